@@ -91,7 +91,7 @@ var floors = []floor{
 		"pkg/deadletter":  "engine notify api log history setting",
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
 		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",
-		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",
+		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile setting",
 		"pkg/web":         "notify api term",
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
 		"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant

@@ -18,6 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Kinds of files, and the folders they are in.
@@ -38,14 +39,12 @@ type Config struct {
 	History History
 	Status  engine.Status
 	Meta    engine.Meta
-	// Every is how often files are written. Default 1 h.
-	Every time.Duration
-	// After is how old an outcome's record must be. Default 24 h; below the
-	// retention of history.
-	After time.Duration
+	// Every is how often files are written.
+	Every time.Duration `default:"1h"`
+	// After is how old an outcome's record must be; below the retention of history.
+	After time.Duration `default:"24h"`
 	// Wait is how long what has aged out is kept for an archive that is behind.
-	// Default 7 days.
-	Wait time.Duration
+	Wait time.Duration `default:"168h"`
 	// Bucket takes the files over: they leave Dir once they are there. nil: they
 	// stay in Dir.
 	Bucket Bucket
@@ -53,7 +52,7 @@ type Config struct {
 	Written func(kind string, lines int)
 	// Failed is told of each run that ended with an error. May be nil.
 	Failed func(error)
-	Logger *slog.Logger
+	Logger *slog.Logger `default:"discard"`
 
 	hit func(string) // killpoint.Hit, or a test's
 }
@@ -108,14 +107,7 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if cfg.Dir == "" || cfg.Letters == nil || cfg.Callers == nil || cfg.History == nil || cfg.Status == nil || cfg.Meta == nil {
 		return nil, errors.New("archive: Dir, Letters, Callers, History, Status and Meta are required")
 	}
-	for d, v := range map[*time.Duration]time.Duration{&cfg.Every: time.Hour, &cfg.After: 24 * time.Hour, &cfg.Wait: 7 * 24 * time.Hour} {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg = setting.Fill(cfg)
 	if cfg.hit == nil {
 		cfg.hit = killpoint.Hit
 	}
@@ -193,11 +185,7 @@ func (a *Archiver) Run(ctx context.Context) error {
 				a.cfg.Failed(err)
 			}
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !notify.Sleep(ctx, wait) {
 			return nil
 		}
 	}
@@ -244,25 +232,32 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 func (a *Archiver) letters(ctx context.Context, now time.Time) error {
 	to := maps.Clone(a.st.Letters)
 	return a.file(ctx, DeadLetters, now, func(add func(any) error) (*pending, int, error) {
-		for _, caller := range a.cfg.Callers() {
-			for {
-				ds, err := a.cfg.Letters.Feed(ctx, caller, to[caller], 1000)
-				if err != nil {
-					return nil, 0, err
+		err := a.eachLetter(ctx, to, func(d *engine.DeadLetter) error { return add(letter{deadletter.LetterID(d), d}) })
+		return &pending{Letters: to, History: a.st.History}, 0, err
+	})
+}
+
+// eachLetter calls fn with every dead letter behind the places of at, by caller, and
+// moves them on.
+func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func(*engine.DeadLetter) error) error {
+	for _, caller := range a.cfg.Callers() {
+		for {
+			ds, err := a.cfg.Letters.Feed(ctx, caller, at[caller], 1000)
+			if err != nil {
+				return err
+			}
+			if len(ds) == 0 {
+				break
+			}
+			for i := range ds {
+				if err := fn(&ds[i]); err != nil {
+					return err
 				}
-				if len(ds) == 0 {
-					break
-				}
-				for i := range ds {
-					if err := add(letter{deadletter.LetterID(&ds[i]), &ds[i]}); err != nil {
-						return nil, 0, err
-					}
-					to[caller] = ds[i].Seq
-				}
+				at[caller] = ds[i].Seq
 			}
 		}
-		return &pending{Letters: to, History: a.st.History}, 0, nil
-	})
+	}
+	return nil
 }
 
 // letter is a line of a dead letters file; the id of a trigger is its own.

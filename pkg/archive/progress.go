@@ -2,9 +2,11 @@ package archive
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
 )
 
@@ -46,23 +48,16 @@ func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error
 	a.mu.Unlock()
 	bound := now.Add(-a.cfg.Wait).UnixMilli()
 	until, looked := now.UnixMilli(), 0
-	for _, caller := range a.cfg.Callers() {
-		for {
-			ds, err := a.cfg.Letters.Feed(ctx, caller, at[caller], 1000)
-			if err != nil {
-				return 0, err
-			}
-			if len(ds) == 0 {
-				break
-			}
-			for i := range ds {
-				until = min(until, ds[i].Until-1)
-				at[caller] = ds[i].Seq
-			}
-			if looked += len(ds); looked >= purgeLook || until <= bound {
-				return bound, nil
-			}
+	enough := errors.New("enough")
+	err := a.eachLetter(ctx, at, func(d *engine.DeadLetter) error {
+		until = min(until, d.Until-1)
+		if looked++; looked >= purgeLook || until <= bound {
+			return enough
 		}
+		return nil
+	})
+	if errors.Is(err, enough) {
+		return bound, nil
 	}
-	return until, nil
+	return until, err
 }

@@ -2,7 +2,7 @@
 // and hour, from the stores and the log, while the server works. It reports what no
 // longer fits together, and repairs what a report lists.
 //
-// The audit is run.go, chunk.go, suspects.go, schedules.go and triggers.go. A report
+// The audit is run.go, chunk.go, schedules.go and triggers.go. A report
 // (report.go) lists what the audit and find.go find, and apply.go repairs it.
 //
 // # Audit

@@ -7,7 +7,7 @@
 //
 //  1. decode and check the whole body; nothing is stored yet;
 //  2. with a key: reserve it, which freezes everything that decides ids and
-//     chunks (reserve.go);
+//     chunks (package request);
 //  3. campaign, gate, spill buffer, log (store.go);
 //  4. finish the reservation and answer.
 //

@@ -3,10 +3,10 @@ package intake
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/request"
 
@@ -165,26 +165,19 @@ func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fi
 	for code, n := range f.rejects {
 		ev.rejected(m.Caller, code, n)
 	}
-	out := append(make([]byte, 0, 128+128*len(f.rejected)), `{"first_id":"`...)
-	out = append(out, notify.ID{Base: base, Fan: true}.String()...)
-	out = append(out, `","accepted":`...)
-	out = strconv.AppendInt(out, int64(f.accepted), 10)
-	out = append(out, `,"rejected_count":`...)
-	out = strconv.AppendInt(out, int64(f.index)-int64(f.accepted), 10)
-	out = append(out, `,"rejected":[`...)
-	for i, r := range f.rejected {
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = append(out, `{"index":`...)
-		out = strconv.AppendUint(out, uint64(r.index), 10)
-		out = append(out, `,"code":`...)
-		out = request.AppendQuote(out, r.why.code)
-		out = append(out, `,"detail":`...)
-		out = request.AppendQuote(out, r.why.field+": "+r.why.detail)
-		out = append(out, '}')
+	type refused struct {
+		Index  uint32 `json:"index"`
+		Code   string `json:"code"`
+		Detail string `json:"detail"`
 	}
-	return request.Answer{Status: http.StatusCreated, Body: append(out, `]}`...)}, true, nil
+	list := make([]refused, len(f.rejected))
+	for i, r := range f.rejected {
+		list[i] = refused{r.index, r.why.code, r.why.field + ": " + r.why.detail}
+	}
+	body, err := json.Marshal(map[string]any{
+		"first_id": notify.ID{Base: base, Fan: true}.String(), "accepted": f.accepted, "rejected_count": int(f.index) - f.accepted, "rejected": list,
+	})
+	return request.Answer{Status: http.StatusCreated, Body: body}, err == nil, err
 }
 
 type fanHeadJSON struct {

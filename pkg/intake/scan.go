@@ -4,8 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // A hand-written scanner for the one long array of a fan-out. It accepts what
@@ -163,4 +167,198 @@ func topLevel(b []byte, name string) (start int, err error) {
 		}
 		i++
 	}
+}
+
+// The library takes 900 ns for a notification, half of it for the strings it
+// copies, and that was half of a batch's cost. fastNote reads the plain ones in
+// 250 ns: it either reads the body exactly as decodeNote would (FuzzNote), or
+// says no, and then the library decides and names what is wrong.
+
+// Fields of the objects of a notification, for finding duplicates.
+const (
+	fieldChannel = iota
+	fieldCategory
+	fieldTo
+	fieldContent
+	fieldScheduled
+	fieldExpires
+)
+
+// fastNote reads b into n; its strings and slices alias b.
+func fastNote(b []byte, n *note) bool {
+	end, ok := fastNoteAt(b, skipSpace(b, 0), n)
+	return ok && skipSpace(b, end) == len(b)
+}
+
+// fastNoteAt reads the notification that begins at b[i] and returns the position
+// behind it: a batch is then scanned once.
+func fastNoteAt(b []byte, i int, n *note) (end int, ok bool) {
+	*n = note{}
+	var channel, category []byte
+	end, ok = eachMember(b, i, func(key []byte, i int) (field uint, end int, ok bool) {
+		switch string(key) {
+		case "channel":
+			channel, end, ok = fastString(b, i)
+			return fieldChannel, end, ok
+		case "category":
+			category, end, ok = fastString(b, i)
+			return fieldCategory, end, ok
+		case "to":
+			end, ok = fastTo(b, i, n)
+			return fieldTo, end, ok
+		case "content":
+			end, ok = fastContent(b, i, n)
+			return fieldContent, end, ok
+		case "scheduled_at":
+			n.scheduled, end, ok = fastTime(b, i, notBefore)
+			return fieldScheduled, end, ok
+		case "expires_at":
+			n.expires, end, ok = fastTime(b, i, millis)
+			return fieldExpires, end, ok
+		}
+		return 0, 0, false
+	})
+	if !ok {
+		return i, false
+	}
+	var err error
+	n.channel, n.category, err = parseLane(alias(channel), alias(category))
+	return end, err == nil
+}
+
+func fastTo(b []byte, i int, n *note) (int, bool) {
+	return eachMember(b, i, func(key []byte, i int) (field uint, end int, ok bool) {
+		switch string(key) {
+		case "user_id":
+			n.user, end, ok = fastString(b, i)
+			return 0, end, ok
+		case "address":
+			n.address, end, ok = fastString(b, i)
+			return 1, end, ok
+		case "variables":
+			n.vars, end, ok = fastObject(b, i)
+			return 2, end, ok
+		}
+		return 0, 0, false
+	})
+}
+
+func fastContent(b []byte, i int, n *note) (int, bool) {
+	c := &n.content
+	return eachMember(b, i, func(key []byte, i int) (field uint, end int, ok bool) {
+		var to *string
+		switch string(key) {
+		case "title":
+			field, to = 0, &c.Title
+		case "body":
+			field, to = 1, &c.Body
+		case "html":
+			field, to = 2, &c.HTML
+		case "template":
+			field, to = 3, &c.Template
+		case "collapse_key":
+			field, to = 4, &c.CollapseKey
+		case "from":
+			field, to = 5, &c.From
+		case "variables":
+			c.Variables, end, ok = fastObject(b, i)
+			return 6, end, ok
+		case "data":
+			c.Data, end, ok = fastObject(b, i)
+			return 7, end, ok
+		default:
+			return 0, 0, false
+		}
+		s, end, ok := fastString(b, i)
+		*to = alias(s)
+		return field, end, ok
+	})
+}
+
+// eachMember calls fn with the name of every member of the object that starts
+// at b[i] and the position of its value; fn returns the field's number and the
+// position behind the value. false: no such object, or a field comes twice.
+func eachMember(b []byte, i int, fn func(key []byte, i int) (field uint, end int, ok bool)) (end int, ok bool) {
+	if i >= len(b) || b[i] != '{' {
+		return i, false
+	}
+	if i = skipSpace(b, i+1); i < len(b) && b[i] == '}' {
+		return i + 1, true
+	}
+	for had := uint(0); ; {
+		if i = skipSpace(b, i); i >= len(b) || b[i] != '"' {
+			return i, false
+		}
+		start := i + 1
+		// A name ends at its quote: one that is none of ours, of escapes too, is
+		// the library's.
+		for i = start; i < len(b) && b[i] != '"'; i++ {
+		}
+		if i == len(b) {
+			return i, false
+		}
+		key := b[start:i]
+		if i++; i == len(b) || b[i] != ':' {
+			if i = skipSpace(b, i); i >= len(b) || b[i] != ':' {
+				return i, false
+			}
+		}
+		field, end, ok := fn(key, skipSpace(b, i+1))
+		if !ok || had&(1<<field) != 0 {
+			return i, false
+		}
+		had |= 1 << field
+		if i = skipSpace(b, end); i < len(b) && b[i] == '}' {
+			return i + 1, true
+		}
+		if i >= len(b) || b[i] != ',' {
+			return i, false
+		}
+		i++
+	}
+}
+
+func isNull(b []byte, i int) bool { return i+4 <= len(b) && string(b[i:i+4]) == "null" }
+
+func fastString(b []byte, i int) (s []byte, end int, ok bool) {
+	if isNull(b, i) {
+		return nil, i + 4, true
+	}
+	if i >= len(b) || b[i] != '"' {
+		return nil, i, false
+	}
+	s, end, err := stringAt(b, i)
+	return s, end, err == nil
+}
+
+// fastObject reads an object that lies two values deep.
+func fastObject(b []byte, i int) (v []byte, end int, ok bool) {
+	if isNull(b, i) {
+		return nil, i + 4, true
+	}
+	if i >= len(b) || b[i] != '{' {
+		return nil, i, false
+	}
+	if end, ok = skipValue(b, i); !ok {
+		return nil, i, false
+	}
+	v = b[i:end:end]
+	return v, end, request.Nesting(v)+2 <= request.MaxDepth && checkValue(v) == nil
+}
+
+func fastTime(b []byte, i int, in func(*time.Time) int64) (ms int64, end int, ok bool) {
+	if isNull(b, i) {
+		return 0, i + 4, true
+	}
+	if i >= len(b) || b[i] != '"' {
+		return 0, i, false
+	}
+	if end, ok = skipString(b, i); !ok {
+		return 0, i, false
+	}
+	var t time.Time
+	if json.Unmarshal(b[i:end], &t) != nil {
+		return 0, i, false
+	}
+	return in(&t), end, true
 }
