@@ -165,6 +165,15 @@ type Job struct {
 	Updated  int64          `json:"updated_ms"`
 }
 
+// JobChanges are what an operator can do with a job, by its state.
+var JobChanges = map[string][]string{
+	"waiting": {"approve", "cancel"},
+	"running": {"pause", "cancel"},
+	"paused":  {"resume", "cancel"},
+	"stopped": {"resume", "cancel"},
+	"failed":  {"resume", "cancel"},
+}
+
 // Outcomes are what became of the letters that a replay sent, as far as the job looked:
 // it follows at most 2,000 at a time.
 type Outcomes struct {

@@ -187,14 +187,7 @@ func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 // until ctx ends. It tells told of each time: of the findings and of the repairs
 // by class. What failed is tried again the next time.
 func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told func(found, mended map[string]int, err error)) error {
-	t := time.NewTicker(interval)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return nil
-		}
+	for notify.Sleep(ctx, interval) {
 		rep, err := a.Triggers(ctx)
 		var mended map[string]int
 		if err == nil {
@@ -204,6 +197,7 @@ func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told
 			told(rep.Counts, mended, err)
 		}
 	}
+	return nil
 }
 
 // Mend repairs what is still so of findings of triggers, and counts by class what it

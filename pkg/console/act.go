@@ -94,7 +94,7 @@ func (m *model) refusal(h paint.Hint) string {
 		}
 	case tabJobs:
 		verb := verbs[m.tab][h[0]]
-		if j := m.job(key); j != nil && !slices.Contains(jobMay[j.State], verb) {
+		if j := m.job(key); j != nil && !slices.Contains(api.JobChanges[j.State], verb) {
 			return "a job that is " + j.State + " cannot be told to " + verb
 		}
 	case tabCircuits:
@@ -211,16 +211,6 @@ func (m *model) changeJob(id, change string) {
 			return "job " + id + " is " + j.State, err
 		},
 	})
-}
-
-// jobMay is what a job in a state can be told: what the server would refuse is
-// not offered.
-var jobMay = map[string][]string{
-	"waiting": {"approve", "cancel"},
-	"running": {"pause", "cancel"},
-	"paused":  {"resume", "cancel"},
-	"stopped": {"resume", "cancel"},
-	"failed":  {"resume", "cancel"},
 }
 
 func (m *model) changeCircuit(name, verb string) {

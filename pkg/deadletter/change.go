@@ -30,17 +30,13 @@ const (
 // Changes are all of them.
 var Changes = []Change{Pause, Resume, Cancel, Approve}
 
-// steps say of each change in which states it is possible, what the state is then, and
-// what is said where it is not.
-var steps = map[Change]struct {
-	from  []string
-	to    string
-	whyNo string
-}{
-	Pause:   {[]string{JobRunning}, JobPaused, "only a running one can be paused"},
-	Resume:  {[]string{JobPaused, JobStopped, JobFailed}, JobRunning, "only a paused, stopped or failed one can be resumed"},
-	Cancel:  {[]string{JobWaiting, JobRunning, JobPaused, JobStopped, JobFailed}, JobCancelled, "it is over"},
-	Approve: {[]string{JobWaiting}, JobRunning, "it waits for no approval"},
+// steps say of each change what the state is then, and what is said where the job's
+// state does not allow it (api.JobChanges).
+var steps = map[Change]struct{ to, whyNo string }{
+	Pause:   {JobPaused, "only a running one can be paused"},
+	Resume:  {JobRunning, "only a paused, stopped or failed one can be resumed"},
+	Cancel:  {JobCancelled, "it is over"},
+	Approve: {JobRunning, "it waits for no approval"},
 }
 
 // next returns the next state, or the error of one that is not possible.
@@ -49,7 +45,7 @@ func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	switch {
 	case !ok:
 		return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
-	case !slices.Contains(step.from, j.State):
+	case !slices.Contains(api.JobChanges[j.State], string(c)):
 		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + step.whyNo}
 	case c == Approve && by.Caller == spec.By:
 		return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "another operator than " + spec.By + ", who made it, must approve it"}

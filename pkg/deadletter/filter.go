@@ -123,6 +123,25 @@ func (m *Matcher) Matches(ctx context.Context, d *engine.DeadLetter) (bool, erro
 	return m.selects(ctx, d)
 }
 
+// walk calls fn with the letters up to a place in the index that a filter selects, of
+// those that of is true of: only about them an expression is asked.
+func walk(ctx context.Context, letters engine.DeadLetters, f *api.LetterFilter, upTo uint64, of func(*engine.DeadLetter) bool, fn func(*engine.DeadLetter) error) error {
+	m, err := NewMatcher(f)
+	if err != nil {
+		return err
+	}
+	return letters.Walk(ctx, 0, upTo, func(d *engine.DeadLetter) error {
+		if !of(d) {
+			return nil
+		}
+		ok, err := m.Matches(ctx, d)
+		if err != nil || !ok {
+			return err
+		}
+		return fn(d)
+	})
+}
+
 // LetterID is the id of what failed: of a notification, or of a trigger.
 func LetterID(d *engine.DeadLetter) string {
 	if d.Channel == ChannelTrigger {
@@ -153,10 +172,6 @@ type group struct{ channel, provider, class, code, template string }
 // Top reads the index once. Of more than 10,000 ways to fail those met first are
 // counted one by one.
 func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.LetterTop, error) {
-	match, err := NewMatcher(&f)
-	if err != nil {
-		return api.LetterTop{}, err
-	}
 	upTo, err := m.cfg.Letters.Last(ctx)
 	if err != nil {
 		return api.LetterTop{}, err
@@ -165,11 +180,7 @@ func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.Le
 	hour := time.Hour.Milliseconds()
 	groups := map[group]*api.LetterGroup{}
 	out := api.LetterTop{States: map[string]int{}, Channels: map[string]int{}, Callers: map[string]int{}}
-	err = m.cfg.Letters.Walk(ctx, 0, upTo, func(d *engine.DeadLetter) error {
-		ok, err := match.Matches(ctx, d)
-		if err != nil || !ok {
-			return err
-		}
+	err = walk(ctx, m.cfg.Letters, &f, upTo, func(*engine.DeadLetter) bool { return true }, func(d *engine.DeadLetter) error {
 		out.Total++
 		count(out.States, d.State)
 		count(out.Channels, d.Channel)

@@ -169,10 +169,6 @@ func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
 			return nil, err
 		}
 	}
-	m, err := NewMatcher(&spec.Filter)
-	if err != nil {
-		return nil, err
-	}
 	s := &set{plan: api.Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
 	for _, k := range []string{"class", "caller", "channel", "provider", "template", "code"} {
 		s.plan.Counts[k] = map[string]int{}
@@ -186,14 +182,8 @@ func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
 	collapse := spec.Collapse == CollapseLatest
 	latest := map[uint64]int{} // by user, channel and template: place in entries
 	codes := map[int]string{}  // by place in entries: the code under which Unreach counted it; a later letter may collapse it
-	err = p.letters.Walk(ctx, 0, spec.UpTo, func(d *engine.DeadLetter) error {
-		if !selectable(&spec, d) {
-			return nil
-		}
-		ok, err := m.Matches(ctx, d)
-		if err != nil || !ok {
-			return err
-		}
+	mine := func(d *engine.DeadLetter) bool { return selectable(&spec, d) }
+	err := walk(ctx, p.letters, &spec.Filter, spec.UpTo, mine, func(d *engine.DeadLetter) error {
 		if s.plan.Entries++; s.plan.Entries > most {
 			return notify.Invalid("too_many", "filter", fmt.Sprintf("it selects more than %d: narrow it", most))
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Drainer moves spilled records into the log once it is back, in the order
@@ -26,8 +27,6 @@ type Drainer struct {
 
 // Run drains until ctx ends, and returns nil then.
 func (d *Drainer) Run(ctx context.Context) error {
-	every := time.NewTicker(or(d.Every, 100*time.Millisecond))
-	defer every.Stop()
 	log := d.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -44,10 +43,8 @@ func (d *Drainer) Run(ctx context.Context) error {
 			log.Info("spill buffer drained", slog.Int("records", n))
 		}
 		failing = err != nil
-		select {
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, or(d.Every, 100*time.Millisecond)) {
 			return nil
-		case <-every.C:
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Asked knows which callers are told of every end of their notifications. What it
@@ -66,21 +67,15 @@ func wants(c *engine.Caller) bool {
 
 // Run reads the callers until ctx ends, and returns nil then.
 func (a *Asked) Run(ctx context.Context) error {
-	t := time.NewTicker(a.every)
-	defer t.Stop()
 	failing := false
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return nil
-		}
+	for notify.Sleep(ctx, a.every) {
 		err := a.Load(ctx)
 		if err != nil && !failing && ctx.Err() == nil {
 			a.log.Warn("callers cannot be read; who is told of outcomes stays as it was", "err", err)
 		}
 		failing = err != nil
 	}
+	return nil
 }
 
 // Watch returns callers whose Put binds before it returns.

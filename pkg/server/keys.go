@@ -110,12 +110,16 @@ func parsePEM(data []byte) (keySet, error) {
 		if block, data = pem.Decode(data); block == nil {
 			break
 		}
-		pub, err := publicOf(block)
+		key, err := parseBlock(block)
 		if err != nil {
 			return nil, err
 		}
-		if pub == nil {
+		if key == nil {
 			continue
+		}
+		pub := key
+		if private, ok := key.(crypto.Signer); ok {
+			pub = private.Public()
 		}
 		alg := algorithm(pub)
 		if alg == "" {
@@ -133,49 +137,28 @@ func parsePEM(data []byte) (keySet, error) {
 	return ks, nil
 }
 
-func publicOf(block *pem.Block) (any, error) {
+// parseBlock returns the public or private key of a block; nil for one of another kind,
+// "EC PARAMETERS" and such.
+func parseBlock(block *pem.Block) (any, error) {
 	switch block.Type {
 	case "PUBLIC KEY":
 		return x509.ParsePKIXPublicKey(block.Bytes)
 	case "RSA PUBLIC KEY":
 		return x509.ParsePKCS1PublicKey(block.Bytes)
+	case "PRIVATE KEY":
+		return x509.ParsePKCS8PrivateKey(block.Bytes)
+	case "EC PRIVATE KEY":
+		return x509.ParseECPrivateKey(block.Bytes)
+	case "RSA PRIVATE KEY":
+		return x509.ParsePKCS1PrivateKey(block.Bytes)
 	case "CERTIFICATE":
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
 			return nil, err
 		}
 		return cert.PublicKey, nil
-	case "PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY":
-		priv, err := parsePrivate(block)
-		if err != nil {
-			return nil, err
-		}
-		return priv.Public(), nil
 	}
-	return nil, nil // "EC PARAMETERS" and such
-}
-
-func parsePrivate(block *pem.Block) (crypto.Signer, error) {
-	var key any
-	var err error
-	switch block.Type {
-	case "PRIVATE KEY":
-		key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
-	case "EC PRIVATE KEY":
-		key, err = x509.ParseECPrivateKey(block.Bytes)
-	case "RSA PRIVATE KEY":
-		key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
-	default:
-		return nil, fmt.Errorf("PEM block %q is no private key", block.Type)
-	}
-	if err != nil {
-		return nil, err
-	}
-	signer, ok := key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("a %T cannot sign", key)
-	}
-	return signer, nil
+	return nil, nil
 }
 
 // thumbprint is the key's id where nobody named it (RFC 7638).
@@ -273,8 +256,6 @@ func (j *jwks) update(ctx context.Context) error {
 // run fetches the set at once and then every refresh, until ctx ends. report
 // is told of each failure.
 func (j *jwks) run(ctx context.Context, report func(error)) error {
-	ticker := time.NewTicker(j.refresh)
-	defer ticker.Stop()
 	for {
 		if err := j.update(ctx); err != nil {
 			return nil // ctx ended
@@ -285,9 +266,7 @@ func (j *jwks) run(ctx context.Context, report func(error)) error {
 		if err != nil {
 			report(err)
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, j.refresh) {
 			return nil
 		}
 	}

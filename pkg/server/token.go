@@ -73,14 +73,13 @@ func NewSigner(data []byte) (*Signer, error) {
 		if block, rest = pem.Decode(rest); block == nil {
 			break
 		}
-		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
-			continue
-		}
-		key, err := parsePrivate(block)
+		key, err := parseBlock(block)
 		if err != nil {
 			return nil, err
 		}
-		return signerOf(key)
+		if private, ok := key.(crypto.Signer); ok {
+			return signerOf(private)
+		}
 	}
 	secret := bytes.TrimSpace(data)
 	if bytes.HasPrefix(secret, []byte("-----BEGIN")) || len(secret) < minSecret {

@@ -35,19 +35,7 @@ type reportLine struct {
 }
 
 // Changes are what can be done with the job in its state.
-func (b *jobBody) Changes() []string { return changesOf(b.Job.State) }
-
-func changesOf(state string) []string {
-	switch state {
-	case "waiting":
-		return []string{"approve", "cancel"}
-	case "running":
-		return []string{"pause", "cancel"}
-	case "paused", "stopped", "failed":
-		return []string{"resume", "cancel"}
-	}
-	return nil
-}
+func (b *jobBody) Changes() []string { return api.JobChanges[b.Job.State] }
 
 // Filter of the job as a command's flags.
 func (b *jobBody) Filter() string {
