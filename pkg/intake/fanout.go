@@ -170,13 +170,16 @@ func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fi
 		Code   string `json:"code"`
 		Detail string `json:"detail"`
 	}
-	list := make([]refused, len(f.rejected))
+	out := struct {
+		FirstID  string    `json:"first_id"`
+		Accepted int       `json:"accepted"`
+		Refused  int       `json:"rejected_count"`
+		Rejected []refused `json:"rejected"`
+	}{notify.ID{Base: base, Fan: true}.String(), f.accepted, int(f.index) - f.accepted, make([]refused, len(f.rejected))}
 	for i, r := range f.rejected {
-		list[i] = refused{r.index, r.why.code, r.why.field + ": " + r.why.detail}
+		out.Rejected[i] = refused{r.index, r.why.code, r.why.field + ": " + r.why.detail}
 	}
-	body, err := json.Marshal(map[string]any{
-		"first_id": notify.ID{Base: base, Fan: true}.String(), "accepted": f.accepted, "rejected_count": int(f.index) - f.accepted, "rejected": list,
-	})
+	body, err := json.Marshal(&out)
 	return request.Answer{Status: http.StatusCreated, Body: body}, err == nil, err
 }
 

@@ -22,7 +22,7 @@ func createTriggers(d *Deps) send { return d.Triggers.RegisterBatch }
 // scope of keys, so that the same key may be used on two routes.
 func sends(to func(*Deps) send) handler {
 	return func(x *exchange) error {
-		name := x.route.method + " " + x.route.path
+		name := x.r.Pattern // of ServeMux: "POST /v1/triggers"
 		span := x.srv.deps.Tracer.Request(name, trace.FromHeader(x.r.Header), x.start)
 		defer span.End()
 		err := sendTraced(x, name, &span, to(&x.srv.deps))
