@@ -88,7 +88,8 @@ func getCampaign(x *exchange) (out api.Summary, err error) {
 	if err := addCancel(x, &out, c.ID); err != nil {
 		return out, err
 	}
-	return out, summarise(x, &out, slices.Clip(c.Bases))
+	err = summarise(x, &out, slices.Clip(c.Bases))
+	return out, err
 }
 
 // setCampaign pauses a campaign, lets it go on, or changes its rate.
@@ -263,7 +264,8 @@ func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	if err := addCancel(x, &out, out.NotificationID, e.Campaign); err != nil {
 		return out, err
 	}
-	return out, summarise(x, &out, []notify.Base{first.ID.Base})
+	err := summarise(x, &out, []notify.Base{first.ID.Base})
+	return out, err
 }
 
 // addCancel notes the earliest cancellation of these scopes.

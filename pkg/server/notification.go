@@ -50,7 +50,7 @@ func findNotification(x *exchange, raw string) (k known, fanout bool, err error)
 		}
 		fanout = true
 	case !id.Fan && err != nil && missing(err):
-		if k.found, err = firstReceiver(x, ctx, id.Base); err != nil {
+		if k.found, err = firstReceiver(x, id.Base); err != nil {
 			if missing(err) {
 				return waitingOr(x, id, err)
 			}
@@ -107,9 +107,9 @@ func (k *known) fold() {
 }
 
 // firstReceiver returns the first receiver of a fan-out request.
-func firstReceiver(x *exchange, ctx context.Context, base notify.Base) (f engine.Found, err error) {
+func firstReceiver(x *exchange, base notify.Base) (f engine.Found, err error) {
 	found := errors.New("found")
-	err = x.srv.deps.History.Each(ctx, base, func(each *engine.Found) error {
+	err = x.srv.deps.History.Each(x.r.Context(), base, func(each *engine.Found) error {
 		f = *each
 		return found
 	})
