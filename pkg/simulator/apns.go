@@ -15,17 +15,12 @@ import (
 
 // apnsServer is the provider API of APNs: POST /3/device/{token}.
 type apnsServer struct {
-	sim     *Simulator
-	tokens  *tokenChecker
-	devices *window // nil: no limit
+	sim    *Simulator
+	tokens *tokenChecker
 }
 
 func newAPNs(s *Simulator) *apnsServer {
-	a := &apnsServer{sim: s, tokens: newTokenChecker(s)}
-	if s.cfg.APNs.PerDevice > 0 {
-		a.devices = newWindow(uint64(s.cfg.APNs.PerDevice), time.Minute, 0)
-	}
-	return a
+	return &apnsServer{sim: s, tokens: newTokenChecker(s)}
 }
 
 // apnsReasons are the reasons of the error table with their statuses.
@@ -115,9 +110,6 @@ func (a *apnsServer) check(r *http.Request, body []byte) (token, reason string) 
 		return token, "MissingDeviceToken"
 	case !isDeviceToken(token):
 		return token, "BadDeviceToken"
-	}
-	if a.devices != nil && !a.devices.take(token, 1, a.sim.now()) {
-		return token, "TooManyRequests"
 	}
 	return token, ""
 }

@@ -138,18 +138,11 @@ func TestAPNsLimits(t *testing.T) {
 	t.Parallel()
 	var clock atomic.Int64
 	clock.Store(time.Now().UnixNano())
-	s := start(t, Config{Now: func() time.Time { return time.Unix(0, clock.Load()) }, APNs: APNsConfig{PerDevice: 2}})
+	s := start(t, Config{Now: func() time.Time { return time.Unix(0, clock.Load()) }})
 	tok := "bearer " + providerToken(t, s.Credentials().APNs, s.now())
 	c := client(t, s, "h2")
-	var got []int
-	for range 3 {
-		got = append(got, do(t, c, push(t, s, DeviceToken(1), "", "Authorization", tok)).status)
-	}
-	got = append(got, do(t, c, push(t, s, DeviceToken(2), "", "Authorization", tok)).status)
-	clock.Add(int64(time.Minute))
-	got = append(got, do(t, c, push(t, s, DeviceToken(1), "", "Authorization", tok)).status)
-	if fmt.Sprint(got) != "[200 200 429 200 200]" {
-		t.Errorf("per device: %v", got)
+	if r := do(t, c, push(t, s, DeviceToken(1), "", "Authorization", tok)); r.status != 200 {
+		t.Errorf("%+v", r)
 	}
 
 	// A second provider token within 20 minutes blocks the connection for the first as well.

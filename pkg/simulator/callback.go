@@ -32,12 +32,8 @@ const (
 
 func newCallbacks(s *Simulator) *callbackServer {
 	c := &callbackServer{s: s, ledger: newCallLedger(s.cfg.Callback.Keep)}
-	// Both are known to be secrets: one was made here, Config.validate has seen the other.
-	_ = c.setSecret(s.keys.creds.CallbackSecret)
+	_ = c.setSecret(s.keys.creds.CallbackSecret) // it was made here
 	c.strict.Store(false)
-	if s.cfg.Callback.Secret != "" {
-		_ = c.setSecret(s.cfg.Callback.Secret)
-	}
 	return c
 }
 

@@ -43,7 +43,10 @@ func callback(t testing.TB, s *Simulator, path, id string, attempt int) *http.Re
 func TestCallbackLedger(t *testing.T) {
 	t.Parallel()
 	now := time.Now().Truncate(time.Millisecond)
-	s := start(t, Config{Now: func() time.Time { return now }, Callback: CallbackConfig{Secret: callbackSecret}})
+	s := start(t, Config{Now: func() time.Time { return now }})
+	if err := s.calls.setSecret(callbackSecret); err != nil {
+		t.Fatal(err)
+	}
 	c := client(t, s, "h1")
 	due := func(late time.Duration) string { return "/a?due=" + strconv.FormatInt(now.Add(-late).UnixMilli(), 10) }
 

@@ -29,9 +29,6 @@ type Config struct {
 
 	Callback CallbackConfig
 
-	// OAuthLatency is that of FCM's token endpoint. Default: none.
-	OAuthLatency Latency
-
 	// ControlAddr is where the control API and the inbox listen, in plain HTTP.
 	ControlAddr string `default:"127.0.0.1:0"`
 
@@ -56,16 +53,12 @@ type Config struct {
 // APNsConfig configures the APNs server.
 type APNsConfig struct {
 	Addr    string `default:"127.0.0.1:0"`
-	KeyPEM  string // PKCS #8 P-256 key of the provider token; default from the seed
-	KeyID   string // default from the seed
-	TeamID  string // default from the seed
 	Topic   string `default:"com.example.notifyd"` // bundle id; its suffixes are accepted too
 	Streams int    `default:"1000" min:"1"`        // MAX_CONCURRENT_STREAMS of a connection
 	// FirstStreams is what a connection may have until a provider token of it was
 	// accepted, as APNs begins with one. 0: Streams.
 	FirstStreams int           `min:"0"`
 	Latency      Latency       // default none
-	PerDevice    int           `min:"0"`                // notifications a device takes per minute, then 429; 0: no limit
 	TokenTTL     time.Duration `default:"1h" above:"0"` // age at which a provider token has expired
 
 	// TokenFloor is the least time between two provider tokens on a connection;
@@ -77,7 +70,6 @@ type APNsConfig struct {
 // FCMConfig configures the FCM server and its token endpoint, on one port.
 type FCMConfig struct {
 	Addr      string        `default:"127.0.0.1:0"`
-	KeyPEM    string        // PKCS #8 RSA key of the service account; default from the seed
 	Project   string        `default:"notifyd-dev"`
 	Streams   int           `default:"100" min:"1"` // of an HTTP/2 connection
 	Latency   Latency       // default none
@@ -97,32 +89,19 @@ type TwilioConfig struct {
 	// RetryAfter is sent with those 429s, rounded up to seconds. 0: the header is
 	// left out, as in Twilio's documentation.
 	RetryAfter time.Duration `min:"0"`
-
-	// SenderMPS is how many segments a second a sender hands to the network; a
-	// queue of more than 10 h is refused with 21611, and a message that would wait
-	// longer than its ValidityPeriod fails with 30036. 0: no limit.
-	SenderMPS float64 `min:"0"`
 }
 
 // SendGridConfig configures the SendGrid server.
 type SendGridConfig struct {
-	Addr       string        `default:"127.0.0.1:0"`
-	APIKey     string        // default from the seed
-	Pools      []string      `default:"pool-1,pool-2,pool-3,pool-4"` // names of the IP pools
-	Latency    Latency       // default none
-	RateLimit  int           `min:"0"` // requests a pool takes per RateWindow, then 429; 0: no limit
-	RateWindow time.Duration `default:"1s" above:"0"`
+	Addr    string   `default:"127.0.0.1:0"`
+	Pools   []string `default:"pool-1,pool-2,pool-3,pool-4"` // names of the IP pools
+	Latency Latency  // default none
 }
 
 // CallbackConfig configures the receiver of triggers.
 type CallbackConfig struct {
 	Addr    string  `default:"127.0.0.1:0"` // plain HTTP
 	Latency Latency // default none
-
-	// Secret is what calls must be signed with, whsec_ and base64 (Standard
-	// Webhooks); the control API changes it. Empty: that of the credentials, and
-	// calls that are not signed well are only counted.
-	Secret string
 
 	// Keep is how many triggers the ledger of calls remembers, the oldest
 	// forgotten first. Each takes about 200 bytes.
@@ -175,8 +154,7 @@ func (c Config) validate() error {
 		l     Latency
 	}{
 		{"apns.latency", c.APNs.Latency}, {"fcm.latency", c.FCM.Latency}, {"twilio.latency", c.Twilio.Latency},
-		{"sendgrid.latency", c.SendGrid.Latency}, {"oauth_latency", c.OAuthLatency},
-		{"callback.latency", c.Callback.Latency},
+		{"sendgrid.latency", c.SendGrid.Latency}, {"callback.latency", c.Callback.Latency},
 	} {
 		if err := l.l.validate(l.field); err != nil {
 			return err
@@ -186,9 +164,6 @@ func (c Config) validate() error {
 		setting.Err("simulator", &c), setting.Err("apns", &c.APNs), setting.Err("fcm", &c.FCM),
 		setting.Err("twilio", &c.Twilio), setting.Err("sendgrid", &c.SendGrid), setting.Err("callback", &c.Callback),
 	); err != nil {
-		return err
-	}
-	if _, err := parseSecret(c.Callback.Secret); err != nil {
 		return err
 	}
 	return c.Receipts.validate()

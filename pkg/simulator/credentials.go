@@ -71,11 +71,11 @@ type keyring struct {
 func newKeyring(s seed, c Config) (*keyring, error) {
 	k := &keyring{access: s.derive("access tokens"), accounts: map[string]*TwilioAccount{}}
 	var err error
-	if k.apns, err = keyOr(c.APNs.KeyPEM, func() (*ecdsa.PrivateKey, error) { return s.ec("apns") }); err != nil {
-		return nil, notify.Invalid("bad_key", "apns.key_pem", err.Error())
+	if k.apns, err = s.ec("apns"); err != nil {
+		return nil, err
 	}
-	if k.fcm, err = keyOr(c.FCM.KeyPEM, func() (*rsa.PrivateKey, error) { return s.rsa("fcm") }); err != nil {
-		return nil, notify.Invalid("bad_key", "fcm.key_pem", err.Error())
+	if k.fcm, err = s.rsa("fcm"); err != nil {
+		return nil, err
 	}
 	if k.webhook, err = s.ec("sendgrid webhook"); err != nil {
 		return nil, err
@@ -89,14 +89,14 @@ func newKeyring(s seed, c Config) (*keyring, error) {
 	}
 	k.creds.APNs = APNsCredentials{
 		KeyPEM: apnsPEM, Topic: c.APNs.Topic,
-		KeyID: orString(c.APNs.KeyID, s.code("apns key", 10)), TeamID: orString(c.APNs.TeamID, s.code("apns team", 10)),
+		KeyID: s.code("apns key", 10), TeamID: s.code("apns team", 10),
 	}
 	der, err := x509.MarshalPKIXPublicKey(&k.webhook.PublicKey)
 	if err != nil {
 		return nil, err
 	}
 	k.creds.SendGrid = SendGridCredentials{
-		APIKey: orString(c.SendGrid.APIKey, s.apiKey()), Pools: slices.Clone(c.SendGrid.Pools),
+		APIKey: s.apiKey(), Pools: slices.Clone(c.SendGrid.Pools),
 		WebhookPublicKey: base64.StdEncoding.EncodeToString(der),
 	}
 	secret := s.derive("callback secret")

@@ -130,27 +130,6 @@ func prime(src *randv2.ChaCha8) *big.Int {
 	}
 }
 
-// keyOr reads a PKCS #8 key from text, or takes derive's when there is none.
-func keyOr[K crypto.Signer](text string, derive func() (K, error)) (K, error) {
-	if text == "" {
-		return derive()
-	}
-	var none K
-	block, _ := pem.Decode([]byte(text))
-	if block == nil {
-		return none, errors.New("is not PEM")
-	}
-	k, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return none, err
-	}
-	key, ok := k.(K)
-	if !ok {
-		return none, fmt.Errorf("is a %T", k)
-	}
-	return key, nil
-}
-
 func pkcs8(k crypto.Signer) (string, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(k)
 	if err != nil {

@@ -33,8 +33,6 @@ func (r *receipts) sms(m *sms, rule *Rule) {
 	}
 	code := ""
 	switch {
-	case m.queued > m.validity():
-		code = "30036"
 	case rule != nil:
 		code = rule.Code
 	case r.draw() < cfg.Undelivered:
@@ -50,10 +48,7 @@ func (r *receipts) sms(m *sms, rule *Rule) {
 	}
 	now := time.Now()
 	delay := cfg.Delay.at(r.draw())
-	if status == "failed" {
-		m.queued = min(m.queued, m.validity())
-	}
-	final := &receipt{due: now.Add(m.queued + delay), sms: &smsReceipt{m: m, status: status, code: code}}
+	final := &receipt{due: now.Add(delay), sms: &smsReceipt{m: m, status: status, code: code}}
 	if r.draw() < cfg.Duplicates {
 		final.sms.next = &receipt{due: final.due, sms: &smsReceipt{m: m, status: status, code: code}}
 	}
@@ -61,7 +56,7 @@ func (r *receipts) sms(m *sms, rule *Rule) {
 		r.push(final)
 		return
 	}
-	r.push(&receipt{due: now.Add(m.queued + delay/2), sms: &smsReceipt{m: m, status: "sent", next: final}})
+	r.push(&receipt{due: now.Add(delay / 2), sms: &smsReceipt{m: m, status: "sent", next: final}})
 }
 
 func (s *smsReceipt) post(token string) post {

@@ -17,16 +17,11 @@ import (
 // mailServer is SendGrid v3: POST /v3/mail/send.
 type mailServer struct {
 	sim  *Simulator
-	rate *window // per pool; nil: no limit
 	sent atomic.Uint64
 }
 
 func newMail(s *Simulator) *mailServer {
-	m := &mailServer{sim: s}
-	if s.cfg.SendGrid.RateLimit > 0 {
-		m.rate = newWindow(uint64(s.cfg.SendGrid.RateLimit), s.cfg.SendGrid.RateWindow, 0)
-	}
-	return m
+	return &mailServer{sim: s}
 }
 
 func (m *mailServer) routes() http.Handler {
@@ -182,28 +177,14 @@ func (m *mailServer) answer(r *http.Request, q *mailRequest, bad error, size int
 		return mailError(http.StatusRequestEntityTooLarge, "The JSON payload you have included in your request is too large.", "")
 	}
 	a := answer{status: http.StatusAccepted, header: http.Header{"X-Message-Id": {id}}}
-	if m.rate != nil && !m.rate.take(q.IPPool, 1, now) {
-		a = mailError(http.StatusTooManyRequests, "too many requests", "")
-	} else if bad != nil {
+	if bad != nil {
 		a = mailError(http.StatusBadRequest, "Bad Request", "")
 	} else if field, msg := m.check(q, now); msg != "" {
 		a = mailError(http.StatusBadRequest, msg, field)
 	} else if q.MailSettings.SandboxMode.Enable {
 		a = answer{status: http.StatusOK, header: http.Header{}}
 	}
-	if m.rate != nil {
-		left, end := m.rate.left(q.IPPool, now)
-		setRateLimit(a.header, m.sim.cfg.SendGrid.RateLimit, left, end)
-	}
 	return a
-}
-
-// setRateLimit spells the headers as SendGrid does, which is not Go's canonical
-// form; over HTTP/1.1 a client sees the difference.
-func setRateLimit(h http.Header, limit int, left uint64, reset time.Time) {
-	h["X-RateLimit-Limit"] = []string{strconv.Itoa(limit)}
-	h["X-RateLimit-Remaining"] = []string{strconv.FormatUint(left, 10)}
-	h["X-RateLimit-Reset"] = []string{strconv.FormatInt(reset.Add(time.Second-1).Unix(), 10)}
 }
 
 // check returns the first rule the request breaks, and where.
@@ -276,7 +257,10 @@ func (m *mailServer) fault(r *Rule, now time.Time) answer {
 	}
 	a := mailError(r.Status, msg, "")
 	if d := r.retryAfter(now); r.Status == http.StatusTooManyRequests && d > 0 {
-		setRateLimit(a.header, max(1, m.sim.cfg.SendGrid.RateLimit), 0, now.Add(d))
+		// Spelled as SendGrid does, which is not Go's canonical form; over HTTP/1.1 a
+		// client sees the difference.
+		a.header["X-RateLimit-Limit"], a.header["X-RateLimit-Remaining"] = []string{"1"}, []string{"0"}
+		a.header["X-RateLimit-Reset"] = []string{strconv.FormatInt(now.Add(d+time.Second-1).Unix(), 10)}
 	} else {
 		setRetryAfter(a.header, d)
 	}

@@ -188,8 +188,7 @@ func (s *Simulator) SetLatency(p Provider, l Latency) error {
 func (s *Simulator) resetLatency() {
 	for p, l := range map[Provider]Latency{
 		APNs: s.cfg.APNs.Latency, FCM: s.cfg.FCM.Latency, Twilio: s.cfg.Twilio.Latency,
-		SendGrid: s.cfg.SendGrid.Latency, OAuth: s.cfg.OAuthLatency,
-		Callback: s.cfg.Callback.Latency,
+		SendGrid: s.cfg.SendGrid.Latency, OAuth: {}, Callback: s.cfg.Callback.Latency,
 	} {
 		s.latency[p].Store(&l)
 	}

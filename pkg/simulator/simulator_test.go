@@ -57,10 +57,9 @@ func TestSeed(t *testing.T) {
 		}
 	}
 
-	// Keys that are supplied win over the seed's.
-	g, _ := open(Config{Seed: 8, APNs: APNsConfig{KeyPEM: a.APNs.KeyPEM, KeyID: "KEY", TeamID: "TEAM"}, Twilio: TwilioConfig{Accounts: a.Twilio[:1]}})
-	if g.APNs.KeyPEM != a.APNs.KeyPEM || g.APNs.KeyID != "KEY" || len(g.Twilio) != 1 || g.Twilio[0] != a.Twilio[0] {
-		t.Error("supplied keys were not used")
+	// Accounts that are supplied win over the seed's.
+	if g, _ := open(Config{Seed: 8, Twilio: TwilioConfig{Accounts: a.Twilio[:1]}}); len(g.Twilio) != 1 || g.Twilio[0] != a.Twilio[0] {
+		t.Error("supplied accounts were not used")
 	}
 }
 
@@ -69,7 +68,6 @@ func TestConfigRefused(t *testing.T) {
 	for field, cfg := range map[string]Config{
 		"control_addr":          {ControlAddr: "nowhere"},
 		"apns.latency":          {APNs: APNsConfig{Latency: Lognormal(10, 5)}},
-		"apns.key_pem":          {APNs: APNsConfig{KeyPEM: "x"}},
 		"twilio.n":              {Twilio: TwilioConfig{N: -1}},
 		"twilio.accounts[0]":    {Twilio: TwilioConfig{Accounts: []TwilioAccount{{SID: "AC1"}}}},
 		"receipts":              {Receipts: Receipts{Undelivered: 2}},

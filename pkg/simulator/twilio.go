@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -17,19 +16,15 @@ import (
 // twilioServer is Twilio Programmable Messaging:
 // POST /2010-04-01/Accounts/{sid}/Messages.json.
 type twilioServer struct {
-	sim     *Simulator
-	active  map[string]*atomic.Int64 // requests under way, by account SID
-	sent    atomic.Uint64
-	senders *senderQueues // nil: no limit
+	sim    *Simulator
+	active map[string]*atomic.Int64 // requests under way, by account SID
+	sent   atomic.Uint64
 }
 
 func newTwilio(s *Simulator) *twilioServer {
 	t := &twilioServer{sim: s, active: map[string]*atomic.Int64{}}
 	for sid := range s.keys.accounts {
 		t.active[sid] = new(atomic.Int64)
-	}
-	if s.cfg.Twilio.SenderMPS > 0 {
-		t.senders = &senderQueues{mps: s.cfg.Twilio.SenderMPS, free: map[string]time.Time{}}
 	}
 	return t
 }
@@ -96,7 +91,6 @@ const (
 	twilioMaxBody     = 1600 // characters
 	twilioMaxValidity = 36000
 	twilioMaxURL      = 4000
-	twilioMaxQueue    = 10 * time.Hour
 	twilioMaxForm     = 64 << 10
 )
 
@@ -130,9 +124,6 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 			setRetryAfter(a.header, t.sim.cfg.Twilio.RetryAfter)
 		}
 		a = withConcurrency(a, n)
-	}
-	if a.ok() {
-		a = t.enqueue(m, a)
 	}
 	t.sim.settle(w, r, c, a)
 }
@@ -214,22 +205,6 @@ func validCallback(raw string) bool {
 		u.Hostname() != "" && !strings.Contains(u.Hostname(), "_")
 }
 
-// enqueue gives the message its turn with its sender.
-func (t *twilioServer) enqueue(m *sms, a answer) answer {
-	if t.senders == nil {
-		return a
-	}
-	now := t.sim.now()
-	wait, ok := t.senders.join(orString(m.from, m.service), segments(m.form.Get("Body")), now)
-	if !ok {
-		full := twilioError(21611, 0, "")
-		full.header.Set("Twilio-Concurrent-Requests", a.header.Get("Twilio-Concurrent-Requests"))
-		return full
-	}
-	m.queued = wait
-	return a
-}
-
 func (t *twilioServer) fault(r *Rule, now time.Time) answer {
 	code, err := strconv.Atoi(r.Code)
 	if err != nil {
@@ -257,26 +232,4 @@ func twilioError(code, status int, value string) answer {
 		MoreInfo string `json:"more_info"`
 		Status   int    `json:"status"`
 	}{code, msg, fmt.Sprint("https://www.twilio.com/docs/errors/", code), status})}
-}
-
-// senderQueues hands each sender's segments to the network at a steady rate.
-type senderQueues struct {
-	mps  float64
-	mu   sync.Mutex
-	free map[string]time.Time // when the sender's queue is empty
-}
-
-// join returns how long n segments wait; false when the queue is full.
-func (q *senderQueues) join(sender string, n int, now time.Time) (time.Duration, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	at := q.free[sender]
-	if at.Before(now) {
-		at = now
-	}
-	if at.Sub(now) > twilioMaxQueue {
-		return 0, false
-	}
-	q.free[sender] = at.Add(time.Duration(float64(n) / q.mps * float64(time.Second)))
-	return at.Sub(now), true
 }

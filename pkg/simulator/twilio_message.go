@@ -17,7 +17,6 @@ type sms struct {
 	id                          string // our notification id, from the callback's URL
 	user                        string
 	seq                         uint64
-	queued                      time.Duration // wait for its sender's turn
 }
 
 func newSMS(t *twilioServer, account string, raw []byte) *sms {
@@ -77,15 +76,6 @@ func (m *sms) created(now time.Time) []byte {
 		"date_created": date, "date_updated": date, "date_sent": nil,
 		"uri": uri + ".json", "subresource_uris": map[string]string{"media": uri + "/Media.json"},
 	})
-}
-
-// validity is how long the message may wait in the queue.
-func (m *sms) validity() time.Duration {
-	n, err := strconv.Atoi(m.form.Get("ValidityPeriod"))
-	if err != nil {
-		n = twilioMaxValidity
-	}
-	return time.Duration(n) * time.Second
 }
 
 // gsm7 is the basic GSM 03.38 alphabet; the extension costs two septets.

@@ -148,24 +148,6 @@ func TestTwilioConcurrency(t *testing.T) {
 	c.CloseIdleConnections()
 }
 
-func TestTwilioSenderQueue(t *testing.T) {
-	t.Parallel()
-	q := &senderQueues{mps: 2, free: map[string]time.Time{}}
-	now := time.Unix(1000, 0)
-	for i, want := range []time.Duration{0, 1500 * time.Millisecond, 2 * time.Second} {
-		if got, ok := q.join("a", []int{3, 1, 1}[i], now); !ok || got != want {
-			t.Errorf("%d: %v %v", i, got, ok)
-		}
-	}
-	q.join("a", 2*36001, now)
-	if _, ok := q.join("a", 1, now); ok {
-		t.Error("a queue of more than 10 hours took another")
-	}
-	if _, ok := q.join("b", 1, now); !ok {
-		t.Error("another sender's queue is full")
-	}
-}
-
 func TestSegments(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
