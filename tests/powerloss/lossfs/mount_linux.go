@@ -70,15 +70,22 @@ type server struct {
 }
 
 // node must be called under the disk's lock. A node of before a cut is stale.
-func (s *server) node(id uint64) (*node, fuse.Status) {
+func (s *server) node(id uint64) *node {
 	if id == fuse.FUSE_ROOT_ID {
-		return s.d.root, fuse.OK
+		return s.d.root
 	}
-	n := s.d.nodes[id]
+	return s.d.nodes[id]
+}
+
+// on calls f with a node, under the disk's lock.
+func (s *server) on(id uint64, f func(n *node) fuse.Status) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n := s.node(id)
 	if n == nil {
-		return nil, fuse.Status(syscall.ESTALE)
+		return fuse.Status(syscall.ESTALE)
 	}
-	return n, fuse.OK
+	return f(n)
 }
 
 func (s *server) entry(n *node, out *fuse.EntryOut) {
@@ -104,18 +111,14 @@ func attr(n *node, a *fuse.Attr) {
 }
 
 func (s *server) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	dir, st := s.node(h.NodeId)
-	if !st.Ok() {
-		return st
-	}
-	n := dir.live[name]
-	if n == nil {
-		return fuse.ENOENT
-	}
-	s.entry(n, out)
-	return fuse.OK
+	return s.on(h.NodeId, func(dir *node) fuse.Status {
+		n := dir.live[name]
+		if n == nil {
+			return fuse.ENOENT
+		}
+		s.entry(n, out)
+		return fuse.OK
+	})
 }
 
 func (s *server) Forget(id, lookups uint64) {
@@ -129,108 +132,84 @@ func (s *server) Forget(id, lookups uint64) {
 }
 
 func (s *server) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	if st.Ok() {
+	return s.on(in.NodeId, func(n *node) fuse.Status {
 		attr(n, &out.Attr)
-	}
-	return st
+		return fuse.OK
+	})
 }
 
 func (s *server) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	if !st.Ok() {
-		return st
-	}
-	if size, ok := in.GetSize(); ok {
-		if n.dir {
-			return fuse.EISDIR
+	return s.on(in.NodeId, func(n *node) fuse.Status {
+		if size, ok := in.GetSize(); ok {
+			if n.dir {
+				return fuse.EISDIR
+			}
+			n.truncate(int64(size))
 		}
-		n.truncate(int64(size))
-	}
-	if mode, ok := in.GetMode(); ok {
-		n.mode = mode
-	}
-	if t, ok := in.GetMTime(); ok {
-		n.mtime = t
-	}
-	attr(n, &out.Attr)
-	return fuse.OK
+		if mode, ok := in.GetMode(); ok {
+			n.mode = mode
+		}
+		if t, ok := in.GetMTime(); ok {
+			n.mtime = t
+		}
+		attr(n, &out.Attr)
+		return fuse.OK
+	})
 }
 
 func (s *server) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
 	return s.make(in.NodeId, name, true, in.Mode, out)
 }
 
 func (s *server) make(id uint64, name string, folder bool, mode uint32, out *fuse.EntryOut) fuse.Status {
-	dir, st := s.node(id)
-	if !st.Ok() {
-		return st
-	}
-	n, errno := s.d.create(dir, name, folder, mode)
-	if errno != 0 {
+	return s.on(id, func(dir *node) fuse.Status {
+		n, errno := s.d.create(dir, name, folder, mode)
+		if errno == 0 {
+			s.entry(n, out)
+		}
 		return fuse.Status(errno)
-	}
-	s.entry(n, out)
-	return fuse.OK
+	})
 }
 
 func (s *server) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return s.make(in.NodeId, name, false, in.Mode, &out.EntryOut)
 }
 
 func (s *server) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	if st.Ok() && in.Flags&syscall.O_TRUNC != 0 {
-		n.truncate(0)
-	}
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
-	return st
+	return s.on(in.NodeId, func(n *node) fuse.Status {
+		if in.Flags&syscall.O_TRUNC != 0 {
+			n.truncate(0)
+		}
+		return fuse.OK
+	})
 }
 
-func (s *server) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	if !st.Ok() {
-		return nil, st
-	}
-	return fuse.ReadResultData(buf[:n.read(buf, int64(in.Offset))]), fuse.OK
+func (s *server) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (out fuse.ReadResult, st fuse.Status) {
+	st = s.on(in.NodeId, func(n *node) fuse.Status {
+		out = fuse.ReadResultData(buf[:n.read(buf, int64(in.Offset))])
+		return fuse.OK
+	})
+	return out, st
 }
 
 func (s *server) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	if !st.Ok() {
-		return 0, st
-	}
-	off := int64(in.Offset)
-	if in.Flags&syscall.O_APPEND != 0 {
-		off = n.size
-	}
-	n.write(data, off)
-	return uint32(len(data)), fuse.OK
+	return uint32(len(data)), s.on(in.NodeId, func(n *node) fuse.Status {
+		off := int64(in.Offset)
+		if in.Flags&syscall.O_APPEND != 0 {
+			off = n.size
+		}
+		n.write(data, off)
+		return fuse.OK
+	})
 }
 
 func (s *server) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	if st.Ok() {
+	return s.on(in.NodeId, func(n *node) fuse.Status {
 		s.d.sync(n)
-	}
-	return st
+		return fuse.OK
+	})
 }
 
 func (s *server) FsyncDir(c <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return s.Fsync(c, in) }
@@ -238,86 +217,61 @@ func (s *server) FsyncDir(c <-chan struct{}, in *fuse.FsyncIn) fuse.Status { ret
 // Fallocate reserves nothing; it only makes a file longer when told so.
 func (s *server) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	const keepSize = 1
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	n, st := s.node(in.NodeId)
-	switch {
-	case !st.Ok():
-		return st
-	case in.Mode&^keepSize != 0:
-		return fuse.ENOTSUP
-	case in.Mode == 0:
-		n.size = max(n.size, int64(in.Offset+in.Length))
-	}
-	return fuse.OK
+	return s.on(in.NodeId, func(n *node) fuse.Status {
+		switch {
+		case in.Mode&^keepSize != 0:
+			return fuse.ENOTSUP
+		case in.Mode == 0:
+			n.size = max(n.size, int64(in.Offset+in.Length))
+		}
+		return fuse.OK
+	})
 }
 
 func (s *server) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.OK }
 func (s *server) Release(<-chan struct{}, *fuse.ReleaseIn)         {}
 
 func (s *server) Unlink(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
-	return s.remove(h.NodeId, name, false)
+	return s.on(h.NodeId, func(dir *node) fuse.Status { return fuse.Status(s.d.remove(dir, name, false)) })
 }
 
 func (s *server) Rmdir(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
-	return s.remove(h.NodeId, name, true)
-}
-
-func (s *server) remove(id uint64, name string, folder bool) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	dir, st := s.node(id)
-	if !st.Ok() {
-		return st
-	}
-	return fuse.Status(s.d.remove(dir, name, folder))
+	return s.on(h.NodeId, func(dir *node) fuse.Status { return fuse.Status(s.d.remove(dir, name, true)) })
 }
 
 func (s *server) Rename(_ <-chan struct{}, in *fuse.RenameIn, name, target string) fuse.Status {
 	const noReplace = 1
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	from, st := s.node(in.NodeId)
-	if !st.Ok() {
-		return st
-	}
-	to, st := s.node(in.Newdir)
-	if !st.Ok() {
-		return st
-	}
-	var replace syscall.Errno
-	switch in.Flags {
-	case 0:
-	case noReplace:
-		replace = syscall.EEXIST
-	default:
-		return fuse.EINVAL
-	}
-	return fuse.Status(s.d.rename(from, name, to, target, replace))
+	replace, known := map[uint32]syscall.Errno{0: 0, noReplace: syscall.EEXIST}[in.Flags]
+	return s.on(in.NodeId, func(from *node) fuse.Status {
+		to := s.node(in.Newdir)
+		switch {
+		case to == nil:
+			return fuse.Status(syscall.ESTALE)
+		case !known:
+			return fuse.EINVAL
+		}
+		return fuse.Status(s.d.rename(from, name, to, target, replace))
+	})
 }
 
 func (s *server) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	dir, st := s.node(in.NodeId)
-	if !st.Ok() {
-		return st
-	}
-	var list []fuse.DirEntry
-	for _, name := range slices.Sorted(maps.Keys(dir.live)) {
-		n := dir.live[name]
-		mode := uint32(syscall.S_IFREG)
-		if n.dir {
-			mode = syscall.S_IFDIR
+	return s.on(in.NodeId, func(dir *node) fuse.Status {
+		var list []fuse.DirEntry
+		for _, name := range slices.Sorted(maps.Keys(dir.live)) {
+			n := dir.live[name]
+			mode := uint32(syscall.S_IFREG)
+			if n.dir {
+				mode = syscall.S_IFDIR
+			}
+			list = append(list, fuse.DirEntry{Name: name, Ino: n.id, Mode: mode, Off: uint64(len(list) + 1)})
 		}
-		list = append(list, fuse.DirEntry{Name: name, Ino: n.id, Mode: mode, Off: uint64(len(list) + 1)})
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last++
-	s.lists[s.last] = list
-	out.Fh = s.last
-	return fuse.OK
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.last++
+		s.lists[s.last] = list
+		out.Fh = s.last
+		return fuse.OK
+	})
 }
 
 func (s *server) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
