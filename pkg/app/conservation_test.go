@@ -266,7 +266,7 @@ func TestAuditOfTriggersAndSchedules(t *testing.T) {
 	}
 	var ps []engine.TimerPartition
 	if err := l.own.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
-		ps = append(ps, engine.TimerPartition{Minute: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, cfg.Timers.Shards)})
+		ps = append(ps, engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, cfg.Timers.Shards)})
 		return nil
 	}); err != nil || len(ps) != 2 {
 		t.Fatal(ps, err)

@@ -265,7 +265,7 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 		}
 	}
 	for _, shard := range shards {
-		p := engine.TimerPartition{Minute: k.wake / 60_000, Shard: shard}
+		p := engine.TimerPartition{Bucket: k.wake / 60_000, Shard: shard}
 		err := timersAt(k.wake, prefix, 64, func(after engine.TimerCursor, n int) ([]engine.Timer, error) {
 			return r.cfg.Timers.Scan(ctx, p, after, k.wake, n)
 		}, func(t *engine.Timer) error {

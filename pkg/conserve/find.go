@@ -136,7 +136,7 @@ func (a *Auditor) findTimers(ctx context.Context, rep *Report, notifications boo
 		if err != nil {
 			return err
 		}
-		minutes, err := a.cfg.Timers.Minutes(ctx, shard, 0, now.Add(a.cfg.Ahead).UnixMilli()/60_000)
+		minutes, err := a.cfg.Timers.Buckets(ctx, shard, 0, now.Add(a.cfg.Ahead).UnixMilli()/60_000)
 		if err != nil {
 			return err
 		}
@@ -146,7 +146,7 @@ func (a *Auditor) findTimers(ctx context.Context, rep *Report, notifications boo
 				open = true // the oldest says it; the others are behind it
 				rep.add(Finding{Kind: KindTrigger, Class: OpenBucket, Shard: shard, Minute: m, Owner: state.Owner, Closed: state.Closed}, 1, a.cfg.MaxListed)
 			}
-			if err := a.findInMinute(ctx, engine.TimerPartition{Minute: m, Shard: shard}, now, rep, notifications); err != nil {
+			if err := a.findInMinute(ctx, engine.TimerPartition{Bucket: m, Shard: shard}, now, rep, notifications); err != nil {
 				return err
 			}
 		}
@@ -158,7 +158,7 @@ func (a *Auditor) findInMinute(ctx context.Context, p engine.TimerPartition, now
 	past := now.Add(-a.cfg.Grace)
 	var cursor engine.TimerCursor
 	for {
-		ts, err := a.cfg.Timers.Scan(ctx, p, cursor, (p.Minute+1)*60_000-1, a.cfg.Page)
+		ts, err := a.cfg.Timers.Scan(ctx, p, cursor, (p.Bucket+1)*60_000-1, a.cfg.Page)
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (a *Auditor) findInMinute(ctx context.Context, p engine.TimerPartition, now
 		var of []Finding
 		for i := range ts {
 			t := &ts[i]
-			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Minute, NextAt: t.FireAt}); {
+			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Bucket, NextAt: t.FireAt}); {
 			case t.Kind == timer.KindEnvelope && notifications && t.FireAt <= past.UnixMilli():
 				if err := a.late(ctx, t, f, rep); err != nil {
 					return err

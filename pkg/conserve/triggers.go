@@ -61,13 +61,13 @@ func (a *Auditor) timed(ctx context.Context, want *engine.Timer) (has bool, err 
 	}
 	prefix := want.ID[:len(want.ID)-1]
 	err = timersAt(at, prefix, 1, func(after engine.TimerCursor, n int) ([]engine.Timer, error) {
-		return a.cfg.Timers.Scan(ctx, engine.TimerPartition{Minute: at / 60_000, Shard: shard}, after, at, n)
+		return a.cfg.Timers.Scan(ctx, engine.TimerPartition{Bucket: at / 60_000, Shard: shard}, after, at, n)
 	}, found)
 	if err != nil || has || a.cfg.Cold == nil {
 		return has, err
 	}
 	err = timersAt(at, prefix, 1, func(after engine.TimerCursor, n int) ([]engine.Timer, error) {
-		return a.cfg.Cold.Scan(ctx, shard, at/86_400_000, after, n)
+		return a.cfg.Cold.Scan(ctx, engine.TimerPartition{Bucket: at / engine.DayMs, Shard: shard}, after, at, n)
 	}, found)
 	return has, err
 }

@@ -94,23 +94,3 @@ type Scheduled interface {
 	// stay until the partition is dropped. One that is not there changes nothing.
 	ForgetTimers(ctx context.Context, shards int, ts []Timer) error
 }
-
-// ColdTimers keeps timers far ahead by (day, shard), so that the hot table
-// holds only what comes soon. A day is FireAt / 86,400,000.
-type ColdTimers interface {
-	// Put stores timers, each in shard ShardOf(ID, shards). Storing the same
-	// (FireAt, ID) again changes nothing.
-	Put(ctx context.Context, shards int, ts []Timer) error
-	// Scan returns up to max rows of a day of a shard behind after, in order of
-	// fire time, then id.
-	Scan(ctx context.Context, shard uint16, day int64, after TimerCursor, max int) ([]Timer, error)
-	// Outline is Scan for counts: rows may come without their payloads.
-	Outline(ctx context.Context, shard uint16, day int64, after TimerCursor, max int) ([]Timer, error)
-	// Days returns the days of a shard up to and including to that hold rows,
-	// ascending.
-	Days(ctx context.Context, shard uint16, to int64) ([]int64, error)
-	// Drop removes a day of a shard with one delete.
-	Drop(ctx context.Context, shard uint16, day int64) error
-	// Pending calls fn with every stored timer, for counts and audits.
-	Pending(ctx context.Context, fn func(*Timer) error) error
-}

@@ -54,10 +54,10 @@ func ShardOf(id []byte, shards int) uint16 {
 	return uint16(notify.ColumnDigest(id) % uint64(shards))
 }
 
-// TimerPartition is one bucket of one shard. Rows of a partition are ordered by
-// fire time, then id.
+// TimerPartition is one bucket of one shard: a minute of Timers, a day of ColdTimers.
+// Rows of a partition are ordered by fire time, then id.
 type TimerPartition struct {
-	Minute int64 // FireAt / 60,000
+	Bucket int64 // FireAt / MinuteMs, or FireAt / DayMs
 	Shard  uint16
 }
 
@@ -80,9 +80,9 @@ func StaleTerm() error {
 	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance took the shard over"}
 }
 
-// Timers keeps timers by (minute, shard). Rows are inserted and never changed;
-// a closed minute is dropped whole.
-type Timers interface {
+// TimerTable keeps timers by bucket and shard. Rows are inserted and never changed; a
+// bucket is dropped whole. Timers holds what comes soon, ColdTimers what is far ahead.
+type TimerTable interface {
 	// Put stores timers, each in shard ShardOf(ID, shards). Storing the same (FireAt, ID) again changes nothing.
 	Put(ctx context.Context, shards int, ts []Timer) error
 	// Scan returns up to max rows of p behind after with FireAt <= until, in
@@ -90,10 +90,22 @@ type Timers interface {
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
 	// Outline is Scan for counts: rows may come without their payloads.
 	Outline(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
-	// Minutes returns the minutes of shard in [from, to] that hold rows,
-	// ascending: what a catch-up has to read. It may return others that hold
-	// only hints, so that they are dropped as well, or whose rows were forgotten.
-	Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
+	// Buckets returns the buckets of shard in [from, to] that hold rows, ascending:
+	// what a catch-up has to read. It may return others that hold only hints, so that
+	// they are dropped as well, or whose rows were forgotten.
+	Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
+	// Drop removes a partition, and the hints of it, with one delete of each.
+	Drop(ctx context.Context, p TimerPartition) error
+	// Pending calls fn with every stored timer, for counts and audits.
+	Pending(ctx context.Context, fn func(*Timer) error) error
+}
+
+// ColdTimers is a TimerTable whose buckets are days and have no hints.
+type ColdTimers = TimerTable
+
+// Timers is a TimerTable whose buckets are minutes, and the states of shards.
+type Timers interface {
+	TimerTable
 	// Shard returns the state of a shard; the zero state before its first owner.
 	Shard(ctx context.Context, shard uint16) (ShardState, error)
 	// Closed returns the Closed of a shard as of every Advance answered before, and
@@ -105,8 +117,4 @@ type Timers interface {
 	// Advance moves Closed and Watermark forward if the shard's term is
 	// s.Term; neither ever moves back. A stale term is notify.KindConflict.
 	Advance(ctx context.Context, shard uint16, s ShardState) error
-	// Drop removes a partition, and the hints of it, with one delete of each.
-	Drop(ctx context.Context, p TimerPartition) error
-	// Pending calls fn with every stored timer, for counts and audits.
-	Pending(ctx context.Context, fn func(*Timer) error) error
 }

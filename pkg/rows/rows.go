@@ -22,7 +22,10 @@ type Row struct {
 type Change struct {
 	Part Part
 	If   []Row // what must be stored for the change to be done
-	Do   []Row // what is stored then; a nil value removes the row
+	// Clear removes all rows whose keys begin with one of these, with one delete each.
+	// It is done before the rest, and locks nothing.
+	Clear []string
+	Do    []Row // what is stored then; a nil value removes the row
 	// Add is stored, too, but a row whose key is stored already stays as it is. Rows
 	// of Add are not locked: a key that is in an Add must be in no If, and a Get of it
 	// may return what is not durable yet.

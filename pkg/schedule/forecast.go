@@ -27,24 +27,30 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 	f := forecast{s: s, left: most, sums: map[dueKey]*Due{}, heads: map[notify.Base]*View{}}
 	first, last := from/60_000, (to-1)/60_000
 	for shard := range s.cfg.Shards {
-		minutes, err := s.cfg.Timers.Minutes(ctx, uint16(shard), first, last)
+		minutes, err := s.cfg.Timers.Buckets(ctx, uint16(shard), first, last)
 		if err != nil {
 			return nil, false, err
 		}
 		for _, m := range minutes {
-			if err := f.minute(ctx, engine.TimerPartition{Minute: m, Shard: uint16(shard)}, from, to); err != nil {
+			p := engine.TimerPartition{Bucket: m, Shard: uint16(shard)}
+			hints, err := s.cfg.Schedules.Hints(ctx, p)
+			if err != nil {
+				return nil, false, err
+			}
+			touched := func(x notify.Base) bool { return slices.Contains(hints, x) }
+			if err := f.read(ctx, s.cfg.Timers, p, from, to, touched); err != nil {
 				return nil, false, err
 			}
 		}
-		days, err := s.cfg.Cold.Days(ctx, uint16(shard), last/1440)
+		days, err := s.cfg.Cold.Buckets(ctx, uint16(shard), first/1440, last/1440)
 		if err != nil {
 			return nil, false, err
 		}
 		for _, d := range days {
-			if d < first/1440 {
-				continue
-			}
-			if err := f.day(ctx, uint16(shard), d, from, to); err != nil {
+			// Hints of a cold row stand at its minute; asking the head of each
+			// touched one would need them all, so the head is asked always.
+			touched := func(notify.Base) bool { return true }
+			if err := f.read(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, from, to, touched); err != nil {
 				return nil, false, err
 			}
 		}
@@ -75,43 +81,16 @@ type forecast struct {
 
 const forecastPage = 256
 
-func (f *forecast) minute(ctx context.Context, p engine.TimerPartition, from, to int64) error {
-	hints, err := f.s.cfg.Schedules.Hints(ctx, p)
-	if err != nil {
-		return err
-	}
-	until := min((p.Minute+1)*60_000, to) - 1
+// read adds the rows of a partition in [from, to).
+func (f *forecast) read(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, from, to int64, touched func(notify.Base) bool) error {
 	after := engine.TimerCursor{FireAt: from}
 	for f.left > 0 {
-		rows, err := f.s.cfg.Timers.Outline(ctx, p, after, until, min(forecastPage, f.left))
+		rows, err := table.Outline(ctx, p, after, to-1, min(forecastPage, f.left))
 		if err != nil || len(rows) == 0 {
 			return err
 		}
 		for i := range rows {
-			if err := f.add(ctx, &rows[i], slices.Contains(hints, rows[i].Head)); err != nil {
-				return err
-			}
-		}
-		last := rows[len(rows)-1]
-		after = engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}
-	}
-	return nil
-}
-
-func (f *forecast) day(ctx context.Context, shard uint16, day, from, to int64) error {
-	after := engine.TimerCursor{FireAt: from}
-	for f.left > 0 {
-		rows, err := f.s.cfg.Cold.Outline(ctx, shard, day, after, min(forecastPage, f.left))
-		if err != nil || len(rows) == 0 {
-			return err
-		}
-		for i := range rows {
-			if rows[i].FireAt >= to {
-				return nil
-			}
-			// Hints of a cold row stand at its minute; asking the head of each
-			// touched one would need them all, so the head is asked always.
-			if err := f.add(ctx, &rows[i], true); err != nil {
+			if err := f.add(ctx, &rows[i], touched(rows[i].Head)); err != nil {
 				return err
 			}
 		}

@@ -224,12 +224,12 @@ func (s *Service) row(ctx context.Context, c notify.Chunk, gen uint32, fireAt in
 	id := c.TimerID(gen)
 	shard := engine.ShardOf(id, s.cfg.Shards)
 	after := engine.TimerCursor{FireAt: fireAt, ID: before(id)}
-	rows, err := s.cfg.Timers.Scan(ctx, engine.TimerPartition{Minute: fireAt / 60_000, Shard: shard}, after, fireAt, 1)
+	rows, err := s.cfg.Timers.Scan(ctx, engine.TimerPartition{Bucket: fireAt / 60_000, Shard: shard}, after, fireAt, 1)
 	if err != nil {
 		return engine.Timer{}, false, err
 	}
 	if len(rows) == 0 || !bytes.Equal(rows[0].ID, id) {
-		if rows, err = s.cfg.Cold.Scan(ctx, shard, fireAt/86_400_000, after, 1); err != nil {
+		if rows, err = s.cfg.Cold.Scan(ctx, engine.TimerPartition{Bucket: fireAt / engine.DayMs, Shard: shard}, after, fireAt, 1); err != nil {
 			return engine.Timer{}, false, err
 		}
 	}

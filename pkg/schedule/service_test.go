@@ -138,7 +138,7 @@ func (r *rig) hinted(t *testing.T, v View) (with, without int) {
 		t.Fatal(err)
 	}
 	for _, x := range ts {
-		p := engine.TimerPartition{Minute: x.FireAt / 60_000, Shard: engine.ShardOf(x.ID, shards)}
+		p := engine.TimerPartition{Bucket: x.FireAt / 60_000, Shard: engine.ShardOf(x.ID, shards)}
 		hints, err := r.store.Schedules().Hints(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)

@@ -49,7 +49,7 @@ func (s *Service) hint(ctx context.Context, v *View) error {
 		shard := engine.ShardOf(c.TimerID(v.Gen), s.cfg.Shards)
 		if !seen[shard] {
 			seen[shard] = true
-			hs = append(hs, engine.Hint{Partition: engine.TimerPartition{Minute: v.FireAt / 60_000, Shard: shard}, Base: v.Base})
+			hs = append(hs, engine.Hint{Partition: engine.TimerPartition{Bucket: v.FireAt / 60_000, Shard: shard}, Base: v.Base})
 		}
 	}
 	return s.cfg.Schedules.Hint(ctx, hs)

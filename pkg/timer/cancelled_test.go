@@ -54,7 +54,7 @@ func TestCancelledIsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 		for shard := range uint16(2) {
-			if err := store.Schedules().Hint(ctx, []engine.Hint{{Partition: engine.TimerPartition{Minute: at / 60_000, Shard: shard}, Base: base}}); err != nil {
+			if err := store.Schedules().Hint(ctx, []engine.Hint{{Partition: engine.TimerPartition{Bucket: at / 60_000, Shard: shard}, Base: base}}); err != nil {
 				t.Fatal(err)
 			}
 		}

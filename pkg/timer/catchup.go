@@ -46,7 +46,7 @@ func (t *tenure) behind() (from, until int64, ok bool) {
 // complete then: it need not be scanned again to be dropped.
 func (t *tenure) recover(ctx context.Context, from, until int64) error {
 	e := t.e
-	minutes, err := e.cfg.Store.Minutes(ctx, t.n, from/60_000, (until-1)/60_000)
+	minutes, err := e.cfg.Store.Buckets(ctx, t.n, from/60_000, (until-1)/60_000)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (t *tenure) tallySpans(ctx context.Context) {
 }
 
 func (t *tenure) tallySpan(ctx context.Context, s span) error {
-	minutes, err := t.e.cfg.Store.Minutes(ctx, t.n, s.from/60_000, s.to/60_000)
+	minutes, err := t.e.cfg.Store.Buckets(ctx, t.n, s.from/60_000, s.to/60_000)
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (t *tenure) tallySpan(ctx context.Context, s span) error {
 	for _, at := range minutes {
 		cursor := engine.TimerCursor{FireAt: s.from}
 		for size := firstPage; ; {
-			rows, err := t.e.page(ctx, CatchUp, engine.TimerPartition{Minute: at, Shard: t.n}, cursor, s.to, size)
+			rows, err := t.e.page(ctx, CatchUp, engine.TimerPartition{Bucket: at, Shard: t.n}, cursor, s.to, size)
 			if err != nil {
 				return err
 			}

@@ -225,7 +225,7 @@ type secondPage struct {
 }
 
 func (s *secondPage) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int) ([]engine.Timer, error) {
-	if p.Minute == s.minute {
+	if p.Bucket == s.minute {
 		if s.delay.Load() {
 			wait(10 * time.Second)
 		} else if len(after.ID) > 0 && time.Now().UnixMilli() > (s.minute+1)*60_000 && !s.done {
@@ -238,7 +238,7 @@ func (s *secondPage) Scan(ctx context.Context, p engine.TimerPartition, after en
 }
 
 func (s *secondPage) Drop(ctx context.Context, p engine.TimerPartition) error {
-	if p.Minute == s.minute {
+	if p.Bucket == s.minute {
 		s.drops.Add(1)
 	}
 	return s.Timers.Drop(ctx, p)

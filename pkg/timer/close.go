@@ -40,7 +40,7 @@ func (t *tenure) close(ctx context.Context) error {
 	if from > state.Closed {
 		return nil
 	}
-	minutes, err := e.cfg.Store.Minutes(ctx, t.n, from, state.Closed)
+	minutes, err := e.cfg.Store.Buckets(ctx, t.n, from, state.Closed)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (t *tenure) finish(ctx context.Context, at int64) (bool, error) {
 	if !done {
 		return false, nil
 	}
-	if err := e.cfg.Store.Drop(ctx, engine.TimerPartition{Minute: at, Shard: t.n}); err != nil {
+	if err := e.cfg.Store.Drop(ctx, engine.TimerPartition{Bucket: at, Shard: t.n}); err != nil {
 		return false, err
 	}
 	e.mu.Lock()

@@ -2,6 +2,7 @@ package timer
 
 import (
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -68,14 +69,14 @@ func (e *Engine) termOf(n uint16) (term uint64, owned bool) {
 // it is in the hot table. Nobody writes to it any more: writers use the cold
 // table for what is ColdAfter ahead.
 func (e *Engine) promoteShard(ctx context.Context, n uint16) error {
-	days, err := e.cfg.Cold.Days(ctx, n, e.now()/day+1)
+	days, err := e.cfg.Cold.Buckets(ctx, n, 0, e.now()/day+1)
 	if err != nil {
 		return err
 	}
 	for _, d := range days {
 		var cursor engine.TimerCursor
 		for size := firstPage; ; {
-			rows, err := e.cfg.Cold.Scan(ctx, n, d, cursor, size)
+			rows, err := e.cfg.Cold.Scan(ctx, engine.TimerPartition{Bucket: d, Shard: n}, cursor, math.MaxInt64, size)
 			if err != nil {
 				return err
 			}
@@ -103,7 +104,7 @@ func (e *Engine) promoteShard(ctx context.Context, n uint16) error {
 			return nil
 		}
 		e.notePromoted(n, d)
-		if err := e.cfg.Cold.Drop(ctx, n, d); err != nil {
+		if err := e.cfg.Cold.Drop(ctx, engine.TimerPartition{Bucket: d, Shard: n}); err != nil {
 			return err
 		}
 	}

@@ -123,7 +123,7 @@ func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func())
 
 // fill reads the payload of a row that was too large for its message.
 func (e *Engine) fill(ctx context.Context, n *near) (there bool, err error) {
-	p := engine.TimerPartition{Minute: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, e.cfg.Shards)}
+	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, e.cfg.Shards)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: before(n.ID)}
 	rows, err := e.cfg.Store.Scan(ctx, p, cursor, n.FireAt, 1)
 	if err != nil || len(rows) == 0 || !bytes.Equal(rows[0].ID, n.ID) {
@@ -178,7 +178,7 @@ func (e *Engine) verdictNear(ctx context.Context, n *near, read map[engine.Timer
 	if e.cfg.Schedules == nil || n.Head.IsZero() {
 		return publish, engine.ScheduleHead{}, nil
 	}
-	p := engine.TimerPartition{Minute: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, e.cfg.Shards)}
+	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, e.cfg.Shards)}
 	hints, ok := read[p]
 	if !ok {
 		var err error

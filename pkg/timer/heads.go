@@ -109,7 +109,7 @@ func (e *Engine) narrow(ctx context.Context, batch []*entry) (out []*entry) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, x := range batch {
 		if x.ask == askHints {
-			p := engine.TimerPartition{Minute: x.m.at, Shard: x.m.t.n}
+			p := engine.TimerPartition{Bucket: x.m.at, Shard: x.m.t.n}
 			hints, ok := read[p]
 			if !ok {
 				var err error

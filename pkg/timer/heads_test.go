@@ -295,7 +295,7 @@ func TestCancelAfterTheClockWasSetBack(t *testing.T) {
 			step.Store(-int64(set))
 			wait(time.Second)
 			// As a cancel does: the hint, and then the head.
-			hint := engine.Hint{Partition: engine.TimerPartition{Minute: x.FireAt / 60_000}, Base: base}
+			hint := engine.Hint{Partition: engine.TimerPartition{Bucket: x.FireAt / 60_000}, Base: base}
 			if err := m.Schedules().Hint(ctx, []engine.Hint{hint}); err != nil {
 				t.Fatal(err)
 			}

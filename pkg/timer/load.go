@@ -115,7 +115,7 @@ func (t *tenure) skipLocked(from, now int64) int64 {
 // new.
 func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (reached int64, loaded int, err error) {
 	e := t.e
-	p := engine.TimerPartition{Minute: at, Shard: t.n}
+	p := engine.TimerPartition{Bucket: at, Shard: t.n}
 	cursor := engine.TimerCursor{FireAt: from} // no id: before every row of that millisecond
 	var hints map[notify.Base]struct{}
 	for size := firstPage; ; {

@@ -54,7 +54,7 @@ func (e *Engine) settledBefore(ctx context.Context) (int64, error) {
 		var days []int64
 		if e.cfg.Cold != nil {
 			var err error
-			if days, err = e.cfg.Cold.Days(ctx, uint16(n), before/day); err != nil {
+			if days, err = e.cfg.Cold.Buckets(ctx, uint16(n), 0, before/day); err != nil {
 				return 0, err
 			}
 		}

@@ -36,7 +36,7 @@ func (s *rows) Put(_ context.Context, shards int, ts []engine.Timer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range ts {
-		p := engine.TimerPartition{Minute: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, shards)}
+		p := engine.TimerPartition{Bucket: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, shards)}
 		part := s.parts[p]
 		at, ok := slices.BinarySearchFunc(part, t, byTime)
 		if !ok {
@@ -61,13 +61,13 @@ func (s *rows) Scan(_ context.Context, p engine.TimerPartition, after engine.Tim
 	return slices.Clone(part[at:end]), nil
 }
 
-func (s *rows) Minutes(_ context.Context, shard uint16, from, to int64) ([]int64, error) {
+func (s *rows) Buckets(_ context.Context, shard uint16, from, to int64) ([]int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []int64
 	for p := range s.parts {
-		if p.Shard == shard && p.Minute >= from && p.Minute <= to {
-			out = append(out, p.Minute)
+		if p.Shard == shard && p.Bucket >= from && p.Bucket <= to {
+			out = append(out, p.Bucket)
 		}
 	}
 	slices.Sort(out)

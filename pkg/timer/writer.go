@@ -129,7 +129,7 @@ func (w *Writer) move(ctx context.Context, ps []parked, closed map[uint16]int64)
 		moved = append(moved, p)
 		if !p.Head.IsZero() {
 			// Who touched the schedule left the hint where the row should be.
-			hints = append(hints, engine.Hint{Partition: engine.TimerPartition{Minute: p.FireAt / 60_000, Shard: n}, Base: p.Head})
+			hints = append(hints, engine.Hint{Partition: engine.TimerPartition{Bucket: p.FireAt / 60_000, Shard: n}, Base: p.Head})
 		}
 	}
 	w.count.rehomed.Add(uint64(len(moved)))

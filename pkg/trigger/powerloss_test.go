@@ -154,12 +154,12 @@ func (d *disk) live() *life {
 	d.mu.Unlock()
 	// The timer engine of the next life meets the rows of open minutes again.
 	for shard := range uint16(testShards) {
-		minutes, err := l.store.Timers().Minutes(d.t.Context(), shard, 0, 1<<40)
+		minutes, err := l.store.Timers().Buckets(d.t.Context(), shard, 0, 1<<40)
 		if err != nil {
 			d.t.Fatal(err)
 		}
 		for _, m := range minutes {
-			ts, err := l.store.Timers().Scan(d.t.Context(), engine.TimerPartition{Minute: m, Shard: shard}, engine.TimerCursor{}, 1<<50, 10_000)
+			ts, err := l.store.Timers().Scan(d.t.Context(), engine.TimerPartition{Bucket: m, Shard: shard}, engine.TimerCursor{}, 1<<50, 10_000)
 			if err != nil {
 				d.t.Fatal(err)
 			}

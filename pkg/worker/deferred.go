@@ -76,12 +76,12 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) error {
 	sums := map[string]map[string]*Deferred{}
 	from := now.UnixMilli()
 	for shard := range d.Shards {
-		minutes, err := d.Timers.Minutes(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
+		minutes, err := d.Timers.Buckets(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
 		if err != nil {
 			return err
 		}
 		for _, m := range minutes {
-			if err := countMinute(ctx, d.Timers, engine.TimerPartition{Minute: m, Shard: uint16(shard)}, from, sums); err != nil {
+			if err := countMinute(ctx, d.Timers, engine.TimerPartition{Bucket: m, Shard: uint16(shard)}, from, sums); err != nil {
 				return err
 			}
 		}
@@ -101,7 +101,7 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) error {
 // reason. A row that an envelope has left (it was answered by a receipt, or
 // cancelled) counts until its time: the row says nothing of that.
 func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartition, from int64, sums map[string]map[string]*Deferred) error {
-	until := p.Minute*60_000 + 59_999
+	until := p.Bucket*60_000 + 59_999
 	after := engine.TimerCursor{FireAt: from}
 	for {
 		began := time.Now()

@@ -309,7 +309,7 @@ func (c *cassandraBench) fires(ctx context.Context) {
 	var closed [2 * cassandraCallers]int64
 	const page = 1000
 	ours := func(ctx context.Context, caller int) (n int) {
-		p, after := engine.TimerPartition{Minute: minute, Shard: uint16(caller)}, engine.TimerCursor{}
+		p, after := engine.TimerPartition{Bucket: minute, Shard: uint16(caller)}, engine.TimerCursor{}
 		for {
 			ts := rig.Must(contract.Scan(ctx, p, after, (minute+1)*60_000, page))
 			if n += len(ts); len(ts) < page {

@@ -3,6 +3,7 @@ package engines
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -120,7 +121,7 @@ func timersProgram(t *rapid.T, n int) []step {
 			for range draw(t, "timers", 3) + 1 {
 				one := timer(t, at)
 				// Nobody writes into a minute that was dropped.
-				if !gone[engine.TimerPartition{Minute: one.FireAt / 60_000, Shard: engine.ShardOf(one.ID, shards)}] {
+				if !gone[engine.TimerPartition{Bucket: one.FireAt / 60_000, Shard: engine.ShardOf(one.ID, shards)}] {
 					ts = append(ts, one)
 				}
 			}
@@ -129,7 +130,7 @@ func timersProgram(t *rapid.T, n int) []step {
 			}}
 		},
 		func(t *rapid.T) step {
-			p := engine.TimerPartition{Minute: at(t) / 60_000, Shard: uint16(draw(t, "shard", shards-1))}
+			p := engine.TimerPartition{Bucket: at(t) / 60_000, Shard: uint16(draw(t, "shard", shards-1))}
 			until, most := at(t), draw(t, "max", 3)+1
 			return step{fmt.Sprint("scan ", p, until, most), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				ts, err := e.timers.Scan(ctx, p, engine.TimerCursor{}, until, most)
@@ -145,10 +146,10 @@ func timersProgram(t *rapid.T, n int) []step {
 		func(t *rapid.T) step {
 			s := uint16(draw(t, "shard", shards-1))
 			return step{fmt.Sprint("minutes ", s), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				ms, err := e.timers.Minutes(ctx, s, place(n)/60_000, place(n)/60_000+10)
+				ms, err := e.timers.Buckets(ctx, s, place(n)/60_000, place(n)/60_000+10)
 				var held []int64 // others may be named too
 				for _, m := range ms {
-					ts, serr := e.timers.Scan(ctx, engine.TimerPartition{Minute: m, Shard: s}, engine.TimerCursor{}, (m+1)*60_000, 1)
+					ts, serr := e.timers.Scan(ctx, engine.TimerPartition{Bucket: m, Shard: s}, engine.TimerCursor{}, (m+1)*60_000, 1)
 					if serr != nil {
 						return "", serr
 					}
@@ -160,7 +161,7 @@ func timersProgram(t *rapid.T, n int) []step {
 			}}
 		},
 		func(t *rapid.T) step {
-			p := engine.TimerPartition{Minute: at(t) / 60_000, Shard: uint16(draw(t, "shard", shards-1))}
+			p := engine.TimerPartition{Bucket: at(t) / 60_000, Shard: uint16(draw(t, "shard", shards-1))}
 			gone[p] = true
 			return step{fmt.Sprint("drop ", p), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				return "", e.timers.Drop(ctx, p)
@@ -210,14 +211,14 @@ func coldProgram(t *rapid.T, n int) []step {
 		func(t *rapid.T) step {
 			s, day, most := uint16(draw(t, "shard", 1)), at(t)/86_400_000, draw(t, "max", 3)+1
 			return step{fmt.Sprint("scan ", s, day, most), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				ts, err := e.cold.Scan(ctx, s, day, engine.TimerCursor{}, most)
+				ts, err := e.cold.Scan(ctx, engine.TimerPartition{Bucket: day, Shard: s}, engine.TimerCursor{}, math.MaxInt64, most)
 				return showTimers(ts), err
 			}}
 		},
 		func(t *rapid.T) step {
 			s := uint16(draw(t, "shard", 1))
 			return step{fmt.Sprint("days ", s), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				days, err := e.cold.Days(ctx, s, first+2)
+				days, err := e.cold.Buckets(ctx, s, 0, first+2)
 				return fmt.Sprint(slices.DeleteFunc(days, func(d int64) bool { return d < first })), err
 			}}
 		},
@@ -225,7 +226,7 @@ func coldProgram(t *rapid.T, n int) []step {
 			s, day := uint16(draw(t, "shard", 1)), at(t)/86_400_000
 			gone[where(day, s)] = true
 			return step{fmt.Sprint("drop ", s, day), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				return "", e.cold.Drop(ctx, s, day)
+				return "", e.cold.Drop(ctx, engine.TimerPartition{Bucket: day, Shard: s})
 			}}
 		})
 }
@@ -282,7 +283,7 @@ func schedulesProgram(t *rapid.T, n int) []step {
 			}}
 		},
 		func(t *rapid.T) step {
-			h := engine.Hint{Partition: engine.TimerPartition{Minute: place(n)/60_000 + int64(draw(t, "minute", 1)), Shard: 1}, Base: one(t).Base}
+			h := engine.Hint{Partition: engine.TimerPartition{Bucket: place(n)/60_000 + int64(draw(t, "minute", 1)), Shard: 1}, Base: one(t).Base}
 			return step{fmt.Sprint("hint ", h), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				if err := e.schedules.Hint(ctx, []engine.Hint{h}); err != nil {
 					return "", err

@@ -120,7 +120,7 @@ func (c *cluster) shardsOf(ctx context.Context, d rig.Dues, shards int) map[stri
 	out := map[string]int{}
 	for minute := range minutes {
 		for shard := range shards {
-			rows := rig.Must(c.store.Timers().Scan(ctx, engine.TimerPartition{Minute: minute, Shard: uint16(shard)}, engine.TimerCursor{}, math.MaxInt64, 1_000_000))
+			rows := rig.Must(c.store.Timers().Scan(ctx, engine.TimerPartition{Bucket: minute, Shard: uint16(shard)}, engine.TimerCursor{}, math.MaxInt64, 1_000_000))
 			for i := range rows {
 				if len(rows[i].ID) < len(notify.Base{}) {
 					continue

@@ -22,16 +22,16 @@ func TestTimersOfManyBytes(t *testing.T) {
 	if err := s.Timers().Put(ctx, 1, ts); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := s.Timers().Scan(ctx, engine.TimerPartition{Minute: due / engine.MinuteMs}, engine.TimerCursor{}, due, 1000)
+	rows, err := s.Timers().Scan(ctx, engine.TimerPartition{Bucket: due / engine.MinuteMs}, engine.TimerCursor{}, due, 1000)
 	if err != nil || len(rows) < len(ts) {
 		t.Errorf("%d of %d timers, %v", len(rows), len(ts), err)
 	}
 	// A forecast of millions does not read them.
-	rows, err = s.Timers().Outline(ctx, engine.TimerPartition{Minute: due / engine.MinuteMs}, engine.TimerCursor{}, due, 1000)
+	rows, err = s.Timers().Outline(ctx, engine.TimerPartition{Bucket: due / engine.MinuteMs}, engine.TimerCursor{}, due, 1000)
 	if err != nil || len(rows) < len(ts) || len(rows[0].Payload) > 0 {
 		t.Errorf("%d outlines of %d timers, %v", len(rows), len(ts), err)
 	}
-	if err := s.Timers().Drop(ctx, engine.TimerPartition{Minute: due / engine.MinuteMs}); err != nil {
+	if err := s.Timers().Drop(ctx, engine.TimerPartition{Bucket: due / engine.MinuteMs}); err != nil {
 		t.Error(err)
 	}
 }
@@ -131,7 +131,7 @@ func TestDropBehindTheWritersClock(t *testing.T) {
 	if err := ahead.PutScheduled(ctx, []engine.Schedule{x}, 1, scheduled); err != nil {
 		t.Fatal(err)
 	}
-	p := engine.TimerPartition{Minute: due / engine.MinuteMs}
+	p := engine.TimerPartition{Bucket: due / engine.MinuteMs}
 	if rows, err := owner.Timers().Scan(ctx, p, engine.TimerCursor{}, due, 100); err != nil || len(rows) != 10 {
 		t.Fatal(len(rows), err)
 	}

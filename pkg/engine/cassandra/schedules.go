@@ -263,7 +263,7 @@ func (t schedules) Hint(ctx context.Context, hs []engine.Hint) error {
 		}
 	}
 	return parallel(len(hs), func(i int) error {
-		p := timerPart{hs[i].Partition.Minute, int(hs[i].Partition.Shard)}
+		p := timerPart{hs[i].Partition.Bucket, int(hs[i].Partition.Shard)}
 		if err := t.s.noteTimers(ctx, hotTimers, p); err != nil {
 			return err
 		}
@@ -283,6 +283,6 @@ func (t schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 			out = append(out, notify.Base(b))
 		}
 		return nil
-	}, `SELECT base FROM timer_hints WHERE bucket = ? AND shard = ?`, p.Minute, int(p.Shard))
+	}, `SELECT base FROM timer_hints WHERE bucket = ? AND shard = ?`, p.Bucket, int(p.Shard))
 	return out, err
 }

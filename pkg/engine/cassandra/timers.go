@@ -12,11 +12,22 @@ import (
 )
 
 // Timers returns the contract of timers. Those of one call are stored each
-// partition for itself; an error leaves it open which. Minutes may return minutes
+// partition for itself; an error leaves it open which. Buckets may return minutes
 // whose rows were all forgotten. Rows go Config.TimerGrace behind their time.
-func (s *Store) Timers() engine.Timers { return timers{s} }
+func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} }
 
-type timers struct{ s *Store }
+// ColdTimers returns the contract of timers far ahead. A day goes with one
+// partition delete.
+func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
+
+// timers are the rows of the hot table and the states of shards.
+type timers struct{ timerRows }
+
+// timerRows are the rows of one table.
+type timerRows struct {
+	s *Store
+	t *timerTable
+}
 
 // timerTable is timers or timers_cold: the same rows in buckets of another length.
 type timerTable struct {
@@ -137,21 +148,22 @@ func (s *Store) noteTimers(ctx context.Context, t *timerTable, p timerPart) erro
 	return s.note(ctx, scopeOf(scope, day), p.bucket, keeps, ahead)
 }
 
-func (t timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
-	return t.s.putTimers(ctx, hotTimers, shards, ts)
+func (t timerRows) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	return t.s.putTimers(ctx, t.t, shards, ts)
 }
 
-func (t timers) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return t.s.scanTimers(ctx, hotTimers, timerPart{p.Minute, int(p.Shard)}, after, until, max, true)
+func (t timerRows) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return t.scan(ctx, p, after, until, max, true)
 }
 
-func (t timers) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return t.s.scanTimers(ctx, hotTimers, timerPart{p.Minute, int(p.Shard)}, after, until, max, false)
+func (t timerRows) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return t.scan(ctx, p, after, until, max, false)
 }
 
-func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, after engine.TimerCursor, until int64, most int, whole bool) (out []engine.Timer, err error) {
+func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int, whole bool) (out []engine.Timer, err error) {
 	// Rows of a bucket lie within it, and so does what is asked for.
-	from, to := p.bucket*t.length, (p.bucket+1)*t.length-1
+	s := t.s
+	from, to := p.Bucket*t.t.length, (p.Bucket+1)*t.t.length-1
 	if after.FireAt < from {
 		after = engine.TimerCursor{FireAt: from}
 	}
@@ -163,7 +175,7 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 	if whole {
 		columns += `, payload`
 	}
-	cql := `SELECT ` + columns + ` FROM ` + t.name + ` WHERE bucket = ? AND shard = ? AND (fire_at, id) > (?, ?) AND (fire_at) <= (?)`
+	cql := `SELECT ` + columns + ` FROM ` + t.t.name + ` WHERE bucket = ? AND shard = ? AND (fire_at, id) > (?, ?) AND (fire_at) <= (?)`
 	if len(after.ID) == 0 {
 		after.ID = []byte{}
 	}
@@ -172,7 +184,7 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 	// and nobody reads it where most is reached: minutes of 2,000 rows were read
 	// at 5.2 to 6.2 us of the processor a row, without that at 3.4 to 5.6 (make
 	// bench-engines, cassandra_fires, at a load of 25 to 40).
-	q := s.query(cql, p.bucket, p.shard, after.FireAt, after.ID, until).PageSize(min(most+1, pageSize)).Prefetch(0)
+	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(most+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
 			var x engine.Timer
@@ -213,12 +225,15 @@ func readTimer(x *engine.Timer, v []byte) error {
 	return nil
 }
 
-func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out []int64, err error) {
+func (t timerRows) Buckets(ctx context.Context, shard uint16, from, to int64) (out []int64, err error) {
 	from, to = max(from, 0), min(to, math.MaxInt64/engine.MinuteMs-1)
 	if from > to {
 		return nil, nil
 	}
-	scope := scopeOf(hotTimers.name, int64(shard))
+	scope := scopeOf(t.t.name, int64(shard))
+	if t.t == coldTimers {
+		return t.s.noted(ctx, scope, from, to)
+	}
 	days, err := t.s.noted(ctx, scope, from*engine.MinuteMs/engine.DayMs, to*engine.MinuteMs/engine.DayMs)
 	if err != nil {
 		return nil, err
@@ -234,26 +249,25 @@ func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out 
 	return slices.Concat(each...), nil
 }
 
-// Drop removes the rows, then the hints, then the minute itself: one that is
-// interrupted is found by Minutes and dropped again.
-func (t timers) Drop(ctx context.Context, p engine.TimerPartition) error {
-	at := t.s.clock.now()
-	for _, table := range []string{"timers", "timer_hints"} {
-		if err := t.s.write(ctx, at, stmt{`DELETE FROM ` + table + ` WHERE bucket = ? AND shard = ?`, []any{p.Minute, int(p.Shard)}}); err != nil {
+// Drop removes the rows, then the hints, then the bucket itself: one that is
+// interrupted is found by Buckets and dropped again.
+func (t timerRows) Drop(ctx context.Context, p engine.TimerPartition) error {
+	at, scope, tables := t.s.clock.now(), scopeOf(t.t.name, int64(p.Shard)), []string{t.t.name}
+	if t.t == hotTimers {
+		scope, tables = scopeOf(scope, p.Bucket*engine.MinuteMs/engine.DayMs), append(tables, "timer_hints")
+	}
+	for _, table := range tables {
+		if err := t.s.write(ctx, at, stmt{`DELETE FROM ` + table + ` WHERE bucket = ? AND shard = ?`, []any{p.Bucket, int(p.Shard)}}); err != nil {
 			return err
 		}
 	}
-	return t.s.forget(ctx, scopeOf(scopeOf(hotTimers.name, int64(p.Shard)), p.Minute*engine.MinuteMs/engine.DayMs), p.Minute)
+	return t.s.forget(ctx, scope, p.Bucket)
 }
 
-func (t timers) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
-	return t.s.eachTimer(ctx, hotTimers, fn)
-}
-
-// eachTimer reads a whole table, partition by partition: for audits, not for
+// Pending reads a whole table, partition by partition: for audits, not for
 // serving.
-func (s *Store) eachTimer(ctx context.Context, t *timerTable, fn func(*engine.Timer) error) error {
-	return s.rows(ctx, func(scan func(...any) bool) error {
+func (t timerRows) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
+	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var last engine.Timer
 		for {
 			x := new(engine.Timer)
@@ -273,7 +287,7 @@ func (s *Store) eachTimer(ctx context.Context, t *timerTable, fn func(*engine.Ti
 				return err
 			}
 		}
-	}, `SELECT fire_at, id, at, data, payload FROM `+t.name)
+	}, `SELECT fire_at, id, at, data, payload FROM `+t.t.name)
 }
 
 // Shard reads at SERIAL: it is as of every take-over and advance answered before.
@@ -383,38 +397,4 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 			return translate(err)
 		}
 	}
-}
-
-// ColdTimers returns the contract of timers far ahead. A day goes with one
-// partition delete.
-func (s *Store) ColdTimers() engine.ColdTimers { return cold{s} }
-
-type cold struct{ s *Store }
-
-func (t cold) Put(ctx context.Context, shards int, ts []engine.Timer) error {
-	return t.s.putTimers(ctx, coldTimers, shards, ts)
-}
-
-func (t cold) Scan(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
-	return t.s.scanTimers(ctx, coldTimers, timerPart{day, int(shard)}, after, math.MaxInt64, max, true)
-}
-
-func (t cold) Outline(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
-	return t.s.scanTimers(ctx, coldTimers, timerPart{day, int(shard)}, after, math.MaxInt64, max, false)
-}
-
-func (t cold) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {
-	return t.s.noted(ctx, scopeOf(coldTimers.name, int64(shard)), 0, to)
-}
-
-func (t cold) Drop(ctx context.Context, shard uint16, day int64) error {
-	err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timers_cold WHERE bucket = ? AND shard = ?`, []any{day, int(shard)}})
-	if err != nil {
-		return err
-	}
-	return t.s.forget(ctx, scopeOf(coldTimers.name, int64(shard)), day)
-}
-
-func (t cold) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
-	return t.s.eachTimer(ctx, coldTimers, fn)
 }

@@ -103,7 +103,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 	})
 	t.Run("Hint stores hints, the same one again changes nothing; Hints returns the bases hinted in a partition", func(t *testing.T) {
 		s, reopen := open(t)
-		p, next, other := engine.TimerPartition{Minute: 7, Shard: 3}, engine.TimerPartition{Minute: 8, Shard: 3}, engine.TimerPartition{Minute: 7, Shard: 4}
+		p, next, other := engine.TimerPartition{Bucket: 7, Shard: 3}, engine.TimerPartition{Bucket: 8, Shard: 3}, engine.TimerPartition{Bucket: 7, Shard: 4}
 		must(t, s.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}, {Partition: p, Base: base(1, 2)}, {Partition: next, Base: base(1, 3)}}))
 		must(t, s.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}, {Partition: other, Base: base(1, 4)}}))
 		must(t, s.Hint(bg, nil))
@@ -114,7 +114,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		same(t, "hints", hints(p), []notify.Base{base(1, 1), base(1, 2)})
 		same(t, "of the next minute", hints(next), []notify.Base{base(1, 3)})
 		same(t, "of another shard", hints(other), []notify.Base{base(1, 4)})
-		same(t, "none", hints(engine.TimerPartition{Minute: 6, Shard: 3}), []notify.Base{})
+		same(t, "none", hints(engine.TimerPartition{Bucket: 6, Shard: 3}), []notify.Base{})
 	})
 	t.Run("a schedule, a hint or a head without a base is notify.KindInvalid and nothing is stored", func(t *testing.T) {
 		s, _ := open(t)
@@ -291,7 +291,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 		callers := rapid.SampledFrom([]string{"", "a", "ab"})
 		times := rapid.Int64Range(0, 6)
 		parts := rapid.Custom(func(rt *rapid.T) engine.TimerPartition {
-			return engine.TimerPartition{Minute: rapid.Int64Range(0, 1).Draw(rt, "minute"), Shard: rapid.Uint16Range(0, 1).Draw(rt, "shard")}
+			return engine.TimerPartition{Bucket: rapid.Int64Range(0, 1).Draw(rt, "minute"), Shard: rapid.Uint16Range(0, 1).Draw(rt, "shard")}
 		})
 		actions := map[string]func(*rapid.T){
 			"put": func(rt *rapid.T) {
@@ -331,7 +331,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 					same(rt, "head", a, b)
 				}
 				for n := range int64(4) {
-					p := engine.TimerPartition{Minute: n / 2, Shard: uint16(n % 2)}
+					p := engine.TimerPartition{Bucket: n / 2, Shard: uint16(n % 2)}
 					same(rt, "hints", sorted(val(s.Hints(bg, p))(rt), compareBases), val(m.Hints(bg, p))(rt))
 				}
 			},
@@ -360,8 +360,8 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 	in := func(t T, s Scheduling, x engine.Timer) (hot, cold int) {
 		t.Helper()
 		shard := engine.ShardOf(x.ID, shards)
-		hot = len(val(s.Timers.Scan(bg, engine.TimerPartition{Minute: x.FireAt / minute, Shard: shard}, engine.TimerCursor{}, x.FireAt, 10))(t))
-		return hot, len(val(s.Cold.Scan(bg, shard, x.FireAt/86_400_000, engine.TimerCursor{}, 10))(t))
+		hot = len(val(s.Timers.Scan(bg, engine.TimerPartition{Bucket: x.FireAt / minute, Shard: shard}, engine.TimerCursor{}, x.FireAt, 10))(t))
+		return hot, len(val(s.Cold.Scan(bg, engine.TimerPartition{Bucket: x.FireAt / day, Shard: shard}, engine.TimerCursor{}, math.MaxInt64, 10))(t))
 	}
 	t.Run("PutScheduled is Schedules.Put and Timers.Put, all or none", func(t *testing.T) {
 		s, reopen := open(t)
@@ -385,7 +385,7 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		a, b := row("a", 5*minute), row("b", 5*minute)
 		must(t, s.Timers.Put(bg, shards, []engine.Timer{a, b}))
 		must(t, s.Cold.Put(bg, shards, []engine.Timer{a}))
-		p := engine.TimerPartition{Minute: 5, Shard: engine.ShardOf(a.ID, shards)}
+		p := engine.TimerPartition{Bucket: 5, Shard: engine.ShardOf(a.ID, shards)}
 		must(t, s.Schedules.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}}))
 		must(t, s.Scheduled.ForgetTimers(bg, shards, []engine.Timer{a, row("a", minute), row("c", minute)}))
 		must(t, s.Scheduled.ForgetTimers(bg, shards, nil))
@@ -399,10 +399,10 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		same(t, "hints", val(s.Schedules.Hints(bg, p))(t), []notify.Base{base(1, 1)})
 		// A partition that holds hints alone is found, so that it is dropped.
 		must(t, s.Scheduled.ForgetTimers(bg, shards, []engine.Timer{b}))
-		same(t, "minutes", val(s.Timers.Minutes(bg, p.Shard, 0, 9))(t), []int64{5})
-		same(t, "minutes of others", len(val(s.Timers.Minutes(bg, 1-p.Shard, 0, 9))(t))+len(val(s.Timers.Minutes(bg, p.Shard, 6, 9))(t)), 0)
+		same(t, "minutes", val(s.Timers.Buckets(bg, p.Shard, 0, 9))(t), []int64{5})
+		same(t, "minutes of others", len(val(s.Timers.Buckets(bg, 1-p.Shard, 0, 9))(t))+len(val(s.Timers.Buckets(bg, p.Shard, 6, 9))(t)), 0)
 		must(t, s.Timers.Drop(bg, p))
-		same(t, "minutes", len(val(s.Timers.Minutes(bg, p.Shard, 0, 9))(t)), 0)
+		same(t, "minutes", len(val(s.Timers.Buckets(bg, p.Shard, 0, 9))(t)), 0)
 		must(t, s.Timers.Put(bg, shards, []engine.Timer{a})) // a new one is stored all the same
 		hot, _ := in(t, s, a)
 		same(t, "again", hot, 1)
@@ -416,10 +416,10 @@ func TimersDropHints(t *testing.T, open Opener[Scheduling]) {
 		var hs []engine.Hint
 		for shard := range uint16(2) {
 			for minute := range int64(4) {
-				hs = append(hs, engine.Hint{Partition: engine.TimerPartition{Minute: minute, Shard: shard}, Base: base(1, uint64(minute))})
+				hs = append(hs, engine.Hint{Partition: engine.TimerPartition{Bucket: minute, Shard: shard}, Base: base(1, uint64(minute))})
 			}
 		}
-		gone := engine.TimerPartition{Minute: 2, Shard: 1}
+		gone := engine.TimerPartition{Bucket: 2, Shard: 1}
 		hs = append(hs, engine.Hint{Partition: gone, Base: notify.Base(bytes.Repeat([]byte{0xff}, 16))})
 		must(t, s.Schedules.Hint(bg, hs))
 		must(t, s.Schedules.Put(bg, []engine.Schedule{schedule(base(1, 2), "shop", 2*minute)}))

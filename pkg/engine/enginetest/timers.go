@@ -12,18 +12,20 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-const minute = 60_000
+const (
+	minute = engine.MinuteMs
+	day    = engine.DayMs
+)
 
 func timer(fire int64, id string) engine.Timer {
 	return engine.Timer{FireAt: fire, ID: []byte(id), Kind: 7, Target: "notifications-push", Payload: []byte("payload of " + id)}
 }
 
 // whole reads a partition to its end in pages of two.
-func whole(t T, s engine.Timers, p engine.TimerPartition) (out []engine.Timer) {
+func whole(t T, s engine.TimerTable, p engine.TimerPartition) (out []engine.Timer) {
 	t.Helper()
 	var c engine.TimerCursor
 	for {
@@ -47,6 +49,22 @@ func outline(ts []engine.Timer) []engine.Timer {
 
 // Timers runs the suite of engine.Timers.
 func Timers(t *testing.T, open Opener[engine.Timers]) {
+	timerTable(t, minute, func(t T) (engine.TimerTable, func() engine.TimerTable) {
+		s, reopen := open(t)
+		if reopen == nil {
+			return s, nil
+		}
+		return s, func() engine.TimerTable { return reopen() }
+	})
+	shards(t, open)
+	t.Run("model of shards", func(t *testing.T) { shardsModel(t, open) })
+}
+
+// ColdTimers runs the suite of engine.ColdTimers.
+func ColdTimers(t *testing.T, open Opener[engine.ColdTimers]) { timerTable(t, day, open) }
+
+// timerTable runs the suite of engine.TimerTable, of buckets of a length.
+func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	t.Run("Put stores timers", func(t *testing.T) {
 		s, reopen := open(t)
 		bare := engine.Timer{FireAt: 0, ID: bytes.Repeat([]byte{0xff}, 64)}
@@ -76,7 +94,7 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 		s, _ := open(t)
 		var ts []engine.Timer
 		for i := range 200 {
-			ts = append(ts, timer(1000, "id"+strconv.Itoa(i)), timer(minute+1000, "id"+strconv.Itoa(i)))
+			ts = append(ts, timer(1000, "id"+strconv.Itoa(i)), timer(length+1000, "id"+strconv.Itoa(i)))
 		}
 		must(t, s.Put(bg, 8, ts))
 		total := 0
@@ -85,7 +103,7 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 			for i := range one {
 				same(t, "shard", engine.ShardOf(one[i].ID, 8), shard)
 			}
-			two := whole(t, s, engine.TimerPartition{Minute: 1, Shard: shard})
+			two := whole(t, s, engine.TimerPartition{Bucket: 1, Shard: shard})
 			if len(one) != len(two) || len(one) < 5 {
 				t.Fatalf("shard %d has %d and %d of 200 timers", shard, len(one), len(two))
 			}
@@ -99,7 +117,7 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 	t.Run("Scan returns up to max rows behind after with FireAt <= until, in order", func(t *testing.T) {
 		s, _ := open(t)
 		a, b, c, d := timer(1000, "a"), timer(1000, "ab"), timer(1000, "b"), timer(2000, "a")
-		must(t, s.Put(bg, 1, []engine.Timer{d, c, b, a, timer(minute, "next")}))
+		must(t, s.Put(bg, 1, []engine.Timer{d, c, b, a, timer(length, "next")}))
 		scan := func(c engine.TimerCursor, until int64, max int) []engine.Timer {
 			return val(s.Scan(bg, engine.TimerPartition{}, c, until, max))(t)
 		}
@@ -111,40 +129,40 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 		same(t, "after", scan(engine.TimerCursor{FireAt: 1000, ID: []byte("a")}, math.MaxInt64, 10), []engine.Timer{b, c, d})
 		same(t, "after a row that is gone", scan(engine.TimerCursor{FireAt: 1000, ID: []byte("aa")}, math.MaxInt64, 10), []engine.Timer{b, c, d})
 		same(t, "after a time", scan(engine.TimerCursor{FireAt: 2000}, math.MaxInt64, 10), []engine.Timer{d})
-		same(t, "after the end", scan(engine.TimerCursor{FireAt: minute + 1, ID: []byte("z")}, math.MaxInt64, 10), []engine.Timer{})
+		same(t, "after the end", scan(engine.TimerCursor{FireAt: length + 1, ID: []byte("z")}, math.MaxInt64, 10), []engine.Timer{})
 	})
-	t.Run("Minutes returns the minutes of shard in [from, to] that hold rows, ascending", func(t *testing.T) {
+	t.Run("Buckets returns the buckets of shard in [from, to] that hold rows, ascending", func(t *testing.T) {
 		s, _ := open(t)
 		var ts []engine.Timer
 		for _, m := range []int64{9, 3, 4, 1000} {
-			ts = append(ts, timer(m*minute, "a"), timer(m*minute+minute-1, "b"))
+			ts = append(ts, timer(m*length, "a"), timer(m*length+length-1, "b"))
 		}
 		must(t, s.Put(bg, 1, ts))
-		same(t, "some", val(s.Minutes(bg, 0, 4, 9))(t), []int64{4, 9})
-		same(t, "all", val(s.Minutes(bg, 0, 0, math.MaxInt64))(t), []int64{3, 4, 9, 1000})
-		same(t, "none", val(s.Minutes(bg, 0, 5, 8))(t), []int64{})
-		same(t, "turned", val(s.Minutes(bg, 0, 9, 3))(t), []int64{})
-		same(t, "other shard", val(s.Minutes(bg, 1, 0, 2000))(t), []int64{})
+		same(t, "some", val(s.Buckets(bg, 0, 4, 9))(t), []int64{4, 9})
+		same(t, "all", val(s.Buckets(bg, 0, 0, math.MaxInt64))(t), []int64{3, 4, 9, 1000})
+		same(t, "none", val(s.Buckets(bg, 0, 5, 8))(t), []int64{})
+		same(t, "turned", val(s.Buckets(bg, 0, 9, 3))(t), []int64{})
+		same(t, "other shard", val(s.Buckets(bg, 1, 0, 2000))(t), []int64{})
 	})
 	t.Run("Drop removes a partition", func(t *testing.T) {
 		s, reopen := open(t)
-		keep, next := timer(minute-1, "a"), timer(2*minute, "a")
-		gone := []engine.Timer{timer(minute, "a"), timer(2*minute-1, "z")}
+		keep, next := timer(length-1, "a"), timer(2*length, "a")
+		gone := []engine.Timer{timer(length, "a"), timer(2*length-1, "z")}
 		must(t, s.Put(bg, 1, append([]engine.Timer{keep, next}, gone...)))
-		must(t, s.Drop(bg, engine.TimerPartition{Minute: 1}))
-		same(t, "minutes", val(s.Minutes(bg, 0, 0, 10))(t), []int64{0, 2})
+		must(t, s.Drop(bg, engine.TimerPartition{Bucket: 1}))
+		same(t, "minutes", val(s.Buckets(bg, 0, 0, 10))(t), []int64{0, 2})
 		if reopen != nil {
 			s = reopen()
-			same(t, "minutes after a restart", val(s.Minutes(bg, 0, 0, 10))(t), []int64{0, 2})
+			same(t, "minutes after a restart", val(s.Buckets(bg, 0, 0, 10))(t), []int64{0, 2})
 		}
 		must(t, s.Put(bg, 1, gone[:1])) // a new timer is stored all the same
-		same(t, "again", whole(t, s, engine.TimerPartition{Minute: 1}), gone[:1])
+		same(t, "again", whole(t, s, engine.TimerPartition{Bucket: 1}), gone[:1])
 	})
 	t.Run("Pending calls fn with every stored timer", func(t *testing.T) {
 		s, _ := open(t)
 		var ts []engine.Timer
 		for i := range 20 {
-			ts = append(ts, timer(int64(i)*minute, "id"+strconv.Itoa(i)))
+			ts = append(ts, timer(int64(i)*length, "id"+strconv.Itoa(i)))
 		}
 		must(t, s.Put(bg, 4, ts))
 		got := collect(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
@@ -169,8 +187,7 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 		got[0].ID[0], got[0].Payload[0] = 'y', 'y'
 		same(t, "timers again", whole(t, s, engine.TimerPartition{}), []engine.Timer{timer(1, "a")})
 	})
-	shards(t, open)
-	t.Run("model", func(t *testing.T) { timersModel(t, open) })
+	t.Run("model", func(t *testing.T) { timersModel(t, length, open) })
 }
 
 func shards(t *testing.T, open Opener[engine.Timers]) {
@@ -236,7 +253,7 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 	s, _ := open(t)
 	st := val(s.TakeOver(bg, 0, 0, "a"))(t)
 	for at := int64(1); at <= 40; at++ {
-		p := engine.TimerPartition{Minute: at}
+		p := engine.TimerPartition{Bucket: at}
 		var closed int64
 		var found []engine.Timer
 		together(2, func(i int) {
@@ -258,17 +275,55 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 	}
 }
 
-func timersModel(t *testing.T, open Opener[engine.Timers]) {
+// timerModel is an engine.TimerTable as a list.
+type timerModel struct {
+	length int64
+	shards int
+	timers []engine.Timer
+}
+
+func (m *timerModel) in(p engine.TimerPartition) func(engine.Timer) bool {
+	return func(x engine.Timer) bool {
+		return x.FireAt/m.length == p.Bucket && engine.ShardOf(x.ID, m.shards) == p.Shard
+	}
+}
+
+func (m *timerModel) put(ts []engine.Timer) {
+	for _, x := range ts {
+		if !slices.ContainsFunc(m.timers, func(y engine.Timer) bool { return compareTimers(x, y) == 0 }) {
+			m.timers = append(m.timers, x)
+		}
+	}
+	slices.SortFunc(m.timers, compareTimers)
+}
+
+func compareTimers(a, b engine.Timer) int {
+	return cmp.Or(cmp.Compare(a.FireAt, b.FireAt), bytes.Compare(a.ID, b.ID))
+}
+
+func (m *timerModel) scan(p engine.TimerPartition, after engine.TimerCursor, until int64, max int) (out []engine.Timer) {
+	for _, x := range m.timers {
+		behind := compareTimers(x, engine.Timer{FireAt: after.FireAt, ID: after.ID}) > 0
+		if m.in(p)(x) && behind && x.FireAt <= until && len(out) < max {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
-		m := memory.New().Timers()
-		shard := rapid.Uint16Range(0, 2)
-		min := rapid.Int64Range(0, 3)
+		m := timerModel{length: length, shards: 3}
+		bucket := rapid.Int64Range(0, 3)
+		part := func(rt *rapid.T) engine.TimerPartition {
+			return engine.TimerPartition{Bucket: bucket.Draw(rt, "bucket"), Shard: rapid.Uint16Range(0, 2).Draw(rt, "shard")}
+		}
 		actions := map[string]func(*rapid.T){
 			"put": func(rt *rapid.T) {
 				ts := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) engine.Timer {
 					tm := engine.Timer{
-						FireAt: min.Draw(rt, "minute")*minute + rapid.SampledFrom([]int64{0, 1, 255, minute - 1}).Draw(rt, "ms"),
+						FireAt: bucket.Draw(rt, "bucket")*length + rapid.SampledFrom([]int64{0, 1, 255, length - 1}).Draw(rt, "ms"),
 						ID:     []byte(rapid.StringMatching(`[ab]{1,3}`).Draw(rt, "id")),
 						Kind:   rapid.Uint8().Draw(rt, "kind"), Target: rapid.SampledFrom([]string{"", "t"}).Draw(rt, "target"),
 					}
@@ -280,47 +335,82 @@ func timersModel(t *testing.T, open Opener[engine.Timers]) {
 					}
 					return tm
 				}), 0, 4).Draw(rt, "timers")
-				must(rt, s.Put(bg, 3, ts))
-				must(rt, m.Put(bg, 3, ts))
+				must(rt, s.Put(bg, m.shards, ts))
+				m.put(ts)
 			},
 			"scan": func(rt *rapid.T) {
-				p := engine.TimerPartition{Minute: min.Draw(rt, "minute"), Shard: shard.Draw(rt, "shard")}
-				c := engine.TimerCursor{FireAt: rapid.Int64Range(0, 4*minute).Draw(rt, "after"), ID: []byte(rapid.StringMatching(`[ab]{0,2}`).Draw(rt, "id"))}
-				until, n := rapid.Int64Range(0, 4*minute).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
-				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), val(m.Scan(bg, p, c, until, n))(rt))
-				same(rt, "Outline", outline(val(s.Outline(bg, p, c, until, n))(rt)), outline(val(m.Outline(bg, p, c, until, n))(rt)))
+				p := part(rt)
+				c := engine.TimerCursor{FireAt: rapid.Int64Range(0, 4*length).Draw(rt, "after"), ID: []byte(rapid.StringMatching(`[ab]{0,2}`).Draw(rt, "id"))}
+				until, n := rapid.Int64Range(0, 4*length).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
+				want := m.scan(p, c, until, n)
+				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), want)
+				same(rt, "Outline", outline(val(s.Outline(bg, p, c, until, n))(rt)), outline(slices.Clone(want)))
 			},
-			"minutes": func(rt *rapid.T) {
-				sh, from, to := shard.Draw(rt, "shard"), rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")
-				same(rt, "Minutes", val(s.Minutes(bg, sh, from, to))(rt), val(m.Minutes(bg, sh, from, to))(rt))
+			"buckets": func(rt *rapid.T) {
+				shard, from, to := part(rt).Shard, rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")
+				var want []int64
+				for b := from; b <= to; b++ {
+					if len(m.scan(engine.TimerPartition{Bucket: b, Shard: shard}, engine.TimerCursor{}, math.MaxInt64, 1)) > 0 {
+						want = append(want, b)
+					}
+				}
+				same(rt, "Buckets", val(s.Buckets(bg, shard, from, to))(rt), want)
 			},
 			"drop": func(rt *rapid.T) {
-				p := engine.TimerPartition{Minute: min.Draw(rt, "minute"), Shard: shard.Draw(rt, "shard")}
+				p := part(rt)
 				must(rt, s.Drop(bg, p))
-				must(rt, m.Drop(bg, p))
+				m.timers = slices.DeleteFunc(m.timers, m.in(p))
 			},
+			"pending": func(rt *rapid.T) {
+				got := collect(rt, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
+				same(rt, "Pending", sorted(got, compareTimers), m.timers)
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
+		}
+		return actions
+	})
+}
+
+func shardsModel(t *testing.T, open Opener[engine.Timers]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		stored := map[uint16]engine.ShardState{}
+		shard, term := rapid.Uint16Range(0, 2), rapid.Uint64Range(0, 3)
+		// kind says what a call with a term must answer.
+		kind := func(sh uint16, term uint64) notify.Kind {
+			if stored[sh].Term != term {
+				return notify.KindConflict
+			}
+			return notify.KindOf(nil)
+		}
+		actions := map[string]func(*rapid.T){
 			"takeover": func(rt *rapid.T) {
-				sh, term := shard.Draw(rt, "shard"), rapid.Uint64Range(0, 3).Draw(rt, "term")
-				a, aerr := s.TakeOver(bg, sh, term, "o")
-				b, berr := m.TakeOver(bg, sh, term, "o")
-				same(rt, "TakeOver", a, b)
-				same(rt, "TakeOver error", notify.KindOf(aerr), notify.KindOf(berr))
+				sh, term := shard.Draw(rt, "shard"), term.Draw(rt, "term")
+				got, err := s.TakeOver(bg, sh, term, "o")
+				same(rt, "TakeOver error", notify.KindOf(err), kind(sh, term))
+				if err == nil {
+					st := stored[sh]
+					st.Term, st.Owner = term+1, "o"
+					stored[sh] = st
+					same(rt, "TakeOver", got, st)
+				}
 			},
 			"advance": func(rt *rapid.T) {
 				sh := shard.Draw(rt, "shard")
-				st := engine.ShardState{Term: rapid.Uint64Range(0, 3).Draw(rt, "term"), Closed: rapid.Int64Range(-5, 5).Draw(rt, "closed"), Watermark: rapid.Int64Range(-5, 5).Draw(rt, "mark")}
-				same(rt, "Advance", notify.KindOf(s.Advance(bg, sh, st)), notify.KindOf(m.Advance(bg, sh, st)))
-				same(rt, "Shard", val(s.Shard(bg, sh))(rt), val(m.Shard(bg, sh))(rt))
-			},
-			"pending": func(rt *rapid.T) {
-				all := func(s engine.Timers) []engine.Timer {
-					ts := collect(rt, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
-					slices.SortFunc(ts, func(a, b engine.Timer) int {
-						return cmp.Or(cmp.Compare(a.FireAt, b.FireAt), bytes.Compare(a.ID, b.ID))
-					})
-					return ts
+				to := engine.ShardState{Term: term.Draw(rt, "term"), Closed: rapid.Int64Range(-5, 5).Draw(rt, "closed"), Watermark: rapid.Int64Range(-5, 5).Draw(rt, "mark")}
+				want := kind(sh, to.Term)
+				same(rt, "Advance", notify.KindOf(s.Advance(bg, sh, to)), want)
+				if st := stored[sh]; want == notify.KindOf(nil) {
+					st.Closed, st.Watermark = max(st.Closed, to.Closed), max(st.Watermark, to.Watermark)
+					stored[sh] = st
 				}
-				same(rt, "Pending", all(s), all(m))
+			},
+			"": func(rt *rapid.T) {
+				for sh := range uint16(3) {
+					same(rt, "Shard", val(s.Shard(bg, sh))(rt), stored[sh])
+				}
 			},
 		}
 		if reopen != nil {

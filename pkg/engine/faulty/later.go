@@ -40,32 +40,62 @@ func (w schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	return get2(ctx, w.plan, "Schedules.Swap", func() (engine.ScheduleHead, bool, error) { return w.Schedules.Swap(ctx, old, h) })
 }
 
-type coldTimers struct {
-	engine.ColdTimers
+// timerTable is of Timers or ColdTimers.
+type timerTable struct {
+	engine.TimerTable
 	plan *Plan
+	name string
 }
 
 // NewColdTimers wraps next.
-func NewColdTimers(next engine.ColdTimers, p *Plan) engine.ColdTimers { return coldTimers{next, p} }
-
-func (w coldTimers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
-	return w.plan.do(ctx, "ColdTimers.Put", func() error { return w.ColdTimers.Put(ctx, shards, ts) })
+func NewColdTimers(next engine.ColdTimers, p *Plan) engine.ColdTimers {
+	return timerTable{next, p, "ColdTimers."}
 }
 
-func (w coldTimers) Scan(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
-	return get(ctx, w.plan, "ColdTimers.Scan", func() ([]engine.Timer, error) { return w.ColdTimers.Scan(ctx, shard, day, after, max) })
+func (w timerTable) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	return w.plan.do(ctx, w.name+"Put", func() error { return w.TimerTable.Put(ctx, shards, ts) })
 }
 
-func (w coldTimers) Outline(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
-	return get(ctx, w.plan, "ColdTimers.Outline", func() ([]engine.Timer, error) { return w.ColdTimers.Outline(ctx, shard, day, after, max) })
+func (w timerTable) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return get(ctx, w.plan, w.name+"Scan", func() ([]engine.Timer, error) { return w.TimerTable.Scan(ctx, p, after, until, max) })
 }
 
-func (w coldTimers) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {
-	return get(ctx, w.plan, "ColdTimers.Days", func() ([]int64, error) { return w.ColdTimers.Days(ctx, shard, to) })
+func (w timerTable) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return get(ctx, w.plan, w.name+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.Outline(ctx, p, after, until, max) })
 }
 
-func (w coldTimers) Drop(ctx context.Context, shard uint16, day int64) error {
-	return w.plan.do(ctx, "ColdTimers.Drop", func() error { return w.ColdTimers.Drop(ctx, shard, day) })
+func (w timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
+	return get(ctx, w.plan, w.name+"Buckets", func() ([]int64, error) { return w.TimerTable.Buckets(ctx, shard, from, to) })
+}
+
+func (w timerTable) Drop(ctx context.Context, p engine.TimerPartition) error {
+	return w.plan.do(ctx, w.name+"Drop", func() error { return w.TimerTable.Drop(ctx, p) })
+}
+
+type timers struct {
+	timerTable
+	shards engine.Timers
+}
+
+// NewTimers wraps next.
+func NewTimers(next engine.Timers, p *Plan) engine.Timers {
+	return timers{timerTable{next, p, "Timers."}, next}
+}
+
+func (w timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
+	return get(ctx, w.plan, "Timers.Shard", func() (engine.ShardState, error) { return w.shards.Shard(ctx, shard) })
+}
+
+func (w timers) Closed(ctx context.Context, shard uint16) (int64, error) {
+	return get(ctx, w.plan, "Timers.Closed", func() (int64, error) { return w.shards.Closed(ctx, shard) })
+}
+
+func (w timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
+	return get(ctx, w.plan, "Timers.TakeOver", func() (engine.ShardState, error) { return w.shards.TakeOver(ctx, shard, term, owner) })
+}
+
+func (w timers) Advance(ctx context.Context, shard uint16, s engine.ShardState) error {
+	return w.plan.do(ctx, "Timers.Advance", func() error { return w.shards.Advance(ctx, shard, s) })
 }
 
 type queue struct {

@@ -108,6 +108,9 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	}
 	for _, c := range cs {
 		in := p.part(c.Part)
+		for _, begin := range c.Clear {
+			in.rows = slices.DeleteFunc(in.rows, func(r rows.Row) bool { return strings.HasPrefix(r.Key, begin) })
+		}
 		in.set(c.Do)
 		for _, r := range c.Add {
 			if in.get(r.Key) == nil {

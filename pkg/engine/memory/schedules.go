@@ -65,29 +65,22 @@ func (s schedules) List(ctx context.Context, caller string, behind notify.Base, 
 }
 
 func (s schedules) Hint(ctx context.Context, hs []engine.Hint) error {
-	if err := check(ctx); err != nil {
-		return err
-	}
-	if slices.ContainsFunc(hs, func(h engine.Hint) bool { return h.Base.IsZero() }) {
-		return badSchedule()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, h := range hs {
-		if !slices.Contains(s.hints[h.Partition], h.Base) {
-			s.hints[h.Partition] = append(s.hints[h.Partition], h.Base)
-		}
-	}
-	return nil
+	return s.Contracts.Hint(ctx, hs)
 }
 
 func (s schedules) Hints(ctx context.Context, p engine.TimerPartition) ([]notify.Base, error) {
-	if err := check(ctx); err != nil {
-		return nil, err
+	return s.Contracts.Hints(ctx, p)
+}
+
+// PutScheduled is Schedules.Put and Timers.Put, all or none.
+func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+	if slices.ContainsFunc(ss, func(x engine.Schedule) bool { return x.Base.IsZero() }) {
+		return badSchedule()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.SortedFunc(slices.Values(s.hints[p]), compareBases), nil
+	if err := s.Timers().Put(ctx, shards, ts); err != nil {
+		return err
+	}
+	return s.Schedules().Put(context.WithoutCancel(ctx), ss)
 }
 
 func (s schedules) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {

@@ -16,12 +16,8 @@ type Store struct {
 	*store.Contracts // over rows.go
 
 	mu        sync.Mutex
-	timers    map[timerKey]engine.Timer
-	shards    map[uint16]engine.ShardState
 	scheduled map[notify.Base]engine.Schedule
-	hints     map[engine.TimerPartition][]notify.Base
 	heads     map[notify.Base]engine.ScheduleHead
-	cold      map[timerKey]engine.Timer
 	triggered map[string]engine.Trigger
 	queues    map[string]*queue
 }
@@ -30,20 +26,14 @@ type Store struct {
 func New() *Store {
 	return &Store{
 		Contracts: store.Over(&partRows{parts: map[rows.Part]*part{}}),
-		timers:    map[timerKey]engine.Timer{},
-		shards:    map[uint16]engine.ShardState{},
 		scheduled: map[notify.Base]engine.Schedule{},
-		hints:     map[engine.TimerPartition][]notify.Base{},
 		heads:     map[notify.Base]engine.ScheduleHead{},
-		cold:      map[timerKey]engine.Timer{},
 		triggered: map[string]engine.Trigger{},
 		queues:    map[string]*queue{},
 	}
 }
 
 // The contracts; those that are missing here are store.Contracts.
-
-func (s *Store) Timers() engine.Timers { return timers{s} }
 
 // check makes a context that has ended what it is in every engine.
 func check(ctx context.Context) error {

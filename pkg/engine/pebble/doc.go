@@ -17,22 +17,18 @@
 // bytes of length and the bytes.
 //
 //	prefix  key                                              value
-//	h       shard                                            shard state
 //	o       table, str partition                             last number of a partition of r
 //	r       table, str partition, key                        row of pkg/store (rows.go)
-//	t       shard, fire at, id                               timer; written by merge, the oldest wins
 //	B       id                                               head of a large trigger, once it was swapped
 //	C       str caller, base                                 -: schedules of a caller
 //	E       ended, id                                        -: triggers that are terminal
 //	F       fire at, base                                    -: schedules by last known fire time
 //	G       id                                               trigger
 //	H       base                                             head of a schedule
-//	I       shard, minute, base                              -: hint
 //	K       seq                                              ids that one swap claimed
 //	L       state, str caller, id                            -: triggers by state and caller; IN_FLIGHT among PENDING
 //	Q       str queue, seq                                   message: enqueued, visible, body
-//	R       base                                             schedule; written by merge, as t
-//	T       shard, fire at, id                               cold timer; as t
+//	R       base                                             schedule; written by merge: the oldest wins
 //	V       str queue, seq                                   receives, released until
 //	(0x00)  "format"                                         version of this layout
 package pebble

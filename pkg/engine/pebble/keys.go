@@ -8,10 +8,8 @@ import (
 // Tables; doc.go describes their keys and values.
 const (
 	tFormat = 0x00
-	tShard  = 'h'
 	tNumber = 'o'
 	tRows   = 'r'
-	tTimer  = 't'
 
 	tScheduleCaller = 'C'
 	tTriggerHead    = 'B'
@@ -19,12 +17,10 @@ const (
 	tScheduleFire   = 'F'
 	tTrigger        = 'G'
 	tHead           = 'H'
-	tHint           = 'I'
 	tFlight         = 'K'
 	tTriggerList    = 'L'
 	tMessage        = 'Q'
 	tSchedule       = 'R'
-	tCold           = 'T'
 	tReceived       = 'V'
 )
 

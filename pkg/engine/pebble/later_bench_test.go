@@ -16,6 +16,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // cpu is what the process has used, user and system.
@@ -64,15 +66,14 @@ func BenchmarkPutScheduled(b *testing.B) {
 		if err := s.schedules.pack(p, xs); err != nil {
 			return err
 		}
-		if err := packTimers(p, tTimer, 64, ts); err != nil {
+		timers, err := store.AddTimers(64, ts)
+		if err != nil {
 			return err
 		}
 		batch := s.db.NewBatch()
 		tx := tx{batch}
 		s.schedules.fill(tx, p, len(xs))
-		for i := 4 * len(xs); i < len(p.ends); i += 2 {
-			tx.insert(p.part(i), p.part(i+1))
-		}
+		s.Rows().(*partRows).fill(tx, []rows.Change{timers}, nil)
 		if err := batch.Commit(pebbledb.Sync); err != nil {
 			return err
 		}

@@ -145,20 +145,20 @@ func TestPurgeLooksAgain(t *testing.T) {
 func TestTimersApart(t *testing.T) {
 	t.Parallel()
 	s := mustOpen(t, testConfig(vfs.NewMem()))
-	tm := []engine.Timer{{FireAt: dayMs, ID: []byte("a")}}
+	tm := []engine.Timer{{FireAt: engine.DayMs, ID: []byte("a")}}
 	if err := s.ColdTimers().Put(t.Context(), 1, tm); err != nil {
 		t.Fatal(err)
 	}
-	if hot, err := s.Timers().Minutes(t.Context(), 0, 0, 1<<40); len(hot) != 0 || err != nil {
+	if hot, err := s.Timers().Buckets(t.Context(), 0, 0, 1<<40); len(hot) != 0 || err != nil {
 		t.Errorf("hot: %v, %v", hot, err)
 	}
 	if err := s.Timers().Put(t.Context(), 1, tm); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.ColdTimers().Drop(t.Context(), 0, 1); err != nil {
+	if err := s.ColdTimers().Drop(t.Context(), engine.TimerPartition{Bucket: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if hot, err := s.Timers().Minutes(t.Context(), 0, 0, 1<<40); len(hot) != 1 || err != nil {
+	if hot, err := s.Timers().Buckets(t.Context(), 0, 0, 1<<40); len(hot) != 1 || err != nil {
 		t.Errorf("hot: %v, %v", hot, err)
 	}
 	if err := s.Close(); err != nil {

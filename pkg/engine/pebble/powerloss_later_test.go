@@ -27,7 +27,7 @@ func laterWriters() map[string]writer {
 				listed, lerr := s.Schedules().List(ctx, "shop", bases(x.Base, 1), 1)
 				return found(ok && len(listed) == 1 && listed[0].Base == x.Base, errors.Join(err, lerr))
 			})
-			part := engine.TimerPartition{Minute: int64(n), Shard: 7}
+			part := engine.TimerPartition{Bucket: int64(n), Shard: 7}
 			if err := s.Schedules().Hint(ctx, []engine.Hint{{Partition: part, Base: x.Base}}); err != nil {
 				return err
 			}
@@ -76,31 +76,31 @@ func laterWriters() map[string]writer {
 			x := engine.Schedule{Base: testRow(n, 0).Key.Chunk.Base, FireAt: int64(n)}
 			x.Base[0] = 3
 			minute := int64(n + 1<<20) // none of the other timers'
-			err := s.PutScheduled(ctx, []engine.Schedule{x}, 1, []engine.Timer{{FireAt: minute * minuteMs, ID: []byte("scheduled"), Payload: make([]byte, 300)}})
+			err := s.PutScheduled(ctx, []engine.Schedule{x}, 1, []engine.Timer{{FireAt: minute * engine.MinuteMs, ID: []byte("scheduled"), Payload: make([]byte, 300)}})
 			if err == nil {
 				p.add("schedule and timer", func(s *Store) error {
 					_, ok, err := s.Schedules().Get(ctx, x.Base)
-					ts, terr := s.Timers().Scan(ctx, engine.TimerPartition{Minute: minute}, engine.TimerCursor{}, math.MaxInt64, 10)
+					ts, terr := s.Timers().Scan(ctx, engine.TimerPartition{Bucket: minute}, engine.TimerCursor{}, math.MaxInt64, 10)
 					return found(ok && len(ts) == 1, errors.Join(err, terr))
 				})
 			}
 			return err
 		},
 		"cold": func(ctx context.Context, s *Store, p *promises, n int) error {
-			if err := s.ColdTimers().Put(ctx, 1, []engine.Timer{{FireAt: int64(n) * dayMs, ID: []byte("c"), Payload: make([]byte, 300)}}); err != nil {
+			if err := s.ColdTimers().Put(ctx, 1, []engine.Timer{{FireAt: int64(n) * engine.DayMs, ID: []byte("c"), Payload: make([]byte, 300)}}); err != nil {
 				return err
 			}
 			if n%2 == 0 {
 				p.add("cold timer", func(s *Store) error {
-					got, err := s.ColdTimers().Scan(ctx, 0, int64(n), engine.TimerCursor{}, 10)
+					got, err := s.ColdTimers().Scan(ctx, engine.TimerPartition{Bucket: int64(n)}, engine.TimerCursor{}, math.MaxInt64, 10)
 					return found(len(got) == 1, err)
 				})
 				return nil
 			}
-			err := s.ColdTimers().Drop(ctx, 0, int64(n))
+			err := s.ColdTimers().Drop(ctx, engine.TimerPartition{Bucket: int64(n)})
 			if err == nil {
 				p.add("dropped day", func(s *Store) error {
-					got, err := s.ColdTimers().Scan(ctx, 0, int64(n), engine.TimerCursor{}, 10)
+					got, err := s.ColdTimers().Scan(ctx, engine.TimerPartition{Bucket: int64(n)}, engine.TimerCursor{}, math.MaxInt64, 10)
 					return found(len(got) == 0, err)
 				})
 			}

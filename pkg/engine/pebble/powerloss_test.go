@@ -101,22 +101,22 @@ func firstWriters() map[string]writer {
 			return err
 		},
 		"timer": func(ctx context.Context, s *Store, p *promises, n int) error {
-			at := int64(n) * minuteMs
+			at := int64(n) * engine.MinuteMs
 			id := []byte(strconv.Itoa(n))
 			if err := s.Timers().Put(ctx, 1, []engine.Timer{{FireAt: at, ID: id, Payload: make([]byte, 500)}}); err != nil {
 				return err
 			}
 			if n%2 == 0 {
 				p.add("timer", func(s *Store) error {
-					got, err := s.Timers().Scan(ctx, engine.TimerPartition{Minute: int64(n)}, engine.TimerCursor{}, math.MaxInt64, 10)
+					got, err := s.Timers().Scan(ctx, engine.TimerPartition{Bucket: int64(n)}, engine.TimerCursor{}, math.MaxInt64, 10)
 					return found(len(got) == 1, err)
 				})
 				return nil
 			}
-			err := s.Timers().Drop(ctx, engine.TimerPartition{Minute: int64(n)})
+			err := s.Timers().Drop(ctx, engine.TimerPartition{Bucket: int64(n)})
 			if err == nil {
 				p.add("dropped partition", func(s *Store) error {
-					got, err := s.Timers().Minutes(ctx, 0, int64(n), int64(n))
+					got, err := s.Timers().Buckets(ctx, 0, int64(n), int64(n))
 					return found(len(got) == 0, err)
 				})
 			}

@@ -44,9 +44,6 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 		"schedule": func(v byte) error {
 			return readSchedule(scheduleKey(tSchedule, base), []byte{v, 'x'}, new(engine.Schedule))
 		},
-		"timer": func(v byte) error {
-			return readTimer(timerKey(nil, tTimer, 0, 1, []byte("id")), []byte{v, 'x'}, new(engine.Timer))
-		},
 		"trigger": func(v byte) error {
 			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger))
 			return err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"sync"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
@@ -62,7 +63,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	for i := range cs {
 		c := &cs[i]
 		adds, named = adds+len(c.Add), named+len(c.If)+len(c.Do)
-		alone = alone && c.Numbers == 0 && c.Stored == nil
+		alone = alone && len(c.Clear)+c.Numbers == 0 && c.Stored == nil
 	}
 	alone = alone && named == 0
 	if alone {
@@ -138,6 +139,10 @@ func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
 	for i := range cs {
 		c := &cs[i]
 		key = appendPart(append(key[:0], tRows), c.Part)
+		for _, begin := range c.Clear {
+			from := append(key[:len(key):len(key)], begin...)
+			tx.deleteRange(from, after(from))
+		}
 		key = tx.rows(key, c.Do, false)
 		key = tx.rows(key, c.Add, true)
 		for n := range c.Numbers {
@@ -234,3 +239,23 @@ func (r *partRows) counter(p rows.Part) (*uint64, error) {
 	r.last[p] = &n
 	return &n, nil
 }
+
+// firstWins makes rows of Add insert-only without reading before each write: the
+// oldest value of a key is its value.
+var firstWins = &pebbledb.Merger{
+	Name: "notifyd.first",
+	Merge: func(_, value []byte) (pebbledb.ValueMerger, error) {
+		return &firstValue{bytes.Clone(value)}, nil
+	},
+}
+
+type firstValue struct{ v []byte }
+
+func (f *firstValue) MergeNewer([]byte) error { return nil }
+
+func (f *firstValue) MergeOlder(v []byte) error {
+	f.v = append(f.v[:0], v...)
+	return nil
+}
+
+func (f *firstValue) Finish(bool) ([]byte, io.Closer, error) { return f.v, nil, nil }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Schedules returns the contract of scheduled requests.
@@ -31,10 +33,6 @@ func appendScheduleCaller(b []byte, caller string) []byte {
 
 func appendScheduleFire(b []byte, fireAt int64, base notify.Base) []byte {
 	return append(appendInt(append(b, tScheduleFire), fireAt), base[:]...)
-}
-
-func hintKey(p engine.TimerPartition) []byte {
-	return appendInt(binary.BigEndian.AppendUint16([]byte{tHint}, p.Shard), p.Minute)
 }
 
 // scheduleVersion begins a schedule's value.
@@ -139,32 +137,15 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 	if err := s.schedules.pack(p, ss); err != nil {
 		return err
 	}
-	if err := packTimers(p, tTimer, shards, ts); err != nil || len(p.ends) == 0 {
+	timers, err := store.AddTimers(shards, ts)
+	if err != nil || len(ss)+len(ts) == 0 {
 		return err
 	}
+	r := s.Rows().(*partRows)
 	return s.commit.insert(ctx, len(ss)+len(ts), func(tx tx) {
 		s.schedules.fill(tx, p, len(ss))
-		for i := 4 * len(ss); i < len(p.ends); i += 2 {
-			tx.insert(p.part(i), p.part(i+1))
-		}
+		r.fill(tx, []rows.Change{timers}, nil)
 	})
-}
-
-// ForgetTimers removes single rows: those of moved schedules, few beside those
-// that are dropped with their minutes.
-func (s *Store) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
-	if len(ts) == 0 {
-		return nil
-	}
-	return s.commit.write(ctx, func(tx tx) {
-		var k []byte
-		for i := range ts {
-			for _, table := range []byte{tTimer, tCold} {
-				k = timerKey(k[:0], table, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID)
-				tx.delete(k)
-			}
-		}
-	}, nil)
 }
 
 func (t *schedules) Get(_ context.Context, base notify.Base) (x engine.Schedule, ok bool, err error) {
@@ -223,33 +204,9 @@ func (t *schedules) List(ctx context.Context, caller string, behind notify.Base,
 }
 
 func (t *schedules) Hint(ctx context.Context, hs []engine.Hint) error {
-	for i := range hs {
-		if hs[i].Base.IsZero() {
-			return badSchedule()
-		}
-	}
-	if len(hs) == 0 {
-		return nil
-	}
-	return t.s.commit.write(ctx, func(tx tx) {
-		for i := range hs {
-			tx.set(append(hintKey(hs[i].Partition), hs[i].Base[:]...), nil)
-		}
-	}, nil)
+	return t.s.Contracts.Hint(ctx, hs)
 }
 
-func (t *schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []notify.Base, err error) {
-	prefix := hintKey(p)
-	n := -1
-	err = t.s.each(under(prefix), func(k, _ []byte) (bool, error) {
-		if len(k) != len(prefix)+len(notify.Base{}) {
-			return false, corrupt("hint", k)
-		}
-		out = append(out, notify.Base(k[len(prefix):]))
-		return true, sometimes(ctx, &n)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+func (t *schedules) Hints(ctx context.Context, p engine.TimerPartition) ([]notify.Base, error) {
+	return t.s.Contracts.Hints(ctx, p)
 }

@@ -1,0 +1,268 @@
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/codec"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// Tables of timers. A key begins with the shard (2 bytes) and the number of its bucket,
+// so that a bucket is dropped with one delete.
+var (
+	tableTimers     = rows.Part{Table: 't'} // shard, minute, ms in it (4 bytes), id: timer
+	tableColdTimers = rows.Part{Table: 'T'} // shard, day, ms in it (4 bytes), id: timer
+	tableHints      = rows.Part{Table: 'I'} // shard, minute, base: -
+	tableShards     = rows.Part{Table: 'k'} // shard: its state
+)
+
+const (
+	bucketLen   = 2 + 8         // of a key
+	timerKeyLen = bucketLen + 4 // before the id
+)
+
+// timerTable keeps timers in buckets of a length, ms.
+type timerTable struct {
+	rows   rows.Rows
+	part   rows.Part
+	length int64
+}
+
+func appendShard(b []byte, shard uint16) []byte { return binary.BigEndian.AppendUint16(b, shard) }
+
+func bucketKey(p engine.TimerPartition) string {
+	return string(binary.BigEndian.AppendUint64(appendShard(nil, p.Shard), uint64(p.Bucket)))
+}
+
+func (t timerTable) appendKey(b []byte, shard uint16, fireAt int64, id []byte) []byte {
+	b = binary.BigEndian.AppendUint64(appendShard(b, shard), uint64(fireAt/t.length))
+	b = binary.BigEndian.AppendUint32(b, uint32(fireAt%t.length))
+	return append(b, id...)
+}
+
+// timerFields describes a timer but its time and its id, which are in the key, and its
+// payload.
+func timerFields(c *codec.Codec, t *engine.Timer) {
+	codec.Num(c, &t.Kind)
+	c.Str(&t.Target)
+	touchable := !t.Head.IsZero()
+	c.Bool(&touchable)
+	if touchable {
+		c.Raw(t.Head[:])
+	}
+	codec.Num(c, &t.Gen)
+	codec.Num(c, &t.Weight)
+}
+
+const timerVersion = 1
+
+// adds returns the rows of timers. All keys are parts of one text and all values of one
+// slice, so that a timer costs no allocation.
+func (t timerTable) adds(shards int, ts []engine.Timer) ([]rows.Row, error) {
+	if err := engine.CheckTimers(shards, ts); err != nil {
+		return nil, err
+	}
+	size, ids := 0, 0
+	for i := range ts {
+		size += 64 + len(ts[i].Target) + len(ts[i].Payload)
+		ids += len(ts[i].ID)
+	}
+	keys, values := make([]byte, 0, ids+timerKeyLen*len(ts)), make([]byte, 0, size)
+	out, ends := make([]rows.Row, len(ts)), make([]int, len(ts))
+	for i := range ts {
+		keys = t.appendKey(keys, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID)
+		c := codec.Packer(values, timerVersion)
+		timerFields(&c, &ts[i])
+		c.Bytes(&ts[i].Payload)
+		values = c.Packed()
+		ends[i] = len(values)
+	}
+	all, begin := string(keys), 0
+	for i := range ts {
+		n := timerKeyLen + len(ts[i].ID)
+		out[i] = rows.Row{Key: all[:n], Value: values[begin:ends[i]:ends[i]]}
+		all, begin = all[n:], ends[i]
+	}
+	return out, nil
+}
+
+// bucketAt returns the number of the bucket in a key.
+func bucketAt(key string) int64 { return int64(numberAt(key[:bucketLen])) }
+
+func (t timerTable) read(r rows.Row, x *engine.Timer) error {
+	if len(r.Key) <= timerKeyLen {
+		return corrupt(r.Key)
+	}
+	k := []byte(r.Key)
+	x.FireAt = bucketAt(r.Key)*t.length + int64(binary.BigEndian.Uint32(k[bucketLen:]))
+	x.ID = k[timerKeyLen:]
+	c := codec.Unpacker(r.Value, timerVersion)
+	timerFields(&c, x)
+	c.Bytes(&x.Payload)
+	if c.Whole() {
+		return nil
+	}
+	if err := notify.CheckVersion("timer", r.Value, timerVersion); err != nil {
+		return err
+	}
+	return corrupt(r.Key)
+}
+
+func (t timerTable) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	add, err := t.adds(shards, ts)
+	if err != nil || len(add) == 0 {
+		return err
+	}
+	_, err = t.rows.Swap(ctx, rows.Change{Part: t.part, Add: add})
+	return err
+}
+
+func (t timerTable) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) (out []engine.Timer, err error) {
+	in := rows.Range{Prefix: bucketKey(p)}
+	switch bucket := after.FireAt / t.length; {
+	case bucket > p.Bucket || max <= 0 || p.Bucket < 0:
+		return nil, nil
+	case bucket == p.Bucket: // a cursor without an id stands before the rows of its time
+		in.After = string(t.appendKey(nil, p.Shard, after.FireAt, after.ID))
+	}
+	err = t.rows.Scan(ctx, t.part, in, func(r rows.Row) (bool, error) {
+		var x engine.Timer
+		if err := t.read(r, &x); err != nil || x.FireAt > until {
+			return false, err
+		}
+		out = append(out, x)
+		return len(out) < max, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (t timerTable) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return t.Scan(ctx, p, after, until, max)
+}
+
+func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
+	out, err := t.buckets(ctx, t.part, shard, from, to)
+	if err != nil || t.part != tableTimers {
+		return out, err
+	}
+	hinted, err := t.buckets(ctx, tableHints, shard, from, to)
+	if err != nil || len(hinted) == 0 {
+		return out, err
+	}
+	out = append(out, hinted...)
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// buckets leaps from one bucket to the next: it reads one row of each.
+func (t timerTable) buckets(ctx context.Context, part rows.Part, shard uint16, from, to int64) (out []int64, err error) {
+	for next := max(from, 0); next <= to; next++ {
+		found := int64(-1)
+		in := rows.Range{Prefix: string(appendShard(nil, shard)), After: bucketKey(engine.TimerPartition{Bucket: next, Shard: shard})}
+		err := t.rows.Scan(ctx, part, in, func(r rows.Row) (bool, error) {
+			if len(r.Key) <= bucketLen {
+				return false, corrupt(r.Key)
+			}
+			found = bucketAt(r.Key)
+			return false, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if found < 0 || found > to {
+			break
+		}
+		out, next = append(out, found), found
+	}
+	return out, nil
+}
+
+func (t timerTable) Drop(ctx context.Context, p engine.TimerPartition) error {
+	bucket := []string{bucketKey(p)}
+	cs := []rows.Change{{Part: t.part, Clear: bucket}}
+	if t.part == tableTimers {
+		cs = append(cs, rows.Change{Part: tableHints, Clear: bucket})
+	}
+	_, err := t.rows.Swap(ctx, cs...)
+	return err
+}
+
+func (t timerTable) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
+	return t.rows.Scan(ctx, t.part, rows.Range{}, func(r rows.Row) (bool, error) {
+		x := new(engine.Timer)
+		if err := t.read(r, x); err != nil {
+			return false, err
+		}
+		return true, fn(x)
+	})
+}
+
+// timers are the hot table and the states of shards.
+type timers struct{ timerTable }
+
+// Timers returns the contract of timers.
+func (c *Contracts) Timers() engine.Timers { return timers{hotTimers(c.rows)} }
+
+// ColdTimers returns the contract of timers far ahead.
+func (c *Contracts) ColdTimers() engine.ColdTimers { return coldTimers(c.rows) }
+
+func hotTimers(r rows.Rows) timerTable  { return timerTable{r, tableTimers, engine.MinuteMs} }
+func coldTimers(r rows.Rows) timerTable { return timerTable{r, tableColdTimers, engine.DayMs} }
+
+func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
+	st, _, err := load[engine.ShardState](ctx, t.rows, tableShards, string(appendShard(nil, shard)))
+	return st, err
+}
+
+func (t timers) Closed(ctx context.Context, shard uint16) (int64, error) {
+	st, err := t.Shard(ctx, shard)
+	return st.Closed, err
+}
+
+func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
+	return t.update(ctx, shard, term, func(st *engine.ShardState) { st.Term, st.Owner = st.Term+1, owner })
+}
+
+func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState) error {
+	_, err := t.update(ctx, shard, to.Term, func(st *engine.ShardState) {
+		st.Closed, st.Watermark = max(st.Closed, to.Closed), max(st.Watermark, to.Watermark)
+	})
+	return err
+}
+
+// update changes the state of a shard if its term still is term. A term that is stale
+// is compared by a swap, too: a store that failed may show what is not durable.
+func (t timers) update(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
+	key := string(appendShard(nil, shard))
+	for {
+		st, stored, err := load[engine.ShardState](ctx, t.rows, tableShards, key)
+		if err != nil {
+			return engine.ShardState{}, err
+		}
+		c, stale := rows.Change{Part: tableShards, If: []rows.Row{{Key: key, Value: stored}}}, st.Term != term
+		if !stale {
+			change(&st)
+			v, err := pack("bad_shard", "state of a shard", st)
+			if err != nil {
+				return engine.ShardState{}, err
+			}
+			c.Do = []rows.Row{{Key: key, Value: v}}
+		}
+		won, err := t.rows.Swap(ctx, c)
+		switch {
+		case err != nil:
+			return engine.ShardState{}, err
+		case won && stale:
+			return engine.ShardState{}, engine.StaleTerm()
+		case won:
+			return st, nil
+		}
+	}
+}
