@@ -249,7 +249,7 @@ func (t timers) update(ctx context.Context, shard uint16, term uint64, change fu
 		c, stale := rows.Change{Part: tableShards, If: []rows.Row{{Key: key, Value: stored}}}, st.Term != term
 		if !stale {
 			change(&st)
-			v, err := pack("bad_shard", "state of a shard", st)
+			v, err := pack("bad_timer", "state of a shard", st)
 			if err != nil {
 				return engine.ShardState{}, err
 			}
