@@ -107,7 +107,7 @@ var floors = []floor{
 		"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 	}},
 	{"the programs", map[string]string{
-		"cmd/notifyd":   "app api backup cluster internal/atomicfile notify server simulator load term",
+		"cmd/notifyd":   "app api backup cluster engine internal/atomicfile notify server simulator load term",
 		"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
 	}},
 }

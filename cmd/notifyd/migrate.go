@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -21,7 +22,7 @@ the tables of Cassandra and PostgreSQL, the queues of SQS, and the rows that nam
 the installation. Run it before the first start and before each new release; what
 is there stays as it is, and two at a time do no harm.`,
 	}
-	add := func(to app.MigrateTo, short string, confirm bool) {
+	add := func(to engine.Direction, short string, confirm bool) {
 		var cf configFlags
 		var wait time.Duration
 		var yes bool
@@ -46,7 +47,7 @@ is there stays as it is, and two at a time do no harm.`,
 				if err != nil {
 					return err
 				}
-				if to == app.MigrateStatus && pending > 0 {
+				if to == engine.Look && pending > 0 {
 					return term.Exitf(term.ExitUnavailable, "%d steps are missing; notifyd migrate up makes them", pending)
 				}
 				return nil
@@ -59,9 +60,9 @@ is there stays as it is, and two at a time do no harm.`,
 		}
 		c.AddCommand(one)
 	}
-	add(app.MigrateStatus, "Say what is there and what is missing; exit 7 when something is", false)
-	add(app.MigrateUp, "Make what is missing", false)
-	add(app.MigrateDown, "Drop all tables with what is in them; topics and queues stay", true)
+	add(engine.Look, "Say what is there and what is missing; exit 7 when something is", false)
+	add(engine.Up, "Make what is missing", false)
+	add(engine.Down, "Drop all tables with what is in them; topics and queues stay", true)
 	return c
 }
 

@@ -27,21 +27,11 @@ type Migration struct {
 	At      time.Time // since when; zero: not known
 }
 
-// MigrateTo says where a migration goes.
-type MigrateTo string
-
-// The directions.
-const (
-	MigrateStatus MigrateTo = "status" // changes nothing
-	MigrateUp     MigrateTo = "up"     // makes what is missing; what is there stays as it is
-	MigrateDown   MigrateTo = "down"   // takes all tables back, and what is in them; topics and queues stay
-)
-
 // Migrate brings the servers to what this build needs, and says how each step
-// stands afterwards. It may be run by several at a time, and again after it was
+// stands afterwards. Topics and queues stay, also if it goes down. It may be run by several at a time, and again after it was
 // cut short. An engine that is not reached does not keep it from the others: the
 // errors of all are joined, each with its section.
-func Migrate(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) ([]Migration, error) {
+func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
 		return nil, notify.Invalid("bad_config", "engines", "is embedded: the store carries its format and is opened, or refused, by serve; nothing to migrate")
 	}
@@ -51,7 +41,7 @@ func Migrate(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger
 	for _, one := range []struct {
 		section string
 		keys    settings
-		run     func(context.Context, *Config, MigrateTo, *slog.Logger) ([]Migration, error)
+		run     func(context.Context, *Config, engine.Direction, *slog.Logger) ([]Migration, error)
 	}{
 		{"kafka", cfg.kafkaSettings(), migrateKafka}, {"cassandra", cfg.cassandraSettings(), migrateCassandra},
 		{"postgres", cfg.postgresSettings(), migratePostgres}, {"sqs", settings{}, migrateSQS}, {"cassandra", cfg.cassandraSettings(), migrateMeta},
@@ -73,7 +63,7 @@ func Migrate(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger
 }
 
 // migrateKafka makes topics. It never removes one: that is for who owns them.
-func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) ([]Migration, error) {
+func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	conn, err := cfg.kafka(logger)
 	if err != nil {
 		return nil, err
@@ -84,7 +74,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.L
 	}
 	defer a.Close()
 	want := topics(cfg)
-	if to == MigrateUp {
+	if to == engine.Up {
 		if _, err := a.EnsureTopics(ctx, want); err != nil {
 			return nil, err
 		}
@@ -101,9 +91,8 @@ func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.L
 }
 
 // migrateCassandra takes every keyspace once.
-func migrateCassandra(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) (out []Migration, err error) {
+func migrateCassandra(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
 	done := map[string]bool{}
-	dir := map[MigrateTo]cassandra.Direction{MigrateStatus: cassandra.Status, MigrateUp: cassandra.Up, MigrateDown: cassandra.Down}[to]
 	for _, part := range []Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
 		cc, err := cfg.cassandra(part, logger)
 		if err != nil {
@@ -114,7 +103,7 @@ func migrateCassandra(ctx context.Context, cfg *Config, to MigrateTo, logger *sl
 			continue
 		}
 		done[where] = true
-		ms, err := cassandra.Migrate(ctx, cc, dir)
+		ms, err := cassandra.Migrate(ctx, cc, to)
 		if err != nil {
 			return out, fmt.Errorf("%s at %s: %w", cc.Keyspace, strings.Join(cc.Hosts, ","), err)
 		}
@@ -125,7 +114,7 @@ func migrateCassandra(ctx context.Context, cfg *Config, to MigrateTo, logger *sl
 	return out, nil
 }
 
-func migratePostgres(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) (out []Migration, err error) {
+func migratePostgres(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.Logger) (out []Migration, err error) {
 	pc, err := cfg.postgres()
 	if err != nil {
 		return nil, err
@@ -136,12 +125,12 @@ func migratePostgres(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Log
 	}
 	defer func() { err = errors.Join(err, pg.Close()) }()
 	switch to {
-	case MigrateUp:
-		_, err = pg.Migrate(ctx, postgres.Up)
-	case MigrateDown: // one step a call
+	case engine.Up:
+		_, err = pg.Migrate(ctx, engine.Up)
+	case engine.Down: // one step a call
 		for err == nil {
-			var undone []postgres.Migration
-			if undone, err = pg.Migrate(ctx, postgres.Down); len(undone) == 0 {
+			var undone []engine.Migration
+			if undone, err = pg.Migrate(ctx, engine.Down); len(undone) == 0 {
 				break
 			}
 		}
@@ -157,8 +146,8 @@ func migratePostgres(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Log
 }
 
 // migrateSQS makes the queues, where SQS carries them.
-func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) (out []Migration, err error) {
-	if cfg.SQS.Region == "" || to == MigrateDown {
+func migrateSQS(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.Logger) (out []Migration, err error) {
+	if cfg.SQS.Region == "" || to == engine.Down {
 		return nil, nil
 	}
 	s, err := cfg.openSQS(ctx)
@@ -168,7 +157,7 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 	defer func() { err = errors.Join(err, s.Close()) }()
 	for _, of := range queues {
 		q, err := s.Queue(of.name, of.receives)
-		if err == nil && to == MigrateUp {
+		if err == nil && to == engine.Up {
 			err = s.Migrate(ctx, q)
 		}
 		if err != nil {
@@ -182,8 +171,8 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 }
 
 // migrateMeta writes what every process over these engines must agree on.
-func migrateMeta(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) (out []Migration, err error) {
-	if to == MigrateDown {
+func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
+	if to == engine.Down {
 		return nil, nil // gone with its table
 	}
 	cc, err := cfg.cassandra(Cluster{}, logger)
@@ -192,7 +181,7 @@ func migrateMeta(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Lo
 	}
 	s, err := cassandra.Open(ctx, cc)
 	if err != nil {
-		if to == MigrateStatus && notify.KindOf(err) == notify.KindConflict {
+		if to == engine.Look && notify.KindOf(err) == notify.KindConflict {
 			return []Migration{{Engine: "meta", Step: storeIDMeta}, {Engine: "meta", Step: shardsMeta}}, nil
 		}
 		return nil, err
@@ -201,7 +190,7 @@ func migrateMeta(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Lo
 	return metaRows(ctx, s.Meta(), cfg, to)
 }
 
-func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to MigrateTo) (out []Migration, err error) {
+func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction) (out []Migration, err error) {
 	for _, row := range [][2]string{
 		{storeIDMeta, notify.NewBase(time.Now()).String()}, {shardsMeta, strconv.Itoa(cfg.Timers.Shards)},
 	} {
@@ -209,7 +198,7 @@ func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to MigrateTo) 
 		if err != nil {
 			return out, err
 		}
-		if len(have) == 0 && to == MigrateUp {
+		if len(have) == 0 && to == engine.Up {
 			if err := meta.PutMeta(ctx, row[0], []byte(row[1])); err != nil {
 				return out, err
 			}

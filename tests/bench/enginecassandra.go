@@ -30,7 +30,7 @@ const (
 // same size; it keeps no clock, makes sure of nothing and translates nothing.
 func cassandraFigures(ctx context.Context, b *bench, at string) {
 	cfg := cassandra.Config{Hosts: []string{at}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Timeout: time.Minute}
-	rig.Must(cassandra.Migrate(ctx, cfg, cassandra.Up))
+	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))
 	store := rig.Must(cassandra.Open(ctx, cfg))
 	defer store.Close()
 	c := &cassandraBench{bench: b, store: store}

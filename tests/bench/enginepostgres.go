@@ -42,7 +42,7 @@ func postgresFigures(ctx context.Context, b *bench, at string) {
 	rig.Must(admin.Exec(ctx, "CREATE DATABASE "+name))
 	store := rig.Must(postgres.Open(ctx, postgres.Config{DSN: u.String(), MaxConns: postgresCallers, Timeout: time.Minute}))
 	defer store.Close()
-	rig.Must(store.Migrate(ctx, postgres.Up))
+	rig.Must(store.Migrate(ctx, engine.Up))
 	pc := rig.Must(pgxpool.ParseConfig(u.String()))
 	pc.MaxConns = postgresCallers
 	pool := rig.Must(pgxpool.NewWithConfig(ctx, pc))

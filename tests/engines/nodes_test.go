@@ -21,6 +21,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/server"
@@ -74,13 +75,13 @@ func newWorld(t *testing.T) *world {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
-	if _, err := app.Migrate(ctx, &cfg, app.MigrateUp, slog.New(slog.DiscardHandler)); err != nil {
+	if _, err := app.Migrate(ctx, &cfg, engine.Up, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer stop()
-		if _, err := cassandra.Migrate(ctx, cassandra.Config{Hosts: []string{nodes}, Keyspace: name, Timeout: patient}, cassandra.Down); err != nil {
+		if _, err := cassandra.Migrate(ctx, cassandra.Config{Hosts: []string{nodes}, Keyspace: name, Timeout: patient}, engine.Down); err != nil {
 			t.Errorf("the keyspace is left: %v", err)
 		}
 	})
@@ -284,7 +285,7 @@ func TestNodesOverServers(t *testing.T) {
 			t.Errorf("the doctor did not look at %s", name)
 		}
 	}
-	if ms, err := app.Migrate(ctx, &w.cfg, app.MigrateStatus, slog.New(slog.DiscardHandler)); err != nil {
+	if ms, err := app.Migrate(ctx, &w.cfg, engine.Look, slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)
 	} else {
 		for _, m := range ms {

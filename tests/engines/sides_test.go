@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -145,7 +146,7 @@ func openCassandra(addr string, later func(func())) (*engines, error) {
 	cfg := cassandra.Config{Hosts: []string{addr}, Keyspace: "engines_" + own, Timeout: patient}
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer stop()
-	if _, err := cassandra.Migrate(ctx, cfg, cassandra.Up); err != nil {
+	if _, err := cassandra.Migrate(ctx, cfg, engine.Up); err != nil {
 		return nil, err
 	}
 	s, err := cassandra.Open(ctx, cfg)
@@ -156,7 +157,7 @@ func openCassandra(addr string, later func(func())) (*engines, error) {
 		_ = s.Close()
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer stop()
-		if _, err := cassandra.Migrate(ctx, cfg, cassandra.Down); err != nil {
+		if _, err := cassandra.Migrate(ctx, cfg, engine.Down); err != nil {
 			fmt.Fprintln(os.Stderr, "a keyspace of the tests is left:", err)
 		}
 	})
@@ -195,7 +196,7 @@ func openPostgres(dsn string, later func(func())) (*engines, error) {
 		return nil, err
 	}
 	later(func() { _ = s.Close() })
-	if _, err := s.Migrate(context.Background(), postgres.Up); err != nil {
+	if _, err := s.Migrate(context.Background(), engine.Up); err != nil {
 		return nil, err
 	}
 	return &engines{prefs: s.Prefs(), callers: s.Callers(), meta: s.Meta()}, nil

@@ -182,7 +182,7 @@ func (c *cluster) checkCopies(ctx context.Context) {
 		if f.Check == "replication" || f.Check == "consistency" {
 			fmt.Printf("cassandra: %s\n", f.Detail)
 		}
-		if f.Level == cassandra.LevelFail {
+		if f.Level == "fail" {
 			panic(fmt.Errorf("cassandra: %s: %s", f.Check, f.Detail))
 		}
 		right = right || f.Check == "replication" && f.Detail == want3

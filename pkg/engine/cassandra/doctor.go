@@ -1,9 +1,10 @@
 package cassandra
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,20 +19,14 @@ import (
 // the clock, and the order of plain writes follows it where no row says more.
 const maxOffset = 500 * time.Millisecond
 
-// Levels of a finding.
-const (
-	LevelOK   = "ok"
-	LevelWarn = "warn" // goes on, with less than it should have
-	LevelFail = "fail" // what is acknowledged may be lost, or nothing is
-)
-
 // Doctor looks whether a cluster can keep what it is trusted with. It changes
 // nothing. What is wrong is in the findings; an error is one of the arguments.
-func Doctor(ctx context.Context, cfg Config) ([]engine.Finding, error) {
+func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	d := &doctor{}
 	where := strings.Join(cfg.Hosts, ", ")
 	session, err := connect(ctx, cfg, "")
 	if err != nil {
@@ -45,45 +40,44 @@ func Doctor(ctx context.Context, cfg Config) ([]engine.Finding, error) {
 		case cfg.TLS.Enabled:
 			repair += "; look whether the certificates are those of this cluster"
 		}
-		return []engine.Finding{{Check: "reachable", Level: LevelFail, Detail: where + ": " + err.Error(), Repair: repair}}, nil
+		d.Add("reachable", true, "fail", repair, "%s: %v", where, err)
+		return d.Findings, nil
 	}
 	defer session.Close()
-	d := &doctor{migrator: migrator{session, cfg}}
-	d.add("reachable", LevelOK, where, "")
+	d.migrator = migrator{session, cfg}
+	d.Add("reachable", false, "", "", "%s", where)
 	if err := d.cfg.learnDC(centres(session)); err != nil {
-		d.add("data centre", LevelFail, err.Error(), "set datacenter")
+		d.Add("data centre", true, "fail", "set datacenter", "%v", err)
 	}
 	for _, look := range []func(context.Context) error{d.version, d.schema, d.copies, d.commitLog, d.paxos, d.clock} {
 		if err := look(ctx); err != nil {
-			d.add("reachable", LevelFail, err.Error(), "look at the log of the nodes")
+			d.Add("reachable", true, "fail", "look at the log of the nodes", "%v", err)
 			break
 		}
 	}
-	return d.out, nil
+	return d.Findings, nil
 }
 
 type doctor struct {
 	migrator
-	out      []engine.Finding
+	engine.Findings
 	nodes    []*gocql.HostInfo // of the data centre
 	replicas int
 
 	offset, within time.Duration // of the node's clock that was looked at last
 }
 
-func (d *doctor) add(check, level, detail, repair string) {
-	if level == LevelOK {
-		repair = ""
+// eachUp calls look with each node of the data centre that is up.
+func (d *doctor) eachUp(look func(h *gocql.HostInfo) error) error {
+	for _, h := range d.nodes {
+		if !h.IsUp() {
+			continue
+		}
+		if err := look(h); err != nil {
+			return err
+		}
 	}
-	d.out = append(d.out, engine.Finding{Check: check, Level: level, Detail: detail, Repair: repair})
-}
-
-// verdictOf is ok, or what it is otherwise.
-func verdictOf(ok bool, otherwise string) string {
-	if ok {
-		return LevelOK
-	}
-	return otherwise
+	return nil
 }
 
 func (d *doctor) one(cql string, args ...any) *gocql.Query {
@@ -99,7 +93,7 @@ func (d *doctor) version(ctx context.Context) error {
 	minor, _, _ := strings.Cut(rest, ".")
 	a, _ := strconv.Atoi(major)
 	b, _ := strconv.Atoi(minor)
-	d.add("version", verdictOf(a > 4 || a == 4 && b >= 1, LevelWarn), "Cassandra "+version, "upgrade to 4.1 or later: compare and swap costs more round trips before")
+	d.Add("version", a < 4 || a == 4 && b < 1, "warn", "upgrade to 4.1 or later: compare and swap costs more round trips before", "Cassandra %s", version)
 	return nil
 }
 
@@ -110,16 +104,13 @@ func (d *doctor) schema(ctx context.Context) error {
 	}
 	const repair = "run notifyd migrate up"
 	if !ok {
-		d.add("schema", LevelFail, "there is no keyspace "+d.cfg.Keyspace, repair)
+		d.Add("schema", true, "fail", repair, "there is no keyspace %s", d.cfg.Keyspace)
 		return nil
 	}
-	all, err := migrations()
-	if err != nil {
-		return err
-	}
+	all := slices.Clone(migrations)
 	if err := d.fill(ctx, all); err != nil {
 		if notify.KindOf(err) == notify.KindConflict {
-			d.add("schema", LevelFail, err.Error(), "run the newer release")
+			d.Add("schema", true, "fail", "run the newer release", "%v", err)
 			return nil
 		}
 		return err
@@ -130,7 +121,7 @@ func (d *doctor) schema(ctx context.Context) error {
 			done++
 		}
 	}
-	d.add("schema", verdictOf(done == len(all), LevelFail), fmt.Sprintf("keyspace %s: %d of %d steps are applied", d.cfg.Keyspace, done, len(all)), repair)
+	d.Add("schema", done < len(all), "fail", repair, "keyspace %s: %d of %d steps are applied", d.cfg.Keyspace, done, len(all))
 	return nil
 }
 
@@ -147,7 +138,7 @@ func (d *doctor) copies(ctx context.Context) error {
 		}
 	}
 	if d.cfg.LocalDC != "" && len(d.nodes) == 0 {
-		d.add("replication", LevelFail, "there is no data centre "+d.cfg.LocalDC, "correct local_dc")
+		d.Add("replication", true, "fail", "correct local_dc", "there is no data centre %s", d.cfg.LocalDC)
 		return nil
 	}
 	var replication map[string]string
@@ -164,85 +155,80 @@ func (d *doctor) copies(ctx context.Context) error {
 			d.replicas += n
 		}
 	}
-	detail := fmt.Sprintf("%d replicas on %d nodes", d.replicas, len(d.nodes))
-	change := "ALTER KEYSPACE " + d.cfg.Keyspace + " WITH replication, then nodetool repair"
+	level, repair := "fail", "ALTER KEYSPACE "+d.cfg.Keyspace+" WITH replication, then nodetool repair"
 	switch {
 	case d.replicas == 0:
-		d.add("replication", LevelFail, detail, "the keyspace has no replicas in this data centre: "+change)
+		repair = "the keyspace has no replicas in this data centre: " + repair
 	case d.replicas > len(d.nodes):
-		d.add("replication", LevelFail, detail, "add nodes, or "+change)
+		repair = "add nodes, or " + repair
 	case len(d.nodes) > 1 && d.replicas < 3:
-		d.add("replication", LevelFail, detail, "with less than 3 replicas a node that is lost takes data with it: "+change)
+		repair = "with less than 3 replicas a node that is lost takes data with it: " + repair
 	case d.replicas == 1:
-		d.add("replication", LevelWarn, detail, "a disk that is lost takes everything with it: make backups, or use 3 nodes")
+		level, repair = "warn", "a disk that is lost takes everything with it: make backups, or use 3 nodes"
 	default:
-		d.add("replication", LevelOK, detail, "")
+		level = ""
 	}
+	d.Add("replication", level != "", level, repair, "%d replicas on %d nodes", d.replicas, len(d.nodes))
 	need := d.replicas/2 + 1
-	d.add("consistency", verdictOf(up >= need, LevelFail), fmt.Sprintf("%s needs %d of %d replicas; %d of %d nodes are up", d.cfg.Consistency, need, d.replicas, up, len(d.nodes)), "start the nodes that are down")
+	d.Add("consistency", up < need, "fail", "start the nodes that are down",
+		"%s needs %d of %d replicas; %d of %d nodes are up", d.cfg.Consistency, need, d.replicas, up, len(d.nodes))
 	return nil
+}
+
+// setting reads a setting of a node; empty: it has none.
+func (d *doctor) setting(ctx context.Context, h *gocql.HostInfo, name string) (value string, err error) {
+	err = d.one(`SELECT value FROM system_views.settings WHERE name = ?`, name).SetHostID(h.HostID()).ScanContext(ctx, &value)
+	if errors.Is(err, gocql.ErrNotFound) {
+		return "", nil
+	}
+	return value, translate(err)
 }
 
 // commitLog looks how each node syncs what it acknowledges. Periodic lost
 // acknowledged writes when a node without others was killed; several replicas
 // make up for it.
 func (d *doctor) commitLog(ctx context.Context) error {
-	for _, h := range d.nodes {
-		if !h.IsUp() {
-			continue
-		}
-		var mode string
-		err := d.one(`SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'`).SetHostID(h.HostID()).ScanContext(ctx, &mode)
+	return d.eachUp(func(h *gocql.HostInfo) error {
+		mode, err := d.setting(ctx, h, "commitlog_sync")
 		if err != nil {
-			d.add("commit log", LevelWarn, fmt.Sprintf("%s does not say: %v", hostPort(h), translate(err)), "see to it that commitlog_sync is batch or group where a node stands alone")
-			continue
+			d.Add("commit log", true, "warn", "see to it that commitlog_sync is batch or group where a node stands alone", "%s does not say: %v", hostPort(h), err)
+			return nil
 		}
-		d.out = append(d.out, syncFinding(hostPort(h), mode, d.replicas))
-	}
-	return nil
+		d.addSync(hostPort(h), mode, d.replicas)
+		return nil
+	})
 }
 
-func syncFinding(node, mode string, replicas int) engine.Finding {
-	f := engine.Finding{Check: "commit log", Level: LevelOK, Detail: node + ": commitlog_sync " + mode}
-	if replicas <= 1 && mode != "batch" && mode != "group" {
-		f.Level = LevelFail
-		f.Repair = "one replica that is killed loses what it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node"
-	}
-	return f
+func (d *doctor) addSync(node, mode string, replicas int) {
+	d.Add("commit log", replicas <= 1 && mode != "batch" && mode != "group", "fail",
+		"one replica that is killed loses what it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node",
+		"%s: commitlog_sync %s", node, mode)
 }
 
 // paxos looks which variant of Paxos each node runs. All of a cluster must run the
 // same one.
 func (d *doctor) paxos(ctx context.Context) error {
-	for _, h := range d.nodes {
-		if !h.IsUp() {
-			continue
+	return d.eachUp(func(h *gocql.HostInfo) error {
+		variant, err := d.setting(ctx, h, "paxos_variant")
+		if err != nil {
+			d.Add("paxos", true, "warn", "see to it that paxos_variant is v2", "%s does not say: %v", hostPort(h), err)
+			return nil
 		}
-		var variant string
-		err := d.one(`SELECT value FROM system_views.settings WHERE name = 'paxos_variant'`).SetHostID(h.HostID()).ScanContext(ctx, &variant)
-		if err != nil && !errors.Is(err, gocql.ErrNotFound) {
-			d.add("paxos", LevelWarn, fmt.Sprintf("%s does not say: %v", hostPort(h), translate(err)), "see to it that paxos_variant is v2")
-			continue
-		}
-		d.out = append(d.out, paxosFinding(hostPort(h), variant))
-	}
-	return nil
+		d.addPaxos(hostPort(h), variant)
+		return nil
+	})
 }
 
-// paxosFinding fails a Paxos variant other than v2. Measured on one node, swaps of one row: v2
+// addPaxos fails a Paxos variant other than v2. Measured on one node, swaps of one row: v2
 // 1,531/s of 64 writers at a time and 1,182/s of 256; v1, the default of Cassandra,
 // 455/s and 249/s, with answers later than a request may take.
-func paxosFinding(node, variant string) engine.Finding {
-	f := engine.Finding{Check: "paxos", Level: LevelOK, Detail: node + ": paxos_variant " + variant}
-	if variant != "v2" {
-		if variant == "" {
-			f.Detail = node + ": there is no paxos_variant before Cassandra 4.1"
-		}
-		f.Level = LevelFail
-		f.Repair = "swaps of a busy row time out: set paxos_variant: v2 in cassandra.yaml of every node and restart them one by one"
-	}
-	return f
+func (d *doctor) addPaxos(node, variant string) {
+	d.Add("paxos", variant != "v2", "fail",
+		"swaps of a busy row time out: set paxos_variant: v2 in cassandra.yaml of every node and restart them one by one",
+		"%s: paxos_variant %s", node, cmp.Or(variant, "is missing, as before Cassandra 4.1"))
 }
+
+const selectClock = `SELECT toTimestamp(now()) FROM system.local`
 
 // ClockOffset returns how far the clock of the node that answers is ahead of this
 // process's. It is wrong by at most half of how long the question took, which it returns
@@ -250,7 +236,7 @@ func paxosFinding(node, variant string) engine.Finding {
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	var at time.Time
 	began := time.Now()
-	err = s.session.Query(`SELECT toTimestamp(now()) FROM system.local`).Consistency(gocql.One).Idempotent(true).ScanContext(ctx, &at)
+	err = s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true).ScanContext(ctx, &at)
 	if took = time.Since(began); err != nil {
 		return 0, took, translate(err)
 	}
@@ -259,24 +245,19 @@ func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, er
 
 // clock compares each node's clock with ours.
 func (d *doctor) clock(ctx context.Context) error {
-	for _, h := range d.nodes {
-		if !h.IsUp() {
-			continue
-		}
+	return d.eachUp(func(h *gocql.HostInfo) error {
 		var theirs time.Time
 		// The first one sets the connection up and prepares the statement.
 		for range 2 {
 			before := time.Now()
-			if err := d.one(`SELECT toTimestamp(now()) FROM system.local`).SetHostID(h.HostID()).ScanContext(ctx, &theirs); err != nil {
+			if err := d.one(selectClock).SetHostID(h.HostID()).ScanContext(ctx, &theirs); err != nil {
 				return translate(err)
 			}
 			took := time.Since(before)
-			d.offset = theirs.Sub(before.Add(took / 2))
-			d.within = took / 2
+			d.offset, d.within = theirs.Sub(before.Add(took/2)), took/2
 		}
-		far := max(d.offset, -d.offset) > maxOffset+d.within
-		d.add("clock", verdictOf(!far, LevelFail), fmt.Sprintf("%s: %s from ours (+-%s)", hostPort(h), d.offset.Round(time.Millisecond), d.within.Round(time.Millisecond)),
-			"let an NTP client set the clocks of this machine and of the node")
-	}
-	return nil
+		d.Add("clock", d.offset.Abs() > maxOffset+d.within, "fail", "let an NTP client set the clocks of this machine and of the node",
+			"%s: %s from ours (+-%s)", hostPort(h), d.offset.Round(time.Millisecond), d.within.Round(time.Millisecond))
+		return nil
+	})
 }

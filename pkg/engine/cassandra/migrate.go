@@ -6,36 +6,21 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 //go:embed migrations/*.cql
 var migrationFiles embed.FS
 
-// Direction says what Migrate does.
-type Direction string
-
-// The directions.
-const (
-	Up     Direction = "up"     // applies what is missing
-	Down   Direction = "down"   // takes all back: every table and what is in it
-	Status Direction = "status" // changes nothing
-)
-
-// Migration is one step of the schema.
-type Migration struct {
-	Version int
-	Name    string
-	Applied time.Time // zero: it is not
-}
+// migrations are the steps that this build knows.
+var migrations = engine.LoadMigrations(migrationFiles, "cql")
 
 // tableID fixes the id of a table, so that two processes that make it at a time
 // make the same one.
@@ -54,12 +39,12 @@ const lockTime = 2 * time.Minute
 // they stand. Steps that are applied are not applied again. Of two that run at a
 // time the second waits for the first. Each change is awaited until all nodes
 // agree on it.
-func Migrate(ctx context.Context, cfg Config, dir Direction) ([]Migration, error) {
+func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Migration, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if dir != Up && dir != Down && dir != Status {
+	if dir != engine.Up && dir != engine.Down && dir != engine.Look {
 		return nil, notify.Invalid("bad_config", "direction", "either up, down or status")
 	}
 	// A change of the schema takes longer than a request.
@@ -74,23 +59,20 @@ func Migrate(ctx context.Context, cfg Config, dir Direction) ([]Migration, error
 		return nil, err
 	}
 	m := migrator{session, cfg}
-	all, err := migrations()
-	if err != nil {
-		return nil, err
-	}
+	all := slices.Clone(migrations)
 	exists, err := m.exists(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !exists {
-		if dir != Up {
+		if dir != engine.Up {
 			return all, nil
 		}
 		if err := m.create(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if dir == Status {
+	if dir == engine.Look {
 		return all, m.fill(ctx, all)
 	}
 	if err := m.change(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_lock")+` (name text PRIMARY KEY, owner bigint) WITH id = `+m.tableID("schema_lock")); err != nil {
@@ -109,10 +91,10 @@ func Migrate(ctx context.Context, cfg Config, dir Direction) ([]Migration, error
 	}
 	for i := range all {
 		x := &all[i]
-		if dir == Down {
+		if dir == engine.Down {
 			x = &all[len(all)-1-i]
 		}
-		if dir == Up && !x.Applied.IsZero() {
+		if dir == engine.Up && !x.Applied.IsZero() {
 			continue
 		}
 		if err := m.step(ctx, x, dir, me); err != nil {
@@ -166,10 +148,10 @@ func (m *migrator) change(ctx context.Context, cql string) error {
 }
 
 // fill reads which steps are applied.
-func (m *migrator) fill(ctx context.Context, all []Migration) error {
+func (m *migrator) fill(ctx context.Context, all []engine.Migration) error {
 	it := m.query(`SELECT version, applied FROM ` + m.table("schema_migrations")).IterContext(ctx)
 	for version, applied := 0, int64(0); it.Scan(&version, &applied); {
-		i := slices.IndexFunc(all, func(x Migration) bool { return x.Version == version })
+		i := slices.IndexFunc(all, func(x engine.Migration) bool { return x.Version == version })
 		if i < 0 {
 			_ = it.Close()
 			return newer(m.cfg.Keyspace, version, all[len(all)-1].Version)
@@ -224,12 +206,8 @@ func (m *migrator) renew(ctx context.Context, me int64) error {
 	return nil
 }
 
-func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int64) error {
-	b, err := migrationFiles.ReadFile(fmt.Sprintf("migrations/%04d_%s.%s.cql", x.Version, x.Name, dir))
-	if err != nil {
-		return translate(err)
-	}
-	for _, cql := range statements(string(b)) {
+func (m *migrator) step(ctx context.Context, x *engine.Migration, dir engine.Direction, me int64) error {
+	for _, cql := range statements(x.Script[dir]) {
 		// Statements name tables alone; the first word in front of which a keyspace
 		// belongs follows TABLE and EXISTS.
 		if err := m.renew(ctx, me); err != nil {
@@ -239,7 +217,7 @@ func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int
 			return fmt.Errorf("migration %d: %w", x.Version, err)
 		}
 	}
-	if dir == Down {
+	if dir == engine.Down {
 		x.Applied = time.Time{}
 		return translate(m.query(`DELETE FROM `+m.table("schema_migrations")+` WHERE version = ?`, x.Version).ExecContext(ctx))
 	}
@@ -274,30 +252,9 @@ func statements(file string) (out []string) {
 	return out
 }
 
-// migrations lists the steps this build knows, by version.
-func migrations() (out []Migration, err error) {
-	names, err := fs.Glob(migrationFiles, "migrations/*.up.cql")
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(names)
-	for _, n := range names {
-		number, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(n, "migrations/"), ".up.cql"), "_")
-		v, err := strconv.Atoi(number)
-		if err != nil {
-			return nil, fmt.Errorf("migration %s: %w", n, err)
-		}
-		out = append(out, Migration{Version: v, Name: name})
-	}
-	return out, nil
-}
-
 // checkSchema refuses a keyspace that this build would misread.
 func (s *Store) checkSchema(ctx context.Context) error {
-	all, err := migrations()
-	if err != nil {
-		return err
-	}
+	all := slices.Clone(migrations)
 	m := migrator{s.session, s.cfg}
 	if err := m.fill(ctx, all); err != nil {
 		return err

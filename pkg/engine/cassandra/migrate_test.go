@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
@@ -47,7 +48,7 @@ func TestMigrate(t *testing.T) {
 			s.Close()
 		}
 	})
-	applied := func(ms []Migration) (n int) {
+	applied := func(ms []engine.Migration) (n int) {
 		for _, m := range ms {
 			if !m.Applied.IsZero() {
 				n++
@@ -55,7 +56,7 @@ func TestMigrate(t *testing.T) {
 		}
 		return n
 	}
-	all, err := Migrate(ctx, cfg, Status)
+	all, err := Migrate(ctx, cfg, engine.Look)
 	if err != nil || applied(all) != 0 || len(all) < 3 {
 		t.Fatalf("before: %v, %v", all, err)
 	}
@@ -66,17 +67,17 @@ func TestMigrate(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
-			if all, err := Migrate(ctx, cfg, Up); err != nil || applied(all) != len(all) {
+			if all, err := Migrate(ctx, cfg, engine.Up); err != nil || applied(all) != len(all) {
 				t.Errorf("up: %v, %v", all, err)
 			}
 		})
 	}
 	wg.Wait()
-	was, err := Migrate(ctx, cfg, Status)
+	was, err := Migrate(ctx, cfg, engine.Look)
 	if err != nil || applied(was) != len(was) {
 		t.Fatalf("after: %v, %v", was, err)
 	}
-	if again, err := Migrate(ctx, cfg, Up); err != nil || !again[0].Applied.Equal(was[0].Applied) {
+	if again, err := Migrate(ctx, cfg, engine.Up); err != nil || !again[0].Applied.Equal(was[0].Applied) {
 		t.Fatalf("up again: %v, %v; was %v", again, err, was)
 	}
 	s, err := Open(ctx, cfg)
@@ -97,7 +98,7 @@ func TestMigrate(t *testing.T) {
 	if err := s.session.Query(`DELETE FROM schema_migrations WHERE version = 9999`).Exec(); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := Migrate(ctx, cfg, Down); err != nil || applied(all) != 0 {
+	if all, err := Migrate(ctx, cfg, engine.Down); err != nil || applied(all) != 0 {
 		t.Fatalf("down: %v, %v", all, err)
 	}
 	if _, err := Open(ctx, cfg); notify.KindOf(err) != notify.KindConflict {
@@ -114,7 +115,7 @@ func TestNobodyThere(t *testing.T) {
 		t.Fatalf("open: %v", err)
 	}
 	fs, err := Doctor(t.Context(), cfg)
-	if err != nil || len(fs) != 1 || fs[0].Check != "reachable" || fs[0].Level != LevelFail || fs[0].Repair == "" {
+	if err != nil || len(fs) != 1 || fs[0].Check != "reachable" || fs[0].Level != "fail" || fs[0].Repair == "" {
 		t.Fatalf("doctor: %+v, %v", fs, err)
 	}
 	if took := time.Since(start); took > time.Minute {

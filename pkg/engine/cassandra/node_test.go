@@ -34,13 +34,13 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, check := range []string{"reachable", "version", "schema", "consistency", "commit log", "paxos", "clock"} {
-		if f := find(fs, check); f.Level != LevelOK || f.Detail == "" {
+		if f := find(fs, check); f.Level != "ok" || f.Detail == "" {
 			t.Errorf("%s: %+v", check, f)
 		}
 	}
 	cfg := s.cfg
 	cfg.Keyspace = "nobody_made_this"
-	if fs, err = Doctor(t.Context(), cfg); err != nil || find(fs, "schema").Level != LevelFail || !strings.Contains(find(fs, "schema").Repair, "migrate up") {
+	if fs, err = Doctor(t.Context(), cfg); err != nil || find(fs, "schema").Level != "fail" || !strings.Contains(find(fs, "schema").Repair, "migrate up") {
 		t.Errorf("no keyspace: %+v, %v", fs, err)
 	}
 	cfg = s.cfg
@@ -48,7 +48,7 @@ func TestDoctor(t *testing.T) {
 	if fs, err = Doctor(t.Context(), cfg); err != nil {
 		t.Errorf("no data centre: %+v, %v", fs, err)
 	}
-	well := !slices.ContainsFunc(fs, func(f engine.Finding) bool { return f.Level == LevelFail })
+	well := !slices.ContainsFunc(fs, func(f engine.Finding) bool { return f.Level == "fail" })
 	if well {
 		t.Errorf("no data centre: all is well: %+v", fs)
 	}
@@ -60,9 +60,11 @@ func TestOneReplicaMustSync(t *testing.T) {
 		mode     string
 		replicas int
 		level    string
-	}{{"periodic", 1, LevelFail}, {"batch", 1, LevelOK}, {"group", 1, LevelOK}, {"periodic", 3, LevelOK}} {
-		f := syncFinding("127.0.0.1:9042", c.mode, c.replicas)
-		if f.Level != c.level || (f.Level == LevelFail) != strings.Contains(f.Repair, "batch") {
+	}{{"periodic", 1, "fail"}, {"batch", 1, "ok"}, {"group", 1, "ok"}, {"periodic", 3, "ok"}} {
+		var d doctor
+		d.addSync("127.0.0.1:9042", c.mode, c.replicas)
+		f := d.Findings[0]
+		if f.Level != c.level || (f.Level == "fail") != strings.Contains(f.Repair, "batch") {
 			t.Errorf("%s with %d replicas: %+v", c.mode, c.replicas, f)
 		}
 	}
@@ -70,8 +72,10 @@ func TestOneReplicaMustSync(t *testing.T) {
 
 func TestPaxosMustBeV2(t *testing.T) {
 	t.Parallel()
-	for variant, level := range map[string]string{"v2": LevelOK, "v1": LevelFail, "v2_without_linearizable_reads": LevelFail, "": LevelFail} {
-		if f := paxosFinding("127.0.0.1:9042", variant); f.Level != level || (f.Repair == "") != (level == LevelOK) {
+	for variant, level := range map[string]string{"v2": "ok", "v1": "fail", "v2_without_linearizable_reads": "fail", "": "fail"} {
+		var d doctor
+		d.addPaxos("127.0.0.1:9042", variant)
+		if f := d.Findings[0]; f.Level != level || (f.Repair == "") != (level == "ok") {
 			t.Errorf("%q: %+v", variant, f)
 		}
 	}
@@ -158,11 +162,11 @@ func TestNodeOfItsOwn(t *testing.T) {
 		bad := cfg
 		bad.Timeout, bad.ConnectTimeout = 2*time.Second, 2*time.Second
 		change(&bad)
-		if _, err := Migrate(ctx, bad, Up); notify.KindOf(err) != notify.KindUnavailable {
+		if _, err := Migrate(ctx, bad, engine.Up); notify.KindOf(err) != notify.KindUnavailable {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := Migrate(ctx, cfg, Up); err != nil {
+	if _, err := Migrate(ctx, cfg, engine.Up); err != nil {
 		t.Fatal(err)
 	}
 	s, err := Open(ctx, cfg)
@@ -184,7 +188,7 @@ func TestNodeOfItsOwn(t *testing.T) {
 	if _, err := s.Triggers().Get(ctx, []string{kept[0].ID}); notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("while the node is gone: %v", err)
 	}
-	if fs, err := Doctor(ctx, cfg); err != nil || find(fs, "reachable").Level != LevelFail {
+	if fs, err := Doctor(ctx, cfg); err != nil || find(fs, "reachable").Level != "fail" {
 		t.Errorf("doctor while the node is gone: %+v, %v", fs, err)
 	}
 	n.run("start")

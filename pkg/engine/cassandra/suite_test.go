@@ -85,7 +85,7 @@ func (p *pool) take(t testing.TB) *Store {
 }
 
 func migrated(cfg Config) (*Store, error) {
-	if _, err := Migrate(context.Background(), cfg, Up); err != nil {
+	if _, err := Migrate(context.Background(), cfg, engine.Up); err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
 	return Open(context.Background(), cfg)

@@ -164,7 +164,7 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%+v, want %s", f, level)
 		}
 	}
-	_, err := s.Migrate(t.Context(), Down)
+	_, err := s.Migrate(t.Context(), engine.Down)
 	must(t, err)
 	if f := find("postgres schema"); f.Level != "fail" || !strings.Contains(f.Repair, "notifyd migrate up") {
 		t.Errorf("%+v", f)

@@ -75,7 +75,7 @@ func TestFailoverKeepsWhatWasAnswered(t *testing.T) {
 	two := start("two", "POSTGRES_STANDBY_OF=one", "POSTGRES_SYNC=1")
 	dsn := fmt.Sprintf("postgres://notifyd@127.0.0.1:%d,127.0.0.1:%d/postgres?sslmode=disable", one.port, two.port)
 	s := mustOpen(t, Config{DSN: dsn, Timeout: 2 * time.Second})
-	_, err := s.Migrate(t.Context(), Up)
+	_, err := s.Migrate(t.Context(), engine.Up)
 	must(t, err)
 	p := s.Prefs()
 
@@ -158,7 +158,7 @@ func TestReadsComeFromThePrimary(t *testing.T) {
 	one := start("one")
 	two := start("two", "POSTGRES_STANDBY_OF=one", "POSTGRES_SYNC=1")
 	s := mustOpen(t, Config{DSN: one.do("dsn")})
-	_, err := s.Migrate(t.Context(), Up)
+	_, err := s.Migrate(t.Context(), engine.Up)
 	must(t, err)
 	for _, f := range s.Doctor(t.Context()) {
 		if f.Check == "postgres standbys" && (f.Level != "ok" || !strings.Contains(f.Detail, "1 synchronous")) {

@@ -4,76 +4,30 @@ import (
 	"context"
 	"embed"
 	"fmt"
-	"io/fs"
-	"path"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 //go:embed migrations/*.sql
 var files embed.FS
 
-// Direction of Migrate.
-type Direction string
-
-// Up applies all that is pending; Down undoes the latest one, and drops what its
-// tables hold.
-const (
-	Up   Direction = "up"
-	Down Direction = "down"
-)
-
-// Migration is one step of the schema.
-type Migration struct {
-	Version  int       // 1 for the first; no number is left out
-	Name     string    // of its file
-	Applied  time.Time // zero: pending
-	up, down string
-}
-
 // migrations are those this build knows, in order.
-var migrations = mustLoad(files)
-
-func mustLoad(from fs.FS) (out []Migration) {
-	names, err := fs.Glob(from, "migrations/*.up.sql")
-	if err != nil {
-		panic(err)
-	}
-	for i, name := range names { // sorted
-		stem := strings.TrimSuffix(path.Base(name), ".up.sql")
-		number, rest, _ := strings.Cut(stem, "_")
-		if n, err := strconv.Atoi(number); err != nil || n != i+1 {
-			panic(fmt.Sprintf("migration %s is not number %d", name, i+1))
-		}
-		up, err := fs.ReadFile(from, name)
-		if err != nil {
-			panic(err)
-		}
-		down, err := fs.ReadFile(from, "migrations/"+stem+".down.sql")
-		if err != nil {
-			panic(err)
-		}
-		out = append(out, Migration{Version: i + 1, Name: rest, up: string(up), down: string(down)})
-	}
-	return out
-}
+var migrations = engine.LoadMigrations(files, "sql")
 
 // migrating is the advisory lock of Migrate: "notifyd" in hex.
 const migrating = 0x6e6f7469667964
 
-// Migrate changes the schema and returns the steps that were taken. Each is one
+// Migrate changes the schema, down by the latest step only, and returns the steps that were taken. Each is one
 // transaction. Of two at a time the second waits and finds nothing to do.
-func (s *Store) Migrate(ctx context.Context, to Direction) ([]Migration, error) {
-	if to != Up && to != Down {
+func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migration, error) {
+	if to != engine.Up && to != engine.Down {
 		return nil, notify.Invalid("bad_direction", "direction", "migrations go up or down")
 	}
-	var done []Migration
+	var done []engine.Migration
 	err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		if _, err := c.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(migrating)); err != nil {
 			return err
@@ -97,7 +51,7 @@ func (s *Store) Migrate(ctx context.Context, to Direction) ([]Migration, error) 
 			return err
 		}
 		todo := migrations[len(have):]
-		if to == Down {
+		if to == engine.Down {
 			todo = nil
 			if n := len(have); n > 0 {
 				todo = migrations[n-1 : n]
@@ -114,12 +68,12 @@ func (s *Store) Migrate(ctx context.Context, to Direction) ([]Migration, error) 
 	return done, s.failed(err)
 }
 
-func step(ctx context.Context, tx pgx.Tx, m Migration, to Direction) error {
-	script, mark, args := m.up, `INSERT INTO schema_migrations (version, name) VALUES ($1, $2)`, []any{m.Version, m.Name}
-	if to == Down {
-		script, mark, args = m.down, `DELETE FROM schema_migrations WHERE version = $1`, args[:1]
+func step(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Direction) error {
+	mark, args := `INSERT INTO schema_migrations (version, name) VALUES ($1, $2)`, []any{m.Version, m.Name}
+	if to == engine.Down {
+		mark, args = `DELETE FROM schema_migrations WHERE version = $1`, args[:1]
 	}
-	if _, err := tx.Exec(ctx, script); err != nil { // without arguments: several statements
+	if _, err := tx.Exec(ctx, m.Script[to]); err != nil { // without arguments: several statements
 		return fmt.Errorf("migration %d_%s %s: %w", m.Version, m.Name, to, err)
 	}
 	_, err := tx.Exec(ctx, mark, args...)
@@ -128,7 +82,7 @@ func step(ctx context.Context, tx pgx.Tx, m Migration, to Direction) error {
 
 // Status returns all migrations this build knows, and when they were applied.
 // notify.KindConflict (store_newer) if the database has ones it does not know.
-func (s *Store) Status(ctx context.Context) ([]Migration, error) {
+func (s *Store) Status(ctx context.Context) ([]engine.Migration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	have, err := s.applied(ctx, s.pool)
@@ -138,7 +92,7 @@ func (s *Store) Status(ctx context.Context) ([]Migration, error) {
 	if err := foreign(have); err != nil {
 		return nil, err
 	}
-	out := append([]Migration(nil), migrations...)
+	out := append([]engine.Migration(nil), migrations...)
 	for i := range have {
 		out[i].Applied = have[i].Applied
 	}
@@ -146,7 +100,7 @@ func (s *Store) Status(ctx context.Context) ([]Migration, error) {
 }
 
 // applied returns what the database has, in order; none without the table.
-func (s *Store) applied(ctx context.Context, q querier) (out []Migration, err error) {
+func (s *Store) applied(ctx context.Context, q querier) (out []engine.Migration, err error) {
 	var there bool
 	if err := q.QueryRow(ctx, `SELECT to_regclass('schema_migrations') IS NOT NULL`).Scan(&there); err != nil || !there {
 		return nil, err
@@ -155,13 +109,13 @@ func (s *Store) applied(ctx context.Context, q querier) (out []Migration, err er
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (m Migration, err error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (m engine.Migration, err error) {
 		return m, row.Scan(&m.Version, &m.Name, &m.Applied)
 	})
 }
 
 // fits compares what a database has with what this build needs.
-func fits(have []Migration) error {
+func fits(have []engine.Migration) error {
 	if err := foreign(have); err != nil {
 		return err
 	}
@@ -172,7 +126,7 @@ func fits(have []Migration) error {
 }
 
 // foreign refuses a database that another release made.
-func foreign(have []Migration) error {
+func foreign(have []engine.Migration) error {
 	for i, m := range have {
 		switch {
 		case i >= len(migrations):

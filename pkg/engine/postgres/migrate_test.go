@@ -47,7 +47,7 @@ func TestMigrateUpAndDown(t *testing.T) {
 		if n := pending(t, s); n != len(migrations) {
 			t.Fatalf("%d are pending, want %d", n, len(migrations))
 		}
-		up, err := s.Migrate(t.Context(), Up)
+		up, err := s.Migrate(t.Context(), engine.Up)
 		must(t, err)
 		if len(up) != len(migrations) || pending(t, s) != 0 {
 			t.Fatalf("%d went up, %d are pending", len(up), pending(t, s))
@@ -55,19 +55,19 @@ func TestMigrateUpAndDown(t *testing.T) {
 		must(t, s.Check(t.Context()))
 		_, err = s.Prefs().Put(t.Context(), engine.Profile{User: "ann"})
 		must(t, err)
-		again, err := s.Migrate(t.Context(), Up)
+		again, err := s.Migrate(t.Context(), engine.Up)
 		must(t, err)
 		if len(again) != 0 {
 			t.Fatalf("%d went up again", len(again))
 		}
 		for i := len(migrations); i > 0; i-- {
-			down, err := s.Migrate(t.Context(), Down)
+			down, err := s.Migrate(t.Context(), engine.Down)
 			must(t, err)
 			if len(down) != 1 || down[0].Version != i {
 				t.Fatalf("%+v went down, want %d", down, i)
 			}
 		}
-		down, err := s.Migrate(t.Context(), Down)
+		down, err := s.Migrate(t.Context(), engine.Down)
 		must(t, err)
 		if len(down) != 0 {
 			t.Fatalf("%+v went down below the first", down)
@@ -91,7 +91,7 @@ func TestMigrationsAtATime(t *testing.T) {
 	for range 6 {
 		s := mustOpen(t, Config{DSN: dsn, MaxConns: 2})
 		wg.Go(func() {
-			done, err := s.Migrate(context.Background(), Up)
+			done, err := s.Migrate(context.Background(), engine.Up)
 			if err != nil {
 				t.Error(err)
 			}
@@ -111,14 +111,14 @@ func TestAMigrationThatFailsLeavesNothing(t *testing.T) {
 	s := mustOpen(t, Config{DSN: database(t)})
 	_, err := s.pool.Exec(t.Context(), `CREATE TABLE callers (id int)`) // in the way of the second
 	must(t, err)
-	done, err := s.Migrate(t.Context(), Up)
+	done, err := s.Migrate(t.Context(), engine.Up)
 	if err == nil || len(done) != 1 {
 		t.Fatalf("%d steps and error %v, want one step and an error", len(done), err)
 	}
 	wantCode(t, s.Check(t.Context()), notify.KindConflict, "store_schema")
 	_, err = s.pool.Exec(t.Context(), `DROP TABLE callers`)
 	must(t, err)
-	_, err = s.Migrate(t.Context(), Up)
+	_, err = s.Migrate(t.Context(), engine.Up)
 	must(t, err)
 	must(t, s.Check(t.Context()))
 }
@@ -131,13 +131,13 @@ func TestForeignSchemas(t *testing.T) {
 	wantCode(t, s.Check(t.Context()), notify.KindConflict, "store_newer")
 	_, err = s.Status(t.Context())
 	wantCode(t, err, notify.KindConflict, "store_newer")
-	for _, d := range []Direction{Up, Down} { // which would not know what it undoes
+	for _, d := range []engine.Direction{engine.Up, engine.Down} { // which would not know what it undoes
 		_, err = s.Migrate(t.Context(), d)
 		wantCode(t, err, notify.KindConflict, "store_newer")
 	}
 	_, err = s.pool.Exec(t.Context(), `DELETE FROM schema_migrations WHERE version > 1; UPDATE schema_migrations SET name = 'other'`)
 	must(t, err)
 	wantCode(t, s.Check(t.Context()), notify.KindConflict, "store_schema")
-	_, err = s.Migrate(t.Context(), Up)
+	_, err = s.Migrate(t.Context(), engine.Up)
 	wantCode(t, err, notify.KindConflict, "store_schema")
 }

@@ -71,7 +71,7 @@ func migrated(t *testing.T) (*Store, string) {
 	t.Helper()
 	dsn := database(t)
 	s := mustOpen(t, Config{DSN: dsn})
-	if _, err := s.Migrate(t.Context(), Up); err != nil {
+	if _, err := s.Migrate(t.Context(), engine.Up); err != nil {
 		t.Fatal(err)
 	}
 	return s, dsn
