@@ -1,7 +1,7 @@
 package rig
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -111,16 +111,17 @@ func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, err e
 
 // Calls passes every callback the receiver saw to fn, those of one trigger in
 // the order they came.
-func (v *Victim) Calls(ctx context.Context, fn func(Call)) (err error) {
-	defer Catch(&err)
-	req := Must(http.NewRequestWithContext(ctx, http.MethodGet, v.control+"/callbacks/dump", nil))
-	resp := Must((&http.Client{Timeout: 5 * time.Minute}).Do(req))
-	defer resp.Body.Close()
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
+func (v *Victim) Calls(ctx context.Context, fn func(Call)) error {
+	b, err := fetch(ctx, &http.Client{Timeout: 5 * time.Minute}, http.MethodGet, v.control+"/callbacks/dump", "")
+	for line := range bytes.Lines(b) {
 		var c Call
-		Ok(json.Unmarshal(lines.Bytes(), &c))
+		if err == nil {
+			err = json.Unmarshal(line, &c)
+		}
+		if err != nil {
+			break
+		}
 		fn(c)
 	}
-	return lines.Err()
+	return err
 }

@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -193,22 +192,16 @@ func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
 
 // Scrape reads the metrics at a URL, without those that have labels. It takes 10
 // seconds at most.
-func Scrape(ctx context.Context, url string) (out map[string]float64, err error) {
-	defer Catch(&err)
-	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
-	defer stop()
-	req := Must(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))
-	resp := Must(http.DefaultClient.Do(req))
-	defer resp.Body.Close()
-	out = map[string]float64{}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		name, value, ok := strings.Cut(lines.Text(), " ")
+func Scrape(ctx context.Context, url string) (map[string]float64, error) {
+	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
+	out := map[string]float64{}
+	for line := range strings.Lines(string(b)) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
 		if x, err := strconv.ParseFloat(value, 64); ok && err == nil {
 			out[name] = x
 		}
 	}
-	return out, lines.Err()
+	return out, err
 }
 
 // Processes are those besides the first.

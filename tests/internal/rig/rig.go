@@ -199,19 +199,30 @@ func (v *Victim) get(ctx context.Context, path string, out any) error {
 	return v.ask(ctx, http.MethodGet, path, "", out)
 }
 
-func (v *Victim) ask(ctx context.Context, method, path, body string, out any) (err error) {
-	defer Catch(&err)
-	req := Must(http.NewRequestWithContext(ctx, method, v.control+path, strings.NewReader(body)))
-	resp := Must(httpClient.Do(req))
-	defer resp.Body.Close()
-	b := Must(io.ReadAll(resp.Body))
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s %.300s: %s %s", method, path, body, resp.Status, b)
-	}
-	if out == nil {
-		return nil
+func (v *Victim) ask(ctx context.Context, method, path, body string, out any) error {
+	b, err := fetch(ctx, httpClient, method, v.control+path, body)
+	if err != nil || out == nil {
+		return err
 	}
 	return json.Unmarshal(b, out)
+}
+
+// fetch returns an answer of 2xx, read to its end.
+func fetch(ctx context.Context, cl *http.Client, method, url, body string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	resp, err := cl.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s %s %.300s: %s %s", method, url, body, resp.Status, b)
+	}
+	return b, err
 }
 
 // ledgerMissing counts the ids no provider was sent.

@@ -38,7 +38,7 @@ func Try(f func()) (err error) {
 	return nil
 }
 
-// Catch, deferred, is Try of the function that defers it.
+// Catch is deferred: it is Try of the function that defers it.
 func Catch(err *error) {
 	switch p := recover().(type) {
 	case nil:
