@@ -72,7 +72,7 @@ demo-engines: go ## The same on Kafka, Cassandra, Redis and PostgreSQL, roles in
 
 .PHONY: replay
 replay: go ## Replay 100,000 dead letters while the process is killed; SHORT=1: 10,000
-	SHORT='$(SHORT)' scripts/replay.sh
+	go run ./tests/replay $(if $(SHORT),-letters 10000 -rate 1000 -kills 3) $(if $(filter-out file,$(origin KILLS)),-kills '$(KILLS)') $(if $(SEED),-seed '$(SEED)')
 
 .PHONY: browser
 browser: go ## Drive the operator page with Chromium (installed when missing)
@@ -88,7 +88,7 @@ torture: go ## Kill the process KILLS (20) times under load and check that nothi
 
 .PHONY: outage
 outage: go ## Stop the process for 10 minutes while 100,000 triggers become due; SHORT=1: 20 s, 5,000
-	SHORT='$(SHORT)' scripts/outage.sh
+	go run ./tests/outage $(if $(SHORT),-n 5000 -stop 20s) $(if $(MUTANT),-mutant '$(MUTANT)')
 
 .PHONY: attack
 attack: go ## Make every try of the table of attacks against real servers (root); MUTANT=any-address: break a mechanism first, MUTANT=all: each; ONLY="url token" some

@@ -2,18 +2,19 @@ package simulator
 
 import (
 	"bytes"
-	"container/heap"
 	"context"
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // receipts sends what providers send back: Twilio's status callbacks and
-// SendGrid's event webhook. What is due waits in a heap; a dispatcher hands it to
+// SendGrid's event webhook. What is due waits in a list; a dispatcher hands it to
 // a few workers, who may block on a slow receiver without blocking anyone else.
 // What is still waiting when the simulator stops is lost.
 type receipts struct {
@@ -22,8 +23,7 @@ type receipts struct {
 	client *http.Client
 
 	mu   sync.Mutex
-	due  dueHeap
-	next uint64
+	due  []*receipt    // the next one first
 	wake chan struct{} // an earlier item came; holds one
 
 	drawn                   atomic.Uint64
@@ -56,8 +56,7 @@ type post struct {
 
 // receipt is something to send at a moment. Exactly one of its halves is set.
 type receipt struct {
-	due   time.Time
-	order uint64 // keeps equal moments in order
+	due time.Time
 
 	sms   *smsReceipt
 	event *mailEvent
@@ -97,10 +96,9 @@ func (r *receipts) push(v *receipt) {
 		r.overflow.Add(1)
 		return
 	}
-	r.next++
-	v.order = r.next
-	heap.Push(&r.due, v)
-	first := r.due[0] == v
+	at := sort.Search(len(r.due), func(i int) bool { return r.due[i].due.After(v.due) }) // mostly the end
+	r.due = slices.Insert(r.due, at, v)
+	first := at == 0
 	r.mu.Unlock()
 	if first {
 		select {
@@ -160,16 +158,24 @@ func (r *receipts) pop() (*receipt, time.Duration) {
 	if in := r.due[0].due.Sub(now); in > 0 {
 		return nil, in
 	}
-	v := heap.Pop(&r.due).(*receipt)
+	v := r.take()
 	if v.event == nil {
 		return v, 0
 	}
 	v.batch, v.event, v.since = []*mailEvent{v.event}, nil, now
 	most := r.cfg.Load().Batch
 	for len(v.batch) < most && len(r.due) > 0 && r.due[0].event != nil && !r.due[0].due.After(now) {
-		v.batch = append(v.batch, heap.Pop(&r.due).(*receipt).event)
+		v.batch = append(v.batch, r.take().event)
 	}
 	return v, 0
+}
+
+// take removes the first. The lock is held.
+func (r *receipts) take() *receipt {
+	v := r.due[0]
+	r.due[0] = nil
+	r.due = r.due[1:]
+	return v
 }
 
 func (r *receipts) send(ctx context.Context, v *receipt) {
@@ -217,24 +223,4 @@ func (r *receipts) do(ctx context.Context, p post) bool {
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // to use the connection again
 	return resp.StatusCode/100 == 2
-}
-
-// dueHeap is a min-heap by moment.
-type dueHeap []*receipt
-
-func (h dueHeap) Len() int { return len(h) }
-func (h dueHeap) Less(i, j int) bool {
-	if c := h[i].due.Compare(h[j].due); c != 0 {
-		return c < 0
-	}
-	return h[i].order < h[j].order
-}
-func (h dueHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *dueHeap) Push(v any)   { *h = append(*h, v.(*receipt)) }
-func (h *dueHeap) Pop() any {
-	old := *h
-	v := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return v
 }

@@ -251,10 +251,9 @@ func (s *Simulator) Run(ctx context.Context) error {
 
 	servers := s.servers()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.wire.serve(s.listeners[0]) })
 	for i, srv := range servers {
 		g.Go(func() error {
-			err := s.serve(srv, s.listeners[i+1])
+			err := s.serve(srv, s.listeners[i])
 			if errors.Is(err, http.ErrServerClosed) {
 				return nil
 			}
@@ -266,13 +265,15 @@ func (s *Simulator) Run(ctx context.Context) error {
 	g.Go(func() error {
 		<-ctx.Done()
 		close(s.stopping)
-		err := s.wire.stop(s.listeners[0])
+		var err error
 		for _, srv := range servers {
 			err = errors.Join(err, stopServer(srv))
 		}
 		return err
 	})
-	return errors.Join(g.Wait(), s.ledger.close())
+	err := g.Wait()
+	s.wire.served.Wait() // the servers do not wait for what they cut
+	return errors.Join(err, s.ledger.close())
 }
 
 // stopServer gives answers that are due now a moment to leave, then cuts.
@@ -324,7 +325,7 @@ func (s *Simulator) flushLoop(ctx context.Context) error {
 	}
 }
 
-// servers returns one server per listener, but for that of APNs (wire.go).
+// servers returns one server per listener.
 func (s *Simulator) servers() []*http.Server {
 	proto := func(h1, h2 bool) *http.Protocols {
 		p := new(http.Protocols)
@@ -332,7 +333,10 @@ func (s *Simulator) servers() []*http.Server {
 		p.SetHTTP2(h2)
 		return p
 	}
+	apns := s.wire.server()
+	apns.Protocols = proto(false, true)
 	out := []*http.Server{
+		apns,
 		{Handler: s.fcm.routes(), Protocols: proto(true, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.FCM.Streams}},
 		{Handler: s.twilio.routes(), Protocols: proto(true, true)},
 		{Handler: s.mail.routes(), Protocols: proto(true, true)},
@@ -344,7 +348,7 @@ func (s *Simulator) servers() []*http.Server {
 		srv.ReadHeaderTimeout = 10 * time.Second
 		srv.MaxHeaderBytes = 16 << 10
 		srv.ConnContext = withConn
-		if i < providers-1 {
+		if i < providers {
 			srv.TLSConfig = s.ca.serverConfig()
 		}
 	}

@@ -1,13 +1,9 @@
 package simulator
 
 import (
-	"context"
 	"crypto/tls"
-	"errors"
-	"net"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -83,54 +79,37 @@ func (s *Simulator) APNsWire() (Wire, WireStats) { return s.wire.state() }
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler
-	tls     *tls.Config
-	ctx     context.Context // of all requests
-	cancel  context.CancelFunc
+	served  sync.WaitGroup // connections
 
-	mu     sync.Mutex
-	wire   Wire
-	conns  map[*wireConn]struct{}
-	stats  WireStats
-	closed bool
-	wg     sync.WaitGroup
+	mu    sync.Mutex
+	wire  Wire
+	conns map[*wireConn]struct{}
+	stats WireStats
 }
 
 func newWireServer(s *Simulator, h http.Handler) *wireServer {
-	t := s.ca.serverConfig()
-	t.NextProtos = []string{"h2"}
-	w := &wireServer{sim: s, handler: h, tls: t, wire: Wire{}.withDefaults(s.cfg.APNs.Streams), conns: map[*wireConn]struct{}{}}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
-	return w
+	return &wireServer{sim: s, handler: h, wire: Wire{}.withDefaults(s.cfg.APNs.Streams), conns: map[*wireConn]struct{}{}}
 }
 
-// serve accepts connections until the listener is closed.
-func (s *wireServer) serve(l net.Listener) error {
-	for {
-		nc, err := l.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return err
+// server accepts connections and shakes hands; what is said on them is ours. When it is
+// to stop, they are told to go away.
+func (s *wireServer) server() *http.Server {
+	srv := &http.Server{TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){
+		"h2": func(_ *http.Server, tc *tls.Conn, _ http.Handler) { s.serveConn(tc) },
+	}}
+	srv.RegisterOnShutdown(func() {
+		for _, c := range s.all() {
+			c.goAway()
 		}
-		s.wg.Go(func() { s.serveConn(nc) })
-	}
+	})
+	return srv
 }
 
-func (s *wireServer) serveConn(nc net.Conn) {
-	defer nc.Close()
-	tc := tls.Server(nc, s.tls)
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
-	defer cancel()
-	if err := tc.HandshakeContext(ctx); err != nil || tc.ConnectionState().NegotiatedProtocol != "h2" {
-		return
-	}
+func (s *wireServer) serveConn(tc *tls.Conn) {
+	s.served.Add(1)
+	defer s.served.Done()
 	c := newWireConn(s, tc)
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return
-	}
 	s.conns[c] = struct{}{}
 	s.stats.Opened++
 	s.mu.Unlock()
@@ -138,34 +117,6 @@ func (s *wireServer) serveConn(nc net.Conn) {
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
-}
-
-// stop gives answers that are due now a moment to leave, then cuts.
-func (s *wireServer) stop(l net.Listener) error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	err := l.Close()
-	for _, c := range s.all() {
-		c.goAway()
-	}
-	done := make(chan struct{})
-	go func() {
-		s.wg.Wait()
-		close(done)
-	}()
-	t := time.NewTimer(200 * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-done:
-	case <-t.C:
-	}
-	s.cancel()
-	for _, c := range s.all() {
-		c.cut()
-	}
-	<-done
-	return err
 }
 
 func (s *wireServer) all() []*wireConn {

@@ -63,7 +63,7 @@ const maxWireBody = 64 << 10
 func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
 	c := &wireConn{srv: s, nc: nc, wake: make(chan struct{}, 1), streams: map[uint32]*wireStream{}, window: 65535, initial: 65535, allowed: 65535, frameMax: 16384}
 	c.room = sync.NewCond(&c.mu)
-	ctx := withConn(s.ctx, nc)
+	ctx := withConn(context.Background(), nc)
 	connOf(ctx).wire = c
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	c.fr = http2.NewFramer(nil, bufio.NewReaderSize(nc, 32<<10))
