@@ -100,7 +100,7 @@ var floors = []floor{
 		"pkg/console":     "notify api term term/paint",
 	}},
 	{"what a process does among others, and what it counts", map[string]string{
-		"pkg/cluster": "engine notify api internal/killpoint server trigger worker", // no technology of engines
+		"pkg/cluster": "engine notify api internal/killpoint limit server trigger worker", // no technology of engines
 		"pkg/metrics": "engine notify api deadletter intake log server timer trigger worker",
 	}},
 	{"the process: the only place that knows more than one engine", map[string]string{

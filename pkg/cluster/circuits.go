@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
@@ -123,7 +124,7 @@ func (c *Circuits) List() []api.Circuit {
 
 func callerCircuit(c trigger.Circuit) api.Circuit {
 	return api.Circuit{
-		Name: ofCaller + c.Caller, State: c.State.String(), Pinned: c.Pin != trigger.Unpinned,
+		Name: ofCaller + c.Caller, State: c.State.String(), Pinned: c.Hold != limit.NotHeld,
 		InFlight: c.InFlight, Limit: c.Limit, Queued: c.Queued, Since: orNil(c.Since), Until: orNil(c.Until),
 	}
 }
@@ -206,9 +207,9 @@ func (c *Circuits) keepPin(ctx context.Context, caller, to string) error {
 func (c *Circuits) setCaller(caller, to string) (now trigger.Circuit) {
 	switch to {
 	case "open":
-		now, _ = c.cfg.Callers.PinCircuit(caller, trigger.PinnedOpen) // an error only of other pins
+		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen) // an error only of other pins
 	case "closed":
-		now, _ = c.cfg.Callers.PinCircuit(caller, trigger.PinnedClosed)
+		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldClosed)
 	default:
 		now = c.cfg.Callers.ResetCircuit(caller)
 	}

@@ -59,6 +59,19 @@ const (
 
 func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3] }
 
+// Hold is what an operator holds a breaker to.
+type Hold uint8
+
+// The holds.
+const (
+	NotHeld    Hold = iota // calls decide
+	HeldOpen               // no call is made, whatever they would say
+	HeldClosed             // every call is made
+)
+
+// holdRecheck is when to ask again about a breaker that is held open.
+const holdRecheck = 30 * time.Second
+
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
 	Window        time.Duration `default:"30s"` // errors are counted over this
@@ -115,6 +128,8 @@ type Breaker struct {
 	granted int // probes of this round that were let through, and the healthy probes of earlier rounds
 	healthy int // probes that succeeded since it became half-open
 	window  window
+	hold    Hold
+	held    time.Time // since when
 }
 
 // NewBreaker returns a closed breaker; the error is a notify.KindInvalid.
@@ -140,7 +155,10 @@ const probeRecheck = 100 * time.Millisecond
 func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.state == Closed {
+	switch {
+	case b.hold == HeldOpen:
+		return false, now.Add(holdRecheck)
+	case b.hold == HeldClosed, b.state == Closed:
 		return true, time.Time{}
 	}
 	switch inTime := now.Before(b.until); {
@@ -230,20 +248,33 @@ func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
 	b.state, b.reason, b.until = Open, why, until
 }
 
+// Hold makes the breaker stay open or closed until it is called with NotHeld. Outcomes
+// are counted meanwhile.
+func (b *Breaker) Hold(since time.Time, h Hold) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hold, b.held = h, since
+}
+
 // BreakerStatus is what an operator sees of a breaker.
 type BreakerStatus struct {
 	State  BreakerState
+	Hold   Hold      // whose State it is, unless NotHeld
 	Reason Reason    // why it is not closed
-	Since  time.Time // since when it is closed, or is not
-	Until  time.Time // Open: when the first probes pass
+	Since  time.Time // since when it is closed, or is not, or is held
+	Until  time.Time // Open and not held: when the first probes pass
 }
 
 // State returns where the breaker stands at now.
 func (b *Breaker) State(now time.Time) BreakerStatus {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := BreakerStatus{State: b.state, Reason: b.reason, Since: b.since}
+	s := BreakerStatus{State: b.state, Hold: b.hold, Reason: b.reason, Since: b.since}
 	switch {
+	case b.hold == HeldOpen:
+		s.State, s.Since = Open, b.held
+	case b.hold == HeldClosed:
+		s.State, s.Since = Closed, b.held
 	case b.state == Open && now.Before(b.until):
 		s.Until = b.until
 	case b.state == Open:

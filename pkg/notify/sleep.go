@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -21,4 +22,17 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// Pause is the wait between the tries of something that has to succeed in the end:
+// 50 ms, and twice as long each time, up to Most.
+type Pause struct {
+	Most time.Duration // 0: 2 s
+	last time.Duration
+}
+
+// Wait waits. It returns false if ctx has ended or ends first.
+func (p *Pause) Wait(ctx context.Context) bool {
+	p.last = min(max(2*p.last, 50*time.Millisecond), cmp.Or(p.Most, 2*time.Second))
+	return Sleep(ctx, p.last)
 }

@@ -6,34 +6,28 @@ import (
 	"time"
 )
 
-// batcher collects what must be written and hands it on in batches: while one
-// batch is being written the next one gathers. Its list is bounded by whoever
-// adds to it.
-type batcher[T any] struct {
-	most int // of a batch
-	wake chan struct{}
-	// linger is how long a small batch is waited for to grow; 0: not at all.
-	linger time.Duration
+// batcher collects works and hands them on in batches: while one batch is being
+// written the next one gathers. Its list is bounded by the messages in memory.
+type batcher struct {
+	most   int           // of a batch
+	linger time.Duration // how long a small batch waits for company; 0: not at all
+	wake   chan struct{}
 
 	mu    sync.Mutex
-	items []T
+	works []*work
 }
 
-func newBatcher[T any](most int) *batcher[T] {
-	return &batcher[T]{most: most, wake: make(chan struct{}, 1)}
-}
-
-func (b *batcher[T]) add(xs ...T) {
-	if len(xs) == 0 {
+func (b *batcher) add(ws ...*work) {
+	if len(ws) == 0 {
 		return
 	}
 	b.mu.Lock()
-	b.items = append(b.items, xs...)
+	b.works = append(b.works, ws...)
 	b.mu.Unlock()
 	b.rouse()
 }
 
-func (b *batcher[T]) rouse() {
+func (b *batcher) rouse() {
 	select {
 	case b.wake <- struct{}{}:
 	default:
@@ -41,31 +35,24 @@ func (b *batcher[T]) rouse() {
 }
 
 // take returns the next batch, nil when there is none.
-func (b *batcher[T]) take() []T {
+func (b *batcher) take() []*work {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := min(len(b.items), b.most)
+	n := min(len(b.works), b.most)
 	if n == 0 {
 		return nil
 	}
-	out := b.items[:n:n]
-	if b.items = b.items[n:]; len(b.items) == 0 {
-		b.items = nil
+	out := b.works[:n:n]
+	if b.works = b.works[n:]; len(b.works) == 0 {
+		b.works = nil
 	} else {
-		b.rouse() // for another worker
+		b.rouse() // for another goroutine
 	}
 	return out
 }
 
-// small reports whether there is something, and little.
-func (b *batcher[T]) small() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.items) > 0 && len(b.items) < b.most/4
-}
-
-// run hands batches to fn until ctx ends. Several may run at a time.
-func (b *batcher[T]) run(ctx context.Context, fn func([]T)) {
+// run hands batches to do until ctx ends. Several goroutines may run it.
+func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
 	for {
 		if b.linger > 0 && b.small() {
 			select {
@@ -73,9 +60,8 @@ func (b *batcher[T]) run(ctx context.Context, fn func([]T)) {
 			case <-ctx.Done():
 			}
 		}
-		batch := b.take()
-		if batch != nil {
-			fn(batch)
+		if batch := b.take(); batch != nil {
+			do(ctx, batch)
 			continue
 		}
 		select {
@@ -84,4 +70,11 @@ func (b *batcher[T]) run(ctx context.Context, fn func([]T)) {
 			return
 		}
 	}
+}
+
+// small reports whether there is something, and little.
+func (b *batcher) small() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.works) > 0 && len(b.works) < b.most/4
 }

@@ -15,6 +15,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // What became of a call: Attempt.Class.
@@ -192,3 +195,60 @@ func parseRetryAfter(v string, now time.Time) time.Duration {
 	}
 	return 0
 }
+
+// post makes the call of a row: with the allow-list of now, and the signature of now.
+func (d *Dispatcher) post(row *engine.Trigger, rec *record, started time.Time) result {
+	u := rec.callable(row.URL, d.cfg.Egress.plain())
+	if u == nil {
+		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
+	}
+	b, at := body(row), started.Unix()
+	// One array for the values of all headers; of each call its own, for a
+	// transport may still read it when the answer is there.
+	v := [...]string{row.ID, strconv.Itoa(row.Attempts + 1), strconv.FormatInt(at, 10), rec.sign.sign(row.ID, at, b)}
+	h := http.Header{
+		"Content-Type":      jsonType,
+		"User-Agent":        userAgent,
+		"X-Trigger-Id":      v[0:1:1],
+		"X-Trigger-Attempt": v[1:2:2],
+		"Webhook-Id":        v[0:1:1],
+		"Webhook-Timestamp": v[2:3:3],
+		"Webhook-Signature": v[3:4:4],
+	}
+	span := d.span(row, started)
+	defer span.End()
+	if c := span.Context(); !c.None() {
+		h[trace.HeaderParent] = []string{c.Parent}
+		if c.State != "" {
+			h[trace.HeaderState] = []string{c.State}
+		}
+	}
+	// Not d.on: a call that was begun is not cut.
+	r := d.cfg.post(context.Background(), u, h, b)
+	if span.On() {
+		span.Str("notifyd.class", r.class)
+		span.Int("http.response.status_code", r.status)
+		if r.class != ClassOK {
+			span.Fail(r.class)
+		}
+	}
+	return r
+}
+
+// span begins the span of one attempt, below the request that made the trigger.
+func (d *Dispatcher) span(row *engine.Trigger, started time.Time) trace.Span {
+	s := d.cfg.Tracer.Call("callback", trace.Context{Parent: row.Trace, State: row.TraceState})
+	if s.On() {
+		s.Str("notifyd.trigger.id", row.ID)
+		s.Str("notifyd.caller", row.Caller)
+		s.Int("notifyd.trigger.attempt", row.Attempts+1)
+		s.Int("notifyd.late_ms", int(max(started.UnixMilli()-row.NextAt, 0)))
+	}
+	return s
+}
+
+// Values that are the same for every call; a transport does not write to them.
+var (
+	jsonType  = []string{"application/json"}
+	userAgent = []string{"notifyd"}
+)

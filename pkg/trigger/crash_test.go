@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -424,7 +425,7 @@ func TestSuccessorIsNoCopy(t *testing.T) {
 			return 100 * time.Millisecond, ok
 		}
 		d, _ := p.run()
-		if _, err := d.PinCircuit("shop", PinnedClosed); err != nil {
+		if _, err := d.HoldCircuit("shop", limit.HeldClosed); err != nil {
 			t.Fatal(err)
 		}
 		var ids []string

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 )
 
 // A trigger is called once, at its time, with what was accepted.
@@ -122,7 +123,7 @@ func TestFinalAnswers(t *testing.T) {
 		}
 		// A pinned breaker keeps this about codes.
 		d, _ := p.run()
-		if _, err := d.PinCircuit("shop", PinnedClosed); err != nil {
+		if _, err := d.HoldCircuit("shop", limit.HeldClosed); err != nil {
 			t.Fatal(err)
 		}
 		pass(2 * time.Hour)

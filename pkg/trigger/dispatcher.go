@@ -3,51 +3,43 @@ package trigger
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Dispatcher receives messages and makes the calls. One message's way:
+// Dispatcher receives messages and makes the calls. What is done about a message,
+// step by step, stands in steps.go; which call comes next in lanes.go.
 //
-//	receive ─> read ─> (caller's queue) ─> claim ─> call ─> outcome ─> ack
-//	             │            │                                │
-//	             └── drop, put off, give up, dead letter <─────┘
-//
-// Reads, claims, outcomes and acks are written in batches, and some claims ahead
-// of the places for their calls (ahead.go). A call costs 67 to 73 us of processor,
-// the receiver's share included, where net/http alone takes 40 to 44 and an
-// earlier dispatcher took 89 (make bench ONLY=P8, the same busy machine). Nothing is
-// acknowledged before what follows from it is durable, so a crash at any point
-// leaves a message that leads back to the row.
+// Nothing is acknowledged before what follows from it is durable, so a crash at any
+// point leaves a message that leads back to the row.
 type Dispatcher struct {
 	cfg   DispatcherConfig
 	terms terms
+	lanes lanes
 
-	reads    [2]*batcher[*work] // rows to read and judge, by line
-	claims   *batcher[*work]    // rows to claim
-	swaps    *batcher[*work]    // rows to swap for work.next, then work.then
-	letters  *batcher[*work]    // dead letters to append
-	index    *batcher[*work]    // index rows to write, then ack
-	puts     *batcher[*work]    // messages to put off by work.delay
-	acks     *batcher[*work]    // messages to acknowledge
-	on       context.Context    // ends when a stop has waited long enough
-	jobs     chan *work         // claimed, for goroutines that are free
+	// Works that wait for their step, which is done for many of them at a time.
+	reads    [2]*batcher // stepRead, by line: on time is not behind the backlog
+	claims   *batcher    // stepClaim
+	outcomes *batcher    // stepSettle, stepReturn, stepBuried
+	letters  *batcher    // stepBury
+	timers   *batcher    // stepPark
+	messages *batcher    // stepPutOff, stepAck
+
+	on       context.Context // ends when a stop has waited long enough
+	jobs     chan *work      // claimed, for goroutines that are free
 	idlers   atomic.Int64
 	calls    sync.WaitGroup
 	draining chan struct{} // closed when no call may start any more
 
 	mu       sync.Mutex
-	lanes    map[string]*lane
-	digests  map[uint64]*lane      // of their callers
 	held     map[*work]struct{}    // every message in memory
 	ids      map[notify.Base]*work // one per trigger that is being worked on
-	inFlight int                   // calls under way, and claims for them
-	queued   [2]int                // over all lanes, by line
-	bytes    [2]int                // of their rows
 	idle     chan struct{}         // closed when draining and nothing is held
 	room     chan struct{}         // something was let go
 	stopping bool
@@ -65,7 +57,7 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 		return nil, err
 	}
 	cfg.Breaker = breakerConfig(cfg.Breaker, cfg.Egress.cfg.Timeout)
-	if _, err := newCircuit(time.Now(), cfg.Breaker); err != nil {
+	if _, err := limit.NewBreaker(time.Now(), cfg.Breaker); err != nil {
 		return nil, err
 	}
 	d := &Dispatcher{
@@ -74,12 +66,14 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 			schedule: cfg.Schedule, lease: cfg.Lease, skew: cfg.Skew, maxAge: cfg.MaxAge,
 			maxRetryAfter: cfg.MaxRetryAfter, maxLost: cfg.MaxLost,
 		},
-		reads: [2]*batcher[*work]{newBatcher[*work](cfg.Batch), newBatcher[*work](cfg.Batch)}, claims: newBatcher[*work](cfg.Batch), swaps: newBatcher[*work](cfg.Batch),
-		letters: newBatcher[*work](cfg.Batch), index: newBatcher[*work](cfg.Batch), puts: newBatcher[*work](cfg.Batch), acks: newBatcher[*work](cfg.Batch),
-		draining: make(chan struct{}), jobs: make(chan *work), lanes: map[string]*lane{}, digests: map[uint64]*lane{}, held: map[*work]struct{}{}, ids: map[notify.Base]*work{},
-		idle: make(chan struct{}), room: make(chan struct{}, 1),
+		draining: make(chan struct{}), jobs: make(chan *work),
+		held: map[*work]struct{}{}, ids: map[notify.Base]*work{}, idle: make(chan struct{}), room: make(chan struct{}, 1),
 	}
-	d.swaps.linger, d.acks.linger = lingerFor, lingerFor
+	d.lanes = lanes{d: d, byCaller: map[string]*lane{}, byDigest: map[uint64]*lane{}}
+	for _, b := range []**batcher{&d.reads[onTime], &d.reads[backlog], &d.claims, &d.outcomes, &d.letters, &d.timers, &d.messages} {
+		*b = &batcher{most: cfg.Batch, wake: make(chan struct{}, 1)}
+	}
+	d.outcomes.linger, d.messages.linger = lingerFor, lingerFor
 	return d, nil
 }
 
@@ -87,24 +81,9 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 // waits for them, and a commit of five costs as much as one of fifty.
 const lingerFor = 2 * time.Millisecond
 
-// work is a message in memory and what is being done about it. One goroutine at
-// a time has it.
-type work struct {
-	d     engine.Delivery
-	msg   message
-	alone bool // ids has its trigger
-	row   engine.Trigger
-	lane  *lane
-
-	claimed time.Time      // before the claim was written: the lease is trusted from here
-	slot    bool           // it has a place among the calls under way
-	next    engine.Trigger // what to swap the row for
-	then    func()         // once the swap has won
-	delay   time.Duration  // how long to put the message off
-	why     string         // cause of that, where it is a deferral
-	keep    bool           // put off as the message it is, with the receives it has
-	asIs    bool           // put off with the body it has: a newer release wrote it or its row
-}
+// receiversAtOnce is how many batches are received at a time: each may wait for the
+// disk once.
+const receiversAtOnce = 3
 
 // Run receives and calls until ctx ends; then it gives back what was not
 // started, lets calls under way end, writes their outcomes, and returns nil. It
@@ -114,21 +93,20 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	defer cancel()
 	d.on = on
 	var wg sync.WaitGroup
-	stage := func(n int, b *batcher[*work], fn func(context.Context, []*work)) {
+	start := func(n int, b *batcher, do func(context.Context, []*work)) {
 		for range n {
-			wg.Go(func() { b.run(on, func(ws []*work) { fn(on, ws) }) })
+			wg.Go(func() { b.run(on, do) })
 		}
 	}
-	stage(2, d.reads[onTime], d.read)
-	stage(1, d.reads[backlog], d.read)
-	stage(2, d.claims, d.claim)
-	stage(2, d.swaps, d.swap)
-	stage(1, d.letters, d.bury)
-	stage(1, d.index, d.park)
-	stage(2, d.puts, d.putOff)
-	stage(1, d.acks, d.ack)
+	start(2, d.reads[onTime], d.read)
+	start(1, d.reads[backlog], d.read)
+	start(2, d.claims, d.claim)
+	start(2, d.outcomes, d.swap)
+	start(1, d.letters, d.bury)
+	start(1, d.timers, d.park)
+	start(2, d.messages, d.answer)
 	wg.Go(func() { d.heartbeat(on) })
-	wg.Go(func() { d.slacken(on) })
+	wg.Go(func() { d.lanes.slacken(on) })
 	var receivers sync.WaitGroup
 	for range receiversAtOnce {
 		receivers.Go(func() { d.receive(ctx) })
@@ -149,48 +127,30 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// receiversAtOnce is how many batches are received at a time: each waits for the
-// disk once, for what it says of its messages.
-const receiversAtOnce = 3
-
 // receive takes messages in until ctx ends.
 func (d *Dispatcher) receive(ctx context.Context) {
-	pause := backoff{}
-	for ctx.Err() == nil {
-		if !d.waitForRoom(ctx) {
-			return
-		}
+	var pause notify.Pause
+	for d.waitForRoom(ctx) {
 		if d.cfg.Clock() != nil {
-			pause.wait(ctx)
+			pause.Wait(ctx)
 			continue
 		}
 		ds, err := d.cfg.Queue.Receive(ctx, d.cfg.Batch, d.cfg.Visibility)
 		if err != nil {
 			d.cfg.Logger.Warn("delay queue: receive", slog.Any("error", err))
-			pause.wait(ctx)
+			pause.Wait(ctx)
 			continue
 		}
-		pause = backoff{}
+		pause = notify.Pause{}
 		d.take(ds)
-	}
-}
-
-// look lets messages have their rows read, those on time not behind the backlog.
-func (d *Dispatcher) look(ws ...*work) {
-	var by [2][]*work
-	for _, w := range ws {
-		by[w.line()] = append(by[w.line()], w)
-	}
-	for l, ws := range by {
-		d.reads[l].add(ws...)
 	}
 }
 
 // waitForRoom holds the receive loop back while far more is held than can be
 // queued: the stores are away. A caller that hangs cannot bring it there, its
-// messages are put off long before.
+// messages are put off long before. It returns false when ctx has ended.
 func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
-	for {
+	for ctx.Err() == nil {
 		d.mu.Lock()
 		full := len(d.held) >= 2*d.cfg.MaxQueued+d.cfg.MaxInFlight
 		d.mu.Unlock()
@@ -200,19 +160,23 @@ func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 		select {
 		case <-d.room:
 		case <-ctx.Done():
-			return false
 		}
 	}
+	return false
 }
 
 // youngerWait is how long a message stays away that came while an older one of
 // its trigger is worked on.
 const youngerWait = 2 * time.Second
 
+// newerWait is how long a message of a newer release stays away from this process, and
+// from all others.
+const newerWait = 30 * time.Second
+
 // take makes work of deliveries. Of a trigger that is being worked on no second
 // message is looked at: the first leads to the same row.
 func (d *Dispatcher) take(ds []engine.Delivery) {
-	var read, unread, twice, copies []*work
+	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()
 	before := make(map[notify.Base]*work, len(ds)) // of earlier batches
 	for i := range ds {
@@ -220,70 +184,66 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 		d.held[w] = struct{}{}
 		var ok bool
 		if w.msg, ok = decodeMessage(ds[i].Body); !ok {
-			unread = append(unread, w)
+			if b := ds[i].Body; len(b) > 1 && b[0] > messageVersion && b[1] == messageKind {
+				w.delay, w.asIs = newerWait, true
+				newer = append(newer, w)
+				continue
+			}
+			// Of another kind, or damaged. It is put off until the queue sets it
+			// apart, where people find it: never lost, never in anybody's way.
+			w.delay, w.keep = time.Minute, true
+			unreadable = append(unreadable, w)
 			continue
 		}
-		first := d.ids[w.msg.base]
-		if first == nil {
-			d.ids[w.msg.base], w.alone = w, true
+		other := d.ids[w.msg.base]
+		if other == nil {
+			d.ids[w.msg.base], w.named = w, true
 			before[w.msg.base] = w
-			read = append(read, w)
+			first = append(first, w)
 			continue
 		}
-		// A copy may go: what the first leads to is durable before the first is
-		// acknowledged, and is not this one (unname). But it may be the first itself, received again because its
-		// visibility ended, and then acknowledging it could lose the trigger.
-		other := before[w.msg.base] == first || !w.d.Enqueued.Equal(first.d.Enqueued)
-		// Nor one that is much younger: the first may be about to be dropped as an
-		// orphan, and this one be of a writer that came later and stores the row.
-		younger := w.d.Enqueued.Sub(first.d.Enqueued) > d.cfg.Orphan/4
-		if other && !younger && w.msg.gen == first.msg.gen {
-			copies = append(copies, w)
+		// It may be the other itself, received again because its visibility ended:
+		// then acknowledging it could lose the trigger.
+		if before[w.msg.base] != other && w.d.Enqueued.Equal(other.d.Enqueued) {
+			w.delay, w.keep = d.cfg.Visibility, true
+			twice = append(twice, w)
 			continue
 		}
-		if other {
+		// A copy may go: what the other leads to is durable before the other is
+		// acknowledged, and is not this one (unname). But not one that is much
+		// younger: the other may be about to be dropped as an orphan, and this one
+		// be of a writer that came later and stores the row.
+		if younger := w.d.Enqueued.Sub(other.d.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
 			w.delay = youngerWait
+			twice = append(twice, w)
+			continue
 		}
-		twice = append(twice, w)
+		copies = append(copies, w)
 	}
 	d.mu.Unlock()
-	newer := 0
-	for _, w := range unread {
-		if b := w.d.Body; len(b) > 1 && b[0] > messageVersion && b[1] == messageKind {
-			newer++
-			w.delay, w.asIs = newerWait, true
-			continue
-		}
-		// Of another kind, or damaged. It is put off until the queue sets it
-		// apart, where people find it: never lost, never in anybody's way.
-		w.delay, w.keep = time.Minute, true
-	}
-	for _, w := range twice {
-		if w.delay == 0 {
-			w.delay, w.keep = d.cfg.Visibility, true
-		}
-	}
-	d.cfg.Events.dropped("unreadable", len(unread)-newer)
-	d.cfg.Events.deferred(CauseNewer, newer)
-	d.cfg.Events.dropped("copy", len(copies))
-	d.cfg.Events.deferred(CauseLeased, len(twice))
-	d.puts.add(unread...)
-	d.puts.add(twice...)
-	d.acks.add(copies...)
-	d.look(d.skim(read)...)
+	d.cfg.Events.dropped("unreadable", len(unreadable))
+	d.send(stepPutOff, unreadable...)
+	d.putOff(CauseNewer, newer...)
+	d.putOff(CauseLeased, twice...)
+	d.drop("copy", copies...)
+	d.send(stepRead, d.lanes.skim(first)...)
 }
 
-// unname makes messages ones whose trigger is worked on no more. It comes before
-// their successor is written: that one may be received before they are
-// acknowledged, and must not be taken for a copy of what is about to go.
+// unname says that the triggers of messages are worked on no more. It comes before
+// the successors of the messages are written: a successor may be received before its
+// message is acknowledged, and must not be taken for a copy of what is about to go.
 func (d *Dispatcher) unname(ws []*work) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, w := range ws {
-		if w.alone {
-			w.alone = false
-			delete(d.ids, w.msg.base)
-		}
+		d.unnameLocked(w)
+	}
+}
+
+func (d *Dispatcher) unnameLocked(w *work) {
+	if w.named {
+		w.named = false
+		delete(d.ids, w.msg.base)
 	}
 }
 
@@ -293,20 +253,20 @@ func (d *Dispatcher) forget(ws []*work) {
 	defer d.mu.Unlock()
 	for _, w := range ws {
 		delete(d.held, w)
-		if w.alone {
-			delete(d.ids, w.msg.base)
-		}
+		d.unnameLocked(w)
 	}
 	select {
 	case d.room <- struct{}{}:
 	default:
 	}
-	if d.stopping && len(d.held) == 0 {
-		d.closeIdleLocked()
-	}
+	d.closeIdleLocked()
 }
 
+// closeIdleLocked tells a stop once nothing is held any more.
 func (d *Dispatcher) closeIdleLocked() {
+	if !d.stopping || len(d.held) > 0 {
+		return
+	}
 	select {
 	case <-d.idle:
 	default:
@@ -316,53 +276,30 @@ func (d *Dispatcher) closeIdleLocked() {
 
 // heartbeat keeps the messages in memory from being received again.
 func (d *Dispatcher) heartbeat(ctx context.Context) {
-	t := time.NewTicker(d.cfg.Visibility / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return
-		}
+	for notify.Sleep(ctx, d.cfg.Visibility/3) {
 		d.mu.Lock()
 		receipts := make([]string, 0, len(d.held))
 		for w := range d.held {
 			receipts = append(receipts, w.d.Receipt)
 		}
 		d.mu.Unlock()
-		for len(receipts) > 0 {
-			n := min(len(receipts), 1000)
-			if err := d.cfg.Queue.Extend(ctx, receipts[:n], d.cfg.Visibility); err != nil && ctx.Err() == nil {
+		for some := range slices.Chunk(receipts, 1000) {
+			if err := d.cfg.Queue.Extend(ctx, some, d.cfg.Visibility); err != nil && ctx.Err() == nil {
 				// A message received twice is no harm: the row decides.
 				d.cfg.Logger.Warn("delay queue: extend", slog.Any("error", err))
 				break
 			}
-			receipts = receipts[n:]
 		}
 	}
 }
 
 // drain gives back what was not started and lets no call start any more.
 func (d *Dispatcher) drain() {
+	close(d.draining)
+	back := d.lanes.stop()
 	d.mu.Lock()
 	d.stopping = true
-	close(d.draining)
-	var back []*work
-	for _, l := range d.lanes {
-		waiting := l.clearLocked()
-		for _, w := range waiting {
-			d.queuedLocked(l, w, -1)
-		}
-		back = append(back, waiting...)
-		d.returnLocked(l, CauseShutdown, 0)
-	}
-	if len(d.held) == 0 {
-		d.closeIdleLocked()
-	}
+	d.closeIdleLocked()
 	d.mu.Unlock()
-	for _, w := range back {
-		w.delay = 0
-	}
-	d.cfg.Events.deferred(CauseShutdown, len(back))
-	d.puts.add(back...)
+	d.putOff(CauseShutdown, back...)
 }

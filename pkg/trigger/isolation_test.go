@@ -197,10 +197,10 @@ func TestPinnedCircuit(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil, "bank")
 		d, _ := p.run()
-		if _, err := d.PinCircuit("shop", PinnedOpen); err != nil {
+		if _, err := d.HoldCircuit("shop", limit.HeldOpen); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := d.PinCircuit("shop", Unpinned); err == nil {
+		if _, err := d.HoldCircuit("shop", limit.NotHeld); err == nil {
 			t.Error("pinned to nothing")
 		}
 		a, b := p.create("shop", `"delay_seconds":1`), p.create("bank", `"delay_seconds":1`)
@@ -210,13 +210,13 @@ func TestPinnedCircuit(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 		list := d.Circuits()
-		if len(list) != 2 || list[0].Caller != "bank" || list[1].Caller != "shop" || list[1].State != limit.Open || list[1].Pin != PinnedOpen || list[0].State != limit.Closed {
+		if len(list) != 2 || list[0].Caller != "bank" || list[1].Caller != "shop" || list[1].State != limit.Open || list[1].Hold != limit.HeldOpen || list[0].State != limit.Closed {
 			t.Errorf("circuits %+v", list)
 		}
 		if q, _ := p.queue.Depth(context.Background()); q.Dead != 0 || q.Delayed != 1 {
 			t.Errorf("queue %+v", q)
 		}
-		if c := d.ResetCircuit("shop"); c.State != limit.Closed || c.Pin != Unpinned {
+		if c := d.ResetCircuit("shop"); c.State != limit.Closed || c.Hold != limit.NotHeld {
 			t.Errorf("after the reset %+v", c)
 		}
 		pass(time.Minute)
@@ -226,7 +226,7 @@ func TestPinnedCircuit(t *testing.T) {
 
 		// Pinned closed, errors open nothing.
 		p.sink.answer = func(string, string, int) (time.Duration, result) { return 0, status(500) }
-		if _, err := d.PinCircuit("shop", PinnedClosed); err != nil {
+		if _, err := d.HoldCircuit("shop", limit.HeldClosed); err != nil {
 			t.Fatal(err)
 		}
 		for range 50 {
@@ -379,14 +379,15 @@ func TestBacklogPace(t *testing.T) {
 // neither can starve the other.
 func TestTurnsOfLines(t *testing.T) {
 	t.Parallel()
+	var all lanes
 	var l lane
 	for range 30 {
-		l.lines[onTime].queue = append(l.lines[onTime].queue, &work{})
-		l.lines[backlog].queue = append(l.lines[backlog].queue, &work{d: engine.Delivery{Backlog: true}})
+		l.lines[onTime].queue = append(l.lines[onTime].queue, &work{lane: &l})
+		l.lines[backlog].queue = append(l.lines[backlog].queue, &work{lane: &l, d: engine.Delivery{Backlog: true}})
 	}
 	turns := ""
 	for l.waiting() > 0 {
-		turns += [...]string{"o", "b"}[l.popLocked().line()]
+		turns += [...]string{"o", "b"}[all.nextLocked(&l).line()]
 	}
 	if want := strings.Repeat("ooob", 10) + strings.Repeat("b", 20); turns != want {
 		t.Errorf("%s, want %s", turns, want)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 )
 
 // Nobody dispatches for ten minutes: what was due meanwhile is treated as each
@@ -73,7 +74,7 @@ func TestMaxAge(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) { c.MaxAge = time.Hour })
 		d, _ := p.run()
-		if _, err := d.PinCircuit("shop", PinnedOpen); err != nil {
+		if _, err := d.HoldCircuit("shop", limit.HeldOpen); err != nil {
 			t.Fatal(err)
 		}
 		id := p.create("shop", `"delay_seconds":1,"retry_schedule_seconds":[600]`)

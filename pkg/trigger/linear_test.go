@@ -49,7 +49,7 @@ var triggerModel = (&porcupine.NondeterministicModel{
 		s, in, out := state.(modelState), input.(opInput), output.(opOutput)
 		if out.code == "unknown" { // done, or not
 			next := []any{s}
-			if done, legal := step(s, in); legal {
+			if done, legal := applyOp(s, in); legal {
 				next = append(next, done)
 			}
 			return next
@@ -61,7 +61,7 @@ var triggerModel = (&porcupine.NondeterministicModel{
 			return nil
 		}
 		if out.code == "ok" {
-			done, legal := step(s, in)
+			done, legal := applyOp(s, in)
 			if !legal || in.what == "reschedule" && done.gen != out.gen {
 				return nil
 			}
@@ -80,8 +80,8 @@ var triggerModel = (&porcupine.NondeterministicModel{
 	DescribeOperation: func(in, out any) string { return fmt.Sprintf("%+v -> %+v", in, out) },
 }).ToModel()
 
-// step is the effect of an operation that was done.
-func step(s modelState, in opInput) (modelState, bool) {
+// applyOp is the effect of an operation that was done.
+func applyOp(s modelState, in opInput) (modelState, bool) {
 	switch in.what {
 	case "create":
 		return modelState{state: engine.TriggerPending}, s.state == 0

@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -346,7 +347,7 @@ func TestReconcilePilesNothingUp(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
 		d, _ := p.run()
-		if _, err := d.PinCircuit("shop", PinnedOpen); err != nil {
+		if _, err := d.HoldCircuit("shop", limit.HeldOpen); err != nil {
 			t.Fatal(err)
 		}
 		var ids []string

@@ -21,8 +21,20 @@ type record struct {
 	until int64 // the earliest end of a key, ms since 1970; 0: none
 }
 
-// recordOf returns the caller's record, not older than PolicyAge.
-func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
+// recordOf returns the caller's record, not older than PolicyAge. ok is false if the
+// caller may not be called now, and wait is how long to put its messages off then.
+func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (r *record, wait time.Duration, ok bool) {
+	r, err := d.readRecord(ctx, l)
+	switch {
+	case err != nil:
+		return nil, 2 * time.Second, false
+	case r.Disabled || len(r.keys) == 0:
+		return nil, time.Minute, false
+	}
+	return r, 0, true
+}
+
+func (d *Dispatcher) readRecord(ctx context.Context, l *lane) (*record, error) {
 	l.refresh <- struct{}{}
 	defer func() { <-l.refresh }()
 	now := time.Now()
@@ -47,9 +59,9 @@ func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
 	// that is frozen, must not be asked again by every call that waits here.
 	r.read = time.Now()
 	l.record = r
-	d.mu.Lock()
+	d.lanes.mu.Lock()
 	l.limit = or(c.MaxInFlight, d.cfg.CallerInFlight)
-	d.mu.Unlock()
+	d.lanes.mu.Unlock()
 	return r, nil
 }
 

@@ -28,7 +28,6 @@ type routeHealth struct {
 	breaker *limit.Breaker
 	blocked time.Time
 	refused time.Time // blocked: since when
-	held    time.Time // since when an operator holds it open; zero: no operator does
 	well    bool
 	last    notify.Result // the last answer that was none of a healthy route
 }
@@ -79,10 +78,11 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
-	if now.Before(r.blocked) || !r.held.IsZero() {
+	s := r.breaker.State(now)
+	if now.Before(r.blocked) || s.Hold != limit.NotHeld {
 		return false, false, h.reopensLocked(r, now)
 	}
-	trouble := r.breaker.State(now).State != limit.Closed
+	trouble := s.State != limit.Closed
 	ok, at = r.breaker.Allow(now)
 	return ok, ok && trouble, at
 }
@@ -120,8 +120,13 @@ func (h *Health) report(name string, res *notify.Result, n int, last bool, now t
 	return is.State == limit.Closed
 }
 
+// works reports whether the route may be called, and not for a probe alone.
+func (r *routeHealth) works(now time.Time) bool {
+	return r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
+}
+
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
-	well := r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked) && r.held.IsZero()
+	well := r.works(now)
 	if well == r.well {
 		return
 	}
@@ -148,11 +153,15 @@ func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
-	if since.IsZero() == r.held.IsZero() {
+	now, hold := time.Now(), limit.HeldOpen
+	if since.IsZero() {
+		hold = limit.NotHeld
+	}
+	if r.breaker.State(now).Hold == hold {
 		return false
 	}
-	r.held = since
-	h.judgeLocked(r, time.Now())
+	r.breaker.Hold(since, hold)
+	h.judgeLocked(r, now)
 	return true
 }
 
@@ -164,12 +173,13 @@ func (h *Health) reopens(name string, now time.Time) time.Time {
 }
 
 func (h *Health) reopensLocked(r *routeHealth, now time.Time) time.Time {
-	at := r.breaker.State(now).Until
+	s := r.breaker.State(now)
+	at := s.Until
+	if s.Hold != limit.NotHeld {
+		at = now.Add(heldLook)
+	}
 	if r.blocked.After(at) {
 		at = r.blocked
-	}
-	if again := now.Add(heldLook); !r.held.IsZero() && again.After(at) {
-		at = again
 	}
 	return at
 }
@@ -179,10 +189,7 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, name := range rs.Names {
-		if i == n {
-			continue
-		}
-		if r := h.routeLocked(name); r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked) && r.held.IsZero() {
+		if i != n && h.routeLocked(name).works(now) {
 			return true
 		}
 	}
@@ -315,8 +322,8 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	if !c.Since.IsZero() {
 		c.Account, c.Code, c.class = cmp.Or(r.last.Provider, name), r.last.Code, r.last.Class
 	}
-	if !r.held.IsZero() {
-		c.Held, c.State, c.Since, c.Account, c.Code, c.class = true, limit.Open.String(), r.held, name, codeHeld, notify.ClassThrottled
+	if st.Hold != limit.NotHeld {
+		c.Held, c.Since, c.Account, c.Code, c.class = true, st.Since, name, codeHeld, notify.ClassThrottled
 	}
 	return c
 }

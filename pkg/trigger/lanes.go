@@ -1,0 +1,438 @@
+package trigger
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
+)
+
+// lanes decide which call comes next: each caller has a lane, with its bulkhead, its
+// breaker and the messages that wait in memory for a place.
+//
+// Claims ahead. A claim waits for the disk, and a place that waits with it is no
+// call. So of a caller whose receiver keeps a pace, some of the next calls are
+// claimed before there is a place for them, many in one swap: as many as will be
+// made in aheadFor. Until then they are IN_FLIGHT: a cancel is too late for them,
+// and a crash leaves them to their leases, as it does those being called. What
+// waits longer than aheadMost, because the receiver got stuck, is given back.
+type lanes struct {
+	d *Dispatcher
+
+	mu       sync.Mutex
+	byCaller map[string]*lane
+	byDigest map[uint64]*lane // of their callers
+	inFlight int              // calls under way, and claims for them
+	queued   [2]int           // over all lanes, by line
+	bytes    [2]int           // of their rows
+	stopping bool
+}
+
+const (
+	aheadFor  = 50 * time.Millisecond
+	aheadMost = 2 * time.Second
+	paceCalls = 128 // calls until a pace is believed
+)
+
+// lane is a caller at work. The lock of lanes guards it, but for the record, which
+// has its own.
+type lane struct {
+	caller   string
+	breaker  *limit.Breaker
+	shown    limit.BreakerState // of the breaker, as Events was told last
+	ramp     int                // bounds the calls at a time, see report
+	limit    int                // calls at a time
+	inFlight int
+	lines    [2]line       // of what is on time, and of the backlog
+	turn     int           // calls of what is on time since one of the backlog, while both waited
+	ready    []*work       // claimed ahead: they wait for a place, not for a claim
+	claiming int           // being claimed ahead
+	calls    int           // that ended, up to paceCalls
+	each     time.Duration // between the ends of two calls while more wait, smoothed
+	ended    time.Time     // when a call ended last, while more waited; zero: none waited
+
+	// The caller's record. Whoever has the token in refresh may read it anew.
+	refresh chan struct{}
+	record  *record
+}
+
+// line is what waits for a place, of one lane of the delay queue.
+type line struct {
+	queue []*work
+	bytes int       // of its rows
+	next  time.Time // when the last message that was put off comes again
+}
+
+// lineOf is which of a caller's lines a message stands in.
+type lineOf uint8
+
+const (
+	onTime lineOf = iota
+	backlog
+)
+
+func (w *work) line() lineOf {
+	if w.d.Backlog {
+		return backlog
+	}
+	return onTime
+}
+
+// waiting is how many messages wait in both lines.
+func (l *lane) waiting() int { return len(l.lines[onTime].queue) + len(l.lines[backlog].queue) }
+
+func (ls *lanes) of(caller string) *lane {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.ofLocked(caller)
+}
+
+func (ls *lanes) ofLocked(caller string) *lane {
+	l := ls.byCaller[caller]
+	if l == nil {
+		l = &lane{caller: caller, limit: ls.d.cfg.CallerInFlight, refresh: make(chan struct{}, 1)}
+		l.resetBreaker(time.Now(), ls.d.cfg.Breaker)
+		ls.byCaller[caller] = l
+		ls.byDigest[callerDigest(caller)] = l
+	}
+	return l
+}
+
+// skim takes out messages whose callers' lines are full, as it looks, before
+// their rows are read: of a long backlog most messages end here.
+func (ls *lanes) skim(ws []*work) (rest []*work) {
+	now := time.Now()
+	var full []*work
+	ls.mu.Lock()
+	for _, w := range ws {
+		if l := ls.byDigest[w.msg.caller]; l != nil && ls.fullLocked(l, w.line()) {
+			w.delay = l.waitLocked(w, now)
+			full = append(full, w)
+		} else {
+			rest = append(rest, w)
+		}
+	}
+	ls.mu.Unlock()
+	ls.d.putOff(CauseBulkhead, full...)
+	return rest
+}
+
+// admit lets messages of one caller wait in their lines for their calls, and puts off
+// those that have no room there.
+func (ls *lanes) admit(l *lane, ws []*work) {
+	var full, late []*work
+	now := time.Now()
+	ls.mu.Lock()
+	for _, w := range ws {
+		w.lane = l
+		switch {
+		case ls.stopping:
+			w.delay = 0
+			late = append(late, w)
+		case ls.fullLocked(l, w.line()):
+			w.delay = l.waitLocked(w, now)
+			full = append(full, w)
+		default:
+			w.step = stepWait
+			l.lines[w.line()].queue = append(l.lines[w.line()].queue, w)
+			ls.countLocked(w, 1)
+		}
+	}
+	ls.pumpLocked(l, now)
+	ls.mu.Unlock()
+	ls.d.putOff(CauseBulkhead, full...)
+	ls.d.putOff(CauseShutdown, late...)
+}
+
+// countLocked counts a message into the lines (1) or out of them (-1).
+func (ls *lanes) countLocked(w *work, n int) {
+	size := n * (rowSize + len(w.row.Payload) + len(w.row.URL))
+	w.lane.lines[w.line()].bytes += size
+	ls.bytes[w.line()] += size
+	ls.queued[w.line()] += n
+}
+
+// rowSize is about what a message in memory takes beside its payload.
+const rowSize = 600
+
+// fullLocked reports whether a line of a caller may grow no more: it may have
+// half of what is free, in messages and bytes. A caller that hangs leaves the
+// other half to the rest, a second one a quarter, and so on; everybody may have
+// one. The backlog leaves half of everything to what is on time.
+func (ls *lanes) fullLocked(l *lane, of lineOf) bool {
+	q, cfg := &l.lines[of], &ls.d.cfg
+	free, bytes := cfg.MaxQueued-ls.queued[onTime]-ls.queued[backlog], cfg.MaxQueuedBytes-ls.bytes[onTime]-ls.bytes[backlog]
+	if of == backlog {
+		free, bytes = min(free, cfg.MaxQueued/2-ls.queued[backlog]), min(bytes, cfg.MaxQueuedBytes/2-ls.bytes[backlog])
+	}
+	return len(q.queue) > 0 && (len(q.queue) >= free/2 || q.bytes >= bytes/2)
+}
+
+// patience bounds a wait by how often the message has waited before: the first
+// guess at a receiver's pace is a bad one.
+var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
+
+// waitLocked is how long a message that found its caller's line full should
+// stay away: until those before it may have been called, as fast as calls went
+// lately and a quarter faster, so that a receiver that speeds up is not kept
+// waiting. Each such message takes a place of its own in time: what was put off
+// together does not come back together.
+func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
+	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
+	each, q := l.each*4/5, &l.lines[w.line()]
+	// Half of the line: it must not run dry before they come.
+	if first := now.Add(each * time.Duration(len(q.queue)/2)); q.next.Before(first) {
+		q.next = first
+	}
+	q.next = q.next.Add(each)
+	wait := q.next.Sub(now)
+	if wait > longest {
+		q.next = now.Add(longest)
+		wait = longest + spread(w.msg.base, uint32(w.msg.deferrals), longest/4)
+	}
+	return max(wait, 50*time.Millisecond)
+}
+
+// pumpLocked starts as many calls of a caller as may run. While its breaker is
+// open, what waits in memory is put off.
+func (ls *lanes) pumpLocked(l *lane, now time.Time) {
+	d := ls.d
+	var claim []*work
+	started := false
+	for len(l.ready)+l.waiting() > 0 && l.inFlight < ls.mayCallLocked(l) {
+		ok, retryAt := l.breaker.Allow(now)
+		if !ok {
+			ls.shutLocked(l, retryAt.Sub(now))
+			break
+		}
+		started = true
+		l.inFlight++
+		ls.inFlight++
+		if w := pop(&l.ready); w != nil {
+			w.slot = true
+			d.launch(w)
+			continue
+		}
+		w := ls.nextLocked(l)
+		w.slot = true
+		claim = append(claim, w)
+	}
+	// By half of them at a time: few large claims, not many small ones.
+	if most, has := ls.aheadLocked(l), len(l.ready)+l.claiming; has <= most/2 {
+		for ; has < most && l.waiting() > 0; has++ {
+			l.claiming++
+			claim = append(claim, ls.nextLocked(l))
+		}
+	}
+	l.showBreaker(now, &d.cfg.Events)
+	if started {
+		d.cfg.Events.inFlight(l.caller, l.inFlight)
+	}
+	d.send(stepClaim, claim...)
+}
+
+// mayCallLocked is how many calls of a caller may run at a time, now.
+func (ls *lanes) mayCallLocked(l *lane) int {
+	return max(min(ls.d.cfg.Share(l.limit), l.ramp, (ls.d.cfg.MaxInFlight-ls.inFlight)/2), 1)
+}
+
+// aheadLocked is how many calls of a caller may be claimed ahead, now.
+func (ls *lanes) aheadLocked(l *lane) int {
+	if l.calls < paceCalls || l.each <= 0 || ls.stopping || l.ramp < l.limit || l.shown != limit.Closed {
+		return 0
+	}
+	return int(min(aheadFor/l.each, time.Duration(ls.d.cfg.Batch)))
+}
+
+// nextLocked takes the message whose turn it is: of the backlog, while the other
+// line has any, one of engine.BacklogShare.
+func (ls *lanes) nextLocked(l *lane) *work {
+	from := onTime
+	switch prompt, late := len(l.lines[onTime].queue), len(l.lines[backlog].queue); {
+	case prompt == 0:
+		from = backlog
+	case late > 0:
+		if l.turn++; l.turn == engine.BacklogShare {
+			l.turn, from = 0, backlog
+		}
+	}
+	w := pop(&l.lines[from].queue)
+	ls.countLocked(w, -1)
+	return w
+}
+
+// pop takes the first of a list; nil when it is empty.
+func pop(list *[]*work) (w *work) {
+	if len(*list) == 0 {
+		return nil
+	}
+	w, (*list)[0] = (*list)[0], nil
+	if *list = (*list)[1:]; len(*list) == 0 {
+		*list = nil
+	}
+	return w
+}
+
+// clearLocked takes all that waits in a lane's lines.
+func (ls *lanes) clearLocked(l *lane) []*work {
+	all := append(l.lines[onTime].queue, l.lines[backlog].queue...)
+	l.lines[onTime].queue, l.lines[backlog].queue = nil, nil
+	for _, w := range all {
+		ls.countLocked(w, -1)
+	}
+	return all
+}
+
+// shutLocked puts off what waits for an open breaker, spread over a while so
+// that it does not come back all at once.
+func (ls *lanes) shutLocked(l *lane, wait time.Duration) {
+	wait = max(wait, time.Second)
+	all := ls.clearLocked(l)
+	for _, w := range all {
+		w.delay = min(wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2+time.Second), engine.MaxQueueDelay)
+	}
+	ls.d.putOff(CauseBreaker, all...)
+	ls.returnLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
+}
+
+// returnLocked gives claims back that were made ahead.
+func (ls *lanes) returnLocked(l *lane, cause string, wait time.Duration) {
+	for w := pop(&l.ready); w != nil; w = pop(&l.ready) {
+		ls.d.giveBack(w, cause, wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2))
+	}
+}
+
+// claimedAhead settles the claims among ws that were made ahead: those that won
+// wait for a place. won is nil if none did.
+func (ls *lanes) claimedAhead(ws []*work, won []bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	now := time.Now()
+	var last *lane
+	for i, w := range ws {
+		if w.slot {
+			continue
+		}
+		if last != nil && last != w.lane {
+			ls.goOnLocked(last, now)
+		}
+		last = w.lane
+		last.claiming--
+		if won != nil && won[i] {
+			last.ready = append(last.ready, w)
+		}
+	}
+	if last != nil {
+		ls.goOnLocked(last, now)
+	}
+}
+
+func (ls *lanes) goOnLocked(l *lane, now time.Time) {
+	if ls.stopping {
+		ls.returnLocked(l, CauseShutdown, 0)
+	} else {
+		ls.pumpLocked(l, now)
+	}
+}
+
+// free gives a place back whose work was not called.
+func (ls *lanes) free(w *work) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if w.slot {
+		ls.freeLocked(w, time.Now())
+	}
+}
+
+// called gives a place back after a call, whose outcome the breaker counts.
+func (ls *lanes) called(w *work, o limit.Outcome) {
+	now := time.Now()
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := w.lane
+	l.report(now, o)
+	l.calls = min(l.calls+1, paceCalls)
+	if !l.ended.IsZero() {
+		l.each += (now.Sub(l.ended) - l.each) / 64
+	}
+	if l.ended = now; l.waiting()+len(l.ready)+l.claiming == 0 {
+		l.ended = time.Time{} // what follows is no pace of the receiver's
+	}
+	ls.freeLocked(w, now)
+}
+
+func (ls *lanes) freeLocked(w *work, now time.Time) {
+	w.slot = false
+	w.lane.inFlight--
+	ls.inFlight--
+	ls.d.cfg.Events.inFlight(w.lane.caller, w.lane.inFlight)
+	ls.pumpLocked(w.lane, now)
+}
+
+// slacken gives back what waits too long for a place, of every caller.
+func (ls *lanes) slacken(ctx context.Context) {
+	t := time.NewTicker(aheadMost / 2)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		ls.mu.Lock()
+		for _, l := range ls.byCaller {
+			if len(l.ready) > 0 && time.Since(l.ready[0].claimed) > aheadMost {
+				l.calls, l.each = 0, 0 // the pace is another one now
+				ls.returnLocked(l, CauseBulkhead, 50*time.Millisecond)
+			}
+		}
+		ls.mu.Unlock()
+	}
+}
+
+// stop lets no message wait any more, and returns those that do. What was claimed
+// ahead is given back.
+func (ls *lanes) stop() (back []*work) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.stopping = true
+	for _, l := range ls.byCaller {
+		back = append(back, ls.clearLocked(l)...)
+		ls.returnLocked(l, CauseShutdown, 0)
+	}
+	for _, w := range back {
+		w.delay = 0
+	}
+	return back
+}
+
+// resetBreaker gives the lane a closed breaker that has counted nothing.
+func (l *lane) resetBreaker(now time.Time, cfg limit.BreakerConfig) {
+	l.breaker, _ = limit.NewBreaker(now, cfg) // NewDispatcher has checked it
+	l.ramp = math.MaxInt
+}
+
+// report counts a call. After the breaker has closed, ramp bounds the calls at a
+// time: as many as succeed are added, so that a receiver that has just come back does
+// not get everything that waited for it at once.
+func (l *lane) report(now time.Time, o limit.Outcome) {
+	was := l.breaker.State(now).State
+	l.breaker.Report(now, o)
+	switch {
+	case was != limit.Closed && l.breaker.State(now).State == limit.Closed:
+		l.ramp = 1
+	case o == limit.Healthy && l.ramp < math.MaxInt:
+		l.ramp++
+	}
+}
+
+// showBreaker tells of a state of the breaker that is another one than before.
+func (l *lane) showBreaker(now time.Time, to *Events) {
+	if is := l.breaker.State(now).State; is != l.shown {
+		l.shown = is
+		to.breaker(l.caller, is)
+	}
+}

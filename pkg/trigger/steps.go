@@ -1,0 +1,590 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// step is what is done next about a message. A message passes them from above to
+// below; it is read again whenever its row turns out to be another one.
+//
+//	stepRead ─> stepWait ─> stepClaim ─> stepCall ─> stepSettle ─> stepAck
+//	   │                       │            │            ├─ FAILED ──> stepBury ─> stepBuried ─> stepAck
+//	   │                       │            │            └─ a retry ─> stepPark ─> stepAck, or stepPutOff
+//	   │                       └────────────┴─ no call ─> stepReturn ─> stepPutOff
+//	   └─ nothing to do ─> stepAck; not now ─> stepPutOff or stepPark; too late ─> stepSettle; letter owed ─> stepBury
+type step uint8
+
+const (
+	stepRead   step = iota // read the row, and judge what it asks for
+	stepWait               // wait in the caller's lane, for a place or to be claimed ahead
+	stepClaim              // swap the row for its claim
+	stepCall               // make the call
+	stepSettle             // swap the row for work.next: what came of the call, or its end without one
+	stepReturn             // swap the row for work.next: it was claimed and not called
+	stepBury               // append the dead letter
+	stepBuried             // swap the row for work.next: its letter is written
+	stepPark               // write the index row that leads back to it
+	stepPutOff             // give the message back to the queue, to come again after work.delay
+	stepAck                // remove the message from the queue
+)
+
+// work is a message in memory and what is being done about it. One goroutine at
+// a time has it: the one that does its step. While it waits, its lane has it.
+type work struct {
+	d     engine.Delivery
+	msg   message
+	named bool // ids has its trigger
+	step  step
+	row   engine.Trigger // as it is stored
+	next  engine.Trigger // what the row is to be swapped for
+	lane  *lane
+
+	claimed time.Time     // before the claim was written: the lease is trusted from here
+	slot    bool          // it has a place among the calls under way
+	delay   time.Duration // how long to put the message off
+	cause   string        // of that, where it is a deferral
+	keep    bool          // it is put off as the message it is, with the receives it has
+	asIs    bool          // it is put off with the body it has: a newer release wrote it or its row
+}
+
+// send hands works on to their next step.
+func (d *Dispatcher) send(to step, ws ...*work) {
+	for _, w := range ws {
+		w.step = to
+	}
+	switch to {
+	case stepRead:
+		var by [2][]*work
+		for _, w := range ws {
+			by[w.line()] = append(by[w.line()], w)
+		}
+		d.reads[onTime].add(by[onTime]...)
+		d.reads[backlog].add(by[backlog]...)
+	case stepClaim:
+		d.claims.add(ws...)
+	case stepSettle, stepReturn, stepBuried:
+		d.outcomes.add(ws...)
+	case stepBury:
+		d.letters.add(ws...)
+	case stepPark:
+		d.timers.add(ws...)
+	case stepPutOff, stepAck:
+		d.messages.add(ws...)
+	case stepWait, stepCall: // see lanes.admit and launch
+	}
+}
+
+// putOff puts messages off by their delays.
+func (d *Dispatcher) putOff(cause string, ws ...*work) {
+	d.cfg.Events.deferred(cause, len(ws))
+	for _, w := range ws {
+		w.cause = cause
+	}
+	d.send(stepPutOff, ws...)
+}
+
+// drop removes messages that are of no use any more.
+func (d *Dispatcher) drop(cause string, ws ...*work) {
+	d.cfg.Events.dropped(cause, len(ws))
+	d.send(stepAck, ws...)
+}
+
+// later puts a message off until its row can be acted on: in the queue for a
+// short while, as an index row for a longer one.
+func (d *Dispatcher) later(w *work, cause string, wait time.Duration) {
+	if cause == CauseEarly && wait > d.cfg.Hold {
+		d.cfg.Events.deferred(cause, 1)
+		d.send(stepPark, w)
+		return
+	}
+	// A lease has no index row of its own; it is short.
+	w.delay = min(max(wait, 0), engine.MaxQueueDelay)
+	d.putOff(cause, w)
+}
+
+// until calls fn until it succeeds; false: ctx ended before.
+func (d *Dispatcher) until(ctx context.Context, what string, fn func() error) bool {
+	var pause notify.Pause
+	for ctx.Err() == nil {
+		err := fn()
+		if err == nil {
+			return true
+		}
+		if ctx.Err() == nil {
+			d.cfg.Logger.Warn("dispatcher waits for a store", slog.String("store", what), slog.Any("error", err))
+		}
+		pause.Wait(ctx)
+	}
+	return false
+}
+
+// clockWait is how long a message stays away from a process whose clock is off, and
+// from all others.
+const clockWait = time.Second
+
+// callsNothing says why no call may start now, and how long to put messages off
+// then; "": calls may start.
+func (d *Dispatcher) callsNothing() (cause string, wait time.Duration) {
+	select {
+	case <-d.draining:
+		return CauseShutdown, 0
+	default:
+	}
+	if d.cfg.Clock() != nil { // a lease would be too long, or over at once
+		return CauseClock, clockWait
+	}
+	return "", 0
+}
+
+// read does stepRead. While the store is away the messages stay held: giving them
+// back would wear out their receives.
+func (d *Dispatcher) read(ctx context.Context, ws []*work) {
+	ids := make([]string, len(ws))
+	for i, w := range ws {
+		ids[i] = idOf(w.msg.base)
+	}
+	var rows []engine.Trigger
+	var asked time.Time // before the rows were read: a row that is missing was then
+	var newer error
+	if !d.until(ctx, "triggers", func() (err error) {
+		asked = time.Now()
+		rows, err = d.cfg.Triggers.Get(ctx, ids)
+		if errors.Is(err, notify.ErrNewer) {
+			newer, err = err, nil
+		}
+		return err
+	}) {
+		return
+	}
+	if newer != nil {
+		d.leaveNewer(ctx, ws, newer)
+		return
+	}
+	now := time.Now()
+	if d.cfg.Clock() != nil {
+		for _, w := range ws {
+			d.later(w, CauseClock, clockWait)
+		}
+		return
+	}
+	drops, callable := map[string][]*work{}, map[string][]*work{} // by cause, by caller
+	for i, w := range ws {
+		w.row = rows[i]
+		switch v, cause, at := d.terms.judge(&w.row, w.msg.gen, now.UnixMilli()); v {
+		case drop:
+			drops[cause] = append(drops[cause], w)
+		case orphan:
+			d.orphan(w, asked)
+		case early, leased:
+			d.later(w, cause, time.UnixMilli(at).Sub(now))
+		case owed:
+			d.send(stepBury, w)
+		case over:
+			w.next = d.terms.giveUp(w.row, ceilMillis(now))
+			d.send(stepSettle, w)
+		case due:
+			callable[w.row.Caller] = append(callable[w.row.Caller], w)
+		}
+	}
+	for cause, list := range drops {
+		d.drop(cause, list...)
+	}
+	for caller, list := range callable {
+		l := d.lanes.of(caller)
+		if _, wait, ok := d.recordOf(ctx, l); !ok {
+			for _, w := range list {
+				w.delay = wait
+			}
+			d.putOff(CauseCaller, list...)
+			continue
+		}
+		d.lanes.admit(l, list)
+	}
+}
+
+// leaveNewer finds the messages whose rows a newer release wrote, and puts them off: a
+// process of that release may receive them next. It is called where a read of all rows
+// returned cause, which is notify.ErrNewer.
+func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
+	if len(ws) > 1 {
+		for i := range ws {
+			d.read(ctx, ws[i:i+1])
+		}
+		return
+	}
+	w := ws[0]
+	if d.toldNewer.CompareAndSwap(false, true) {
+		d.cfg.Logger.Error("a trigger is left to a process of a newer release; told once", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
+	}
+	w.asIs = true
+	d.later(w, CauseNewer, newerWait)
+}
+
+// orphan waits for a row that is on its way, and drops the message when it must
+// have come: its create was never answered, or the reschedule it was written
+// for was lost to another.
+func (d *Dispatcher) orphan(w *work, asked time.Time) {
+	if asked.Sub(w.d.Enqueued) > d.cfg.Orphan {
+		d.drop(CauseOrphan, w)
+		return
+	}
+	// Few receives for the whole of it, and none early.
+	w.delay, w.keep = d.cfg.Orphan+time.Second, true
+	switch w.d.Receives {
+	case 1:
+		w.delay = 250 * time.Millisecond
+	case 2:
+		w.delay = d.cfg.Orphan / 20
+	case 3:
+		w.delay = d.cfg.Orphan / 4
+	}
+	d.putOff(CauseOrphan, w)
+}
+
+// claim does stepClaim: it makes rows IN_FLIGHT, in one swap, and starts the calls of
+// those that won, or lets them wait for a place. Of a row, an epoch and a cancel only
+// one can win.
+func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
+	if cause, wait := d.callsNothing(); cause != "" {
+		d.lanes.claimedAhead(ws, nil)
+		for _, w := range ws {
+			d.lanes.free(w)
+			w.delay = wait
+		}
+		d.putOff(cause, ws...)
+		return
+	}
+	now := time.Now()
+	for _, w := range ws {
+		w.claimed = now
+		w.next = d.terms.claim(w.row, now, int(w.msg.deferrals))
+	}
+	won, err := d.swapOnce(ctx, ws)
+	if err != nil {
+		// A claim that was written is this process's or another's, the row does not
+		// say: nobody calls, and the lease runs out. The next claim of the same row
+		// settles it.
+		d.lanes.claimedAhead(ws, nil)
+		new(notify.Pause).Wait(ctx)
+		for _, w := range ws {
+			d.again(w)
+		}
+		return
+	}
+	var start, lost []*work
+	for i, w := range ws {
+		if !won[i] {
+			lost = append(lost, w)
+			continue
+		}
+		w.stored()
+		w.msg.deferrals = 0 // the row has them
+		if w.slot {
+			start = append(start, w)
+		}
+	}
+	d.lanes.claimedAhead(ws, won) // from here on the work is others'
+	for _, w := range start {
+		d.launch(w)
+	}
+	for _, w := range lost {
+		d.again(w)
+	}
+	d.cfg.Events.claimLost(len(lost))
+}
+
+// swapOnce asks for the next rows of works.
+func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err error) {
+	ss := make([]engine.TriggerSwap, len(ws))
+	for i, w := range ws {
+		ss[i] = engine.TriggerSwap{Old: w.row.Version, New: w.next}
+	}
+	if won, err = d.cfg.Triggers.Swap(ctx, ss); err == nil {
+		d.cfg.Events.swaps(len(ws))
+	}
+	return won, err
+}
+
+// stored notes that the swap has won.
+func (w *work) stored() {
+	old := w.row.Version
+	w.row = w.next
+	w.row.Version = old + 1
+}
+
+// again lets a message start over: its row is another one now.
+func (d *Dispatcher) again(w *work) {
+	d.lanes.free(w)
+	d.send(stepRead, w)
+}
+
+// launch begins the call of a claimed row.
+func (d *Dispatcher) launch(w *work) {
+	w.step = stepCall
+	select {
+	case d.jobs <- w:
+	default:
+		d.calls.Go(func() { d.caller(w) })
+	}
+}
+
+// maxIdlers is how many goroutines wait for the next call to make.
+const maxIdlers = 256
+
+// caller makes calls, one after the other, while there are any. Its stack has
+// grown to what a call needs; a fresh goroutine's would have to each time.
+func (d *Dispatcher) caller(w *work) {
+	for {
+		d.call(w)
+		if d.idlers.Add(1) > maxIdlers {
+			d.idlers.Add(-1)
+			return
+		}
+		select {
+		case w = <-d.jobs:
+			d.idlers.Add(-1)
+		case <-d.on.Done():
+			d.idlers.Add(-1)
+			return
+		}
+	}
+}
+
+// call does stepCall, unless the call must not be made any more.
+func (d *Dispatcher) call(w *work) {
+	d.cfg.hit("trigger-claimed")
+	if cause, wait := d.callsNothing(); cause != "" {
+		d.back(w, cause, wait)
+		return
+	}
+	if now := time.Now().UnixMilli(); now < w.row.NextAt {
+		d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
+		return
+	}
+	rec, wait, ok := d.recordOf(d.on, w.lane)
+	if !ok {
+		d.back(w, CauseCaller, wait)
+		return
+	}
+	// The claim is trusted on this process's clock from before it was written. A
+	// process that was paused, or waited for the caller's record, must not call
+	// after its lease: this is the last look before the call.
+	if time.Since(w.claimed) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
+		d.back(w, CauseLeased, 0)
+		return
+	}
+	started := time.Now()
+	if w.row.Attempts == 0 && w.row.Epoch == 1 {
+		d.cfg.Events.late(w.row.Caller, max(started.Sub(time.UnixMilli(w.row.FireAt)), 0))
+	}
+	r := d.post(&w.row, rec, started)
+	if r.class != ClassOK && slices.Contains(rec.FinalStatuses, r.status) {
+		r.class = ClassPermanent
+	}
+	d.cfg.hit("trigger-called-before-outcome")
+	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
+	d.lanes.called(w, health(r.class))
+	// A clock that is set during the call moves no retry.
+	w.next = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
+	d.send(stepSettle, w)
+}
+
+// back gives a place and a claim back: no call was made, and none is counted.
+func (d *Dispatcher) back(w *work, cause string, wait time.Duration) {
+	d.lanes.free(w)
+	d.giveBack(w, cause, wait)
+}
+
+// giveBack gives a claim back.
+func (d *Dispatcher) giveBack(w *work, cause string, wait time.Duration) {
+	d.cfg.Events.deferred(cause, 1)
+	w.next, w.delay = giveBack(w.row, cause), min(wait, engine.MaxQueueDelay)
+	d.send(stepReturn, w)
+}
+
+// swap does stepSettle, stepReturn and stepBuried: it writes rows that nobody but the
+// holder of the claim (or, of one that is over, nobody in particular) should have
+// changed, and goes on with those that were written.
+func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
+	var pause notify.Pause
+	for len(ws) > 0 && ctx.Err() == nil {
+		won, err := d.swapOnce(ctx, ws)
+		if err != nil {
+			pause.Wait(ctx)
+			ws = d.unwritten(ctx, ws)
+			continue
+		}
+		lost := 0
+		for i, w := range ws {
+			if won[i] {
+				d.written(w)
+				continue
+			}
+			// Somebody claimed it after the lease had run out, or it was
+			// rescheduled or cancelled before its claim: the row decides.
+			lost++
+			d.send(stepRead, w)
+		}
+		d.cfg.Events.claimLost(lost)
+		return
+	}
+}
+
+// unwritten reads rows whose swap was answered with an error, goes on with those that
+// were swapped all the same, and returns those that must be swapped still.
+func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
+	ids := make([]string, len(ws))
+	for i, w := range ws {
+		ids[i] = w.row.ID
+	}
+	var rows []engine.Trigger
+	newer := false
+	if !d.until(ctx, "triggers", func() (err error) {
+		if rows, err = d.cfg.Triggers.Get(ctx, ids); errors.Is(err, notify.ErrNewer) {
+			newer, err = true, nil
+		}
+		return err
+	}) {
+		return nil
+	}
+	lost := 0
+	for i, w := range ws {
+		tried := w.next
+		tried.Version = w.row.Version + 1
+		switch {
+		case newer: // the rows decide, each by itself: read knows which are of a newer release
+			lost++
+			d.send(stepRead, w)
+		case rows[i].Version == w.row.Version:
+			left = append(left, w)
+		case sameChange(&rows[i], &tried):
+			d.written(w)
+		default:
+			lost++
+			d.send(stepRead, w)
+		}
+	}
+	d.cfg.Events.claimLost(lost)
+	return left
+}
+
+// written goes on with a work whose row was swapped.
+func (d *Dispatcher) written(w *work) {
+	w.stored()
+	switch {
+	case w.step == stepReturn:
+		d.send(stepPutOff, w)
+	case w.step == stepBuried:
+		d.cfg.hit("trigger-outcome-before-ack")
+		d.send(stepAck, w)
+	case !terminal(w.row.State): // a retry
+		d.cfg.hit("trigger-retry-before-index")
+		if wait := time.Until(time.UnixMilli(w.row.NextAt)); wait > d.cfg.Hold {
+			d.send(stepPark, w)
+		} else {
+			w.delay = max(wait, 0)
+			d.send(stepPutOff, w)
+		}
+	default:
+		d.cfg.Census.add(w.row.Caller, -1)
+		d.cfg.Events.ended(w.row.Caller, w.row.State, w.row.Reason)
+		if w.row.State == engine.TriggerFailed {
+			d.cfg.hit("trigger-failed-before-dlq")
+			d.send(stepBury, w)
+			return
+		}
+		d.cfg.hit("trigger-outcome-before-ack")
+		d.send(stepAck, w)
+	}
+}
+
+// bury does stepBury.
+func (d *Dispatcher) bury(ctx context.Context, ws []*work) {
+	rs := make([]DeadRecord, len(ws))
+	for i, w := range ws {
+		rs[i] = letterOf(&w.row)
+	}
+	if !d.until(ctx, "dead letters", func() error { return d.cfg.Dead.Append(ctx, rs) }) {
+		return
+	}
+	d.cfg.Events.deadLettered(len(rs))
+	d.cfg.hit("trigger-dlq-before-mark")
+	for _, w := range ws {
+		w.next = w.row
+		w.next.NextAt = 0
+	}
+	d.send(stepBuried, ws...)
+}
+
+// park does stepPark, for which messages are acknowledged.
+func (d *Dispatcher) park(ctx context.Context, ws []*work) {
+	d.unname(ws)
+	ts := make([]engine.Timer, len(ws))
+	for i, w := range ws {
+		ts[i] = indexRow(w.msg.base, &w.row)
+	}
+	if !d.until(ctx, "timers", func() error { return d.cfg.Later.Put(ctx, ts) }) {
+		return
+	}
+	d.cfg.hit("trigger-parked-before-ack")
+	d.send(stepAck, ws...)
+}
+
+// freshAfter is how many receives a message may have before it is put off as a
+// new one: a queue sets apart what was received too often.
+const freshAfter = 3
+
+// answer does stepPutOff and stepAck.
+func (d *Dispatcher) answer(ctx context.Context, ws []*work) {
+	var done, off []*work
+	for _, w := range ws {
+		if w.step == stepAck {
+			done = append(done, w)
+		} else {
+			off = append(off, w)
+		}
+	}
+	d.unname(off)
+	var fresh []engine.Message
+	for _, w := range off {
+		if w.keep || len(off) == 1 && w.d.Receives < freshAfter {
+			// If it fails, the end of its visibility does the same.
+			if err := d.cfg.Queue.Release(ctx, w.d.Receipt, w.delay); err != nil && ctx.Err() == nil {
+				d.cfg.Logger.Warn("delay queue: release", slog.Any("error", err))
+			}
+			d.forget([]*work{w})
+			continue
+		}
+		m := engine.Message{Body: w.d.Body, Delay: w.delay, Backlog: w.d.Backlog}
+		if !w.asIs {
+			if w.cause == CauseBulkhead || w.cause == CauseBreaker {
+				w.msg.deferrals = short(int(w.msg.deferrals) + 1)
+			}
+			m.Body = w.msg.encode()
+		}
+		fresh, done = append(fresh, m), append(done, w)
+	}
+	if len(fresh) > 0 {
+		if !d.until(ctx, "queue", func() error { return d.cfg.Queue.Enqueue(ctx, fresh) }) {
+			return
+		}
+		d.cfg.hit("trigger-enqueued-before-ack")
+	}
+	if len(done) == 0 {
+		return
+	}
+	receipts := make([]string, len(done))
+	for i, w := range done {
+		receipts[i] = w.d.Receipt
+	}
+	if d.until(ctx, "queue", func() error { return d.cfg.Queue.Ack(ctx, receipts) }) {
+		d.forget(done)
+	}
+}
