@@ -8,6 +8,61 @@ import (
 	"pgregory.net/rapid"
 )
 
+// Bucket is tokens with a lock, for tests.
+type Bucket struct {
+	mu sync.Mutex
+	t  tokens
+}
+
+// NewBucket returns a full bucket. Rate is in tokens per second (0: nothing is
+// ever refilled; Unlimited: no limit), burst in tokens, at least 1.
+func NewBucket(now time.Time, rate float64, burst int) *Bucket {
+	return &Bucket{t: newTokens(now, rate, float64(max(burst, 1)))}
+}
+
+// Take takes n tokens or none. When it takes none, wait says when they will be
+// there if nobody else takes them; Forever when n is more than the bucket holds.
+func (b *Bucket) Take(now time.Time, n int) (ok bool, wait time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n = max(n, 0)
+	if wait = b.t.wait(now, float64(n)); wait > 0 {
+		return false, wait
+	}
+	b.t.take(float64(n))
+	return true, 0
+}
+
+// TakeUpTo takes as many tokens as there are, at most n. When there are none,
+// wait says when the next will be there.
+func (b *Bucket) TakeUpTo(now time.Time, n int) (got int, wait time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	got = b.t.whole(now, n)
+	if got == 0 && n > 0 {
+		return 0, b.t.wait(now, 1)
+	}
+	b.t.take(float64(got))
+	return got, 0
+}
+
+// SetRate changes rate and burst from now on. Tokens already there stay, up to
+// the new burst.
+func (b *Bucket) SetRate(now time.Time, rate float64, burst int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.t.setRate(now, rate, float64(max(burst, 1)))
+}
+
+// Penalize gives nothing until a time, and starts empty there: whoever was
+// throttled must not come back with a burst. An earlier time than that of
+// another penalty changes nothing.
+func (b *Bucket) Penalize(now, until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.t.penalize(now, until)
+}
+
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func after(d time.Duration) time.Time { return start.Add(d) }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"sync"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -206,7 +205,7 @@ func (e *Engine) handNear(ctx context.Context, ns []near) (done []string) {
 		ts[i], receipts[i] = ns[i].Timer, ns[i].receipt
 		ts[i].FireAt = ns[i].due
 	}
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+	for pause := (notify.Pause{}); ; {
 		err := e.cfg.Publish(ctx, ts)
 		switch {
 		case err == nil:
@@ -222,7 +221,7 @@ func (e *Engine) handNear(ctx context.Context, ns []near) (done []string) {
 		if ctx.Err() == nil {
 			e.troubl.say("cannot publish near timers", err)
 		}
-		if !notify.Sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return nil
 		}
 	}

@@ -244,7 +244,7 @@ func (t *tenure) takeOver(ctx context.Context) error {
 	e := t.e
 	ctx, stop := context.WithTimeoutCause(ctx, e.cfg.LeaseTTL, errNoStore)
 	defer stop()
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+	for pause := (notify.Pause{Most: time.Second}); ; {
 		st, err := e.cfg.Store.Shard(ctx, t.n)
 		if !t.trusts() {
 			return errExpired
@@ -259,7 +259,7 @@ func (t *tenure) takeOver(ctx context.Context) error {
 		if notify.KindOf(err) != notify.KindConflict && ctx.Err() == nil {
 			e.troubl.say("cannot take over timer shards", err)
 		}
-		if !notify.Sleep(ctx, wait) {
+		if !pause.Wait(ctx) {
 			return context.Cause(ctx)
 		}
 	}

@@ -98,7 +98,7 @@ func (e *Engine) hand(ctx context.Context, lane Lane, batch []*entry) {
 }
 
 func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+	for pause := (notify.Pause{}); ; {
 		if batch = e.enter(lane, batch); len(batch) == 0 {
 			return
 		}
@@ -135,7 +135,7 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 		if lane == OnTime {
 			batch = e.giveUp(batch)
 		}
-		if len(batch) == 0 || !notify.Sleep(ctx, wait) {
+		if len(batch) == 0 || !pause.Wait(ctx) {
 			return
 		}
 	}

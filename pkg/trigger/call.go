@@ -196,9 +196,9 @@ func parseRetryAfter(v string, now time.Time) time.Duration {
 	return 0
 }
 
-// post makes the call of a row: with the allow-list of now, and the signature of now.
-func (d *Dispatcher) post(row *engine.Trigger, rec *record, started time.Time) result {
-	u := rec.callable(row.URL, d.cfg.Egress.plain())
+// postRow makes the call of a row: with the allow-list of now, and the signature of now.
+func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *record, started time.Time) result {
+	u := rec.callable(row.URL, c.Egress.plain())
 	if u == nil {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
@@ -215,16 +215,16 @@ func (d *Dispatcher) post(row *engine.Trigger, rec *record, started time.Time) r
 		"Webhook-Timestamp": v[2:3:3],
 		"Webhook-Signature": v[3:4:4],
 	}
-	span := d.span(row, started)
+	span := c.span(row, started)
 	defer span.End()
-	if c := span.Context(); !c.None() {
-		h[trace.HeaderParent] = []string{c.Parent}
-		if c.State != "" {
-			h[trace.HeaderState] = []string{c.State}
+	if t := span.Context(); !t.None() {
+		h[trace.HeaderParent] = []string{t.Parent}
+		if t.State != "" {
+			h[trace.HeaderState] = []string{t.State}
 		}
 	}
-	// Not d.on: a call that was begun is not cut.
-	r := d.cfg.post(context.Background(), u, h, b)
+	// Not Run's context: a call that was begun is not cut.
+	r := c.post(context.Background(), u, h, b)
 	if span.On() {
 		span.Str("notifyd.class", r.class)
 		span.Int("http.response.status_code", r.status)
@@ -236,8 +236,8 @@ func (d *Dispatcher) post(row *engine.Trigger, rec *record, started time.Time) r
 }
 
 // span begins the span of one attempt, below the request that made the trigger.
-func (d *Dispatcher) span(row *engine.Trigger, started time.Time) trace.Span {
-	s := d.cfg.Tracer.Call("callback", trace.Context{Parent: row.Trace, State: row.TraceState})
+func (c *DispatcherConfig) span(row *engine.Trigger, started time.Time) trace.Span {
+	s := c.Tracer.Call("callback", trace.Context{Parent: row.Trace, State: row.TraceState})
 	if s.On() {
 		s.Str("notifyd.trigger.id", row.ID)
 		s.Str("notifyd.caller", row.Caller)

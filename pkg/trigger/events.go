@@ -51,11 +51,15 @@ type Events struct {
 	DeadLettered func(n int)
 }
 
-func (e *Events) created(caller string, n int) {
-	if e.Created != nil && n > 0 {
-		e.Created(caller, n)
-	}
-}
+func (e *Events) created(caller string, n int)                { tellSome(e.Created, caller, n) }
+func (e *Events) deferred(cause string, n int)                { tellSome(e.Deferred, cause, n) }
+func (e *Events) dropped(cause string, n int)                 { tellSome(e.Dropped, cause, n) }
+func (e *Events) swaps(n int)                                 { tellCount(e.Swapped, n) }
+func (e *Events) claimLost(n int)                             { tellCount(e.ClaimLost, n) }
+func (e *Events) deadLettered(n int)                          { tellCount(e.DeadLettered, n) }
+func (e *Events) late(caller string, late time.Duration)      { tell(e.Late, caller, late) }
+func (e *Events) breaker(caller string, s limit.BreakerState) { tell(e.Breaker, caller, s) }
+func (e *Events) inFlight(caller string, n int)               { tell(e.InFlight, caller, n) }
 
 func (e *Events) rescheduled(caller string) {
 	if e.Rescheduled != nil {
@@ -75,50 +79,20 @@ func (e *Events) attempt(caller, class string, took time.Duration) {
 	}
 }
 
-func (e *Events) late(caller string, late time.Duration) {
-	if e.Late != nil {
-		e.Late(caller, late)
+func tell[T any](f func(string, T), who string, what T) {
+	if f != nil {
+		f(who, what)
 	}
 }
 
-func (e *Events) deferred(cause string, n int) {
-	if e.Deferred != nil && n > 0 {
-		e.Deferred(cause, n)
+func tellSome(f func(string, int), what string, n int) {
+	if f != nil && n > 0 {
+		f(what, n)
 	}
 }
 
-func (e *Events) breaker(caller string, s limit.BreakerState) {
-	if e.Breaker != nil {
-		e.Breaker(caller, s)
-	}
-}
-
-func (e *Events) inFlight(caller string, n int) {
-	if e.InFlight != nil {
-		e.InFlight(caller, n)
-	}
-}
-
-func (e *Events) claimLost(n int) {
-	if e.ClaimLost != nil && n > 0 {
-		e.ClaimLost(n)
-	}
-}
-
-func (e *Events) dropped(cause string, n int) {
-	if e.Dropped != nil && n > 0 {
-		e.Dropped(cause, n)
-	}
-}
-
-func (e *Events) swaps(n int) {
-	if e.Swapped != nil && n > 0 {
-		e.Swapped(n)
-	}
-}
-
-func (e *Events) deadLettered(n int) {
-	if e.DeadLettered != nil && n > 0 {
-		e.DeadLettered(n)
+func tellCount(f func(int), n int) {
+	if f != nil && n > 0 {
+		f(n)
 	}
 }

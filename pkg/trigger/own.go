@@ -18,18 +18,28 @@ const MaxOwnPayload = 32 << 10
 // CheckCallback returns a callback URL in its one spelling, if it lies under
 // one of bases; else a notify.KindInvalid that names field.
 func CheckCallback(field, raw string, bases []string, plain Plain) (string, error) {
-	u, err := parseURL(field, raw, bool(plain))
+	u, err := checkUnder(field, raw, bases, bool(plain))
 	if err != nil {
 		return "", err
-	}
-	if !allowed(u, bases, bool(plain)) {
-		return "", notUnder(field)
 	}
 	return u.String(), nil
 }
 
-func notUnder(field string) error {
-	return notify.Invalid("url_not_registered", field, "is not under one of the caller's registered base URLs")
+func checkUnder(field, raw string, bases []string, plain bool) (*target, error) {
+	u, err := parseURL(field, raw, plain)
+	if err == nil && !allowed(u, bases, plain) {
+		err = notify.Invalid("url_not_registered", field, "is not under one of the caller's registered base URLs")
+	}
+	return u, err
+}
+
+// checkURL admits a URL that a caller's triggers may call.
+func (s *Service) checkURL(raw string, owner *engine.Caller) (*target, error) {
+	u, err := checkUnder("callback_url", raw, owner.CallbackURLs, s.cfg.Egress.plain())
+	if err != nil {
+		return nil, err
+	}
+	return u, s.cfg.Egress.admit("callback_url", u)
 }
 
 // Own makes a trigger of the server's own for a caller: due now, under the id
@@ -52,19 +62,14 @@ func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url 
 	if err != nil {
 		return row, false, err
 	}
-	u, err := parseURL("callback_url", url, s.cfg.Egress.plain())
+	u, err := s.checkURL(url, owner)
 	switch {
 	case err != nil:
 		return row, false, err
-	case !allowed(u, owner.CallbackURLs, s.cfg.Egress.plain()):
-		return row, false, notUnder("callback_url")
 	case len(payload) > MaxOwnPayload:
 		return row, false, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Field: "payload", Msg: "is larger than 32 KiB"}
 	case !jsontext.Value(payload).IsValid():
 		return row, false, notify.Invalid("bad_json", "payload", "is not valid JSON")
-	}
-	if err := s.cfg.Egress.admit("callback_url", u); err != nil {
-		return row, false, err
 	}
 	now := time.Now().UnixMilli()
 	it := &item{base: base, row: engine.Trigger{

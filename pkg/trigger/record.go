@@ -23,8 +23,8 @@ type record struct {
 
 // recordOf returns the caller's record, not older than PolicyAge. ok is false if the
 // caller may not be called now, and wait is how long to put its messages off then.
-func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (r *record, wait time.Duration, ok bool) {
-	r, err := d.readRecord(ctx, l)
+func (ls *lanes) recordOf(ctx context.Context, l *lane) (r *record, wait time.Duration, ok bool) {
+	r, err := ls.readRecord(ctx, l)
 	switch {
 	case err != nil:
 		return nil, 2 * time.Second, false
@@ -34,14 +34,15 @@ func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (r *record, wait tim
 	return r, 0, true
 }
 
-func (d *Dispatcher) readRecord(ctx context.Context, l *lane) (*record, error) {
+func (ls *lanes) readRecord(ctx context.Context, l *lane) (*record, error) {
+	cfg := &ls.d.cfg
 	l.refresh <- struct{}{}
 	defer func() { <-l.refresh }()
 	now := time.Now()
-	if r := l.record; r != nil && now.Sub(r.read) < d.cfg.PolicyAge && (r.until == 0 || now.UnixMilli() < r.until) {
+	if r := l.record; r != nil && now.Sub(r.read) < cfg.PolicyAge && (r.until == 0 || now.UnixMilli() < r.until) {
 		return r, nil
 	}
-	c, ok, err := d.cfg.Callers.Get(ctx, l.caller)
+	c, ok, err := cfg.Callers.Get(ctx, l.caller)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +51,7 @@ func (d *Dispatcher) readRecord(ctx context.Context, l *lane) (*record, error) {
 	}
 	r := l.record
 	if r == nil || r.Version != c.Version || r.until != 0 && now.UnixMilli() >= r.until || c.Version == 0 {
-		r = newRecord(c, now, d.cfg.Egress.plain())
+		r = newRecord(c, now, cfg.Egress.plain())
 	} else {
 		again := *r
 		r = &again
@@ -59,9 +60,9 @@ func (d *Dispatcher) readRecord(ctx context.Context, l *lane) (*record, error) {
 	// that is frozen, must not be asked again by every call that waits here.
 	r.read = time.Now()
 	l.record = r
-	d.lanes.mu.Lock()
-	l.limit = or(c.MaxInFlight, d.cfg.CallerInFlight)
-	d.lanes.mu.Unlock()
+	ls.mu.Lock()
+	l.limit = or(c.MaxInFlight, cfg.CallerInFlight)
+	ls.mu.Unlock()
 	return r, nil
 }
 

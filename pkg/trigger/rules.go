@@ -87,13 +87,7 @@ func (s *Service) tooFar(field string) error {
 
 // check admits a trigger of a caller; the URL comes back in its one spelling.
 func (s *Service) check(c *Create, owner *engine.Caller) (u *target, late engine.LatePolicy, err error) {
-	if u, err = parseURL("callback_url", c.URL, s.cfg.Egress.plain()); err != nil {
-		return nil, 0, err
-	}
-	if !allowed(u, owner.CallbackURLs, s.cfg.Egress.plain()) {
-		return nil, 0, notUnder("callback_url")
-	}
-	if err := s.cfg.Egress.admit("callback_url", u); err != nil {
+	if u, err = s.checkURL(c.URL, owner); err != nil {
 		return nil, 0, err
 	}
 	if late, err = checkTerms(c); err != nil {

@@ -106,7 +106,7 @@ func (c *Committer) Run(ctx context.Context) error {
 // has begun anew from what is stored.
 func (c *Committer) put(ctx context.Context, group []commit, rows []notify.Row) ([]commit, []notify.Row) {
 	var since time.Time
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+	for pause := (notify.Pause{Most: time.Second}); ; {
 		group = slices.DeleteFunc(group, func(x commit) bool { return x.ctx.Err() != nil })
 		rows = rows[:0]
 		for i := range group {
@@ -128,7 +128,7 @@ func (c *Committer) put(ctx context.Context, group []commit, rows []notify.Row) 
 			c.cfg.Logger.Error("status store refuses outcomes; workers hold", "rows", len(rows), "err", err)
 		}
 		c.cfg.Stalled(time.Since(since))
-		if !notify.Sleep(ctx, wait) {
+		if !pause.Wait(ctx) {
 			return nil, nil
 		}
 	}

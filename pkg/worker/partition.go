@@ -168,7 +168,7 @@ func (p *partition) withdraw(jobs []*job) {
 // nothing can be started, for it might be a second time. It returns notify.ErrNewer
 // if a newer release wrote one of them.
 func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+	for pause := (notify.Pause{Most: time.Second}); ; {
 		rows, err := read(p.ctx, keys)
 		if err == nil {
 			return rows, nil
@@ -180,7 +180,7 @@ func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []noti
 			return nil, p.ctx.Err()
 		}
 		p.w.cfg.Logger.Error("status store does not answer; lane holds", "lane", p.w.cfg.Lane.String(), "err", err)
-		if !notify.Sleep(p.ctx, wait) {
+		if !pause.Wait(p.ctx) {
 			return nil, p.ctx.Err()
 		}
 	}

@@ -203,7 +203,7 @@ func (w *Worker) routeOf(address []byte) string {
 // until repeats f until it succeeds or ctx ends: what must be durable before a
 // mark is never given up.
 func (w *Worker) until(ctx context.Context, what string, f func() error) error {
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+	for pause := (notify.Pause{}); ; {
 		err := f()
 		if err == nil {
 			return nil
@@ -212,7 +212,7 @@ func (w *Worker) until(ctx context.Context, what string, f func() error) error {
 			return ctx.Err()
 		}
 		w.cfg.Logger.Error("cannot hand on; trying again", "to", what, "lane", w.cfg.Lane.String(), "err", err)
-		if !notify.Sleep(ctx, wait) {
+		if !pause.Wait(ctx) {
 			return ctx.Err()
 		}
 	}

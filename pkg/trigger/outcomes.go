@@ -1,0 +1,193 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// The steps after the call, or in its place.
+
+// swap does stepSettle, stepReturn and stepBuried: it writes rows that nobody but the
+// holder of the claim (or, of one that is over, nobody in particular) should have
+// changed, and goes on with those that were written.
+func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
+	var pause notify.Pause
+	for len(ws) > 0 && ctx.Err() == nil {
+		won, err := d.swapOnce(ctx, ws)
+		if err != nil {
+			pause.Wait(ctx)
+			ws = d.unwritten(ctx, ws)
+			continue
+		}
+		lost := 0
+		for i, w := range ws {
+			if won[i] {
+				d.written(w)
+				continue
+			}
+			// Somebody claimed it after the lease had run out, or it was
+			// rescheduled or cancelled before its claim: the row decides.
+			lost++
+			d.send(stepRead, w)
+		}
+		d.cfg.Events.claimLost(lost)
+		return
+	}
+}
+
+// unwritten reads rows whose swap was answered with an error, goes on with those that
+// were swapped all the same, and returns those that must be swapped still.
+func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
+	ids := make([]string, len(ws))
+	for i, w := range ws {
+		ids[i] = w.row.ID
+	}
+	var rows []engine.Trigger
+	newer := false
+	if !d.until(ctx, "triggers", func() (err error) {
+		if rows, err = d.cfg.Triggers.Get(ctx, ids); errors.Is(err, notify.ErrNewer) {
+			newer, err = true, nil
+		}
+		return err
+	}) {
+		return nil
+	}
+	lost := 0
+	for i, w := range ws {
+		tried := w.next
+		tried.Version = w.row.Version + 1
+		switch {
+		case newer: // the rows decide, each by itself: read knows which are of a newer release
+			lost++
+			d.send(stepRead, w)
+		case rows[i].Version == w.row.Version:
+			left = append(left, w)
+		case sameChange(&rows[i], &tried):
+			d.written(w)
+		default:
+			lost++
+			d.send(stepRead, w)
+		}
+	}
+	d.cfg.Events.claimLost(lost)
+	return left
+}
+
+// written goes on with a work whose row was swapped.
+func (d *Dispatcher) written(w *work) {
+	w.stored()
+	switch {
+	case w.step == stepReturn:
+		d.send(stepPutOff, w)
+	case w.step == stepBuried:
+		d.cfg.hit("trigger-outcome-before-ack")
+		d.send(stepAck, w)
+	case !terminal(w.row.State): // a retry
+		d.cfg.hit("trigger-retry-before-index")
+		if wait := time.Until(time.UnixMilli(w.row.NextAt)); wait > d.cfg.Hold {
+			d.send(stepPark, w)
+		} else {
+			w.delay = max(wait, 0)
+			d.send(stepPutOff, w)
+		}
+	default:
+		d.cfg.Census.add(w.row.Caller, -1)
+		d.cfg.Events.ended(w.row.Caller, w.row.State, w.row.Reason)
+		if w.row.State == engine.TriggerFailed {
+			d.cfg.hit("trigger-failed-before-dlq")
+			d.send(stepBury, w)
+			return
+		}
+		d.cfg.hit("trigger-outcome-before-ack")
+		d.send(stepAck, w)
+	}
+}
+
+// bury does stepBury.
+func (d *Dispatcher) bury(ctx context.Context, ws []*work) {
+	rs := make([]DeadRecord, len(ws))
+	for i, w := range ws {
+		rs[i] = letterOf(&w.row)
+	}
+	if !d.until(ctx, "dead letters", func() error { return d.cfg.Dead.Append(ctx, rs) }) {
+		return
+	}
+	d.cfg.Events.deadLettered(len(rs))
+	d.cfg.hit("trigger-dlq-before-mark")
+	for _, w := range ws {
+		w.next = w.row
+		w.next.NextAt = 0
+	}
+	d.send(stepBuried, ws...)
+}
+
+// park does stepPark, for which messages are acknowledged.
+func (d *Dispatcher) park(ctx context.Context, ws []*work) {
+	d.unname(ws)
+	ts := make([]engine.Timer, len(ws))
+	for i, w := range ws {
+		ts[i] = indexRow(w.msg.base, &w.row)
+	}
+	if !d.until(ctx, "timers", func() error { return d.cfg.Later.Put(ctx, ts) }) {
+		return
+	}
+	d.cfg.hit("trigger-parked-before-ack")
+	d.send(stepAck, ws...)
+}
+
+// freshAfter is how many receives a message may have before it is put off as a
+// new one: a queue sets apart what was received too often.
+const freshAfter = 3
+
+// answer does stepPutOff and stepAck.
+func (d *Dispatcher) answer(ctx context.Context, ws []*work) {
+	var done, off []*work
+	for _, w := range ws {
+		if w.step == stepAck {
+			done = append(done, w)
+		} else {
+			off = append(off, w)
+		}
+	}
+	d.unname(off)
+	var fresh []engine.Message
+	for _, w := range off {
+		if w.keep || len(off) == 1 && w.d.Receives < freshAfter {
+			// If it fails, the end of its visibility does the same.
+			if err := d.cfg.Queue.Release(ctx, w.d.Receipt, w.delay); err != nil && ctx.Err() == nil {
+				d.cfg.Logger.Warn("delay queue: release", slog.Any("error", err))
+			}
+			d.forget([]*work{w})
+			continue
+		}
+		m := engine.Message{Body: w.d.Body, Delay: w.delay, Backlog: w.d.Backlog}
+		if !w.asIs {
+			if w.cause == CauseBulkhead || w.cause == CauseBreaker {
+				w.msg.deferrals = short(int(w.msg.deferrals) + 1)
+			}
+			m.Body = w.msg.encode()
+		}
+		fresh, done = append(fresh, m), append(done, w)
+	}
+	if len(fresh) > 0 {
+		if !d.until(ctx, "queue", func() error { return d.cfg.Queue.Enqueue(ctx, fresh) }) {
+			return
+		}
+		d.cfg.hit("trigger-enqueued-before-ack")
+	}
+	if len(done) == 0 {
+		return
+	}
+	receipts := make([]string, len(done))
+	for i, w := range done {
+		receipts[i] = w.d.Receipt
+	}
+	if d.until(ctx, "queue", func() error { return d.cfg.Queue.Ack(ctx, receipts) }) {
+		d.forget(done)
+	}
+}
