@@ -96,7 +96,7 @@ var floors = []floor{
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
 		"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
 		"pkg/load/report": "load internal/atomicfile notify term",    // what is left of a run, and comparing runs
-		"pkg/load/screen": "load load/report notify term term/paint",            // term: how texts and numbers are written for people
+		"pkg/load/screen": "load load/report notify term term/paint", // term: how texts and numbers are written for people
 		"pkg/console":     "notify api term term/paint",
 	}},
 	{"what a process does among others, and what it counts", map[string]string{

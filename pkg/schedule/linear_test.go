@@ -209,7 +209,7 @@ func (h *history) heads() engine.Schedules {
 }
 
 // service is a process that schedules, cancels and moves.
-func (h *history) service(w *timer.Writer) *Service {
+func (h *history) service(w *timer.Engine) *Service {
 	return New(Config{
 		Schedules: flaky{h.heads(), h, false}, Timers: h.store.Timers(), Cold: h.store.ColdTimers(), Shards: 2,
 		Park: w.Park, Store: w.ParkScheduled, Forget: h.forget, Guard: guard,
@@ -333,11 +333,11 @@ func oneHistory(t *testing.T, seed uint64, change func(*history, *timer.Config))
 		}
 		ctx, stop := context.WithCancel(context.Background())
 		var engines, clients sync.WaitGroup
-		var writers []*timer.Writer
+		var writers []*timer.Engine
 		for _, name := range []string{"a", "b"} {
 			cfg.Owner = name
 			e := timer.New(cfg)
-			writers = append(writers, e.Writer())
+			writers = append(writers, e)
 			engines.Go(func() {
 				if err := e.Run(ctx); err != nil {
 					t.Error(err)
@@ -346,7 +346,7 @@ func oneHistory(t *testing.T, seed uint64, change func(*history, *timer.Config))
 		}
 		own := cfg
 		own.Schedules = flaky{h.store.Schedules(), h, false}
-		writers = append(writers, timer.NewWriter(own))
+		writers = append(writers, timer.New(own))
 		for n := range 8 {
 			s := h.service(writers[n%len(writers)])
 			clients.Go(func() { h.client(s, n, 40) })

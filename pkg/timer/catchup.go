@@ -117,7 +117,7 @@ func (t *tenure) tallySpan(ctx context.Context, s span) error {
 	for _, at := range minutes {
 		cursor := engine.TimerCursor{FireAt: s.from}
 		for size := firstPage; ; {
-			rows, err := t.e.page(ctx, CatchUp, engine.TimerPartition{Bucket: at, Shard: t.n}, cursor, s.to, size)
+			rows, err := t.page(ctx, CatchUp, engine.TimerPartition{Bucket: at, Shard: t.n}, cursor, s.to, size)
 			if err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func (t *tenure) tallySpan(ctx context.Context, s span) error {
 			for i := range rows {
 				bytes += len(rows[i].Payload)
 			}
-			cursor, size = after(rows), t.e.nextPage(len(rows), bytes)
+			cursor, size = after(rows), t.e.cfg.nextPage(len(rows), bytes)
 		}
 	}
 	t.e.mu.Lock()
@@ -140,24 +140,24 @@ func (t *tenure) tallySpan(ctx context.Context, s span) error {
 
 // pace hands the backlog of all shards on, the earliest due first, at the
 // configured rate.
-func (e *Engine) pace(ctx context.Context, out chan<- []*entry) {
+func (r *releaser) pace(ctx context.Context, out chan<- []*entry) {
 	// Twenty batches a second at most: smooth enough for whoever receives them.
-	size := max(1, min(e.cfg.Batch, e.cfg.CatchUpRate/20))
-	free := e.clock() // when the next one may go
+	size := max(1, min(r.cfg.Batch, r.cfg.CatchUpRate/20))
+	free := r.clock() // when the next one may go
 	for ctx.Err() == nil {
-		batch := e.earliest(size)
+		batch := r.earliest(size)
 		if len(batch) == 0 {
 			select {
-			case <-e.late:
+			case <-r.late:
 			case <-ctx.Done():
 			}
 			continue
 		}
-		free = max(free, e.clock()-100*time.Millisecond) // what was not used is not saved up
-		if !notify.Sleep(ctx, free-e.clock()) {
+		free = max(free, r.clock()-100*time.Millisecond) // what was not used is not saved up
+		if !notify.Sleep(ctx, free-r.clock()) {
 			return
 		}
-		free += time.Duration(len(batch)) * time.Second / time.Duration(e.cfg.CatchUpRate)
+		free += time.Duration(len(batch)) * time.Second / time.Duration(r.cfg.CatchUpRate)
 		select {
 		case out <- batch:
 		case <-ctx.Done():
@@ -166,22 +166,22 @@ func (e *Engine) pace(ctx context.Context, out chan<- []*entry) {
 }
 
 // earliest takes the first entries of the backlog.
-func (e *Engine) earliest(size int) (batch []*entry) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (r *releaser) earliest(size int) (batch []*entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	bytes := 0
-	for len(batch) < size && len(e.backlog) > 0 {
-		bytes += len(e.backlog[0].t.Payload)
-		if len(batch) > 0 && bytes > e.cfg.BatchSize {
+	for len(batch) < size && len(r.backlog) > 0 {
+		bytes += len(r.backlog[0].t.Payload)
+		if len(batch) > 0 && bytes > r.cfg.BatchSize {
 			break
 		}
-		batch = append(batch, heap.Pop(&e.backlog).(*entry))
+		batch = append(batch, heap.Pop(&r.backlog).(*entry))
 	}
 	return batch
 }
 
 // drain publishes what pace hands on.
-func (e *Engine) drain(ctx context.Context, in <-chan []*entry) {
+func (r *releaser) drain(ctx context.Context, in <-chan []*entry) {
 	for {
 		select {
 		case batch := <-in:
@@ -193,8 +193,8 @@ func (e *Engine) drain(ctx context.Context, in <-chan []*entry) {
 					asked = append(asked, x)
 				}
 			}
-			e.hand(ctx, CatchUp, plain)
-			e.ask(ctx, CatchUp, asked)
+			r.hand(ctx, CatchUp, plain)
+			r.ask(ctx, CatchUp, asked)
 		case <-ctx.Done():
 			return
 		}
@@ -219,4 +219,14 @@ func (r *rate) add(n int, at time.Duration) {
 	default:
 		r.n += n
 	}
+}
+
+// leftLocked is how much a shard has to catch up: what is loaded, and what was
+// counted beyond that.
+func (t *tenure) leftLocked() int64 {
+	loaded := int64(t.loads[CatchUp].open)
+	if min(t.back, t.again) >= t.resumed && len(t.spans) == 0 && !t.counting {
+		return loaded // nothing else is left
+	}
+	return max(t.left, loaded)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config of an Engine or a Writer. The zero value of a number means its
+// Config of an Engine. The zero value of a number means its
 // default. Every process over one store has the same Shards, for as long as the
 // store lives, and the same Poll, Lookahead, WriteTimeout and Skew.
 type Config struct {
@@ -34,7 +34,7 @@ type Config struct {
 
 	// Publish hands due timers on; nil means every one of them is durable where
 	// it went. It is called again with the same timers until it succeeds, by
-	// several goroutines. A Writer does not use it.
+	// several goroutines.
 	Publish func(ctx context.Context, ts []engine.Timer) error
 	// CaughtUp is called in place of Publish for what is caught up after an
 	// outage, so that it can be kept apart, and slowed down by not returning.

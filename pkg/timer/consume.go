@@ -23,87 +23,112 @@ type near struct {
 	receives int
 }
 
+// nearLine releases timers that writers hand over through the queue because a scan may
+// have passed them.
+type nearLine struct{ *Engine }
+
 // consume releases near timers from the queue until ctx ends. Those of shards
 // this engine owns go into its wheel, which knows what it has met; others are
 // published here, and may be published again by their owner.
-func (e *Engine) consume(ctx context.Context) {
+func (l *nearLine) consume(ctx context.Context) {
 	for ctx.Err() == nil {
-		if e.clockOff() {
-			notify.Sleep(ctx, e.cfg.Poll)
+		if l.clockOff() {
+			notify.Sleep(ctx, l.cfg.Poll)
 			continue
 		}
-		ds, err := e.cfg.Queue.Receive(ctx, nearBatch, e.cfg.LeaseTTL)
+		ds, err := l.cfg.Queue.Receive(ctx, nearBatch, l.cfg.LeaseTTL)
 		if err != nil && ctx.Err() == nil {
-			e.troubl.say("cannot receive near timers", err)
-			notify.Sleep(ctx, e.cfg.Poll)
+			l.troubl.say("cannot receive near timers", err)
+			notify.Sleep(ctx, l.cfg.Poll)
 		}
 		if len(ds) > 0 {
-			e.publishNear(ctx, ds)
+			l.publishNear(ctx, ds)
 		}
 	}
 }
 
+// fate is what becomes of a near timer that was received.
+type fate uint8
+
+const (
+	fateAgain   fate = iota // left alone: it comes again when its visibility ends
+	fateForget              // acknowledged: its row is released in another way, or was
+	fateWait                // put off until it is due
+	fateRelease             // published here
+)
+
 // publishNear publishes deliveries and acknowledges them. What fails on the way
 // is received again.
-func (e *Engine) publishNear(ctx context.Context, ds []engine.Delivery) {
-	defer e.extend(ctx, ds)()
-	now := e.now()
+func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
+	stop := l.extend(ctx, ds)
+	defer stop()
+	now := l.now()
 	var due []near
 	var early []engine.Message
-	var earlier, done []string
-	// A message whose row the owner has is done with: the row is durable.
-	ours := func(p *parked) bool { return len(e.admit([]parked{*p})) == 0 }
+	var waiting, done []string
 	for _, d := range ds {
-		p, whole, err := readNear(d.Body)
-		switch {
-		case err != nil:
-			e.cfg.Logger.Error("a near timer's message is dropped; its row is released by the sweeper", "bytes", len(d.Body), "err", err)
+		n := near{receipt: d.Receipt, receives: d.Receives}
+		switch l.judge(ctx, d.Body, &n, now) {
+		case fateForget:
 			done = append(done, d.Receipt)
-		case p.due > now: // farther away than one hop, or a clock was set back
-			early = append(early, engine.Message{Body: d.Body, Delay: nearDelay(p.due, now)})
-			earlier = append(earlier, d.Receipt)
-		default:
-			n := near{p, d.Receipt, d.Receives}
-			if !whole {
-				there, err := e.fill(ctx, &n)
-				if err != nil {
-					e.troubl.say("cannot read the rows of near timers", err)
-					continue
-				}
-				if !there { // its minute was closed, and so it was released
-					done = append(done, d.Receipt)
-					continue
-				}
-			}
-			if ours(&n.parked) {
-				done = append(done, d.Receipt)
-			} else {
-				due = append(due, n)
-			}
+		case fateWait:
+			early = append(early, engine.Message{Body: d.Body, Delay: nearDelay(n.due, now)})
+			waiting = append(waiting, d.Receipt)
+		case fateRelease:
+			due = append(due, n)
+		case fateAgain:
 		}
 	}
 	if len(early) > 0 {
-		if err := e.cfg.Queue.Enqueue(ctx, early); err != nil {
-			e.troubl.say("cannot put near timers off", err)
+		if err := l.cfg.Queue.Enqueue(ctx, early); err != nil {
+			l.troubl.say("cannot put near timers off", err)
 		} else {
-			done = append(done, earlier...)
+			done = append(done, waiting...)
 		}
 	}
-	due, discarded := e.askNear(ctx, due)
+	due, discarded := l.askNear(ctx, due)
 	done = append(done, discarded...)
-	done = append(done, e.handNear(ctx, due)...)
+	done = append(done, l.handNear(ctx, due)...)
 	if len(done) == 0 {
 		return
 	}
-	if err := e.cfg.Queue.Ack(ctx, done); err != nil && ctx.Err() == nil {
-		e.troubl.say("cannot acknowledge near timers", err)
+	if err := l.cfg.Queue.Ack(ctx, done); err != nil && ctx.Err() == nil {
+		l.troubl.say("cannot acknowledge near timers", err)
 	}
+}
+
+// judge reads a message into n and says what becomes of it. A timer of a shard that
+// this engine owns goes into its wheel.
+func (l *nearLine) judge(ctx context.Context, body []byte, n *near, now int64) fate {
+	p, whole, err := readNear(body)
+	n.parked = p
+	switch {
+	case err != nil:
+		l.cfg.Logger.Error("a near timer's message is dropped; its row is released by the sweeper", "bytes", len(body), "err", err)
+		return fateForget
+	case p.due > now: // farther away than one hop, or a clock was set back
+		return fateWait
+	}
+	if !whole {
+		there, err := l.fill(ctx, n)
+		if err != nil {
+			l.troubl.say("cannot read the rows of near timers", err)
+			return fateAgain
+		}
+		if !there { // its minute was closed, and so it was released
+			return fateForget
+		}
+	}
+	if others := l.admit([]parked{n.parked}); len(others) == 0 {
+		return fateForget // the wheel has it, and its row is durable
+	}
+	return fateRelease
 }
 
 // extend keeps deliveries this consumer's until the returned function is called.
 // They are held as a shard is: when a consumer dies, another has its near timers
 // as soon as its shards.
-func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func()) {
+func (l *nearLine) extend(ctx context.Context, ds []engine.Delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	receipts := make([]string, len(ds))
 	for i := range ds {
@@ -111,9 +136,9 @@ func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func())
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for notify.Sleep(ctx, e.cfg.LeaseRenew) {
-			if err := e.cfg.Queue.Extend(ctx, receipts, e.cfg.LeaseTTL); err != nil && ctx.Err() == nil {
-				e.troubl.say("cannot extend the visibility of near timers", err)
+		for notify.Sleep(ctx, l.cfg.LeaseRenew) {
+			if err := l.cfg.Queue.Extend(ctx, receipts, l.cfg.LeaseTTL); err != nil && ctx.Err() == nil {
+				l.troubl.say("cannot extend the visibility of near timers", err)
 			}
 		}
 	})
@@ -121,10 +146,10 @@ func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func())
 }
 
 // fill reads the payload of a row that was too large for its message.
-func (e *Engine) fill(ctx context.Context, n *near) (there bool, err error) {
-	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, e.cfg.Shards)}
+func (l *nearLine) fill(ctx context.Context, n *near) (there bool, err error) {
+	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, l.cfg.Shards)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: before(n.ID)}
-	rows, err := e.cfg.Store.Scan(ctx, p, cursor, n.FireAt, 1)
+	rows, err := l.cfg.Store.Scan(ctx, p, cursor, n.FireAt, 1)
 	if err != nil || len(rows) == 0 || !bytes.Equal(rows[0].ID, n.ID) {
 		return false, err
 	}
@@ -148,54 +173,54 @@ func before(id []byte) []byte {
 
 // askNear asks the heads of touched schedules, and returns what is released and
 // the receipts of what is not.
-func (e *Engine) askNear(ctx context.Context, ns []near) (due []near, done []string) {
+func (l *nearLine) askNear(ctx context.Context, ns []near) (due []near, done []string) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, n := range ns {
-		v, head, err := e.verdictNear(ctx, &n, read)
+		v, head, err := l.verdictNear(ctx, &n, read)
 		if err != nil && ctx.Err() == nil {
-			e.troubl.say("cannot decide about touched timers", err)
+			l.troubl.say("cannot decide about touched timers", err)
 		}
 		switch {
 		case v == publish:
 			due = append(due, n)
 		case v == discard:
-			e.count.dropped.Add(1)
-			e.cfg.Events.Dropped(n.Timer, head)
+			l.count.dropped.Add(1)
+			l.cfg.Events.Dropped(n.Timer, head)
 			done = append(done, n.receipt)
 		case n.receives >= nearLooks:
 			done = append(done, n.receipt)
 		default:
-			if err := e.cfg.Queue.Release(ctx, n.receipt, e.cfg.Poll); err != nil {
-				e.troubl.say("cannot put near timers off", err)
+			if err := l.cfg.Queue.Release(ctx, n.receipt, l.cfg.Poll); err != nil {
+				l.troubl.say("cannot put near timers off", err)
 			}
 		}
 	}
 	return due, done
 }
 
-func (e *Engine) verdictNear(ctx context.Context, n *near, read map[engine.TimerPartition]map[notify.Base]struct{}) (verdict, engine.ScheduleHead, error) {
-	if e.cfg.Schedules == nil || n.Head.IsZero() {
+func (l *nearLine) verdictNear(ctx context.Context, n *near, read map[engine.TimerPartition]map[notify.Base]struct{}) (verdict, engine.ScheduleHead, error) {
+	if l.cfg.Schedules == nil || n.Head.IsZero() {
 		return publish, engine.ScheduleHead{}, nil
 	}
-	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, e.cfg.Shards)}
+	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, l.cfg.Shards)}
 	hints, ok := read[p]
 	if !ok {
 		var err error
-		if hints, err = e.hints(ctx, p); err != nil {
+		if hints, err = l.heads.hints(ctx, p); err != nil {
 			return undecided, engine.ScheduleHead{}, err
 		}
 		read[p] = hints
 	}
-	if e.questionOf(&n.Timer, hints) == askNothing {
+	if l.heads.questionOf(&n.Timer, hints) == askNothing {
 		return publish, engine.ScheduleHead{}, nil
 	}
-	return e.decide(ctx, decision{n.Head, n.Gen}, n.due, func() bool { return true })
+	return l.heads.decide(ctx, decision{n.Head, n.Gen}, n.due, func() bool { return true })
 }
 
 // handNear publishes timers until that succeeds or ctx ends, and returns the
 // receipts of those that are done with. What is refused for what is in it is
 // left to the sweeper.
-func (e *Engine) handNear(ctx context.Context, ns []near) (done []string) {
+func (l *nearLine) handNear(ctx context.Context, ns []near) (done []string) {
 	if len(ns) == 0 {
 		return nil
 	}
@@ -206,20 +231,20 @@ func (e *Engine) handNear(ctx context.Context, ns []near) (done []string) {
 		ts[i].FireAt = ns[i].due
 	}
 	for pause := (notify.Pause{}); ; {
-		err := e.cfg.Publish(ctx, ts)
+		err := l.cfg.Publish(ctx, ts)
 		switch {
 		case err == nil:
-			e.published(Near, ts, e.cfg.Wall())
+			l.releaser.published(Near, ts, l.cfg.Wall())
 			return receipts
 		case refused(err) && len(ns) > 1:
-			return append(e.handNear(ctx, ns[:len(ns)/2]), e.handNear(ctx, ns[len(ns)/2:])...)
+			return append(l.handNear(ctx, ns[:len(ns)/2]), l.handNear(ctx, ns[len(ns)/2:])...)
 		case refused(err):
-			e.count.refused.Add(1)
+			l.count.refused.Add(1)
 			return receipts
 		}
-		e.count.failures.Add(1)
+		l.count.failures.Add(1)
 		if ctx.Err() == nil {
-			e.troubl.say("cannot publish near timers", err)
+			l.troubl.say("cannot publish near timers", err)
 		}
 		if !pause.Wait(ctx) {
 			return nil

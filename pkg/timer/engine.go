@@ -10,56 +10,50 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/timer/wheel"
 )
 
 // Engine owns shards, as many as it can get, and releases their timers. Park may
 // be called from any goroutine, also before Run.
+//
+// The tenures of the shards load timers and close minutes; the releaser publishes what
+// they have loaded. One lock guards both: a shard that is lost takes its timers along.
 type Engine struct {
-	cfg    Config
-	writer *Writer
-	began  time.Time // of the monotonic clock that trust is measured by
+	cfg   Config
+	began time.Time // of the monotonic clock that trust is measured by
 
-	wake   chan struct{}    // something went into the wheel
-	late   chan struct{}    // something went into the backlog
+	writer      *writer
+	releaser    *releaser
+	heads       *heads
+	near        *nearLine
+	members     *membership
+	housekeeper *housekeeper
+
 	gained chan struct{}    // a shard was taken over
-	onTime *fifo            // due, from the wheel
-	asked  *fifo            // due, and a head has to be asked
 	scans  [2]chan struct{} // bounds the pages being read, by lane
 
 	count  counters
 	troubl complaints
 
 	mu      sync.Mutex
-	wheel   *wheel.Wheel[*entry]
-	backlog backlog // what is caught up, by due time
-	// Entries that are due until then were loaded before the clock was set back, so
-	// their schedules may have been touched since. ms since 1970.
-	askUntil int64
-	tenures  []*tenure  // by shard; nil: not owned
-	overdue  []promoted // what the purge waits for
-	water    []int64    // by shard: the end of its watermark when it was last seen, ms since 1970
-	owned    int
-	moves    map[uint16]string // shards to hand over, with their new owners
-	members  membership
-	caught   rate // catch-up releases
+	tenures []*tenure // by shard; nil: not owned
+	water   []int64   // by shard: the end of its watermark when it was last seen, ms since 1970
+	owned   int
 }
 
 // New returns an engine that starts nothing.
 func New(cfg Config) *Engine {
 	cfg = cfg.withDefaults()
 	e := &Engine{
-		cfg: cfg, began: time.Now(),
-		wake: make(chan struct{}, 1), late: make(chan struct{}, 1), gained: make(chan struct{}, 1),
-		scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
-		wheel: wheel.New[*entry](cfg.Wall().UnixMilli()), tenures: make([]*tenure, cfg.Shards), water: make([]int64, cfg.Shards), moves: map[uint16]string{},
+		cfg: cfg, began: time.Now(), gained: make(chan struct{}, 1),
+		scans:   [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
+		tenures: make([]*tenure, cfg.Shards), water: make([]int64, cfg.Shards),
 	}
 	for n := range e.water {
 		e.water[n] = cfg.Wall().UnixMilli() // nobody has seen it move since
 	}
-	e.onTime, e.asked = newFifo(e.cut), newFifo(e.cut)
+	e.writer, e.releaser, e.heads, e.near = &writer{e}, newReleaser(e), &heads{e}, &nearLine{e}
+	e.members, e.housekeeper = &membership{Engine: e, moves: map[uint16]string{}}, &housekeeper{Engine: e}
 	e.troubl.log = cfg.Logger
-	e.writer = newWriter(cfg, e)
 	return e
 }
 
@@ -73,46 +67,34 @@ func (e *Engine) Run(ctx context.Context) error {
 		g.Go(func() error { e.keep(ctx, uint16(n)); return nil })
 	}
 	g.Go(func() error { e.watch(ctx); return nil })
-	g.Go(func() error { e.release(ctx); return nil })
-	for range e.cfg.Publishers {
-		g.Go(func() error { e.onTime.each(ctx, func(b []*entry) { e.hand(ctx, OnTime, b) }); return nil })
-	}
-	for range 2 {
-		g.Go(func() error { e.asked.each(ctx, func(b []*entry) { e.ask(ctx, OnTime, b) }); return nil })
-	}
-	paced := make(chan []*entry)
-	g.Go(func() error { e.pace(ctx, paced); return nil })
-	for range e.cfg.CatchUpPublishers {
-		g.Go(func() error { e.drain(ctx, paced); return nil })
-	}
+	g.Go(func() error { e.releaser.run(ctx); return nil })
 	if e.cfg.Queue != nil {
 		for range 2 {
-			g.Go(func() error { e.consume(ctx); return nil })
+			g.Go(func() error { e.near.consume(ctx); return nil })
 		}
 	}
 	if e.cfg.Heartbeats != nil {
-		g.Go(func() error { e.beat(ctx); return nil })
+		g.Go(func() error { e.members.beat(ctx); return nil })
 	}
 	if e.cfg.Cold != nil {
-		g.Go(func() error { e.promote(ctx); return nil })
+		g.Go(func() error { e.housekeeper.promote(ctx); return nil })
 	}
 	if e.cfg.Schedules != nil {
-		g.Go(func() error { e.purge(ctx); return nil })
+		g.Go(func() error { e.housekeeper.purge(ctx); return nil })
 	}
 	return g.Wait()
 }
 
-// Park stores timers as Writer.Park does, and knows of this engine's own shards
-// what a Writer has to ask the store for.
-func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.Park(ctx, ts) }
+// Park stores timers; nil means that each is durable in a place where its
+// shard's owner will find it. One whose time has passed is released at once.
+// After an error any of them may be stored: the caller parks them again.
+func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.park(ctx, ts) }
 
-// ParkScheduled stores schedules and their timers as Writer.ParkScheduled does.
+// ParkScheduled stores schedules and their timers as Park does, no schedule
+// later than its timers: in one commit where the store can and none is cold.
 func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
-	return e.writer.ParkScheduled(ctx, ss, ts)
+	return e.writer.parkScheduled(ctx, ss, ts)
 }
-
-// Writer returns the writer behind Park.
-func (e *Engine) Writer() *Writer { return e.writer }
 
 // entry is a timer in the wheel, in the backlog, or on its way out.
 type entry struct {
@@ -224,3 +206,14 @@ func (e *Engine) now() int64 { return e.cfg.Wall().UnixMilli() }
 
 // clock is the monotonic clock.
 func (e *Engine) clock() time.Duration { return time.Since(e.began) }
+
+// clockOff reports whether the clock forbids owning anything: a fast one fires
+// early, and closes minutes that others still write to.
+func (e *Engine) clockOff() bool { return e.offset().Abs() > e.cfg.MaxClockOffset }
+
+func (e *Engine) offset() time.Duration {
+	if e.cfg.ClockOffset == nil {
+		return 0
+	}
+	return e.cfg.ClockOffset()
+}

@@ -27,9 +27,12 @@ type decision struct {
 	gen  uint32
 }
 
+// heads says what becomes of timers whose schedules may have been touched.
+type heads struct{ *Engine }
+
 // hints returns the schedules that were touched in a partition.
-func (e *Engine) hints(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
-	bases, err := e.cfg.Schedules.Hints(ctx, p)
+func (hs *heads) hints(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
+	bases, err := hs.cfg.Schedules.Hints(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -42,8 +45,8 @@ func (e *Engine) hints(ctx context.Context, p engine.TimerPartition) (map[notify
 
 // questionOf is what has to be found out about a row before it is released.
 // Nothing, for nearly all: an untouched row costs no read.
-func (e *Engine) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) question {
-	if e.cfg.Schedules == nil || row.Head.IsZero() {
+func (hs *heads) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) question {
+	if hs.cfg.Schedules == nil || row.Head.IsZero() {
 		return askNothing
 	}
 	if _, hinted := hints[row.Head]; hinted || row.Gen > 0 {
@@ -54,11 +57,11 @@ func (e *Engine) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) q
 
 // ask releases the entries of a batch as the heads of their schedules say. One
 // that cannot be decided now is put off; it holds up no other.
-func (e *Engine) ask(ctx context.Context, lane Lane, batch []*entry) {
+func (r *releaser) ask(ctx context.Context, lane Lane, batch []*entry) {
 	if len(batch) == 0 {
 		return
 	}
-	batch = e.narrow(ctx, batch)
+	batch = r.narrow(ctx, batch)
 	asked := map[decision]*entry{}
 	for _, x := range batch {
 		if x.ask == askHead {
@@ -72,7 +75,7 @@ func (e *Engine) ask(ctx context.Context, lane Lane, batch []*entry) {
 	g.SetLimit(16)
 	for d, x := range asked {
 		g.Go(func() error {
-			v, h := e.decideFor(ctx, d, x)
+			v, h := r.decideFor(ctx, d, x)
 			mu.Lock()
 			verdicts[d], heads[d] = v, h
 			mu.Unlock()
@@ -86,26 +89,26 @@ func (e *Engine) ask(ctx context.Context, lane Lane, batch []*entry) {
 		switch {
 		case x.ask == askNothing || verdicts[d] == publish:
 			out = append(out, x)
-		case verdicts[d] == discard && heads[d].State == engine.ScheduleCancelled && heads[d].Gen == d.gen && e.cfg.Cancelled != nil:
+		case verdicts[d] == discard && heads[d].State == engine.ScheduleCancelled && heads[d].Gen == d.gen && r.cfg.Cancelled != nil:
 			ended = append(ended, x)
 		case verdicts[d] == discard:
-			e.discard(x, heads[d])
+			r.discard(x, heads[d])
 		default:
-			e.putOff(x, e.cfg.Poll)
+			r.putOff(x, r.cfg.Poll)
 		}
 	}
-	e.handTo(ctx, lane, ended, e.cfg.Cancelled, func(_ Lane, ts []engine.Timer, _ time.Time) {
-		e.count.dropped.Add(uint64(len(ts)))
+	r.handTo(ctx, lane, ended, r.cfg.Cancelled, func(_ Lane, ts []engine.Timer, _ time.Time) {
+		r.count.dropped.Add(uint64(len(ts)))
 		for i := range ts {
-			e.cfg.Events.Dropped(ts[i], heads[decision{ts[i].Head, ts[i].Gen}])
+			r.cfg.Events.Dropped(ts[i], heads[decision{ts[i].Head, ts[i].Gen}])
 		}
 	})
-	e.hand(ctx, lane, out)
+	r.hand(ctx, lane, out)
 }
 
 // narrow reads the hints of entries that went into the wheel without a scan, and
 // puts off those whose hints cannot be read.
-func (e *Engine) narrow(ctx context.Context, batch []*entry) (out []*entry) {
+func (r *releaser) narrow(ctx context.Context, batch []*entry) (out []*entry) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, x := range batch {
 		if x.ask == askHints {
@@ -113,16 +116,16 @@ func (e *Engine) narrow(ctx context.Context, batch []*entry) (out []*entry) {
 			hints, ok := read[p]
 			if !ok {
 				var err error
-				if hints, err = e.hints(ctx, p); err != nil {
-					e.troubl.say("cannot read the hints of timers", err)
+				if hints, err = r.heads.hints(ctx, p); err != nil {
+					r.troubl.say("cannot read the hints of timers", err)
 				}
 				read[p] = hints
 			}
 			if hints == nil {
-				e.putOff(x, e.cfg.Poll)
+				r.putOff(x, r.cfg.Poll)
 				continue
 			}
-			x.ask = e.questionOf(&x.t, hints)
+			x.ask = r.heads.questionOf(&x.t, hints)
 		}
 		out = append(out, x)
 	}
@@ -131,34 +134,34 @@ func (e *Engine) narrow(ctx context.Context, batch []*entry) (out []*entry) {
 
 // decideFor is decide for an entry, with the verdicts of its minute remembered:
 // those but wait are final.
-func (e *Engine) decideFor(ctx context.Context, d decision, x *entry) (verdict, engine.ScheduleHead) {
-	e.mu.Lock()
+func (r *releaser) decideFor(ctx context.Context, d decision, x *entry) (verdict, engine.ScheduleHead) {
+	r.mu.Lock()
 	known, ok := x.m.decided[d]
 	alive := x.m.t.aliveLocked()
 	// Read before the head: who moves the head behind this look finds the
 	// minute closed, and writes the row elsewhere.
 	closed := x.m.t.state.Closed >= x.m.at
-	e.mu.Unlock()
+	r.mu.Unlock()
 	if ok && known == publish {
 		return known, engine.ScheduleHead{}
 	}
 	if !alive {
 		return undecided, engine.ScheduleHead{}
 	}
-	v, h, err := e.decide(ctx, d, x.due, x.m.t.trusts)
+	v, h, err := r.heads.decide(ctx, d, x.due, x.m.t.trusts)
 	if err != nil && ctx.Err() == nil {
-		e.troubl.say("cannot decide about touched timers", err)
+		r.troubl.say("cannot decide about touched timers", err)
 	}
 	if v == undecided && err == nil && closed {
-		v = e.fence(ctx, d, h)
+		v = r.heads.fence(ctx, d, h)
 	}
 	if v == publish {
-		e.mu.Lock()
+		r.mu.Lock()
 		if x.m.decided == nil {
 			x.m.decided = map[decision]verdict{}
 		}
 		x.m.decided[d] = v
-		e.mu.Unlock()
+		r.mu.Unlock()
 	}
 	return v, h
 }
@@ -167,16 +170,16 @@ func (e *Engine) decideFor(ctx context.Context, d decision, x *entry) (verdict, 
 // stored it and not swapped the head, though the minute is closed. Raising the
 // head's version makes that swap fail, whenever it comes, so that the row can go:
 // without it a move that wins late would leave a schedule without rows.
-func (e *Engine) fence(ctx context.Context, d decision, h engine.ScheduleHead) verdict {
+func (hs *heads) fence(ctx context.Context, d decision, h engine.ScheduleHead) verdict {
 	next := h
-	next.Base, next.At = d.base, e.now()
+	next.Base, next.At = d.base, hs.now()
 	if h.Version == 0 {
 		next.State = engine.SchedulePending
 	}
-	e.count.headSwaps.Add(1)
-	ctx, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)
+	hs.count.headSwaps.Add(1)
+	ctx, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
 	defer stop()
-	if _, won, err := e.cfg.Schedules.Swap(ctx, h.Version, next); err != nil || !won {
+	if _, won, err := hs.cfg.Schedules.Swap(ctx, h.Version, next); err != nil || !won {
 		return undecided // looked at again
 	}
 	return discard
@@ -184,8 +187,8 @@ func (e *Engine) fence(ctx context.Context, d decision, h engine.ScheduleHead) v
 
 // decide finds out whether a timer of a touched schedule is released, and makes
 // it so if nobody has decided yet. An error means wait.
-func (e *Engine) decide(ctx context.Context, d decision, due int64, may func() bool) (verdict, engine.ScheduleHead, error) {
-	h, ok, err := e.head(ctx, d.base)
+func (hs *heads) decide(ctx context.Context, d decision, due int64, may func() bool) (verdict, engine.ScheduleHead, error) {
+	h, ok, err := hs.head(ctx, d.base)
 	for tries := 0; err == nil; tries++ {
 		switch {
 		case ok && h.Gen > d.gen,
@@ -202,18 +205,18 @@ func (e *Engine) decide(ctx context.Context, d decision, due int64, may func() b
 			return undecided, h, errExpired
 		}
 		next := h // with who moved it
-		next.Base, next.State, next.Gen, next.At = d.base, engine.ScheduleReleased, d.gen, e.now()
+		next.Base, next.State, next.Gen, next.At = d.base, engine.ScheduleReleased, d.gen, hs.now()
 		if !ok {
 			next.FireAt = due
 		}
-		e.count.headSwaps.Add(1)
-		call, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)
-		stored, won, swapErr := e.cfg.Schedules.Swap(call, h.Version, next)
+		hs.count.headSwaps.Add(1)
+		call, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
+		stored, won, swapErr := hs.cfg.Schedules.Swap(call, h.Version, next)
 		stop()
 		switch {
 		case swapErr != nil:
 			// It may have won. What is stored says so.
-			if h, ok, err = e.head(ctx, d.base); err != nil || ok && h.State == engine.SchedulePending || !ok {
+			if h, ok, err = hs.head(ctx, d.base); err != nil || ok && h.State == engine.SchedulePending || !ok {
 				return undecided, h, swapErr
 			}
 		case won:
@@ -225,23 +228,23 @@ func (e *Engine) decide(ctx context.Context, d decision, due int64, may func() b
 	return undecided, h, err
 }
 
-func (e *Engine) head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
-	e.count.headReads.Add(1)
-	ctx, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)
+func (hs *heads) head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
+	hs.count.headReads.Add(1)
+	ctx, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
 	defer stop()
-	return e.cfg.Schedules.Head(ctx, base)
+	return hs.cfg.Schedules.Head(ctx, base)
 }
 
 // discard drops an entry as its head says.
-func (e *Engine) discard(x *entry, h engine.ScheduleHead) {
-	e.mu.Lock()
+func (r *releaser) discard(x *entry, h engine.ScheduleHead) {
+	r.mu.Lock()
 	over := x.m.t.over
 	if !over {
-		e.ackLocked(x)
+		r.ackLocked(x)
 	}
-	e.mu.Unlock()
+	r.mu.Unlock()
 	if !over {
-		e.count.dropped.Add(1)
-		e.cfg.Events.Dropped(x.t, h)
+		r.count.dropped.Add(1)
+		r.cfg.Events.Dropped(x.t, h)
 	}
 }

@@ -36,7 +36,7 @@ func TestDelayedWrites(t *testing.T) {
 					delay := time.Duration(rng.IntN(300_000)) * time.Millisecond
 					w, plan := s.writer()
 					if from == "the owner" {
-						w, plan = a.e.Writer(), a.plan
+						w, plan = a.e, a.plan
 					}
 					plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(delay)})
 					x := timerIn("x", in)
@@ -405,7 +405,7 @@ func TestParkScheduled(t *testing.T) {
 			wait(time.Duration(rng.IntN(90_000)) * time.Millisecond)
 			w, plan := s.writer()
 			if rng.IntN(2) == 0 {
-				w, plan = a.e.Writer(), a.plan
+				w, plan = a.e, a.plan
 			}
 			plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown}) // nobody needs it
 			plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(time.Duration(rng.IntN(300_000)) * time.Millisecond)})
@@ -496,7 +496,7 @@ func (l *looks) Shard(ctx context.Context, n uint16) (engine.ShardState, error) 
 func TestParkingAsksCheaply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &looks{Timers: memory.New().Timers()}
-		w := NewWriter(Config{Store: store, Shards: 1})
+		w := New(Config{Store: store, Shards: 1})
 		if err := w.Park(t.Context(), []engine.Timer{timerIn("a", time.Minute), timerIn("b", time.Hour)}); err != nil {
 			t.Fatal(err)
 		}

@@ -128,14 +128,14 @@ func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (re
 		case full:
 			return min(cursor.FireAt, until-1), loaded, nil
 		}
-		rows, err := e.page(ctx, lane, p, cursor, until, size)
+		rows, err := t.page(ctx, lane, p, cursor, until, size)
 		if err != nil {
 			return 0, loaded, err
 		}
 		// Read behind the rows, so that a hint that was durable when they came
 		// within reach is among them.
 		if hints == nil && e.cfg.Schedules != nil && anyHead(rows) {
-			if hints, err = e.hints(ctx, p); err != nil {
+			if hints, err = e.heads.hints(ctx, p); err != nil {
 				return 0, loaded, err
 			}
 		}
@@ -144,7 +144,7 @@ func (t *tenure) scan(ctx context.Context, at, from, until int64, lane Lane) (re
 		if len(rows) < size {
 			return until, loaded, nil
 		}
-		cursor, size = after(rows), e.nextPage(len(rows), bytes)
+		cursor, size = after(rows), e.cfg.nextPage(len(rows), bytes)
 	}
 }
 
@@ -153,8 +153,8 @@ const firstPage = 16
 
 // nextPage is how many rows the next page should have: chunks are large, singles
 // small.
-func (e *Engine) nextPage(rows, bytes int) int {
-	return min(max(e.cfg.BatchSize*rows/(bytes+1), 8), e.cfg.Batch)
+func (c *Config) nextPage(rows, bytes int) int {
+	return min(max(c.BatchSize*rows/(bytes+1), 8), c.Batch)
 }
 
 // after is the place behind a page.
@@ -165,14 +165,14 @@ func after(rows []engine.Timer) engine.TimerCursor {
 
 // page reads rows, for a few shards at a time: pages of large payloads for all
 // of them at once would be more than MaxBytes.
-func (e *Engine) page(ctx context.Context, lane Lane, p engine.TimerPartition, cursor engine.TimerCursor, until int64, size int) ([]engine.Timer, error) {
+func (t *tenure) page(ctx context.Context, lane Lane, p engine.TimerPartition, cursor engine.TimerCursor, until int64, size int) ([]engine.Timer, error) {
 	select {
-	case e.scans[lane] <- struct{}{}:
+	case t.e.scans[lane] <- struct{}{}:
 	case <-ctx.Done():
 		return nil, errExpired
 	}
-	defer func() { <-e.scans[lane] }()
-	return e.cfg.Store.Scan(ctx, p, cursor, until, size)
+	defer func() { <-t.e.scans[lane] }()
+	return t.e.cfg.Store.Scan(ctx, p, cursor, until, size)
 }
 
 // take loads a page, and returns how many rows were new and the bytes of all.
@@ -188,7 +188,7 @@ func (t *tenure) take(rows []engine.Timer, hints map[notify.Base]struct{}) (load
 		if rows[i].FireAt < t.resumed && rows[i].FireAt <= now {
 			lane = CatchUp
 		}
-		if !t.over && t.loadLocked(&rows[i], rows[i].FireAt, lane, t.e.questionOf(&rows[i], hints)) {
+		if !t.over && t.loadLocked(&rows[i], rows[i].FireAt, lane, t.e.heads.questionOf(&rows[i], hints)) {
 			loaded++
 		}
 	}

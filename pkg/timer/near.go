@@ -8,44 +8,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// admit puts stored rows that loading has passed into the wheel, and returns
-// those of shards that are not this engine's. A row of a minute that was closed
-// meanwhile is stored again anyway.
-func (e *Engine) admit(ps []parked) (others []parked) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i := range ps {
-		p := &ps[i]
-		t := e.tenures[engine.ShardOf(p.ID, e.cfg.Shards)]
-		switch {
-		case t == nil || !t.aliveLocked():
-			others = append(others, *p)
-		case p.FireAt/60_000 <= t.state.Closed:
-		case p.due > t.loaded: // the sweeper will come by
-		case t.loads[OnTime].full:
-			t.missed = min(t.missed, p.FireAt)
-		default:
-			ask := e.questionOf(&p.Timer, nil)
-			if ask == askNothing && e.cfg.Schedules != nil && !p.Head.IsZero() {
-				ask = askHints
-			}
-			t.loadLocked(&p.Timer, p.due, OnTime, ask)
-		}
-	}
-	return others
-}
-
-// closedOf returns the last closed minute of a shard of this engine.
-func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.tenures[n]
-	if t == nil || !t.aliveLocked() {
-		return 0, false
-	}
-	return t.state.Closed, true
-}
-
 // Near timers travel through the queue: version, flags, numbers as uvarints,
 // byte strings with their length before them.
 const (

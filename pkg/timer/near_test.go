@@ -27,7 +27,7 @@ func consumer(s *sim) *node {
 	return s.start("consumer")
 }
 
-func nearSim(t *testing.T) (*sim, *Writer, *node) {
+func nearSim(t *testing.T) (*sim, *Engine, *node) {
 	s := newSim(t)
 	s.keeps = true
 	w, _ := s.writer()

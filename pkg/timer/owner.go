@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -45,17 +44,6 @@ func (e *Engine) keep(ctx context.Context, n uint16) {
 			wait = e.serve(ctx, t)
 		}
 	}
-}
-
-// clockOff reports whether the clock forbids owning anything: a fast one fires
-// early, and closes minutes that others still write to.
-func (e *Engine) clockOff() bool { return e.offset().Abs() > e.cfg.MaxClockOffset }
-
-func (e *Engine) offset() time.Duration {
-	if e.cfg.ClockOffset == nil {
-		return 0
-	}
-	return e.cfg.ClockOffset()
 }
 
 // acquire takes the lease of a shard if it is free. Trust counts from before the
@@ -148,72 +136,6 @@ func (e *Engine) giveBack(ctx context.Context, t *tenure, cause error) {
 	}
 }
 
-// renew keeps the lease until the tenure ends.
-func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
-	e := t.e
-	due := e.clock() + e.cfg.LeaseRenew
-	if e.cfg.Lease == nil && e.cfg.ClockOffset == nil {
-		due = math.MaxInt64 // nothing can change
-	}
-	for t.wake(ctx, due) {
-		switch t.heir = e.heir(t.n); {
-		case e.clockOff():
-			t.end(errClock)
-			return
-		case t.heir != "":
-			t.end(errHandedOver)
-			return
-		case e.useless(t):
-			t.end(errNoStore)
-			return
-		}
-		began := e.clock()
-		if began < due {
-			continue
-		}
-		if e.cfg.Lease == nil {
-			due = began + e.cfg.LeaseRenew
-			continue
-		}
-		call, stop := context.WithTimeout(ctx, t.trust())
-		ok, err := e.cfg.Lease.Renew(call, lockName(t.n), e.cfg.Owner, e.cfg.LeaseTTL)
-		stop()
-		switch {
-		case err != nil:
-			e.troubl.say("cannot renew leases of timer shards", err)
-			due = e.clock() + e.cfg.LeaseLook
-		case !ok:
-			t.end(errLeaseGone)
-			return
-		default:
-			due = began + e.cfg.LeaseRenew
-			until := began + e.cfg.LeaseTTL - e.cfg.LeaseMargin
-			// What has expired stays so, although the lease is there again: the
-			// tenure has been dropped.
-			if t.trusts() && expire.Reset(until-e.clock()) {
-				t.trusted.Store(int64(until))
-			} else {
-				t.end(errExpired)
-				return
-			}
-		}
-	}
-}
-
-// wake waits for a moment of Engine.clock or for a change of heir, and reports
-// false when ctx ends.
-func (t *tenure) wake(ctx context.Context, at time.Duration) bool {
-	timer := time.NewTimer(max(at-t.e.clock(), 0))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-t.moved:
-	case <-ctx.Done():
-		return false
-	}
-	return ctx.Err() == nil
-}
-
 // patience is how long an owner may fail at its store while there are others who
 // may have a better way to it.
 const patience = 30 * time.Second
@@ -223,66 +145,4 @@ func (e *Engine) useless(t *tenure) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return t.ready && e.clock()-t.worked > patience && len(e.members.alive) > 1
-}
-
-// run takes the shard over and works on it until ctx ends.
-func (t *tenure) run(ctx context.Context) {
-	if err := t.takeOver(ctx); err != nil {
-		t.end(err)
-		return
-	}
-	var work sync.WaitGroup
-	work.Go(func() { t.sweep(ctx) })
-	work.Go(func() { t.catchUp(ctx) })
-	work.Go(func() { t.tallySpans(ctx) })
-	work.Wait()
-}
-
-// takeOver raises the term: from here on no earlier owner can move anything. A
-// store that does not answer for the length of a lease may answer another.
-func (t *tenure) takeOver(ctx context.Context) error {
-	e := t.e
-	ctx, stop := context.WithTimeoutCause(ctx, e.cfg.LeaseTTL, errNoStore)
-	defer stop()
-	for pause := (notify.Pause{Most: time.Second}); ; {
-		st, err := e.cfg.Store.Shard(ctx, t.n)
-		if !t.trusts() {
-			return errExpired
-		}
-		if err == nil {
-			st, err = e.cfg.Store.TakeOver(ctx, t.n, st.Term, e.cfg.Owner)
-		}
-		if err == nil {
-			t.begin(st)
-			return nil
-		}
-		if notify.KindOf(err) != notify.KindConflict && ctx.Err() == nil {
-			e.troubl.say("cannot take over timer shards", err)
-		}
-		if !pause.Wait(ctx) {
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// begin makes a shard that was taken over this engine's.
-func (t *tenure) begin(st engine.ShardState) {
-	e := t.e
-	e.mu.Lock()
-	if t.over {
-		e.mu.Unlock()
-		return
-	}
-	t.state, t.ready, t.fresh = st, true, true
-	// Everything from the watermark on is scanned, and before that what a
-	// writer that died behind a close has left.
-	t.scanned = (st.Watermark + 1) * 60_000
-	t.begun = e.clock()
-	t.looked, t.worked = t.begun, t.begun
-	e.tenures[t.n] = t
-	e.owned++
-	e.mu.Unlock()
-	e.count.tookOver.Add(1)
-	signal(e.gained)
-	e.cfg.Events.Owned(t.n, st.Term)
 }

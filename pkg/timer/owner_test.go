@@ -306,7 +306,7 @@ func TestStaleTermIsALoss(t *testing.T) {
 			t.Errorf("lost by %v", first)
 		}
 		a.e.mu.Lock()
-		held := a.e.wheel.Len() + len(a.e.backlog)
+		held := a.e.releaser.wheel.Len() + len(a.e.releaser.backlog)
 		a.e.mu.Unlock()
 		if n := held + a.e.Pending(); n != 0 {
 			t.Errorf("%d timers in memory", n)

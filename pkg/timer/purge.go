@@ -14,28 +14,28 @@ const (
 
 // purge forgets schedules Retention after their fire time, every hour, until ctx
 // ends. The owner of shard 0 does it, so that one engine does.
-func (e *Engine) purge(ctx context.Context) {
+func (k *housekeeper) purge(ctx context.Context) {
 	for notify.Sleep(ctx, purgeEvery) {
-		if err := e.purgeOnce(ctx); err != nil && ctx.Err() == nil {
-			e.troubl.say("cannot purge schedules", err)
+		if err := k.purgeOnce(ctx); err != nil && ctx.Err() == nil {
+			k.troubl.say("cannot purge schedules", err)
 		}
 	}
 }
 
-func (e *Engine) purgeOnce(ctx context.Context) error {
-	if _, owned := e.termOf(0); !owned {
+func (k *housekeeper) purgeOnce(ctx context.Context) error {
+	if _, owned := k.termOf(0); !owned {
 		return nil
 	}
-	before, err := e.settledBefore(ctx)
+	before, err := k.settledBefore(ctx)
 	if err != nil {
 		return err
 	}
 	for ctx.Err() == nil {
-		n, err := e.cfg.Schedules.Purge(ctx, before, purgeBatch)
+		n, err := k.cfg.Schedules.Purge(ctx, before, purgeBatch)
 		if err != nil {
 			return err
 		}
-		e.count.purged.Add(uint64(n))
+		k.count.purged.Add(uint64(n))
 		if n < purgeBatch {
 			break
 		}
@@ -46,23 +46,23 @@ func (e *Engine) purgeOnce(ctx context.Context) error {
 // settledBefore is the time before which no schedule may be pending: Retention
 // ago, or earlier while an outage that long is caught up. A head that was
 // forgotten before its timers were released would release what was cancelled.
-func (e *Engine) settledBefore(ctx context.Context) (int64, error) {
-	before := e.now() - e.cfg.Retention.Milliseconds()
-	for n := range e.cfg.Shards {
+func (k *housekeeper) settledBefore(ctx context.Context) (int64, error) {
+	before := k.now() - k.cfg.Retention.Milliseconds()
+	for n := range k.cfg.Shards {
 		// Cold days first: a day that is promoted after that look still counts,
 		// and one promoted before it has been noted.
 		var days []int64
-		if e.cfg.Cold != nil {
+		if k.cfg.Cold != nil {
 			var err error
-			if days, err = e.cfg.Cold.Buckets(ctx, uint16(n), 0, before/day); err != nil {
+			if days, err = k.cfg.Cold.Buckets(ctx, uint16(n), 0, before/day); err != nil {
 				return 0, err
 			}
 		}
-		st, err := e.cfg.Store.Shard(ctx, uint16(n))
+		st, err := k.cfg.Store.Shard(ctx, uint16(n))
 		if err != nil {
 			return 0, err
 		}
-		before = e.overdueBefore(uint16(n), st.Watermark, min(before, (st.Watermark+1)*60_000))
+		before = k.overdueBefore(uint16(n), st.Watermark, min(before, (st.Watermark+1)*60_000))
 		if len(days) > 0 {
 			before = min(before, days[0]*day)
 		}

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/timer/wheel"
 )
 
 const (
@@ -22,23 +24,66 @@ const (
 	refusedPause = time.Minute
 )
 
-// release lets timers out of the wheel at their time, in due order, until ctx
+// releaser publishes loaded timers: those of the wheel at their time, those of the
+// backlog at a rate.
+type releaser struct {
+	*Engine
+
+	wake   chan struct{} // something went into the wheel
+	late   chan struct{} // something went into the backlog
+	onTime *fifo         // due, from the wheel
+	asked  *fifo         // due, and a head has to be asked
+
+	// The rest is guarded by Engine.mu.
+	wheel   *wheel.Wheel[*entry]
+	backlog backlog // what is caught up, by due time
+	// Entries that are due until then were loaded before the clock was set back, so
+	// their schedules may have been touched since. ms since 1970.
+	askUntil int64
+	caught   rate // catch-up releases
+}
+
+func newReleaser(e *Engine) *releaser {
+	r := &releaser{Engine: e, wake: make(chan struct{}, 1), late: make(chan struct{}, 1), wheel: wheel.New[*entry](e.now())}
+	r.onTime, r.asked = newFifo(r.cut), newFifo(r.cut)
+	return r
+}
+
+// run releases timers until ctx ends.
+func (r *releaser) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { r.advance(ctx) })
+	for range r.cfg.Publishers {
+		wg.Go(func() { r.onTime.each(ctx, func(b []*entry) { r.hand(ctx, OnTime, b) }) })
+	}
+	for range 2 {
+		wg.Go(func() { r.asked.each(ctx, func(b []*entry) { r.ask(ctx, OnTime, b) }) })
+	}
+	paced := make(chan []*entry)
+	wg.Go(func() { r.pace(ctx, paced) })
+	for range r.cfg.CatchUpPublishers {
+		wg.Go(func() { r.drain(ctx, paced) })
+	}
+	wg.Wait()
+}
+
+// advance lets timers out of the wheel at their time, in due order, until ctx
 // ends. It never waits for a publisher.
-func (e *Engine) release(ctx context.Context) {
+func (r *releaser) advance(ctx context.Context) {
 	for ctx.Err() == nil {
 		var plain, asked []*entry
-		now := e.cfg.Wall()
-		e.mu.Lock()
-		if time.UnixMilli(e.wheel.Now()).Sub(now) > rewindFrom {
-			e.wheel.Rewind(now.UnixMilli())
-			for _, t := range e.tenures {
+		now := r.cfg.Wall()
+		r.mu.Lock()
+		if time.UnixMilli(r.wheel.Now()).Sub(now) > rewindFrom {
+			r.wheel.Rewind(now.UnixMilli())
+			for _, t := range r.tenures {
 				if t != nil {
-					e.askUntil = max(e.askUntil, t.loaded)
+					r.askUntil = max(r.askUntil, t.loaded)
 				}
 			}
 		}
-		e.wheel.Advance(now.UnixMilli(), func(x *entry) {
-			if x.ask == askNothing && x.due <= e.askUntil && e.cfg.Schedules != nil && !x.t.Head.IsZero() {
+		r.wheel.Advance(now.UnixMilli(), func(x *entry) {
+			if x.ask == askNothing && x.due <= r.askUntil && r.cfg.Schedules != nil && !x.t.Head.IsZero() {
 				x.ask = askHints
 			}
 			if x.ask == askNothing {
@@ -47,13 +92,13 @@ func (e *Engine) release(ctx context.Context) {
 				asked = append(asked, x)
 			}
 		})
-		next, some := e.wheel.Next()
-		e.mu.Unlock()
-		e.onTime.push(byDue(plain))
-		e.asked.push(byDue(asked))
+		next, some := r.wheel.Next()
+		r.mu.Unlock()
+		r.onTime.push(byDue(plain))
+		r.asked.push(byDue(asked))
 		if !some {
 			select {
-			case <-e.wake:
+			case <-r.wake:
 			case <-ctx.Done():
 			}
 			continue
@@ -61,7 +106,7 @@ func (e *Engine) release(ctx context.Context) {
 		t := time.NewTimer(min(longestSleep, max(time.UnixMilli(next).Sub(now), time.Millisecond)))
 		select {
 		case <-t.C:
-		case <-e.wake:
+		case <-r.wake:
 		case <-ctx.Done():
 		}
 		t.Stop()
@@ -75,10 +120,10 @@ func byDue(due []*entry) []*entry {
 }
 
 // cut is how many of the first entries make one batch.
-func (e *Engine) cut(batch []*entry) int {
+func (r *releaser) cut(batch []*entry) int {
 	n, size := 0, 0
-	for n < len(batch) && n < e.cfg.Batch {
-		if size += len(batch[n].t.Payload); n > 0 && size > e.cfg.BatchSize {
+	for n < len(batch) && n < r.cfg.Batch {
+		if size += len(batch[n].t.Payload); n > 0 && size > r.cfg.BatchSize {
 			break
 		}
 		n++
@@ -89,17 +134,17 @@ func (e *Engine) cut(batch []*entry) int {
 // hand publishes a batch, and again until that succeeds, ctx ends or the shards
 // are lost. A batch that is refused for what is in it is halved, so that a timer
 // nobody takes holds no other up; that one is tried every minute.
-func (e *Engine) hand(ctx context.Context, lane Lane, batch []*entry) {
-	to := e.cfg.Publish
+func (r *releaser) hand(ctx context.Context, lane Lane, batch []*entry) {
+	to := r.cfg.Publish
 	if lane == CatchUp {
-		to = e.cfg.CaughtUp
+		to = r.cfg.CaughtUp
 	}
-	e.handTo(ctx, lane, batch, to, e.published)
+	r.handTo(ctx, lane, batch, to, r.published)
 }
 
-func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
+func (r *releaser) handTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
 	for pause := (notify.Pause{}); ; {
-		if batch = e.enter(lane, batch); len(batch) == 0 {
+		if batch = r.enter(lane, batch); len(batch) == 0 {
 			return
 		}
 		ts := make([]engine.Timer, len(batch))
@@ -108,32 +153,32 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 			ts[i].FireAt = x.due
 		}
 		err := to(ctx, ts)
-		at := e.cfg.Wall()
+		at := r.cfg.Wall()
 		if err == nil {
 			killpoint.Hit("timers-published")
 		}
-		e.leave(batch, err)
+		r.leave(batch, err)
 		switch {
 		case err == nil:
 			done(lane, ts, at)
 			return
 		case refused(err) && len(batch) > 1:
-			e.handTo(ctx, lane, batch[:len(batch)/2], to, done)
-			e.handTo(ctx, lane, batch[len(batch)/2:], to, done)
+			r.handTo(ctx, lane, batch[:len(batch)/2], to, done)
+			r.handTo(ctx, lane, batch[len(batch)/2:], to, done)
 			return
 		case refused(err):
-			e.count.refused.Add(1)
-			e.cfg.Logger.Error("a timer is refused; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
-			e.putOff(batch[0], refusedPause)
+			r.count.refused.Add(1)
+			r.cfg.Logger.Error("a timer is refused; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
+			r.putOff(batch[0], refusedPause)
 			return
 		}
-		e.count.failures.Add(1)
+		r.count.failures.Add(1)
 		if ctx.Err() != nil {
 			return
 		}
-		e.troubl.say("cannot publish due timers", err)
+		r.troubl.say("cannot publish due timers", err)
 		if lane == OnTime {
-			batch = e.giveUp(batch)
+			batch = r.giveUp(batch)
 		}
 		if len(batch) == 0 || !pause.Wait(ctx) {
 			return
@@ -144,23 +189,23 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 // enter returns the entries that may be published now, and counts them as being
 // so: not those of shards that are not surely ours any more, and not those that
 // a clock set back has made early, which go into the wheel again.
-func (e *Engine) enter(lane Lane, batch []*entry) []*entry {
-	now := e.now() // before the offset is looked at, which is of the clock as it was set last
-	if e.clockOff() {
+func (r *releaser) enter(lane Lane, batch []*entry) []*entry {
+	now := r.now() // before the offset is looked at, which is of the clock as it was set last
+	if r.clockOff() {
 		for _, x := range batch {
 			x.m.t.end(errClock) // it may be well again when the keeper looks
 		}
 		return nil
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	out := make([]*entry, 0, len(batch))
 	for _, x := range batch {
 		switch t := x.m.t; {
 		case !t.aliveLocked():
 		case x.due > now:
-			e.wheel.Add(x.due, x)
-			signal(e.wake)
+			r.wheel.Add(x.due, x)
+			signal(r.wake)
 		default:
 			t.inflight++
 			out = append(out, x)
@@ -170,37 +215,37 @@ func (e *Engine) enter(lane Lane, batch []*entry) []*entry {
 }
 
 // leave ends what enter began.
-func (e *Engine) leave(batch []*entry, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (r *releaser) leave(batch []*entry, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, x := range batch {
 		t := x.m.t
 		if t.inflight--; t.over && t.inflight == 0 {
 			close(t.quiet)
 		}
 		if err == nil {
-			e.ackLocked(x)
+			r.ackLocked(x)
 		}
 	}
 }
 
 // published counts a batch and tells of it.
-func (e *Engine) published(lane Lane, ts []engine.Timer, at time.Time) {
-	e.count.released[lane].Add(uint64(len(ts)))
+func (r *releaser) published(lane Lane, ts []engine.Timer, at time.Time) {
+	r.count.released[lane].Add(uint64(len(ts)))
 	if lane == CatchUp {
-		e.mu.Lock()
-		e.caught.add(len(ts), e.clock())
-		e.mu.Unlock()
+		r.mu.Lock()
+		r.caught.add(len(ts), r.clock())
+		r.mu.Unlock()
 	}
-	e.cfg.Events.Released(lane, ts, at)
+	r.cfg.Events.Released(lane, ts, at)
 }
 
 // giveUp leaves on-time entries that have become late to the catch-up, and
 // returns the others.
-func (e *Engine) giveUp(batch []*entry) []*entry {
-	late := e.now() - e.cfg.CatchUpAfter.Milliseconds()
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (r *releaser) giveUp(batch []*entry) []*entry {
+	late := r.now() - r.cfg.CatchUpAfter.Milliseconds()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return slices.DeleteFunc(batch, func(x *entry) bool {
 		if x.due >= late || x.lane != OnTime {
 			return false
@@ -212,12 +257,12 @@ func (e *Engine) giveUp(batch []*entry) []*entry {
 
 // putOff puts an entry that is due back into the wheel for a while. Its minute
 // stays until it is released.
-func (e *Engine) putOff(x *entry, d time.Duration) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (r *releaser) putOff(x *entry, d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if x.m.t.over {
 		return
 	}
-	e.wheel.Add(e.now()+d.Milliseconds(), x)
-	signal(e.wake)
+	r.wheel.Add(r.now()+d.Milliseconds(), x)
+	signal(r.wake)
 }

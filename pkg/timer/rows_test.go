@@ -137,10 +137,10 @@ func (r *reads) Scan(ctx context.Context, p engine.TimerPartition, after engine.
 	return out, err
 }
 
-// heads is a Schedules that does not look at contexts, either.
-type heads struct{ engine.Schedules }
+// storedHeads is a Schedules that does not look at contexts, either.
+type storedHeads struct{ engine.Schedules }
 
-func (h heads) Swap(ctx context.Context, old uint64, head engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
+func (h storedHeads) Swap(ctx context.Context, old uint64, head engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
 	return h.Schedules.Swap(context.WithoutCancel(ctx), old, head)
 }
 

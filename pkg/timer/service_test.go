@@ -15,7 +15,7 @@ import (
 // as DESIGN.md says: hint, clock, rows, head. It is a process of its own.
 type service struct {
 	s     *sim
-	w     *Writer
+	w     *Engine
 	plan  *faulty.Plan
 	heads engine.Schedules
 	now   func() time.Time

@@ -121,7 +121,7 @@ func (s *sim) config(n *node) Config {
 	if s.through != nil {
 		cfg.Store = s.through
 	}
-	cfg.Schedules = faulty.NewSchedules(heads{s.mem.Schedules()}, n.plan)
+	cfg.Schedules = faulty.NewSchedules(storedHeads{s.mem.Schedules()}, n.plan)
 	cfg.Scheduled = &oneCommit{Schedules: s.mem.Schedules(), rows: cfg.Store}
 	cfg.Cold = faulty.NewColdTimers(s.mem.ColdTimers(), n.plan)
 	cfg.Queue = faulty.NewQueue(s.mem.Queue("near", 1000), n.plan)
@@ -156,9 +156,9 @@ func sleepHook(d time.Duration) func(context.Context, string) {
 
 // writer is an API process: it has a clock and a way to the stores of its own,
 // and no engine.
-func (s *sim) writer() (*Writer, *faulty.Plan) {
+func (s *sim) writer() (*Engine, *faulty.Plan) {
 	n := &node{s: s, name: "api", plan: faulty.NewPlan(1)}
-	return NewWriter(s.config(n)), n.plan
+	return New(s.config(n)), n.plan
 }
 
 // publish is where released timers arrive.

@@ -113,14 +113,14 @@ func (e *Engine) Stats() Stats {
 	}
 	if s.Backlog.Left > 0 {
 		rate := s.Backlog.Limit
-		if e.caught.last > 0 && e.clock()-e.caught.since < 10*time.Second {
-			s.Backlog.Rate = e.caught.last
-			rate = e.caught.last
+		if e.releaser.caught.last > 0 && e.clock()-e.releaser.caught.since < 10*time.Second {
+			s.Backlog.Rate = e.releaser.caught.last
+			rate = e.releaser.caught.last
 		}
 		s.Backlog.ETA = time.Duration(float64(s.Backlog.Left) / rate * float64(time.Second))
 	}
 	if e.cfg.Heartbeats != nil {
-		s.HeartbeatAge = e.clock() - e.members.beaten
+		s.HeartbeatAge = e.clock() - e.members.beatAt
 		s.Members = append(s.Members, e.members.alive...)
 	}
 	return s
@@ -159,16 +159,6 @@ func (e *Engine) sawLocked(n uint16, st *engine.ShardState) {
 	if st.Watermark > 0 {
 		e.water[n] = (st.Watermark + 1) * 60_000
 	}
-}
-
-// leftLocked is how much a shard has to catch up: what is loaded, and what was
-// counted beyond that.
-func (t *tenure) leftLocked() int64 {
-	loaded := int64(t.loads[CatchUp].open)
-	if min(t.back, t.again) >= t.resumed && len(t.spans) == 0 && !t.counting {
-		return loaded // nothing else is left
-	}
-	return max(t.left, loaded)
 }
 
 // complaints logs troubles that come again and again, each kind every 10 s.

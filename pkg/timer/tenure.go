@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -140,11 +141,11 @@ func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask questio
 		l.full = true
 	}
 	if x.lane == CatchUp {
-		heap.Push(&e.backlog, x)
-		signal(e.late)
+		heap.Push(&e.releaser.backlog, x)
+		signal(e.releaser.late)
 	} else {
-		e.wheel.Add(due, x)
-		signal(e.wake)
+		e.releaser.wheel.Add(due, x)
+		signal(e.releaser.wake)
 	}
 	return true
 }
@@ -158,7 +159,7 @@ func (e *Engine) roomLocked(lane Lane, limit int) int {
 }
 
 // ackLocked forgets an entry that is durable where it went, or dropped.
-func (e *Engine) ackLocked(x *entry) {
+func (r *releaser) ackLocked(x *entry) {
 	if x.m.t.over {
 		return // its tenure's sums are gone
 	}
@@ -214,8 +215,8 @@ func (e *Engine) drop(t *tenure) {
 	}
 	t.over = true
 	mine := func(x *entry) bool { return x.m.t == t }
-	e.wheel.DeleteFunc(mine)
-	e.backlog.deleteFunc(mine)
+	e.releaser.wheel.DeleteFunc(mine)
+	e.releaser.backlog.deleteFunc(mine)
 	clear(t.minutes)
 	t.loads = [2]load{}
 	if e.tenures[t.n] == t {
@@ -243,4 +244,180 @@ func (e *Engine) pendingLocked() (n int) {
 		}
 	}
 	return n
+}
+
+// renew keeps the lease until the tenure ends.
+func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
+	e := t.e
+	due := e.clock() + e.cfg.LeaseRenew
+	if e.cfg.Lease == nil && e.cfg.ClockOffset == nil {
+		due = math.MaxInt64 // nothing can change
+	}
+	for t.wake(ctx, due) {
+		switch t.heir = e.members.heir(t.n); {
+		case e.clockOff():
+			t.end(errClock)
+			return
+		case t.heir != "":
+			t.end(errHandedOver)
+			return
+		case e.useless(t):
+			t.end(errNoStore)
+			return
+		}
+		began := e.clock()
+		if began < due {
+			continue
+		}
+		if e.cfg.Lease == nil {
+			due = began + e.cfg.LeaseRenew
+			continue
+		}
+		call, stop := context.WithTimeout(ctx, t.trust())
+		ok, err := e.cfg.Lease.Renew(call, lockName(t.n), e.cfg.Owner, e.cfg.LeaseTTL)
+		stop()
+		switch {
+		case err != nil:
+			e.troubl.say("cannot renew leases of timer shards", err)
+			due = e.clock() + e.cfg.LeaseLook
+		case !ok:
+			t.end(errLeaseGone)
+			return
+		default:
+			due = began + e.cfg.LeaseRenew
+			until := began + e.cfg.LeaseTTL - e.cfg.LeaseMargin
+			// What has expired stays so, although the lease is there again: the
+			// tenure has been dropped.
+			if t.trusts() && expire.Reset(until-e.clock()) {
+				t.trusted.Store(int64(until))
+			} else {
+				t.end(errExpired)
+				return
+			}
+		}
+	}
+}
+
+// wake waits for a moment of Engine.clock or for a change of heir, and reports
+// false when ctx ends.
+func (t *tenure) wake(ctx context.Context, at time.Duration) bool {
+	timer := time.NewTimer(max(at-t.e.clock(), 0))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.moved:
+	case <-ctx.Done():
+		return false
+	}
+	return ctx.Err() == nil
+}
+
+// run takes the shard over and works on it until ctx ends.
+func (t *tenure) run(ctx context.Context) {
+	if err := t.takeOver(ctx); err != nil {
+		t.end(err)
+		return
+	}
+	var work sync.WaitGroup
+	work.Go(func() { t.sweep(ctx) })
+	work.Go(func() { t.catchUp(ctx) })
+	work.Go(func() { t.tallySpans(ctx) })
+	work.Wait()
+}
+
+// takeOver raises the term: from here on no earlier owner can move anything. A
+// store that does not answer for the length of a lease may answer another.
+func (t *tenure) takeOver(ctx context.Context) error {
+	e := t.e
+	ctx, stop := context.WithTimeoutCause(ctx, e.cfg.LeaseTTL, errNoStore)
+	defer stop()
+	for pause := (notify.Pause{Most: time.Second}); ; {
+		st, err := e.cfg.Store.Shard(ctx, t.n)
+		if !t.trusts() {
+			return errExpired
+		}
+		if err == nil {
+			st, err = e.cfg.Store.TakeOver(ctx, t.n, st.Term, e.cfg.Owner)
+		}
+		if err == nil {
+			t.begin(st)
+			return nil
+		}
+		if notify.KindOf(err) != notify.KindConflict && ctx.Err() == nil {
+			e.troubl.say("cannot take over timer shards", err)
+		}
+		if !pause.Wait(ctx) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// begin makes a shard that was taken over this engine's.
+func (t *tenure) begin(st engine.ShardState) {
+	e := t.e
+	e.mu.Lock()
+	if t.over {
+		e.mu.Unlock()
+		return
+	}
+	t.state, t.ready, t.fresh = st, true, true
+	// Everything from the watermark on is scanned, and before that what a
+	// writer that died behind a close has left.
+	t.scanned = (st.Watermark + 1) * 60_000
+	t.begun = e.clock()
+	t.looked, t.worked = t.begun, t.begun
+	e.tenures[t.n] = t
+	e.owned++
+	e.mu.Unlock()
+	e.count.tookOver.Add(1)
+	signal(e.gained)
+	e.cfg.Events.Owned(t.n, st.Term)
+}
+
+// admit puts stored rows that loading has passed into the wheel, and returns
+// those of shards that are not this engine's. A row of a minute that was closed
+// meanwhile is stored again anyway.
+func (e *Engine) admit(ps []parked) (others []parked) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range ps {
+		p := &ps[i]
+		t := e.tenures[engine.ShardOf(p.ID, e.cfg.Shards)]
+		switch {
+		case t == nil || !t.aliveLocked():
+			others = append(others, *p)
+		case p.FireAt/60_000 <= t.state.Closed:
+		case p.due > t.loaded: // the sweeper will come by
+		case t.loads[OnTime].full:
+			t.missed = min(t.missed, p.FireAt)
+		default:
+			ask := e.heads.questionOf(&p.Timer, nil)
+			if ask == askNothing && e.cfg.Schedules != nil && !p.Head.IsZero() {
+				ask = askHints
+			}
+			t.loadLocked(&p.Timer, p.due, OnTime, ask)
+		}
+	}
+	return others
+}
+
+// closedOf returns the last closed minute of a shard of this engine.
+func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.tenures[n]
+	if t == nil || !t.aliveLocked() {
+		return 0, false
+	}
+	return t.state.Closed, true
+}
+
+func (e *Engine) termOf(n uint16) (term uint64, owned bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.tenures[n]
+	if t == nil || !t.aliveLocked() {
+		return 0, false
+	}
+	return t.state.Term, true
 }

@@ -9,28 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Writer stores timers, in any process. Its methods may be called from any
-// goroutine.
-type Writer struct {
-	cfg    Config
-	local  *Engine // the engine of this process; nil: there is none
-	count  *counters
-	troubl *complaints
-}
-
-// NewWriter returns a writer for a process without an Engine. It uses Store,
-// Schedules, Cold, Queue and the numbers of cfg.
-func NewWriter(cfg Config) *Writer { return newWriter(cfg.withDefaults(), nil) }
-
-func newWriter(cfg Config, local *Engine) *Writer {
-	w := &Writer{cfg: cfg, local: local}
-	if local != nil {
-		w.count, w.troubl = &local.count, &local.troubl
-	} else {
-		w.count, w.troubl = &counters{}, &complaints{log: cfg.Logger}
-	}
-	return w
-}
+// writer stores timers.
+type writer struct{ *Engine }
 
 // parked is a timer as it is stored, and when it is due: earlier than its key,
 // if that had to be moved.
@@ -39,10 +19,7 @@ type parked struct {
 	due int64
 }
 
-// Park stores timers; nil means that each is durable in a place where its
-// shard's owner will find it. One whose time has passed is released at once.
-// After an error any of them may be stored: the caller parks them again.
-func (w *Writer) Park(ctx context.Context, ts []engine.Timer) error {
+func (w *writer) park(ctx context.Context, ts []engine.Timer) error {
 	hot, cold := w.split(ts)
 	if len(cold) > 0 {
 		if err := w.cfg.Cold.Put(ctx, w.cfg.Shards, cold); err != nil {
@@ -52,15 +29,13 @@ func (w *Writer) Park(ctx context.Context, ts []engine.Timer) error {
 	return w.put(ctx, hot, w.store)
 }
 
-// ParkScheduled stores schedules and their timers as Park does, no schedule
-// later than its timers: in one commit where the store can and none is cold.
-func (w *Writer) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	hot, cold := w.split(ts)
 	if w.cfg.Scheduled == nil || len(cold) > 0 || len(hot) == 0 {
 		if err := w.cfg.Schedules.Put(ctx, ss); err != nil {
 			return err
 		}
-		return w.Park(ctx, ts)
+		return w.park(ctx, ts)
 	}
 	return w.put(ctx, hot, func(ctx context.Context, ts []engine.Timer) error {
 		return w.cfg.Scheduled.PutScheduled(ctx, ss, w.cfg.Shards, ts)
@@ -68,7 +43,7 @@ func (w *Writer) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []e
 }
 
 // split parts timers into those of the hot table and those of the cold one.
-func (w *Writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
+func (w *writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
 	hot = make([]parked, 0, len(ts))
 	for i := range ts {
@@ -81,13 +56,13 @@ func (w *Writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	return hot, cold
 }
 
-func (w *Writer) store(ctx context.Context, ts []engine.Timer) error {
+func (w *writer) store(ctx context.Context, ts []engine.Timer) error {
 	return w.cfg.Store.Put(ctx, w.cfg.Shards, ts)
 }
 
 // put stores rows of the hot table until each is in a minute that is not closed.
 // first is what stores them the first time.
-func (w *Writer) put(ctx context.Context, ps []parked, first func(context.Context, []engine.Timer) error) error {
+func (w *writer) put(ctx context.Context, ps []parked, first func(context.Context, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
 	}
@@ -114,7 +89,7 @@ func (w *Writer) put(ctx context.Context, ps []parked, first func(context.Contex
 
 // move puts rows that lie in closed minutes under the minute and key time of
 // now, and returns the others as well.
-func (w *Writer) move(ctx context.Context, ps []parked, closed map[uint16]int64) (moved, kept []parked, err error) {
+func (w *writer) move(ctx context.Context, ps []parked, closed map[uint16]int64) (moved, kept []parked, err error) {
 	now := w.cfg.Wall().UnixMilli()
 	var hints []engine.Hint
 	for _, p := range ps {
@@ -142,10 +117,8 @@ func (w *Writer) move(ctx context.Context, ps []parked, closed map[uint16]int64)
 // handOn gives rows that a scan may have passed to who releases them: the engine
 // of this process if the shard is its own, else the queue. The rows are durable:
 // one that cannot be handed on is released when its minute is closed.
-func (w *Writer) handOn(ctx context.Context, ps []parked) {
-	if w.local != nil {
-		ps = w.local.admit(ps)
-	}
+func (w *writer) handOn(ctx context.Context, ps []parked) {
+	ps = w.admit(ps)
 	if w.cfg.Queue == nil {
 		return
 	}
@@ -169,14 +142,12 @@ func (w *Writer) handOn(ctx context.Context, ps []parked) {
 }
 
 // known returns the last closed minutes of shards this process's engine owns.
-func (w *Writer) known(ps []parked) map[uint16]int64 {
+func (w *writer) known(ps []parked) map[uint16]int64 {
 	closed := map[uint16]int64{}
-	if w.local != nil {
-		for i := range ps {
-			n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
-			if last, ok := w.local.closedOf(n); ok {
-				closed[n] = last
-			}
+	for i := range ps {
+		n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
+		if last, ok := w.closedOf(n); ok {
+			closed[n] = last
 		}
 	}
 	return closed
@@ -187,7 +158,7 @@ func (w *Writer) known(ps []parked) map[uint16]int64 {
 // answered. If that was before this look, Store.Closed tells, and the row is written
 // elsewhere; if not, the scan comes behind the row's write, and finds it. Rows whose
 // minute is over are few, and are asked about as the owner would (Store.Shard).
-func (w *Writer) closed(ctx context.Context, ps []parked) (map[uint16]int64, error) {
+func (w *writer) closed(ctx context.Context, ps []parked) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
 	closed := w.known(ps)
 	ask := map[uint16]func(context.Context, uint16) (int64, error){}
