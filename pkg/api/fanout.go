@@ -69,10 +69,7 @@ func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, er
 	if sender.Retries == 0 {
 		sender.Retries = 10
 	}
-	p := &partSender{client: &sender, send: s, free: make(chan []byte, s.InFlight+1)}
-	for range s.InFlight + 1 {
-		p.free <- nil
-	}
+	p := &partSender{client: &sender, send: s}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.InFlight)
 	err := p.split(ctx, g)
@@ -85,7 +82,7 @@ func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, er
 type partSender struct {
 	client *Client
 	send   FanoutSend
-	free   chan []byte // buffers of parts; nil: not made yet
+	bodies sync.Pool // of *[]byte, of parts
 
 	mu    sync.Mutex // guards total and calls of Done
 	total FanoutTotal
@@ -96,7 +93,7 @@ type part struct {
 	number    uint32
 	first     int64
 	receivers int
-	body      []byte
+	body      *[]byte
 	skip      bool
 }
 
@@ -111,7 +108,6 @@ func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
 	var scratch []byte
 	for r, err := range p.send.Receivers {
 		if err != nil {
-			p.drop(&cur, open)
 			return err
 		}
 		scratch = appendReceiver(scratch[:0], r)
@@ -120,16 +116,19 @@ func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
 			cur, open = part{number: cur.number + 1}, false
 		}
 		if !open {
-			if cur, err = p.begin(ctx, cur.number, index); err != nil {
+			if cur, err = p.begin(cur.number, index); err == nil {
+				err = ctx.Err()
+			}
+			if err != nil {
 				return err
 			}
 			open, size = true, 0
 		}
 		if !cur.skip {
 			if cur.receivers > 0 {
-				cur.body = append(cur.body, ',')
+				*cur.body = append(*cur.body, ',')
 			}
-			cur.body = append(cur.body, scratch...)
+			*cur.body = append(*cur.body, scratch...)
 		}
 		size += len(scratch)
 		cur.receivers++
@@ -142,24 +141,22 @@ func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
 }
 
 // begin opens part number: its body holds everything up to the receivers.
-func (p *partSender) begin(ctx context.Context, number uint32, first int64) (part, error) {
+func (p *partSender) begin(number uint32, first int64) (part, error) {
 	out := part{number: number, first: first, skip: p.send.Skip != nil && p.send.Skip(number)}
 	if out.skip {
-		return out, ctx.Err()
-	}
-	select {
-	case out.body = <-p.free:
-	case <-ctx.Done():
-		return out, ctx.Err()
+		return out, nil
 	}
 	f := p.send.Fanout
 	f.Part, f.Receivers = number, nil
 	head, err := encode(f)
 	if err != nil {
-		p.free <- out.body
 		return out, err
 	}
-	out.body = append(out.body[:0], bytes.TrimSuffix(head, []byte("]}"))...)
+	var ok bool
+	if out.body, ok = p.bodies.Get().(*[]byte); !ok {
+		out.body = new([]byte)
+	}
+	*out.body = append((*out.body)[:0], bytes.TrimSuffix(head, []byte("]}"))...)
 	return out, nil
 }
 
@@ -172,24 +169,18 @@ func (p *partSender) start(ctx context.Context, g *errgroup.Group, cur part) {
 		p.mu.Unlock()
 		return
 	}
-	cur.body = append(cur.body, ']', '}')
+	*cur.body = append(*cur.body, ']', '}')
 	g.Go(func() error {
-		defer func() { p.free <- cur.body }()
+		defer p.bodies.Put(cur.body)
 		return p.deliver(ctx, cur)
 	})
-}
-
-func (p *partSender) drop(cur *part, open bool) {
-	if open && !cur.skip {
-		p.free <- cur.body
-	}
 }
 
 func (p *partSender) deliver(ctx context.Context, cur part) error {
 	done := PartDone{Part: cur.number, First: cur.first, Receivers: cur.receivers}
 	reply, err := p.client.do(ctx, call{
 		method: "POST", path: "/v1/notifications:fanout",
-		contentType: TypeJSON, body: cur.body, repeatable: true,
+		contentType: TypeJSON, body: *cur.body, repeatable: true,
 	}, &done.FanoutResult)
 	if err != nil {
 		return err

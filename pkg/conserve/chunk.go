@@ -45,8 +45,7 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 	l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 	l.Accepted += int64(e.Count)
 	if plain(rows, e.Count) {
-		l.Terminal += int64(e.Count)
-		r.rep.States[rows[0].Default.State.String()] += int64(e.Count)
+		r.ended(l, rows[0].Default.State.String(), int64(e.Count))
 		return nil
 	}
 	c := newChunk(f, rows)
@@ -65,8 +64,7 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 // receiver counts a receiver of a chunk, or suspects it.
 func (r *run) receiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Ledger, index, pos uint32) error {
 	if state := notify.StateOf(c.rows, index, pos); state.Terminal() {
-		l.Terminal++
-		r.rep.States[state.String()]++
+		r.ended(l, state.String(), 1)
 		return nil
 	}
 	st := c.stands(index, pos, placeOf(f).at)
@@ -75,8 +73,7 @@ func (r *run) receiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Le
 	case err != nil:
 		return err
 	case where != "":
-		l.Pending++
-		r.rep.Waiting[where]++
+		r.waits(l, where, 1)
 	default:
 		r.suspect(f, st, index, pos)
 	}

@@ -91,6 +91,18 @@ func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
 	return l
 }
 
+// ended counts n that are terminal in a state.
+func (r *run) ended(l *api.Ledger, state string, n int64) {
+	l.Terminal += n
+	r.rep.States[state] += n
+}
+
+// waits counts n that are pending, with evidence somewhere.
+func (r *run) waits(l *api.Ledger, where string, n int64) {
+	l.Pending += n
+	r.rep.Waiting[where] += n
+}
+
 // drift counts n of a class and lists the first.
 func (r *run) drift(n int64, d api.Drift) {
 	r.rep.Classes[d.Class] += n
@@ -280,8 +292,7 @@ func (r *run) spilled(ctx context.Context) error {
 		}
 		l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 		l.Accepted += int64(e.Count)
-		l.Pending += int64(e.Count)
-		r.rep.Waiting[inSpill] += int64(e.Count)
+		r.waits(l, inSpill, int64(e.Count))
 	}
 	return nil
 }

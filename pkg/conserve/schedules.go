@@ -120,12 +120,10 @@ func (r *run) scheduled(ctx context.Context, v *schedule.View, first bool) (miss
 	l := r.ledger(v.Caller, v.Channel.String(), v.Created)
 	l.Accepted += parked
 	if v.State == engine.ScheduleCancelled {
-		l.Terminal += parked
-		r.rep.States[notify.Cancelled.String()] += parked
+		r.ended(l, notify.Cancelled.String(), parked)
 		return missing, nil
 	}
-	l.Pending += parked
-	r.rep.Waiting[inSchedule] += parked
+	r.waits(l, inSchedule, parked)
 	return missing, nil
 }
 
@@ -255,8 +253,7 @@ func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, r
 	l := r.ledger(s.env.Caller, s.env.Channel.String(), s.env.Accepted)
 	out := notify.Fold(c.rows, x.index, x.pos)
 	if out.State.Terminal() {
-		l.Terminal++
-		r.rep.States[out.State.String()]++
+		r.ended(l, out.State.String(), 1)
 		r.rep.Confirmed++
 		return true
 	}
@@ -270,8 +267,7 @@ func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, r
 		if where == inLog && st.claimed {
 			where = inClaim
 		}
-		l.Pending++
-		r.rep.Waiting[where]++
+		r.waits(l, where, 1)
 		r.rep.Confirmed++
 		return true
 	}
@@ -288,8 +284,7 @@ func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, r
 		r.drift(1, api.Drift{Class: class, ID: s.env.ID(x.index).String(), Caller: s.env.Caller, State: out.State.String(), Detail: detail, Updated: st.updated})
 		return true
 	case round >= maxRounds:
-		l.Pending++
-		r.rep.Waiting[inClaim]++
+		r.waits(l, inClaim, 1)
 		return true
 	}
 	return false

@@ -140,11 +140,9 @@ func (r *triggerRun) count(t *engine.Trigger, where string) {
 	state := triggerStates[t.State]
 	switch {
 	case over(t):
-		l.Terminal++
-		r.rep.States[state]++
+		r.ended(l, state, 1)
 	case where != "":
-		l.Pending++
-		r.rep.Waiting[where]++
+		r.waits(l, where, 1)
 	default:
 		l.Lost++
 		r.drift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "neither a timer nor the queue leads to it; notifyctl reconcile repairs what is due"})
