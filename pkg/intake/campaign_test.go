@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-const cmp = "cmp_01J9ZC4T7Y3F5Q8W2E6R1T0YXB"
+const someCampaign = "cmp_01J9ZC4T7Y3F5Q8W2E6R1T0YXB"
 
 func part(n int, receivers string) []byte {
-	return bytes.Replace(fanout(receivers), []byte(`{"channel"`), fmt.Appendf(nil, `{"campaign":%q,"part":%d,"channel"`, cmp, n), 1)
+	return bytes.Replace(fanout(receivers), []byte(`{"channel"`), fmt.Appendf(nil, `{"campaign":%q,"part":%d,"channel"`, someCampaign, n), 1)
 }
 
 func TestCampaign(t *testing.T) {
@@ -38,38 +38,38 @@ func TestCampaign(t *testing.T) {
 	if _, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil {
 		t.Fatal(err)
 	}
-	c := r.campaigns.rows[cmp]
+	c := r.campaigns.rows[someCampaign]
 	if c.Parts != 2 || c.Accepted != 3 || c.Rejected != 1 || c.Caller != "c" {
 		t.Errorf("campaign %+v", c)
 	}
 	for _, e := range r.log.envelopes(t) {
-		if e.Campaign != cmp {
+		if e.Campaign != someCampaign {
 			t.Errorf("envelope of campaign %q", e.Campaign)
 		}
 	}
 
 	full := c
 	full.Parts = maxParts
-	r.campaigns.rows[cmp] = full
+	r.campaigns.rows[someCampaign] = full
 	_, err = send(request.Meta{Caller: "c"}, part(10, `["z"]`))
 	refused(t, err, notify.KindConflict, "too_many_parts", "campaign")
 	if a, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
 		t.Errorf("a part that is there: %+v, %v", a, err)
 	}
 	full.Parts = maxParts - 1
-	r.campaigns.rows[cmp] = full
+	r.campaigns.rows[someCampaign] = full
 	if _, err := send(request.Meta{Caller: "c"}, part(10, `["z"]`)); err != nil {
 		t.Error(err)
 	}
-	r.campaigns.rows[cmp] = c
+	r.campaigns.rows[someCampaign] = c
 
 	records, keys := len(r.log.records()), r.idem.len()
 	_, err = send(request.Meta{Caller: "thief"}, part(8, `["z"]`))
 	refused(t, err, notify.KindNotFound, "campaign_not_found", "")
-	r.cancels[cmp] = engine.Cancel{Scope: cmp, Caller: "c"}
+	r.cancels[someCampaign] = engine.Cancel{Scope: someCampaign, Caller: "c"}
 	_, err = send(request.Meta{Caller: "c"}, part(9, `["z"]`))
 	refused(t, err, notify.KindConflict, "campaign_cancelled", "campaign")
-	if len(r.log.records()) != records || r.idem.len() != keys || r.campaigns.rows[cmp].Parts != 2 {
+	if len(r.log.records()) != records || r.idem.len() != keys || r.campaigns.rows[someCampaign].Parts != 2 {
 		t.Error("a refused part stored something")
 	}
 	if a, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
@@ -92,8 +92,8 @@ func TestCampaignStoreDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	es := r.log.envelopes(t)
-	if len(es) != 2 || es[0].Chunk != es[1].Chunk || r.campaigns.rows[cmp].Accepted != 1 {
-		t.Errorf("%d records, campaign %+v", len(es), r.campaigns.rows[cmp])
+	if len(es) != 2 || es[0].Chunk != es[1].Chunk || r.campaigns.rows[someCampaign].Accepted != 1 {
+		t.Errorf("%d records, campaign %+v", len(es), r.campaigns.rows[someCampaign])
 	}
 }
 

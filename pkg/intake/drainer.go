@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -43,7 +44,7 @@ func (d *Drainer) Run(ctx context.Context) error {
 			log.Info("spill buffer drained", slog.Int("records", n))
 		}
 		failing = err != nil
-		if !notify.Sleep(ctx, or(d.Every, 100*time.Millisecond)) {
+		if !notify.Sleep(ctx, cmp.Or(d.Every, 100*time.Millisecond)) {
 			return nil
 		}
 	}
@@ -52,7 +53,7 @@ func (d *Drainer) Run(ctx context.Context) error {
 // Drain moves records until the buffer is empty, and returns how many.
 func (d *Drainer) Drain(ctx context.Context) (n int, err error) {
 	for {
-		waiting, err := d.Spill.Peek(ctx, or(d.Batch, 256))
+		waiting, err := d.Spill.Peek(ctx, cmp.Or(d.Batch, 256))
 		if err != nil || len(waiting) == 0 {
 			return n, err
 		}

@@ -94,10 +94,10 @@ func TestOverEngines(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if c, ok, err := st.Campaigns().Get(t.Context(), cmp); err != nil || !ok || c.Parts != 1 || c.Accepted != 2 || c.Rejected != 1 {
+			if c, ok, err := st.Campaigns().Get(t.Context(), someCampaign); err != nil || !ok || c.Parts != 1 || c.Accepted != 2 || c.Rejected != 1 {
 				t.Errorf("campaign %+v, %v, %v", c, ok, err)
 			}
-			if _, err := st.Cancels().Put(t.Context(), engine.Cancel{Scope: cmp, Caller: "c", At: time.Now().UnixMilli()}); err != nil {
+			if _, err := st.Cancels().Put(t.Context(), engine.Cancel{Scope: someCampaign, Caller: "c", At: time.Now().UnixMilli()}); err != nil {
 				t.Fatal(err)
 			}
 			_, err := s.Fanout(t.Context(), request.Meta{Caller: "c"}, part(4, `["a"]`))

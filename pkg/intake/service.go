@@ -107,14 +107,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func or[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
-
 func (c Config) validate() error {
 	if c.Keep < c.Lease {
 		return errors.New("intake: Keep must be at least Lease")

@@ -77,7 +77,7 @@ func (s *Server) handle(x *exchange) error {
 	rt := x.route
 	open := rt.scope == "" && rt.body != noBody
 	if open { // before the request counts: without a token it could hold its place for as long as its body takes
-		if err := s.readOpenBody(x); err != nil {
+		if err := readOpenBody(x); err != nil {
 			return err
 		}
 	}
@@ -215,14 +215,14 @@ func (s *Server) readBody(x *exchange) error {
 	case fanoutBody:
 		limit, from = s.cfg.MaxFanout, s.bulk
 	case receiptBody, formBody:
-		limit, from = x.openMemory()
+		limit, from = openMemory(x)
 	}
 	var pace *pace
 	switch from {
 	case s.bulk:
-		pace = x.paced(s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.BulkReadTimeout)
+		pace = newPace(x, s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.BulkReadTimeout)
 	case s.posts, s.notes:
-		pace = x.paced(s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.ReadTimeout)
+		pace = newPace(x, s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.ReadTimeout)
 	}
 	err := x.body.read(x.r, limit, from, x.who.share(from == s.bulk), pace)
 	switch {

@@ -194,8 +194,8 @@ type pace struct {
 	slow    error // what a body is told that was cut off within a window
 }
 
-// paced makes the pace of x's body.
-func (x *exchange) paced(rate int64, window, all time.Duration) *pace {
+// newPace makes the pace of x's body.
+func newPace(x *exchange, rate int64, window, all time.Duration) *pace {
 	p := &pace{
 		conn: http.NewResponseController(x.w), window: window,
 		least: max(1, int64(float64(rate)*window.Seconds())), until: time.Now().Add(all),

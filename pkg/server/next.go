@@ -22,10 +22,10 @@ func (s Standing) String() string {
 	return "the circuit of " + s.Account + " is open (" + orUnknown(s.Code) + ")"
 }
 
-// next says in one sentence, or two, what happens next, and when.
-func (s *Server) next(k *known, cancelled bool) string {
+// nextStep says in one sentence, or two, what happens next, and when.
+func nextStep(d *Deps, k *known, cancelled bool) string {
 	e := &k.found.Envelope
-	left := k.pending(s.deps.Now())
+	left := k.pending(d.Now())
 	switch state := k.out.State; {
 	case cancelled && !state.Terminal():
 		return "It will not be sent: a worker marks it CANCELLED when it meets it."
@@ -54,12 +54,12 @@ func (s *Server) next(k *known, cancelled bool) string {
 	if e.Expires != 0 {
 		deadline = " It expires at " + stamp(e.Expires) + "."
 	}
-	return s.waits(k, &left) + deadline
+	return waitsFor(d, k, &left) + deadline
 }
 
-// waits says what a notification without an outcome waits for.
-func (s *Server) waits(k *known, left *pending) string {
-	e, now := &k.found.Envelope, s.deps.Now()
+// waitsFor says what a notification without an outcome waits for.
+func waitsFor(d *Deps, k *known, left *pending) string {
+	e, now := &k.found.Envelope, d.Now()
 	x := left.deferred
 	switch {
 	case k.out.State == notify.Scheduled && e.NotBefore <= now.UnixMilli():
@@ -76,7 +76,7 @@ func (s *Server) waits(k *known, left *pending) string {
 	case x == nil && e.NotBefore > now.UnixMilli():
 		return "It goes to " + e.Lane().Topic() + " at " + stamp(e.NotBefore) + "."
 	case x == nil:
-		return "It waits in " + e.Lane().Topic() + s.worker(e) + "."
+		return "It waits in " + e.Lane().Topic() + workerWait(d, e) + "."
 	case x.Wake == 0:
 		return "It waits to be tried again."
 	case x.Wake <= now.UnixMilli():
@@ -84,26 +84,26 @@ func (s *Server) waits(k *known, left *pending) string {
 		if x.Retry || left.attempt > 0 {
 			topic = e.Lane().DLQTopic()
 		}
-		return "It has been due since " + stamp(x.Wake) + " (" + orUnknown(x.Code) + ") and waits in " + topic + s.worker(e) + "."
+		return "It has been due since " + stamp(x.Wake) + " (" + orUnknown(x.Code) + ") and waits in " + topic + workerWait(d, e) + "."
 	case x.Retry:
 		return "It is tried again at " + stamp(x.Wake) + " (" + orUnknown(x.Code) + ")."
 	}
 	return "It waits until " + stamp(x.Wake) + " (" + orUnknown(x.Code) + ")."
 }
 
-// worker says what keeps the worker of a lane from what waits there.
-func (s *Server) worker(e *notify.Envelope) string {
-	if s.deps.Lanes != nil {
-		if since, by, reason, ok := s.deps.Lanes.Paused(e.Lane()); ok {
+// workerWait says what keeps the worker of a lane from what waits there.
+func workerWait(d *Deps, e *notify.Envelope) string {
+	if d.Lanes != nil {
+		if since, by, reason, ok := d.Lanes.Paused(e.Lane()); ok {
 			return " until the lane is resumed: " + by + " paused " + e.Lane().String() + " at " + stamp(since.UnixMilli()) + " (" + orUnknown(reason) + ")"
 		}
 	}
-	if f := s.deps.Standing; f != nil {
+	if f := d.Standing; f != nil {
 		if st, ok := f(e.Lane()); ok {
 			return " until " + stamp(st.Until.UnixMilli()) + ": " + st.String()
 		}
 	}
-	if hold := s.deps.MailHold; hold > 0 && e.Channel == notify.Email && !e.Category.Critical() {
+	if hold := d.MailHold; hold > 0 && e.Channel == notify.Email && !e.Category.Critical() {
 		return " for a worker, which may hold it for up to " + hold.String() + " so that mails of the same content share a call"
 	}
 	return " for a worker"

@@ -66,7 +66,8 @@ func (g *reading) enter(conn *http.ResponseController) (leave func() (cutOff boo
 // readOpenBody reads the body of a request without a token. It refuses a receipt
 // that cannot be believed before it reads any of it: one of a provider that is not
 // known, or without the header of its signature.
-func (s *Server) readOpenBody(x *exchange) error {
+func readOpenBody(x *exchange) error {
+	s := x.srv
 	from := &s.formsRead
 	if x.route.body == receiptBody {
 		from = &s.receiptsRead
@@ -99,7 +100,7 @@ func (s *Server) readOpenBody(x *exchange) error {
 
 // openMemory returns the most bytes that the body of a request without a token may
 // have, and the memory that holds it.
-func (x *exchange) openMemory() (limit int64, from *memory) {
+func openMemory(x *exchange) (limit int64, from *memory) {
 	limit = maxReceipt
 	if x.route.body == formBody {
 		limit = maxForm

@@ -45,7 +45,7 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	}
 	t.Events = withLetters(t.Events, letters)
 	if t.Next = afterLetter(&k, letters); t.Next == "" {
-		t.Next = x.srv.next(&k, cancelled)
+		t.Next = nextStep(&x.srv.deps, &k, cancelled)
 	}
 	return t, nil
 }

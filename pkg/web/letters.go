@@ -194,17 +194,17 @@ type options struct {
 	Expired, Collapse, Order, OpenCircuit string
 }
 
-// By are the counts of a plan under their names, in a fixed order.
-func (b *planBody) By() (out []struct {
+// namedCounts are the counts of a plan by one of its texts.
+type namedCounts struct {
 	Name   string
 	Counts map[string]int
-}) {
+}
+
+// By are the counts of a plan under their names, in a fixed order.
+func (b *planBody) By() (out []namedCounts) {
 	for _, name := range []string{"caller", "channel", "provider", "class", "code", "template"} {
 		if len(b.Plan.Counts[name]) > 0 {
-			out = append(out, struct {
-				Name   string
-				Counts map[string]int
-			}{name, b.Plan.Counts[name]})
+			out = append(out, namedCounts{name, b.Plan.Counts[name]})
 		}
 	}
 	return out

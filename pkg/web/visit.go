@@ -33,8 +33,9 @@ type visit struct {
 // askFor is how long a page waits for the API.
 const askFor = 10 * time.Second
 
-// look answers a GET.
-func (p *Page) look(w http.ResponseWriter, r *http.Request, h func(*visit) error) {
+// answer shows what h makes of a request of somebody who has signed in, if check has
+// nothing against it.
+func (p *Page) answer(w http.ResponseWriter, r *http.Request, check func(*visit) error, h func(*visit) error) {
 	v, ok := p.enter(w, r)
 	if !ok {
 		return
@@ -42,40 +43,35 @@ func (p *Page) look(w http.ResponseWriter, r *http.Request, h func(*visit) error
 	ctx, cancel := context.WithTimeout(r.Context(), askFor)
 	defer cancel()
 	v.ctx = ctx
-	// A part of a query that cannot be read would be left out: of a filter, that
-	// selects more.
-	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
-		v.fail(notify.Invalid(api.CodeMalformed, "", "the address cannot be read: in its query ; is written %3B, and % as %25"))
-		return
-	}
-	if err := h(v); err != nil {
-		v.fail(err)
-	}
-}
-
-// change answers a POST: only of our own forms, and only of whoever may.
-func (p *Page) change(w http.ResponseWriter, r *http.Request, h func(*visit) error) {
-	v, ok := p.enter(w, r)
-	if !ok {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), askFor)
-	defer cancel()
-	v.ctx = ctx
-	var err error
-	switch {
-	case r.ParseForm() != nil:
-		err = notify.Invalid("bad_form", "", "the form could not be read")
-	case !p.sessions.fits(v.session, r.PostFormValue("csrf")):
-		err = &notify.Error{Kind: notify.KindForbidden, Code: "bad_form_token", Msg: "this form is not one of your session; open the page again"}
-	case !v.user.MayChange:
-		err = &notify.Error{Kind: notify.KindForbidden, Code: "read_only", Msg: "your token only looks: changes need the scope " + api.ScopeOperate}
-	default:
+	err := check(v)
+	if err == nil {
 		err = h(v)
 	}
 	if err != nil {
 		v.fail(err)
 	}
+}
+
+// mayLook checks a GET. A part of a query that cannot be read would be left out: of a
+// filter, that selects more.
+func mayLook(v *visit) error {
+	if _, err := url.ParseQuery(v.r.URL.RawQuery); err != nil {
+		return notify.Invalid(api.CodeMalformed, "", "the address cannot be read: in its query ; is written %3B, and % as %25")
+	}
+	return nil
+}
+
+// mayChange checks a POST: only of our own forms, and only of whoever may.
+func mayChange(v *visit) error {
+	switch {
+	case v.r.ParseForm() != nil:
+		return notify.Invalid("bad_form", "", "the form could not be read")
+	case !v.page.sessions.fits(v.session, v.r.PostFormValue("csrf")):
+		return &notify.Error{Kind: notify.KindForbidden, Code: "bad_form_token", Msg: "this form is not one of your session; open the page again"}
+	case !v.user.MayChange:
+		return &notify.Error{Kind: notify.KindForbidden, Code: "read_only", Msg: "your token only looks: changes need the scope " + api.ScopeOperate}
+	}
+	return nil
 }
 
 // enter finds who asks; else it leads to the form to sign in.

@@ -147,10 +147,10 @@ func (p *Page) readTemplates() error {
 
 func (p *Page) routes() {
 	look := func(pattern string, h func(*visit) error) {
-		p.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) { p.look(w, r, h) })
+		p.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) { p.answer(w, r, mayLook, h) })
 	}
 	change := func(pattern string, h func(*visit) error) {
-		p.mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) { p.change(w, r, h) })
+		p.mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) { p.answer(w, r, mayChange, h) })
 	}
 	look(Prefix+"{$}", p.overview)
 	look(Prefix+"failures", p.failures)
@@ -184,7 +184,7 @@ func (p *Page) routes() {
 			p.refuse(w, http.StatusMethodNotAllowed, "There is nothing here that takes this.")
 			return
 		}
-		p.look(w, r, func(*visit) error {
+		p.answer(w, r, mayLook, func(*visit) error {
 			return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such page"}
 		})
 	})
