@@ -8,6 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // A value that a newer release wrote is told apart from damage, by each codec. No
@@ -23,7 +24,7 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			return true, nil
 		}
 	}
-	fine := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, new(engine.Trigger)) })
+	fine := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, new(engine.Trigger)) })
 	read := map[string]func(v []byte) error{
 		"outcome row": func(v []byte) error { return status{s: s}.decode(new(notify.Row), notify.RowKey{}, 0, v) },
 		"timer":       func(v []byte) error { return readTimer(new(engine.Timer), v) },

@@ -8,6 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Triggers returns the contract of triggers. A state row is written by compare
@@ -19,48 +20,6 @@ import (
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
 type triggers struct{ s *Store }
-
-const (
-	requestVersion = 1
-	triggerVersion = 1
-)
-
-// request is what hardly any swap changes; it is written again only by one that
-// does.
-func requestFields(c *codec.Codec, t *engine.Trigger) {
-	c.Str(&t.Caller)
-	c.Str(&t.URL)
-	c.Bytes(&t.Payload)
-	codec.Num(c, &t.Form)
-	c.Str(&t.Trace)
-	c.Str(&t.TraceState)
-	codec.Num(c, &t.Created)
-	codec.List(c, &t.Schedule, func(c *codec.Codec, d *time.Duration) { codec.Num(c, d) })
-	codec.Num(c, &t.MaxLateness)
-	codec.Num(c, &t.Late)
-}
-
-// trigger is what swaps change, but the state.
-func triggerFields(c *codec.Codec, t *engine.Trigger) {
-	codec.Num(c, &t.FireAt)
-	codec.Num(c, &t.Gen)
-	codec.Num(c, &t.Epoch)
-	codec.Num(c, &t.Attempts)
-	codec.Num(c, &t.Deferrals)
-	codec.Num(c, &t.NextAt)
-	codec.Num(c, &t.LeaseUntil)
-	c.Str(&t.Reason)
-	codec.List(c, &t.Log, func(c *codec.Codec, a *engine.Attempt) {
-		codec.Num(c, &a.N)
-		codec.Num(c, &a.At)
-		codec.Num(c, &a.Took)
-		codec.Num(c, &a.Status)
-		c.Str(&a.Class)
-		c.Str(&a.Detail)
-		c.Bytes(&a.Body)
-		c.Str(&a.Address)
-	})
-}
 
 // stored is a state row with what only this package looks at.
 type stored struct {
@@ -94,11 +53,11 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 	}
 	t.s.clock.see(x.at)
 	x.ID, x.Version, x.State = id, uint64(version), engine.TriggerState(state)
-	if !codec.Unpack(request, requestVersion, func(c *codec.Codec) { requestFields(c, &x.Trigger) }) {
-		return stored{}, unread("the request of the trigger "+id, request, requestVersion)
+	if !codec.Unpack(request, store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, &x.Trigger) }) {
+		return stored{}, unread("the request of the trigger "+id, request, store.TriggerVersion)
 	}
-	if !codec.Unpack(data, triggerVersion, func(c *codec.Codec) { triggerFields(c, &x.Trigger) }) {
-		return stored{}, unread("the trigger "+id, data, triggerVersion)
+	if !codec.Unpack(data, store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, &x.Trigger) }) {
+		return stored{}, unread("the trigger "+id, data, store.TriggerVersion)
 	}
 	return x, nil
 }
@@ -151,7 +110,7 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 		return false, err
 	}
 	me, at := nonce(), t.s.clock.now()
-	request := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, x) })
+	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
 	won, err := t.s.settle(ctx, "trigger "+x.ID, func() (verdict, error) {
 		now, err := t.row(ctx, x.ID)
 		switch {
@@ -167,7 +126,7 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 		return lost, nil
 	}, stmt{
 		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
-		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, codec.Pack(triggerVersion, func(c *codec.Codec) { triggerFields(c, x) })},
+		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })},
 	})
 	if err != nil || !won {
 		return false, err
@@ -220,8 +179,8 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 }
 
 func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
-	request := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, x) })
-	data := codec.Pack(triggerVersion, func(c *codec.Codec) { triggerFields(c, x) })
+	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
+	data := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })
 	if err := t.end(ctx, x); err != nil {
 		return false, err
 	}

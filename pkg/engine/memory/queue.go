@@ -11,11 +11,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
-
-// maxMessage is the longest body of a message, in bytes.
-const maxMessage = 64 << 10
 
 // Queue returns the delay queue of a name; its messages are given out at most
 // maxReceives times (1 or more). The same name is the same queue, whatever
@@ -122,31 +118,12 @@ func (q *queue) signal() {
 	q.changed = make(chan struct{})
 }
 
-func checkDelay(d time.Duration) error {
-	if d < 0 || d > engine.MaxQueueDelay {
-		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
-	}
-	return nil
-}
-
-func checkVisibility(d time.Duration) error {
-	if d <= 0 || d > 12*time.Hour {
-		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and at most 12 hours")
-	}
-	return nil
-}
-
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	if err := check(ctx); err != nil {
 		return err
 	}
-	for _, m := range ms {
-		if err := checkDelay(m.Delay); err != nil {
-			return err
-		}
-		if len(m.Body) > maxMessage {
-			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
-		}
+	if err := engine.CheckMessages(ms); err != nil {
+		return err
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -160,7 +137,7 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 }
 
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
-	if err := checkVisibility(visibility); err != nil || max <= 0 {
+	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
 	}
 	for ctx.Err() == nil {
@@ -238,7 +215,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	if err := check(ctx); err != nil {
 		return err
 	}
-	if err := checkVisibility(visibility); err != nil {
+	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -270,7 +247,7 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	if err := check(ctx); err != nil {
 		return err
 	}
-	if err := checkDelay(delay); err != nil {
+	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
 	q.mu.Lock()

@@ -111,7 +111,7 @@ func TestPurgeLooksAgain(t *testing.T) {
 		row.Ended = 50
 		head := appendHead(nil, &engine.ScheduleHead{State: engine.SchedulePending, Gen: 1, FireAt: 50, Version: 1})
 		if err := s.commit.write(t.Context(), func(tx tx) {
-			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, &w.new), nil)
+			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, &w.new, false), nil)
 			tx.set(scheduleKey(tHead, x.Base), head)
 		}, nil); err != nil {
 			t.Fatal(err)

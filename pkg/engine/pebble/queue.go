@@ -9,12 +9,6 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
-)
-
-const (
-	maxMessage    = 64 << 10
-	maxVisibility = 12 * time.Hour // SQS has the same
 )
 
 // queues are the queues by name: those that had messages at the start, and
@@ -97,28 +91,9 @@ func (q *queue) key(table byte, seq uint64) []byte {
 	return queueKey(make([]byte, 0, 11+len(q.name)), table, q.name, seq)
 }
 
-func checkDelay(d time.Duration) error {
-	if d < 0 || d > engine.MaxQueueDelay {
-		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
-	}
-	return nil
-}
-
-func checkVisibility(d time.Duration) error {
-	if d <= 0 || d > maxVisibility {
-		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and at most 12 hours")
-	}
-	return nil
-}
-
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
-	for i := range ms {
-		if err := checkDelay(ms[i].Delay); err != nil {
-			return err
-		}
-		if len(ms[i].Body) > maxMessage {
-			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
-		}
+	if err := engine.CheckMessages(ms); err != nil {
+		return err
 	}
 	if len(ms) == 0 {
 		return nil
@@ -181,7 +156,7 @@ func (q *queue) body(seq uint64) ([]byte, error) {
 }
 
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
-	if err := checkVisibility(visibility); err != nil || max <= 0 {
+	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
 	}
 	for ctx.Err() == nil {

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"slices"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
 )
 
 // A receipt is a kind, the life of the queue, slot, seq and receives.
@@ -56,7 +58,7 @@ func (q *queue) named(receipt string, now int64, kinds ...byte) (slot uint32, m 
 }
 
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
-	if err := checkVisibility(visibility); err != nil {
+	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
 	if err := q.s.writable(ctx); err != nil {
@@ -124,7 +126,7 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 }
 
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
-	if err := checkDelay(delay); err != nil {
+	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
 	if err := q.s.writable(ctx); err != nil {

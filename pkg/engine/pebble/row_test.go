@@ -45,16 +45,16 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			return readSchedule(scheduleKey(tSchedule, base), []byte{v, 'x'}, new(engine.Schedule))
 		},
 		"trigger": func(v byte) error {
-			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger))
+			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger), false)
 			return err
 		},
 		"trigger's head": func(v byte) error {
-			_, err := readTriggerHead("id", []byte{v, 'x'}, new(engine.Trigger))
+			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger), true)
 			return err
 		},
 		"trigger's header": func(v byte) error {
 			set(t, s, triggerKey("id"), []byte{v, 'x'})
-			_, _, err := s.Triggers().(*triggers).headerAt(triggerKey("id"), triggerWhole)
+			_, _, err := s.Triggers().(*triggers).headerAt(triggerKey("id"))
 			return err
 		},
 		"schedule head": func(v byte) error {

@@ -117,7 +117,7 @@ func (t *triggers) listRows(ctx context.Context, snap *pebbledb.Snapshot, behind
 		}
 		out = append(out, engine.Trigger{})
 		row := &out[len(out)-1]
-		h, err := readTrigger(string(it.Key()[1:]), bytes.Clone(v), row)
+		h, err := readTrigger(string(it.Key()[1:]), v, row, false)
 		if err == nil && h.split {
 			err = t.row(snap, row.ID, row)
 		}

@@ -9,8 +9,9 @@ import (
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Triggers returns the contract of triggers.
@@ -34,42 +35,26 @@ type triggers struct {
 
 // header reads what a swap has to know; ok is false where there is no row.
 func (t *triggers) header(k []byte, id string) (h triggerHeader, ok bool, err error) {
-	if h, ok, err = t.headerAt(k, triggerWhole); err != nil || !ok || !h.split {
+	if h, ok, err = t.headerAt(k); err != nil || !ok || !h.split {
 		return h, ok, err
 	}
-	now, swapped, err := t.headerAt(triggerHeadKey(id), triggerSplit)
+	now, swapped, err := t.headerAt(triggerHeadKey(id))
 	if err != nil || !swapped {
 		return h, true, err
 	}
 	return now, true, nil
 }
 
-func (t *triggers) headerAt(k []byte, kind byte) (h triggerHeader, ok bool, err error) {
-	v, c, err := t.s.db.Get(k)
-	if errors.Is(err, pebbledb.ErrNotFound) {
-		return h, false, nil
-	}
-	if err != nil {
-		return h, false, translate(err)
-	}
-	known := byte(triggerSplit + triggerTraced)
-	if kind != triggerWhole {
-		known = triggerHeadVersion
-	}
-	newer := notify.CheckVersion("trigger", v, known)
-	d := reader{b: v}
-	ok = (kind == triggerWhole || d.byte() == triggerHeadVersion) && readTriggerHeader(&d, &h)
-	h.caller = string(append([]byte(nil), h.caller...)) // v goes with c
-	if err := c.Close(); err != nil {
-		return h, false, translate(err)
-	}
-	if newer != nil {
-		return h, false, newer
-	}
-	if !ok {
-		return h, false, corrupt("trigger", k)
-	}
-	return h, true, nil
+func (t *triggers) headerAt(k []byte) (h triggerHeader, ok bool, err error) {
+	err = readFrom(t.s.db, k, func(v []byte) error {
+		c := codec.Unpacker(v, store.TriggerVersion)
+		if h.fields(&c); h.version == 0 { // what is damaged reads as zero
+			return unread("trigger", k, v, store.TriggerVersion)
+		}
+		ok = true
+		return nil
+	})
+	return h, ok && err == nil, err
 }
 
 // getter is the store, or a snapshot of it.
@@ -84,29 +69,28 @@ func (t *triggers) row(from getter, id string, out *engine.Trigger) error {
 }
 
 func (t *triggers) rowAndHeader(from getter, id string, out *engine.Trigger) (h triggerHeader, err error) {
-	v, err := copyOf(from, triggerKey(id))
-	if err != nil || v == nil {
+	read := func(head bool) func([]byte) error {
+		return func(v []byte) (err error) {
+			h, err = readTrigger(id, v, out, head)
+			return err
+		}
+	}
+	if err := readFrom(from, triggerKey(id), read(false)); err != nil || !h.split {
 		return h, err
 	}
-	if h, err = readTrigger(id, v, out); err != nil || !h.split {
-		return h, err
-	}
-	if v, err = copyOf(from, triggerHeadKey(id)); err != nil || v == nil {
-		return h, err
-	}
-	return readTriggerHead(id, v, out)
+	return h, readFrom(from, triggerHeadKey(id), read(true))
 }
 
-func copyOf(from getter, k []byte) ([]byte, error) {
+// readFrom calls fn with a value, which is valid until fn returns, if there is one.
+func readFrom(from getter, k []byte, fn func(v []byte) error) error {
 	v, c, err := from.Get(k)
 	if errors.Is(err, pebbledb.ErrNotFound) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, translate(err)
+		return translate(err)
 	}
-	out := append(make([]byte, 0, len(v)), v...)
-	return out, translate(c.Close())
+	return errors.Join(fn(v), translate(c.Close()))
 }
 
 // triggerWrite is a row that replaces another, or is the first of its id.
@@ -120,11 +104,11 @@ type triggerWrite struct {
 // pack appends the values that are written, a part each: the row, and the head.
 func (w *triggerWrite) pack(p *packed) {
 	if w.request {
-		p.buf = appendTrigger(p.buf, w.row, &w.new)
+		p.buf = appendTrigger(p.buf, w.row, &w.new, false)
 	}
 	p.mark()
 	if w.new.split && !w.first {
-		p.buf = appendTriggerHead(p.buf, w.row, &w.new)
+		p.buf = appendTrigger(p.buf, w.row, &w.new, true)
 	}
 	p.mark()
 }

@@ -1,0 +1,49 @@
+package store
+
+import (
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/codec"
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// TriggerVersion is the version of both parts of a trigger.
+const TriggerVersion = 1
+
+// TriggerRequest describes what hardly any swap of a trigger changes. An engine may
+// store it apart and write it again only by a swap that does.
+func TriggerRequest(c *codec.Codec, t *engine.Trigger) {
+	c.Str(&t.Caller)
+	c.Str(&t.URL)
+	c.Bytes(&t.Payload)
+	codec.Num(c, &t.Form)
+	c.Str(&t.Trace)
+	c.Str(&t.TraceState)
+	codec.Num(c, &t.Created)
+	codec.List(c, &t.Schedule, func(c *codec.Codec, d *time.Duration) { codec.Num(c, d) })
+	codec.Num(c, &t.MaxLateness)
+	codec.Num(c, &t.Late)
+}
+
+// TriggerProgress describes what swaps of a trigger change, but its version, state and
+// end, which engines keep where they can compare them.
+func TriggerProgress(c *codec.Codec, t *engine.Trigger) {
+	codec.Num(c, &t.FireAt)
+	codec.Num(c, &t.Gen)
+	codec.Num(c, &t.Epoch)
+	codec.Num(c, &t.Attempts)
+	codec.Num(c, &t.Deferrals)
+	codec.Num(c, &t.NextAt)
+	codec.Num(c, &t.LeaseUntil)
+	c.Str(&t.Reason)
+	codec.List(c, &t.Log, func(c *codec.Codec, a *engine.Attempt) {
+		codec.Num(c, &a.N)
+		codec.Num(c, &a.At)
+		codec.Num(c, &a.Took)
+		codec.Num(c, &a.Status)
+		c.Str(&a.Class)
+		c.Str(&a.Detail)
+		c.Bytes(&a.Body)
+		c.Str(&a.Address)
+	})
+}
