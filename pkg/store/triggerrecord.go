@@ -1,8 +1,6 @@
 package store
 
 import (
-	"time"
-
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 )
@@ -13,14 +11,23 @@ const TriggerVersion = 1
 // TriggerRequest describes what hardly any swap of a trigger changes. An engine may
 // store it apart and write it again only by a swap that does.
 func TriggerRequest(c *codec.Codec, t *engine.Trigger) {
+	TriggerTerms(c, t)
+	c.Bytes(&t.Payload)
+}
+
+// TriggerTerms describes the request but its payload. It has no codec.List, whose
+// function would make each Codec an allocation.
+func TriggerTerms(c *codec.Codec, t *engine.Trigger) {
 	c.Str(&t.Caller)
 	c.Str(&t.URL)
-	c.Bytes(&t.Payload)
 	codec.Num(c, &t.Form)
 	c.Str(&t.Trace)
 	c.Str(&t.TraceState)
 	codec.Num(c, &t.Created)
-	codec.List(c, &t.Schedule, func(c *codec.Codec, d *time.Duration) { codec.Num(c, d) })
+	codec.Slice(c, &t.Schedule)
+	for i := range t.Schedule {
+		codec.Num(c, &t.Schedule[i])
+	}
 	codec.Num(c, &t.MaxLateness)
 	codec.Num(c, &t.Late)
 }
@@ -36,7 +43,9 @@ func TriggerProgress(c *codec.Codec, t *engine.Trigger) {
 	codec.Num(c, &t.NextAt)
 	codec.Num(c, &t.LeaseUntil)
 	c.Str(&t.Reason)
-	codec.List(c, &t.Log, func(c *codec.Codec, a *engine.Attempt) {
+	codec.Slice(c, &t.Log)
+	for i := range t.Log {
+		a := &t.Log[i]
 		codec.Num(c, &a.N)
 		codec.Num(c, &a.At)
 		codec.Num(c, &a.Took)
@@ -45,5 +54,5 @@ func TriggerProgress(c *codec.Codec, t *engine.Trigger) {
 		c.Str(&a.Detail)
 		c.Bytes(&a.Body)
 		c.Str(&a.Address)
-	})
+	}
 }

@@ -49,11 +49,12 @@ func headerOf(t *engine.Trigger) triggerHeader {
 	return triggerHeader{version: t.Version, state: t.State, ended: t.Ended, caller: t.Caller}
 }
 
-// digestOf is of everything a head does not hold.
+// digestOf is of everything a head does not hold. The payload is digested where it lies.
 func digestOf(t *engine.Trigger) uint64 {
-	c := codec.Packer(make([]byte, 0, 256+len(t.URL)+len(t.Payload)), store.TriggerVersion)
-	store.TriggerRequest(&c, t)
-	return notify.ColumnDigest(c.Packed())
+	c := codec.Packer(make([]byte, 0, 512), store.TriggerVersion)
+	store.TriggerTerms(&c, t)
+	h := notify.ColumnDigest(c.Packed())
+	return h ^ notify.ColumnDigest(t.Payload)*0x9e3779b97f4a7c15 ^ uint64(len(t.Payload))
 }
 
 // appendListKey is the prefix of a list: of a state and caller.
