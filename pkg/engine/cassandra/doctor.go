@@ -15,10 +15,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxOffset is how far a node's clock may be from ours: timers are released by
-// the clock, and the order of plain writes follows it where no row says more.
-const maxOffset = 500 * time.Millisecond
-
 // Doctor looks whether a cluster can keep what it is trusted with. It changes
 // nothing. What is wrong is in the findings; an error is one of the arguments.
 func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
@@ -64,7 +60,7 @@ type doctor struct {
 	nodes    []*gocql.HostInfo // of the data centre
 	replicas int
 
-	offset, within time.Duration // of the node's clock that was looked at last
+	offset, took time.Duration // of the node's clock that was looked at last
 }
 
 // eachUp calls look with each node of the data centre that is up.
@@ -234,30 +230,29 @@ const selectClock = `SELECT toTimestamp(now()) FROM system.local`
 // process's. It is wrong by at most half of how long the question took, which it returns
 // too, and a millisecond.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
-	var at time.Time
-	began := time.Now()
-	err = s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true).ScanContext(ctx, &at)
-	if took = time.Since(began); err != nil {
-		return 0, took, translate(err)
-	}
-	return at.Sub(began.Add(took / 2)), took, nil
+	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }
 
-// clock compares each node's clock with ours.
+func askClock(ctx context.Context, q *gocql.Query) (offset, took time.Duration, err error) {
+	offset, took, err = engine.AskClock(func() (at time.Time, err error) {
+		err = q.ScanContext(ctx, &at)
+		return at, err
+	})
+	return offset, took, translate(err)
+}
+
+// clock compares each node's clock with ours: timers are released by the clock, and the
+// order of plain writes follows it where no row says more.
 func (d *doctor) clock(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
-		var theirs time.Time
 		// The first one sets the connection up and prepares the statement.
 		for range 2 {
-			before := time.Now()
-			if err := d.one(selectClock).SetHostID(h.HostID()).ScanContext(ctx, &theirs); err != nil {
-				return translate(err)
+			var err error
+			if d.offset, d.took, err = askClock(ctx, d.one(selectClock).SetHostID(h.HostID())); err != nil {
+				return err
 			}
-			took := time.Since(before)
-			d.offset, d.within = theirs.Sub(before.Add(took/2)), took/2
 		}
-		d.Add("clock", d.offset.Abs() > maxOffset+d.within, "fail", "let an NTP client set the clocks of this machine and of the node",
-			"%s: %s from ours (+-%s)", hostPort(h), d.offset.Round(time.Millisecond), d.within.Round(time.Millisecond))
+		d.AddClock("clock", "fail", hostPort(h)+": ", d.offset, d.took)
 		return nil
 	})
 }

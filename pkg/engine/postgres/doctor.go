@@ -6,11 +6,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 )
-
-// maxClock is how far the clocks of the server and of this process may be apart.
-const maxClock = 500 * time.Millisecond
 
 // oldest is the first major version this is tested with.
 const oldest = 13
@@ -23,13 +22,15 @@ func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, er
 		return 0, 0, translate(err)
 	}
 	defer c.Release()
-	var at time.Time
-	began := time.Now()
-	err = c.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
-	if took = time.Since(began); err != nil {
-		return 0, took, translate(err)
-	}
-	return at.Sub(began.Add(took / 2)), took, nil
+	offset, took, err = askClock(ctx, c)
+	return offset, took, translate(err)
+}
+
+func askClock(ctx context.Context, c *pgxpool.Conn) (offset, took time.Duration, err error) {
+	return engine.AskClock(func() (at time.Time, err error) {
+		err = c.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+		return at, err
+	})
 }
 
 // Doctor looks at the server: is there a primary, is its schema ours, does it
@@ -48,11 +49,8 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	var number, standbys, synchronous int
 	var version, commit, wanted string
 	var fsync, fullPages bool
-	var at time.Time
 	// The clock by itself: the answer must not wait for anything.
-	before := time.Now()
-	err = c.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
-	took := time.Since(before)
+	offset, took, err := askClock(ctx, c)
 	if err == nil {
 		err = c.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('server_version_num')::int,
 			current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
@@ -78,9 +76,7 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	default:
 		add("postgres standbys", true, "warn", "set synchronous_standby_names: without it a failover may lose opt-outs that were answered", "%d connected, none synchronous", standbys)
 	}
-	// Half the round trip is how wrong this can be.
-	offset := at.Sub(before.Add(took / 2))
-	add("postgres clock", offset.Abs() > maxClock+took/2, "warn", "let NTP or chrony set the clocks of both machines", "%s from ours", offset.Round(time.Millisecond))
+	fs.AddClock("postgres clock", "warn", "", offset, took)
 	if n := s.pool.Stat(); n.MaxConns() > 0 {
 		add("postgres pool", n.AcquiredConns() >= n.MaxConns(), "warn", "find what is slow in pg_stat_activity, or give the pool more connections", "%d of %d connections in use", n.AcquiredConns()-1, n.MaxConns())
 	}

@@ -14,22 +14,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// maxClock is how far the clocks of the server and of this process may be apart.
-const maxClock = 500 * time.Millisecond
-
 // oldest is the first major version this is tested with.
 const oldest = 7
 
 // ClockOffset returns how far the server's clock is ahead of this process's; it
 // is wrong by at most half of how long the question took, which it returns too.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
-	began := time.Now()
-	at, err := s.c.Time(ctx).Result()
-	took = time.Since(began)
-	if err != nil {
-		return 0, took, translate(err)
-	}
-	return at.Sub(began.Add(took / 2)), took, nil
+	offset, took, err = engine.AskClock(func() (time.Time, error) { return s.c.Time(ctx).Result() })
+	return offset, took, translate(err)
 }
 
 // Doctor looks at every master: does it answer, may it forget what it was asked
@@ -51,7 +43,7 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 		return fs
 	}
 	for _, m := range masters {
-		s.examine(ctx, m, add)
+		s.examine(ctx, m, &fs)
 	}
 	if c, ok := s.c.(*client.ClusterClient); ok {
 		info, err := c.ClusterInfo(ctx).Result()
@@ -61,16 +53,13 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	return fs
 }
 
-type adder func(check string, bad bool, level, repair, format string, args ...any)
-
-func (s *Store) examine(ctx context.Context, m *client.Client, add adder) {
+func (s *Store) examine(ctx context.Context, m *client.Client, fs *engine.Findings) {
+	add := fs.Add
 	addr := m.Options().Addr
 	if s.cfg.Master != "" {
 		addr = s.cfg.Master // whichever it is
 	}
-	began := time.Now()
-	at, err := m.Time(ctx).Result()
-	took := time.Since(began)
+	offset, took, err := engine.AskClock(func() (time.Time, error) { return m.Time(ctx).Result() })
 	var info string
 	if err == nil {
 		info, err = m.Info(ctx).Result()
@@ -109,9 +98,7 @@ func (s *Store) examine(ctx context.Context, m *client.Client, add adder) {
 	if last := get("aof_last_write_status"); last != "" {
 		add("redis disk "+addr, last != "ok", "fail", "look at the volume of this server: it refuses writes", "last write %s", last)
 	}
-	// Half the round trip is how wrong this can be.
-	offset := at.Sub(began.Add(took / 2))
-	add("redis clock "+addr, offset.Abs() > maxClock+took/2, "warn", "let NTP or chrony set the clocks of both machines", "%s from ours", offset.Round(time.Millisecond))
+	fs.AddClock("redis clock "+addr, "warn", "", offset, took)
 }
 
 // masters returns a client of each server that takes writes, or should.
