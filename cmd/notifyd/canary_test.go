@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
@@ -69,7 +70,7 @@ func TestNothingPrivateIsTold(t *testing.T) {
 	if err := sim.SetReceipts(simulator.Receipts{Undelivered: 0.5, SendGridURL: "http://" + n.Addr() + "/v1/receipts/sendgrid"}); err != nil {
 		t.Fatal(err)
 	}
-	token, err := sign(filepath.Join(dir, "key.pem"), "shop", "notifyd", "notifyd", api.Scopes[:], time.Hour)
+	token, err := sign(filepath.Join(dir, "key.pem"), server.TokenSpec{Caller: "shop", Issuer: "notifyd", Audience: "notifyd", Scopes: api.Scopes[:], TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

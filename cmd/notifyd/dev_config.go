@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
@@ -47,18 +49,9 @@ func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simul
 	if err := os.MkdirAll(secrets, 0o700); err != nil {
 		return nil, s.URLs, "", err
 	}
-	accounts, err := json.Marshal(s.Credentials.Twilio)
+	set, err := app.SimulatedProviders(simDir, secrets, s.URLs, s.Credentials)
 	if err != nil {
 		return nil, s.URLs, "", err
-	}
-	files := map[string][]byte{
-		"twilio.json": accounts, "sendgrid.key": []byte(s.Credentials.SendGrid.APIKey),
-		"sendgrid-webhook.key": []byte(s.Credentials.SendGrid.WebhookPublicKey),
-	}
-	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(secrets, name), data, 0o600); err != nil {
-			return nil, s.URLs, "", err
-		}
 	}
 	key := filepath.Join(dir, "key.pem")
 	if _, err := os.Stat(key); errors.Is(err, os.ErrNotExist) {
@@ -66,31 +59,10 @@ func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simul
 			return nil, s.URLs, "", err
 		}
 	}
-	return map[string]any{
-		"data_dir":   secrets,
+	maps.Copy(set, map[string]any{
+		"data_dir": secrets, "auth.key_file": key,
 		"api.listen": ports.api, "api.admin": ports.admin, "log.listen": ports.kafka,
-		"auth.key_file":                       key,
-		"providers.ca_file":                   filepath.Join(simDir, "ca.pem"),
-		"providers.apns.url":                  s.URLs.APNs,
-		"providers.apns.key_file":             filepath.Join(simDir, "apns.p8"),
-		"providers.apns.key_id":               s.Credentials.APNs.KeyID,
-		"providers.apns.team_id":              s.Credentials.APNs.TeamID,
-		"providers.apns.topic":                s.Credentials.APNs.Topic,
-		"providers.fcm.url":                   s.URLs.FCM,
-		"providers.fcm.token_url":             s.URLs.FCMToken,
-		"providers.fcm.credentials_file":      filepath.Join(simDir, "fcm-service-account.json"),
-		"providers.twilio.url":                s.URLs.Twilio,
-		"providers.twilio.accounts_file":      filepath.Join(secrets, "twilio.json"),
-		"providers.sendgrid.url":              s.URLs.SendGrid,
-		"providers.sendgrid.key_file":         filepath.Join(secrets, "sendgrid.key"),
-		"providers.sendgrid.webhook_key_file": filepath.Join(secrets, "sendgrid-webhook.key"),
-		"providers.sendgrid.from":             "notifyd <no-reply@example.com>",
-		"providers.sendgrid.pools":            s.Credentials.SendGrid.Pools,
-		"providers.sendgrid.rate":             20000,
-		"triggers.plain":                      true,
-		"triggers.allow":                      []string{"127.0.0.0/8", "::1/128"},
-		"triggers.ports":                      []int{0},
-		"logging.level":                       "warn",
-		"logging.format":                      "text",
-	}, s.URLs, s.Credentials.CallbackSecret, nil
+		"logging.level": "warn", "logging.format": "text",
+	})
+	return set, s.URLs, s.Credentials.CallbackSecret, nil
 }

@@ -11,13 +11,16 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // devToken signs a token for the developer, and keeps it in dir.
 func devToken(dir string) (token string, err error) {
 	d := app.Default()
-	token, err = sign(filepath.Join(dir, "key.pem"), "dev", d.Auth.Issuer, d.Auth.Audience, api.Scopes[:], 30*24*time.Hour)
+	token, err = sign(filepath.Join(dir, "key.pem"), server.TokenSpec{
+		Caller: "dev", Scopes: api.Scopes[:], Issuer: d.Auth.Issuer, Audience: d.Auth.Audience, TTL: 30 * 24 * time.Hour,
+	})
 	if err != nil {
 		return "", err
 	}

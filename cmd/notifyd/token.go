@@ -37,7 +37,7 @@ auth.jwks_url instead.`,
 				}
 				fmt.Fprintf(p.err, "made a new key in %s\n", key)
 			}
-			token, err := signFor(key, server.TokenSpec{Caller: caller, Users: users, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
+			token, err := sign(key, server.TokenSpec{Caller: caller, Users: users, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
 			if err != nil {
 				return err
 			}
@@ -65,11 +65,7 @@ func makeKey(path string) error {
 	return atomicfile.WriteFile(path, key)
 }
 
-func sign(key, caller, issuer, audience string, scopes []string, ttl time.Duration) (string, error) {
-	return signFor(key, server.TokenSpec{Caller: caller, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
-}
-
-func signFor(key string, spec server.TokenSpec) (string, error) {
+func sign(key string, spec server.TokenSpec) (string, error) {
 	s, err := server.OpenSigner(key)
 	if err != nil {
 		return "", err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -38,19 +39,19 @@ func TestArchive(t *testing.T) {
 	if err := archive.Verify(cfg.Archive.Dir, &ms[0]); err != nil {
 		t.Error(err)
 	}
-	finding := func() Finding {
+	finding := func() engine.Finding {
 		t.Helper()
 		v, err := l.doctor(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range v.([]Finding) {
+		for _, f := range v.(engine.Findings) {
 			if f.Check == "archive" {
 				return f
 			}
 		}
 		t.Fatal("the doctor does not look at the archive")
-		return Finding{}
+		return engine.Finding{}
 	}
 	eventually(t, "a doctor that is content", func() bool { f := finding(); return f.Level == "ok" && strings.Contains(f.Detail, "1 files") })
 	families, err := l.metrics.Registry.Gather()

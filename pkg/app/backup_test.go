@@ -255,7 +255,7 @@ func committed(t *testing.T, l *life) {
 	t.Helper()
 	eventually(t, "commits", func() bool {
 		at := ends(t, l)
-		for _, g := range l.groups {
+		for _, g := range l.groups.list {
 			for _, p := range g.Stats().Partitions {
 				if end, ok := at[p.TP]; ok && max(p.Committed, 0) < end {
 					return false
@@ -269,7 +269,7 @@ func committed(t *testing.T, l *life) {
 // safe trims what the node would.
 func safe(t *testing.T, l *life) {
 	t.Helper()
-	if err := l.own.broker.TrimOnce(l.safe()); err != nil {
+	if err := l.own.broker.TrimOnce(l.groups.safe(l.own.history.Sealed())); err != nil {
 		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
@@ -31,9 +32,9 @@ func TestDoctorOnOffsetRetention(t *testing.T) {
 			defer admin.Close()
 			n := &Node{admin: admin}
 			n.cfg.Kafka.Keep = keep
-			var fs findings
-			n.checkKafka(t.Context(), &fs)
-			found = slices.ContainsFunc(fs, func(f Finding) bool {
+			d := &doctor{n: n}
+			d.lookAtKafka(t.Context())
+			found = slices.ContainsFunc(d.Findings, func(f engine.Finding) bool {
 				return f.Level == "warn" && strings.Contains(f.Detail, "offsets.retention.minutes is "+minutes) && f.Repair != ""
 			})
 		})

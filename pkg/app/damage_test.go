@@ -13,17 +13,18 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // find returns the doctor's findings of one check.
-func (l *life) find(t *testing.T, check string) (fs []Finding) {
+func (l *life) find(t *testing.T, check string) (fs []engine.Finding) {
 	t.Helper()
 	all, err := l.doctor(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range all.([]Finding) {
+	for _, f := range all.(engine.Findings) {
 		if f.Check == check {
 			fs = append(fs, f)
 		}

@@ -11,9 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
@@ -55,8 +57,13 @@ func (n *Node) debug(ctx context.Context) (any, error) {
 		}
 		return nil
 	})
-	text("metrics.txt", n.gather)
-	text("offsets.txt", func(b *bytes.Buffer) error { return n.offsets(ctx, b) })
+	text("metrics.txt", func(b *bytes.Buffer) error { return gather(b, n.metrics.Registry) })
+	text("offsets.txt", func(b *bytes.Buffer) error {
+		if err := offsets(ctx, b, n.admin); err != nil {
+			return err
+		}
+		return json.NewEncoder(b).Encode(n.groups.lags())
+	})
 	text("goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) })
 	var heap bytes.Buffer
 	if err := pprof.Lookup("heap").WriteTo(&heap, 0); err != nil {
@@ -67,8 +74,8 @@ func (n *Node) debug(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-func (n *Node) gather(b *bytes.Buffer) error {
-	families, err := n.metrics.Registry.Gather()
+func gather(b *bytes.Buffer, registry *prometheus.Registry) error {
+	families, err := registry.Gather()
 	for _, f := range families {
 		if _, err := expfmt.MetricFamilyToText(b, f); err != nil {
 			return err
@@ -78,16 +85,16 @@ func (n *Node) gather(b *bytes.Buffer) error {
 }
 
 // offsets writes where each partition of the log begins and ends.
-func (n *Node) offsets(ctx context.Context, b *bytes.Buffer) error {
+func offsets(ctx context.Context, b *bytes.Buffer, admin *log.Admin) error {
 	topics := []string{notify.TopicFailed, trigger.TopicDLQ}
 	for _, l := range notify.Lanes() {
 		topics = append(topics, l.Topic(), l.DLQTopic())
 	}
-	starts, err := n.admin.StartOffsets(ctx, topics...)
+	starts, err := admin.StartOffsets(ctx, topics...)
 	if err != nil {
 		return err
 	}
-	ends, err := n.admin.EndOffsets(ctx, topics...)
+	ends, err := admin.EndOffsets(ctx, topics...)
 	if err != nil {
 		return err
 	}
@@ -97,5 +104,5 @@ func (n *Node) offsets(ctx context.Context, b *bytes.Buffer) error {
 	}
 	slices.Sort(lines)
 	b.WriteString(strings.Join(lines, "\n") + "\n")
-	return json.NewEncoder(b).Encode(n.lags())
+	return nil
 }

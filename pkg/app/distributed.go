@@ -105,13 +105,3 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 
 // storeIDMeta names the installation, made by Migrate.
 const storeIDMeta = "store_id"
-
-// doctorServers looks at engines that are servers.
-func (n *Node) doctorServers(ctx context.Context, fs *findings) {
-	for _, c := range n.servers.checks {
-		c(ctx, fs)
-	}
-	off := n.clock.Offset()
-	fs.add("clock", off.Abs() > cluster.MaxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
-	fs.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.Names(), ", "))
-}

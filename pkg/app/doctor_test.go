@@ -13,7 +13,7 @@ import (
 func TestEveryFindingSaysItsRepair(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
-	for _, file := range []string{"doctor.go", "distributed.go", "openservers.go"} {
+	for _, file := range []string{"doctor.go", "doctor_servers.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -103,12 +103,10 @@ func TestDiskLevel(t *testing.T) {
 
 // isAdd reports whether a call adds a finding that says its repair by repairs.
 func isAdd(fun ast.Expr) bool {
-	switch f := fun.(type) {
-	case *ast.Ident:
-		return f.Name == "add"
-	case *ast.SelectorExpr:
-		x, ok := f.X.(*ast.Ident)
-		return ok && x.Name == "fs" && f.Sel.Name == "add"
+	f, ok := fun.(*ast.SelectorExpr)
+	if !ok {
+		return false
 	}
-	return false
+	x, ok := f.X.(*ast.Ident)
+	return ok && x.Name == "d" && f.Sel.Name == "add"
 }

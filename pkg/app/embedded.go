@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -22,6 +23,7 @@ type embeddedEngines struct {
 	store   *pebble.Store
 	broker  *embedded.Broker
 	history *history.Store
+	posLost []string // positions the log had lost when it was opened
 }
 
 // SocketName is the unix socket in the data folder through which tools of the same user
@@ -93,15 +95,19 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Host: host, Port: port, NoPort: noPort(cfg.Log.Listen),
 		Socket: filepath.Join(cfg.DataDir, SocketName), Topics: topics(cfg), StoreID: string(id),
 		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
-		SegmentBytes: n.seams.segment, Kept: n.kept(),
+		SegmentBytes: n.seams.segment, Kept: n.own.kept(),
 	})
 	if err != nil {
 		return err
 	}
 	n.closers = append(n.closers, n.own.broker.Close)
 	n.useOwn()
-	if err := n.findPositions(ctx); err != nil {
+	if n.own.posLost, err = n.own.lostPositions(ctx); err != nil {
 		return err
+	}
+	if len(n.own.posLost) > 0 {
+		n.log.Error("positions lost: the log knows no more how far these groups had read; what is still in the log is read again, and what was done is not done again",
+			"groups", strings.Join(n.own.posLost, ", "))
 	}
 	for _, l := range n.own.broker.Losses() {
 		if l.Kept < l.To && slices.Contains(notify.FirstTopics(), l.Topic) {
@@ -140,18 +146,6 @@ func (n *Node) useOwn() {
 			return kept.Copy(c, digest)
 		},
 	}
-}
-
-// kept is, of each partition, the offset below which the history is sealed.
-func (n *Node) kept() map[string]map[int32]int64 {
-	out := map[string]map[int32]int64{}
-	for p, at := range n.own.history.Sealed() {
-		if out[p.Topic] == nil {
-			out[p.Topic] = map[int32]int64{}
-		}
-		out[p.Topic][p.Partition] = at
-	}
-	return out
 }
 
 // segmentBytes keeps what history has not sealed, and the log therefore cannot

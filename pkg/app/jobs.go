@@ -8,7 +8,10 @@ import (
 	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -18,7 +21,7 @@ func (n *Node) buildJobs() (err error) {
 	n.jobs, err = deadletter.NewManager(deadletter.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
 		Triggers: n.later.mender, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
-		Reconcile: n.conserve.auditor, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
+		Reconcile: n.auditor, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: killpoint.Hit,
 	})
 	return err
@@ -63,4 +66,16 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 		Attempts: l.Attempts, FirstFailed: l.Failed, LastFailed: l.Failed, Topic: trigger.TopicDLQ, Trace: l.Trace,
 		Extra: map[string]any{"callback_url": l.URL, "status": float64(l.Status), "fire_at_ms": float64(l.FireAt)},
 	}, nil
+}
+
+// buildOutcomes makes the group that tells callers of ends other than failures.
+func (n *Node) buildOutcomes() error {
+	follower, err := outcomehook.NewFollower(outcomehook.FollowConfig{
+		Callers: n.st.callers, Triggers: n.later.triggers, State: n.receipts.stateOf, Log: n.producer, Logger: n.log,
+		Told: func(k int) { n.metrics.OutcomesTold.Add(float64(k)) }, Refused: func(code string) { metrics.Add(n.metrics.OutcomesRefused, 1, code) },
+	})
+	if err != nil {
+		return err
+	}
+	return n.addGroup(log.GroupConfig{Group: outcomehook.FollowGroup, MaxPollRecords: 1000}, follower)
 }

@@ -49,7 +49,7 @@ func TestPausedLane(t *testing.T) {
 	nothing := func() {
 		t.Helper()
 		eventually(t, "the lane's records are with its workers", func() bool {
-			for _, g := range l.lags() {
+			for _, g := range l.groups.lags() {
 				if g.Group == "sms-workers" && g.InFlight == 1 {
 					return true
 				}

@@ -48,7 +48,7 @@ const (
 func (n *Node) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
-	if err := n.keepShards(context.Background()); err != nil {
+	if err := keepShards(context.Background(), n.st.meta, cfg.Timers.Shards); err != nil {
 		return err
 	}
 	queue, err := n.st.queue(triggerQueue, triggerReceives)
@@ -62,7 +62,7 @@ func (n *Node) buildLater() error {
 		Owner: n.owner, Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
 		Publish:   n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
 		CaughtUp:  n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
-		Cancelled: n.cancelledTimers,
+		Cancelled: cancelledTimers(n.producer),
 		Events:    timer.Events{Released: n.metrics.Released},
 	}
 	share := func(limit int) int { return limit }
@@ -81,7 +81,7 @@ func (n *Node) buildLater() error {
 		Forget: func(ctx context.Context, ts []engine.Timer) error {
 			return n.st.scheduled.ForgetTimers(ctx, cfg.Timers.Shards, ts)
 		},
-		Clock: n.clock.Err, Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
+		Clock: n.clock.Err, Ended: cancelledTimers(n.producer), Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})
 	policy, err := cfg.egress()
 	if err != nil {
@@ -132,18 +132,17 @@ const shardsMeta = "timer_shards"
 
 // keepShards remembers how many shards a store's timers are spread over, at its
 // first start: with another number their rows would not be found again.
-func (n *Node) keepShards(ctx context.Context) error {
-	const name = shardsMeta
-	stored, err := n.st.meta.GetMeta(ctx, name)
+func keepShards(ctx context.Context, meta engine.Meta, shards int) error {
+	stored, err := meta.GetMeta(ctx, shardsMeta)
 	if err != nil {
 		return err
 	}
-	want := strconv.Itoa(n.cfg.Timers.Shards)
+	want := strconv.Itoa(shards)
 	switch string(stored) {
 	case want:
 		return nil
 	case "":
-		return n.st.meta.PutMeta(ctx, name, []byte(want))
+		return meta.PutMeta(ctx, shardsMeta, []byte(want))
 	}
 	return notify.Invalid("bad_config", "timers.shards", "is "+want+", but the timers of this store are spread over "+string(stored)+" shards; set it to "+string(stored)+", or use another data_dir")
 }
@@ -169,21 +168,23 @@ func handOn(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.
 	return toLog(ctx, envelopes)
 }
 
-// cancelledTimers records the outcome of timers whose schedule was cancelled, the
+// cancelledTimers returns what records the outcome of timers whose schedule was cancelled, the
 // way every outcome is: their envelopes go through the log, marked, and a worker
 // writes CANCELLED without a call. So status, history and counts need to know
 // nothing of schedules.
-func (n *Node) cancelledTimers(ctx context.Context, ts []engine.Timer) error {
-	recs := make([]log.Record, 0, len(ts))
-	for i := range ts {
-		var e notify.Envelope
-		if err := notify.DecodeEnvelope(ts[i].Payload, &e); err != nil {
-			return err
+func cancelledTimers(producer *log.Producer) func(context.Context, []engine.Timer) error {
+	return func(ctx context.Context, ts []engine.Timer) error {
+		recs := make([]log.Record, 0, len(ts))
+		for i := range ts {
+			var e notify.Envelope
+			if err := notify.DecodeEnvelope(ts[i].Payload, &e); err != nil {
+				return err
+			}
+			e.Cause = notify.CauseCancelled
+			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Value: notify.AppendEnvelope(nil, &e)})
 		}
-		e.Cause = notify.CauseCancelled
-		recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Value: notify.AppendEnvelope(nil, &e)})
+		return producer.Append(ctx, recs)
 	}
-	return n.producer.Append(ctx, recs)
 }
 
 // parker stores the index rows of triggers.
@@ -231,7 +232,7 @@ func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 
 // reconcile repairs, every hour, what no longer leads to triggers.
 func (n *Node) reconcile(ctx context.Context) error {
-	return n.conserve.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
+	return n.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
 		n.metrics.Reconciled(found, err)
 		switch {
 		case err != nil:
@@ -242,8 +243,8 @@ func (n *Node) reconcile(ctx context.Context) error {
 	})
 }
 
-func (n *Node) checkURL(ctx context.Context, raw string) (api.URLVerdict, error) {
-	v, err := n.later.egress.CheckURL(ctx, raw)
+func (l *later) checkURL(ctx context.Context, raw string) (api.URLVerdict, error) {
+	v, err := l.egress.CheckURL(ctx, raw)
 	if err != nil {
 		return api.URLVerdict{}, err
 	}

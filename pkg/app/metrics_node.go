@@ -82,11 +82,11 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	if n.own != nil {
-		n.own.collect(gauge, n.losses())
+		n.own.collect(gauge)
 	}
 	n.collectShared(ch, gauge)
 	behind := map[string]Lag{} // by group, over its topics
-	for _, l := range n.lags() {
+	for _, l := range n.groups.lags() {
 		sum := behind[l.Group]
 		sum.Lag, sum.InFlight = sum.Lag+l.Lag, sum.InFlight+l.InFlight
 		behind[l.Group] = sum
@@ -141,7 +141,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, l := range notify.Lanes() {
 		gauge(descPaused, one(n.lanes.Gate(l).IsShut()), l.String())
 	}
-	if rep := n.conserve.last.Load(); rep != nil {
+	if rep := n.auditor.Latest(); rep != nil {
 		for _, class := range api.DriftClasses {
 			gauge(descDrift, float64(rep.Classes[class]), class)
 		}
@@ -188,7 +188,7 @@ func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *promethe
 }
 
 // collect are the gauges of engines that belong to this process.
-func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labels ...string), losses []loss) {
+func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	use := e.broker.Guard().Usage()
 	gauge(descLogBytes, float64(use.LogBytes))
 	gauge(descLogCap, float64(use.CapBytes))
@@ -196,7 +196,7 @@ func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labe
 	gauge(descLogFsync, use.Fsync.Seconds())
 	gauge(descFree, float64(use.Free))
 	consumed, lost := int64(0), int64(0)
-	for _, l := range losses {
+	for _, l := range e.losses() {
 		consumed += l.consumed()
 		lost += l.Records() - l.consumed()
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -61,8 +62,8 @@ type Node struct {
 	solo          *worker.Solo
 	provs         *providers
 	asked         *outcomehook.Asked // who is told of every end
-	groups        []*log.Group
-	groupNames    []string
+	groups        groups
+	receipts      *receipts
 	metrics       *metrics.Metrics
 	rates         *metrics.Rates
 	tail          *deadletter.Tail[api.Event]
@@ -73,7 +74,6 @@ type Node struct {
 	progress      func(step string)
 	served        bool // the server has run, and closed its listeners
 	removals      cluster.Removals
-	posLost       []string // positions the log had lost when it was opened
 	finished      func(*notify.Envelope)
 	taken         func(*notify.Call) // told of what stub providers accept; nil: nobody
 	backingUp     sync.Mutex
@@ -82,7 +82,7 @@ type Node struct {
 	seams         seams
 	jobs          *deadletter.Manager
 	audit         *deadletter.AuditLog
-	conserve      conservation
+	auditor       *conserve.Auditor
 	deferred      *worker.DeferredCounter
 	clock         *cluster.Clock // nil: there are no servers to compare with
 	lanes         *cluster.Lanes
@@ -156,6 +156,7 @@ func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *N
 // build makes the stages.
 func (n *Node) build() error {
 	cfg := &n.cfg
+	n.groups.shared, n.groups.admin, n.groups.log = n.own == nil, n.admin, n.log
 	var err error
 	if n.prefs, err = users.New(n.st.prefs, users.Config{Log: n.log}); err != nil {
 		return err
@@ -195,6 +196,10 @@ func (n *Node) build() error {
 	}
 	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { metrics.Add(n.metrics.Poison, 1, topic) }}); err != nil {
 		return err
+	}
+	n.receipts = &receipts{
+		provs: n.provs, publicURL: cfg.publicURL(), history: n.st.history, status: n.st.status, prefs: n.prefs, asked: n.asked,
+		producer: n.producer, metrics: n.metrics, log: n.log,
 	}
 	if err := n.buildOutcomes(); err != nil {
 		return err
@@ -254,12 +259,12 @@ func (n *Node) lane(l notify.Lane) error {
 
 // addGroup makes a consumer group over the topics of its name.
 func (n *Node) addGroup(c log.GroupConfig, h log.Handler) error {
-	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf(c.Group), n.cfg.Workers.Drain, n.metrics.Group(n.log)
+	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
 	g, err := log.NewGroup(c, h)
 	if err != nil {
 		return err
 	}
-	n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, c.Group)
+	n.groups.add(c.Group, g)
 	return nil
 }
 
@@ -299,7 +304,7 @@ func (n *Node) followOperators(ctx context.Context) (err error) {
 
 // lookAtLane adds what this process knows of a lane.
 func (n *Node) lookAtLane(lane notify.Lane, out *api.Lane) {
-	for _, g := range n.lags() {
+	for _, g := range n.groups.lags() {
 		if g.Group == lane.Group() || g.Group == lane.RetryGroup() {
 			out.Lag += g.Lag
 			out.InFlight += g.InFlight

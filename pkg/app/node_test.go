@@ -329,7 +329,7 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 	late := run(t, testConfig(t, t.TempDir()), seams{segment: 64 << 10})
 	fill(t, late)
 	eventually(t, "the groups have committed", func() bool {
-		for _, g := range late.groups {
+		for _, g := range late.groups.list {
 			for _, p := range g.Stats().Partitions {
 				if p.TP.Topic == topic && p.Committed > 0 {
 					return true
@@ -338,7 +338,7 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 		}
 		return false
 	})
-	if err := late.own.broker.TrimOnce(late.safe()); err != nil {
+	if err := late.own.broker.TrimOnce(late.groups.safe(late.own.history.Sealed())); err != nil {
 		t.Fatal(err)
 	}
 	starts, err := late.admin.StartOffsets(t.Context(), topic)

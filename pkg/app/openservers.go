@@ -3,10 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -16,7 +12,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/limit"
-	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/store"
 )
@@ -81,9 +76,9 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		}
 		n.closers = append(n.closers, q.Close)
 		st.queue, st.bodies = q.Queue, nil // SQS shows no messages
-		n.servers.checks = append(n.servers.checks, looks(doctorSQS(q)))
+		n.servers.checks = append(n.servers.checks, doctorSQS(q))
 	}
-	n.servers.checks = append(n.servers.checks, n.checkKafka, n.checkCassandra, looks(rd.Doctor), looks(pg.Doctor))
+	n.servers.checks = append(n.servers.checks, rd.Doctor, pg.Doctor)
 	// Before anything may own a timer: a clock that is off must never have owned one. The
 	// first question may set connections up, and takes too long then to say anything.
 	for range 2 {
@@ -166,66 +161,6 @@ func (n *Node) openPostgres(ctx context.Context) (*postgres.Store, error) {
 	}
 	n.servers.listen = func(ctx context.Context) error { return pg.Listen(ctx, n.prefs.Wake) }
 	return pg, nil
-}
-
-// checkKafka looks at brokers and topics.
-func (n *Node) checkKafka(ctx context.Context, fs *findings) {
-	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
-	defer stop()
-	want := topics(&n.cfg)
-	names := make([]string, 0, len(want))
-	for t := range want {
-		names = append(names, t)
-	}
-	cl, err := n.admin.Describe(ctx, names...)
-	if err != nil {
-		fs.told("kafka", "fail", fmt.Sprintf("no broker of %v answers: %v", n.cfg.Kafka.Brokers, err), "start the brokers, or correct kafka.brokers")
-		return
-	}
-	versions := map[string]bool{}
-	for _, b := range cl.Brokers {
-		versions[b.Version] = true
-	}
-	fs.add("kafka", false, "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
-	for _, f := range cl.Check(log.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
-		level := "warn"
-		if f.Wrong {
-			level = "fail"
-		}
-		fs.told(strings.TrimSpace("kafka "+f.Topic), level, f.Msg, f.Repair)
-	}
-}
-
-// checkCassandra looks at every cluster that is named, once.
-func (n *Node) checkCassandra(ctx context.Context, fs *findings) {
-	seen := map[string]bool{}
-	for _, part := range []Cluster{{}, n.cfg.Cassandra.Status, n.cfg.Cassandra.Timers, n.cfg.Cassandra.Triggers} {
-		cc, err := n.cfg.cassandra(part, n.log)
-		where := fmt.Sprint(cc.Hosts, cc.Keyspace)
-		if seen[where] {
-			continue
-		}
-		seen[where] = true
-		var found []engine.Finding
-		if err == nil {
-			found, err = cassandra.Doctor(ctx, cc)
-		}
-		if err != nil {
-			fs.told("cassandra", "fail", err.Error(), "correct the section cassandra of the configuration")
-		}
-		for _, f := range found {
-			fs.told("cassandra "+f.Check, f.Level, cc.Keyspace+": "+f.Detail, f.Repair)
-		}
-	}
-}
-
-// looks makes the doctor of one engine a check.
-func looks(doctor func(context.Context) engine.Findings) serverCheck {
-	return func(ctx context.Context, fs *findings) {
-		for _, f := range doctor(ctx) {
-			fs.told(f.Check, f.Level, f.Detail, f.Repair)
-		}
-	}
 }
 
 // doctorSQS looks at the queues that dispatchers and schedulers read.

@@ -143,32 +143,49 @@ func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]an
 	if err != nil {
 		return err
 	}
-	c := p.sim.Credentials()
 	p.URLs = p.sim.URLs()
+	own, err := SimulatedProviders(dir, dir, p.URLs, p.sim.Credentials())
+	maps.Copy(set, own)
+	return err
+}
+
+// SimulatedProviders returns the settings that point the providers at simulators whose
+// keys are in simDir. It writes credentials that simulators keep in no file to dir.
+func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Credentials) (map[string]any, error) {
 	accounts, err := json.Marshal(c.Twilio)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	files := map[string][]byte{
+	for name, b := range map[string][]byte{
 		"twilio.json": accounts, "sendgrid.key": []byte(c.SendGrid.APIKey), "sendgrid-webhook.key": []byte(c.SendGrid.WebhookPublicKey),
-	}
-	for name, b := range files {
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	file := func(name string) string { return filepath.Join(dir, name) }
-	maps.Copy(set, map[string]any{
-		"providers.ca_file":  file("ca.pem"),
-		"providers.apns.url": p.URLs.APNs, "providers.apns.key_file": file("apns.p8"), "providers.apns.key_id": c.APNs.KeyID,
-		"providers.apns.team_id": c.APNs.TeamID, "providers.apns.topic": c.APNs.Topic,
-		"providers.fcm.url": p.URLs.FCM, "providers.fcm.token_url": p.URLs.FCMToken, "providers.fcm.credentials_file": file("fcm-service-account.json"),
-		"providers.twilio.url": p.URLs.Twilio, "providers.twilio.accounts_file": file("twilio.json"),
-		"providers.sendgrid.url": p.URLs.SendGrid, "providers.sendgrid.key_file": file("sendgrid.key"),
-		"providers.sendgrid.webhook_key_file": file("sendgrid-webhook.key"), "providers.sendgrid.from": "notifyd <no-reply@example.com>",
-		"providers.sendgrid.pools": c.SendGrid.Pools, "providers.sendgrid.rate": 20000,
-	})
-	return nil
+	return map[string]any{
+		"providers.ca_file":                   filepath.Join(simDir, "ca.pem"),
+		"providers.apns.url":                  u.APNs,
+		"providers.apns.key_file":             filepath.Join(simDir, "apns.p8"),
+		"providers.apns.key_id":               c.APNs.KeyID,
+		"providers.apns.team_id":              c.APNs.TeamID,
+		"providers.apns.topic":                c.APNs.Topic,
+		"providers.fcm.url":                   u.FCM,
+		"providers.fcm.token_url":             u.FCMToken,
+		"providers.fcm.credentials_file":      filepath.Join(simDir, "fcm-service-account.json"),
+		"providers.twilio.url":                u.Twilio,
+		"providers.twilio.accounts_file":      filepath.Join(dir, "twilio.json"),
+		"providers.sendgrid.url":              u.SendGrid,
+		"providers.sendgrid.key_file":         filepath.Join(dir, "sendgrid.key"),
+		"providers.sendgrid.webhook_key_file": filepath.Join(dir, "sendgrid-webhook.key"),
+		"providers.sendgrid.from":             "notifyd <no-reply@example.com>",
+		"providers.sendgrid.pools":            c.SendGrid.Pools,
+		"providers.sendgrid.rate":             20000,
+		// Callbacks go to the simulators' sink on loopback.
+		"triggers.plain": true,
+		"triggers.allow": []string{"127.0.0.0/8", "::1/128"},
+		"triggers.ports": []int{0},
+	}, nil
 }
 
 // seed stores profiles.

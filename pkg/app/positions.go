@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/log"
 )
 
 // The log keeps where each consumer group stands in one file. Without it a group
@@ -26,8 +28,8 @@ const (
 // lostPositions compares what the store remembers with what the log has. A
 // position that is merely behind is that of a power cut; one that is not there
 // was taken away.
-func (n *Node) lostPositions(ctx context.Context) (lost []string, err error) {
-	raw, err := n.st.meta.GetMeta(ctx, positionsName)
+func (e *embeddedEngines) lostPositions(ctx context.Context) (lost []string, err error) {
+	raw, err := e.store.Meta().GetMeta(ctx, positionsName)
 	if err != nil || raw == nil {
 		return nil, err
 	}
@@ -35,7 +37,7 @@ func (n *Node) lostPositions(ctx context.Context) (lost []string, err error) {
 	if err := json.Unmarshal(raw, &were); err != nil {
 		return nil, fmt.Errorf("the store's copy of the positions: %w", err)
 	}
-	have := positionsOf(n.own.broker.Committed())
+	have := positionsOf(e.broker.Committed())
 	for _, group := range slices.Sorted(maps.Keys(were)) {
 		for _, at := range slices.Sorted(maps.Keys(were[group])) {
 			if _, ok := have[group][at]; !ok {
@@ -72,7 +74,7 @@ func (p positions) put(group, topic string, partition int32, at int64) {
 }
 
 // keepPositions writes the copy until ctx ends, and once then.
-func (n *Node) keepPositions(ctx context.Context) error {
+func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger *slog.Logger) error {
 	tick := time.NewTicker(positionsEvery)
 	defer tick.Stop()
 	var last string
@@ -80,13 +82,11 @@ func (n *Node) keepPositions(ctx context.Context) error {
 		now := positions{}
 		select {
 		case <-tick.C:
-			for i, g := range n.groups {
-				for _, p := range g.Stats().Partitions {
-					now.put(n.groupNames[i], p.TP.Topic, p.TP.Partition, p.Committed)
-				}
-			}
+			gs.partitions(func(group string, p *log.PartitionStats) {
+				now.put(group, p.TP.Topic, p.TP.Partition, p.Committed)
+			})
 		case <-ctx.Done(): // the groups have ended, and committed for the last time
-			all, err := n.own.broker.CommittedNow()
+			all, err := e.broker.CommittedNow()
 			if err != nil {
 				return err
 			}
@@ -97,24 +97,14 @@ func (n *Node) keepPositions(ctx context.Context) error {
 			return err
 		}
 		if len(now) > 0 && string(raw) != last {
-			if err := n.st.meta.PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
+			if err := e.store.Meta().PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
 				last = string(raw)
-			} else if n.own.store.Err() == nil { // a failed store ends the process by itself
-				n.log.Warn("keeping the positions", "err", err)
+			} else if e.store.Err() == nil { // a failed store ends the process by itself
+				logger.Warn("keeping the positions", "err", err)
 			}
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
 	}
-}
-
-// findPositions looks once, when the log has been opened.
-func (n *Node) findPositions(ctx context.Context) (err error) {
-	if n.posLost, err = n.lostPositions(ctx); err != nil || len(n.posLost) == 0 {
-		return err
-	}
-	n.log.Error("positions lost: the log knows no more how far these groups had read; what is still in the log is read again, and what was done is not done again",
-		"groups", strings.Join(n.posLost, ", "))
-	return nil
 }

@@ -66,9 +66,9 @@ func TestLostPositions(t *testing.T) {
 
 // stood is what a group has committed of partition 0 of a topic; -1: nothing.
 func (l *life) stood(group, topic string) int64 {
-	for i, g := range l.groups {
+	for i, g := range l.groups.list {
 		for _, p := range g.Stats().Partitions {
-			if l.groupNames[i] == group && p.TP.Topic == topic && p.TP.Partition == 0 {
+			if l.groups.names[i] == group && p.TP.Topic == topic && p.TP.Partition == 0 {
 				return p.Committed
 			}
 		}

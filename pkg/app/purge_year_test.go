@@ -108,8 +108,8 @@ func TestYear(t *testing.T) {
 		now := start.Add(time.Duration(d) * day)
 		write(now, d)
 		for _, purge := range []func() error{
-			func() error { return n.purgeOutcomes(ctx, now) },
-			func() error { return n.purgeRequests(ctx, now) },
+			func() error { return n.purger().outcomes(ctx, now) },
+			func() error { return n.purger().requests(ctx, now) },
 		} {
 			if err := purge(); err != nil {
 				t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
@@ -312,7 +313,7 @@ func TestDoctorAndLag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var fs []Finding
+	var fs []engine.Finding
 	if err := json.Unmarshal(raw, &fs); err != nil {
 		t.Fatal(err)
 	}

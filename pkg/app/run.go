@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 
@@ -12,12 +11,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
-	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
-	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
-	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // Observe calls f with every envelope whose outcome has become durable, from
@@ -128,19 +124,21 @@ func (n *Node) innerParts(do cluster.Tasks) parts {
 		n.addServerParts(ps, do)
 		return ps
 	}
-	ps["log"], ps["history"], ps["store"] = n.own.broker.Run, n.own.history.Run, n.watchStore
+	ps["log"], ps["history"], ps["store"] = n.own.broker.Run, n.own.history.Run, n.own.watchStore
 	for name, run := range n.purges() {
 		ps[name] = run
 	}
 	if !do.Operator {
 		return ps
 	}
-	ps["trim"] = func(ctx context.Context) error { return n.own.broker.Trim(ctx, n.safe) }
-	ps["history pump"] = n.pump
+	ps["trim"] = func(ctx context.Context) error {
+		return n.own.broker.Trim(ctx, func() map[string]map[int32]int64 { return n.groups.safe(n.own.history.Sealed()) })
+	}
+	ps["history pump"] = func(ctx context.Context) error { return n.own.pump(ctx, n.admin, n.reader) }
 	if n.archive != nil {
 		ps["archive"] = n.archive.Run
 	}
-	ps["positions"] = n.keepPositions
+	ps["positions"] = func(ctx context.Context) error { return n.own.keepPositions(ctx, &n.groups, n.log) }
 	return ps
 }
 
@@ -168,22 +166,19 @@ func (n *Node) middleParts(do cluster.Tasks) parts {
 		}
 	}
 	for _, l := range do.Lanes {
-		ps["group "+l.Group()], ps["group "+l.RetryGroup()] = n.group(l.Group()).Run, n.group(l.RetryGroup()).Run
+		ps["group "+l.Group()], ps["group "+l.RetryGroup()] = n.groups.of(l.Group()).Run, n.groups.of(l.RetryGroup()).Run
 	}
 	if do.Operator {
 		for _, g := range []string{deadletter.DeadLetterGroup, outcomehook.FollowGroup} {
-			ps["group "+g] = n.group(g).Run
+			ps["group "+g] = n.groups.of(g).Run
 		}
 		ps["jobs"] = n.jobs.Run
-		for name, run := range (parts{"reconciler": n.reconcile, "outcome teller": n.later.teller.Run, "audit": n.auditEvery}) {
+		for name, run := range (parts{"reconciler": n.reconcile, "outcome teller": n.later.teller.Run, "audit": func(ctx context.Context) error { return n.auditor.Watch(ctx, n.cfg.Audit.Every, n.cfg.Audit.Window) }}) {
 			ps[name] = n.alone(name, run)
 		}
 	}
 	return ps
 }
-
-// group is a consumer group by its name.
-func (n *Node) group(name string) *log.Group { return n.groups[slices.Index(n.groupNames, name)] }
 
 // endOf is what the end of a part means: an error, unless ctx told it to end. One
 // that was cancelled by something else has failed, and must not go unnoticed.
@@ -195,84 +190,6 @@ func endOf(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
-}
-
-// watchStore ends the process at the first failure of its disk: what is durable
-// is not known then, and a new start reads it.
-func (n *Node) watchStore(ctx context.Context) error {
-	select {
-	case <-n.own.store.Failed():
-		return n.own.store.Err()
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-// pump follows the first-attempt topics into history.
-func (n *Node) pump(ctx context.Context) error {
-	starts, err := n.admin.StartOffsets(ctx, notify.FirstTopics()...)
-	if err != nil {
-		return err
-	}
-	from := make(map[log.TopicPartition]int64, len(starts))
-	resume := n.own.history.Resume()
-	for tp, start := range starts {
-		at, ok := resume[history.Part(tp)]
-		from[tp] = max(at, start)
-		if !ok || at < start {
-			n.own.history.Advance(history.Part(tp), start)
-		}
-	}
-	return n.reader.Run(ctx, from, func(tp log.TopicPartition, recs []log.Record) error {
-		hs := make([]history.Record, 0, len(recs))
-		for i := range recs {
-			if !recs[i].Lost() {
-				hs = append(hs, history.RecordOf(tp, &recs[i]))
-			}
-		}
-		if err := n.own.history.Append(ctx, hs...); err != nil {
-			return err
-		}
-		if len(hs) < len(recs) { // the last ones may be lost, and somebody waits for the end
-			n.own.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
-		}
-		return nil
-	})
-}
-
-// keepFailed is how many of the latest records of notifications-failed stay for
-// services that read the topic; callers' feeds do not depend on it.
-const keepFailed = 100_000
-
-// safe is what may be trimmed: behind what the groups have committed and, for
-// first attempts, behind what history has sealed.
-func (n *Node) safe() map[string]map[int32]int64 {
-	out := map[string]map[int32]int64{}
-	for _, g := range n.groups {
-		for _, p := range g.Stats().Partitions {
-			if out[p.TP.Topic] == nil {
-				out[p.TP.Topic] = map[int32]int64{}
-			}
-			at := p.Committed
-			if p.TP.Topic == notify.TopicFailed || p.TP.Topic == trigger.TopicDLQ {
-				at -= keepFailed // others read it too
-			}
-			if at > 0 {
-				out[p.TP.Topic][p.TP.Partition] = at
-			}
-		}
-	}
-	sealed := n.own.history.Sealed()
-	first := notify.FirstTopics()
-	for topic, parts := range out {
-		if !slices.Contains(first, topic) {
-			continue
-		}
-		for part, at := range parts {
-			parts[part] = min(at, sealed[history.Part{Topic: topic, Partition: part}])
-		}
-	}
-	return out
 }
 
 // alone makes a part run in one process at a time.

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -179,31 +178,6 @@ func unopened(r users.SealReport) string {
 		parts = append(parts, "damaged: "+named(r.Damaged))
 	}
 	return strings.Join(parts, "; ")
-}
-
-// doctorSecrets looks at how callers' signing secrets are stored.
-func (n *Node) doctorSecrets(ctx context.Context, fs *findings) {
-	r, err := n.sealed.Report(ctx)
-	if err != nil {
-		fs.told("secrets", "warn", fmt.Sprintf("callers cannot be read: %v", err), "look at the store: callers are read from it")
-		return
-	}
-	keys := n.sealed.Keys()
-	switch who := unopened(r); {
-	case who != "":
-		fs.told("secrets", "fail", "signing secrets do not open, and callbacks wait: "+who, n.sealed.Repair())
-	case len(r.Clear) > 0 && keys == nil:
-		fs.told("secrets", "warn", "the signing secrets of "+named(r.Clear)+" are stored in clear, and are in every backup of PostgreSQL",
-			"give every process the same secrets.key_file, upgrade all of them first, then rotate: notifyctl caller rotate-secret CALLER")
-	case len(r.Clear)+len(r.Old) > 0:
-		fs.told("secrets", "warn", "the signing secrets of "+named(slices.Concat(r.Clear, r.Old))+" are not sealed with the newest key of "+keys.File(),
-			"notifyctl caller rotate-secret CALLER, or any other change of the caller, seals them")
-	case keys != nil && n.own != nil && within(keys.File(), n.cfg.DataDir):
-		fs.told("secrets", "warn", keys.File()+" is in the data folder: a copy of the folder holds the key with what it seals (notifyctl backup leaves it out)",
-			"move the file to where the configuration is, name it in secrets.key_file, and restart")
-	default:
-		fs.add("secrets", false, "", "%d signing secrets%s", r.Secrets, sealedBy(keys))
-	}
 }
 
 func sealedBy(keys *secrets.Keys) string {

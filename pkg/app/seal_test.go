@@ -61,8 +61,9 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 		return c.Secrets[0].Secret
 	}
 	level := func(n *Node) (string, string) {
-		var fs findings
-		n.doctorSecrets(ctx, &fs)
+		d := &doctor{n: n}
+		d.lookAtSecrets(ctx)
+		fs := d.Findings
 		return fs[0].Level, fs[0].Detail + "; " + fs[0].Repair
 	}
 
@@ -167,8 +168,9 @@ func TestKeyFileInsideTheDataFolder(t *testing.T) {
 	must(err)
 	n, err := newNode(cfg, slog.New(slog.DiscardHandler), seams{})
 	must(err)
-	var fs findings
-	n.doctorSecrets(ctx, &fs)
+	d := &doctor{n: n}
+	d.lookAtSecrets(ctx)
+	fs := d.Findings
 	if n.sealed.Keys().ID() != inside.ID() || fs[0].Level != "warn" || !strings.Contains(fs[0].Detail, "is in the data folder") {
 		t.Errorf("%s: %+v", n.sealed.Keys().File(), fs)
 	}
@@ -189,11 +191,12 @@ func TestSecretsOfServersAreSealedWithAKeyFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	open := func() (*life, findings) {
+	open := func() (*life, engine.Findings) {
 		t.Helper()
 		n := runAs(t, "all", cfg, seams{servers: s.open})
-		var fs findings
-		n.doctorSecrets(ctx, &fs)
+		d := &doctor{n: n.Node}
+		d.lookAtSecrets(ctx)
+		fs := d.Findings
 		return n, fs
 	}
 	c := engine.Caller{ID: "shop", Secrets: []engine.CallerSecret{{Secret: "whsec_AAAA"}}}

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,7 +15,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
@@ -91,8 +89,8 @@ func (n *Node) buildServer() error {
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
-		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: n.testProvider, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
-		Receipts: n.receipts(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.Report, Accounts: n.accounts, Page: func(of http.Handler) http.Handler { return n.page(of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
+		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: n.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
+		Receipts: n.receipts.webhooks(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.Report, Accounts: n.accounts, Page: func(of http.Handler) http.Handler { return n.page(of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
 		Metrics: n.metrics.Registry, Hooks: n.metrics.HTTP(), Log: n.log, Tracer: n.tracer,
@@ -114,112 +112,6 @@ func (n *Node) ownStanding(l notify.Lane) (server.Standing, bool) {
 	routes := n.provs.routes(l.Channel)
 	c, ok := n.health.Standing(&routes, time.Now())
 	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
-}
-
-// receipts are the webhooks of the providers that confirm later.
-func (n *Node) receipts() map[string]server.Receipt {
-	out := map[string]server.Receipt{}
-	if tw := n.provs.twilio; tw != nil {
-		out["twilio"] = server.Receipt{Signature: provider.TwilioSignature, Take: func(r *http.Request, body []byte) error {
-			rs, err := provider.ParseTwilioPool(withBody(r, body), tw.AuthToken, n.cfg.publicURL())
-			return n.received(r.Context(), notify.SMS, rs, err)
-		}}
-	}
-	if key := n.provs.sendgridKey; key != nil {
-		out["sendgrid"] = server.Receipt{Signature: provider.SendGridSignature, Take: func(r *http.Request, body []byte) error {
-			rs, err := provider.ParseSendGrid(withBody(r, body), key, time.Now())
-			return n.received(r.Context(), notify.Email, rs, err)
-		}}
-	}
-	return out
-}
-
-// received stores what receipts say: a row each, beside the rows of the calls
-// they are about, dead addresses on the suppression list, and an opt-out of marketing and
-// digest where the receiver told the provider to stop.
-func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Receipt, err error) error {
-	if err != nil {
-		return err
-	}
-	var rows []notify.Row
-	var ids []notify.ID
-	now := time.Now().UnixMilli()
-	for i := range rs {
-		r := &rs[i]
-		if r.HasRef && r.State != notify.None {
-			key := notify.ReceiptKey(r.Ref.Key, r.Ref.Index, r.Ref.Addr, r.State)
-			ids = append(ids, r.Ref.ID())
-			rows = append(rows, notify.Row{
-				Key: key, Count: 1, Done: true, Channel: ch, Updated: now, Accepted: r.Ref.ID().Base.Time().UnixMilli(),
-				Default:    notify.Exception{State: r.State, Code: r.Code, Provider: r.Provider, Receipt: r.ProviderID},
-				Exceptions: []notify.Exception{{Addr: r.Ref.Addr, State: r.State, Code: r.Code, Provider: r.Provider, Receipt: r.ProviderID}},
-			})
-		}
-		if (r.DeadAddress || r.OptedOut) && r.HasRef && r.Address != "" {
-			found, err := n.st.history.Find(ctx, r.Ref.ID())
-			if err != nil {
-				n.log.Warn("receipt of a dead address or an opt-out without its user", "err", err)
-				continue
-			}
-			if r.OptedOut {
-				err = n.prefs.Unsubscribe(ctx, string(found.User), ch)
-			} else {
-				err = n.prefs.Suppress(ctx, string(found.User), ch, r.Address, r.Code)
-			}
-			if err != nil {
-				return err
-			}
-		}
-	}
-	n.metrics.ReceiptsStored(ch, len(rows))
-	if len(rows) == 0 {
-		return nil
-	}
-	if err := n.st.status.Put(ctx, rows); err != nil {
-		return err
-	}
-	// An error makes the provider send the receipt again; a failure told twice
-	// is one dead letter.
-	if err := n.endedByReceipt(ctx, ids, rows); err != nil {
-		return err
-	}
-	for i := range rows {
-		if rows[i].Default.State == notify.Failed {
-			if err := n.failedByReceipt(ctx, ids[i], &rows[i]); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// failedByReceipt tells the failed feed of a notification whose last address a
-// receipt declared unreachable.
-func (n *Node) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Row) error {
-	found, err := n.st.history.Find(ctx, id)
-	if err != nil {
-		return err
-	}
-	all, err := n.st.status.Chunk(ctx, row.Key.Chunk)
-	if err != nil {
-		return err
-	}
-	out := notify.Fold(all, row.Key.First, found.Pos)
-	if out.State != notify.Failed {
-		return nil // another address was reached
-	}
-	e, x := &found.Envelope, &row.Default
-	b, err := json.Marshal(notify.Failure{
-		Version: 1, ID: id.String(), Epoch: int(row.Key.Epoch), Caller: e.Caller, Campaign: e.Campaign,
-		Channel: e.Channel.String(), Category: e.Category.String(), User: string(found.User), Template: e.Content.Template,
-		Class: notify.ClassPermanent.String(), Code: x.Code, Provider: x.Provider, Attempts: int(row.Key.Attempt) + 1,
-		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires, Trace: e.Trace,
-		Chunk: fmt.Sprintf("%d.%d", e.Chunk.Partition, e.Chunk.Block), Topic: found.Topic, Partition: found.LogPart, Offset: found.Offset,
-	})
-	if err != nil {
-		return err
-	}
-	return n.producer.Append(ctx, []log.Record{{Topic: notify.TopicFailed, Partition: -1, Key: found.User, Value: b}})
 }
 
 // publicURL is where providers reach the API.
@@ -246,10 +138,10 @@ func (n *Node) warnings() (codes []string) {
 	if n.own != nil && len(n.own.broker.Losses()) > 0 {
 		codes = append(codes, "log_damaged")
 	}
-	if len(n.posLost) > 0 {
+	if n.own != nil && len(n.own.posLost) > 0 {
 		codes = append(codes, "positions_lost")
 	}
-	if len(n.heldPartitions()) > 0 {
+	if len(n.groups.held()) > 0 {
 		codes = append(codes, "store_newer")
 	}
 	return codes

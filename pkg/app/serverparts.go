@@ -2,20 +2,15 @@ package app
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
-	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/store"
-	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // servers is what a process over shared engines keeps beside its stages.
@@ -24,7 +19,6 @@ type servers struct {
 	historian   history.Historian
 	dispatchers *cluster.Peers
 	standings   *cluster.Standings
-	lag         atomic.Pointer[[]Lag]
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 	seen        *store.Seen                     // in front of outcome rows; nil: they are read
@@ -32,7 +26,7 @@ type servers struct {
 }
 
 // serverCheck looks at one engine for the doctor.
-type serverCheck func(ctx context.Context, fs *findings)
+type serverCheck func(ctx context.Context) engine.Findings
 
 // followEvery is how often what operators changed in another process is read.
 const followEvery = time.Second
@@ -64,128 +58,20 @@ func (n *Node) addServerParts(ps parts, do cluster.Tasks) {
 		ps["seen-filter"] = s.seen.Run
 	}
 	ps["follower"] = n.follow
-	if groups := n.lagGroups(do); len(groups) > 0 {
-		ps["lags"] = func(ctx context.Context) error { return n.watchLags(ctx, groups) }
+	if groups := n.groups.watched(do); len(groups) > 0 {
+		ps["lags"] = func(ctx context.Context) error { return n.groups.watch(ctx, groups) }
 	}
 	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
 	if len(n.clock.Servers) > 0 {
 		ps["clock"] = n.clock.Run
 	}
 	if do.Operator {
-		ps["group "+history.WritersGroup] = n.group(history.WritersGroup).Run
+		ps["group "+history.WritersGroup] = n.groups.of(history.WritersGroup).Run
 		for name, run := range n.purges() {
 			ps[name] = n.alone(name, run)
 		}
-		ps["trim"] = n.alone("trim", n.trimLog)
+		ps["trim"] = n.alone("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
 	}
-}
-
-// lagGroups returns the groups whose lag a process with these tasks reads. The API
-// and operators tell of all of them; a worker reads its own alone, because hundreds
-// of workers would ask the brokers for every topic and group every two seconds.
-func (n *Node) lagGroups(do cluster.Tasks) (groups []string) {
-	if do.API || do.Operator {
-		return n.groupNames
-	}
-	for _, l := range do.Lanes {
-		groups = append(groups, l.Group(), l.RetryGroup())
-	}
-	return groups
-}
-
-// watchLags reads how far groups are behind, over all processes, until ctx ends.
-func (n *Node) watchLags(ctx context.Context, groups []string) error {
-	for ctx.Err() == nil {
-		call, stop := context.WithTimeout(ctx, 5*time.Second)
-		ls, err := n.readLags(call, groups)
-		stop()
-		if err == nil {
-			n.servers.lag.Store(&ls)
-		} else if ctx.Err() == nil {
-			n.log.Warn("how far groups are behind cannot be read", "err", err)
-		}
-		notify.Sleep(ctx, 2*time.Second)
-	}
-	return nil
-}
-
-// topicsOf are the topics of a group.
-func topicsOf(group string) []string {
-	switch group {
-	case history.WritersGroup:
-		return notify.FirstTopics()
-	case outcomehook.FollowGroup:
-		return []string{notify.TopicOutcomes}
-	case deadletter.DeadLetterGroup:
-		return []string{notify.TopicFailed, trigger.TopicDLQ}
-	}
-	for _, l := range notify.Lanes() {
-		switch group {
-		case l.Group():
-			return []string{l.Topic()}
-		case l.RetryGroup():
-			return []string{l.DLQTopic()}
-		}
-	}
-	return nil
-}
-
-func (n *Node) readLags(ctx context.Context, groups []string) ([]Lag, error) {
-	topics := map[string]bool{}
-	for _, g := range groups {
-		for _, t := range topicsOf(g) {
-			topics[t] = true
-		}
-	}
-	all := slices.Sorted(maps.Keys(topics))
-	starts, err := n.admin.StartOffsets(ctx, all...)
-	if err != nil {
-		return nil, err
-	}
-	ends, err := n.admin.EndOffsets(ctx, all...)
-	if err != nil {
-		return nil, err
-	}
-	var out []Lag
-	for _, g := range groups {
-		at, err := n.admin.Committed(ctx, g)
-		if err != nil {
-			return nil, err
-		}
-		for _, topic := range topicsOf(g) {
-			l := Lag{Group: g, Topic: topic}
-			for tp, end := range ends {
-				if tp.Topic == topic {
-					l.Lag += max(end-max(at[tp], starts[tp]), 0)
-				}
-			}
-			out = append(out, l)
-		}
-	}
-	return out, nil
-}
-
-// sharedLags returns the lag of each group that this process reads (see lagGroups), as
-// all processes together have it. In flight is only what this process works on.
-func (n *Node) sharedLags() []Lag {
-	last := n.servers.lag.Load()
-	if last == nil {
-		return nil
-	}
-	out := slices.Clone(*last)
-	for i := range out {
-		l := &out[i]
-		for _, p := range n.group(l.Group).Stats().Partitions {
-			if p.TP.Topic != l.Topic {
-				continue
-			}
-			l.InFlight += p.InFlight
-			if p.Paused {
-				l.Paused++
-			}
-		}
-	}
-	return out
 }
 
 // follow applies what operators changed through another process: which lanes and

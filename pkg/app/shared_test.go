@@ -318,7 +318,7 @@ func TestLagsOfAProcess(t *testing.T) {
 	groups := func(l *life) (out []string) {
 		eventually(t, "lags are read", func() bool {
 			out = nil
-			for _, g := range l.lags() {
+			for _, g := range l.groups.lags() {
 				if !slices.Contains(out, g.Group) {
 					out = append(out, g.Group)
 				}
@@ -328,7 +328,7 @@ func TestLagsOfAProcess(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	if got, want := groups(front), slices.Sorted(slices.Values(front.groupNames)); !slices.Equal(got, want) {
+	if got, want := groups(front), slices.Sorted(slices.Values(front.groups.names)); !slices.Equal(got, want) {
 		t.Errorf("the API reads %v, want %v", got, want)
 	}
 	want := []string{"email-bulk-retry-workers", "email-bulk-workers", "email-retry-workers", "email-workers"}

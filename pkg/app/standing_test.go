@@ -109,7 +109,7 @@ func TestStandingLaneHoldsFewRecords(t *testing.T) {
 	}
 	l = run(t, cfg, seams{})
 	eventually(t, "the lane is at its cap", func() bool {
-		for _, g := range l.lags() {
+		for _, g := range l.groups.lags() {
 			if g.Group == "email-workers" {
 				return g.Paused == 1 && g.InFlight >= worker.MaxRecords && g.InFlight <= worker.MaxRecords+worker.MaxPoll
 			}

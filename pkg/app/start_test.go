@@ -169,13 +169,12 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 // been done.
 func TestEveryTopicHasItsGroup(t *testing.T) {
 	t.Parallel()
-	n := &Node{}
 	cfg := Default()
 	for topic := range topics(&cfg) {
 		if topic == notify.TopicPoison { // people read it
 			continue
 		}
-		l := loss{Loss: embedded.Loss{Topic: topic, From: 10, To: 20}, group: n.groupOf(topic)}
+		l := loss{Loss: embedded.Loss{Topic: topic, From: 10, To: 20}, group: groupOf(topic)}
 		l.Committed = map[string]int64{l.group: 15}
 		if l.group == "" || l.consumed() != 5 {
 			t.Errorf("%s: read by %q, %d consumed of 5", topic, l.group, l.consumed())

@@ -5,10 +5,43 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
+
+// keepFailed is how many of the latest records of notifications-failed stay for
+// services that read the topic; callers' feeds do not depend on it.
+const keepFailed = 100_000
+
+// safe is what may be trimmed: behind what the groups have committed and, for
+// first attempts, behind what history has sealed.
+func (gs *groups) safe(sealed map[history.Part]int64) map[string]map[int32]int64 {
+	out := map[string]map[int32]int64{}
+	gs.partitions(func(_ string, p *log.PartitionStats) {
+		if out[p.TP.Topic] == nil {
+			out[p.TP.Topic] = map[int32]int64{}
+		}
+		at := p.Committed
+		if p.TP.Topic == notify.TopicFailed || p.TP.Topic == trigger.TopicDLQ {
+			at -= keepFailed // others read it too
+		}
+		if at > 0 {
+			out[p.TP.Topic][p.TP.Partition] = at
+		}
+	})
+	first := notify.FirstTopics()
+	for topic, parts := range out {
+		if !slices.Contains(first, topic) {
+			continue
+		}
+		for part, at := range parts {
+			parts[part] = min(at, sealed[history.Part{Topic: topic, Partition: part}])
+		}
+	}
+	return out
+}
 
 // trimEvery is how often the log of servers is trimmed.
 const trimEvery = time.Minute
@@ -17,31 +50,31 @@ const trimEvery = time.Minute
 // notifications-failed and the like. It is as long as rows of triggers are kept.
 const keepRead = 30 * 24 * time.Hour
 
-// trimLog removes records that every group of ours has committed and that are older
-// than kafka.keep. Kafka's own retention is off for these topics: it would remove
+// trim removes records that every group of ours has committed and that are older
+// than keep. Kafka's own retention is off for these topics: it would remove
 // what a paused lane, or a process that is down, has not read.
-func (n *Node) trimLog(ctx context.Context) error {
+func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, 30*time.Second)
-		err := n.trimOnce(call, time.Now())
+		err := gs.trimOnce(call, keep, time.Now())
 		stop()
 		if err != nil && ctx.Err() == nil {
-			n.log.Warn("the log cannot be trimmed", "err", err)
+			gs.log.Warn("the log cannot be trimmed", "err", err)
 		}
 		notify.Sleep(ctx, trimEvery)
 	}
 	return nil
 }
 
-func (n *Node) trimOnce(ctx context.Context, now time.Time) error {
+func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Time) error {
 	var lanes, read []string
 	done := map[string][]map[log.TopicPartition]int64{} // what the groups of a topic have committed
-	for _, g := range n.groupNames {
-		at, err := n.admin.Committed(ctx, g)
+	for _, g := range gs.names {
+		at, err := gs.admin.Committed(ctx, g)
 		if err != nil {
 			return err
 		}
-		for _, t := range topicsOf(g) {
+		for _, t := range topicsOf[g] {
 			if done[t] = append(done[t], at); len(done[t]) > 1 {
 				continue
 			}
@@ -53,7 +86,7 @@ func (n *Node) trimOnce(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
-	starts, err := n.admin.StartOffsets(ctx, slices.Concat(lanes, read)...)
+	starts, err := gs.admin.StartOffsets(ctx, slices.Concat(lanes, read)...)
 	if err != nil {
 		return err
 	}
@@ -61,8 +94,8 @@ func (n *Node) trimOnce(ctx context.Context, now time.Time) error {
 	for _, kind := range []struct {
 		topics []string
 		keep   time.Duration
-	}{{lanes, n.cfg.Kafka.Keep}, {read, keepRead}} {
-		young, err := n.admin.OffsetsSince(ctx, now.Add(-kind.keep), kind.topics...)
+	}{{lanes, keep}, {read, keepRead}} {
+		young, err := gs.admin.OffsetsSince(ctx, now.Add(-kind.keep), kind.topics...)
 		if err != nil {
 			return err
 		}
@@ -79,5 +112,5 @@ func (n *Node) trimOnce(ctx context.Context, now time.Time) error {
 	if len(below) == 0 {
 		return nil
 	}
-	return n.admin.DeleteRecords(ctx, below)
+	return gs.admin.DeleteRecords(ctx, below)
 }

@@ -43,7 +43,7 @@ func TestTrimsOnlyWhatIsRead(t *testing.T) {
 	// A year from now everything is older than kafka.keep.
 	trim := func() {
 		t.Helper()
-		if err := n.trimOnce(ctx, time.Now().Add(365*24*time.Hour)); err != nil {
+		if err := n.groups.trimOnce(ctx, cfg.Kafka.Keep, time.Now().Add(365*24*time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestTrimsOnlyWhatIsRead(t *testing.T) {
 		at, err := n.admin.Committed(ctx, lane.Group())
 		return err == nil && sumOf(at, lane.Topic()) == 10
 	})
-	if err := n.trimOnce(ctx, time.Now()); err != nil {
+	if err := n.groups.trimOnce(ctx, cfg.Kafka.Keep, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if at := start(); at != 0 {

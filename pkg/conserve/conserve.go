@@ -3,6 +3,7 @@ package conserve
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -142,9 +143,10 @@ type Config struct {
 // outcome.
 type Auditor struct {
 	cfg      Config
-	one      chan struct{} // holds one: whose turn it is
-	books    books         // the Auditor itself, or a test's
-	triggers triggerSource // triggerChecks, or a test's
+	one      chan struct{}                    // holds one: whose turn it is
+	books    books                            // the Auditor itself, or a test's
+	triggers triggerSource                    // triggerChecks, or a test's
+	latest   atomic.Pointer[api.Conservation] // of Audit
 }
 
 type books interface {

@@ -5,12 +5,14 @@ import (
 	"time"
 )
 
-// Finding is one thing that the doctor of an engine looked at.
+// Finding is one thing that a doctor looked at.
 type Finding struct {
-	Check  string
-	Level  string // "ok", "warn" or "fail"
-	Detail string
-	Repair string // what to do; empty at level ok
+	Check  string `json:"check"`
+	Level  string `json:"level"` // "ok", "warn" or "fail"
+	Detail string `json:"detail"`
+	Repair string `json:"repair,omitempty"` // what to do; empty at level ok
+
+	Used *float64 `json:"used,omitempty"` // of what there is, 0 to 1; nil: nothing that fills
 }
 
 // Findings are what a look found, in its order.

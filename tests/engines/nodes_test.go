@@ -268,7 +268,7 @@ func TestNodesOverServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var found []app.Finding
+	var found []engine.Finding
 	if err := json.Unmarshal(raw, &found); err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-func doctor(t *testing.T, cl *api.Client) (found []app.Finding) {
+func doctor(t *testing.T, cl *api.Client) (found []engine.Finding) {
 	t.Helper()
 	raw, err := cl.Doctor(t.Context())
 	if err == nil {
@@ -22,13 +22,13 @@ func doctor(t *testing.T, cl *api.Client) (found []app.Finding) {
 }
 
 // find is what a doctor found of a check.
-func find(fs []app.Finding, check string) app.Finding {
+func find(fs []engine.Finding, check string) engine.Finding {
 	for _, f := range fs {
 		if f.Check == check {
 			return f
 		}
 	}
-	return app.Finding{}
+	return engine.Finding{}
 }
 
 // send sends one push to a user with an address.

@@ -1,0 +1,123 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// watchStore ends the process at the first failure of its disk: what is durable
+// is not known then, and a new start reads it.
+func (e *embeddedEngines) watchStore(ctx context.Context) error {
+	select {
+	case <-e.store.Failed():
+		return e.store.Err()
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// pump follows the first-attempt topics into history.
+func (e *embeddedEngines) pump(ctx context.Context, admin *log.Admin, reader *log.Reader) error {
+	starts, err := admin.StartOffsets(ctx, notify.FirstTopics()...)
+	if err != nil {
+		return err
+	}
+	from := make(map[log.TopicPartition]int64, len(starts))
+	resume := e.history.Resume()
+	for tp, start := range starts {
+		at, ok := resume[history.Part(tp)]
+		from[tp] = max(at, start)
+		if !ok || at < start {
+			e.history.Advance(history.Part(tp), start)
+		}
+	}
+	return reader.Run(ctx, from, func(tp log.TopicPartition, recs []log.Record) error {
+		hs := make([]history.Record, 0, len(recs))
+		for i := range recs {
+			if !recs[i].Lost() {
+				hs = append(hs, history.RecordOf(tp, &recs[i]))
+			}
+		}
+		if err := e.history.Append(ctx, hs...); err != nil {
+			return err
+		}
+		if len(hs) < len(recs) { // the last ones may be lost, and somebody waits for the end
+			e.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
+		}
+		return nil
+	})
+}
+
+// kept is, of each partition, the offset below which the history is sealed.
+func (e *embeddedEngines) kept() map[string]map[int32]int64 {
+	out := map[string]map[int32]int64{}
+	for p, at := range e.history.Sealed() {
+		if out[p.Topic] == nil {
+			out[p.Topic] = map[int32]int64{}
+		}
+		out[p.Topic][p.Partition] = at
+	}
+	return out
+}
+
+// loss is a loss of the log with what it means.
+type loss struct {
+	embedded.Loss
+	group string // that consumes the topic; empty: none of ours
+	first bool   // of first attempts, which history keeps
+}
+
+// losses of the log, and who had read what.
+func (e *embeddedEngines) losses() (out []loss) {
+	for _, l := range e.broker.Losses() {
+		out = append(out, loss{l, groupOf(l.Topic), slices.Contains(notify.FirstTopics(), l.Topic)})
+	}
+	return out
+}
+
+// consumed is how many of the records had been done and committed.
+func (l *loss) consumed() int64 { return l.Below(l.Committed[l.group]) }
+
+func (l loss) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s/%d: acknowledged records %d to %d (%d) are damaged and gone", l.Topic, l.Partition, l.From, l.To-1, l.Records())
+	if l.group != "" {
+		done := l.consumed()
+		fmt.Fprintf(&b, ": %d consumed before (%s had committed %d), %d lost for good", done, l.group, l.Committed[l.group], l.Records()-done)
+	}
+	if missing := l.Records() - l.Below(l.Kept); l.first && missing > 0 {
+		fmt.Fprintf(&b, "; %d not in the history", missing)
+	}
+	fmt.Fprintf(&b, "; found %s", l.Found.Format(time.RFC3339))
+	if l.File != "" {
+		fmt.Fprintf(&b, ", their bytes are in %s", l.File)
+	}
+	return b.String()
+}
+
+// positionsText says what is known of where the consumer groups stood.
+func (e *embeddedEngines) positionsText() string {
+	if len(e.posLost) == 0 {
+		return "of all consumer groups are there"
+	}
+	return fmt.Sprintf("positions lost: log/groups.log was removed or emptied before this start. %s. "+
+		"What is still in the log was read again; what had been done was not done again", strings.Join(e.posLost, ", "))
+}
+
+// lost reports whether the embedded log has lost a record of its files.
+func (e *embeddedEngines) lost(tp log.TopicPartition, offset int64) bool {
+	for _, x := range e.broker.Losses() {
+		if x.Topic == tp.Topic && x.Partition == tp.Partition && x.From <= offset && offset < x.To {
+			return true
+		}
+	}
+	return false
+}

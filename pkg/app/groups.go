@@ -1,0 +1,212 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
+	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// groups are the consumer groups that this process may run: how far each has read, and
+// what of the log all of them are done with.
+type groups struct {
+	list   []*log.Group
+	names  []string // of list
+	shared bool     // other processes have members too: how far they have read is in the log
+	admin  *log.Admin
+	log    *slog.Logger
+
+	read atomic.Pointer[[]Lag] // of shared groups, as watch read them last
+}
+
+// Lag is how far a consumer group is behind.
+type Lag struct {
+	Group    string `json:"group"`
+	Topic    string `json:"topic"`
+	Lag      int64  `json:"lag"`       // records not read yet
+	InFlight int    `json:"in_flight"` // records read and not done
+	Paused   int    `json:"paused"`    // partitions over their cap
+	// LanePaused: operators have paused the group's lane.
+	LanePaused bool `json:"lane_paused,omitempty"`
+	// Deferred is what waits in the timer store to come to Topic again, the
+	// largest first; nil: this process has not counted it.
+	Deferred []worker.Deferred `json:"deferred"`
+}
+
+// topicsOf are the topics of every group.
+var topicsOf = func() map[string][]string {
+	of := map[string][]string{
+		history.WritersGroup:       notify.FirstTopics(),
+		outcomehook.FollowGroup:    {notify.TopicOutcomes},
+		deadletter.DeadLetterGroup: {notify.TopicFailed, trigger.TopicDLQ},
+	}
+	for _, l := range notify.Lanes() {
+		of[l.Group()], of[l.RetryGroup()] = []string{l.Topic()}, []string{l.DLQTopic()}
+	}
+	return of
+}()
+
+// groupOf is the group that works on a topic; the history's only copies.
+func groupOf(topic string) string {
+	for group, topics := range topicsOf {
+		if group != history.WritersGroup && slices.Contains(topics, topic) {
+			return group
+		}
+	}
+	return ""
+}
+
+func (gs *groups) add(name string, g *log.Group) {
+	gs.list, gs.names = append(gs.list, g), append(gs.names, name)
+}
+
+// of returns a group by its name.
+func (gs *groups) of(name string) *log.Group { return gs.list[slices.Index(gs.names, name)] }
+
+// partitions calls fn with where each partition of each group stands.
+func (gs *groups) partitions(fn func(group string, p *log.PartitionStats)) {
+	for i, g := range gs.list {
+		stats := g.Stats()
+		for k := range stats.Partitions {
+			fn(gs.names[i], &stats.Partitions[k])
+		}
+	}
+}
+
+// held says of each partition that stands at a record of a newer release where and why.
+func (gs *groups) held() (out []string) {
+	gs.partitions(func(group string, p *log.PartitionStats) {
+		if p.Held != nil {
+			out = append(out, fmt.Sprintf("%s of %s stands: %v", p.TP, group, p.Held))
+		}
+	})
+	slices.Sort(out)
+	return out
+}
+
+// lags returns how far the groups are behind, of shared groups as all processes together
+// are. In flight is only what this process works on.
+func (gs *groups) lags() []Lag {
+	var out []Lag
+	if gs.shared {
+		last := gs.read.Load()
+		if last == nil {
+			return nil
+		}
+		out = slices.Clone(*last)
+	} else {
+		for _, name := range gs.names {
+			out = append(out, Lag{Group: name}) // nothing is assigned yet
+		}
+	}
+	gs.partitions(func(group string, p *log.PartitionStats) {
+		k := slices.IndexFunc(out, func(l Lag) bool { return l.Group == group && (l.Topic == p.TP.Topic || l.Topic == "") })
+		switch {
+		case k >= 0:
+		case gs.shared:
+			return // watch does not read this group
+		default: // of a group that reads more than one topic, each by itself
+			k = slices.IndexFunc(out, func(l Lag) bool { return l.Group == group }) + 1
+			out = slices.Insert(out, k, Lag{Group: group})
+		}
+		l := &out[k]
+		if l.Topic = p.TP.Topic; !gs.shared {
+			l.Lag += max(p.Lag(), 0) // below 0: its end is not known yet
+		}
+		l.InFlight += p.InFlight
+		if p.Paused {
+			l.Paused++
+		}
+	})
+	return out
+}
+
+// watched returns the groups whose lag a process with these tasks reads. The API
+// and operators tell of all of them; a worker reads its own alone, because hundreds
+// of workers would ask the brokers for every topic and group every two seconds.
+func (gs *groups) watched(do cluster.Tasks) (names []string) {
+	if do.API || do.Operator {
+		return gs.names
+	}
+	for _, l := range do.Lanes {
+		names = append(names, l.Group(), l.RetryGroup())
+	}
+	return names
+}
+
+// watch reads how far groups are behind, over all processes, until ctx ends.
+func (gs *groups) watch(ctx context.Context, names []string) error {
+	for ctx.Err() == nil {
+		call, stop := context.WithTimeout(ctx, 5*time.Second)
+		ls, err := gs.readLags(call, names)
+		stop()
+		if err == nil {
+			gs.read.Store(&ls)
+		} else if ctx.Err() == nil {
+			gs.log.Warn("how far groups are behind cannot be read", "err", err)
+		}
+		notify.Sleep(ctx, 2*time.Second)
+	}
+	return nil
+}
+
+func (gs *groups) readLags(ctx context.Context, names []string) (out []Lag, err error) {
+	topics := map[string]bool{}
+	for _, g := range names {
+		for _, t := range topicsOf[g] {
+			topics[t] = true
+		}
+	}
+	all := slices.Sorted(maps.Keys(topics))
+	starts, err := gs.admin.StartOffsets(ctx, all...)
+	if err != nil {
+		return nil, err
+	}
+	ends, err := gs.admin.EndOffsets(ctx, all...)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range names {
+		at, err := gs.admin.Committed(ctx, g)
+		if err != nil {
+			return nil, err
+		}
+		for _, topic := range topicsOf[g] {
+			l := Lag{Group: g, Topic: topic}
+			for tp, end := range ends {
+				if tp.Topic == topic {
+					l.Lag += max(end-max(at[tp], starts[tp]), 0)
+				}
+			}
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}
+
+// among is the name of a lag in a list: its group, and the topic where the group
+// reads more than one.
+func (l *Lag) among(all []Lag) string {
+	if slices.ContainsFunc(all, func(o Lag) bool { return o.Group == l.Group && o.Topic != l.Topic }) {
+		return l.Group + " " + l.Topic
+	}
+	return l.Group
+}
+
+// allDone reports whether nothing of lags waits; a group that was assigned no topic
+// yet has not looked.
+func allDone(lags []Lag) bool {
+	return !slices.ContainsFunc(lags, func(l Lag) bool { return l.Topic == "" || l.Lag > 0 || l.InFlight > 0 })
+}
