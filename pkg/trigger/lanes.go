@@ -321,7 +321,7 @@ func (ls *lanes) claimedAhead(ws []*work, won []bool) {
 		}
 		last = w.lane
 		last.claiming--
-		if won != nil && won[i] {
+		if len(won) > i && won[i] {
 			last.ready = append(last.ready, w)
 		}
 	}

@@ -144,7 +144,8 @@ func (w *Wheel[T]) Rewind(now int64) {
 
 // DeleteFunc removes every timer whose value del wants removed.
 func (w *Wheel[T]) DeleteFunc(del func(v T) bool) {
-	for slot, ts := range w.slots {
+	for slot := range w.slots {
+		ts := w.slots[slot]
 		if len(ts) == 0 {
 			continue
 		}
