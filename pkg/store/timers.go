@@ -44,9 +44,9 @@ func (t timerTable) appendKey(b []byte, shard uint16, fireAt int64, id []byte) [
 	return append(b, id...)
 }
 
-// timerFields describes a timer but its time and its id, which are in the key, and its
-// payload.
-func timerFields(c *codec.Codec, t *engine.Timer) {
+// TimerFields describes a timer but its time and id, which are in keys, and its payload,
+// which Cassandra keeps in a column of its own so that rows are counted without it.
+func TimerFields(c *codec.Codec, t *engine.Timer) {
 	codec.Num(c, &t.Kind)
 	c.Str(&t.Target)
 	touchable := !t.Head.IsZero()
@@ -58,7 +58,8 @@ func timerFields(c *codec.Codec, t *engine.Timer) {
 	codec.Num(c, &t.Weight)
 }
 
-const timerVersion = 1
+// TimerVersion is the version of TimerFields.
+const TimerVersion = 1
 
 // adds returns the rows of timers. All keys are parts of one text and all values of one
 // slice, so that a timer costs no allocation.
@@ -75,8 +76,8 @@ func (t timerTable) adds(shards int, ts []engine.Timer) ([]rows.Row, error) {
 	out, ends := make([]rows.Row, len(ts)), make([]int, len(ts))
 	for i := range ts {
 		keys = t.appendKey(keys, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID)
-		c := codec.Packer(values, timerVersion)
-		timerFields(&c, &ts[i])
+		c := codec.Packer(values, TimerVersion)
+		TimerFields(&c, &ts[i])
 		c.Bytes(&ts[i].Payload)
 		values = c.Packed()
 		ends[i] = len(values)
@@ -100,13 +101,13 @@ func (t timerTable) read(r rows.Row, x *engine.Timer) error {
 	k := []byte(r.Key)
 	x.FireAt = bucketAt(r.Key)*t.length + int64(binary.BigEndian.Uint32(k[bucketLen:]))
 	x.ID = k[timerKeyLen:]
-	c := codec.Unpacker(r.Value, timerVersion)
-	timerFields(&c, x)
+	c := codec.Unpacker(r.Value, TimerVersion)
+	TimerFields(&c, x)
 	c.Bytes(&x.Payload)
 	if c.Whole() {
 		return nil
 	}
-	if err := notify.CheckVersion("timer", r.Value, timerVersion); err != nil {
+	if err := notify.CheckVersion("timer", r.Value, TimerVersion); err != nil {
 		return err
 	}
 	return corrupt(r.Key)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Timers returns the contract of timers. Those of one call are stored each
@@ -45,24 +46,7 @@ var (
 	coldTimers = newTimerTable("timers_cold", engine.DayMs)
 )
 
-const (
-	timerVersion = 1
-	timerBatch   = 200 // rows of one batch: what is lost with an error is written again
-)
-
-// timer is what stands in the column data; the payload has one of its own, so that
-// rows are counted without it.
-func timerFields(c *codec.Codec, t *engine.Timer) {
-	codec.Num(c, &t.Kind)
-	c.Str(&t.Target)
-	touchable := !t.Head.IsZero()
-	c.Bool(&touchable)
-	if touchable {
-		c.Raw(t.Head[:])
-	}
-	codec.Num(c, &t.Gen)
-	codec.Num(c, &t.Weight)
-}
+const timerBatch = 200 // rows of one batch: what is lost with an error is written again
 
 // timerPart is one partition of a table.
 type timerPart struct {
@@ -95,7 +79,7 @@ func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer, at int6
 		// behind the first, which is the one that is read.
 		of[p] = append(of[p], stmt{t.insert, []any{
 			p.bucket, p.shard, x.FireAt, x.ID, at,
-			codec.Pack(timerVersion, func(c *codec.Codec) { timerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
+			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
 		}})
 	}
 	return parts, of
@@ -216,8 +200,8 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 }
 
 func readTimer(x *engine.Timer, v []byte) error {
-	if !codec.Unpack(v, timerVersion, func(c *codec.Codec) { timerFields(c, x) }) {
-		return unread("a timer", v, timerVersion)
+	if !codec.Unpack(v, store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }) {
+		return unread("a timer", v, store.TimerVersion)
 	}
 	if len(x.Payload) == 0 {
 		x.Payload = nil

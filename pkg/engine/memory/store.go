@@ -43,8 +43,4 @@ func check(ctx context.Context) error {
 	return notify.Unavailable("store", 0, context.Cause(ctx))
 }
 
-func conflict(code, msg string) error {
-	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
-}
-
 func clamp(n, limit int) int { return min(n, max(limit, 0)) }

@@ -41,8 +41,6 @@ func appendInt(b []byte, v int64) []byte {
 	return binary.BigEndian.AppendUint64(b, uint64(v)^1<<63)
 }
 
-func readInt(b []byte) int64 { return int64(binary.BigEndian.Uint64(b) ^ 1<<63) }
-
 func uintKey(table byte, v uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, v)
 }

@@ -64,13 +64,6 @@ func (r *reader) fixed(n int) []byte {
 	return p
 }
 
-func (r *reader) u64() uint64 {
-	if p := r.fixed(8); p != nil {
-		return binary.LittleEndian.Uint64(p)
-	}
-	return 0
-}
-
 func (r *reader) bytes() []byte {
 	n := r.count(1)
 	if n == 0 {
@@ -90,11 +83,6 @@ func (r *reader) done() bool { return !r.bad && len(r.b) == 0 }
 func appendInt64(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
 
 func appendLen(b []byte, s string) []byte {
-	b = binary.AppendUvarint(b, uint64(len(s)))
-	return append(b, s...)
-}
-
-func appendBytes(b, s []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s)))
 	return append(b, s...)
 }
