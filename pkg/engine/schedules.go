@@ -26,6 +26,45 @@ type Schedule struct {
 	Fan        bool   // a fan-out: ids carry an index
 }
 
+// MaxCaller bounds the callers of stored records, in bytes.
+const MaxCaller = 1 << 15
+
+// NoBase is the error of a schedule, a hint or a head without a base.
+func NoBase() error {
+	return notify.Invalid("bad_schedule", "base", "a schedule, its hints and its head have a base")
+}
+
+// CheckCaller returns an error with code if a caller is too long.
+func CheckCaller(code, caller string) error {
+	if len(caller) > MaxCaller {
+		return notify.Invalid(code, "caller", "a caller has at most 32,768 bytes")
+	}
+	return nil
+}
+
+// CheckSchedules returns an error if one of ss cannot be stored.
+func CheckSchedules(ss []Schedule) error {
+	for i := range ss {
+		if ss[i].Base.IsZero() {
+			return NoBase()
+		}
+		if err := CheckCaller("bad_schedule", ss[i].Caller); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckHints returns an error if one of hs cannot be stored.
+func CheckHints(hs []Hint) error {
+	for i := range hs {
+		if hs[i].Base.IsZero() {
+			return NoBase()
+		}
+	}
+	return nil
+}
+
 // ScheduleState is what a touched schedule came to.
 type ScheduleState uint8
 

@@ -43,7 +43,7 @@ var letterRecord = Record[letter]{"a dead letter", 1, func(c *codec.Codec, l *le
 // PackLetter returns the bytes of a dead letter, without its Ord. It fails with
 // notify.KindInvalid if Extra has no JSON form or the caller is too long.
 func PackLetter(d *engine.DeadLetter) ([]byte, error) {
-	if err := checkCaller("bad_dead_letter", d.Caller); err != nil {
+	if err := engine.CheckCaller("bad_dead_letter", d.Caller); err != nil {
 		return nil, err
 	}
 	l := letter{DeadLetter: d}
@@ -85,13 +85,3 @@ func LetterID(id notify.ID, epoch uint16) []byte {
 	}
 	return binary.BigEndian.AppendUint16(append(b, fan), epoch)
 }
-
-// checkCaller bounds the callers of all records alike.
-func checkCaller(code, caller string) error {
-	if len(caller) > maxCaller {
-		return notify.Invalid(code, "caller", "a caller has at most 32,768 bytes")
-	}
-	return nil
-}
-
-const maxCaller = 1 << 15

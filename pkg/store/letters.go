@@ -161,7 +161,7 @@ func (l *letters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.D
 
 func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int) (out []engine.DeadLetter, err error) {
 	last, err := l.last(ctx)
-	if err != nil || max <= 0 || len(caller) > maxCaller {
+	if err != nil || max <= 0 || len(caller) > engine.MaxCaller {
 		return nil, err
 	}
 	err = l.rows.Scan(ctx, feedOf(caller), rows.Range{After: num(after)}, func(r rows.Row) (bool, error) {

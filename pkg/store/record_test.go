@@ -44,7 +44,14 @@ func records() map[string]struct {
 		State: "dead", Job: "j", Until: 13, Trace: "trace", Extra: map[string]any{"region": "eu"},
 	}
 	packed, _ := PackLetter(&dead)
+	schedule := engine.Schedule{
+		Caller: "shop", Campaign: "cmp", User: "u", Channel: 2, Category: 3, FireAt: -4, Created: 5, Expires: 6, Partition: 65_535,
+		Partitions: 7, BlockSize: 8, Receivers: 9, Accepted: 10, Fan: true,
+	}
+	head := engine.ScheduleHead{State: 1, Gen: 2, FireAt: 3, At: 4, MovedAt: 5, MovedBy: "shop", Moves: 6, Version: 1 << 63}
 	return map[string]entry{
+		"schedule":      {ScheduleRecord.Pack(&schedule), schedule, again(ScheduleRecord)},
+		"schedule head": {HeadRecord.Pack(&head), head, again(HeadRecord)},
 		"dead letter": {packed, dead, func(b []byte) (any, any, error) {
 			var first, second engine.DeadLetter
 			if err := UnpackLetter(b, &first); err != nil {

@@ -44,6 +44,8 @@ var (
 	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id;
 	// e, Until, id. Of the partitions of feedOf: Seq: id
 	tableLetters = rows.Part{Table: 'd'}
+	// s, base: schedule; c, str caller, base; f, last known fire time, base; h, base: head
+	tableSchedules = rows.Part{Table: 'S'}
 )
 
 // Contracts are the contracts over rows.
@@ -96,6 +98,9 @@ func (c *Contracts) Spill() engine.Spill { return c.spill }
 // DeadLetters returns the contract of what failed for good.
 func (c *Contracts) DeadLetters() engine.DeadLetters { return c.letters }
 
+// Schedules returns the contract of scheduled requests.
+func (c *Contracts) Schedules() engine.Schedules { return schedules{c} }
+
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
 
@@ -119,6 +124,10 @@ func num(n uint64) string {
 
 // ordered is a time in the order of times.
 func ordered(ms int64) string { return num(uint64(ms) ^ 1<<63) }
+
+func appendOrdered(b []byte, ms int64) []byte {
+	return binary.BigEndian.AppendUint64(b, uint64(ms)^1<<63)
+}
 
 // timeAt reads the time that a key begins with.
 func timeAt(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8])) ^ 1<<63) }

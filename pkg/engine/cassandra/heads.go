@@ -3,9 +3,9 @@ package cassandra
 import (
 	"context"
 
-	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Head reads at SERIAL.
@@ -15,23 +15,23 @@ func (t schedules) Head(ctx context.Context, base notify.Base) (h engine.Schedul
 }
 
 func (t schedules) head(ctx context.Context, base notify.Base) (h engine.ScheduleHead, writer int64, ok bool, err error) {
-	var version, at int64
+	var at int64
 	var v []byte
-	ok, err = t.s.getSerial(ctx, `SELECT version, writer, at, fire_at, data FROM timer_heads WHERE base = ?`, []any{base[:]}, &version, &writer, &at, &h.FireAt, &v)
+	ok, err = t.s.getSerial(ctx, `SELECT writer, at, data FROM timer_heads WHERE base = ?`, []any{base[:]}, &writer, &at, &v)
 	if err != nil || !ok {
 		return engine.ScheduleHead{}, 0, false, err
 	}
 	t.s.clock.see(at)
-	h.Base, h.Version = base, uint64(version)
-	if !codec.Unpack(v, headVersion, func(c *codec.Codec) { headFields(c, &h) }) {
-		return engine.ScheduleHead{}, 0, false, unread("the head of "+base.String(), v, headVersion)
+	h.Base = base
+	if err := store.HeadRecord.Unpack(v, &h); err != nil {
+		return engine.ScheduleHead{}, 0, false, err
 	}
 	return h, writer, true, nil
 }
 
 func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
 	if h.Base.IsZero() {
-		return engine.ScheduleHead{}, false, badSchedule()
+		return engine.ScheduleHead{}, false, engine.NoBase()
 	}
 	unlock, err := t.s.locks.lock(ctx, string(h.Base[:]))
 	if err != nil {
@@ -46,7 +46,7 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	next := h
 	next.Version = old + 1
 	me := nonce()
-	data := codec.Pack(headVersion, func(c *codec.Codec) { headFields(c, &next) })
+	data := store.HeadRecord.Pack(&next)
 	write := stmt{
 		`UPDATE timer_heads SET version = ?, writer = ?, at = ?, fire_at = ?, data = ? WHERE base = ? IF version = ?`,
 		[]any{int64(next.Version), me, t.s.clock.now(), h.FireAt, data, h.Base[:], int64(old)},
@@ -96,7 +96,7 @@ func (t schedules) prolong(ctx context.Context, base notify.Base, fireAt int64) 
 		return err
 	}
 	return t.s.write(ctx, t.s.clock.now(), stmt{
-		insertSchedule, []any{base[:], at, codec.Pack(scheduleVersion, func(c *codec.Codec) { scheduleFields(c, &x) }), ttl(t.s.scheduleKeeps(fireAt))},
+		insertSchedule, []any{base[:], at, store.ScheduleRecord.Pack(&x), ttl(t.s.scheduleKeeps(fireAt))},
 	})
 }
 

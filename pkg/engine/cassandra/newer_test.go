@@ -40,9 +40,7 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			_, err := triggers{s: s}.read(context.Background(), "id", values(fine, v))
 			return err
 		},
-		"schedule": func(v []byte) error { return unread("the schedule", v, scheduleVersion) },
-		"head":     func(v []byte) error { return unread("the head", v, headVersion) },
-		"holds":    func(v []byte) error { return unread("holds", v, holdVersion) },
+		"holds": func(v []byte) error { return unread("holds", v, holdVersion) },
 	}
 	for name, fn := range read {
 		if err := fn([]byte{9, 'x'}); !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {

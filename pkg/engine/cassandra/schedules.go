@@ -4,9 +4,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Schedules returns the contract of scheduled requests. Rows are inserted and
@@ -17,9 +17,6 @@ func (s *Store) Schedules() engine.Schedules { return schedules{s} }
 type schedules struct{ s *Store }
 
 const (
-	scheduleVersion = 1
-	headVersion     = 1
-
 	listSchedules    = "schedules"
 	purgeOfSchedules = "schedules_by_fire"
 
@@ -29,48 +26,6 @@ const (
 )
 
 const insertSchedule = `INSERT INTO timer_requests (base, at, data) VALUES (?, ?, ?) USING TTL ?`
-
-func scheduleFields(c *codec.Codec, x *engine.Schedule) {
-	c.Str(&x.Caller)
-	c.Str(&x.Campaign)
-	c.Str(&x.User)
-	codec.Num(c, &x.Channel)
-	codec.Num(c, &x.Category)
-	codec.Num(c, &x.FireAt)
-	codec.Num(c, &x.Created)
-	codec.Num(c, &x.Expires)
-	codec.Num(c, &x.Partition)
-	codec.Num(c, &x.Partitions)
-	codec.Num(c, &x.BlockSize)
-	codec.Num(c, &x.Receivers)
-	codec.Num(c, &x.Accepted)
-	c.Bool(&x.Fan)
-}
-
-func headFields(c *codec.Codec, h *engine.ScheduleHead) {
-	codec.Num(c, &h.State)
-	codec.Num(c, &h.Gen)
-	codec.Num(c, &h.At)
-	codec.Num(c, &h.MovedAt)
-	c.Str(&h.MovedBy)
-	codec.Num(c, &h.Moves)
-}
-
-func badSchedule() error {
-	return notify.Invalid("bad_schedule", "base", "a schedule, its hints and its head have a base")
-}
-
-func checkSchedules(ss []engine.Schedule) error {
-	for i := range ss {
-		if ss[i].Base.IsZero() {
-			return badSchedule()
-		}
-		if len(ss[i].Caller) > 1<<15 {
-			return notify.Invalid("bad_schedule", "caller", "a caller has at most 32,768 bytes")
-		}
-	}
-	return nil
-}
 
 func (s *Store) scheduleKeeps(fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
@@ -105,7 +60,7 @@ func (s *Store) indexSchedules(ctx context.Context, ss []engine.Schedule) (rows 
 		if x := &ss[i]; !seen[x.Base] {
 			seen[x.Base] = true
 			unindexed = append(unindexed, x)
-			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), codec.Pack(scheduleVersion, func(c *codec.Codec) { scheduleFields(c, x) }), ttl(s.scheduleKeeps(x.FireAt))}})
+			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), store.ScheduleRecord.Pack(x), ttl(s.scheduleKeeps(x.FireAt))}})
 		}
 	}
 	return rows, parallel(len(unindexed), func(i int) error { return s.indexSchedule(ctx, unindexed[i], unindexed[i].FireAt) })
@@ -118,7 +73,7 @@ func (s *Store) separate(ctx context.Context, stmts []stmt) error {
 
 // Put stores indexes before schedules: one that is there is listed.
 func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
-	if err := checkSchedules(ss); err != nil || len(ss) == 0 {
+	if err := engine.CheckSchedules(ss); err != nil || len(ss) == 0 {
 		return err
 	}
 	rows, err := t.s.indexSchedules(ctx, ss)
@@ -135,7 +90,7 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 // it open how much of it was: a schedule without timers is seen by the
 // reconciler, timers without a schedule there are none.
 func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
-	if err := checkSchedules(ss); err != nil {
+	if err := engine.CheckSchedules(ss); err != nil {
 		return err
 	}
 	if err := engine.CheckTimers(shards, ts); err != nil {
@@ -213,8 +168,8 @@ func (t schedules) get(ctx context.Context, base notify.Base) (x engine.Schedule
 	}
 	t.s.clock.see(at)
 	x.Base = base
-	if !codec.Unpack(v, scheduleVersion, func(c *codec.Codec) { scheduleFields(c, &x) }) {
-		return engine.Schedule{}, 0, false, unread("the schedule "+base.String(), v, scheduleVersion)
+	if err := store.ScheduleRecord.Unpack(v, &x); err != nil {
+		return engine.Schedule{}, 0, false, err
 	}
 	return x, at, true, nil
 }
@@ -257,10 +212,8 @@ func (t schedules) List(ctx context.Context, caller string, after notify.Base, m
 }
 
 func (t schedules) Hint(ctx context.Context, hs []engine.Hint) error {
-	for i := range hs {
-		if hs[i].Base.IsZero() {
-			return badSchedule()
-		}
+	if err := engine.CheckHints(hs); err != nil {
+		return err
 	}
 	return parallel(len(hs), func(i int) error {
 		p := timerPart{hs[i].Partition.Bucket, int(hs[i].Partition.Shard)}

@@ -16,8 +16,6 @@ type Store struct {
 	*store.Contracts // over rows.go
 
 	mu        sync.Mutex
-	scheduled map[notify.Base]engine.Schedule
-	heads     map[notify.Base]engine.ScheduleHead
 	triggered map[string]engine.Trigger
 	queues    map[string]*queue
 }
@@ -26,8 +24,6 @@ type Store struct {
 func New() *Store {
 	return &Store{
 		Contracts: store.Over(&partRows{parts: map[rows.Part]*part{}}),
-		scheduled: map[notify.Base]engine.Schedule{},
-		heads:     map[notify.Base]engine.ScheduleHead{},
 		triggered: map[string]engine.Trigger{},
 		queues:    map[string]*queue{},
 	}

@@ -20,15 +20,11 @@
 //	o       table, str partition                             last number of a partition of r
 //	r       table, str partition, key                        row of pkg/store (rows.go)
 //	B       id                                               head of a large trigger, once it was swapped
-//	C       str caller, base                                 -: schedules of a caller
 //	E       ended, id                                        -: triggers that are terminal
-//	F       fire at, base                                    -: schedules by last known fire time
 //	G       id                                               trigger
-//	H       base                                             head of a schedule
 //	K       seq                                              ids that one swap claimed
 //	L       state, str caller, id                            -: triggers by state and caller; IN_FLIGHT among PENDING
 //	Q       str queue, seq                                   message: enqueued, visible, body
-//	R       base                                             schedule; written by merge: the oldest wins
 //	V       str queue, seq                                   receives, released until
 //	(0x00)  "format"                                         version of this layout
 package pebble

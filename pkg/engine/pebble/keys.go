@@ -11,17 +11,13 @@ const (
 	tNumber = 'o'
 	tRows   = 'r'
 
-	tScheduleCaller = 'C'
-	tTriggerHead    = 'B'
-	tTriggerEnded   = 'E'
-	tScheduleFire   = 'F'
-	tTrigger        = 'G'
-	tHead           = 'H'
-	tFlight         = 'K'
-	tTriggerList    = 'L'
-	tMessage        = 'Q'
-	tSchedule       = 'R'
-	tReceived       = 'V'
+	tTriggerHead  = 'B'
+	tTriggerEnded = 'E'
+	tTrigger      = 'G'
+	tFlight       = 'K'
+	tTriggerList  = 'L'
+	tMessage      = 'Q'
+	tReceived     = 'V'
 )
 
 func key(table byte, parts ...string) []byte {

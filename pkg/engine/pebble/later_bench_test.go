@@ -35,6 +35,17 @@ func registration(n uint64) (engine.Schedule, engine.Timer) {
 	return x, engine.Timer{FireAt: at, ID: append(base[:], 0, 0, 0, 0, 0, 0), Kind: 1, Target: "notifications-push", Payload: make([]byte, 200), Head: base, Weight: 1}
 }
 
+// filling puts changes into a batch and does not commit it.
+type filling struct {
+	*partRows
+	tx tx
+}
+
+func (f filling) Swap(_ context.Context, cs ...rows.Change) (bool, error) {
+	f.fill(f.tx, cs, nil)
+	return true, nil
+}
+
 // BenchmarkPutScheduled writes a schedule and its timer: in one commit, in two,
 // and the same keys and values by Pebble's own batches. The best of three runs
 // on 2 cores and a disk that others were using, too, which moved each by a
@@ -59,21 +70,13 @@ func BenchmarkPutScheduled(b *testing.B) {
 		}
 		return s.Timers().Put(ctx, 64, ts)
 	}
-	// The reference: the same keys and values by Pebble's own batches.
+	// The reference: the same keys and values by a batch of Pebble's own.
 	alone := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
-		p := newPacked()
-		defer packedPool.Put(p)
-		if err := s.schedules.pack(p, xs); err != nil {
-			return err
-		}
-		timers, err := store.AddTimers(64, ts)
-		if err != nil {
-			return err
-		}
 		batch := s.db.NewBatch()
-		tx := tx{batch}
-		s.schedules.fill(tx, p, len(xs))
-		s.Rows().(*partRows).fill(tx, []rows.Change{timers}, nil)
+		filled := store.Over(filling{s.Rows().(*partRows), tx{batch}})
+		if err := filled.PutScheduled(ctx, xs, 64, ts); err != nil {
+			return err
+		}
 		if err := batch.Commit(pebbledb.Sync); err != nil {
 			return err
 		}

@@ -88,31 +88,23 @@ func TestPurgeLooksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mustOpen(t, testConfig(vfs.NewMem()))
 		row := engine.Trigger{ID: "trg_1", Caller: "shop", State: engine.TriggerFired, Ended: 5}
-		x := engine.Schedule{Base: notify.Base{1}, Caller: "shop", FireAt: 5}
 		if _, err := s.Triggers().Create(t.Context(), []engine.Trigger{row}); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Schedules().Put(t.Context(), []engine.Schedule{x}); err != nil {
-			t.Fatal(err)
-		}
-		unlock, err := s.locks.lock(t.Context(), string(triggerKey(row.ID)), string(scheduleKey(tHead, x.Base)))
+		unlock, err := s.locks.lock(t.Context(), string(triggerKey(row.ID)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, purge := range []func(context.Context, int64, int) (int, error){s.Triggers().Purge, s.Schedules().Purge} {
-			go func() {
-				if n, err := purge(context.Background(), 10, 10); n != 0 || err != nil {
-					t.Errorf("purged %d, %v", n, err)
-				}
-			}()
-		}
-		synctest.Wait() // both wait for the locks
+		go func() {
+			if n, err := s.Triggers().Purge(context.Background(), 10, 10); n != 0 || err != nil {
+				t.Errorf("purged %d, %v", n, err)
+			}
+		}()
+		synctest.Wait() // it waits for the lock
 		w := triggerWrite{row: &row, old: headerOf(&row), new: triggerHeader{version: 2, state: row.State, ended: 50, caller: "shop"}}
 		row.Ended = 50
-		head := appendHead(nil, &engine.ScheduleHead{State: engine.SchedulePending, Gen: 1, FireAt: 50, Version: 1})
 		if err := s.commit.write(t.Context(), func(tx tx) {
 			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, &w.new, false), nil)
-			tx.set(scheduleKey(tHead, x.Base), head)
 		}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -122,17 +114,11 @@ func TestPurgeLooksAgain(t *testing.T) {
 		if err != nil || got[0].Ended != 50 {
 			t.Errorf("%+v, %v", got, err)
 		}
-		if _, ok, err := s.Schedules().Get(t.Context(), x.Base); !ok || err != nil {
-			t.Error(ok, err)
+		// And it is purged when its new time has come.
+		if n, err := s.Triggers().Purge(t.Context(), 51, 10); n != 1 || err != nil {
+			t.Errorf("purged %d, %v", n, err)
 		}
-		// And each is purged when its new time has come.
-		for _, purge := range []func(context.Context, int64, int) (int, error){s.Triggers().Purge, s.Schedules().Purge} {
-			if n, err := purge(t.Context(), 51, 10); n != 1 || err != nil {
-				t.Errorf("purged %d, %v", n, err)
-			}
-		}
-		tables := []byte{tSchedule, tScheduleCaller, tScheduleFire, tHead, tTrigger, tTriggerList, tTriggerEnded, tTriggerHead}
-		if n := countRows(t, s, tables...); n != 0 {
+		if n := countRows(t, s, tTrigger, tTriggerList, tTriggerEnded, tTriggerHead); n != 0 {
 			t.Errorf("%d rows are left", n)
 		}
 		if err := s.Close(); err != nil {

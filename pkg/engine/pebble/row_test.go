@@ -33,7 +33,6 @@ func chunk(failures int) notify.Row {
 // A value of each form that a newer release wrote is told apart from damage.
 func TestNewerValuesAreNotDamaged(t *testing.T) {
 	t.Parallel()
-	base := notify.Base{1}
 	s := mustOpen(t, testConfig(vfs.NewMem()))
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -41,9 +40,6 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 		}
 	})
 	read := map[string]func(version byte) error{
-		"schedule": func(v byte) error {
-			return readSchedule(scheduleKey(tSchedule, base), []byte{v, 'x'}, new(engine.Schedule))
-		},
 		"trigger": func(v byte) error {
 			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger), false)
 			return err
@@ -55,11 +51,6 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 		"trigger's header": func(v byte) error {
 			set(t, s, triggerKey("id"), []byte{v, 'x'})
 			_, _, err := s.Triggers().(*triggers).headerAt(triggerKey("id"))
-			return err
-		},
-		"schedule head": func(v byte) error {
-			set(t, s, scheduleKey(tHead, base), []byte{v, 'x'})
-			_, _, err := s.Schedules().(*schedules).head(base)
 			return err
 		},
 	}

@@ -40,9 +40,8 @@ type Store struct {
 
 	*store.Contracts // over rows.go
 
-	schedules schedules
-	triggers  triggers
-	queues    queues
+	triggers triggers
+	queues   queues
 }
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
@@ -227,7 +226,7 @@ func (s *Store) load() error {
 		return err
 	}
 	for _, load := range []func(*Store) error{
-		s.schedules.load, s.triggers.load, s.queues.load,
+		s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {
 			return err

@@ -1,0 +1,310 @@
+package store
+
+import (
+	"context"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/codec"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// schedules adds schedules and their index rows without a read, and swaps heads. So an
+// index may hold rows of a Put that changed nothing: its readers look at the schedule.
+type schedules struct{ *Contracts }
+
+func scheduleFields(c *codec.Codec, x *engine.Schedule) {
+	c.Str(&x.Caller)
+	c.Str(&x.Campaign)
+	c.Str(&x.User)
+	codec.Num(c, &x.Channel)
+	codec.Num(c, &x.Category)
+	codec.Num(c, &x.FireAt)
+	codec.Num(c, &x.Created)
+	codec.Num(c, &x.Expires)
+	codec.Num(c, &x.Partition)
+	codec.Num(c, &x.Partitions)
+	codec.Num(c, &x.BlockSize)
+	codec.Num(c, &x.Receivers)
+	codec.Num(c, &x.Accepted)
+	c.Bool(&x.Fan)
+}
+
+// ScheduleRecord is everything of a schedule but its Base.
+var ScheduleRecord = Record[engine.Schedule]{"a schedule", 1, scheduleFields}
+
+// HeadRecord is everything of a schedule's head but its Base.
+var HeadRecord = Record[engine.ScheduleHead]{"the head of a schedule", 1, func(c *codec.Codec, h *engine.ScheduleHead) {
+	codec.Num(c, &h.State)
+	codec.Num(c, &h.Gen)
+	codec.Num(c, &h.FireAt)
+	codec.Num(c, &h.At)
+	codec.Num(c, &h.MovedAt)
+	c.Str(&h.MovedBy)
+	codec.Num(c, &h.Moves)
+	c.Uint(&h.Version)
+}}
+
+func fireKey(fireAt int64, base string) string { return "f" + ordered(fireAt) + base }
+
+// baseAt reads the base that a key ends with.
+func baseAt(key string) (notify.Base, error) {
+	n := len(key) - len(notify.Base{})
+	if n < 0 {
+		return notify.Base{}, corrupt(key)
+	}
+	return notify.Base([]byte(key[n:])), nil
+}
+
+// addSchedules returns the change that Put makes. All keys are parts of one text and
+// all values of one slice, so that a schedule costs no allocation.
+func addSchedules(ss []engine.Schedule) (rows.Change, error) {
+	if err := engine.CheckSchedules(ss); err != nil {
+		return rows.Change{}, err
+	}
+	size := 0
+	for i := range ss {
+		size += 128 + len(ss[i].Caller) + len(ss[i].Campaign) + len(ss[i].User)
+	}
+	keys, values := make([]byte, 0, size), make([]byte, 0, size)
+	ends := make([]int, 0, 4*len(ss)) // of three keys and a value of each
+	for i := range ss {
+		x := &ss[i]
+		keys = append(append(keys, 's'), x.Base[:]...)
+		ends = append(ends, len(keys))
+		keys = append(appendStr(append(keys, 'c'), x.Caller), x.Base[:]...)
+		ends = append(ends, len(keys))
+		keys = append(appendOrdered(append(keys, 'f'), x.FireAt), x.Base[:]...)
+		c := codec.Packer(values, ScheduleRecord.version)
+		scheduleFields(&c, x)
+		values = c.Packed()
+		ends = append(ends, len(keys), len(values))
+	}
+	all, key, value := string(keys), 0, 0
+	add := make([]rows.Row, 3*len(ss))
+	for i := range ss {
+		e, r := ends[4*i:], add[3*i:]
+		r[0] = rows.Row{Key: all[key:e[0]], Value: values[value:e[3]:e[3]]}
+		r[1] = rows.Row{Key: all[e[0]:e[1]], Value: []byte{}}
+		r[2] = rows.Row{Key: all[e[1]:e[2]], Value: []byte{}}
+		key, value = e[2], e[3]
+	}
+	return rows.Change{Part: tableSchedules, Add: add}, nil
+}
+
+func (s schedules) Put(ctx context.Context, ss []engine.Schedule) error {
+	add, err := addSchedules(ss)
+	if err != nil || len(ss) == 0 {
+		return err
+	}
+	_, err = s.rows.Swap(ctx, add)
+	return err
+}
+
+// scheduled is what is stored of a schedule.
+type scheduled struct {
+	schedule engine.Schedule
+	head     engine.ScheduleHead
+	exists   bool   // the schedule
+	packed   []byte // the head; nil: there is none
+}
+
+// fireAt is the last known fire time, ok where there is any. A head's of 0 is the
+// schedule's own.
+func (x *scheduled) fireAt() (at int64, ok bool) {
+	if x.head.FireAt != 0 {
+		return x.head.FireAt, true
+	}
+	return x.schedule.FireAt, x.exists
+}
+
+// read returns what is stored of schedules, as of every swap of a head that was
+// answered before.
+func (s schedules) read(ctx context.Context, bases ...notify.Base) ([]scheduled, error) {
+	keys := make([]string, 0, 2*len(bases))
+	for _, b := range bases {
+		keys = append(keys, "s"+string(b[:]), "h"+string(b[:]))
+	}
+	got, err := s.rows.Get(ctx, tableSchedules, keys...)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]scheduled, len(bases))
+	for i := range out {
+		x := &out[i]
+		if v := got[2*i]; v != nil {
+			x.exists, x.schedule.Base = true, bases[i]
+			if err := ScheduleRecord.Unpack(v, &x.schedule); err != nil {
+				return nil, err
+			}
+		}
+		if x.packed = got[2*i+1]; x.packed != nil {
+			x.head.Base = bases[i]
+			if err := HeadRecord.Unpack(x.packed, &x.head); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+func (s schedules) Get(ctx context.Context, base notify.Base) (x engine.Schedule, ok bool, err error) {
+	v, err := s.rows.Get(ctx, tableSchedules, "s"+string(base[:]))
+	if err != nil || v[0] == nil {
+		return x, false, err
+	}
+	x.Base = base
+	err = ScheduleRecord.Unpack(v[0], &x)
+	return x, err == nil, err
+}
+
+func (s schedules) List(ctx context.Context, caller string, after notify.Base, max int) ([]engine.Schedule, error) {
+	if len(caller) > maxPart {
+		return nil, nil
+	}
+	in := rows.Range{Prefix: "s", Back: true}
+	if caller != "" {
+		in.Prefix = "c" + str(caller)
+	}
+	if !after.IsZero() {
+		in.Before = in.Prefix + string(after[:])
+	}
+	var out []engine.Schedule
+	err := s.rows.Scan(ctx, tableSchedules, in, func(r rows.Row) (bool, error) {
+		if len(out) >= max {
+			return false, nil
+		}
+		base, err := baseAt(r.Key)
+		if err != nil {
+			return false, err
+		}
+		x, ok := engine.Schedule{Base: base}, true
+		if caller == "" {
+			err = ScheduleRecord.Unpack(r.Value, &x)
+		} else {
+			x, ok, err = s.Get(ctx, base)
+		}
+		if ok && (caller == "" || x.Caller == caller) {
+			out = append(out, x)
+		}
+		return len(out) < max, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s schedules) Head(ctx context.Context, base notify.Base) (h engine.ScheduleHead, ok bool, err error) {
+	v, err := s.rows.Get(ctx, tableSchedules, "h"+string(base[:]))
+	if err != nil || v[0] == nil {
+		return h, false, err
+	}
+	h.Base = base
+	err = HeadRecord.Unpack(v[0], &h)
+	return h, err == nil, err
+}
+
+func (s schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
+	if h.Base.IsZero() {
+		return engine.ScheduleHead{}, false, engine.NoBase()
+	}
+	base := string(h.Base[:])
+	h.Version = old + 1
+	next := HeadRecord.Pack(&h)
+	for {
+		stored, err := s.read(ctx, h.Base)
+		if err != nil {
+			return engine.ScheduleHead{}, false, err
+		}
+		was, is := stored[0], stored[0]
+		if was.head.Version != old {
+			return was.head, false, nil
+		}
+		is.head = h
+		c := rows.Change{Part: tableSchedules, If: []rows.Row{{Key: "h" + base, Value: was.packed}}, Do: []rows.Row{{Key: "h" + base, Value: next}}}
+		before, listed := was.fireAt()
+		if at, lists := is.fireAt(); listed != lists || before != at {
+			if listed {
+				c.Do = append(c.Do, rows.Row{Key: fireKey(before, base)})
+			}
+			if lists {
+				c.Do = append(c.Do, rows.Row{Key: fireKey(at, base), Value: []byte{}})
+			}
+		}
+		won, err := s.rows.Swap(ctx, c)
+		switch {
+		case err != nil:
+			return engine.ScheduleHead{}, false, err
+		case won:
+			return h, true, nil
+		}
+	}
+}
+
+func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error) {
+	if before == math.MinInt64 {
+		return 0, nil
+	}
+	return purge(ctx, s.rows, tableSchedules, "f", before-1, max, func(entries []string) ([]rows.Change, int, error) {
+		bases := make([]notify.Base, len(entries))
+		for i, e := range entries {
+			var err error
+			if bases[i], err = baseAt(e); err != nil {
+				return nil, 0, err
+			}
+		}
+		stored, err := s.read(ctx, bases...)
+		if err != nil {
+			return nil, 0, err
+		}
+		c, gone := rows.Change{Part: tableSchedules}, 0
+		seen := map[notify.Base]bool{}
+		for i, e := range entries {
+			x, base := &stored[i], string(bases[i][:])
+			at, listed := x.fireAt()
+			c.If = append(c.If, rows.Row{Key: "h" + base, Value: x.packed})
+			c.Do = append(c.Do, rows.Row{Key: e})
+			switch {
+			case !listed:
+				continue
+			case at >= before: // the entry is left from a Put that changed nothing
+				c.Do = append(c.Do, rows.Row{Key: fireKey(at, base), Value: []byte{}})
+				continue
+			case x.exists && !seen[bases[i]]:
+				gone++
+			}
+			seen[bases[i]] = true
+			c.Do = append(c.Do, rows.Row{Key: "s" + base}, rows.Row{Key: "h" + base}, rows.Row{Key: "c" + str(x.schedule.Caller) + base},
+				rows.Row{Key: fireKey(x.schedule.FireAt, base)}, rows.Row{Key: fireKey(at, base)})
+		}
+		return []rows.Change{c}, gone, nil
+	})
+}
+
+func (s schedules) Hint(ctx context.Context, hs []engine.Hint) error {
+	if err := engine.CheckHints(hs); err != nil || len(hs) == 0 {
+		return err
+	}
+	add := make([]rows.Row, len(hs))
+	for i := range hs {
+		add[i] = rows.Row{Key: bucketKey(hs[i].Partition) + string(hs[i].Base[:]), Value: []byte{}}
+	}
+	_, err := s.rows.Swap(ctx, rows.Change{Part: tableHints, Add: add})
+	return err
+}
+
+func (s schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []notify.Base, err error) {
+	err = s.rows.Scan(ctx, tableHints, rows.Range{Prefix: bucketKey(p)}, func(r rows.Row) (bool, error) {
+		if len(r.Key) != bucketLen+len(notify.Base{}) {
+			return false, corrupt(r.Key)
+		}
+		out = append(out, notify.Base([]byte(r.Key[bucketLen:])))
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
