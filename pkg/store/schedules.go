@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"math"
+	"unsafe"
 
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -63,11 +64,13 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 	if err := engine.CheckSchedules(ss); err != nil {
 		return rows.Change{}, err
 	}
-	size := 0
+	keysLen, valuesLen := 0, 0
 	for i := range ss {
-		size += 128 + len(ss[i].Caller) + len(ss[i].Campaign) + len(ss[i].User)
+		x := &ss[i]
+		keysLen += 3*(1+len(x.Base)) + 2 + len(x.Caller) + 8
+		valuesLen += 56 + len(x.Caller) + len(x.Campaign) + len(x.User)
 	}
-	keys, values := make([]byte, 0, size), make([]byte, 0, size)
+	keys, values := make([]byte, 0, keysLen), make([]byte, 0, valuesLen)
 	ends := make([]int, 0, 4*len(ss)) // of three keys and a value of each
 	for i := range ss {
 		x := &ss[i]
@@ -81,7 +84,7 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 		values = c.Packed()
 		ends = append(ends, len(keys), len(values))
 	}
-	all, key, value := string(keys), 0, 0
+	all, key, value := unsafe.String(unsafe.SliceData(keys), len(keys)), 0, 0 // keys is not changed any more
 	add := make([]rows.Row, 3*len(ss))
 	for i := range ss {
 		e, r := ends[4*i:], add[3*i:]
