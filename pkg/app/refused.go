@@ -2,6 +2,7 @@ package app
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -45,34 +46,38 @@ func secretKey(key, file string) string {
 	return key
 }
 
-// faults are what clients and servers say when the configuration is at fault. By
-// their text, for a driver may keep no more of an error than that. The certificate
-// that has expired is not among them: that is the server's, and may be renewed.
+// faults are what clients and servers say when the configuration is at fault, by the key
+// of settings that is. By their text, for a driver may keep no more of an error than
+// that. The certificate that has expired is not among them: that is the server's, and
+// may be renewed.
 var faults = []struct {
-	says string
 	key  func(settings) string
 	msg  string
+	says []string
 }{
-	{"certificate signed by unknown authority", func(s settings) string { return s.ca }, "it does not hold the CA that signed the server's certificate"},
-	{"x509: certificate is valid for", func(s settings) string { return s.name }, "the server's certificate is for another name"},
-	{"x509: certificate is not valid for", func(s settings) string { return s.name }, "the server's certificate is for another name"},
-	{"x509: cannot validate certificate", func(s settings) string { return s.name }, "the server's certificate is for another name"},
-	{"first record does not look like a TLS handshake", func(s settings) string { return s.enabled }, "the server does not speak TLS there"},
-	{"server refused TLS connection", func(s settings) string { return s.enabled }, "the server does not speak TLS there"},
-	{"remote error: tls: unrecognized name", func(s settings) string { return s.name }, "the server does not go by this name"},
-	{"remote error: tls: bad certificate", func(s settings) string { return s.cert }, "the server does not take our certificate"},
-	{"remote error: tls: unknown certificate", func(s settings) string { return s.cert }, "the server does not take our certificate"},
-	{"remote error: tls: certificate required", func(s settings) string { return s.cert }, "the server asks for a certificate"},
-	{"remote error: tls: expired certificate", func(s settings) string { return s.cert }, "the server does not take our certificate"},
-	{"remote error: tls: revoked certificate", func(s settings) string { return s.cert }, "the server does not take our certificate"},
-	{"remote error: tls: unsupported certificate", func(s settings) string { return s.cert }, "the server does not take our certificate"},
-	{"remote error: tls: access denied", func(s settings) string { return s.cert }, "the server does not take our certificate"},
-	{"requires a valid client certificate", func(s settings) string { return s.cert }, "the server asks for a certificate"},
-	{"SASL_AUTHENTICATION_FAILED", func(s settings) string { return s.password }, "the server refuses the user or the password"},
-	{"password are incorrect", func(s settings) string { return s.password }, "the server refuses the user or the password"},
-	{"password authentication failed", func(s settings) string { return s.password }, "the server refuses the user or the password"},
-	{"WRONGPASS", func(s settings) string { return s.password }, "the server refuses the user or the password"},
-	{"NOAUTH", func(s settings) string { return s.password }, "the server asks for a password"},
+	{func(s settings) string { return s.ca }, "it does not hold the CA that signed the server's certificate", []string{
+		"certificate signed by unknown authority",
+	}},
+	{func(s settings) string { return s.name }, "the server's certificate is for another name", []string{
+		"x509: certificate is valid for", "x509: certificate is not valid for", "x509: cannot validate certificate",
+	}},
+	{func(s settings) string { return s.enabled }, "the server does not speak TLS there", []string{
+		"first record does not look like a TLS handshake", "server refused TLS connection",
+	}},
+	{func(s settings) string { return s.name }, "the server does not go by this name", []string{
+		"remote error: tls: unrecognized name",
+	}},
+	{func(s settings) string { return s.cert }, "the server does not take our certificate", []string{
+		"remote error: tls: bad certificate", "remote error: tls: unknown certificate", "remote error: tls: expired certificate",
+		"remote error: tls: revoked certificate", "remote error: tls: unsupported certificate", "remote error: tls: access denied",
+	}},
+	{func(s settings) string { return s.cert }, "the server asks for a certificate", []string{
+		"remote error: tls: certificate required", "requires a valid client certificate",
+	}},
+	{func(s settings) string { return s.password }, "the server refuses the user or the password", []string{
+		"SASL_AUTHENTICATION_FAILED", "password are incorrect", "password authentication failed", "WRONGPASS",
+	}},
+	{func(s settings) string { return s.password }, "the server asks for a password", []string{"NOAUTH"}},
 }
 
 // misconfigured returns the error that names the key which keeps a server from
@@ -91,7 +96,7 @@ func misconfigured(s settings, err error) error {
 		return nil
 	}
 	for _, r := range faults {
-		if strings.Contains(text, r.says) {
+		if slices.ContainsFunc(r.says, func(says string) bool { return strings.Contains(text, says) }) {
 			return &notify.Error{Kind: notify.KindInvalid, Code: "bad_config", Field: r.key(s), Msg: r.msg, Err: err}
 		}
 	}

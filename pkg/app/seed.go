@@ -24,9 +24,8 @@ func digest(secret string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// gave reports whether the secret is the one that was given last. Earlier releases
-// stored the secret itself.
-func (s *seeded) gave(secret string) bool { return s.Secret == digest(secret) || s.Secret == secret }
+// gave reports whether the secret is the one that was given last.
+func (s *seeded) gave(secret string) bool { return s.Secret == digest(secret) }
 
 // SeedCaller gives a caller callback URLs and a signing secret where it lacks
 // them. What it gave at an earlier start makes room for what it gives now, for

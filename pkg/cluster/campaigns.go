@@ -32,7 +32,8 @@ func OpenCampaignHolds(ctx context.Context, meta engine.Meta, workers *worker.Ca
 		}
 		workers.Set(held)
 	}
-	return c, c.Follow(ctx)
+	err := c.Follow(ctx)
+	return c, err
 }
 
 // Get implements server.CampaignHolds.

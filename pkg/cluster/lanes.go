@@ -43,7 +43,8 @@ func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, look fun
 			gate.Set(shut)
 		}
 	}
-	return l, l.Follow(ctx)
+	err := l.Follow(ctx)
+	return l, err
 }
 
 // Gate is what the workers of a lane ask before they claim.
