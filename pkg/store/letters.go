@@ -30,7 +30,8 @@ func letterKeys(d *engine.DeadLetter, id string) (byID, byOrd, byTime, byUntil s
 
 func readLetter(r rows.Row) (d engine.DeadLetter, err error) {
 	d.Ord = numberAt(r.Key)
-	return d, UnpackLetter(r.Value, &d)
+	err = UnpackLetter(r.Value, &d)
+	return d, err
 }
 
 // last returns the last settled Ord.

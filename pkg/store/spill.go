@@ -34,7 +34,8 @@ var spilledRecord = Record[engine.Spilled]{"a spilled record", 1, func(c *codec.
 
 func readSpilled(row rows.Row) (r engine.Spilled, err error) {
 	r.Seq = numberAt(row.Key)
-	return r, spilledRecord.Unpack(row.Value, &r)
+	err = spilledRecord.Unpack(row.Value, &r)
+	return r, err
 }
 
 func spilledSize(r *engine.Spilled) int64 { return int64(len(r.Topic) + len(r.Key) + len(r.Value)) }

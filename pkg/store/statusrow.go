@@ -96,9 +96,7 @@ func AppendRow(b []byte, r *notify.Row) []byte {
 // ReadRow reads what AppendRow wrote into r, all but the key. It reports whether it could.
 func ReadRow(v []byte, r *notify.Row) bool {
 	c := codec.Unpacker(v, RowVersion)
-	if v != nil {
-		RowFields(&c, r)
-	}
+	RowFields(&c, r)
 	return c.Whole()
 }
 
