@@ -94,9 +94,9 @@ var floors = []floor{
 		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile setting",
 		"pkg/web":         "notify api term",
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
-		"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
-		"pkg/load/report": "load internal/atomicfile notify term",    // what is left of a run, and comparing runs
-		"pkg/load/screen": "load load/report notify term term/paint", // term: how texts and numbers are written for people
+		"pkg/load":        "notify api internal/atomicfile log simulator term", // simulator: what its control API says; log: its partitions, for the target kafka; term: which word was meant
+		"pkg/load/report": "load internal/atomicfile notify term",              // what is left of a run, and comparing runs
+		"pkg/load/screen": "load load/report notify term term/paint",           // term: how texts and numbers are written for people
 		"pkg/console":     "notify api term term/paint",
 	}},
 	{"what a process does among others, and what it counts", map[string]string{
@@ -108,7 +108,7 @@ var floors = []floor{
 	}},
 	{"the programs", map[string]string{
 		"cmd/notifyd":   "app api backup cluster engine internal/atomicfile notify server simulator load term",
-		"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
+		"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets simulator term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
 	}},
 }
 

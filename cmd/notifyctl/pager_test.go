@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // TestPaged: on a terminal a list goes through the pager; elsewhere, as JSON and where
@@ -37,16 +39,16 @@ func TestPaged(t *testing.T) {
 // the terminal as a command.
 func TestCallIsShown(t *testing.T) {
 	t.Parallel()
-	var c simCall
+	var c simulator.Call
 	c.Attempt, c.Bytes = 2, 5000
 	var out strings.Builder
-	c.print(&out)
+	printCall(&out, &c)
 	if !strings.Contains(out.String(), "no longer kept") {
 		t.Error(out.String())
 	}
-	c.Content = &simContent{Method: "POST", URL: "/hook?a=1", Header: http.Header{"Webhook-Id": {"trg_1"}, "X-B": {"1", "2"}}, Body: "{\n\"a\":\"\x1b[31m\"}", Cut: true}
+	c.Content = &simulator.CallContent{Method: "POST", URL: "/hook?a=1", Header: http.Header{"Webhook-Id": {"trg_1"}, "X-B": {"1", "2"}}, Body: "{\n\"a\":\"\x1b[31m\"}", Cut: true}
 	out.Reset()
-	c.print(&out)
+	printCall(&out, &c)
 	want := "\nattempt 2: POST /hook?a=1\n  Webhook-Id: trg_1\n  X-B: 1\n  X-B: 2\n  {\n  \"a\":\"\\u001b[31m\"}\n  (5,000 bytes; the rest is not kept)\n"
 	if out.String() != want {
 		t.Errorf("%q\nwant %q", out.String(), want)

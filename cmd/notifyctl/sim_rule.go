@@ -9,45 +9,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/simulator"
 	"github.com/notifyd/notifyd/pkg/term"
 )
-
-// simRule scripts faults of simulated providers.
-type simRule struct {
-	Number     uint64     `json:"number,omitempty"`
-	Provider   string     `json:"provider,omitempty"`
-	Account    string     `json:"account,omitempty"`
-	Pool       string     `json:"pool,omitempty"`
-	Prefix     string     `json:"prefix,omitempty"`
-	Template   string     `json:"template,omitempty"`
-	ID         string     `json:"id,omitempty"`
-	Rate       float64    `json:"rate,omitempty"`
-	Count      uint64     `json:"count,omitempty"`
-	For        string     `json:"for,omitempty"`
-	Until      *time.Time `json:"until,omitempty"`
-	Do         string     `json:"do"`
-	Status     int        `json:"status,omitempty"`
-	Code       string     `json:"code,omitempty"`
-	RetryAfter string     `json:"retry_after,omitempty"`
-	Latency    *simDelay  `json:"latency,omitempty"`
-	Location   string     `json:"location,omitempty"`
-	Matched    uint64     `json:"matched,omitempty"`
-	Picked     uint64     `json:"picked,omitempty"`
-}
-
-type simDelay struct {
-	Median string `json:"median"`
-	P99    string `json:"p99,omitempty"`
-}
 
 var (
 	simProviders = []string{"apns", "fcm", "twilio", "sendgrid", "callback"}
 	simActions   = []string{"error", "outage", "throttle", "unauthorized", "gateway", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge", "refuse", "go_away", "close"}
 )
 
-func (s *simClient) newRuleAdd() *cobra.Command {
-	var r simRule
-	var lasts, retryAfter, median, p99 time.Duration
+func (s *simulators) newRuleAdd() *cobra.Command {
+	var r simulator.Rule
+	var provider string
 	c := &cobra.Command{
 		Use: "add ACTION", Short: "Add a rule; newer rules come first", Args: term.Exact("an action"),
 		Long: `add makes the providers misbehave. Actions: error (with --status or --code), outage
@@ -62,29 +35,29 @@ close (in order, taken but not answered).`,
   notifyctl sim rule add latency --provider twilio --median 2s --p99 8s`,
 		ValidArgs: simActions,
 		RunE: s.run(func(ctx context.Context, args []string) error {
-			r.Do, r.For, r.RetryAfter = args[0], written(lasts), written(retryAfter)
-			if median > 0 || p99 > 0 {
-				r.Latency = &simDelay{Median: median.String(), P99: written(p99)}
+			r.Do = simulator.Action(args[0])
+			if err := r.Provider.UnmarshalText([]byte(provider)); err != nil {
+				return err
 			}
 			var out struct {
 				Number uint64 `json:"number"`
 			}
-			if err := s.call(ctx, http.MethodPost, "/control/rules", r, &out); err != nil {
+			if err := s.Call(ctx, http.MethodPost, "/control/rules", r, &out); err != nil {
 				return err
 			}
 			if err := s.p.printer().Record(out, term.Table{{"rule", fmt.Sprint(out.Number)}}); err != nil {
 				return err
 			}
 			until := "until notifyctl sim rule rm " + fmt.Sprint(out.Number)
-			if lasts > 0 {
-				until = "for " + span(lasts)
+			if r.For > 0 {
+				until = "for " + span(time.Duration(r.For))
 			}
-			s.p.note("%s of %s, %s", r.Do, first(r.Provider, "all providers"), until)
+			s.p.note("%s of %s, %s", string(r.Do), first(r.Provider.String(), "all providers"), until)
 			return nil
 		}),
 	}
 	f := c.Flags()
-	f.StringVar(&r.Provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid, callback")
+	f.StringVar(&provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid, callback")
 	f.StringVar(&r.Account, "account", "", "only this Twilio account")
 	f.StringVar(&r.Pool, "pool", "", "only this SendGrid IP pool")
 	f.StringVar(&r.Template, "template", "", "only this SendGrid template")
@@ -92,37 +65,29 @@ close (in order, taken but not answered).`,
 	f.StringVar(&r.ID, "id", "", "only this notification")
 	f.Float64Var(&r.Rate, "rate", 0, "share of the matching requests, above 0 to 1; 0: all")
 	f.Uint64Var(&r.Count, "count", 0, "most requests it is applied to; 0: no limit")
-	f.DurationVar(&lasts, "for", 0, "how long it holds; 0: until it is removed")
+	f.DurationVar((*time.Duration)(&r.For), "for", 0, "how long it holds; 0: until it is removed")
 	f.IntVar(&r.Status, "status", 0, "error, gateway: HTTP status")
 	f.StringVar(&r.Code, "code", "", "error: the provider's code; receipt: what it says")
-	f.DurationVar(&retryAfter, "retry-after", 0, "error, throttle: the Retry-After header")
+	f.DurationVar((*time.Duration)(&r.RetryAfter), "retry-after", 0, "error, throttle: the Retry-After header")
 	f.StringVar(&r.Location, "location", "", "redirect: where to")
-	f.DurationVar(&median, "median", 0, "drip, latency: median")
-	f.DurationVar(&p99, "p99", 0, "drip, latency: 99th percentile")
+	f.DurationVar((*time.Duration)(&r.Latency.Median), "median", 0, "drip, latency: median")
+	f.DurationVar((*time.Duration)(&r.Latency.P99), "p99", 0, "drip, latency: 99th percentile")
 	complete(c, "provider", simProviders)
 	return c
 }
 
-// written is a duration as the control API reads it; 0 is left out.
-func written(d time.Duration) string {
-	if d == 0 {
-		return ""
-	}
-	return d.String()
-}
-
-func (s *simClient) newRuleList() *cobra.Command {
-	cols := columns[simRule]{head: "RULE  DO  PROVIDER  STATUS  CODE  RATE  ENDS  MATCHED  PICKED", row: func(r *simRule) []string {
+func (s *simulators) newRuleList() *cobra.Command {
+	cols := columns[simulator.Rule]{head: "RULE  DO  PROVIDER  STATUS  CODE  RATE  ENDS  MATCHED  PICKED", row: func(r *simulator.Rule) []string {
 		return []string{
-			fmt.Sprint(r.Number), r.Do, first(r.Provider, "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
-			strconv.FormatFloat(r.Rate, 'g', -1, 64), s.p.whenever(r.Until), count(r.Matched), count(r.Picked),
+			fmt.Sprint(r.Number), string(r.Do), first(r.Provider.String(), "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
+			strconv.FormatFloat(r.Rate, 'g', -1, 64), s.p.when(r.Until), count(r.Matched), count(r.Picked),
 		}
 	}}
 	return &cobra.Command{
 		Use: "ls", Short: "List the rules in force, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
 		RunE: s.run(func(ctx context.Context, _ []string) error {
-			var list []simRule
-			if err := s.call(ctx, http.MethodGet, "/control/rules", nil, &list); err != nil {
+			var list []simulator.Rule
+			if err := s.Call(ctx, http.MethodGet, "/control/rules", nil, &list); err != nil {
 				return err
 			}
 			if len(list) == 0 {

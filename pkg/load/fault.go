@@ -1,9 +1,7 @@
 package load
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -11,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // FaultControl makes providers fail and heals them.
@@ -25,58 +24,27 @@ type ProcessControl interface {
 	Fault(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
 }
 
-// simRule is a rule of the simulators, as their control API reads it.
-type simRule struct {
-	Provider   string     `json:"provider,omitempty"`
-	Account    string     `json:"account,omitempty"`
-	Pool       string     `json:"pool,omitempty"`
-	Prefix     string     `json:"prefix,omitempty"`
-	Rate       float64    `json:"rate,omitempty"`
-	For        string     `json:"for,omitempty"`
-	Do         string     `json:"do"`
-	Status     int        `json:"status,omitempty"`
-	Code       string     `json:"code,omitempty"`
-	RetryAfter string     `json:"retry_after,omitempty"`
-	Latency    *simDelays `json:"latency,omitempty"`
-}
-
-type simDelays struct {
-	Median string `json:"median"`
-	P99    string `json:"p99,omitempty"`
-}
-
 // Begin implements FaultControl: a rule, removed at the end.
 func (l *Simulators) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
-	rule := simRule{
-		Provider: f.Provider, Account: f.Account, Pool: f.Pool, Prefix: f.Prefix,
-		Rate: f.Share, Do: f.Do, Status: f.Status, Code: f.Code,
+	rule := simulator.Rule{
+		Account: f.Account, Pool: f.Pool, Prefix: f.Prefix,
+		Rate: f.Share, Do: simulator.Action(f.Do), Status: f.Status, Code: f.Code, RetryAfter: simulator.Duration(f.RetryAfter),
+		Latency: simulator.Latency{Median: simulator.Duration(f.Latency.Median), P99: simulator.Duration(f.Latency.P99)},
+	}
+	if err := rule.Provider.UnmarshalText([]byte(f.Provider)); err != nil {
+		return nil, err
 	}
 	if n, err := strconv.Atoi(f.Account); err == nil {
 		if rule.Account, err = l.account(ctx, n); err != nil {
 			return nil, err
 		}
 	}
-	if f.RetryAfter > 0 {
-		rule.RetryAfter = f.RetryAfter.of().String()
-	}
-	if f.Latency.Median > 0 {
-		rule.Latency = &simDelays{Median: f.Latency.Median.of().String()}
-		if f.Latency.P99 > 0 {
-			rule.Latency.P99 = f.Latency.P99.of().String()
-		}
-	}
-	body, err := json.Marshal(rule)
-	if err != nil {
-		return nil, err
-	}
-	var made struct {
-		Number uint64 `json:"number"`
-	}
-	if err := l.get(ctx, http.MethodPost, "/control/rules", bytes.NewReader(body), &made); err != nil {
+	var made simulator.Rule
+	if err := l.Call(ctx, http.MethodPost, "/control/rules", rule, &made); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		err := l.get(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", made.Number), nil, nil)
+		err := l.Call(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", made.Number), nil, nil)
 		if notify.KindOf(err) == notify.KindNotFound { // over by itself
 			return nil
 		}
@@ -91,7 +59,7 @@ func (l *Simulators) account(ctx context.Context, n int) (string, error) {
 			SID string `json:"sid"`
 		} `json:"twilio"`
 	}
-	if err := l.get(ctx, http.MethodGet, "/credentials.json", nil, &c); err != nil {
+	if err := l.Call(ctx, http.MethodGet, "/credentials.json", nil, &c); err != nil {
 		return "", err
 	}
 	if n < 1 || n > len(c.Twilio) {

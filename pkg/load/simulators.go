@@ -3,8 +3,10 @@ package load
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // Simulators ask the simulated providers what they received, and script their
@@ -22,23 +25,9 @@ type Simulators struct {
 	Client *http.Client
 
 	began       time.Time // earlier messages are not counted, and cost nothing
-	before      simTotals
-	callsBefore callTotals
+	before      simulator.Summary
+	callsBefore simulator.CallTotals
 	calls       bool // the receiver of triggers is there
-}
-
-type simTotals struct {
-	IDs        int64 `json:"ids"`
-	Deliveries int64 `json:"deliveries"`
-	Duplicates int64 `json:"duplicates"`
-	Order      struct {
-		Reordered int64 `json:"reordered"`
-	} `json:"order"`
-}
-
-type callTotals struct {
-	Taken      int64 `json:"taken"`
-	Duplicates int64 `json:"duplicates"`
 }
 
 func (l *Simulators) begin(ctx context.Context) (err error) {
@@ -51,13 +40,13 @@ func (l *Simulators) begin(ctx context.Context) (err error) {
 	return nil // older simulators have no receiver of triggers
 }
 
-func (l *Simulators) totals(ctx context.Context) (t simTotals, err error) {
-	err = l.get(ctx, http.MethodGet, "/ledger/totals", nil, &t)
+func (l *Simulators) totals(ctx context.Context) (t simulator.Summary, err error) {
+	err = l.Call(ctx, http.MethodGet, "/ledger/totals", nil, &t)
 	return t, err
 }
 
-func (l *Simulators) callTotals(ctx context.Context) (t callTotals, err error) {
-	err = l.get(ctx, http.MethodGet, "/callbacks/totals", nil, &t)
+func (l *Simulators) callTotals(ctx context.Context) (t simulator.CallTotals, err error) {
+	err = l.Call(ctx, http.MethodGet, "/callbacks/totals", nil, &t)
 	return t, err
 }
 
@@ -66,7 +55,7 @@ func (l *Simulators) came(ctx context.Context) (came, error) {
 	if err != nil {
 		return came{}, err
 	}
-	c := came{ids: t.IDs - l.before.IDs, duplicates: t.Duplicates - l.before.Duplicates, reordered: t.Order.Reordered - l.before.Order.Reordered}
+	c := came{ids: int64(t.IDs - l.before.IDs), duplicates: int64(t.Duplicates - l.before.Duplicates), reordered: int64(t.Order.Reordered - l.before.Order.Reordered)}
 	if l.calls {
 		k, err := l.callTotals(ctx)
 		if err != nil {
@@ -83,7 +72,7 @@ func (l *Simulators) Callback(ctx context.Context) (string, error) {
 	var urls struct {
 		Callback string `json:"callback"`
 	}
-	err := l.get(ctx, http.MethodGet, "/urls.json", nil, &urls)
+	err := l.Call(ctx, http.MethodGet, "/urls.json", nil, &urls)
 	return urls.Callback, err
 }
 
@@ -103,7 +92,7 @@ func (l *Simulators) missing(ctx context.Context, p *promises, most int) (delive
 			Count   int64    `json:"missing_count"`
 			Missing []string `json:"missing"`
 		}
-		if err := l.get(ctx, http.MethodPost, "/ledger/check", strings.NewReader(text.String()), &out); err != nil {
+		if err := l.Call(ctx, http.MethodPost, "/ledger/check", strings.NewReader(text.String()), &out); err != nil {
 			return delivered, ids, err
 		}
 		delivered += out.Checked - out.Count
@@ -116,7 +105,7 @@ func (l *Simulators) missing(ctx context.Context, p *promises, most int) (delive
 			IDs     int64 `json:"ids"`
 			Missing []struct{ From, To uint32 }
 		}
-		if err := l.get(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d", b.base, b.count), nil, &out); err != nil {
+		if err := l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d", b.base, b.count), nil, &out); err != nil {
 			return delivered, ids, err
 		}
 		delivered += out.IDs
@@ -151,11 +140,7 @@ func (l *Simulators) since() string { return fmt.Sprintf("?since_ms=%d", l.began
 // eachCall yields the calls of triggers that were acted upon, in their order.
 func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Time)) error {
 	return l.lines(ctx, "/callbacks/dump"+l.since(), func(line []byte) error {
-		var c struct {
-			At    time.Time `json:"at"`
-			ID    string    `json:"id"`
-			Taken bool      `json:"taken"`
-		}
+		var c simulator.Call
 		if err := json.Unmarshal(line, &c); err != nil {
 			return err
 		}
@@ -199,7 +184,7 @@ func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.T
 	if err != nil {
 		return false, err
 	}
-	if came := t.Deliveries - l.before.Deliveries; came > dumpMost && rest > sampleSize {
+	if came := int64(t.Deliveries - l.before.Deliveries); came > dumpMost && rest > sampleSize {
 		return true, l.sample(ctx, p, rest, f)
 	} else if came > dumpMost { // few of ours among many
 		return false, l.sample(ctx, p, rest, f)
@@ -212,11 +197,7 @@ func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.T
 		dues[p.fans[i].base] = &p.fans[i].due
 	}
 	return false, l.lines(ctx, "/ledger/dump"+l.since(), func(line []byte) error {
-		var e struct {
-			ID         string    `json:"id"`
-			At         time.Time `json:"at"`
-			Deliveries int       `json:"deliveries"`
-		}
+		var e simulator.Delivery
 		if err := json.Unmarshal(line, &e); err != nil {
 			return err
 		}
@@ -234,11 +215,8 @@ func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.T
 // sample looks up messages at even distances.
 func (l *Simulators) sample(ctx context.Context, p *promises, n int64, f func(*due, time.Time, int64)) error {
 	look := func(d *due, id notify.ID) error {
-		var out []struct {
-			At         time.Time `json:"at"`
-			Deliveries int       `json:"deliveries"`
-		}
-		err := l.get(ctx, http.MethodGet, "/ledger?id="+url.QueryEscape(id.String()), nil, &out)
+		var out []simulator.Delivery
+		err := l.Call(ctx, http.MethodGet, "/ledger?id="+url.QueryEscape(id.String()), nil, &out)
 		if err == nil && len(out) > 0 && out[0].Deliveries > 0 {
 			f(d, out[0].At, 1)
 		}
@@ -266,8 +244,19 @@ func (l *Simulators) sample(ctx context.Context, p *promises, n int64, f func(*d
 	return nil
 }
 
-// get makes one call of the control API and decodes its answer.
-func (l *Simulators) get(ctx context.Context, method, path string, body io.Reader, out any) error {
+// Call makes one call of the control API. It sends in as JSON, or as it is if it is an
+// io.Reader, and decodes the answer to out; both may be nil.
+func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader = http.NoBody
+	if r, ok := in.(io.Reader); ok {
+		body = r
+	} else if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
 	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
 	resp, err := l.do(ctx, method, path, body)
@@ -276,38 +265,52 @@ func (l *Simulators) get(ctx context.Context, method, path string, body io.Reade
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil || out == nil || len(b) == 0 {
-		return err
+	if err != nil {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: codeNoAnswer, Msg: "the simulators' answer broke off", Err: err}
 	}
-	return json.Unmarshal(b, out)
+	if out == nil || len(b) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the simulators' answer is not the JSON expected", Err: err}
+	}
+	return nil
 }
+
+const codeNoAnswer = "no_answer"
 
 func (l *Simulators) do(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, l.URL+path, body)
 	if err != nil {
-		return nil, err
+		return nil, notify.Invalid("simulators", "simulators", err.Error())
 	}
-	cl := l.Client
-	if cl == nil {
-		cl = http.DefaultClient
-	}
-	resp, err := cl.Do(req)
+	resp, err := cmp.Or(l.Client, http.DefaultClient).Do(req)
 	if err != nil {
-		return nil, notify.Unavailable("simulators", 0, err)
-	}
-	if resp.StatusCode >= 300 {
-		b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // for the message only
-		_ = resp.Body.Close()
-		kind := notify.KindInternal
-		switch resp.StatusCode {
-		case http.StatusNotFound:
-			kind = notify.KindNotFound
-		case http.StatusBadRequest:
-			kind = notify.KindInvalid
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
-		return nil, &notify.Error{Kind: kind, Code: "simulators", Msg: fmt.Sprintf("%s %s: %s: %s", method, path, resp.Status, bytes.TrimSpace(b))}
+		if ue, ok := errors.AsType[*url.Error](err); ok {
+			err = ue.Err
+		}
+		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: codeNoAnswer, Msg: "the simulators did not answer", Err: err}
 	}
-	return resp, nil
+	if resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	var e struct{ Code, Field, Message string }
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // for the message only
+	if json.Unmarshal(b, &e) != nil || e.Message == "" {
+		e.Code, e.Message = "simulators", fmt.Sprintf("%s %s: the simulators answered %s", method, path, resp.Status)
+	}
+	kind := notify.KindInternal
+	switch resp.StatusCode {
+	case http.StatusNotFound:
+		kind = notify.KindNotFound
+	case http.StatusBadRequest:
+		kind = notify.KindInvalid
+	}
+	return nil, &notify.Error{Kind: kind, Code: e.Code, Field: e.Field, Msg: e.Message}
 }
 
 // lines reads NDJSON.
