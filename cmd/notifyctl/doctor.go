@@ -10,19 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
 )
-
-// finding is one thing a doctor looked at: the server's, or this program's.
-type finding struct {
-	Check  string `json:"check"`
-	Level  string `json:"level"` // ok, warn, fail
-	Detail string `json:"detail"`
-	Repair string `json:"repair,omitempty"`
-
-	Used *float64 `json:"used,omitempty"` // share of what there is, 0 to 1
-}
 
 // levels of findings, the mildest first.
 var levels = []string{"ok", "warn", "fail"}
@@ -59,15 +50,15 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 		return p.advise(err, &t)
 	}
 	fs := p.thisSide(ctx)
-	var theirs []finding
+	var theirs []api.Finding
 	if err := json.Unmarshal(raw, &theirs); err != nil {
 		return badAnswer(err)
 	}
 	fs = append(fs, theirs...)
 	// What is wrong first: of thirty checks one matters.
-	slices.SortStableFunc(fs, func(a, b finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
+	slices.SortStableFunc(fs, func(a, b api.Finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
 	bad := 0
-	cols := columns[finding]{head: "CHECK  LEVEL  DETAIL  REPAIR", row: func(f *finding) []string {
+	cols := columns[api.Finding]{head: "CHECK  LEVEL  DETAIL  REPAIR", row: func(f *api.Finding) []string {
 		if slices.Index(levels, f.Level) >= slices.Index(levels, failOn) {
 			bad++
 		}
@@ -87,21 +78,21 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 const clockTolerance = 5 * time.Second
 
 // thisSide looks at what the server cannot see.
-func (p *program) thisSide(ctx context.Context) []finding {
+func (p *program) thisSide(ctx context.Context) []api.Finding {
 	s := p.serverBuild(ctx)
 	if s == nil {
 		return nil
 	}
-	v := finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + first(s.Version, "does not tell")}
+	v := api.Finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + first(s.Version, "does not tell")}
 	if s.Skew {
 		v.Level, v.Repair = "warn", "install the notifyctl that came with notifyd "+s.Version
 	}
-	fs := []finding{v}
+	fs := []api.Finding{v}
 	if s.date.IsZero() {
 		return fs
 	}
 	off := p.now().Sub(s.date)
-	c := finding{Check: "clock", Level: "ok", Detail: "within " + clockTolerance.String() + " of the server's"}
+	c := api.Finding{Check: "clock", Level: "ok", Detail: "within " + clockTolerance.String() + " of the server's"}
 	if off > clockTolerance+time.Second || off < -clockTolerance {
 		way := "ahead of"
 		if off < 0 {

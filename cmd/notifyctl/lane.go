@@ -75,31 +75,9 @@ Scope observe. Metrics (/metrics) have the rest.`,
 
 func seconds(s float64) string { return time.Duration(s * float64(time.Second)).String() }
 
-// groupLag is how far a consumer group is behind.
-type groupLag struct {
-	Group    string `json:"group"`
-	Topic    string `json:"topic"`
-	Lag      int64  `json:"lag"`
-	InFlight int    `json:"in_flight"`
-	Paused   int    `json:"paused"`
-	// LanePaused: operators have paused its lane.
-	LanePaused bool `json:"lane_paused,omitempty"`
-	// Deferred waits in the timer store to come to Topic again, the largest first;
-	// nil: the process that answered does not count it.
-	Deferred []deferredFor `json:"deferred"`
-}
-
-// deferredFor counts the receivers that are deferred for one reason.
-type deferredFor struct {
-	Reason    string    `json:"reason"`
-	Receivers int64     `json:"receivers"`
-	Oldest    time.Time `json:"oldest_accepted_at"`
-	Next      time.Time `json:"next_at"`
-}
-
 // waits returns the cells of a table: how many receivers are deferred, how long ago
 // the oldest was accepted, when the next one goes on, and why.
-func (l *groupLag) waits(now time.Time) []string {
+func waits(l *api.GroupLag, now time.Time) []string {
 	if l.Deferred == nil {
 		return []string{"?", "", "", ""}
 	}
@@ -126,12 +104,12 @@ func (l *groupLag) waits(now time.Time) []string {
 }
 
 func newLag(p *program) *cobra.Command {
-	cols := columns[groupLag]{head: "GROUP  TOPIC  BEHIND  IN FLIGHT  PAUSED  DEFERRED  OLDEST  NEXT  WHY", row: func(l *groupLag) []string {
+	cols := columns[api.GroupLag]{head: "GROUP  TOPIC  BEHIND  IN FLIGHT  PAUSED  DEFERRED  OLDEST  NEXT  WHY", row: func(l *api.GroupLag) []string {
 		paused := fmt.Sprint(l.Paused)
 		if l.LanePaused {
 			paused = "lane"
 		}
-		return append([]string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused}, l.waits(p.now())...)
+		return append([]string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused}, waits(l, p.now())...)
 	}}
 	return &cobra.Command{
 		Use: "lag", Short: "Show how far each consumer group is behind (scope operate)", Args: cobra.NoArgs,
@@ -146,7 +124,7 @@ answered does not count them: one of the role operator does.`,
 			if err != nil {
 				return err
 			}
-			var ls []groupLag
+			var ls []api.GroupLag
 			if err := json.Unmarshal(raw, &ls); err != nil {
 				return badAnswer(err)
 			}

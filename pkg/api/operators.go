@@ -229,3 +229,44 @@ func (cl *Client) Rates(ctx context.Context) (Rates, error) {
 func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
 	return fetch[Accounts](ctx, cl, "/v1/ops/accounts", nil)
 }
+
+// Finding is one thing the doctor looked at.
+type Finding struct {
+	Check  string `json:"check"`
+	Level  string `json:"level"` // "ok", "warn" or "fail"
+	Detail string `json:"detail"`
+	Repair string `json:"repair,omitempty"` // what to do; of level ok: nothing
+
+	Used *float64 `json:"used,omitempty"` // of what there is, 0 to 1; nil: nothing that fills
+}
+
+// GroupLag is how far a consumer group is behind.
+type GroupLag struct {
+	Group    string `json:"group"`
+	Topic    string `json:"topic"`
+	Lag      int64  `json:"lag"`       // records not read yet
+	InFlight int    `json:"in_flight"` // records read and not done
+	Paused   int    `json:"paused"`    // partitions over their cap
+	// LanePaused: operators have paused the group's lane.
+	LanePaused bool `json:"lane_paused,omitempty"`
+	// Deferred is what waits in the timer store to come to Topic again, the
+	// largest first; nil: the process that answered has not counted it.
+	Deferred []Deferred `json:"deferred"`
+}
+
+// Deferred is what of a topic waits in the timer store for a later attempt: a
+// retry, quiet hours, an open circuit or a blocked account.
+type Deferred struct {
+	Reason    string    `json:"reason"` // code of the failure or the wait
+	Receivers int64     `json:"receivers"`
+	Oldest    time.Time `json:"oldest_accepted_at"` // of their requests
+	Next      time.Time `json:"next_at"`            // the earliest of their times
+}
+
+// Waiting sums the receivers that are deferred.
+func (l *GroupLag) Waiting() (n int64) {
+	for _, d := range l.Deferred {
+		n += d.Receivers
+	}
+	return n
+}

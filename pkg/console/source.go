@@ -50,29 +50,11 @@ type Options struct {
 	Parse func(s string, now time.Time) (time.Time, error)
 }
 
-// finding is one line of the doctor.
-type finding struct {
-	Check  string   `json:"check"`
-	Level  string   `json:"level"` // ok, warn, fail
-	Detail string   `json:"detail"`
-	Repair string   `json:"repair"`
-	Used   *float64 `json:"used"` // share of what there is, 0 to 1; nil: it is no fill
-}
-
-// lane is how far one consumer group is behind one topic.
-type lane struct {
-	Group    string `json:"group"`
-	Topic    string `json:"topic"`
-	Lag      int64  `json:"lag"`
-	InFlight int    `json:"in_flight"`
-	Paused   int    `json:"paused"`
-}
-
 // snapshot is the latest answers. What was never answered is its zero value.
 type snapshot struct {
 	rates     api.Rates
-	lanes     []lane
-	findings  []finding
+	lanes     []api.GroupLag
+	findings  []api.Finding
 	circuits  []api.Circuit
 	top       api.LetterTop // of those that are dead
 	letters   api.DeadLetterPage
@@ -96,11 +78,11 @@ func ask(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snaps
 		return func(t *snapshot) { t.rates = v }, err
 	case feedLag:
 		raw, err := s.Lag(ctx)
-		v, err := decode[[]lane](raw, err)
+		v, err := decode[[]api.GroupLag](raw, err)
 		return func(t *snapshot) { t.lanes = v }, err
 	case feedDoctor:
 		raw, err := s.Doctor(ctx)
-		v, err := decode[[]finding](raw, err)
+		v, err := decode[[]api.Finding](raw, err)
 		return func(t *snapshot) { t.findings = v }, err
 	case feedCircuits:
 		v, err := s.Circuits(ctx)

@@ -347,7 +347,7 @@ func (m *model) circuitSheet(c *api.Circuit) sheet {
 	s := sheet{key: c.Name, title: "circuit " + c.Name, lines: [][2]string{
 		{"state", row[1].text}, {"held by hand", held}, {"since", m.whenever(c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
 	}, next: []string{m.opt.Command("circuit", "ls")}}
-	if i := slices.IndexFunc(m.data.findings, func(f finding) bool { return f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:") }); i >= 0 {
+	if i := slices.IndexFunc(m.data.findings, func(f api.Finding) bool { return f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:") }); i >= 0 {
 		f := &m.data.findings[i]
 		s.lines = append(s.lines, [2]string{"doctor", f.Detail}, [2]string{"repair", f.Repair})
 	}

@@ -200,7 +200,7 @@ func (m *model) lanesPanel(w, h int) []string {
 		return append(out, line)
 	}
 	list := slices.Clone(m.data.lanes)
-	slices.SortStableFunc(list, func(a, b lane) int {
+	slices.SortStableFunc(list, func(a, b api.GroupLag) int {
 		return cmp.Or(cmp.Compare(b.Lag, a.Lag), cmp.Compare(b.InFlight, a.InFlight))
 	})
 	groups := map[string]int{}
@@ -242,13 +242,13 @@ func (m *model) doctorPanel(w, h int) []string {
 	if h < 1 {
 		return nil
 	}
-	var bad []finding
+	var bad []api.Finding
 	for _, f := range m.data.findings {
 		if f.Level != "ok" {
 			bad = append(bad, f)
 		}
 	}
-	slices.SortStableFunc(bad, func(a, b finding) int { return cmp.Compare(a.Level, b.Level) }) // fail before warn
+	slices.SortStableFunc(bad, func(a, b api.Finding) int { return cmp.Compare(a.Level, b.Level) }) // fail before warn
 	note := m.note(feedDoctor)
 	if note == "" {
 		note = fmt.Sprintf("%d of %d checks are well", len(m.data.findings)-len(bad), len(m.data.findings))

@@ -102,9 +102,9 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 		return api.Rates{OverSeconds: 60, Rates: []api.Rate{{What: "push", Accepted: 1234.5, Reached: 12.34, Failed: 0.5}}, Late: []api.Lateness{{What: "timer", N: 5, P50: .001, P99: .05}},
 			Series: []api.RatePoint{{At: noon, Accepted: 1}, {At: noon, Accepted: 5, Ended: 3}}}
 	case "/v1/ops/lag":
-		return map[string]any{"items": []groupLag{{Group: s, Topic: s, Lag: 12, InFlight: 3, Paused: 1, Deferred: []deferredFor{{Reason: s, Receivers: 2990}, {Reason: "quiet_hours", Receivers: 7}}}}}
+		return map[string]any{"items": []api.GroupLag{{Group: s, Topic: s, Lag: 12, InFlight: 3, Paused: 1, Deferred: []api.Deferred{{Reason: s, Receivers: 2990}, {Reason: "quiet_hours", Receivers: 7}}}}}
 	case "/v1/ops/doctor":
-		return map[string]any{"items": []finding{{"store", "ok", s, ""}, {s, "warn", s, s}, {"log", "fail", s, ""}}}
+		return map[string]any{"items": []api.Finding{{Check: "store", Level: "ok", Detail: s}, {Check: s, Level: "warn", Detail: s, Repair: s}, {Check: "log", Level: "fail", Detail: s}}}
 	case "/v1/ops/circuits":
 		return api.Circuits{Items: []api.Circuit{{Name: "caller:" + s, State: "open", Pinned: true, Since: &soon}, {Name: "provider:twilio", State: "half-open", Reason: "errors", Code: "twilio_20429", Since: &soon, Until: &soon, Limit: 100}, {Name: "provider:sendgrid", State: "closed"}, {Name: "provider:apns", State: "closed"}}}
 	case "/v1/ops/circuits/caller:" + s:

@@ -11,39 +11,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// finding is one thing the server's doctor looked at.
-type finding struct {
-	Check  string `json:"check"`
-	Level  string `json:"level"`
-	Detail string `json:"detail"`
-	Repair string `json:"repair"`
-}
-
-// groupLag is how far a consumer group is behind.
-type groupLag struct {
-	Group    string `json:"group"`
-	Topic    string `json:"topic"`
-	Lag      int64  `json:"lag"`
-	InFlight int    `json:"in_flight"`
-	Paused   int    `json:"paused"`
-	// Deferred waits in the timer store to come to Topic again, the largest first.
-	Deferred []deferredFor `json:"deferred"`
-}
-
-// deferredFor counts the receivers that are deferred for one reason.
-type deferredFor struct {
-	Reason    string `json:"reason"`
-	Receivers int64  `json:"receivers"`
-}
-
-// Waiting sums the receivers that are deferred.
-func (l groupLag) Waiting() (n int64) {
-	for _, d := range l.Deferred {
-		n += d.Receivers
-	}
-	return n
-}
-
 // callerFailures is what failed of one caller.
 type callerFailures struct {
 	Caller   string
@@ -56,8 +23,8 @@ type callerFailures struct {
 
 type overviewBody struct {
 	Rates    part[api.Rates]
-	Lag      part[[]groupLag]
-	Findings part[[]finding]
+	Lag      part[[]api.GroupLag]
+	Findings part[[]api.Finding]
 	Circuits part[[]api.Circuit]
 	Accounts part[[]api.Account]
 	Failed   part[failuresBody]
@@ -66,7 +33,7 @@ type overviewBody struct {
 }
 
 // Bad are the findings that are not ok, the worst first.
-func (b *overviewBody) Bad() (out []finding) {
+func (b *overviewBody) Bad() (out []api.Finding) {
 	for _, level := range []string{"fail", "warn"} {
 		for _, f := range b.Findings.V {
 			if f.Level == level {
@@ -123,16 +90,16 @@ func (b *overviewBody) Late() (worst api.Lateness) {
 }
 
 // Busy are the groups that have something to do or hold a lane.
-func (b *overviewBody) Busy() []groupLag {
-	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l groupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 && l.Waiting() == 0 })
+func (b *overviewBody) Busy() []api.GroupLag {
+	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l api.GroupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 && l.Waiting() == 0 })
 }
 
 func (p *Page) overview(v *visit) error {
 	var b overviewBody
 	var q questions
 	ask(&q, &b.Rates, func() (api.Rates, error) { return v.client.Rates(v.ctx) })
-	ask(&q, &b.Lag, func() ([]groupLag, error) { return decoded[[]groupLag](v.client.Lag(v.ctx)) })
-	ask(&q, &b.Findings, func() ([]finding, error) { return decoded[[]finding](v.client.Doctor(v.ctx)) })
+	ask(&q, &b.Lag, func() ([]api.GroupLag, error) { return decoded[[]api.GroupLag](v.client.Lag(v.ctx)) })
+	ask(&q, &b.Findings, func() ([]api.Finding, error) { return decoded[[]api.Finding](v.client.Doctor(v.ctx)) })
 	ask(&q, &b.Circuits, func() ([]api.Circuit, error) {
 		cs, err := v.client.Circuits(v.ctx)
 		return slices.DeleteFunc(cs.Items, func(c api.Circuit) bool { return c.State == "closed" }), err
