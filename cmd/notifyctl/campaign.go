@@ -123,7 +123,9 @@ type campaignState struct {
 	Format string `json:"format"` // of the receivers
 	Total  int64  `json:"total"`  // receivers in the file; 0: not known
 
-	Done     []partRange      `json:"done"`
+	// Parts are done in nearly their order: those before Next, and Ahead of it a few.
+	Next     uint32           `json:"next"`
+	Ahead    []uint32         `json:"ahead,omitempty"`
 	Stored   int64            `json:"stored"` // receivers of the parts done
 	Accepted int64            `json:"accepted"`
 	Rejected int64            `json:"rejected"`
@@ -131,12 +133,6 @@ type campaignState struct {
 	Complete bool             `json:"complete"`
 
 	path string
-}
-
-// partRange is the parts From to To, both included.
-type partRange struct {
-	From uint32 `json:"from"`
-	To   uint32 `json:"to"`
 }
 
 func campaignFile(getenv func(string) string, id string) string {
@@ -173,48 +169,21 @@ func (s *campaignState) save() error {
 }
 
 // has reports whether a part is done.
-func (s *campaignState) has(part uint32) bool {
-	i, found := slices.BinarySearchFunc(s.Done, part, func(r partRange, part uint32) int {
-		switch {
-		case r.To < part:
-			return -1
-		case r.From > part:
-			return 1
-		}
-		return 0
-	})
-	return found && i < len(s.Done)
-}
+func (s *campaignState) has(part uint32) bool { return part < s.Next || slices.Contains(s.Ahead, part) }
 
-// add marks a part done. Parts come nearly in order, so the list stays short.
+// add marks a part done.
 func (s *campaignState) add(part uint32) {
-	if s.has(part) {
-		return
+	if !s.has(part) {
+		s.Ahead = append(s.Ahead, part)
 	}
-	i, _ := slices.BinarySearchFunc(s.Done, part, func(r partRange, part uint32) int {
-		if r.From < part {
-			return -1
-		}
-		return 1
-	})
-	s.Done = slices.Insert(s.Done, i, partRange{part, part})
-	if i+1 < len(s.Done) && s.Done[i+1].From == part+1 {
-		s.Done[i].To = s.Done[i+1].To
-		s.Done = slices.Delete(s.Done, i+1, i+2)
-	}
-	if i > 0 && s.Done[i-1].To+1 == part {
-		s.Done[i-1].To = s.Done[i].To
-		s.Done = slices.Delete(s.Done, i, i+1)
+	for i := slices.Index(s.Ahead, s.Next); i >= 0; i = slices.Index(s.Ahead, s.Next) {
+		s.Ahead = slices.Delete(s.Ahead, i, i+1)
+		s.Next++
 	}
 }
 
 // parts is how many are done.
-func (s *campaignState) parts() (n int) {
-	for _, r := range s.Done {
-		n += int(r.To-r.From) + 1
-	}
-	return n
-}
+func (s *campaignState) parts() int { return int(s.Next) + len(s.Ahead) }
 
 // same checks that a run goes on with what the first one began.
 func (s *campaignState) same(server, file, head string, size int64) error {

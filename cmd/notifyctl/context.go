@@ -33,28 +33,32 @@ type named struct {
 	term.Context
 }
 
+// withContexts makes a RunE of what works on the contexts.
+func (p *program) withContexts(do func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
+	return func(_ *cobra.Command, args []string) error {
+		cs, err := term.OpenContexts(p.getenv)
+		if err != nil {
+			return err
+		}
+		return do(cs, args)
+	}
+}
+
 func newContextList(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List the contexts", Args: cobra.NoArgs, Aliases: []string{"list"},
 		Example: `  notifyctl context ls`,
-		RunE: func(*cobra.Command, []string) error {
-			cs, err := term.OpenContexts(p.getenv)
-			if err != nil {
-				return err
-			}
-			current, list := cs.Current(), []named{}
-			for _, n := range cs.Names() {
-				list = append(list, named{n, n == current, cs.List[n]})
+		RunE: p.withContexts(func(cs *term.Contexts, _ []string) error {
+			list, t := []named{}, term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
+			for _, name := range cs.Names() {
+				n := named{name, name == cs.Current(), cs.List[name]}
+				list, t = append(list, n), append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
 			}
 			if len(list) == 0 {
 				p.note(`none; "notifyd dev" writes one, or see: notifyctl context add --help`)
 			}
-			t := term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
-			for _, n := range list {
-				t = append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
-			}
 			return p.printer().Print(list, t)
-		},
+		}),
 	}
 }
 
@@ -75,11 +79,7 @@ func newContextShow(p *program) *cobra.Command {
 		Example: `  notifyctl context show
   notifyctl context show prod -o json`,
 		ValidArgsFunction: p.completeContexts,
-		RunE: func(_ *cobra.Command, args []string) error {
-			cs, err := term.OpenContexts(p.getenv)
-			if err != nil {
-				return err
-			}
+		RunE: p.withContexts(func(cs *term.Contexts, args []string) error {
 			name := first(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
 			if name == "" {
 				return term.Exitf(term.ExitNotFound, "no context is in use")
@@ -93,7 +93,7 @@ func newContextShow(p *program) *cobra.Command {
 				{"name", n.Name}, {"current", mark(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
 				{"simulators", n.Simulators}, {"protected", mark(n.Protected, "yes")}, {"kept in", cs.File()},
 			})
-		},
+		}),
 	}
 }
 
@@ -175,20 +175,12 @@ func newContextUse(p *program) *cobra.Command {
 		Example: `  notifyctl context use prod
   notifyctl context use -`,
 		ValidArgsFunction: p.completeContexts,
-		RunE: func(_ *cobra.Command, args []string) error {
-			cs, err := term.OpenContexts(p.getenv)
-			if err != nil {
-				return err
-			}
+		RunE: p.withContexts(func(cs *term.Contexts, args []string) error {
 			if args[0] == "-" {
 				return usePrevious(p, cs)
 			}
-			if err := cs.Use(args[0]); err != nil {
-				return err
-			}
-			p.note("now using context %q: %s", args[0], cs.List[args[0]].Server)
-			return nil
-		},
+			return useContext(p, cs, args[0])
+		}),
 	}
 }
 
@@ -196,13 +188,7 @@ func newContextPrevious(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "previous", Short: "Go back to the context before", Args: cobra.NoArgs,
 		Example: `  notifyctl context previous`,
-		RunE: func(*cobra.Command, []string) error {
-			cs, err := term.OpenContexts(p.getenv)
-			if err != nil {
-				return err
-			}
-			return usePrevious(p, cs)
-		},
+		RunE:    p.withContexts(func(cs *term.Contexts, _ []string) error { return usePrevious(p, cs) }),
 	}
 }
 
@@ -211,6 +197,10 @@ func usePrevious(p *program, cs *term.Contexts) error {
 	if name == "" {
 		return term.Exitf(term.ExitNotFound, "there is no context before this one")
 	}
+	return useContext(p, cs, name)
+}
+
+func useContext(p *program, cs *term.Contexts, name string) error {
 	if err := cs.Use(name); err != nil {
 		return err
 	}
@@ -223,11 +213,7 @@ func newContextRemove(p *program) *cobra.Command {
 		Use: "rm NAME", Short: "Forget a context", Args: term.Exact("a name"), Aliases: []string{"remove"},
 		Example:           `  notifyctl context rm staging`,
 		ValidArgsFunction: p.completeContexts,
-		RunE: func(_ *cobra.Command, args []string) error {
-			cs, err := term.OpenContexts(p.getenv)
-			if err != nil {
-				return err
-			}
+		RunE: p.withContexts(func(cs *term.Contexts, args []string) error {
 			if err := cs.Remove(args[0]); err != nil {
 				return err
 			}
@@ -237,7 +223,7 @@ func newContextRemove(p *program) *cobra.Command {
 			}
 			p.note("context %q is forgotten", args[0])
 			return nil
-		},
+		}),
 	}
 }
 
@@ -286,8 +272,13 @@ func runContextCheck(ctx context.Context, p *program) error {
 		if _, err := cl.Failed(ctx, 0, 0, 1); err != nil {
 			return err
 		}
-		if token, err := t.token(ctx); err == nil {
-			out.claims(token)
+		token, err := t.token(ctx)
+		if c, ok := readClaims(token); err == nil && ok {
+			out.Caller, out.Scopes = c.Subject, c.Scope
+			if c.Expires > 0 {
+				at := time.Unix(int64(c.Expires), 0).UTC()
+				out.Expires = &at
+			}
 		}
 	}
 	return p.printer().Record(out, term.Table{
@@ -296,27 +287,18 @@ func runContextCheck(ctx context.Context, p *program) error {
 	})
 }
 
-// claims reads what a token says of itself. The server has just checked it.
-func (c *checked) claims(token string) {
+// claims are what a token says of itself. They are not verified: the server does that.
+type claims struct {
+	Subject string  `json:"sub"`
+	Scope   string  `json:"scope"`
+	Expires float64 `json:"exp"`
+}
+
+func readClaims(token string) (c claims, ok bool) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		return
+		return c, false
 	}
 	b, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return
-	}
-	var claims struct {
-		Subject string  `json:"sub"`
-		Scope   string  `json:"scope"`
-		Expires float64 `json:"exp"`
-	}
-	if json.Unmarshal(b, &claims) != nil {
-		return
-	}
-	c.Caller, c.Scopes = claims.Subject, claims.Scope
-	if claims.Expires > 0 {
-		at := time.Unix(int64(claims.Expires), 0).UTC()
-		c.Expires = &at
-	}
+	return c, err == nil && json.Unmarshal(b, &c) == nil
 }

@@ -207,7 +207,7 @@ func some(n int64) string {
 	if n == 0 {
 		return "-"
 	}
-	return capacity.Thousands(n)
+	return count(n)
 }
 
 func holds(rate float64) string {
@@ -240,34 +240,28 @@ func bothTable(a, b *capacity.Sheet) term.Table {
 }
 
 func ratesTable(m *measuredPlan) term.Table {
-	t := term.Table{{"VALUE", "RATE", "FIGURE"}}
-	for _, o := range m.Rates {
-		t = append(t, []string{o.Key, capacity.Number(o.Value) + "/s", o.From})
-	}
-	return t
+	return (&columns[capacity.Origin]{head: "VALUE  RATE  FIGURE", row: func(o *capacity.Origin) []string {
+		return []string{o.Key, capacity.Number(o.Value) + "/s", o.From}
+	}}).table(m.Rates)
 }
 
 func limitTable(s *capacity.Sheet) term.Table {
-	t := term.Table{{"PART", "COUNT", "LASTING", "WHY"}}
-	for _, l := range s.Limits {
-		t = append(t, []string{s.Line(l.Key).Name, some(l.Count), some(l.Sustained), l.Why})
-	}
-	return t
+	return (&columns[capacity.Limit]{head: "PART  COUNT  LASTING  WHY", row: func(l *capacity.Limit) []string {
+		return []string{s.Line(l.Key).Name, some(l.Count), some(l.Sustained), l.Why}
+	}}).table(s.Limits)
 }
 
 func chunkTable(s *capacity.Sheet) term.Table {
-	t := term.Table{{"FAN-OUTS", "ROWS/S", "NODES", "SAVED"}}
-	for _, c := range s.Chunks {
-		t = append(t, []string{percent(c.Fanout), capacity.Number(c.Rows), capacity.Thousands(c.Nodes), capacity.Thousands(c.Saved)})
-	}
-	return t
+	return (&columns[capacity.Saving]{head: "FAN-OUTS  ROWS/S  NODES  SAVED", row: func(c *capacity.Saving) []string {
+		return []string{percent(c.Fanout), capacity.Number(c.Rows), count(c.Nodes), count(c.Saved)}
+	}}).table(s.Chunks)
 }
 
 func changeTable(s *capacity.Sheet) term.Table {
 	t := term.Table{{"VALUE", "FROM", "TO", "PART", "COUNT"}}
 	last := ""
 	for _, c := range s.Sensitivity {
-		row := []string{c.Key, c.From, c.To, s.Line(c.Line).Name, capacity.Thousands(c.Was) + " -> " + capacity.Thousands(c.Is)}
+		row := []string{c.Key, c.From, c.To, s.Line(c.Line).Name, count(c.Was) + " -> " + count(c.Is)}
 		if c.Key == last {
 			row[0], row[1], row[2] = "", "", ""
 		}

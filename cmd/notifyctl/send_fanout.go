@@ -225,7 +225,7 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	}
 	r.bar = r.p.progress("sending", max(0, s.Total-s.Stored))
 	defer r.bar.end()
-	was := &campaignState{Done: slices.Clone(s.Done)} // Done changes s while Skip is asked
+	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)} // done changes s while Skip is asked
 	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,
 		Skip: was.has, Done: r.done,

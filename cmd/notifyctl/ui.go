@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"os"
 	"slices"
@@ -89,15 +87,7 @@ func readOnly(ctx context.Context, t *target) string {
 	if err != nil {
 		return "" // each request will say so
 	}
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return ""
-	}
-	raw, err := base64.RawURLEncoding.DecodeString(parts[1])
-	var claims struct {
-		Scope string `json:"scope"`
-	}
-	if err != nil || json.Unmarshal(raw, &claims) != nil || slices.Contains(strings.Fields(claims.Scope), api.ScopeOperate) {
+	if c, ok := readClaims(token); !ok || slices.Contains(strings.Fields(c.Scope), api.ScopeOperate) {
 		return ""
 	}
 	return "the token lacks the scope " + api.ScopeOperate

@@ -1,10 +1,15 @@
 package console
 
 import (
+	"fmt"
+	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
@@ -112,4 +117,153 @@ func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) [
 		lines[i] = s.Chosen.Render(s.Fit(">"+strings.TrimPrefix(ansi.Strip(lines[i]), " "), w))
 	}
 	return append([]string{head}, lines...)
+}
+
+// cell is a text and how it looks.
+type cell struct {
+	text  string
+	style *paint.Paint // nil: plain
+}
+
+// rate writes so many a second.
+func rate(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v < 0.1:
+		return "<0.1"
+	case v < 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return term.Count(int64(math.Round(v)))
+}
+
+// sums writes counts, the greatest first: "5 apns, 2 fcm".
+func sums(m map[string]int) string {
+	keys := make([]string, 0, len(m))
+	for k, n := range m {
+		if n > 0 {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b string) int {
+		if m[a] != m[b] {
+			return m[b] - m[a]
+		}
+		return strings.Compare(a, b)
+	})
+	var parts []string
+	for i, k := range keys {
+		if i == 4 {
+			parts = append(parts, fmt.Sprintf("%d more", len(keys)-i))
+			break
+		}
+		if k == "" {
+			k = "none"
+		}
+		parts = append(parts, term.Count(m[k])+" "+term.Clean(k))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ago writes how long before now something was.
+func ago(now, t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return span(now.Sub(t)) + " ago"
+}
+
+// until writes how long it is to a time.
+func until(now, t time.Time) string {
+	d := t.Sub(now)
+	if d < time.Second {
+		return "now"
+	}
+	return "in " + span(d)
+}
+
+// span writes a length of time in whole seconds.
+func span(d time.Duration) string {
+	if d < 10*time.Second {
+		return fmt.Sprintf("%ds", max(0, d/time.Second))
+	}
+	return term.Span(d)
+}
+
+func ms(v int64) time.Time {
+	if v == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(v)
+}
+
+// parseFilter reads "channel:push code:410 since:-2h". The rest of the line
+// behind where: is its expression. Times are resolved now, once: what is shown,
+// planned and replayed is the same.
+func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (f api.LetterFilter, err error) {
+	names, words := api.LetterWords(), map[string]string{}
+	for text = strings.TrimSpace(text); text != ""; {
+		var word string
+		if strings.HasPrefix(text, "where:") {
+			word, text = text, ""
+		} else {
+			word, text, _ = strings.Cut(text, " ")
+			text = strings.TrimSpace(text)
+		}
+		name, value, ok := strings.Cut(word, ":")
+		if !ok || !slices.Contains(names, name) {
+			return f, fmt.Errorf("%q: write name:value, of %s", word, strings.Join(names, ", "))
+		}
+		if words[name] = strings.TrimSpace(value); words[name] == "" {
+			return f, fmt.Errorf("%s: has no value", name)
+		}
+	}
+	f = api.ReadLetterFilter(func(name string) string { return words[name] }, func(name string) int64 {
+		if words[name] == "" || err != nil {
+			return 0
+		}
+		var at time.Time
+		at, err = parse(words[name], now)
+		return at.UnixMilli()
+	})
+	return f, err
+}
+
+// selection is what a replay of everything a list shows selects. Only dead
+// letters can be replayed, so the state is left to the server.
+func selection(f api.LetterFilter) api.LetterFilter {
+	f.State = ""
+	f.All = f.Empty()
+	return f
+}
+
+// filterFlags are the flags of notifyctl dlq replay that mean a selection.
+func filterFlags(f *api.LetterFilter) (words []string) {
+	for _, w := range f.Words() {
+		if w[0] != "state" {
+			words = append(words, "--"+w[0], w[1])
+		}
+	}
+	for _, id := range f.IDs {
+		words = append(words, "--id", id)
+	}
+	if f.All {
+		words = append(words, "--all")
+	}
+	return words
+}
+
+// matches reports whether a row holds every word of a filter, whatever the case.
+func matches(row []cell, filter string) bool {
+	text := ""
+	for _, c := range row {
+		text += " " + strings.ToLower(c.text)
+	}
+	for _, w := range strings.Fields(strings.ToLower(filter)) {
+		if !strings.Contains(text, w) {
+			return false
+		}
+	}
+	return true
 }
