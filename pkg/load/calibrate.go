@@ -23,7 +23,7 @@ func (c *coordinator) calibrate(ctx context.Context, d time.Duration) {
 	c.calTook = time.Since(began)
 }
 
-// generate makes the bodies of a step for d, marks and records them, and returns
+// generate makes the bodies of a step for d and records them, and returns
 // messages per second.
 func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	var wg sync.WaitGroup
@@ -33,7 +33,6 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	kafka, _ := s.target.(*KafkaTarget) // it makes its envelopes itself
 	for w := range processors() {
 		wg.Go(func() {
-			var sk sink
 			rec := newRecorder()
 			body := make([]byte, 0, 4096)
 			n := int64(0)
@@ -45,8 +44,6 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 					} else if _, _, err := kafka.records(&Request{Step: s.Step, Seq: i * uint64(s.Size), Size: s.Size, WantIDs: s.run.wantIDs(), data: s.data}); err != nil {
 						return // it will say so when it sends
 					}
-					from := uint64(n)
-					sk.take(from, from+uint64(s.Size))
 					rec.record(&sample{intended: sent, taken: sent, sent: sent, done: sent, messages: s.Size, ack: Ack{Accepted: s.Size}})
 					n += int64(s.Size)
 				}

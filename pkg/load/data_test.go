@@ -171,26 +171,6 @@ func TestMixShares(t *testing.T) {
 	}
 }
 
-func TestBitset(t *testing.T) {
-	t.Parallel()
-	var a, b bitset
-	if a.set(0, 130) != 0 || a.set(pageBits-3, pageBits+70) != 0 {
-		t.Fatal("repeated on a first time")
-	}
-	if got := a.set(100, 140); got != 30 {
-		t.Errorf("%d repeated, want 30", got)
-	}
-	b.set(0, 64)
-	b.set(pageBits, pageBits+70)
-	n, some := a.missing(&b, 2)
-	if n != 140-64+3 || len(some) != 2 || some[0] != 64 || some[1] != 65 {
-		t.Errorf("%d missing, %v", n, some)
-	}
-	if n, _ := b.missing(&a, 10); n != 0 {
-		t.Errorf("%d missing the other way", n)
-	}
-}
-
 // BenchmarkBodies is the making alone.
 func BenchmarkBodies(b *testing.B) {
 	for name, st := range map[string]Step{

@@ -4,11 +4,11 @@ import (
 	"os"
 	"runtime"
 	"runtime/metrics"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +23,7 @@ type sampler struct {
 	samples []metrics.Sample
 }
 
-type machineTimes struct{ total, idle, steal float64 } // ticks
+type machineTimes struct{ total, idle, steal float64 } // seconds
 
 func newSampler() *sampler {
 	s := &sampler{samples: []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/sched/pauses/total/gc:seconds"}}}
@@ -63,38 +63,27 @@ func (s *sampler) sample() Health {
 	return h
 }
 
+// proc is /proc; on a machine without it every read fails, and its figures are 0.
+var proc, _ = procfs.NewDefaultFS()
+
 func readMachine() (t machineTimes) {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return t
-	}
-	line, _, _ := strings.Cut(string(b), "\n")
-	for i, f := range strings.Fields(line)[1:] {
-		v, _ := strconv.ParseFloat(f, 64)
-		if i < 8 { // guest times are part of user's
-			t.total += v
-		}
-		switch i {
-		case 3, 4:
-			t.idle += v
-		case 7:
-			t.steal = v
-		}
-	}
+	s, _ := proc.Stat()
+	c := s.CPUTotal // guest times are part of user's
+	t.idle, t.steal = c.Idle+c.Iowait, c.Steal
+	t.total = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + t.idle + t.steal
 	return t
 }
 
 func readRSS() int64 {
-	b, err := os.ReadFile("/proc/self/statm")
-	f := strings.Fields(string(b))
-	if err != nil || len(f) < 2 {
+	self, _ := proc.Self()
+	s, err := self.Stat()
+	if err != nil {
 		return 0
 	}
-	pages, _ := strconv.ParseInt(f[1], 10, 64)
-	return pages * int64(os.Getpagesize())
+	return int64(s.ResidentMemory())
 }
 
-// countSockets looks at so many files of the process at most.
+// maxFiles is how many files of the process countSockets looks at.
 const maxFiles = 4096
 
 func countSockets() (n int) {
@@ -123,21 +112,14 @@ func readEnvironment() Environment {
 	if unix.Uname(&u) == nil {
 		e.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, ok := strings.Cut(string(b), "model name"); ok {
-			line, _, _ := strings.Cut(rest, "\n")
-			e.CPU = strings.TrimSpace(strings.TrimLeft(line, "\t: "))
-		}
+	if cpus, err := proc.CPUInfo(); err == nil && len(cpus) > 0 {
+		e.CPU = cpus[0].ModelName
 	}
-	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
-		if f := strings.Fields(string(b)); len(f) > 1 {
-			kb, _ := strconv.ParseInt(f[1], 10, 64)
-			e.Memory = kb << 10
-		}
+	if m, err := proc.Meminfo(); err == nil && m.MemTotalBytes != nil {
+		e.Memory = int64(*m.MemTotalBytes)
 	}
-	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
-		one, _, _ := strings.Cut(string(b), " ")
-		e.Load, _ = strconv.ParseFloat(one, 64)
+	if l, err := proc.LoadAvg(); err == nil {
+		e.Load = l.Load1
 	}
 	return e
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // providers are a control listener whose ledger is empty until a time, and full
@@ -233,9 +234,17 @@ func TestFaults(t *testing.T) {
 			},
 		}}}
 		res := drive(t, s, Config{Target: &target{}, Faults: sims})
+		post := func(r simulator.Rule) string {
+			b, err := json.Marshal(r)
+			if err != nil {
+				t.Error(err)
+			}
+			return "POST " + string(b)
+		}
+		second := simulator.Duration(time.Second)
 		want := []string{
-			`POST {"provider":"twilio","account":"AC2","rate":0.5,"do":"throttle","retry_after":"5s"}`, "DELETE",
-			`POST {"do":"latency","latency":{"median":"1s","p99":"2s"}}`, "DELETE",
+			post(simulator.Rule{Provider: simulator.Twilio, Account: "AC2", Rate: 0.5, Do: simulator.Throttle, RetryAfter: 5 * second}), "DELETE",
+			post(simulator.Rule{Do: simulator.Delay, Latency: simulator.Latency{Median: second, P99: 2 * second}}), "DELETE",
 		}
 		if fmt.Sprint(p.rules) != fmt.Sprint(want) {
 			t.Errorf("%q\nwant %q", p.rules, want)

@@ -70,8 +70,8 @@ func (c *coordinator) step(s *stepRun, now time.Duration) StepSnapshot {
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		lost, _ := s.sink.promised.missing(&s.sink.came, 0)
-		out.Totals.Lost, out.Totals.Delivered = lost, t.acked-lost
+		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked) // what is taken is acknowledged a moment later
+		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}
 	return out
 }

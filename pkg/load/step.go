@@ -179,7 +179,7 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 		}
 		n := s.first + g
 		req.N, req.Seq, req.Size = n, uint64(n)*uint64(s.Size), s.size(g)
-		req.kind, req.mark = s.data.kind(uint64(n)), uint64(g)*uint64(s.Size)
+		req.kind = s.data.kind(uint64(n))
 		if s.Keys || s.run.cfg.Keys != nil {
 			req.Key = s.run.key(s, n)
 		}
@@ -222,8 +222,7 @@ func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start ti
 const bulkMost = 8192
 
 // bulk is worker for single messages into the null sink: it takes all that are
-// due, makes each body, records each message's own times and marks it in the
-// ledger. It wakes for slots of a millisecond or so, which is as fine as timers
+// due, makes each body and records each message's own times. It wakes for slots of a millisecond or so, which is as fine as timers
 // are; the intended time of each message is computed, not slept.
 //
 // One worker takes, and waits, at a time, and goes on with it: of 64 each woke for every
@@ -306,15 +305,10 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 		g := s.global(l)
 		n := uint64(s.first + g)
 		body = s.data.request(body[:0], n, n, 1, begin+sent)
-		if s.run.cfg.Segment.N > 1 {
-			s.sink.take(uint64(g), uint64(g)+1)
-		}
 	}
-	if s.run.cfg.Segment.N == 1 {
-		s.sink.take(uint64(from), uint64(to))
-	}
-	done := time.Since(start)
 	n := to - from
+	s.sink.taken.Add(n)
+	done := time.Since(start)
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	w := rec.win

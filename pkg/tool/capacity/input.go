@@ -4,54 +4,58 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Input is what a sheet is computed from. Rates are a second. Shares are from
-// 0 to 1. Of the rates of parts, 0 means that nobody knows it, where Params
-// allows 0.
+// Input is what a sheet is computed from. Rates are a second. Shares are from 0 to 1.
+//
+// The tags of a field are its name in a file and as a flag, its kind, its documentation,
+// and for some kinds its bounds: a rate is 1 to most, known a rate or 0 where nobody
+// knows it, a share 0 to 1, whole a whole number from 1 to max, number from min to max.
 type Input struct {
-	Rate      float64 // notifications accepted
-	Push      float64 // share of the load
-	Email     float64
-	SMS       float64
-	Scheduled float64 // share that is held until later
-	Fanout    float64 // share that comes in fan-outs: one content, many receivers
-	Retries   float64 // calls a notification beyond the first, on average
+	Rate      float64 `key:"rate" kind:"rate" doc:"notifications a second"`
+	Push      float64 `key:"push" kind:"share" doc:"share of push"`
+	Email     float64 `key:"email" kind:"share" doc:"share of email"`
+	SMS       float64 `key:"sms" kind:"share" doc:"share of SMS"`
+	Scheduled float64 `key:"scheduled" kind:"share" doc:"share that is scheduled for later"`
+	Fanout    float64 `key:"fanout" kind:"share" doc:"share that comes in fan-outs, stored by chunk"`
+	Retries   float64 `key:"retries" kind:"number" min:"0" max:"100" doc:"calls a notification beyond the first, on average"`
 
-	APIRate       float64 // notifications an API server takes one by one or in batches
-	APIFanoutRate float64 // receivers an API server takes in fan-outs
-	DeliveryRate  float64 // receivers a process brings from the log to a durable outcome, providers aside
+	APIRate       float64 `key:"api_rate" kind:"known" doc:"notifications a second an API server takes, in batches"`
+	APIFanoutRate float64 `key:"api_fanout_rate" kind:"known" doc:"receivers a second an API server takes in fan-outs"`
+	DeliveryRate  float64 `key:"delivery_rate" kind:"known" doc:"receivers a second a process brings from the log to a durable outcome, providers aside"`
 
-	BrokerRate     float64 // messages a broker takes
-	LogReplication float64 // copies of a message
+	BrokerRate     float64 `key:"broker_rate" kind:"rate" doc:"messages a second a broker takes"`
+	LogReplication float64 `key:"log_replication" kind:"whole" max:"9" doc:"copies of a message in the log"`
 
-	PushWorkerRate  float64
-	PushLatency     time.Duration
-	PushConnections float64 // HTTP/2 connections of a worker
-	PushStreams     float64 // streams of a connection
+	PushWorkerRate  float64       `key:"push_worker_rate" kind:"rate" doc:"pushes a second a worker makes at most"`
+	PushLatency     time.Duration `key:"push_latency" kind:"span" doc:"answer time of the push provider"`
+	PushConnections float64       `key:"push_connections" kind:"whole" max:"10e3" doc:"HTTP/2 connections of a push worker"`
+	PushStreams     float64       `key:"push_streams" kind:"whole" max:"1e6" doc:"streams at once of a connection"`
 
-	SMSAdmitted    float64 // share of SMS that intake lets through
-	SMSAccountRate float64
-	SMSLatency     time.Duration
-	SMSInFlight    float64 // requests at once of a worker
+	SMSAdmitted    float64       `key:"sms_admitted" kind:"share" doc:"share of SMS that intake lets through (otp and alert)"`
+	SMSAccountRate float64       `key:"sms_account_rate" kind:"rate" doc:"messages a second an SMS account may send"`
+	SMSLatency     time.Duration `key:"sms_latency" kind:"span" doc:"answer time of the SMS provider"`
+	SMSInFlight    float64       `key:"sms_in_flight" kind:"whole" max:"1e6" doc:"requests at once of an SMS worker"`
 
-	MailObjective    time.Duration // within which a mail is handed over
-	MailIPRate       float64       // mails an IP may send
-	MailBatch        float64       // mails of an API call
-	MailIPsPerWorker float64
+	MailObjective    time.Duration `key:"mail_objective" kind:"span" doc:"time within which a mail is handed over"`
+	MailIPRate       float64       `key:"mail_ip_rate" kind:"rate" doc:"mails a second an IP may send"`
+	MailBatch        float64       `key:"mail_batch" kind:"whole" max:"1e6" doc:"mails of one API call"`
+	MailIPsPerWorker float64       `key:"mail_ips_per_worker" kind:"whole" max:"1e6" doc:"IPs a mail worker feeds"`
 
-	DBNodeRate    float64 // rows a node of the status store writes
-	DBReplication float64
-	Writes        float64 // row writes of a notification that is a chunk of its own
-	Chunk         float64 // receivers of a chunk of a fan-out
-	Window        float64 // receivers of a claim window
+	DBNodeRate    float64 `key:"db_node_rate" kind:"rate" doc:"rows a second a node of the status store writes"`
+	DBReplication float64 `key:"db_replication" kind:"whole" max:"9" doc:"copies of a row, in the status and the timer store"`
+	Writes        float64 `key:"writes" kind:"number" min:"1" max:"1000" doc:"row writes of a notification that is not in a fan-out"`
+	Chunk         float64 `key:"chunk" kind:"whole" max:"1e6" doc:"receivers of a chunk of a fan-out"`
+	Window        float64 `key:"window" kind:"whole" max:"1e6" doc:"receivers of a claim window"`
 
-	SchedulerNodeRate float64 // rows a node of the timer store writes
-	PartitionRows     float64 // rows a partition of the timer store may hold
-	ReleaseRate       float64 // due rows one owner releases
+	SchedulerNodeRate float64 `key:"scheduler_node_rate" kind:"rate" doc:"rows a second a node of the timer store writes"`
+	PartitionRows     float64 `key:"partition_rows" kind:"whole" max:"1e9" doc:"rows a partition of the timer store may hold"`
+	ReleaseRate       float64 `key:"release_rate" kind:"rate" doc:"due rows a second one owner releases"`
 }
 
 // Default is the load and the rates of the source document: 5M notifications a
@@ -85,56 +89,33 @@ type Param struct {
 const most = 1e12
 
 // Params lists every value of in; setting one changes in.
-func (in *Input) Params() []Param {
-	rate := func(key string, v *float64, doc string) Param {
-		return Param{Key: key, Doc: doc, num: v, min: 1, max: most}
+func (in *Input) Params() (list []Param) {
+	v := reflect.ValueOf(in).Elem()
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag
+		p := Param{Key: tag.Get("key"), Doc: tag.Get("doc"), min: 1, max: most}
+		number := func(name string, to *float64) {
+			if n, err := strconv.ParseFloat(tag.Get(name), 64); err == nil { // else it has none
+				*to = n
+			}
+		}
+		number("min", &p.min)
+		number("max", &p.max)
+		switch tag.Get("kind") {
+		case "known":
+			p.min, p.Doc = 0, p.Doc+"; 0: not known"
+		case "share":
+			p.min, p.max = 0, 1
+		case "whole":
+			p.whole = true
+		case "span":
+			p.min, p.max = 1e-6, 7*86400
+		}
+		p.num, _ = v.Field(i).Addr().Interface().(*float64)
+		p.dur, _ = v.Field(i).Addr().Interface().(*time.Duration)
+		list = append(list, p)
 	}
-	maybe := func(key string, v *float64, doc string) Param {
-		return Param{Key: key, Doc: doc + "; 0: not known", num: v, min: 0, max: most}
-	}
-	share := func(key string, v *float64, doc string) Param {
-		return Param{Key: key, Doc: doc, num: v, min: 0, max: 1}
-	}
-	whole := func(key string, v *float64, max float64, doc string) Param {
-		return Param{Key: key, Doc: doc, num: v, min: 1, max: max, whole: true}
-	}
-	span := func(key string, v *time.Duration, doc string) Param {
-		return Param{Key: key, Doc: doc, dur: v, min: 1e-6, max: 7 * 86400}
-	}
-	return []Param{
-		rate("rate", &in.Rate, "notifications a second"),
-		share("push", &in.Push, "share of push"),
-		share("email", &in.Email, "share of email"),
-		share("sms", &in.SMS, "share of SMS"),
-		share("scheduled", &in.Scheduled, "share that is scheduled for later"),
-		share("fanout", &in.Fanout, "share that comes in fan-outs, stored by chunk"),
-		{Key: "retries", Doc: "calls a notification beyond the first, on average", num: &in.Retries, max: 100},
-		maybe("api_rate", &in.APIRate, "notifications a second an API server takes, in batches"),
-		maybe("api_fanout_rate", &in.APIFanoutRate, "receivers a second an API server takes in fan-outs"),
-		maybe("delivery_rate", &in.DeliveryRate, "receivers a second a process brings from the log to a durable outcome, providers aside"),
-		rate("broker_rate", &in.BrokerRate, "messages a second a broker takes"),
-		whole("log_replication", &in.LogReplication, 9, "copies of a message in the log"),
-		rate("push_worker_rate", &in.PushWorkerRate, "pushes a second a worker makes at most"),
-		span("push_latency", &in.PushLatency, "answer time of the push provider"),
-		whole("push_connections", &in.PushConnections, 10e3, "HTTP/2 connections of a push worker"),
-		whole("push_streams", &in.PushStreams, 1e6, "streams at once of a connection"),
-		share("sms_admitted", &in.SMSAdmitted, "share of SMS that intake lets through (otp and alert)"),
-		rate("sms_account_rate", &in.SMSAccountRate, "messages a second an SMS account may send"),
-		span("sms_latency", &in.SMSLatency, "answer time of the SMS provider"),
-		whole("sms_in_flight", &in.SMSInFlight, 1e6, "requests at once of an SMS worker"),
-		span("mail_objective", &in.MailObjective, "time within which a mail is handed over"),
-		rate("mail_ip_rate", &in.MailIPRate, "mails a second an IP may send"),
-		whole("mail_batch", &in.MailBatch, 1e6, "mails of one API call"),
-		whole("mail_ips_per_worker", &in.MailIPsPerWorker, 1e6, "IPs a mail worker feeds"),
-		rate("db_node_rate", &in.DBNodeRate, "rows a second a node of the status store writes"),
-		whole("db_replication", &in.DBReplication, 9, "copies of a row, in the status and the timer store"),
-		{Key: "writes", Doc: "row writes of a notification that is not in a fan-out", num: &in.Writes, min: 1, max: 1000},
-		whole("chunk", &in.Chunk, 1e6, "receivers of a chunk of a fan-out"),
-		whole("window", &in.Window, 1e6, "receivers of a claim window"),
-		rate("scheduler_node_rate", &in.SchedulerNodeRate, "rows a second a node of the timer store writes"),
-		whole("partition_rows", &in.PartitionRows, 1e9, "rows a partition of the timer store may hold"),
-		rate("release_rate", &in.ReleaseRate, "due rows a second one owner releases"),
-	}
+	return list
 }
 
 // Set gives the parameter a value as people write it: 5M, 200K, 0.7, 70%, 50ms.
