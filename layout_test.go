@@ -104,11 +104,14 @@ var floors = []floor{
 		"pkg/metrics": "engine notify api deadletter intake log server timer trigger worker",
 	}},
 	{"the process: the only place that knows more than one engine", map[string]string{
-		"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
+		"pkg/app": everything("load", "load/launch", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
+	}},
+	{"what the tools start", map[string]string{
+		"pkg/load/launch": "app internal/freeport api load notify term", // a notifyd in this process or one of its own
 	}},
 	{"the programs", map[string]string{
 		"cmd/notifyd":   "app api backup cluster engine internal/atomicfile notify server simulator load term",
-		"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets simulator term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
+		"cmd/notifyctl": "app api archive backup internal/atomicfile load load/launch load/report load/screen console notify secrets simulator term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
 	}},
 }
 

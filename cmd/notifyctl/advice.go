@@ -131,7 +131,7 @@ func (p *program) noAnswer() []string {
 		return nil
 	}
 	what := "is a server running at " + t.server + "?"
-	if u, err := url.Parse(t.server); err == nil && loopback(u.Hostname()) {
+	if u, err := url.Parse(t.server); err == nil && notify.LoopbackHost(u.Host) {
 		what += " notifyd dev starts one"
 	}
 	return append([]string{what}, "notifyctl context ls          (the servers that are known), then the same command again")

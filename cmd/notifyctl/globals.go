@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/term"
 )
@@ -192,7 +192,7 @@ func (p *program) call(run func(ctx context.Context, cl *api.Client, args []stri
 }
 
 func (p *program) clientOf(t *target) *api.Client {
-	if u, err := url.Parse(t.server); err == nil && u.Scheme == "http" && t.token != nil && !loopback(u.Hostname()) {
+	if u, err := url.Parse(t.server); err == nil && u.Scheme == "http" && t.token != nil && !notify.LoopbackHost(u.Host) {
 		p.note("warning: the token goes to %s without encryption", u.Host)
 	}
 	return &api.Client{
@@ -200,11 +200,6 @@ func (p *program) clientOf(t *target) *api.Client {
 		HTTPClient: &http.Client{Transport: api.NewTransport(16), Timeout: p.global.timeout},
 		Audited:    p.audited,
 	}
-}
-
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
 // audited says under which row of the audit log the server recorded a change, and

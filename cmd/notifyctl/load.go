@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"runtime/pprof"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/launch"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -235,12 +235,12 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 			return term.Usage("--out %s: there is no folder %s", o.watch.out, dir)
 		}
 	}
-	env, err := p.loadEnvironment(ctx, &s, o)
+	env, err := p.launch(ctx, &s, o)
 	if err != nil {
 		return err
 	}
-	defer env.close()
-	cfg := env.config
+	defer env.Close()
+	cfg := env.Config
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
 	if p.panels(&o.watch) {
 		cfg.Every, cfg.Steerable = screenEvery, true
@@ -257,7 +257,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err := errors.Join(err, stop()); err != nil {
 		return err
 	}
-	if err := env.failed(); err != nil {
+	if err := env.Failed(); err != nil {
 		return err
 	}
 	if err := p.finishLoad(res, &o.watch); err != nil {
@@ -357,12 +357,20 @@ func firstError(res *load.Result) string {
 	return fmt.Sprintf(": %s times %s", term.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
 }
 
-// onlyLoopback refuses to load anything but this machine: a mistyped context
-// must not become somebody's outage.
-func onlyLoopback(cl *api.Client) error {
-	u, err := url.Parse(cl.BaseURL)
-	if err != nil || !loopback(u.Hostname()) {
-		return term.Usage("load goes to loopback addresses only, not to %s", cl.BaseURL)
+// launch opens what the scenario runs against.
+func (p *program) launch(ctx context.Context, s *load.Scenario, o *loadOptions) (*launch.Environment, error) {
+	note := p.note
+	if o.again {
+		note = func(string, ...any) {}
 	}
-	return nil
+	return launch.Open(ctx, s, &launch.Options{
+		Note: note, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCal,
+		Context: func() (*api.Client, string, error) {
+			t, cl, err := p.operator("")
+			if err != nil {
+				return nil, "", err
+			}
+			return cl, t.ctx.Simulators, nil
+		},
+	})
 }

@@ -40,19 +40,19 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	run := func(trial load.Scenario) (*load.Result, error) {
 		// Each trial has a server of its own where the run makes one: the backlog of
 		// one must not weigh on the next.
-		env, err := p.loadEnvironment(ctx, &trial, o)
+		env, err := p.launch(ctx, &trial, o)
 		if err != nil {
 			return nil, err
 		}
-		defer env.close()
-		env.config.Scale = scale
-		r, err := load.New(trial, env.config)
+		defer env.Close()
+		env.Config.Scale = scale
+		r, err := load.New(trial, env.Config)
 		if err != nil {
 			return nil, err
 		}
 		res, err := r.Run(ctx)
 		if err == nil {
-			err = env.failed()
+			err = env.Failed()
 		}
 		return res, err
 	}

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -79,52 +76,5 @@ thresholds: [lost == 0, unexpected == 0, early == 0]
 			}
 			check(t, &r)
 		})
-	}
-}
-
-// TestOwned: a notifyd that does not stop is killed, and one that ends by itself is
-// noticed, with what it said last.
-func TestOwned(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "stubborn")
-	script := "#!/bin/sh\ntrap '' TERM\necho ready >>" + dir + "/ready\necho I hang\nexec sleep 600\n"
-	if err := os.WriteFile(bin, []byte(script), 0o700); err != nil { //nolint:gosec // it is run
-		t.Fatal(err)
-	}
-	starts := 0
-	o := &owned{bin: bin, dir: dir, ready: func(context.Context) error {
-		b, err := os.ReadFile(filepath.Join(dir, "ready"))
-		if n := strings.Count(string(b), "\n"); err != nil || n <= starts {
-			return errors.New("not yet")
-		}
-		return nil
-	}}
-	t.Cleanup(func() { _ = o.end() })
-	if err := o.start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	starts++
-	before := o.proc
-	end, err := o.Fault(t.Context(), &load.FaultSpec{Process: "stop"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := end(t.Context()); err == nil || !strings.Contains(err.Error(), "was killed") {
-		t.Errorf("a stop that does not end: %v", err)
-	}
-	if o.proc == before || o.died() != nil {
-		t.Errorf("it was not started again: %v", o.died())
-	}
-	if err := o.proc.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-o.proc.done
-	if err := o.died(); err == nil || !strings.Contains(err.Error(), "notifyd ended: signal: killed: I hang") {
-		t.Errorf("one that ends by itself: %v", err)
-	}
-	o.bin = filepath.Join(dir, "absent")
-	if err := o.start(t.Context()); err == nil {
-		t.Error("a program that is not there starts")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
 	"github.com/notifyd/notifyd/pkg/load/screen"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -126,8 +127,7 @@ func (p *program) serveMetrics(ctx context.Context, addr string, w *watched) (en
 	if addr == "" {
 		return func() {}, nil
 	}
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil || !loopback(host) {
+	if _, _, err := net.SplitHostPort(addr); err != nil || !notify.LoopbackHost(addr) {
 		return nil, term.Usage("--metrics %q: it is a loopback address and a port, such as 127.0.0.1:9469", addr)
 	}
 	var lc net.ListenConfig

@@ -1,4 +1,4 @@
-package main
+package launch
 
 import (
 	"context"
@@ -24,8 +24,8 @@ import (
 
 // process runs notifyd and the simulators in processes of their own. The
 // simulators are never touched: their ledger is the proof.
-func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scenario, opt *loadOptions) error {
-	bin, err := findNotifyd(opt.notifyd)
+func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Options) error {
+	bin, err := findNotifyd(opt.Notifyd)
 	if err != nil {
 		return err
 	}
@@ -40,9 +40,7 @@ func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scena
 	}
 	o := &owned{bin: bin, dir: dir, url: "http://127.0.0.1:" + strconv.Itoa(port), port: port, set: s.Server.Set}
 	e.closes = append(e.closes, o.end)
-	if !opt.again {
-		p.note("starting notifyd and simulated providers")
-	}
+	opt.Note("starting notifyd and simulated providers")
 	control, err := o.simulate(ctx, s.Server.ProviderLatency())
 	if err != nil {
 		return err
@@ -56,7 +54,7 @@ func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scena
 		return err
 	}
 	e.client(cl, s)
-	e.config.ServerName, e.config.Process = cl.BaseURL+" (a process of its own)", o
+	e.Config.ServerName, e.Config.Process = cl.BaseURL+" (a process of its own)", o
 	e.died, e.brokers = o.died, []string{load.Socket + filepath.Join(dir, "dev", "data", app.SocketName)}
 	return e.simulators(control)
 }

@@ -1,10 +1,13 @@
-package main
+// Package launch opens what a scenario is aimed at: a server that runs, a notifyd in this
+// process, or one in a process of its own, which faults may kill.
+package launch
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -17,9 +20,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// loadEnvironment is what a scenario runs against.
-type loadEnvironment struct {
-	config load.Config
+// Options say how a server is found, or started.
+type Options struct {
+	// Context returns a client of the server that the flags or the context name, and the
+	// control URL of its simulated providers, if it has any.
+	Context func() (cl *api.Client, simulators string, err error)
+	Note    func(format string, args ...any) // told before something is started
+
+	Version       string        // of notifyctl
+	Timeout       time.Duration // of a request
+	Notifyd       string        // program of mode process; empty: beside this one, or on the PATH
+	Kafka         []string      // brokers of target kafka; empty: those of a notifyd that is started
+	NoCheck       bool          // the ledger is not asked
+	NoCalibration bool
+}
+
+// Environment is what a scenario runs against.
+type Environment struct {
+	Config load.Config
 	closes []func() error
 	ended  chan error // of a pipeline that ended by itself
 	died   func() error
@@ -27,15 +45,16 @@ type loadEnvironment struct {
 	brokers []string
 }
 
-func (e *loadEnvironment) close() {
+// Close ends what was started.
+func (e *Environment) Close() {
 	for _, f := range slices.Backward(e.closes) {
 		_ = f() // the result is there; what is left is in a temporary folder
 	}
 	e.closes = nil
 }
 
-// failed reports why what is under load ended by itself.
-func (e *loadEnvironment) failed() error {
+// Failed reports why what is under load ended by itself.
+func (e *Environment) Failed() error {
 	select {
 	case err := <-e.ended:
 		e.ended <- err // who closes waits for it
@@ -60,18 +79,15 @@ func cmpErr(err error) error {
 // calibration is for how long each kind of body is made before a run.
 const calibration = 200 * time.Millisecond
 
-// loadEnvironment builds what the scenario asks for: a server that runs, or one of
-// its own.
-func (p *program) loadEnvironment(ctx context.Context, s *load.Scenario, o *loadOptions) (_ *loadEnvironment, err error) {
-	e := &loadEnvironment{ended: make(chan error, 1), config: load.Config{
-		Version: version, Timeout: p.global.timeout, Calibrate: calibration,
-	}}
-	if o.noCal {
-		e.config.Calibrate = 0
+// Open builds what the scenario asks for. Close the Environment.
+func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, err error) {
+	e := &Environment{ended: make(chan error, 1), Config: load.Config{Version: o.Version, Timeout: o.Timeout, Calibrate: calibration}}
+	if o.NoCalibration {
+		e.Config.Calibrate = 0
 	}
 	defer func() {
 		if err != nil {
-			e.close()
+			e.Close()
 		}
 	}()
 	if s.OnlyNull() {
@@ -79,40 +95,37 @@ func (p *program) loadEnvironment(ctx context.Context, s *load.Scenario, o *load
 	}
 	switch s.Server.Mode {
 	case "pipeline":
-		err = e.pipeline(ctx, p, s, o.again)
+		err = e.pipeline(ctx, s, o)
 	case "process":
-		err = e.process(ctx, p, s, o)
+		err = e.process(ctx, s, o)
 	default:
-		err = e.context(ctx, p, s)
+		err = e.context(ctx, s, o)
 	}
 	if err == nil && s.Uses(load.Kafka) {
-		err = e.kafka(ctx, o.kafka)
+		err = e.kafka(ctx, o.Kafka)
 	}
-	if o.noCheck {
-		e.config.Ledger = nil
+	if o.NoCheck {
+		e.Config.Ledger = nil
 	}
 	return e, err
 }
 
-// context aims at the server that the flags or the context name.
-func (e *loadEnvironment) context(ctx context.Context, p *program, s *load.Scenario) error {
-	t, err := p.target()
+// context aims at a server that runs. Load goes to this machine alone: a mistyped context
+// must not become somebody's outage.
+func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options) error {
+	cl, simulators, err := o.Context()
 	if err != nil {
 		return err
 	}
-	cl := p.clientOf(&t)
-	if err := onlyLoopback(cl); err != nil {
-		return err
+	if u, err := url.Parse(cl.BaseURL); err != nil || !notify.LoopbackHost(u.Host) {
+		return term.Usage("load goes to loopback addresses only, not to %s", cl.BaseURL)
 	}
 	e.client(cl, s)
-	e.config.ServerName = cl.BaseURL
-	if err := awake(ctx, cl); err != nil {
+	e.Config.ServerName = cl.BaseURL
+	if err := awake(ctx, cl); err != nil || simulators == "" {
 		return err
 	}
-	if t.ctx.Simulators != "" {
-		return e.simulators(t.ctx.Simulators)
-	}
-	return nil
+	return e.simulators(simulators)
 }
 
 // awake asks for something that is not there: a server that is away and a token that
@@ -125,25 +138,25 @@ func awake(ctx context.Context, cl *api.Client) error {
 	return nil
 }
 
-func (e *loadEnvironment) client(cl *api.Client, s *load.Scenario) {
+func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	cl.Retries = 0 // a failure is a figure, not something to hide
 	tr := api.NewTransport(s.Workers() + 8)
 	cl.HTTPClient = &http.Client{Transport: tr}
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
-	e.config.Target = &load.HTTP{Client: cl}
-	e.config.State = stateOf(cl)
-	e.config.Server = serverOf(cl)
-	e.config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
+	e.Config.Target = &load.HTTP{Client: cl}
+	e.Config.State = stateOf(cl)
+	e.Config.Server = serverOf(cl)
+	e.Config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
 }
 
-func (e *loadEnvironment) simulators(control string) error {
+func (e *Environment) simulators(control string) error {
 	sims := &load.Simulators{URL: control, Client: &http.Client{Transport: api.NewTransport(4)}}
 	e.closes = append(e.closes, func() error { sims.Client.CloseIdleConnections(); return nil })
-	e.config.Ledger, e.config.Faults = sims, sims
+	e.Config.Ledger, e.Config.Faults = sims, sims
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
 	if url, err := sims.Callback(ctx); err == nil { // older ones have none
-		e.config.Callback = url + "/load"
+		e.Config.Callback = url + "/load"
 	}
 	return nil
 }
@@ -242,7 +255,7 @@ func replayOf(cl *api.Client) func(context.Context) error {
 	}
 }
 
-func (e *loadEnvironment) kafka(ctx context.Context, brokers []string) error {
+func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 	if len(brokers) == 0 {
 		brokers = e.brokers
 	}
@@ -251,7 +264,7 @@ func (e *loadEnvironment) kafka(ctx context.Context, brokers []string) error {
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
-		if !strings.HasPrefix(b, load.Socket) && !loopback(host) {
+		if !strings.HasPrefix(b, load.Socket) && !notify.LoopbackHost(host) {
 			return term.Usage("load goes to loopback addresses only, not to %s", b)
 		}
 	}
@@ -260,12 +273,12 @@ func (e *loadEnvironment) kafka(ctx context.Context, brokers []string) error {
 		return err
 	}
 	e.closes = append(e.closes, func() error { t.Close(); return nil })
-	e.config.Targets = map[string]load.Target{load.Kafka: t}
+	e.Config.Targets = map[string]load.Target{load.Kafka: t}
 	return nil
 }
 
 // pipeline runs notifyd in this process.
-func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scenario, again bool) error {
+func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options) error {
 	dir, err := os.MkdirTemp("", "notifyctl-load-")
 	if err != nil {
 		return err
@@ -279,9 +292,7 @@ func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scen
 		seen = load.NewObserver()
 		cfg.Taken = seen.Take
 	}
-	if !again {
-		p.note("starting notifyd in this process")
-	}
+	o.Note("starting notifyd in this process")
 	app.MakeRoomForFiles()
 	pl, err := app.NewPipeline(ctx, cfg)
 	if err != nil {
@@ -296,10 +307,10 @@ func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scen
 		return err
 	}
 	e.client(&api.Client{BaseURL: pl.URL, Token: func(context.Context) (string, error) { return pl.Token, nil }}, s)
-	e.config.ServerName, e.config.Embedded = "embedded", true
+	e.Config.ServerName, e.Config.Embedded = "embedded", true
 	e.brokers = []string{load.Socket + pl.Node.KafkaSocket()}
 	if cfg.Stub {
-		e.config.Ledger = seen
+		e.Config.Ledger = seen
 		return nil
 	}
 	return e.simulators(pl.URLs.Control)
