@@ -39,7 +39,7 @@ var floors = []floor{
 	}},
 	{"tools of notifyctl that stand alone, and files that programs carry", map[string]string{
 		"pkg/tool/humantime":  "notify",
-		"pkg/tool/capacity":   "notify",
+		"pkg/tool/capacity":   "notify term",
 		"pkg/tool/codes":      "",
 		"pkg/tool/promcheck":  "",
 		"docs":                "",

@@ -12,15 +12,11 @@ type Overrides struct {
 	Rate, Count Number
 	Duration    time.Duration // of every phase but warm-ups
 	Workers     int
-	Seed        uint64
 }
 
 // With returns the scenario with some values replaced.
 func (s Scenario) With(o Overrides) Scenario {
 	s = s.WithDefaults() // its phases are a copy
-	if o.Seed != 0 {
-		s.Seed = o.Seed
-	}
 	if o.Duration > 0 && s.Objective != nil {
 		trial := *s.Objective
 		trial.Hold, trial.Confirm = Duration(o.Duration), 0

@@ -60,7 +60,7 @@ const (
 )
 
 // New returns the styles; with ascii their signs are of ASCII.
-func New(ascii bool) Styles {
+func New(ascii bool) Styles { //nolint:revive // what the terminal can
 	s := lipgloss.NewStyle()
 	colour := func(c string) lipgloss.Style { return s.Foreground(lipgloss.Color(c)) }
 	st := Styles{

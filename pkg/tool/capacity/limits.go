@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // Limit is a place where the source's count does not hold for a load that lasts.
@@ -45,7 +47,7 @@ func (in *Input) whyMail(l *Line) string {
 	goal := in.MailObjective.Seconds()
 	wait := time.Duration((in.mails()/can - 1) * goal * float64(time.Second)).Round(time.Minute)
 	return fmt.Sprintf("%s mails spread over %s are a burst, once in %s: %s IPs send %s/s. When %s come every second, %s/s pile up; after %s %s wait, the last of them for %s",
-		Number(in.mails()), brief(in.MailObjective), brief(in.MailObjective), Thousands(l.Count), Number(can),
+		Number(in.mails()), brief(in.MailObjective), brief(in.MailObjective), term.Count(l.Count), Number(can),
 		Number(in.mails()), Number(in.mails()-can), brief(in.MailObjective), Number((in.mails()-can)*goal), brief(wait))
 }
 
@@ -110,7 +112,7 @@ func first(rate float64, bs []Break) string {
 		return "nothing breaks: there is no load"
 	}
 	b := bs[0]
-	s := fmt.Sprintf("breaks first: %s (%s), at %s/s of lasting load, %s%% of %s/s", b.Name, Thousands(b.Count), Number(b.HoldsTo), short(100*b.Share), Number(rate))
+	s := fmt.Sprintf("breaks first: %s (%s), at %s/s of lasting load, %s%% of %s/s", b.Name, term.Count(b.Count), Number(b.HoldsTo), short(100*b.Share), Number(rate))
 	if len(bs) > 1 {
 		s += fmt.Sprintf("; then %s at %s/s", bs[1].Name, Number(bs[1].HoldsTo))
 	}

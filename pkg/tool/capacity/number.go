@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // ParseNumber reads 5M, 200K, 1.5G, 70% and plain numbers.
@@ -43,21 +45,12 @@ func Number(v float64) string {
 	case a >= 1e5:
 		return short(v/1e3) + "K"
 	case a >= 1000:
-		return Thousands(int64(math.Round(v)))
+		return term.Count(int64(math.Round(v)))
 	}
 	return short(v)
 }
 
 func short(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
-
-// Thousands writes a count with separators.
-func Thousands(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
 
 // ceil rounds up, but not for what only the arithmetic of floats added.
 func ceil(v float64) int64 {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // Line is one part and how many of it are needed.
@@ -127,7 +129,7 @@ func (in *Input) lines() []Line {
 
 	each, how := in.pushWorker()
 	push := *of("push_workers", "push workers", in.calls(in.Push), each, how)
-	plain("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", Thousands(push.Count), Number(in.PushConnections)))
+	plain("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", term.Count(push.Count), Number(in.PushConnections)))
 	each, how = in.smsWorker()
 	sms := *of("sms_workers", "SMS workers", in.texts(), each, how)
 	of("sms_accounts", "SMS accounts", in.texts(), in.SMSAccountRate, "an account's messages")
@@ -177,7 +179,7 @@ func (in *Input) mail(of ofFunc, plain plainFunc) Line {
 
 	calls := plain("mail_calls", "mail API calls a second", ceil(spread/in.MailBatch), fmt.Sprintf("%s/s / %s a call", Number(spread), Number(in.MailBatch)))
 	calls.Sustained = ceil(in.mails() / in.MailBatch)
-	workers := plain("mail_workers", "mail workers", ceil(float64(l.Count)/in.MailIPsPerWorker), fmt.Sprintf("%s IPs / %s a worker", Thousands(l.Count), Number(in.MailIPsPerWorker)))
+	workers := plain("mail_workers", "mail workers", ceil(float64(l.Count)/in.MailIPsPerWorker), fmt.Sprintf("%s IPs / %s a worker", term.Count(l.Count), Number(in.MailIPsPerWorker)))
 	workers.Sustained = ceil(float64(l.Sustained) / in.MailIPsPerWorker)
 	return *workers
 }
@@ -187,7 +189,7 @@ func (in *Input) database(of ofFunc, plain plainFunc) {
 	shards := of("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
 	shards.OneLost = shards.HoldsTo // the other replicas of its shard go on
 	nodes := *shards
-	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", Thousands(nodes.Count), Number(in.DBReplication)))
+	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
 // scheduler: the source has one partition a minute, one leader,
