@@ -24,7 +24,7 @@ import (
 
 // formatVersion is the layout of keys and values that this build writes, and the only
 // one that it reads: no release had another.
-const formatVersion = 4
+const formatVersion = 5
 
 // Store is one database folder. Its accessors return the contracts; all of them
 // may be used from any goroutine until Close.
