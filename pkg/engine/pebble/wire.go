@@ -13,16 +13,6 @@ type reader struct {
 	bad bool
 }
 
-func (r *reader) byte() byte {
-	if len(r.b) == 0 {
-		r.bad = true
-		return 0
-	}
-	c := r.b[0]
-	r.b = r.b[1:]
-	return c
-}
-
 func (r *reader) uint() uint64 {
 	if len(r.b) > 0 && r.b[0] < 0x80 {
 		v := r.b[0]
