@@ -156,7 +156,7 @@ func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detac
 	return p.sumUp(&job)
 }
 
-// over reports whether a job needs somebody, or nobody any more.
+// over reports whether a job has ended or waits for an operator.
 func over(j *api.Job) bool { return j.State != "running" }
 
 // leave pauses the job: the server would go on without us.

@@ -393,7 +393,7 @@ func (ls *lanes) slacken(ctx context.Context) {
 	}
 }
 
-// stop lets no message wait any more, and returns those that do. What was claimed
+// stop lets no further message wait, and returns the messages that wait now. What was claimed
 // ahead is given back.
 func (ls *lanes) stop() (back []*work) {
 	ls.mu.Lock()

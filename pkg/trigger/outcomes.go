@@ -12,9 +12,9 @@ import (
 
 // The steps after the call, or in its place.
 
-// swap does stepSettle, stepReturn and stepBuried: it writes rows that nobody but the
-// holder of the claim (or, of one that is over, nobody in particular) should have
-// changed, and goes on with those that were written.
+// swap does stepSettle, stepReturn and stepBuried: it writes rows that only the holder
+// of the claim may change, or any process once the claim is over. It goes on with the
+// rows that it wrote.
 func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {
@@ -40,8 +40,8 @@ func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
 	}
 }
 
-// unwritten reads rows whose swap was answered with an error, goes on with those that
-// were swapped all the same, and returns those that must be swapped still.
+// unwritten reads rows whose swap was answered with an error. It goes on with the rows
+// that were swapped all the same, and returns the rows that must still be swapped.
 func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
