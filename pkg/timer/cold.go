@@ -90,9 +90,14 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 			if _, owned := k.termOf(n); !owned {
 				return nil // the next owner begins again
 			}
-			// As if they were parked now: what is overdue is put under the minute
-			// of now, and released at once.
-			if err := k.writer.put(ctx, ps, k.writer.store); err != nil {
+			// What is overdue is put under the minute of now, and released at once. It
+			// never stands under its own minute: a scan might find it there long after
+			// its head was purged, and release what was cancelled.
+			moved, kept, err := k.writer.move(ctx, ps, map[uint16]int64{n: k.now()/60_000 - 1})
+			if err == nil {
+				err = k.writer.put(ctx, append(kept, moved...), k.writer.store)
+			}
+			if err != nil {
 				return err
 			}
 			k.count.promoted.Add(uint64(len(rows)))

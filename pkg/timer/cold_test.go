@@ -233,6 +233,8 @@ func TestPurgeSparesThePending(t *testing.T) {
 				for _, method := range []string{"Timers.Scan", "ColdTimers.Scan"} {
 					up = append(up, p.Add(faulty.Rule{Method: method, Err: faulty.ErrDown}))
 				}
+				// The engine closes the minutes of the outage while overdue rows are put.
+				p.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(5 * time.Second)})
 			}
 			if in > 30*aDay {
 				s.startWith("a", down)
