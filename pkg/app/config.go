@@ -4,6 +4,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/engine/redis"
+	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
@@ -22,14 +26,14 @@ type Config struct {
 
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
 
-	Engines   string    `koanf:"engines" default:"embedded" oneof:"embedded distributed" doc:"embedded: log and stores in this process and its data_dir; distributed: the servers of kafka, cassandra, redis and postgres, which many processes share"`
-	Roles     []string  `koanf:"roles" default:"all" doc:"what this process does, with engines: distributed: all, or some of api, worker (or worker:push, worker:sms-bulk, ...), scheduler, dispatcher, operator"`
-	Instance  string    `koanf:"instance" doc:"name of this process in leases and logs; empty: the host's name; each start adds what makes it unique"`
-	Kafka     Kafka     `koanf:"kafka"`
-	Cassandra Cassandra `koanf:"cassandra"`
-	Redis     Redis     `koanf:"redis"`
-	Postgres  Postgres  `koanf:"postgres"`
-	SQS       SQS       `koanf:"sqs"`
+	Engines   string           `koanf:"engines" default:"embedded" oneof:"embedded distributed" doc:"embedded: log and stores in this process and its data_dir; distributed: the servers of kafka, cassandra, redis and postgres, which many processes share"`
+	Roles     []string         `koanf:"roles" default:"all" doc:"what this process does, with engines: distributed: all, or some of api, worker (or worker:push, worker:sms-bulk, ...), scheduler, dispatcher, operator"`
+	Instance  string           `koanf:"instance" doc:"name of this process in leases and logs; empty: the host's name; each start adds what makes it unique"`
+	Kafka     Kafka            `koanf:"kafka"`
+	Cassandra cassandra.Config `koanf:"cassandra"`
+	Redis     redis.Config     `koanf:"redis"`
+	Postgres  postgres.Config  `koanf:"postgres"`
+	SQS       sqs.Config       `koanf:"sqs"`
 
 	API struct {
 		Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`

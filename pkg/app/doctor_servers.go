@@ -62,7 +62,7 @@ func (d *doctor) lookAtKafka(ctx context.Context) {
 func (d *doctor) lookAtCassandra(ctx context.Context) {
 	n := d.n
 	seen := map[string]bool{}
-	for _, part := range []Cluster{{}, n.cfg.Cassandra.Status, n.cfg.Cassandra.Timers, n.cfg.Cassandra.Triggers} {
+	for _, part := range []cassandra.Cluster{{}, n.cfg.Cassandra.Status, n.cfg.Cassandra.Timers, n.cfg.Cassandra.Triggers} {
 		cc, err := n.cfg.cassandra(part, n.log)
 		where := fmt.Sprint(cc.Hosts, cc.Keyspace)
 		if seen[where] {

@@ -163,11 +163,13 @@ func suggest(defaults map[string]setting.Field, key string) string {
 	return fmt.Sprintf("; there is %s%s", strings.Join(same, ", "), more)
 }
 
-// flatten returns the values of c by key.
+// flatten returns the values of c by key, those of a file.
 func flatten(c Config) map[string]setting.Field {
 	out := map[string]setting.Field{}
 	for _, f := range setting.Fields(reflect.ValueOf(c)) {
-		out[f.Key] = f
+		if _, ok := f.Tag.Lookup("koanf"); ok {
+			out[f.Key] = f
+		}
 	}
 	return out
 }
@@ -233,7 +235,7 @@ func build(v reflect.Value, n *yamlv3.Node) {
 	n.Kind = yamlv3.MappingNode
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
-		if t.Tag.Get("koanf") == "-" {
+		if key := t.Tag.Get("koanf"); key == "" || key == "-" {
 			continue
 		}
 		key := &yamlv3.Node{Kind: yamlv3.ScalarNode, Value: t.Tag.Get("koanf"), HeadComment: documentation(setting.Field{Tag: t.Tag})}

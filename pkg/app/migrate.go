@@ -93,7 +93,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger 
 // migrateCassandra takes every keyspace once.
 func migrateCassandra(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
 	done := map[string]bool{}
-	for _, part := range []Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
+	for _, part := range []cassandra.Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
 		cc, err := cfg.cassandra(part, logger)
 		if err != nil {
 			return out, err
@@ -175,7 +175,7 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 	if to == engine.Down {
 		return nil, nil // gone with its table
 	}
-	cc, err := cfg.cassandra(Cluster{}, logger)
+	cc, err := cfg.cassandra(cassandra.Cluster{}, logger)
 	if err != nil {
 		return nil, err
 	}

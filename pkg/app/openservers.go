@@ -112,7 +112,7 @@ func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]
 // tables are apart.
 func (n *Node) openCassandra(ctx context.Context) (c clusters, err error) {
 	opened := map[string]*cassandra.Store{}
-	open := func(key string, part Cluster) *cassandra.Store {
+	open := func(key string, part cassandra.Cluster) *cassandra.Store {
 		if err != nil {
 			return nil
 		}
@@ -133,7 +133,7 @@ func (n *Node) openCassandra(ctx context.Context) (c clusters, err error) {
 		opened[where] = s
 		return s
 	}
-	c.main = open("cassandra", Cluster{})
+	c.main = open("cassandra", cassandra.Cluster{})
 	c.status = open("cassandra.status", n.cfg.Cassandra.Status)
 	c.timers = open("cassandra.timers", n.cfg.Cassandra.Timers)
 	c.triggers = open("cassandra.triggers", n.cfg.Cassandra.Triggers)

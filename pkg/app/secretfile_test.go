@@ -19,12 +19,12 @@ import (
 func TestExposedSecretFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	logger := slog.New(slog.DiscardHandler)
-	cassandraOf := func(c *Config) error { _, err := c.cassandra(Cluster{}, logger); return err }
+	cassandraOf := func(c *Config) error { _, err := c.cassandra(cassandra.Cluster{}, logger); return err }
 	kafka := func(c *Config) error { _, err := c.kafka(logger); return err }
 	redisOf := func(c *Config) error { _, err := c.redis(logger); return err }
 	// The clients read the files of TLS themselves, before they connect.
 	cassandraTLS := func(c *Config) error {
-		cc, err := c.cassandra(Cluster{Hosts: []string{"127.0.0.1:1"}}, logger)
+		cc, err := c.cassandra(cassandra.Cluster{Hosts: []string{"127.0.0.1:1"}}, logger)
 		if err == nil {
 			_, err = cassandra.Open(t.Context(), cc)
 		}
@@ -68,7 +68,7 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 		"postgres.password_file":         {func(c *Config, f string) { c.Postgres.PasswordFile = f }, postgres},
 		"postgres.key_file":              {func(c *Config, f string) { c.Postgres.CertFile, c.Postgres.KeyFile = f, f }, postgres},
 		"sqs.credentials_file": {func(c *Config, f string) {
-			c.SQS.Region, c.SQS.Endpoint, c.SQS.Credentials = "here", "http://127.0.0.1:1", f
+			c.SQS.Region, c.SQS.Endpoint, c.SQS.CredentialsFile = "here", "http://127.0.0.1:1", f
 		}, func(c *Config) error { _, err := c.openSQS(t.Context()); return err }},
 		"archive.s3.credentials_file": {func(c *Config, f string) { c.Archive.S3.Bucket, c.Archive.S3.Credentials = "b", f }, func(c *Config) error { _, err := c.openBucket(t.Context()); return err }},
 		"secrets.key_file":            {func(c *Config, f string) { c.Secrets.KeyFile = f }, func(c *Config) error { return (&Node{cfg: *c}).sealCallers(t.Context()) }},

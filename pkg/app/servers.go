@@ -33,68 +33,6 @@ type Kafka struct {
 	MinInSync     int           `koanf:"min_insync" min:"0" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
 }
 
-// Cassandra keeps status, history, timers, triggers and jobs.
-type Cassandra struct {
-	Hosts        []string      `koanf:"hosts" is:"host:port" doc:"host:port of some nodes"`
-	Keyspace     string        `koanf:"keyspace" default:"notifyd" is:"keyspace" doc:"keyspace that migrate creates"`
-	Datacenter   string        `koanf:"datacenter" doc:"local data center; empty: that of the cluster, which must have one then"`
-	Replication  int           `koanf:"replication" default:"3" min:"1" max:"16" doc:"copies of each row in the keyspace that migrate creates"`
-	Timeout      time.Duration `koanf:"timeout" default:"2s" min:"10ms" max:"1m" doc:"longest one request to a node may take"`
-	Consistency  string        `koanf:"consistency" default:"LOCAL_QUORUM" oneof:"LOCAL_QUORUM QUORUM" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
-	Every        bool          `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
-	Username     string        `koanf:"username" doc:"name to authenticate with; empty: none"`
-	PasswordFile string        `koanf:"password_file" doc:"file with its password"`
-	Password     string        `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
-	TLS          secrets.TLS   `koanf:"tls"`
-	Status       Cluster       `koanf:"status"`
-	Timers       Cluster       `koanf:"timers"`
-	Triggers     Cluster       `koanf:"triggers"`
-}
-
-// Cluster keeps a part of the tables apart from the others.
-type Cluster struct {
-	Hosts    []string `koanf:"hosts" is:"host:port" doc:"nodes of a cluster of their own for these tables; empty: cassandra.hosts"`
-	Keyspace string   `koanf:"keyspace" is:"keyspace" empty:"yes" doc:"keyspace there; empty: cassandra.keyspace"`
-}
-
-// Redis keeps leases, heartbeats, limits, the seen-filter, idempotency keys, the
-// spill buffer, and the delay queue where sqs has no region.
-type Redis struct {
-	Addresses    []string    `koanf:"addresses" is:"host:port" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
-	Mode         string      `koanf:"mode" default:"single" oneof:"single sentinel cluster" doc:"single, sentinel or cluster"`
-	Master       string      `koanf:"master" doc:"name of the master that the sentinels watch"`
-	Username     string      `koanf:"username" doc:"name to authenticate with; empty: the default user"`
-	PasswordFile string      `koanf:"password_file" doc:"file with its password"`
-	Password     string      `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
-	SentinelUser string      `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
-	SentinelFile string      `koanf:"sentinel_password_file" doc:"file with its password; empty: the sentinels ask for none"`
-	DB           int         `koanf:"db" min:"0" doc:"number of the database; not in a cluster"`
-	TLS          secrets.TLS `koanf:"tls"`
-	Prefix       string      `koanf:"prefix" default:"notifyd:" is:"prefix" doc:"before the name of every key"`
-
-	SeenRate   float64       `koanf:"seen_rate" default:"5000" above:"0" doc:"claims a second, over all processes, that the filter of what was claimed is made for; it takes 2.5 bytes of memory for each of seen_window"`
-	SeenWindow time.Duration `koanf:"seen_window" default:"15m" min:"1s" doc:"how long it remembers them: what is older is read"`
-}
-
-// Postgres keeps profiles and callers.
-type Postgres struct {
-	DSN          string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password in it only from the environment, NOTIFYD__POSTGRES__DSN"`
-	DSNFile      string `koanf:"dsn_file" doc:"file with it, in place of dsn"`
-	PasswordFile string `koanf:"password_file" doc:"file with the password; read before each connection"`
-	CAFile       string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; set, TLS with verification is used"`
-	CertFile     string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
-	KeyFile      string `koanf:"key_file" doc:"PEM of its key"`
-	Plaintext    bool   `koanf:"plaintext" doc:"connect to hosts beyond loopback without verified TLS, on a network that is trusted"`
-}
-
-// SQS carries the delay queue, where it has a region.
-type SQS struct {
-	Region      string `koanf:"region" doc:"region; empty: the delay queue is in Redis"`
-	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a server that is not AWS's"`
-	Prefix      string `koanf:"prefix" default:"notifyd-" is:"queue" doc:"before the name of every queue"`
-	Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
-}
-
 // validateServers returns what is wrong between the values of servers.
 func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	if c.Engines != EnginesDistributed {

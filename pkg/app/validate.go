@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-viper/mapstructure/v2"
 
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/trace"
@@ -82,10 +83,7 @@ func undecodable(err error, fields map[string]setting.Field, get func(key string
 	return []problem{{key: "configuration", text: err.Error()}}
 }
 
-var (
-	keyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
-	queuePrefix  = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
-)
+var queuePrefix = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
 
 // forms say what is wrong with a text: those of the tag "is".
 var forms = map[string]func(text string) string{
@@ -111,7 +109,7 @@ var forms = map[string]func(text string) string{
 		return unless(ok, "no lane is called %q", s)
 	},
 	"keyspace": func(s string) string {
-		return unless(keyspaceName.MatchString(s), "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", s)
+		return unless(cassandra.KeyspaceName.MatchString(s), "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", s)
 	},
 	"queue": func(s string) string {
 		return unless(queuePrefix.MatchString(s), "%q is not of letters, digits, - and _, 71 at most", s)

@@ -146,6 +146,7 @@ type Fault struct{ Key, Text string }
 
 // Check returns the values of c, a pointer to a struct, that break their rules. A form
 // returns what is wrong with a text, or nothing. Of a list it is asked about each item.
+// Check without forms passes over them: they were looked at when the file was read.
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
@@ -158,7 +159,7 @@ func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 			last := len(words) - 1
 			faults = append(faults, Fault{f.Key, fmt.Sprintf("%q is not %s or %s", f.Value.String(), strings.Join(words[:last], ", "), words[last])})
 		}
-		if form := f.Tag.Get("is"); form != "" {
+		if form := f.Tag.Get("is"); form != "" && forms != nil {
 			items, list := f.Value.Interface().([]string)
 			if !list {
 				items = []string{f.Value.String()}

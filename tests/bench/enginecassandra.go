@@ -29,7 +29,7 @@ const (
 // one partition, at the same consistency, into the same tables, values of the
 // same size; it keeps no clock, makes sure of nothing and translates nothing.
 func cassandraFigures(ctx context.Context, b *bench, at string) {
-	cfg := cassandra.Config{Hosts: []string{at}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Timeout: time.Minute}
+	cfg := cassandra.Config{Hosts: []string{at}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
 	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))
 	store := rig.Must(cassandra.Open(ctx, cfg))
 	defer store.Close()

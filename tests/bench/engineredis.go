@@ -22,7 +22,7 @@ import (
 // nothing of them: the lines are for information.
 func redisFigures(ctx context.Context, b *bench, at string) {
 	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
-	store := rig.Must(redis.Open(ctx, redis.Config{Addrs: []string{at}, Prefix: prefix, Timeout: time.Minute}))
+	store := rig.Must(redis.Open(ctx, redis.Config{Addresses: []string{at}, Prefix: prefix, Timeout: time.Minute}))
 	defer store.Close()
 	cl := goredis.NewClient(&goredis.Options{Addr: at, PoolSize: 32, ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute})
 	defer cl.Close()

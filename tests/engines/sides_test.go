@@ -143,7 +143,7 @@ var own = strings.ToLower(rand.Text()[:12])
 const patient = 30 * time.Second
 
 func openCassandra(addr string, later func(func())) (*engines, error) {
-	cfg := cassandra.Config{Hosts: []string{addr}, Keyspace: "engines_" + own, Timeout: patient}
+	cfg := cassandra.Config{Hosts: []string{addr}, Keyspace: "engines_" + own, Replication: 1, Timeout: patient}
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer stop()
 	if _, err := cassandra.Migrate(ctx, cfg, engine.Up); err != nil {
@@ -168,7 +168,7 @@ func openCassandra(addr string, later func(func())) (*engines, error) {
 }
 
 func openRedis(addr string, later func(func())) (*engines, error) {
-	s, err := redis.Open(context.Background(), redis.Config{Addrs: []string{addr}, Prefix: "engines-" + own + ":", Timeout: patient})
+	s, err := redis.Open(context.Background(), redis.Config{Addresses: []string{addr}, Prefix: "engines-" + own + ":", Timeout: patient})
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,8 @@
 package cassandra
 
 import (
-	"cmp"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,31 +14,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config says where a cluster is and how it is asked. Status, timers and triggers
-// may each have one of their own.
+// Config says where a cluster is and how it is asked. The tagged fields are the section
+// cassandra of the configuration file; the others are set by the program only.
 type Config struct {
-	// Hosts are "host" or "host:port" of some nodes; the rest is found. Required.
-	Hosts []string
-	// Keyspace holds the tables: 1 to 48 letters, digits and underscores. Migrate
-	// makes it. Required.
-	Keyspace string
-	// LocalDC is the data centre whose nodes are asked. Empty: that of the cluster,
-	// which then has one.
-	LocalDC string
-	// Replication is how many replicas a keyspace that Migrate makes has.
-	Replication int `default:"1" min:"1" max:"16"`
-	// Username and Password are those of a role; empty: without.
-	Username, Password string
-	// TLS of connections to the nodes.
-	TLS secrets.TLS
-	// Consistency of reads and writes: "LOCAL_QUORUM" (default) or "QUORUM".
-	// Compare and swap goes with it: LOCAL_SERIAL or SERIAL. Everything that uses
-	// a keyspace must agree.
-	Consistency string `default:"LOCAL_QUORUM" oneof:"LOCAL_QUORUM QUORUM"`
-	// Timeout bounds one request to a node.
-	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
-	// ConnectTimeout bounds a connection's setup.
-	ConnectTimeout time.Duration `min:"10ms" max:"1m"`
+	Hosts         []string      `koanf:"hosts" is:"host:port" doc:"host:port of some nodes"`
+	Keyspace      string        `koanf:"keyspace" default:"notifyd" is:"keyspace" doc:"keyspace that migrate creates"`
+	LocalDC       string        `koanf:"datacenter" doc:"local data center; empty: that of the cluster, which must have one then"`
+	Replication   int           `koanf:"replication" default:"3" min:"1" max:"16" doc:"copies of each row in the keyspace that migrate creates"`
+	Timeout       time.Duration `koanf:"timeout" default:"2s" min:"10ms" max:"1m" doc:"longest one request to a node may take"`
+	Consistency   string        `koanf:"consistency" default:"LOCAL_QUORUM" oneof:"LOCAL_QUORUM QUORUM" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
+	EveryReceiver bool          `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
+	Username      string        `koanf:"username" doc:"name to authenticate with; empty: none"`
+	PasswordFile  string        `koanf:"password_file" doc:"file with its password"`
+	Password      string        `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
+	TLS           secrets.TLS   `koanf:"tls"`
+	Status        Cluster       `koanf:"status"`
+	Timers        Cluster       `koanf:"timers"`
+	Triggers      Cluster       `koanf:"triggers"`
+
 	// NumConns is how many connections there are to each node.
 	NumConns int `default:"4" min:"1" max:"64"`
 	// StatusTTL is how long outcome rows and history are kept after their last write.
@@ -46,30 +39,32 @@ type Config struct {
 	// TimerGrace is how long rows of timers are kept behind their fire time, which bounds how
 	// long releases may stand still.
 	TimerGrace time.Duration `default:"720h" min:"1h" max:"87600h"`
-	// EveryReceiver keeps a row by user for each receiver of a fan-out too, not for
-	// single sends alone.
-	EveryReceiver bool
 	// Logger receives what happens in the background.
 	Logger *slog.Logger `default:"discard"`
 
+	// connectTimeout bounds a connection's setup, where Timeout is for longer calls; 0: Timeout.
+	connectTimeout time.Duration
 	// dialer is a test's way to cut connections.
 	dialer gocql.Dialer
 }
 
-func (c Config) withDefaults() Config {
-	c = setting.Fill(c)
-	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, c.Timeout)
-	return c
+// Cluster keeps a part of the tables apart from the others.
+type Cluster struct {
+	Hosts    []string `koanf:"hosts" is:"host:port" doc:"nodes of a cluster of their own for these tables; empty: cassandra.hosts"`
+	Keyspace string   `koanf:"keyspace" is:"keyspace" empty:"yes" doc:"keyspace there; empty: cassandra.keyspace"`
 }
 
-func (c Config) validate() error {
-	switch {
-	case len(c.Hosts) == 0:
-		return notify.Invalid("bad_config", "cassandra.hosts", "the address of a node is needed")
-	case !isName(c.Keyspace):
-		return notify.Invalid("bad_config", "cassandra.keyspace", "a keyspace has 1 to 48 letters, digits and underscores, a letter first")
+// KeyspaceName matches the keyspaces that may stand in a statement as they are:
+// keyspaces cannot be bound.
+var KeyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
+
+// filled returns c with defaults, or what is wrong with it as a notify.KindInvalid.
+func (c Config) filled() (Config, error) {
+	c = setting.Fill(c)
+	if !KeyspaceName.MatchString(c.Keyspace) {
+		return c, notify.Invalid("bad_config", "cassandra.keyspace", "a keyspace has 1 to 48 of a-z, 0-9 and _, a letter first")
 	}
-	return setting.Err("cassandra", &c)
+	return c, setting.Err("cassandra", &c)
 }
 
 // learnDC fills LocalDC where the cluster has one data centre. Of several the near
@@ -86,18 +81,6 @@ func (c *Config) learnDC(dcs []string) error {
 	}
 	c.LocalDC = dcs[0]
 	return nil
-}
-
-// isName reports whether a text may stand in a statement as it is: keyspaces
-// cannot be bound.
-func isName(s string) bool {
-	for i, c := range []byte(s) {
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		if !letter && (i == 0 || c != '_' && (c < '0' || c > '9')) {
-			return false
-		}
-	}
-	return s != "" && len(s) <= 48
 }
 
 // maxTTL is what a column may live at most, in Cassandra: 20 years.

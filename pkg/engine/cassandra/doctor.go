@@ -18,8 +18,8 @@ import (
 // Doctor looks whether a cluster can keep what it is trusted with. It changes
 // nothing. What is wrong is in the findings; an error is one of the arguments.
 func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg, err := cfg.filled()
+	if err != nil {
 		return nil, err
 	}
 	d := &doctor{}

@@ -40,15 +40,15 @@ const lockTime = 2 * time.Minute
 // time the second waits for the first. Each change is awaited until all nodes
 // agree on it.
 func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Migration, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg, err := cfg.filled()
+	if err != nil {
 		return nil, err
 	}
 	if dir != engine.Up && dir != engine.Down && dir != engine.Look {
 		return nil, notify.Invalid("bad_config", "direction", "either up, down or status")
 	}
 	// A change of the schema takes longer than a request.
-	cfg.Timeout, cfg.ConnectTimeout = max(cfg.Timeout, 30*time.Second), max(cfg.ConnectTimeout, 10*time.Second)
+	cfg.Timeout, cfg.connectTimeout = max(cfg.Timeout, 30*time.Second), max(cfg.Timeout, 10*time.Second)
 	cfg.NumConns = 1
 	session, err := connect(ctx, cfg, "")
 	if err != nil {

@@ -8,26 +8,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	good := Config{Hosts: []string{"127.0.0.1"}, Keyspace: "notify"}
-	if err := good.withDefaults().validate(); err != nil {
+	if _, err := good.filled(); err != nil {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
-		"hosts":           func(c *Config) { c.Hosts = nil },
-		"keyspace":        func(c *Config) { c.Keyspace = "a; DROP KEYSPACE b" },
-		"replication":     func(c *Config) { c.Replication = 17 },
-		"consistency":     func(c *Config) { c.Consistency = "one" },
-		"timeout":         func(c *Config) { c.Timeout = time.Hour },
-		"connect_timeout": func(c *Config) { c.ConnectTimeout = time.Hour },
-		"num_conns":       func(c *Config) { c.NumConns = -1 },
-		"status_ttl":      func(c *Config) { c.StatusTTL = time.Second },
-		"timer_grace":     func(c *Config) { c.TimerGrace = time.Second },
-		"tls":             func(c *Config) { c.TLS = secrets.TLS{Enabled: true, CertFile: "cert.pem"} },
-		"tls.ca_file":     func(c *Config) { c.TLS = secrets.TLS{Enabled: true, CAFile: "/nonexistent"} },
+		"keyspace":    func(c *Config) { c.Keyspace = "a; DROP KEYSPACE b" },
+		"replication": func(c *Config) { c.Replication = 17 },
+		"consistency": func(c *Config) { c.Consistency = "one" },
+		"timeout":     func(c *Config) { c.Timeout = time.Hour },
+		"num_conns":   func(c *Config) { c.NumConns = -1 },
+		"status_ttl":  func(c *Config) { c.StatusTTL = time.Second },
+		"timer_grace": func(c *Config) { c.TimerGrace = time.Second },
+		"tls":         func(c *Config) { c.TLS = secrets.TLS{Enabled: true, CertFile: "cert.pem"} },
+		"tls.ca_file": func(c *Config) { c.TLS = secrets.TLS{Enabled: true, CAFile: "/nonexistent"} },
 	} {
 		c := good
 		change(&c)
@@ -43,7 +42,7 @@ func TestMigrate(t *testing.T) {
 	cfg := testConfig(t)
 	ctx := t.Context()
 	t.Cleanup(func() {
-		if s, err := connect(t.Context(), cfg.withDefaults(), ""); err == nil {
+		if s, err := connect(t.Context(), setting.Fill(cfg), ""); err == nil {
 			s.Query(`DROP KEYSPACE IF EXISTS ` + cfg.Keyspace).Exec()
 			s.Close()
 		}

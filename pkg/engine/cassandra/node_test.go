@@ -150,7 +150,7 @@ func TestNodeOfItsOwn(t *testing.T) {
 	n.run("start")
 	pem := func(name string) string { return filepath.Join(n.dir, "tls", name) }
 	cfg := Config{
-		Hosts: []string{fmt.Sprintf("127.0.0.1:%d", n.port)}, Keyspace: "own", Timeout: 20 * time.Second,
+		Hosts: []string{fmt.Sprintf("127.0.0.1:%d", n.port)}, Keyspace: "own", Replication: 1, Timeout: 20 * time.Second,
 		TLS: secrets.TLS{Enabled: true, CAFile: pem("ca.pem"), CertFile: pem("client.pem"), KeyFile: pem("client.key")},
 	}
 	ctx := t.Context()
@@ -160,7 +160,7 @@ func TestNodeOfItsOwn(t *testing.T) {
 		"with a CA that is not its": func(c *Config) { c.TLS.CAFile = pem("client.pem") },
 	} {
 		bad := cfg
-		bad.Timeout, bad.ConnectTimeout = 2*time.Second, 2*time.Second
+		bad.Timeout = 2 * time.Second
 		change(&bad)
 		if _, err := Migrate(ctx, bad, engine.Up); notify.KindOf(err) != notify.KindUnavailable {
 			t.Errorf("%s: %v", name, err)

@@ -1,6 +1,7 @@
 package cassandra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/maphash"
@@ -35,8 +36,8 @@ type Store struct {
 // release, KindConflict "keyspace_not_migrated" or "keyspace_newer". The driver's
 // goroutines run until Close; it finds nodes again that come back.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg, err := cfg.filled()
+	if err != nil {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, cons: gocql.LocalQuorum, serial: gocql.LocalSerial, tidyBehind: tidyBehind}
@@ -57,7 +58,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			return nil, err
 		}
 	}
-	var err error
 	if s.session, err = connect(ctx, s.cfg, cfg.Keyspace); err != nil {
 		return nil, opening(ctx, cfg, err)
 	}
@@ -102,7 +102,7 @@ func (s *Store) Close() error {
 func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, error) {
 	c := gocql.NewCluster(cfg.Hosts...)
 	c.Keyspace = keyspace
-	c.Timeout, c.WriteTimeout, c.ConnectTimeout = cfg.Timeout, cfg.Timeout, cfg.ConnectTimeout
+	c.Timeout, c.WriteTimeout, c.ConnectTimeout = cfg.Timeout, cfg.Timeout, cmp.Or(cfg.connectTimeout, cfg.Timeout)
 	c.NumConns = cfg.NumConns
 	// One answer of a replica that is gone is asked for again at the next one, if
 	// the statement may run twice; conditional ones never are.

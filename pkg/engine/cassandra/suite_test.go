@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 func testConfig(t testing.TB) Config {
 	replicas, _ := strconv.Atoi(os.Getenv("NOTIFY_TEST_CASSANDRA_REPLICAS")) // 0: one
 	return Config{
-		Replication: replicas,
+		Replication: max(replicas, 1),
 		Hosts:       []string{enginetest.Server(t, enginetest.CassandraEnv)},
 		Keyspace:    fmt.Sprintf("test_%012x", rand.Uint64()>>16),
 		// A machine that tests share may be slow; a node that is away has a test of

@@ -18,23 +18,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config of a Store. Only DSN must be set.
+// Config of a Store. The tagged fields are the section postgres of the configuration
+// file; the others are set by the program only. Of several hosts in DSN the one that
+// accepts writes is used. PasswordFile wins over a password in DSN.
 type Config struct {
-	// DSN is a URL (postgres://user@a:5432,b:5432/notifyd) or key=value pairs.
-	// Of several hosts the one that accepts writes is used. The password may stand
-	// in it; PasswordFile is better.
-	DSN string
-	// PasswordFile holds the password; read before each connection, so that it can
-	// be rotated. Trailing line breaks are left out. It wins over the DSN's.
-	PasswordFile string
-	// CAFile holds the certificates that sign the server's; set, it turns on
-	// sslmode=verify-full. Empty: those of the system.
-	CAFile string
-	// CertFile and KeyFile are this client's certificate, both or none.
-	CertFile, KeyFile string
-	// Plaintext allows hosts beyond loopback without verified TLS: for networks
-	// that are trusted.
-	Plaintext bool
+	DSN          string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password in it only from the environment, NOTIFYD__POSTGRES__DSN"`
+	DSNFile      string `koanf:"dsn_file" doc:"file with it, in place of dsn"`
+	PasswordFile string `koanf:"password_file" doc:"file with the password; read before each connection"`
+	CAFile       string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; set, TLS with verification is used"`
+	CertFile     string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
+	KeyFile      string `koanf:"key_file" doc:"PEM of its key"`
+	Plaintext    bool   `koanf:"plaintext" doc:"connect to hosts beyond loopback without verified TLS, on a network that is trusted"`
+
 	// MaxConns bounds the pool, 1 to 1000.
 	MaxConns int `default:"16" min:"1" max:"1000"`
 	// Timeout bounds each call but Scan, PutMany, Migrate and Doctor, and each connection

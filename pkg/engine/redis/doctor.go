@@ -120,7 +120,7 @@ func (s *Store) masters(ctx context.Context) (out []*client.Client, err error) {
 
 // where names the servers, and nothing secret.
 func (s *Store) where() string {
-	at := strings.Join(s.cfg.Addrs, ", ")
+	at := strings.Join(s.cfg.Addresses, ", ")
 	if s.cfg.Master != "" {
 		return "master " + s.cfg.Master + " of sentinels " + at
 	}

@@ -121,7 +121,7 @@ func TestSlow(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)
 	p := startProxy(t, srv.addr())
-	s := srv.connect(shortly, func(cfg *Config) { cfg.Addrs = []string{p.addr()} })
+	s := srv.connect(shortly, func(cfg *Config) { cfg.Addresses = []string{p.addr()} })
 	allWork(t, s)
 	p.slow(5 * time.Millisecond)
 	allWork(t, s)
@@ -221,7 +221,7 @@ func (s *Store) waiting(name string) int {
 // killed gives the suites a server whose restarts are kills.
 func killed[E any](srv *server, of func(*Store) E) enginetest.Opener[E] {
 	return func(t enginetest.T) (E, func() E) {
-		s := mustConnect(t, Config{Addrs: []string{srv.addr()}, Prefix: prefix(), Timeout: 30 * time.Second})
+		s := mustConnect(t, Config{Addresses: []string{srv.addr()}, Prefix: prefix(), Timeout: 30 * time.Second})
 		return of(s), func() E {
 			srv.restart()
 			srv.await(func() bool { return s.Ping(bg) == nil })

@@ -101,7 +101,7 @@ func TestSecure(t *testing.T) {
 	logged := &captured{}
 	good := func() Config {
 		return Config{
-			Addrs: []string{srv.addr()}, Password: password, Timeout: 5 * time.Second,
+			Addresses: []string{srv.addr()}, Password: password, Timeout: 5 * time.Second,
 			TLS:    secrets.TLS{Enabled: true, CAFile: ours.file("ca.pem"), CertFile: ours.file("client.pem"), KeyFile: ours.file("client.key")},
 			Logger: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		}
@@ -153,15 +153,9 @@ func TestSecure(t *testing.T) {
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]Config{
-		"redis.addrs":       {},
-		"redis.master":      {Addrs: []string{"a:1"}, Master: "m", Cluster: true},
-		"redis.db":          {Addrs: []string{"a:1"}, DB: -1},
-		"redis.timeout":     {Addrs: []string{"a:1"}, Timeout: time.Microsecond},
-		"redis.pool_size":   {Addrs: []string{"a:1"}, PoolSize: -1},
-		"redis.replica_ack": {Addrs: []string{"a:1"}, ReplicaAck: time.Hour},
-		"redis.password":    {Addrs: []string{"a:1"}, Username: "u"},
-		"redis.tls":         {Addrs: []string{"a:1"}, TLS: secrets.TLS{Enabled: true, CertFile: "x"}},
-		"redis.tls.ca_file": {Addrs: []string{"a:1"}, TLS: secrets.TLS{Enabled: true, CAFile: "/nowhere"}},
+		"redis.password":    {Addresses: []string{"a:1"}, Username: "u"},
+		"redis.tls":         {Addresses: []string{"a:1"}, TLS: secrets.TLS{Enabled: true, CertFile: "x"}},
+		"redis.tls.ca_file": {Addresses: []string{"a:1"}, TLS: secrets.TLS{Enabled: true, CAFile: "/nowhere"}},
 	} {
 		_, err := Connect(cfg)
 		e, ok := err.(*notify.Error)
@@ -169,7 +163,7 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
 	}
-	if _, err := Open(bg, Config{Addrs: []string{"127.0.0.1:1"}}); notify.KindOf(err) != notify.KindUnavailable {
+	if _, err := Open(bg, Config{Addresses: []string{"127.0.0.1:1"}}); notify.KindOf(err) != notify.KindUnavailable {
 		t.Error(err)
 	}
 }
@@ -199,7 +193,7 @@ func TestDoctorClock(t *testing.T) {
 	for offset, want := range map[time.Duration]string{
 		0: "ok", 250 * time.Millisecond: "ok", -250 * time.Millisecond: "ok", time.Hour: "warn", -time.Hour: "warn",
 	} {
-		s, err := Connect(Config{Addrs: []string{"127.0.0.1:1"}})
+		s, err := Connect(Config{Addresses: []string{"127.0.0.1:1"}})
 		must(t, err)
 		t.Cleanup(func() { _ = s.Close() })
 		s.c.AddHook(offClock{offset})
@@ -279,7 +273,7 @@ func TestSentinel(t *testing.T) {
 		t.Cleanup(sentinel.kill)
 		addrs = append(addrs, sentinel.addr())
 	}
-	s, err := Connect(Config{Addrs: addrs, Master: "m", Prefix: "notifyd:"})
+	s, err := Connect(Config{Addresses: addrs, Mode: "sentinel", Master: "m", Prefix: "notifyd:"})
 	must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	push := func(v string) error {
@@ -335,7 +329,7 @@ func TestCluster(t *testing.T) {
 		})
 	}
 	in := func(t enginetest.T, prefix string) *Store {
-		return mustConnect(t, Config{Addrs: []string{nodes[0].addr(), nodes[1].addr()}, Cluster: true, Prefix: prefix, Timeout: 30 * time.Second})
+		return mustConnect(t, Config{Addresses: []string{nodes[0].addr(), nodes[1].addr()}, Mode: "cluster", Prefix: prefix, Timeout: 30 * time.Second})
 	}
 	connect := func(t enginetest.T) *Store { return in(t, prefix()) }
 	allWork(t, connect(t))

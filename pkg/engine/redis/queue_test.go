@@ -81,7 +81,7 @@ func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)
 	p := startProxy(t, srv.addr())
-	s := srv.connect(shortly, func(cfg *Config) { cfg.Addrs = []string{p.addr()} })
+	s := srv.connect(shortly, func(cfg *Config) { cfg.Addresses = []string{p.addr()} })
 	idem := s.Idem()
 	allWork(t, s) // the scripts are known to the server
 	r := engine.Reservation{Key: engine.IdemKey{Caller: "c", Key: "lost"}, Owner: "me", LeaseUntil: 1, Expires: 1 << 40}

@@ -142,7 +142,7 @@ func (s *server) empty() {
 // connect has the timeouts of the product, or others.
 func (s *server) connect(change ...func(*Config)) *Store {
 	s.t.Helper()
-	cfg := Config{Addrs: []string{s.addr()}, Timeout: 5 * time.Second}
+	cfg := Config{Addresses: []string{s.addr()}, Timeout: 5 * time.Second}
 	for _, fn := range change {
 		fn(&cfg)
 	}

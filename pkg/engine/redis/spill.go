@@ -99,7 +99,7 @@ func (p spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 		if before.Always() {
 			settings = pipe.ConfigGet(ctx, "*append*")
 		} else {
-			confirmed = pipe.Do(ctx, "WAIT", 1, p.s.cfg.ReplicaAck.Milliseconds())
+			confirmed = pipe.Do(ctx, "WAIT", 1, (p.s.cfg.Timeout * 2 / 3).Milliseconds())
 		}
 		return nil
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Store is a Redis. Its methods, and those of the contracts it returns, may be
@@ -44,9 +45,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 // Connect is Open without asking: for a process that must start while Redis is
 // away. Errors are of the settings only.
 func Connect(cfg Config) (*Store, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
+	cfg = setting.Fill(cfg)
+	if cfg.Username != "" && cfg.Password == "" {
+		return nil, notify.Invalid("bad_redis_config", "redis.password", "a username needs one")
+	}
+	if cfg.Mode != "sentinel" {
+		cfg.Master, cfg.SentinelUsername = "", ""
 	}
 	tlsConfig, err := cfg.TLS.Config("redis.tls")
 	if err != nil {
@@ -55,7 +59,7 @@ func Connect(cfg Config) (*Store, error) {
 	logTo(cfg.Logger)
 	s := &Store{cfg: cfg, closing: make(chan struct{})}
 	s.c = client.NewUniversalClient(&client.UniversalOptions{
-		Addrs: cfg.Addrs, MasterName: cfg.Master, IsClusterMode: cfg.Cluster, DB: cfg.DB, ClientName: "notifyd",
+		Addrs: cfg.Addresses, MasterName: cfg.Master, IsClusterMode: cfg.Mode == "cluster", DB: cfg.DB, ClientName: "notifyd",
 		Username: cfg.Username, Password: cfg.Password,
 		SentinelUsername: cfg.SentinelUsername, SentinelPassword: cfg.SentinelPassword,
 		TLSConfig: tlsConfig, PoolSize: cfg.PoolSize,

@@ -57,7 +57,7 @@ func prefix() string { return run + strconv.FormatInt(opened.Add(1), 10) + ":" }
 
 // testConfig is patient: the machine may be slow, and a timeout is an error.
 func testConfig(addr string) Config {
-	return Config{Addrs: []string{addr}, Prefix: prefix(), Timeout: 30 * time.Second, PoolSize: 200}
+	return Config{Addresses: []string{addr}, Prefix: prefix(), Timeout: 30 * time.Second, PoolSize: 200}
 }
 
 func mustConnect(t enginetest.T, cfg Config) *Store {

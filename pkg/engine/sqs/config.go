@@ -18,20 +18,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Config of a Store.
+// Config of a Store. The tagged fields are the section sqs of the configuration file; the
+// others are set by the program only. An Endpoint of http is taken for loopback only.
 type Config struct {
-	// Region is required: by it or by the environment.
-	Region string
-	// Endpoint is the URL of a server that is not AWS's; empty: AWS's of the region.
-	// http is taken for loopback only, unless Plaintext is set.
-	Endpoint  string
-	Plaintext bool
-	// Prefix is before the name of each queue. Prefix and name have 1 to 72 of a-z, A-Z, 0-9,
-	// - and _.
-	Prefix string `default:"notifyd-"`
-	// CredentialsFile has the form of ~/.aws/credentials; empty: what the SDK finds:
-	// the environment, that file, the machine's role.
-	CredentialsFile string
+	Region          string `koanf:"region" doc:"region; empty: the delay queue is in Redis"`
+	Endpoint        string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a server that is not AWS's"`
+	Prefix          string `koanf:"prefix" default:"notifyd-" is:"queue" doc:"before the name of every queue"`
+	CredentialsFile string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+
 	// Timeout bounds each call, its retries included; 100 ms to 1 min.
 	Timeout time.Duration `default:"10s" min:"100ms" max:"1m"`
 	// Wait is how long one request waits for a message: whole seconds, 1 to 20. Longer ones

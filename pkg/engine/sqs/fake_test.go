@@ -348,7 +348,7 @@ func TestBadConfigs(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	s := mustOpen(t, Config{Region: "x", Endpoint: "http://sqs.example", Plaintext: true})
+	s := mustOpen(t, Config{Region: "x", Endpoint: "https://sqs.example"})
 	if _, err := s.Queue(strings.Repeat("q", 80), 1); notify.KindOf(err) != notify.KindInvalid {
 		t.Errorf("error %v", err)
 	}

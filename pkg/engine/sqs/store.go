@@ -51,12 +51,12 @@ func (c Config) checkEndpoint() error {
 		return nil
 	}
 	u, err := url.Parse(c.Endpoint)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	if err != nil {
 		return bad("endpoint", "it is no http or https URL")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	local := u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
-	if u.Scheme == "http" && !local && !c.Plaintext {
+	if u.Scheme == "http" && !local {
 		return bad("endpoint", "http sends credentials' signatures and messages in the clear: use https")
 	}
 	return nil
