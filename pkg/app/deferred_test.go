@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -32,13 +33,13 @@ func (u unwell) Send(ctx context.Context, call *notify.Call, report notify.Repor
 
 // deferred returns what GET /v1/ops/lag says is deferred of a topic, and what the
 // metrics say of all lanes, by lane and reason.
-func (l *life) deferredOf(t *testing.T, topic string) (of []worker.Deferred, metrics map[string]float64) {
+func (l *life) deferredOf(t *testing.T, topic string) (of []api.Deferred, metrics map[string]float64) {
 	t.Helper()
 	raw, err := l.client.Lag(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var lags []Lag
+	var lags []api.GroupLag
 	if err := json.Unmarshal(raw, &lags); err != nil {
 		t.Fatal(err)
 	}

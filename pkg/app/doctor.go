@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -135,7 +136,7 @@ func (d *doctor) look(ctx context.Context) {
 	lags := n.groups.lags()
 	for i := range lags {
 		l := &lags[i]
-		d.add("lag "+l.among(lags), l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
+		d.add("lag "+lagName(l, lags), l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 }
 
@@ -217,7 +218,12 @@ func (n *Node) lag(context.Context) (any, error) {
 		l.LanePaused = slices.ContainsFunc(notify.Lanes(), func(lane notify.Lane) bool {
 			return (l.Group == lane.Group() || l.Group == lane.RetryGroup()) && n.lanes.Gate(lane).IsShut()
 		})
-		l.Deferred = n.deferred.OfTopic(l.Topic)
+		if deferred := n.deferred.OfTopic(l.Topic); deferred != nil {
+			l.Deferred = make([]api.Deferred, len(deferred))
+			for k, d := range deferred {
+				l.Deferred[k] = api.Deferred(d)
+			}
+		}
 	}
 	return ls, nil
 }

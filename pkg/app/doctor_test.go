@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/notifyd/notifyd/pkg/api"
 )
 
 // Every check of the doctor that can find something says what to do about it.
@@ -58,9 +60,9 @@ func TestEveryFindingSaysItsRepair(t *testing.T) {
 // TestLagNames: no two findings have one name.
 func TestLagNames(t *testing.T) {
 	t.Parallel()
-	all := []Lag{{Group: "push-workers", Topic: "a"}, {Group: "dead-letter-index", Topic: "a"}, {Group: "dead-letter-index", Topic: "b"}}
+	all := []api.GroupLag{{Group: "push-workers", Topic: "a"}, {Group: "dead-letter-index", Topic: "a"}, {Group: "dead-letter-index", Topic: "b"}}
 	for i, want := range []string{"push-workers", "dead-letter-index a", "dead-letter-index b"} {
-		if got := all[i].among(all); got != want {
+		if got := lagName(&all[i], all); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -70,15 +72,15 @@ func TestLagNames(t *testing.T) {
 func TestAllDone(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		of   Lag
+		of   api.GroupLag
 		done bool
 	}{
-		{Lag{Group: "push-workers", Topic: "a"}, true},
-		{Lag{Group: "push-workers"}, false},
-		{Lag{Group: "push-workers", Topic: "a", Lag: 1}, false},
-		{Lag{Group: "push-workers", Topic: "a", InFlight: 1}, false},
+		{api.GroupLag{Group: "push-workers", Topic: "a"}, true},
+		{api.GroupLag{Group: "push-workers"}, false},
+		{api.GroupLag{Group: "push-workers", Topic: "a", Lag: 1}, false},
+		{api.GroupLag{Group: "push-workers", Topic: "a", InFlight: 1}, false},
 	} {
-		if got := allDone([]Lag{{Group: "sms-workers", Topic: "b"}, c.of}); got != c.done {
+		if got := allDone([]api.GroupLag{{Group: "sms-workers", Topic: "b"}, c.of}); got != c.done {
 			t.Errorf("%+v: %v", c.of, got)
 		}
 	}

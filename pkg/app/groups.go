@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -16,7 +17,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/trigger"
-	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // groups are the consumer groups that this process may run: how far each has read, and
@@ -28,21 +28,7 @@ type groups struct {
 	admin  *log.Admin
 	log    *slog.Logger
 
-	read atomic.Pointer[[]Lag] // of shared groups, as watch read them last
-}
-
-// Lag is how far a consumer group is behind.
-type Lag struct {
-	Group    string `json:"group"`
-	Topic    string `json:"topic"`
-	Lag      int64  `json:"lag"`       // records not read yet
-	InFlight int    `json:"in_flight"` // records read and not done
-	Paused   int    `json:"paused"`    // partitions over their cap
-	// LanePaused: operators have paused the group's lane.
-	LanePaused bool `json:"lane_paused,omitempty"`
-	// Deferred is what waits in the timer store to come to Topic again, the
-	// largest first; nil: this process has not counted it.
-	Deferred []worker.Deferred `json:"deferred"`
+	read atomic.Pointer[[]api.GroupLag] // of shared groups, as watch read them last
 }
 
 // topicsOf are the topics of every group.
@@ -98,8 +84,8 @@ func (gs *groups) held() (out []string) {
 
 // lags returns how far the groups are behind, of shared groups as all processes together
 // are. In flight is only what this process works on.
-func (gs *groups) lags() []Lag {
-	var out []Lag
+func (gs *groups) lags() []api.GroupLag {
+	var out []api.GroupLag
 	if gs.shared {
 		last := gs.read.Load()
 		if last == nil {
@@ -108,18 +94,18 @@ func (gs *groups) lags() []Lag {
 		out = slices.Clone(*last)
 	} else {
 		for _, name := range gs.names {
-			out = append(out, Lag{Group: name}) // nothing is assigned yet
+			out = append(out, api.GroupLag{Group: name}) // nothing is assigned yet
 		}
 	}
 	gs.partitions(func(group string, p *log.PartitionStats) {
-		k := slices.IndexFunc(out, func(l Lag) bool { return l.Group == group && (l.Topic == p.TP.Topic || l.Topic == "") })
+		k := slices.IndexFunc(out, func(l api.GroupLag) bool { return l.Group == group && (l.Topic == p.TP.Topic || l.Topic == "") })
 		switch {
 		case k >= 0:
 		case gs.shared:
 			return // watch does not read this group
 		default: // of a group that reads more than one topic, each by itself
-			k = slices.IndexFunc(out, func(l Lag) bool { return l.Group == group }) + 1
-			out = slices.Insert(out, k, Lag{Group: group})
+			k = slices.IndexFunc(out, func(l api.GroupLag) bool { return l.Group == group }) + 1
+			out = slices.Insert(out, k, api.GroupLag{Group: group})
 		}
 		l := &out[k]
 		if l.Topic = p.TP.Topic; !gs.shared {
@@ -162,7 +148,7 @@ func (gs *groups) watch(ctx context.Context, names []string) error {
 	return nil
 }
 
-func (gs *groups) readLags(ctx context.Context, names []string) (out []Lag, err error) {
+func (gs *groups) readLags(ctx context.Context, names []string) (out []api.GroupLag, err error) {
 	topics := map[string]bool{}
 	for _, g := range names {
 		for _, t := range topicsOf[g] {
@@ -184,7 +170,7 @@ func (gs *groups) readLags(ctx context.Context, names []string) (out []Lag, err 
 			return nil, err
 		}
 		for _, topic := range topicsOf[g] {
-			l := Lag{Group: g, Topic: topic}
+			l := api.GroupLag{Group: g, Topic: topic}
 			for tp, end := range ends {
 				if tp.Topic == topic {
 					l.Lag += max(end-max(at[tp], starts[tp]), 0)
@@ -196,10 +182,10 @@ func (gs *groups) readLags(ctx context.Context, names []string) (out []Lag, err 
 	return out, nil
 }
 
-// among is the name of a lag in a list: its group, and the topic where the group
+// lagName names a lag in a list: by its group, and by the topic too where the group
 // reads more than one.
-func (l *Lag) among(all []Lag) string {
-	if slices.ContainsFunc(all, func(o Lag) bool { return o.Group == l.Group && o.Topic != l.Topic }) {
+func lagName(l *api.GroupLag, all []api.GroupLag) string {
+	if slices.ContainsFunc(all, func(o api.GroupLag) bool { return o.Group == l.Group && o.Topic != l.Topic }) {
 		return l.Group + " " + l.Topic
 	}
 	return l.Group
@@ -207,6 +193,6 @@ func (l *Lag) among(all []Lag) string {
 
 // allDone reports whether nothing of lags waits; a group that was assigned no topic
 // yet has not looked.
-func allDone(lags []Lag) bool {
-	return !slices.ContainsFunc(lags, func(l Lag) bool { return l.Topic == "" || l.Lag > 0 || l.InFlight > 0 })
+func allDone(lags []api.GroupLag) bool {
+	return !slices.ContainsFunc(lags, func(l api.GroupLag) bool { return l.Topic == "" || l.Lag > 0 || l.InFlight > 0 })
 }

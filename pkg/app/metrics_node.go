@@ -85,7 +85,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		n.own.collect(gauge)
 	}
 	n.collectShared(ch, gauge)
-	behind := map[string]Lag{} // by group, over its topics
+	behind := map[string]api.GroupLag{} // by group, over its topics
 	for _, l := range n.groups.lags() {
 		sum := behind[l.Group]
 		sum.Lag, sum.InFlight = sum.Lag+l.Lag, sum.InFlight+l.InFlight

@@ -339,7 +339,7 @@ func TestDoctorAndLag(t *testing.T) {
 	if raw, err = l.client.Lag(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var lags []Lag
+	var lags []api.GroupLag
 	if err := json.Unmarshal(raw, &lags); err != nil {
 		t.Fatal(err)
 	}

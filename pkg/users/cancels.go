@@ -36,9 +36,7 @@ type Cancels struct {
 	camps  atomic.Int64 // of them campaigns
 	filter atomic.Pointer[filter]
 
-	asOf     atomic.Pointer[time.Time]
-	followMu sync.Mutex
-	cursor   uint64
+	follower follower
 
 	mu         sync.RWMutex
 	young, old map[scope]struct{} // at most half of MaxCancels each; the younger is filled
@@ -176,51 +174,26 @@ func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) e
 
 // Run follows cancellations until ctx ends; nil then.
 func (c *Cancels) Run(ctx context.Context) error {
-	failing := false
-	tick := time.NewTicker(c.cfg.Poll)
-	defer tick.Stop()
-	for {
-		err := c.Follow(ctx)
-		if err != nil && ctx.Err() == nil && !failing {
-			c.cfg.Log.Error("cancellations cannot be followed", "err", err, "age", c.Age(time.Now()))
-		}
-		failing = err != nil
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	return c.follower.run(ctx, &c.cfg, "cancellations cannot be followed", nil, c.Follow)
 }
 
 // Follow applies all cancellations stored before the call; Run calls it.
 func (c *Cancels) Follow(ctx context.Context) error {
-	c.followMu.Lock()
-	defer c.followMu.Unlock()
-	for {
-		at := time.Now()
-		changes, err := c.store.Changes(ctx, c.cursor, c.cfg.Batch)
-		if err != nil {
-			return err
-		}
+	return follow(ctx, &c.follower, c.cfg.Batch, c.store.Changes, func(changes []engine.Cancel) {
 		for _, ch := range changes {
 			if s, ok := parseScope(ch.Scope); ok {
 				c.add(s)
 			} else {
 				c.cfg.Log.Warn("a cancellation of an unknown kind is ignored", "scope", ch.Scope)
 			}
-			c.cursor = max(c.cursor, ch.Version)
+			c.follower.cursor = max(c.follower.cursor, ch.Version)
 		}
-		if len(changes) < c.cfg.Batch {
-			c.asOf.Store(&at)
-			return nil
-		}
-	}
+	})
 }
 
 // Age is how long ago the set was known to hold every cancellation; very long
 // before the first time.
-func (c *Cancels) Age(now time.Time) time.Duration { return age(c.asOf.Load(), now) }
+func (c *Cancels) Age(now time.Time) time.Duration { return c.follower.age(now) }
 
 // Fresh reports whether the set is not older than MaxAge.
 func (c *Cancels) Fresh(now time.Time) bool { return c.Age(now) <= c.cfg.MaxAge }
@@ -311,10 +284,3 @@ func (s scope) hash() uint64 {
 func hashOfBase(b notify.Base) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
 
 func hashOfCampaign(s string) uint64 { return notify.HashUser([]byte(s)) }
-
-func age(at *time.Time, now time.Time) time.Duration {
-	if at == nil {
-		return 1<<63 - 1
-	}
-	return max(now.Sub(*at), 0)
-}

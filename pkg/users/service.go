@@ -9,7 +9,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -41,16 +40,13 @@ type Service struct {
 	store engine.Prefs
 	snap  *Snapshot
 
-	asOf atomic.Pointer[time.Time] // the snapshot holds all changes before; nil: not loaded
-
 	woken chan struct{} // Run looks for changes at once
 
 	full rate.Sometimes // tells of dead addresses that are not kept
 
 	writing [64]sync.Mutex // by user: read, change and store are one step here
 
-	followMu sync.Mutex // one follower at a time; before applyMu
-	cursor   uint64     // changes up to here are applied
+	follower follower // its lock is taken before applyMu
 
 	applyMu sync.Mutex
 	own     map[string]uint64  // version of a write of ours that the cursor has not reached
@@ -72,8 +68,8 @@ func (s *Service) Snapshot() *Snapshot { return s.snap }
 // Load reads every profile. Until it returns the snapshot is empty and not
 // Fresh. Memory: the snapshot and one profile.
 func (s *Service) Load(ctx context.Context) error {
-	s.followMu.Lock()
-	defer s.followMu.Unlock()
+	s.follower.mu.Lock()
+	defer s.follower.mu.Unlock()
 	s.applyMu.Lock()
 	defer s.applyMu.Unlock()
 	at := time.Now()
@@ -110,18 +106,15 @@ func (s *Service) Load(ctx context.Context) error {
 	s.snap.listed.Store(listed)
 	supp.done()
 	users.done()
-	s.cursor = version
+	s.follower.cursor = version
 	// Versions of before may be of changes that the store has lost.
 	clear(s.own)
 	for _, v := range s.pending {
 		*v = 0
 	}
-	s.asOf.Store(&at)
+	s.follower.asOf.Store(&at)
 	return nil
 }
-
-// gather is how long Run waits after a Wake: so it looks 100 times a second at most.
-const gather = 10 * time.Millisecond
 
 // Wake makes Run look for changes within 10 ms; it does not wait for that.
 func (s *Service) Wake() {
@@ -135,53 +128,23 @@ func (s *Service) Wake() {
 // ends; nil then. While the store is away the snapshot ages, see Fresh. When the
 // store lost changes it is loaded anew.
 func (s *Service) Run(ctx context.Context) error {
-	failing, anew := false, false
-	tick := time.NewTicker(s.cfg.Poll)
-	defer tick.Stop()
-	for {
-		var err error
-		if anew || s.asOf.Load() == nil {
+	anew := false
+	return s.follower.run(ctx, &s.cfg, "preferences cannot follow changes", s.woken, func(ctx context.Context) (err error) {
+		if anew || !s.Loaded() {
 			err = s.Load(ctx)
 		} else {
 			err = s.Follow(ctx)
 		}
-		if err != nil && ctx.Err() == nil && !failing {
-			s.cfg.Log.Error("preferences cannot follow changes", "err", err, "age", s.Age(time.Now()))
-		}
-		failing = err != nil
 		if e, ok := errors.AsType[*notify.Error](err); err == nil || ok && e.Code == engine.CodeRegressed {
 			anew = err != nil
 		}
-		select {
-		case <-tick.C:
-		case <-s.woken:
-			select { // changes come in numbers: one look for all of them
-			case <-time.After(gather):
-			case <-ctx.Done():
-				return nil
-			}
-		case <-ctx.Done():
-			return nil
-		}
-	}
+		return err
+	})
 }
 
 // Follow applies all changes stored before the call; Run calls it.
 func (s *Service) Follow(ctx context.Context) error {
-	s.followMu.Lock()
-	defer s.followMu.Unlock()
-	for {
-		at := time.Now()
-		changes, err := s.store.Changes(ctx, s.cursor, s.cfg.Batch)
-		if err != nil {
-			return err
-		}
-		s.followed(changes)
-		if len(changes) < s.cfg.Batch {
-			s.asOf.Store(&at)
-			return nil
-		}
-	}
+	return follow(ctx, &s.follower, s.cfg.Batch, s.store.Changes, s.followed)
 }
 
 func (s *Service) followed(changes []engine.Change) {
@@ -195,10 +158,10 @@ func (s *Service) followed(changes []engine.Change) {
 		if v := s.pending[c.Profile.User]; v != nil {
 			*v = max(*v, c.Version)
 		}
-		s.cursor = max(s.cursor, c.Version)
+		s.follower.cursor = max(s.follower.cursor, c.Version)
 	}
 	for user, version := range s.own {
-		if version <= s.cursor {
+		if version <= s.follower.cursor {
 			delete(s.own, user)
 		}
 	}
@@ -206,7 +169,7 @@ func (s *Service) followed(changes []engine.Change) {
 
 // Age is how long ago the snapshot was known to hold every change; very long
 // before the first load.
-func (s *Service) Age(now time.Time) time.Duration { return age(s.asOf.Load(), now) }
+func (s *Service) Age(now time.Time) time.Duration { return s.follower.age(now) }
 
 // Fresh reports whether bulk may be sent: the snapshot is not older than
 // MaxAge.
@@ -214,7 +177,7 @@ func (s *Service) Fresh(now time.Time) bool { return s.Age(now) <= s.cfg.MaxAge 
 
 // Loaded reports whether the profiles were read: until then nobody has preferences
 // or addresses.
-func (s *Service) Loaded() bool { return s.asOf.Load() != nil }
+func (s *Service) Loaded() bool { return s.follower.asOf.Load() != nil }
 
 // Get returns the profile of a user from the store; notify.KindNotFound when
 // there is none.

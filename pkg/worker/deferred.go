@@ -35,10 +35,10 @@ const (
 // Deferred is what of a topic waits in the timer store for a later attempt: a
 // retry, quiet hours, an open circuit or a blocked account.
 type Deferred struct {
-	Reason    string    `json:"reason"` // code of the failure or the wait
-	Receivers int64     `json:"receivers"`
-	Oldest    time.Time `json:"oldest_accepted_at"` // of their requests
-	Next      time.Time `json:"next_at"`            // the earliest of their times
+	Reason    string // code of the failure or the wait
+	Receivers int64
+	Oldest    time.Time // when the earliest of their requests was accepted
+	Next      time.Time // the earliest of their times
 }
 
 // deferredCount is what one count found. It is immutable.
