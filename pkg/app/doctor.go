@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,51 +28,12 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	return d.Findings, nil
 }
 
-// add tells of one thing: what it is, whether that is bad, how bad ("warn" or "fail"),
-// and what was seen.
-func (d *doctor) add(check string, bad bool, level, format string, args ...any) {
-	d.Add(check, bad, level, repair(check), format, args...)
-}
-
 // used says how full what was added last is.
 func (d *doctor) used(part, of float64) {
 	if of > 0 {
 		share := part / of
 		d.Findings[len(d.Findings)-1].Used = &share
 	}
-}
-
-// repairs say what to do about a finding that is not ok, by the check or, where
-// the check names a thing besides, by its first word.
-var repairs = map[string]string{
-	"log":            "look at the log's volume and at the log of notifyd, then restart: intake is closed until then",
-	"log size":       "find who does not get on (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
-	"log damage":     "look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
-	"log segments":   "deal with each range named above; the detail says how the report ends",
-	"positions":      "restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
-	"log durability": "set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
-	"store":          "look at the store's volume, then restart; with a fault of the disk restore a backup",
-	"lane":           "find out from who paused it whether it may go on, then notifyctl lane resume LANE",
-	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
-	"history":        "keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
-	"archive":        "make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
-	"preferences":    "look at the store and at the load: bulk lanes stand until the snapshot is fresh",
-	"circuit":        "notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
-	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
-	"spill":          "nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
-	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
-	"removal":        "compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
-	"newer":          "upgrade this process: one of the newer release goes on where it stands",
-	"lag":            "look at the circuits and at the processor: more load comes than workers take",
-}
-
-// repair of a check; empty: nobody wrote one down.
-func repair(check string) string {
-	if r, ok := repairs[check]; ok {
-		return r
-	}
-	word, _, _ := strings.Cut(check, " ")
-	return repairs[word]
 }
 
 // circuitText says of a provider's circuit since when, why and until when it holds
@@ -103,76 +65,124 @@ func (d *doctor) look(ctx context.Context) {
 	if n.archive != nil {
 		s := n.archive.Status(time.Now())
 		bad, level := archiveLevel(s)
-		d.add("archive", bad, level, "%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
+		d.Add("archive", bad, level,
+			"make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
+			"%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
 	}
 	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
-		d.add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
+		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
+			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",
+			"snapshot is %s old", age.Round(time.Millisecond))
 	}
 	for _, c := range n.health.Circuits(time.Now()) {
-		d.add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", circuitText(&c, time.Now()))
+		d.Add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn",
+			"notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
+			"%s", circuitText(&c, time.Now()))
 	}
 	for _, l := range notify.Lanes() {
 		since, by, reason, paused := n.lanes.Paused(l)
 		if paused {
-			d.add("lane "+l.String(), true, "warn", "paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colon(reason), l)
+			d.Add("lane "+l.String(), true, "warn",
+				"find out from who paused it whether it may go on, then notifyctl lane resume LANE",
+				"paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colon(reason), l)
 		}
 	}
 	for _, ch := range notify.Channels {
 		_, ok := n.provs.byChannel[ch]
-		d.add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
+		d.Add("provider "+ch.String(), !ok, "warn",
+			"configure the provider (providers), if notifications of the channel are meant to go out",
+			"configured: %v", ok)
 	}
 	if part, ahead := n.removals.Ahead(); ahead > 0 {
-		d.add("removal", true, "warn", "the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
+		d.Add("removal", true, "warn",
+			"compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
+			"the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
 	}
 	d.lookAtSecrets(ctx)
-	if n.st.spill == nil {
-		d.add("spill", true, "warn", "there is none: otp and alert get 503 too while the log is away")
-	} else if recs, bytes, oldest, err := n.st.spill.Stats(ctx); err == nil {
-		d.add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
-	}
+	d.lookAtSpill(ctx)
 	for _, what := range n.groups.held() {
-		d.add("newer", true, "fail", "%s", what)
+		d.Add("newer", true, "fail",
+			"upgrade this process: one of the newer release goes on where it stands",
+			"%s", what)
 	}
 	lags := n.groups.lags()
 	for i := range lags {
 		l := &lags[i]
-		d.add("lag "+lagName(l, lags), l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
+		d.Add("lag "+lagName(l, lags), l.Lag > 1_000_000, "warn",
+			"look at the circuits and at the processor: more load comes than workers take",
+			"%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
+}
+
+// lookAtSpill looks at the buffer that takes otp and alert while the log is away.
+func (d *doctor) lookAtSpill(ctx context.Context) {
+	waiting, text := true, "there is none: otp and alert get 503 too while the log is away"
+	if d.n.st.spill != nil {
+		recs, bytes, oldest, err := d.n.st.spill.Stats(ctx)
+		if err != nil {
+			return
+		}
+		waiting, text = recs > 0, fmt.Sprintf("%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
+	}
+	d.Add("spill", waiting, "warn",
+		"nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
+		"%s", text)
 }
 
 // lookAtOwn looks at engines that belong to this process.
 func (d *doctor) lookAtOwn() {
 	n := d.n
 	use := n.own.broker.Guard().Usage()
-	d.add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
+	d.Add("log", use.Err != nil, "fail",
+		"look at the log's volume and at the log of notifyd, then restart: intake is closed until then",
+		"%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
 	d.used(float64(use.LogBytes), float64(use.CapBytes))
-	d.add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
+	d.Add("log size", use.LogBytes > use.CapBytes*3/4, "warn",
+		"find who does not get on (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
+		"%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
 	losses := n.own.losses()
+	damage := func(what any) {
+		d.Add("log damage", true, "fail",
+			"look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
+			"%s", what)
+	}
 	for _, l := range losses {
-		d.add("log damage", true, "fail", "%s", l)
+		damage(l)
 	}
 	for _, t := range n.own.broker.Truncated() {
-		d.add("log damage", true, "fail", "%s", t)
+		damage(t)
 	}
 	for _, t := range n.own.broker.Torn() {
-		d.add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
+		d.Add("log tail", false, "", "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
 	}
 	settle := "" // how the report of losses ends
 	if len(losses) > 0 {
 		settle = "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", embedded.LossesFile) + " and restart"
 	}
-	d.add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), settle)
-	d.add("positions", len(n.own.posLost) > 0, "fail", "%s", n.own.positionsText())
-	d.add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
+	d.Add("log segments", len(losses) > 0, "fail",
+		"deal with each range named above; the detail says how the report ends",
+		"%d ranges of acknowledged records are lost to damage%s", len(losses), settle)
+	d.Add("positions", len(n.own.posLost) > 0, "fail",
+		"restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
+		"%s", n.own.positionsText())
+	d.Add("log durability", !n.cfg.Log.Sync, "warn",
+		"set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
+		"fsync before an acknowledgement: %v", n.cfg.Log.Sync)
 	err := n.own.store.Err()
-	d.add("store", err != nil, "fail", "pebble%s", suffix(err))
+	d.Add("store", err != nil, "fail",
+		"look at the store's volume, then restart; with a fault of the disk restore a backup",
+		"pebble%s", suffix(err))
 	if disk, err := n.own.store.DiskUsage(); err == nil {
 		bad, level := diskLevel(disk.Available, n.cfg.Log.MinFreeMiB)
-		d.add("disk", bad, level, "%d MiB free of %d; intake stops at %d", disk.Available>>20, disk.Total>>20, n.cfg.Log.MinFreeMiB)
+		d.Add("disk", bad, level,
+			"make room on the volume of data_dir: at log.min_free_mib intake answers 503",
+			"%d MiB free of %d; intake stops at %d", disk.Available>>20, disk.Total>>20, n.cfg.Log.MinFreeMiB)
 		d.used(float64(disk.Total)-float64(disk.Available), float64(disk.Total))
 	}
 	damaged := n.own.history.Damaged()
-	d.add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.own.history.Stats().Segments, len(damaged))
+	d.Add("history", len(damaged) > 0, "fail",
+		"keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
+		"%d segments, %d damaged files", n.own.history.Stats().Segments, len(damaged))
 }
 
 // diskLevel says how bad it is that so many bytes are free: below what intake

@@ -25,8 +25,10 @@ func (d *doctor) lookAtServers(ctx context.Context) {
 		d.Findings = append(d.Findings, check(ctx)...)
 	}
 	off := n.clock.Offset()
-	d.add("clock", off.Abs() > cluster.MaxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
-	d.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.Names(), ", "))
+	d.Add("clock", off.Abs() > cluster.MaxClockOffset, "fail",
+		"let NTP or chrony set this machine's clock, then wait a few seconds",
+		"%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
+	d.Add("roles", false, "", "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.Names(), ", "))
 }
 
 // lookAtKafka looks at brokers and topics.
@@ -48,7 +50,7 @@ func (d *doctor) lookAtKafka(ctx context.Context) {
 	for _, b := range cl.Brokers {
 		versions[b.Version] = true
 	}
-	d.add("kafka", false, "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
+	d.Add("kafka", false, "", "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
 	for _, f := range cl.Check(log.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
 		level := "warn"
 		if f.Wrong {
@@ -105,6 +107,6 @@ func (d *doctor) lookAtSecrets(ctx context.Context) {
 		d.Add("secrets", true, "warn", "move the file to where the configuration is, name it in secrets.key_file, and restart",
 			"%s is in the data folder: a copy of the folder holds the key with what it seals (notifyctl backup leaves it out)", keys.File())
 	default:
-		d.add("secrets", false, "", "%d signing secrets%s", r.Secrets, sealedBy(keys))
+		d.Add("secrets", false, "", "", "%d signing secrets%s", r.Secrets, sealedBy(keys))
 	}
 }

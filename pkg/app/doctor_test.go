@@ -4,8 +4,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -14,7 +12,7 @@ import (
 // Every check of the doctor that can find something says what to do about it.
 func TestEveryFindingSaysItsRepair(t *testing.T) {
 	t.Parallel()
-	used := map[string]bool{}
+	checks := 0
 	for _, file := range []string{"doctor.go", "doctor_servers.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
@@ -22,38 +20,21 @@ func TestEveryFindingSaysItsRepair(t *testing.T) {
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			c, ok := n.(*ast.CallExpr)
-			if !ok || len(c.Args) < 4 || !isAdd(c.Fun) {
+			if !ok || len(c.Args) < 5 || !isAdd(c.Fun) {
 				return true
 			}
 			if bad, ok := c.Args[1].(*ast.Ident); ok && bad.Name == "false" {
 				return true // it never finds anything
 			}
-			arg := c.Args[0]
-			if b, ok := arg.(*ast.BinaryExpr); ok {
-				arg = b.X
-			}
-			check, err := strconv.Unquote(arg.(*ast.BasicLit).Value)
-			if err != nil {
-				t.Fatal(err)
-			}
-			check = strings.TrimSpace(check)
-			used[check] = true
-			if repairs[check] == "" {
-				t.Errorf("a finding of %q does not say what to do", check)
+			checks++
+			if repair, ok := c.Args[3].(*ast.BasicLit); ok && repair.Value == `""` {
+				t.Errorf("%s: the finding at byte %d does not say what to do", file, c.Pos())
 			}
 			return true
 		})
 	}
-	if len(used) < 10 {
-		t.Errorf("only %d checks are found: %v", len(used), used)
-	}
-	for check := range repairs {
-		if !used[check] {
-			t.Errorf("a repair is written for %q, which is no check", check)
-		}
-	}
-	if repair("lag push-workers") != repairs["lag"] || repair("log size") == repairs["log"] || repair("nonsense") != "" {
-		t.Error("repairs are found under other checks than their own")
+	if checks < 20 {
+		t.Errorf("only %d checks are found", checks)
 	}
 }
 
@@ -110,5 +91,5 @@ func isAdd(fun ast.Expr) bool {
 		return false
 	}
 	x, ok := f.X.(*ast.Ident)
-	return ok && x.Name == "d" && f.Sel.Name == "add"
+	return ok && x.Name == "d" && f.Sel.Name == "Add"
 }
