@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -128,11 +129,7 @@ func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detac
 	bar := p.progress(job.Kind, int64(job.Planned))
 	for !over(&job) {
 		bar.set(int64(job.Position))
-		t := time.NewTimer(300 * time.Millisecond)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !notify.Sleep(ctx, 300*time.Millisecond) {
 			bar.end()
 			return p.leave(ctx, cl, &job)
 		}

@@ -60,7 +60,7 @@ func (s *Store) sealAll(ctx context.Context) error {
 				return ctx.Err()
 			}
 		}
-		for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		for pause := (notify.Pause{Most: 5 * time.Second}); ; {
 			var err error
 			if scratch, err = s.seal(f.p, f.t, scratch); err == nil {
 				break
@@ -69,7 +69,7 @@ func (s *Store) sealAll(ctx context.Context) error {
 				return *err
 			}
 			s.cfg.Log.Error("history cannot seal a segment, will try again", "part", f.p.Part, "err", err)
-			if !notify.Sleep(ctx, wait) {
+			if !pause.Wait(ctx) {
 				return ctx.Err()
 			}
 		}

@@ -8,6 +8,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // membership is what a member knows of its place in the group. The broker gives a
@@ -87,9 +89,7 @@ func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership)
 		if !g.confirm(ctx, cl, m) && !m.last.Load().holds(m.limit, time.Now()) {
 			wait = min(100*time.Millisecond, every)
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, wait) {
 			return
 		}
 	}

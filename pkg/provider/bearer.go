@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // token is one bearer token.
@@ -87,22 +89,15 @@ const repeatLog = 10 * time.Minute
 
 // run gets the first token and renews it in time until ctx ends.
 func (b *bearer) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	var logged string // the error logged last; the same one is logged again after repeatLog
 	var loggedAt time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
+	for wait := time.Duration(0); notify.Sleep(ctx, wait); {
 		cur := b.current.Load()
 		var err error
 		if cur == nil || !time.Now().Before(cur.renewAt) {
 			cur, err = b.replace(ctx, cur)
 		}
-		wait := b.retry + rand.N(b.retry/4)
+		wait = b.retry + rand.N(b.retry/4)
 		if err != nil {
 			if now := time.Now(); ctx.Err() == nil && (err.Error() != logged || now.Sub(loggedAt) >= repeatLog) {
 				b.log.Warn("no new provider token", "err", err)
@@ -114,6 +109,5 @@ func (b *bearer) run(ctx context.Context) {
 				wait = d
 			}
 		}
-		timer.Reset(wait)
 	}
 }

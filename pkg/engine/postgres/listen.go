@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // changesChannel is what writers notify of profiles.
@@ -18,18 +20,12 @@ const relisten = 500 * time.Millisecond
 // itself and returns nil when ctx ends. wake must not block. It only makes
 // followers look sooner: a notification that is lost costs them their poll.
 func (s *Store) Listen(ctx context.Context, wake func()) error {
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-retry.C:
-		}
+	for ctx.Err() == nil {
 		// Whatever ended it, polling goes on and says what is wrong.
 		_ = s.listenOnce(ctx, wake)
-		retry.Reset(relisten)
+		notify.Sleep(ctx, relisten)
 	}
+	return nil
 }
 
 // listenOnce listens on a connection of its own: one of the pool would be lost to

@@ -112,7 +112,7 @@ func (q *queue) send(ctx context.Context, l int, es []types.SendMessageBatchRequ
 func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, do func(context.Context, []E) ([]types.BatchResultErrorEntry, error), forgive func(code string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+	for pause := (notify.Pause{}); ; {
 		failed, err := do(ctx, es)
 		if err != nil {
 			return translate(err)
@@ -136,7 +136,7 @@ func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, d
 			return nil
 		}
 		es = again
-		if !notify.Sleep(ctx, pause) {
+		if !pause.Wait(ctx) {
 			return translate(last)
 		}
 	}
