@@ -52,10 +52,7 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 		if err != nil || there {
 			return err
 		}
-		var condition any
-		if ok {
-			condition = int64(h.Parts)
-		} else {
+		if !ok {
 			h = engine.Campaign{ID: campaign, Caller: caller, Created: at}
 			// Before the campaign: an entry that leads nowhere is passed over, and a
 			// campaign without one would not be found.
@@ -63,6 +60,7 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 				return err
 			}
 		}
+		parts := int64(h.Parts)
 		won, err := c.s.settle(ctx, "campaign "+campaign, func() (verdict, error) {
 			if there, err := counted(); err != nil || there {
 				return done, err // by us, or by one who added the same part
@@ -74,9 +72,9 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 		},
 			stmt{
 				`UPDATE campaigns SET caller = ?, created = ?, parts = ?, accepted = ?, rejected = ? WHERE id = ? IF parts = ?`,
-				[]any{h.Caller, h.Created, int64(h.Parts + 1), h.Accepted + accepted, h.Rejected + rejected, campaign, condition},
+				[]any{h.Caller, h.Created, parts + 1, h.Accepted + accepted, h.Rejected + rejected, campaign, orNull(parts)},
 			},
-			stmt{`INSERT INTO campaigns (id, part, ord, base) VALUES (?, ?, ?, ?)`, []any{campaign, int64(part), int64(h.Parts), base[:]}})
+			stmt{`INSERT INTO campaigns (id, part, ord, base) VALUES (?, ?, ?, ?)`, []any{campaign, int64(part), parts, base[:]}})
 		if err != nil || won {
 			return err
 		}

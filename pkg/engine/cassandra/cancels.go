@@ -42,18 +42,9 @@ func (c cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 		return version, err
 	}
 	me := nonce()
-	won, err := c.s.settle(ctx, "cancellation", func() (verdict, error) {
-		var writer int64
-		ok, err := c.s.getSerial(ctx, `SELECT writer FROM cancels WHERE scope = ?`, []any{in.Scope}, &writer)
-		switch {
-		case err != nil:
-			return 0, err
-		case !ok:
-			return undone, nil
-		case writer == me:
-			return done, nil
-		}
-		return lost, nil
+	won, err := c.s.swap(ctx, swap{
+		what: "cancellation", to: first, writer: me, elseLost: true,
+		look: stmt{`SELECT version, writer FROM cancels WHERE scope = ?`, []any{in.Scope}},
 	}, stmt{`INSERT INTO cancels (scope, version, writer) VALUES (?, ?, ?) IF NOT EXISTS`, []any{in.Scope, first, me}})
 	if err != nil {
 		return 0, err

@@ -85,6 +85,46 @@ func (s *Store) settle(ctx context.Context, what string, look func() (verdict, e
 	return false, unsettled(what)
 }
 
+// swap is a conditional write that takes a row from one version to another.
+type swap struct {
+	what     string // names the row in errors
+	from, to int64  // versions; 0: there is no row
+	writer   int64  // the nonce that the write stores; 0 if it removes the row
+	look     stmt   // reads the version and the writer of the row
+	// elseLost says that the write counts as lost if the row has neither version. It is
+	// set where the write would still be seen, or where nobody asks who won.
+	elseLost bool
+}
+
+// swap runs a conditional write until it is known whether it was applied. If the answer
+// is lost, and the row has changed more than once since, nobody can tell: swap fails.
+func (s *Store) swap(ctx context.Context, w swap, stmts ...stmt) (won bool, err error) {
+	return s.settle(ctx, w.what, func() (verdict, error) {
+		var version, writer int64
+		_, err := s.getSerial(ctx, w.look.cql, w.look.args, &version, &writer)
+		switch {
+		case err != nil:
+			return 0, err
+		case version == w.from:
+			return undone, nil
+		case version == w.to && writer == w.writer:
+			return done, nil
+		case version == w.to || w.elseLost:
+			return lost, nil
+		}
+		return unknown, nil
+	}, stmts...)
+}
+
+// orNull returns a version as the operand of a condition: a row that is not there has
+// null.
+func orNull(version int64) any {
+	if version == 0 {
+		return nil
+	}
+	return version
+}
+
 // pause waits a random while that grows with tries: writers of one row that
 // compete in step all lose.
 func pause(ctx context.Context, try int) error {

@@ -139,15 +139,10 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 	return parallel(len(todo), func(i int) error {
 		p := todo[i]
-		_, err := l.s.settle(ctx, "a dead letter's numbers", func() (verdict, error) {
-			now, ok, err := l.serial(ctx, p.id)
-			switch {
-			case err != nil:
-				return 0, err
-			case ok && now.Seq == 0:
-				return undone, nil
-			}
-			return done, nil // by us, or by one who put the same letter
+		_, err := l.s.swap(ctx, swap{
+			// Another process may have numbered the same letter: then its numbers count.
+			what: "a dead letter's numbers", to: int64(p.row.Seq), elseLost: true,
+			look: stmt{`SELECT seq, writer FROM dead_letters WHERE id = ?`, []any{p.id}},
 		}, stmt{`UPDATE dead_letters SET ord = ?, seq = ? WHERE id = ? IF seq = 0`, []any{int64(p.row.Ord), int64(p.row.Seq), p.id}})
 		return err
 	})
@@ -173,11 +168,9 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 		return letterRow{}, err
 	}
 	me := nonce()
-	_, err = l.s.settle(ctx, "a dead letter", func() (verdict, error) {
-		if _, ok, err := l.serial(ctx, id); err != nil || !ok {
-			return undone, err
-		}
-		return done, nil
+	_, err = l.s.swap(ctx, swap{
+		what: "a dead letter", to: me, writer: me, elseLost: true,
+		look: stmt{`SELECT writer, writer FROM dead_letters WHERE id = ?`, []any{id}},
 	}, stmt{
 		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
 		[]any{id, d.State, d.Job, me, data},

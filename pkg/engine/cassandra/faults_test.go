@@ -3,6 +3,7 @@ package cassandra
 import (
 	"context"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -202,6 +203,111 @@ func TestLostAnswers(t *testing.T) {
 	if n := l.swallow.Load(); n < 14 {
 		t.Fatalf("%d answers were lost, not 14: the test tests nothing", n)
 	}
+}
+
+// A look says of every kind of swapped row that the swap was done whose answer was lost.
+func TestLostAnswersOfEverySwap(t *testing.T) {
+	t.Parallel()
+	s, l := through(t, lone(t).cfg)
+	ctx, now := t.Context(), time.Now()
+	id, name := fmt.Sprint("job-", now.UnixNano()), fmt.Sprint("name-", now.UnixNano())
+	topic, scope := fmt.Sprint("topic-", now.UnixNano()), fmt.Sprint("ntf_", now.UnixNano())
+	head := engine.ScheduleHead{Base: notify.NewBase(now), FireAt: now.UnixMilli()}
+	letter := engine.DeadLetter{ID: notify.ID{Base: notify.NewBase(now)}, Caller: scope, State: engine.LetterDead, LastFailed: 1, Until: now.Add(time.Hour).UnixMilli()}
+	x, j := trigger(scope), engine.Job{ID: id, Kind: "replay", Name: name}
+	x.State, x.Ended = engine.TriggerFailed, 5
+	// A value of a request follows its length, 4 bytes; a number has 8 bytes.
+	const eight = "\x00\x00\x00\x08"
+	sized := func(v string) string { return string(binary.BigEndian.AppendUint32(nil, uint32(len(v)))) + v }
+	num := func(n int64) string { return eight + string(binary.BigEndian.AppendUint64(nil, uint64(n))) }
+	var tenure engine.Tenure
+	for _, step := range []struct {
+		what string
+		text string // of the request whose answer is lost: nothing but the swap has it
+		call func() error
+		want int64 // what seen returns then; 0: the call alone says that all is well
+		seen func() (int64, error)
+	}{
+		{"a head is made", num(head.FireAt), func() error {
+			_, won, err := s.Schedules().Swap(ctx, 0, head)
+			return wonOr(won, err)
+		}, 1, func() (int64, error) {
+			h, _, err := s.Schedules().Head(ctx, head.Base)
+			return int64(h.Version), err
+		}},
+		{"a head is removed", sized(string(head.Base[:])) + num(1), func() error {
+			_, err := s.Schedules().Purge(ctx, head.FireAt+1, 10)
+			return err
+		}, 0, nil},
+		{"a letter is made", sized(string(store.LetterID(letter.ID, 0))) + sized(letter.State), func() error {
+			return s.DeadLetters().Put(ctx, []engine.DeadLetter{letter})
+		}, 1, func() (int64, error) {
+			d, err := s.DeadLetters().Get(ctx, letter.ID, 0)
+			return int64(d.Seq), err
+		}},
+		{"a scope is cancelled", sized(scope) + eight, func() error {
+			_, err := s.Cancels().Put(ctx, engine.Cancel{Scope: scope})
+			return err
+		}, 0, nil},
+		{"a tenure begins", sized(topic) + sized("\x00\x00\x00\x03") + "\xff\xff\xff\xff", func() (err error) {
+			tenure, err = s.Status().TakeOver(ctx, topic, 3)
+			return err
+		}, 0, nil},
+		{"a tenure follows", sized(topic) + sized("\x00\x00\x00\x03") + eight, func() error {
+			next, err := s.Status().TakeOver(ctx, topic, 3)
+			if err == nil && next.Before != tenure.Start {
+				err = fmt.Errorf("the tenure %+v follows %+v", next, tenure)
+			}
+			return err
+		}, 0, nil},
+		{"a name is claimed", sized(name) + sized(id), func() error {
+			_, won, err := s.Jobs().Create(ctx, j)
+			return wonOr(won, err)
+		}, 0, nil},
+		{"a job is put", sized(id) + num(1), func() error {
+			_, err := s.Jobs().Put(ctx, engine.Job{ID: id, Version: 1})
+			return err
+		}, 2, func() (int64, error) {
+			j, _, err := s.Jobs().Get(ctx, id)
+			return int64(j.Version), err
+		}},
+		{"a job is dropped", sized(id) + num(2), func() error { return s.Jobs().Drop(ctx, id, 2) }, 0, nil},
+		{"a trigger is purged", sized(x.ID) + num(1), func() error {
+			if _, err := s.Triggers().Create(ctx, []engine.Trigger{x}); err != nil {
+				return err
+			}
+			n, err := s.Triggers().Purge(ctx, 10, 10)
+			return wonOr(n == 1, err)
+		}, 0, nil},
+		{"a name of meta is made", sized("first") + sized(scope), func() error {
+			won, err := s.Meta().SwapMeta(ctx, scope, nil, []byte("first"))
+			return wonOr(won, err)
+		}, 0, nil},
+		{"a name of meta changes", sized("second") + sized(scope), func() error {
+			won, err := s.Meta().SwapMeta(ctx, scope, []byte("first"), []byte("second"))
+			return wonOr(won, err)
+		}, 0, nil},
+	} {
+		eventually(t, "a connection", func() bool { _, err := s.Audit().Last(ctx); return err == nil })
+		before := l.swallow.Load()
+		l.armed.Store(&step.text)
+		if err := step.call(); err != nil {
+			t.Errorf("%s: %v", step.what, err)
+		} else if l.swallow.Load() == before {
+			t.Errorf("%s: no answer was lost", step.what)
+		} else if step.seen != nil {
+			if n, err := step.seen(); err != nil || n != step.want {
+				t.Errorf("%s: it is %d, not %d, %v", step.what, n, step.want, err)
+			}
+		}
+	}
+}
+
+func wonOr(won bool, err error) error {
+	if err == nil && !won {
+		err = errors.New("it was not won")
+	}
+	return err
 }
 
 const marker = "an-answer-to-be-lost"

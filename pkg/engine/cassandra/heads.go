@@ -10,23 +10,18 @@ import (
 
 // Head reads at SERIAL.
 func (t schedules) Head(ctx context.Context, base notify.Base) (h engine.ScheduleHead, ok bool, err error) {
-	h, _, ok, err = t.head(ctx, base)
-	return h, ok, err
-}
-
-func (t schedules) head(ctx context.Context, base notify.Base) (h engine.ScheduleHead, writer int64, ok bool, err error) {
 	var at int64
 	var v []byte
-	ok, err = t.s.getSerial(ctx, `SELECT writer, at, data FROM timer_heads WHERE base = ?`, []any{base[:]}, &writer, &at, &v)
+	ok, err = t.s.getSerial(ctx, `SELECT at, data FROM timer_heads WHERE base = ?`, []any{base[:]}, &at, &v)
 	if err != nil || !ok {
-		return engine.ScheduleHead{}, 0, false, err
+		return engine.ScheduleHead{}, false, err
 	}
 	t.s.clock.see(at)
 	h.Base = base
 	if err := store.HeadRecord.Unpack(v, &h); err != nil {
-		return engine.ScheduleHead{}, 0, false, err
+		return engine.ScheduleHead{}, false, err
 	}
-	return h, writer, true, nil
+	return h, true, nil
 }
 
 func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
@@ -47,38 +42,24 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	next.Version = old + 1
 	me := nonce()
 	data := store.HeadRecord.Pack(&next)
-	write := stmt{
+	won, err := t.s.swap(ctx, swap{
+		what: "head of " + h.Base.String(), from: int64(old), to: int64(next.Version), writer: me, look: lookAtHead(h.Base),
+	}, stmt{
 		`UPDATE timer_heads SET version = ?, writer = ?, at = ?, fire_at = ?, data = ? WHERE base = ? IF version = ?`,
-		[]any{int64(next.Version), me, t.s.clock.now(), h.FireAt, data, h.Base[:], int64(old)},
-	}
-	if old == 0 {
-		write = stmt{
-			`INSERT INTO timer_heads (base, version, writer, at, fire_at, data) VALUES (?, 1, ?, ?, ?, ?) IF NOT EXISTS`,
-			[]any{h.Base[:], me, t.s.clock.now(), h.FireAt, data},
-		}
-	}
-	won, err := t.s.settle(ctx, "head of "+h.Base.String(), func() (verdict, error) {
-		now, writer, _, err := t.head(ctx, h.Base)
-		switch {
-		case err != nil:
-			return 0, err
-		case now.Version == old:
-			return undone, nil
-		case now.Version == next.Version && writer == me:
-			return done, nil
-		case now.Version == next.Version:
-			return lost, nil
-		}
-		return unknown, nil
-	}, write)
+		[]any{int64(next.Version), me, t.s.clock.now(), h.FireAt, data, h.Base[:], orNull(int64(old))},
+	})
 	if err != nil {
 		return engine.ScheduleHead{}, false, err
 	}
 	if won {
 		return next, true, nil
 	}
-	now, _, _, err := t.head(ctx, h.Base)
+	now, _, err := t.Head(ctx, h.Base)
 	return now, false, err
+}
+
+func lookAtHead(base notify.Base) stmt {
+	return stmt{`SELECT version, writer FROM timer_heads WHERE base = ?`, []any{base[:]}}
 }
 
 // prolong keeps a schedule that is moved as long as its new time asks for, and
@@ -130,7 +111,7 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 	if err != nil {
 		return false, true, err
 	}
-	h, _, touched, err := t.head(ctx, base)
+	h, touched, err := t.Head(ctx, base)
 	if err != nil {
 		return false, true, err
 	}
@@ -148,17 +129,8 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 		return false, false, t.s.purgeLater(ctx, purgeOfSchedules, purgeEntry{last, base[:]}, t.s.scheduleKeeps(last))
 	}
 	if touched {
-		won, err := t.s.settle(ctx, "purge of a head", func() (verdict, error) {
-			now, _, there, err := t.head(ctx, base)
-			switch {
-			case err != nil:
-				return 0, err
-			case !there:
-				return done, nil
-			case now.Version == h.Version:
-				return undone, nil
-			}
-			return lost, nil
+		won, err := t.s.swap(ctx, swap{
+			what: "purge of a head", from: int64(h.Version), look: lookAtHead(base), elseLost: true,
 		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{base[:], int64(h.Version)}})
 		if err != nil || !won {
 			return false, true, err // somebody moves it this moment

@@ -39,7 +39,6 @@ func ordinal(at uint64) int64 { return int64(at ^ 1<<63) }
 type jobRow struct {
 	job     engine.Job
 	version int64
-	writer  int64
 	dropped bool
 }
 
@@ -50,12 +49,21 @@ func (j jobs) row(ctx context.Context, id string) (jobRow, error) {
 	return j.read(ctx, id, j.s.getSerial)
 }
 
+// at reads a job whose version is the one that the caller has read.
+func (j jobs) at(ctx context.Context, id string, version uint64) (jobRow, error) {
+	r, err := j.row(ctx, id)
+	if err == nil && (!r.lives() || r.job.Version != version) {
+		err = jobChanged()
+	}
+	return r, err
+}
+
 func (j jobs) read(ctx context.Context, id string, get func(context.Context, string, []any, ...any) (bool, error)) (r jobRow, err error) {
 	if id == "" {
 		return r, nil
 	}
 	var data []byte
-	ok, err := get(ctx, `SELECT version, writer, dropped, data FROM jobs WHERE id = ? LIMIT 1`, []any{id}, &r.version, &r.writer, &r.dropped, &data)
+	ok, err := get(ctx, `SELECT version, dropped, data FROM jobs WHERE id = ? LIMIT 1`, []any{id}, &r.version, &r.dropped, &data)
 	if err != nil || !ok || r.version == 0 {
 		return jobRow{}, err
 	}
@@ -118,7 +126,7 @@ func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEn
 				}
 				return none, false, err
 			}
-			if _, err := j.claim(ctx, &in, me, data); err != nil {
+			if err := j.claim(ctx, &in, me, data); err != nil {
 				return none, false, err
 			}
 			continue // its job is missing, as if the claim had been interrupted here
@@ -147,20 +155,13 @@ func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEn
 	return none, false, unsettled("job " + in.ID)
 }
 
-// claim takes a name for a job.
-func (j jobs) claim(ctx context.Context, in *engine.Job, me int64, data []byte) (bool, error) {
-	return j.s.settle(ctx, "name of a job", func() (verdict, error) {
-		r, ok, err := j.name(ctx, in.Kind, in.Name)
-		switch {
-		case err != nil:
-			return 0, err
-		case !ok:
-			return undone, nil
-		case r.writer == me:
-			return done, nil
-		}
-		return lost, nil
+// claim takes a name for a job, unless it is taken.
+func (j jobs) claim(ctx context.Context, in *engine.Job, me int64, data []byte) error {
+	_, err := j.s.swap(ctx, swap{
+		what: "name of a job", to: me, writer: me, elseLost: true,
+		look: stmt{`SELECT writer, writer FROM job_names WHERE kind = ? AND name = ?`, []any{in.Kind, in.Name}},
 	}, stmt{`INSERT INTO job_names (kind, name, id, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{in.Kind, in.Name, in.ID, me, data}})
+	return err
 }
 
 // finish makes the job that a name's row describes, and returns what is there in
@@ -180,17 +181,21 @@ func (j jobs) finish(ctx context.Context, kind, name string, n nameRow) (jobRow,
 	return j.row(ctx, n.id)
 }
 
+// jobSwap changes a job's partition, which has the version old.
+func jobSwap(id string, old, writer int64) swap {
+	return swap{
+		what: "job " + id, from: old, to: old + 1, writer: writer,
+		look: stmt{`SELECT version, writer FROM jobs WHERE id = ? LIMIT 1`, []any{id}},
+	}
+}
+
 // put swaps a job's partition if its version is old (0: there is none).
 func (j jobs) put(ctx context.Context, in *engine.Job, old, me int64, entries []engine.JobEntry) (bool, error) {
 	data, err := json.Marshal(in)
 	if err != nil {
 		return false, notify.Invalid("bad_job", "", "the job cannot be stored")
 	}
-	var condition any
-	if old > 0 {
-		condition = old
-	}
-	stmts := []stmt{{`UPDATE jobs SET version = ?, writer = ?, data = ? WHERE id = ? IF version = ?`, []any{int64(in.Version), me, data, in.ID, condition}}}
+	stmts := []stmt{{`UPDATE jobs SET version = ?, writer = ?, data = ? WHERE id = ? IF version = ?`, []any{int64(in.Version), me, data, in.ID, orNull(old)}}}
 	last := map[uint64]int{}
 	for i := range entries {
 		last[entries[i].At] = i
@@ -205,20 +210,7 @@ func (j jobs) put(ctx context.Context, in *engine.Job, old, me int64, entries []
 		}
 		stmts = append(stmts, stmt{`INSERT INTO jobs (id, at, doc) VALUES (?, ?, ?)`, []any{in.ID, ordinal(entries[i].At), doc}})
 	}
-	return j.s.settle(ctx, "job "+in.ID, func() (verdict, error) {
-		now, err := j.row(ctx, in.ID)
-		switch {
-		case err != nil:
-			return 0, err
-		case now.version == old:
-			return undone, nil
-		case now.version == old+1 && now.writer == me:
-			return done, nil
-		case now.version == old+1:
-			return lost, nil
-		}
-		return unknown, nil
-	}, stmts...)
+	return j.s.swap(ctx, jobSwap(in.ID, old, me), stmts...)
 }
 
 func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
@@ -227,10 +219,7 @@ func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry
 		return engine.Job{}, err
 	}
 	defer unlock()
-	old, err := j.row(ctx, in.ID)
-	if err == nil && (!old.lives() || old.job.Version != in.Version) {
-		err = jobChanged()
-	}
+	old, err := j.at(ctx, in.ID, in.Version)
 	if err != nil {
 		return engine.Job{}, err
 	}
@@ -262,26 +251,12 @@ func (j jobs) Drop(ctx context.Context, id string, version uint64) error {
 		return err
 	}
 	defer unlock()
-	old, err := j.row(ctx, id)
-	if err == nil && (!old.lives() || old.job.Version != version) {
-		err = jobChanged()
-	}
+	old, err := j.at(ctx, id, version)
 	if err != nil {
 		return err
 	}
 	me := nonce()
-	won, err := j.s.settle(ctx, "job "+id, func() (verdict, error) {
-		now, err := j.row(ctx, id)
-		switch {
-		case err != nil:
-			return 0, err
-		case now.version == old.version:
-			return undone, nil
-		case now.writer == me:
-			return done, nil
-		}
-		return lost, nil
-	}, stmt{`UPDATE jobs SET version = ?, writer = ?, dropped = true, data = null WHERE id = ? IF version = ?`, []any{old.version + 1, me, id, old.version}})
+	won, err := j.s.swap(ctx, jobSwap(id, old.version, me), stmt{`UPDATE jobs SET version = ?, writer = ?, dropped = true, data = null WHERE id = ? IF version = ?`, []any{old.version + 1, me, id, old.version}})
 	if err == nil && !won {
 		err = jobChanged()
 	}

@@ -66,19 +66,8 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 		for i, data := range rows {
 			stmts[i] = stmt{`INSERT INTO logs (log, block, n, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{l.name, block, first + int64(i), me, data}}
 		}
-		won, err := l.s.settle(ctx, l.name, func() (verdict, error) {
-			var writer int64
-			ok, err := l.s.getSerial(ctx, `SELECT writer FROM logs WHERE log = ? AND block = ? AND n = ?`, []any{l.name, block, first}, &writer)
-			switch {
-			case err != nil:
-				return 0, err
-			case !ok:
-				return undone, nil
-			case writer == me:
-				return done, nil
-			}
-			return lost, nil
-		}, stmts...)
+		look := stmt{`SELECT n, writer FROM logs WHERE log = ? AND block = ? AND n = ?`, []any{l.name, block, first}}
+		won, err := l.s.swap(ctx, swap{what: l.name, to: first, writer: me, look: look}, stmts...)
 		if err != nil {
 			return 0, 0, err
 		}

@@ -39,10 +39,6 @@ func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (boo
 	if value == nil {
 		value = []byte{} // null would remove it
 	}
-	swap := stmt{`UPDATE meta SET value = ? WHERE name = ? IF value = ?`, []any{value, name, old}}
-	if old == nil {
-		swap = stmt{`INSERT INTO meta (name, value) VALUES (?, ?) IF NOT EXISTS`, []any{name, value}}
-	}
 	look := func() (verdict, error) {
 		var have []byte
 		ok, err := m.s.getSerial(ctx, `SELECT value FROM meta WHERE name = ?`, []any{name}, &have)
@@ -56,7 +52,7 @@ func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (boo
 		}
 		return unknown, nil
 	}
-	won, err := m.s.settle(ctx, "row "+name, look, swap)
+	won, err := m.s.settle(ctx, "row "+name, look, stmt{`UPDATE meta SET value = ? WHERE name = ? IF value = ?`, []any{value, name, old}})
 	if err != nil || won {
 		return won, err
 	}

@@ -30,45 +30,25 @@ func (t status) timestamp(ctx context.Context, r *notify.Row, now int64) (int64,
 
 // TakeOver implements engine.Status with one swap.
 func (t status) TakeOver(ctx context.Context, topic string, partition int32) (engine.Tenure, error) {
+	look := stmt{`SELECT start, writer FROM tenures WHERE topic = ? AND part = ?`, []any{topic, partition}}
 	for {
-		was, _, err := t.tenure(ctx, topic, partition)
-		if err != nil {
+		var was, writer int64 // 0: there was no tenure
+		if _, err := t.s.getSerial(ctx, look.cql, look.args, &was, &writer); err != nil {
 			return engine.Tenure{}, err
 		}
 		next := engine.NextTenure(topic, partition, was, time.Now().UnixMicro())
 		me := nonce()
-		write := stmt{
+		won, err := t.s.swap(ctx, swap{
+			what: fmt.Sprint("tenure of ", topic, "/", partition), from: was, to: next.Start, writer: me, look: look,
+			elseLost: true, // or won, and followed by another: then a range of timestamps is left out
+		}, stmt{
 			`UPDATE tenures SET start = ?, writer = ? WHERE topic = ? AND part = ? IF start = ?`,
-			[]any{next.Start, me, topic, partition, was},
-		}
-		if was == 0 {
-			write = stmt{
-				`INSERT INTO tenures (topic, part, start, writer) VALUES (?, ?, ?, ?) IF NOT EXISTS`,
-				[]any{topic, partition, next.Start, me},
-			}
-		}
-		won, err := t.s.settle(ctx, fmt.Sprint("tenure of ", topic, "/", partition), func() (verdict, error) {
-			now, writer, err := t.tenure(ctx, topic, partition)
-			switch {
-			case err != nil:
-				return 0, err
-			case now == was:
-				return undone, nil
-			case now == next.Start && writer == me:
-				return done, nil
-			}
-			return lost, nil // or won, and followed by another: then a range is left out
-		}, write)
+			[]any{next.Start, me, topic, partition, orNull(was)},
+		})
 		if err != nil || won {
 			return next, err
 		}
 	}
-}
-
-// tenure returns where the last tenure of a partition begins; 0: there was none.
-func (t status) tenure(ctx context.Context, topic string, partition int32) (start, writer int64, err error) {
-	_, err = t.s.getSerial(ctx, `SELECT start, writer FROM tenures WHERE topic = ? AND part = ?`, []any{topic, partition}, &start, &writer)
-	return start, writer, err
 }
 
 // Resume writes finished rows that are older than the tenure before once more,

@@ -138,16 +138,7 @@ func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 
 // purge removes a row if it is as it was read.
 func (t triggers) purge(ctx context.Context, x *stored) (gone bool, err error) {
-	return t.s.settle(ctx, "purge of "+x.ID, func() (verdict, error) {
-		now, err := t.row(ctx, x.ID)
-		switch {
-		case err != nil:
-			return 0, err
-		case now.ID == "":
-			return done, nil
-		case now.Version == x.Version:
-			return undone, nil
-		}
-		return lost, nil
+	return t.s.swap(ctx, swap{
+		what: "purge of " + x.ID, from: int64(x.Version), look: lookAtTrigger(x.ID), elseLost: true,
 	}, stmt{`DELETE FROM triggers WHERE id = ? IF version = ?`, []any{x.ID, int64(x.Version)}})
 }

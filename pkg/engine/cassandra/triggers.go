@@ -24,10 +24,10 @@ type triggers struct{ s *Store }
 // stored is a state row with what only this package looks at.
 type stored struct {
 	engine.Trigger
-	writer, at, digest int64
+	at int64
 }
 
-const selectTrigger = `SELECT version, writer, at, state, ended, digest, request, data FROM triggers WHERE id = ?`
+const selectTrigger = `SELECT version, at, state, ended, request, data FROM triggers WHERE id = ?`
 
 // row reads a state row at SERIAL; a row that is not there has no ID.
 func (t triggers) row(ctx context.Context, id string) (stored, error) {
@@ -47,7 +47,7 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 	var version int64
 	var state int16
 	var request, data []byte
-	ok, err := get(ctx, selectTrigger, []any{id}, &version, &x.writer, &x.at, &state, &x.Ended, &x.digest, &request, &data)
+	ok, err := get(ctx, selectTrigger, []any{id}, &version, &x.at, &state, &x.Ended, &request, &data)
 	if err != nil || !ok {
 		return stored{}, err
 	}
@@ -111,20 +111,7 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 	}
 	me, at := nonce(), t.s.clock.now()
 	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
-	won, err := t.s.settle(ctx, "trigger "+x.ID, func() (verdict, error) {
-		now, err := t.row(ctx, x.ID)
-		switch {
-		case err != nil:
-			return 0, err
-		case now.ID == "":
-			return undone, nil
-		case now.writer == me:
-			return done, nil
-		case now.Version > 1:
-			return unknown, nil
-		}
-		return lost, nil
-	}, stmt{
+	won, err := t.s.swap(ctx, swap{what: "trigger " + x.ID, to: 1, writer: me, look: lookAtTrigger(x.ID)}, stmt{
 		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
 		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })},
 	})
@@ -144,6 +131,10 @@ func (t triggers) listAgain(ctx context.Context, x *engine.Trigger, began time.T
 }
 
 func digest(request []byte) int64 { return int64(notify.ColumnDigest(request)) }
+
+func lookAtTrigger(id string) stmt {
+	return stmt{`SELECT version, writer FROM triggers WHERE id = ?`, []any{id}}
+}
 
 // Swap runs the swaps of one id one after the other, those of different ids at
 // the same time.
@@ -185,31 +176,16 @@ func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool
 		return false, err
 	}
 	me, at := nonce(), t.s.clock.now()
-	look := func() (verdict, error) {
-		now, err := t.row(ctx, x.ID)
-		switch {
-		case err != nil:
-			return 0, err
-		case now.ID == "" || now.Version < old:
-			return lost, nil
-		case now.Version == old:
-			return undone, nil
-		case now.Version == old+1 && now.writer == me:
-			return done, nil
-		case now.Version == old+1:
-			return lost, nil
-		}
-		return unknown, nil
-	}
-	won, err := t.s.settle(ctx, "trigger "+x.ID, look, stmt{
+	w := swap{what: "trigger " + x.ID, from: int64(old), to: int64(old + 1), writer: me, look: lookAtTrigger(x.ID)}
+	won, err := t.s.swap(ctx, w, stmt{
 		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, data = ? WHERE id = ? IF version = ? AND digest = ? AND state <= 2`,
-		[]any{int64(old + 1), me, at, int16(x.State), x.Ended, data, x.ID, int64(old), digest(request)},
+		[]any{w.to, me, at, int16(x.State), x.Ended, data, x.ID, w.from, digest(request)},
 	})
 	if err != nil {
 		return false, err
 	}
 	if !won {
-		if won, err = t.swapWhole(ctx, old, x, me, at, request, data, look); err != nil || !won {
+		if won, err = t.swapWhole(ctx, w, x, at, request, data); err != nil || !won {
 			return false, err
 		}
 	}
@@ -221,9 +197,9 @@ func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool
 
 // swapWhole is swap for the few that lose the first try: to somebody else, or
 // because they change the request, or make a row live again that had ended.
-func (t triggers) swapWhole(ctx context.Context, old uint64, x *engine.Trigger, me, at int64, request, data []byte, look func() (verdict, error)) (bool, error) {
+func (t triggers) swapWhole(ctx context.Context, w swap, x *engine.Trigger, at int64, request, data []byte) (bool, error) {
 	was, err := t.row(ctx, x.ID)
-	if err != nil || was.ID == "" || was.Version != old {
+	if err != nil || was.ID == "" || int64(was.Version) != w.from {
 		return false, err
 	}
 	began := time.Now()
@@ -233,9 +209,9 @@ func (t triggers) swapWhole(ctx context.Context, old uint64, x *engine.Trigger, 
 			return false, err
 		}
 	}
-	won, err := t.s.settle(ctx, "trigger "+x.ID, look, stmt{
+	won, err := t.s.swap(ctx, w, stmt{
 		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, digest = ?, request = ?, data = ? WHERE id = ? IF version = ?`,
-		[]any{int64(old + 1), me, at, int16(x.State), x.Ended, digest(request), request, data, x.ID, int64(old)},
+		[]any{w.to, w.writer, at, int16(x.State), x.Ended, digest(request), request, data, x.ID, w.from},
 	})
 	if err != nil || !won {
 		return false, err
