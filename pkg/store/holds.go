@@ -2,105 +2,132 @@ package store
 
 import (
 	"context"
-	"encoding/binary"
 	"slices"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// holds keeps one row per lane and user: its queue, of entries of one size.
-type holds struct{ rows rows.Rows }
+// HoldKey names a queue of holds.
+type HoldKey struct{ Lane, User string }
 
-// held is a hold as it is stored.
-type held struct {
-	ID    notify.ID
-	Epoch uint16
-	Wake  int64
+// HoldQueues keeps the packed queue of each lane and user.
+type HoldQueues interface {
+	// Load returns queues in the order of keys; nil where a queue is empty.
+	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)
+	// Swap stores queues in place of those that were loaded. It returns false, and has
+	// stored nothing, if it can see that one of them has changed.
+	Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error)
+}
+
+// HoldsOver returns the contract of strict lanes over queues.
+func HoldsOver(q HoldQueues) engine.Holds { return holds{q} }
+
+type holds struct{ queues HoldQueues }
+
+// queueRecord is a queue. The lane and the user of its holds are its key.
+var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Codec, q *[]engine.Hold) {
+	codec.Slice(c, q)
+	for i := range *q {
+		h := &(*q)[i]
+		c.Raw(h.ID.Base[:])
+		codec.Num(c, &h.ID.Index)
+		c.Bool(&h.ID.Fan)
+		codec.Num(c, &h.Epoch)
+		codec.Num(c, &h.Wake)
+	}
+}}
+
+// load returns queues, packed and unpacked.
+func (h holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.Hold, error) {
+	packed, err := h.queues.Load(ctx, keys)
+	if err != nil {
+		return nil, nil, err
+	}
+	out := make([][]engine.Hold, len(keys))
+	for i, v := range packed {
+		if v == nil {
+			continue
+		}
+		if err := queueRecord.Unpack(v, &out[i]); err != nil {
+			return nil, nil, err
+		}
+		for k := range out[i] {
+			out[i][k].Lane, out[i][k].User = keys[i].Lane, keys[i].User
+		}
+	}
+	return packed, out, nil
 }
 
 func (h holds) Update(ctx context.Context, add, remove []engine.Hold) error {
-	if len(add)+len(remove) == 0 {
-		return nil
-	}
 	all := slices.Concat(remove, add)
-	places := map[string]int{} // of a queue's key in keys
-	var keys []string
+	places := map[HoldKey]int{} // of a queue in keys
+	var keys []HoldKey
 	for _, x := range all {
-		if k := str(x.Lane) + x.User; places[k] == 0 {
-			keys = append(keys, k)
+		k := HoldKey{x.Lane, x.User}
+		if _, ok := places[k]; !ok {
 			places[k] = len(keys)
+			keys = append(keys, k)
 		}
 	}
-	for {
-		stored, err := h.rows.Get(ctx, tableHolds, keys...)
+	for len(keys) > 0 {
+		packed, queues, err := h.load(ctx, keys)
 		if err != nil {
 			return err
 		}
-		queues := make([][]held, len(keys))
-		for i, v := range stored {
-			if queues[i], err = readQueue(keys[i], v); err != nil {
-				return err
-			}
-		}
 		for i, x := range all {
-			q := &queues[places[str(x.Lane)+x.User]-1]
-			now := held{x.ID, x.Epoch, x.Wake}
-			at := slices.IndexFunc(*q, func(o held) bool { return o.ID == x.ID && o.Epoch == x.Epoch })
+			q := &queues[places[HoldKey{x.Lane, x.User}]]
+			at := slices.IndexFunc(*q, func(o engine.Hold) bool { return o.ID == x.ID && o.Epoch == x.Epoch })
 			switch {
 			case i < len(remove) && at >= 0:
 				*q = slices.Delete(*q, at, at+1)
 			case i < len(remove):
 			case at >= 0:
-				(*q)[at] = now
+				(*q)[at] = x
 			default:
-				*q = append(*q, now)
+				*q = append(*q, x)
 			}
 		}
-		c := rows.Change{Part: tableHolds}
-		for i, q := range queues {
-			var v []byte
-			for _, x := range q {
-				if v, err = binary.Append(v, binary.BigEndian, x); err != nil {
-					return err
-				}
+		next := make([][]byte, len(keys))
+		for i := range queues {
+			if len(queues[i]) > 0 {
+				next[i] = queueRecord.Pack(&queues[i])
 			}
-			c.If = append(c.If, rows.Row{Key: keys[i], Value: stored[i]})
-			c.Do = append(c.Do, rows.Row{Key: keys[i], Value: v})
 		}
-		if won, err := h.rows.Swap(ctx, c); won || err != nil {
+		if won, err := h.queues.Swap(ctx, keys, packed, next); won || err != nil {
 			return err
 		}
 	}
-}
-
-func readQueue(key string, v []byte) ([]held, error) {
-	q := make([]held, len(v)/binary.Size(held{}))
-	if n, err := binary.Decode(v, binary.BigEndian, q); err != nil || n != len(v) {
-		return nil, corrupt(key)
-	}
-	return q, nil
+	return nil
 }
 
 func (h holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
-	keys := make([]string, len(users))
+	keys := make([]HoldKey, len(users))
 	for i, u := range users {
-		keys[i] = str(lane) + u
+		keys[i] = HoldKey{lane, u}
 	}
-	stored, err := h.rows.Get(ctx, tableHolds, keys...)
-	if err != nil {
-		return nil, err
+	_, out, err := h.load(ctx, keys)
+	return out, err
+}
+
+// holdRows keeps one row per lane and user.
+type holdRows struct{ rows rows.Rows }
+
+func (h holdRows) Load(ctx context.Context, keys []HoldKey) ([][]byte, error) {
+	names := make([]string, len(keys))
+	for i, k := range keys {
+		names[i] = str(k.Lane) + k.User
 	}
-	out := make([][]engine.Hold, len(users))
-	for i, v := range stored {
-		q, err := readQueue(keys[i], v)
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range q {
-			out[i] = append(out[i], engine.Hold{Lane: lane, User: users[i], ID: x.ID, Epoch: x.Epoch, Wake: x.Wake})
-		}
+	return h.rows.Get(ctx, tableHolds, names...)
+}
+
+func (h holdRows) Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error) {
+	c := rows.Change{Part: tableHolds}
+	for i, k := range keys {
+		name := str(k.Lane) + k.User
+		c.If = append(c.If, rows.Row{Key: name, Value: loaded[i]})
+		c.Do = append(c.Do, rows.Row{Key: name, Value: next[i]})
 	}
-	return out, nil
+	return h.rows.Swap(ctx, c)
 }

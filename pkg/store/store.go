@@ -81,7 +81,7 @@ func (c *Contracts) Campaigns() engine.Campaigns { return campaigns{c.rows} }
 func (c *Contracts) Jobs() engine.Jobs { return jobs{c.rows} }
 
 // Holds returns the contract of strict lanes.
-func (c *Contracts) Holds() engine.Holds { return holds{c.rows} }
+func (c *Contracts) Holds() engine.Holds { return HoldsOver(holdRows{c.rows}) }
 
 // Callers returns the contract of callers.
 func (c *Contracts) Callers() engine.Callers { return callers{c.rows} }

@@ -40,7 +40,10 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			_, err := triggers{s: s}.read(context.Background(), "id", values(fine, v))
 			return err
 		},
-		"holds": func(v []byte) error { return unread("holds", v, holdVersion) },
+		"holds": func(v []byte) error {
+			_, err := store.HoldsOver(fixedQueue(v)).Get(context.Background(), "lane", []string{"user"})
+			return err
+		},
 	}
 	for name, fn := range read {
 		if err := fn([]byte{9, 'x'}); !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {
@@ -50,6 +53,15 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			t.Errorf("a damaged %s: %v", name, err)
 		}
 	}
+}
+
+// fixedQueue is what each queue of holds is stored as.
+type fixedQueue []byte
+
+func (q fixedQueue) Load(context.Context, []store.HoldKey) ([][]byte, error) { return [][]byte{q}, nil }
+
+func (fixedQueue) Swap(context.Context, []store.HoldKey, [][]byte, [][]byte) (bool, error) {
+	return true, nil
 }
 
 // The writers of the history do not pass over an envelope of a newer release, and so
