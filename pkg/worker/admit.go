@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -114,89 +113,18 @@ func expiry(e *notify.Envelope) time.Time {
 	return time.UnixMilli(e.Expires)
 }
 
-// admitAndCall brings the receivers of a job from one position up to below another
-// through the provider, as many at a time as may be called, and each part claimed
-// right before its call. The parts are claimed in order, so that the claims never
-// cover what still waits. False: the partition is going; what was not claimed is
-// the next owner's.
-func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
-	p := j.p
-	for from < to {
-		if !j.myTurn() {
-			return false
-		}
-		a, n, ok := p.admit(&j.env, int(min(to-from, uint32(p.w.cfg.Window))))
-		if !ok {
-			return false
-		}
-		if p.w.cfg.Solo.enter(p.soft) != nil {
-			a.release()
-			return false
-		}
-		if !p.mayCall(&j.env) {
-			p.w.cfg.Solo.leave()
-			a.release()
-			continue
-		}
-		w := j.newWindow(from, from+uint32(n))
-		from = w.hi
-		j.mu.Lock()
-		j.windows++
-		j.mu.Unlock()
-		if j.claim(w) != nil {
-			p.w.cfg.Solo.leave()
-			a.release()
-			return false
-		}
-		work := func() {
-			defer a.release()
-			killpoint.Hit("claimed")
-			p.w.runWindow([]*window{w}, a.permit, callPass)
-		}
-		if where == runHere || w.whole() {
-			work()
-		} else {
-			p.wg.Go(work)
-		}
+// held returns the slots of a window's n receivers; nil: nothing holds them back.
+func (p *partition) held(e *notify.Envelope, n uint32, now time.Time) *slots {
+	h, ok := p.w.cfg.Campaigns.of(e)
+	switch {
+	case !ok:
+		return nil
+	case h.Paused:
+		after := min(pausedLook*time.Duration(e.Deferrals+1), pausedMost)
+		return &slots{first: now.Add(after), code: codeCampaignPaused}
+	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // it has had its slot
+		return nil
 	}
-	return p.soft.Err() == nil
-}
-
-// permitted makes sure that the round has a permit for its items. The items are
-// claimed already: the provider has put them back, or they have more addresses than
-// receivers. If nothing may be called now, it returns when to ask again.
-func (r *round) permitted(p *partition, refs []ref) (wait time.Time) {
-	if r.w.rated == nil || r.call.Permit != nil {
-		return time.Time{}
-	}
-	m, again := p.permit(r.call.Category, len(refs), r.nextDeadline(refs))
-	if m == nil {
-		wait = time.Now()
-		if again {
-			wait = r.w.cfg.Health.earliest(&r.w.cfg.Routes, wait)
-		}
-		return wait
-	}
-	r.call.Permit = m
-	return time.Time{}
-}
-
-// cut leaves the call as many items as its permit is for, and returns the others
-// with rest.
-func (r *round) cut(rest []notify.Item, restRefs []ref) ([]notify.Item, []ref) {
-	if r.call.Permit == nil {
-		return rest, restRefs
-	}
-	n := min(len(r.call.Items), r.call.Permit.Messages())
-	rest, restRefs = append(rest, r.call.Items[n:]...), append(restRefs, r.refs[n:]...)
-	r.call.Items, r.refs = r.call.Items[:n:n], r.refs[:n:n]
-	return rest, restRefs
-}
-
-// release gives back what the call has left of its permit.
-func (r *round) release() {
-	if r.call.Permit != nil {
-		r.call.Permit.Release()
-		r.call.Permit = nil
-	}
+	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Partitions), n, now)
+	return &s
 }

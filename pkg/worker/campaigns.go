@@ -107,22 +107,6 @@ func (s *slots) at(k uint32, now time.Time) (wake int64, code string) {
 	return roundUp(at, paceStep), s.code
 }
 
-// held returns the slots of a window's n receivers; nil: nothing holds them back.
-func (p *partition) held(e *notify.Envelope, n uint32, now time.Time) *slots {
-	h, ok := p.w.cfg.Campaigns.of(e)
-	switch {
-	case !ok:
-		return nil
-	case h.Paused:
-		after := min(pausedLook*time.Duration(e.Deferrals+1), pausedMost)
-		return &slots{first: now.Add(after), code: codeCampaignPaused}
-	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // it has had its slot
-		return nil
-	}
-	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Partitions), n, now)
-	return &s
-}
-
 // before returns the wake, or the time at which the envelope expires if that is earlier.
 func before(wake int64, e *notify.Envelope) int64 {
 	if e.Expires != 0 {

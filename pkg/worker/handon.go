@@ -160,15 +160,6 @@ func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer,
 	return recs, timers, parked
 }
 
-// reached reports whether an earlier attempt reached one of the addresses.
-func reached(rec *notify.Receiver) bool {
-	if len(rec.Address) == 0 || rec.Address[0] != 0 {
-		return false
-	}
-	ts, _ := notify.Targets(nil, rec.Address)
-	return slices.ContainsFunc(ts, func(t notify.Target) bool { return len(t.Address) == 0 })
-}
-
 // failedTargets is the address field that names just the addresses that go on,
 // and, without the address, those that were reached or may have been: the last
 // attempt must know that the receiver has not failed.
@@ -201,18 +192,6 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 		return rec.Address // resolved again at its time
 	}
 	return notify.AppendTargets(nil, on)
-}
-
-// best returns the outcome of a receiver from the outcomes of its addresses: a deferred
-// one while an address is still tried. Of several it returns the last.
-func best(ex []notify.Exception) *notify.Exception {
-	x := &ex[0]
-	for i := range ex[1:] {
-		if y := &ex[i+1]; notify.FoldAddresses([]notify.State{y.State, x.State}) == y.State {
-			x = y
-		}
-	}
-	return x
 }
 
 // calls is what the cause of a derived envelope says of calls made so far.
@@ -266,4 +245,148 @@ func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception
 	}
 	b, _ := json.Marshal(f) // of strings and numbers: cannot fail
 	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
+}
+
+func (j *job) ambiguous() {
+	j.mu.Lock()
+	j.resent++
+	j.mu.Unlock()
+}
+
+// ended is what notifications-outcomes is told of a finished row: every receiver
+// that goes on nowhere and is not told to the failed feed, which has its own topic.
+// Like all that is handed on it is derived from the row alone: told again after a
+// crash, it is the same.
+func (j *job) ended(row *notify.Row) (recs []log.Record) {
+	e := &j.env
+	out := notify.Ended{
+		Version: notify.EndedVersion, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel.String(), Category: e.Category.String(),
+		Template: e.Content.Template, Trace: e.Trace, At: row.Updated,
+	}
+	flush := func() {
+		if len(out.Receivers) == 0 {
+			return
+		}
+		b, _ := json.Marshal(out) // of strings and numbers: cannot fail
+		recs = append(recs, log.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
+		out.Receivers = out.Receivers[:0]
+	}
+	rd := notify.ReadReceivers(e.Receivers)
+	var rec notify.Receiver
+	for pos := uint32(0); rd.Next(&rec); pos++ {
+		ex := row.At(pos)
+		if len(ex) == 0 {
+			ex = []notify.Exception{row.Default}
+		}
+		r, ok := endOf(e.Category, ex, reached(&rec))
+		if !ok {
+			continue
+		}
+		r.ID, r.Epoch, r.User = e.ID(rec.Index).String(), int(e.Epoch), string(rec.User)
+		if r.Provider != "" {
+			r.Attempts = int(e.Attempt) + 1
+		}
+		if out.Receivers = append(out.Receivers, r); len(out.Receivers) == notify.MaxEnded {
+			flush()
+		}
+	}
+	flush()
+	return recs
+}
+
+// A strict lane keeps a queue per user of the notifications that wait (see
+// engine.Holds). The rules:
+//
+//   - before a call, in its turn: who finds another at the head of its user's
+//     queue is deferred, and joins the queue;
+//   - an outcome that waits joins the queue, or keeps its place; any other
+//     leaves it. That is durable before the outcome is handed on, so before
+//     the envelope that may end the waiting exists, and before the record is
+//     marked and the turn passed on.
+//
+// The queues are durable because nothing else answers "does a message of this
+// user wait?": rows are found by chunk, timers by time. A crash before the mark
+// repeats a hand-on, perhaps after what it handed on has ended; see letGo.
+
+// hold makes the queues say what a finished row says.
+func (j *job) hold(ctx context.Context, row *notify.Row) error {
+	cfg := &j.p.w.cfg
+	if cfg.Order != Strict {
+		return nil
+	}
+	var add, remove []engine.Hold
+	e := &j.env
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for pos := uint32(0); rd.Next(&rec); pos++ {
+		ex := row.At(pos)
+		if len(ex) == 0 {
+			ex = []notify.Exception{row.Default}
+		}
+		h := engine.Hold{Lane: cfg.Lane.String(), User: string(rec.User), ID: e.ID(rec.Index), Epoch: e.Epoch}
+		for i := range ex {
+			if ex[i].State == notify.Deferred {
+				h.Wake = max(h.Wake, ex[i].Wake)
+			}
+		}
+		if h.Wake != 0 {
+			add = append(add, h)
+		} else if e.Derived() {
+			remove = append(remove, h)
+		}
+	}
+	if len(add)+len(remove) == 0 {
+		return nil
+	}
+	return j.p.w.until(ctx, "holds", func() error { return cfg.Holds.Update(ctx, add, remove) })
+}
+
+// letGo takes back the holds that a repeated hand-on has added for what has ended
+// since. It looks after they were added: what ends later removes its own.
+func (j *job) letGo(ctx context.Context, row *notify.Row) error {
+	cfg := &j.p.w.cfg
+	if cfg.Order != Strict {
+		return nil
+	}
+	var rows []notify.Row
+	err := j.p.w.until(ctx, "status store", func() (err error) { rows, err = cfg.Status.Chunk(ctx, row.Key.Chunk); return err })
+	if err != nil {
+		return err
+	}
+	var remove []engine.Hold
+	e := &j.env
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for rd.Next(&rec) {
+		if ended(rows, row.Key.Epoch, rec.Index) {
+			remove = append(remove, engine.Hold{Lane: cfg.Lane.String(), User: string(rec.User), ID: e.ID(rec.Index), Epoch: e.Epoch})
+		}
+	}
+	if len(remove) == 0 {
+		return nil
+	}
+	return j.p.w.until(ctx, "holds", func() error { return cfg.Holds.Update(ctx, nil, remove) })
+}
+
+// ended reports whether the last envelope that a receiver was handed on to has
+// an outcome for it that goes no further.
+func ended(rows []notify.Row, epoch uint16, index uint32) bool {
+	var last *notify.Row
+	var at uint32
+	for i := range rows {
+		r := &rows[i]
+		if r.Key.Epoch != epoch || r.Key.Kind != notify.RowOutcome || len(r.Index) == 0 {
+			continue
+		}
+		pos, ok := r.PosOf(index)
+		if ok && (last == nil || r.Key.Attempt > last.Key.Attempt || r.Key.Attempt == last.Key.Attempt && r.Key.Deferrals > last.Key.Deferrals) {
+			last, at = r, pos
+		}
+	}
+	if last == nil || !last.Done {
+		return false
+	}
+	ex := last.At(at)
+	if len(ex) == 0 {
+		return last.Default.State != notify.Deferred
+	}
+	return !slices.ContainsFunc(ex, func(x notify.Exception) bool { return x.State == notify.Deferred })
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/internal/killpoint"
@@ -218,4 +219,165 @@ func (w *window) putOff() {
 	if j.finishWindow(notify.Exception{}, nil, w.lo, ex) {
 		j.finish()
 	}
+}
+
+// run hands out the windows of a job that are not done yet. alone: the span that was
+// started too often takes solo runs first (see runSolo).
+func (j *job) run(alone bool) {
+	p, cfg := j.p, &j.p.w.cfg
+	if cfg.Role == Retries && !p.w.due(j) {
+		return
+	}
+	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
+		j.endWhole(whole, code)
+		j.handedOut()
+		return
+	}
+	j.mu.Lock()
+	from, again := j.doneTo, j.resumedTo
+	j.mu.Unlock()
+	if alone {
+		if !j.runSolo(from, again) {
+			return
+		}
+		from = again
+	}
+	if p.mail != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mail.takes(j) {
+		p.mail.add(j)
+		return
+	}
+	if p.mail != nil && j.env.Category.Critical() {
+		p.mail.hurry(j)
+	}
+	// After a panic its receivers run one by one, so that it costs the one that
+	// causes it its attempts, and no other.
+	size := uint32(cfg.Window)
+	if strings.HasSuffix(j.env.Cause, codePanic) {
+		size = 1
+	}
+	for p.w.claimLast && from < j.env.Count {
+		to := j.env.Count
+		if size == 1 {
+			to = from + 1
+		}
+		if from < again {
+			to = min(to, again)
+		}
+		if !j.admitAndCall(from, to, runBeside) {
+			return
+		}
+		from = to
+	}
+	for from < j.env.Count {
+		ws, ok := j.windowsFrom(from, again, size)
+		if !ok {
+			return
+		}
+		from = ws[len(ws)-1].hi
+		if !j.start(ws, runBeside) {
+			return
+		}
+	}
+	j.handedOut()
+}
+
+// readerAt returns a reader that stands at position pos.
+func (j *job) readerAt(pos uint32) notify.ReceiverReader {
+	m := j.at[pos/uint32(j.p.w.cfg.Window)]
+	var r notify.Receiver
+	for m.pos < pos {
+		m.rd.Next(&r)
+		m.pos++
+	}
+	return m.rd
+}
+
+// endWhole ends what has no outcome yet without a call, and tells of it.
+func (j *job) endWhole(s notify.State, code string) {
+	info := SettledInfo{Lane: j.p.w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Codes: map[string]int{}}
+	j.mu.Lock()
+	for pos := j.doneTo; pos < j.env.Count; pos++ {
+		state, code := j.unsent(pos, s, code)
+		j.settleLocked(pos, notify.Exception{State: state, Code: code})
+		info.Count++
+		info.States[state]++
+		info.Codes[code]++
+	}
+	j.advanceLocked()
+	j.mu.Unlock()
+	if f := j.p.w.cfg.Events.Settled; f != nil && info.Count > 0 {
+		f(info)
+	}
+}
+
+// unsent is the outcome of a receiver that ends without a call, or without a
+// further one: EXPIRED, SUPPRESSED and CANCELLED stand only where none was ever
+// made.
+func (j *job) unsent(pos uint32, s notify.State, code string) (notify.State, string) {
+	e := &j.env
+	switch {
+	case pos < j.resumedTo || strings.HasPrefix(e.Cause, causeMaybe):
+		return notify.Unknown, code
+	case e.Attempt == 0 && !strings.HasPrefix(e.Cause, causeCalled):
+		return s, code
+	case s == notify.Expired:
+		code = "deadline"
+	}
+	return notify.Failed, code
+}
+
+// admitAndCall brings the receivers of a job from one position up to below another
+// through the provider, as many at a time as may be called, and each part claimed
+// right before its call. The parts are claimed in order, so that the claims never
+// cover what still waits. False: the partition is going; what was not claimed is
+// the next owner's.
+func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
+	p := j.p
+	for from < to {
+		if !j.myTurn() {
+			return false
+		}
+		a, n, ok := p.admit(&j.env, int(min(to-from, uint32(p.w.cfg.Window))))
+		if !ok {
+			return false
+		}
+		if p.w.cfg.Solo.enter(p.soft) != nil {
+			a.release()
+			return false
+		}
+		if !p.mayCall(&j.env) {
+			p.w.cfg.Solo.leave()
+			a.release()
+			continue
+		}
+		w := j.newWindow(from, from+uint32(n))
+		from = w.hi
+		j.mu.Lock()
+		j.windows++
+		j.mu.Unlock()
+		if j.claim(w) != nil {
+			p.w.cfg.Solo.leave()
+			a.release()
+			return false
+		}
+		work := func() {
+			defer a.release()
+			killpoint.Hit("claimed")
+			p.w.runWindow([]*window{w}, a.permit, callPass)
+		}
+		if where == runHere || w.whole() {
+			work()
+		} else {
+			p.wg.Go(work)
+		}
+	}
+	return p.soft.Err() == nil
+}
+
+// calledBefore reports whether an earlier call may have been made for a
+// receiver, whatever came of it: also one that was answered with an error has
+// been taken when a receipt says so.
+func (j *job) calledBefore(pos uint32) bool {
+	e := &j.env
+	return pos < j.resumedTo || e.Attempt > 0 || strings.HasPrefix(e.Cause, causeCalled) || strings.HasPrefix(e.Cause, causeMaybe)
 }

@@ -401,3 +401,27 @@ func (j *job) rebaseLocked() {
 	}
 	j.ex = kept
 }
+
+// remark says in the row what the started receivers wait for, so that readers
+// know. It does not wait until that is durable: nothing depends on it.
+func (j *job) remark(x notify.Exception) {
+	j.handIn.Lock()
+	defer j.handIn.Unlock()
+	stamp, err := j.p.stamp()
+	if err != nil {
+		return
+	}
+	j.mu.Lock()
+	j.waits = x
+	row := j.snapshotLocked()
+	j.mu.Unlock()
+	row.Stamp = stamp
+	_ = j.p.w.cfg.Committer.Commit(j.p.soft, row, func() {}) // not, when the partition goes
+}
+
+// goOn ends what remark said, for the rows to come.
+func (j *job) goOn() {
+	j.mu.Lock()
+	j.waits = notify.Exception{}
+	j.mu.Unlock()
+}

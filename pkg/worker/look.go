@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/users"
 )
@@ -200,3 +201,118 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 // relook is how old a look at preferences and cancels may be when a call starts:
 // an opt-out binds calls that start a second later.
 const relook = 250 * time.Millisecond
+
+// queues reads who waits, for the users of part i. Nil: nobody, or not strict.
+func (r *round) queues(i int) (map[string]engine.Hold, bool) {
+	cfg := &r.w.cfg
+	if cfg.Order != Strict || cfg.Role != First {
+		return nil, true
+	}
+	p := r.parts[i]
+	var users []string
+	rd, rec := p.rd, notify.Receiver{}
+	for pos := p.lo; pos < p.hi && rd.Next(&rec); pos++ {
+		users = append(users, string(rec.User))
+	}
+	var all [][]engine.Hold
+	err := r.w.until(p.job.p.ctx, "holds", func() (err error) {
+		all, err = cfg.Holds.Get(p.job.p.ctx, cfg.Lane.String(), users)
+		return err
+	})
+	if err != nil {
+		return nil, false
+	}
+	var heads map[string]engine.Hold
+	for k, q := range all {
+		if len(q) > 0 {
+			if heads == nil {
+				heads = map[string]engine.Hold{}
+			}
+			heads[users[k]] = q[0]
+		}
+	}
+	return heads, true
+}
+
+// behind defers a receiver whose user has another message at the head.
+func (r *round) behind(part int, pos uint32, rec *notify.Receiver, e *notify.Envelope, now time.Time) bool {
+	head, ok := r.heads[string(rec.User)]
+	if !ok || head.ID == e.ID(rec.Index) && head.Epoch == e.Epoch {
+		return false
+	}
+	wake := roundUp(time.UnixMilli(max(head.Wake, now.UnixMilli())).Add(time.Second), time.Second)
+	if e.Expires != 0 {
+		wake = min(wake, e.Expires) // to be dropped then
+	}
+	r.decided(part, pos, notify.Deferred, "behind", wake)
+	return true
+}
+
+// enterToCall lets the round's next call begin, unless that has been done before
+// its claim. When the partition is about to go, a window that is all of its job is
+// left to the next owner; others may have been called in part and go on.
+func (r *round) enterToCall(p *partition) error {
+	if r.pass != noPass {
+		return nil
+	}
+	err := r.w.cfg.Solo.enter(p.soft)
+	if err != nil && !r.parts[0].whole() {
+		err = r.w.cfg.Solo.enter(p.ctx)
+	}
+	if err == nil {
+		r.pass = callPass
+	}
+	return err
+}
+
+// leaveCall ends what enterToCall began. A solo run keeps its lock.
+func (r *round) leaveCall() {
+	if r.pass == callPass {
+		r.pass = noPass
+		r.w.cfg.Solo.leave()
+	}
+}
+
+// putOffSolo puts the items of a solo run off that would have to wait: while it
+// waited, no lane of the process could call anybody. Earlier calls of them may have
+// been taken.
+func (r *round) putOffSolo(items []notify.Item, refs []ref, until time.Time) {
+	for i, at := range refs {
+		e := &r.parts[at.part].job.env
+		r.wait(notify.Exception{Pos: at.pos, Addr: items[i].Addr, Of: at.of, Class: notify.ClassAmbiguous, Code: codeHandedOver}, e, until)
+	}
+}
+
+// remarkFrom is how long a wait must be for the rows to tell of it: the first
+// one of a breaker that opens, and no wait for a probe's answer.
+const remarkFrom = 2 * time.Second
+
+// remark makes the rows of the items' envelopes tell readers of a wait until at,
+// unless they do already.
+func (r *round) remark(refs []ref, at time.Time) {
+	now := time.Now()
+	if at.Sub(now) < remarkFrom || at.Before(r.remarked.Add(remarkFrom)) {
+		return
+	}
+	c, ok := r.w.cfg.Health.Standing(&r.w.cfg.Routes, now)
+	if !ok {
+		return
+	}
+	r.remarked = at
+	x := notify.Exception{State: notify.Deferred, Class: c.class, Code: c.Code, Provider: c.Account, Wake: c.RetryAt.UnixMilli()}
+	for i := range refs {
+		if i == 0 || refs[i].part != refs[i-1].part {
+			r.parts[refs[i].part].job.remark(x)
+		}
+	}
+}
+
+// goOn ends what remark made the rows say.
+func (r *round) goOn() {
+	if r.remarked.IsZero() {
+		return
+	}
+	for _, p := range r.parts {
+		p.job.goOn()
+	}
+}

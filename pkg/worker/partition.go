@@ -155,6 +155,9 @@ func (p *partition) accept(msgs []message) error {
 	return nil
 }
 
+// Handle implements log.PartitionHandler.
+func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error { return p.accept(msgs) }
+
 // withdraw forgets jobs that were not started: the group hands their records over
 // again, and a turn left behind would hold up the jobs of the same users for good.
 func (p *partition) withdraw(jobs []*job) {
@@ -262,77 +265,6 @@ func (p *partition) forget(j *job) {
 	p.mu.Unlock()
 }
 
-// run hands out the windows of a job that are not done yet. alone: the span that was
-// started too often takes solo runs first (see runSolo).
-func (j *job) run(alone bool) {
-	p, cfg := j.p, &j.p.w.cfg
-	if cfg.Role == Retries && !p.w.due(j) {
-		return
-	}
-	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
-		j.endWhole(whole, code)
-		j.handedOut()
-		return
-	}
-	j.mu.Lock()
-	from, again := j.doneTo, j.resumedTo
-	j.mu.Unlock()
-	if alone {
-		if !j.runSolo(from, again) {
-			return
-		}
-		from = again
-	}
-	if p.mail != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mail.takes(j) {
-		p.mail.add(j)
-		return
-	}
-	if p.mail != nil && j.env.Category.Critical() {
-		p.mail.hurry(j)
-	}
-	// After a panic its receivers run one by one, so that it costs the one that
-	// causes it its attempts, and no other.
-	size := uint32(cfg.Window)
-	if strings.HasSuffix(j.env.Cause, codePanic) {
-		size = 1
-	}
-	for p.w.claimLast && from < j.env.Count {
-		to := j.env.Count
-		if size == 1 {
-			to = from + 1
-		}
-		if from < again {
-			to = min(to, again)
-		}
-		if !j.admitAndCall(from, to, runBeside) {
-			return
-		}
-		from = to
-	}
-	for from < j.env.Count {
-		ws, ok := j.windowsFrom(from, again, size)
-		if !ok {
-			return
-		}
-		from = ws[len(ws)-1].hi
-		if !j.start(ws, runBeside) {
-			return
-		}
-	}
-	j.handedOut()
-}
-
-// readerAt returns a reader that stands at position pos.
-func (j *job) readerAt(pos uint32) notify.ReceiverReader {
-	m := j.at[pos/uint32(j.p.w.cfg.Window)]
-	var r notify.Receiver
-	for m.pos < pos {
-		m.rd.Next(&r)
-		m.pos++
-	}
-	return m.rd
-}
-
 // wholly says whether the whole envelope ends without a call.
 func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
 	e := &j.env
@@ -343,40 +275,6 @@ func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
 		return notify.Cancelled, "cancelled"
 	}
 	return notify.None, ""
-}
-
-// endWhole ends what has no outcome yet without a call, and tells of it.
-func (j *job) endWhole(s notify.State, code string) {
-	info := SettledInfo{Lane: j.p.w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Codes: map[string]int{}}
-	j.mu.Lock()
-	for pos := j.doneTo; pos < j.env.Count; pos++ {
-		state, code := j.unsent(pos, s, code)
-		j.settleLocked(pos, notify.Exception{State: state, Code: code})
-		info.Count++
-		info.States[state]++
-		info.Codes[code]++
-	}
-	j.advanceLocked()
-	j.mu.Unlock()
-	if f := j.p.w.cfg.Events.Settled; f != nil && info.Count > 0 {
-		f(info)
-	}
-}
-
-// unsent is the outcome of a receiver that ends without a call, or without a
-// further one: EXPIRED, SUPPRESSED and CANCELLED stand only where none was ever
-// made.
-func (j *job) unsent(pos uint32, s notify.State, code string) (notify.State, string) {
-	e := &j.env
-	switch {
-	case pos < j.resumedTo || strings.HasPrefix(e.Cause, causeMaybe):
-		return notify.Unknown, code
-	case e.Attempt == 0 && !strings.HasPrefix(e.Cause, causeCalled):
-		return s, code
-	case s == notify.Expired:
-		code = "deadline"
-	}
-	return notify.Failed, code
 }
 
 // What the cause of a derived envelope says of earlier calls, before the code.

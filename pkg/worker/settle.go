@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -225,12 +226,6 @@ func jitterOf(e *notify.Envelope) func() float64 {
 	return func() float64 { return float64(h>>11) / (1 << 53) }
 }
 
-func (j *job) ambiguous() {
-	j.mu.Lock()
-	j.resent++
-	j.mu.Unlock()
-}
-
 // note tells the observers what became of the windows.
 func (r *round) note() {
 	f := r.w.cfg.Events.Settled
@@ -263,4 +258,91 @@ func (r *round) note() {
 		}
 		f(info)
 	}
+}
+
+// told settles the items of which a receipt says what became of an earlier
+// call, and returns the others: a connection that was cut after the request was
+// read, or a process that died, leaves a call nobody answered, and its receipt
+// may be there long before the next one is due. False: the partition is gone.
+//
+// The rows are asked for by their keys, not by chunk: a chunk of a large fan-out
+// has a receipt for every receiver.
+func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, bool) {
+	if len(items) == 0 || r.call.Channel == notify.Push || // whose providers send none
+		!slices.ContainsFunc(r.parts, func(p *window) bool { return p.job.calledBefore(p.lo) }) {
+		return items, refs, true
+	}
+	var keys []notify.RowKey
+	end := make([]int, len(items)) // of an item's keys
+	for i := range items {
+		if r.parts[refs[i].part].job.calledBefore(refs[i].pos) {
+			keys = receiptKeys(keys, &items[i])
+		}
+		end[i] = len(keys)
+	}
+	rows, err := r.parts[0].job.p.rows(keys, r.w.cfg.Status.Get)
+	if err != nil {
+		return items, refs, false
+	}
+	kept, keptRefs := items[:0], refs[:0]
+	from := 0
+	for i := range items {
+		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].of, Class: notify.ClassReceipt}
+		for ; from < end[i]; from++ {
+			said := &rows[from].Default
+			if best := notify.BetterAddressState(x.State, said.State); best != x.State {
+				x.State, x.Code, x.Provider, x.Receipt = best, said.Code, said.Provider, said.Receipt
+			}
+		}
+		if x.State == notify.None {
+			kept, keptRefs = append(kept, items[i]), append(keptRefs, refs[i])
+			continue
+		}
+		r.add(refs[i].part, x)
+	}
+	return kept, keptRefs, true
+}
+
+// receiptKeys appends the keys of the receipts that could be about an item.
+func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
+	call := *item.Key
+	for attempt := range item.Key.Attempt + 1 {
+		call.Attempt = attempt
+		dst = append(dst, notify.ReceiptKey(call, item.Index, item.Addr, notify.Delivered),
+			notify.ReceiptKey(call, item.Index, item.Addr, notify.Failed))
+	}
+	return dst
+}
+
+// goneAddress is an address that a provider called dead, or whose owner told the
+// provider to stop.
+type goneAddress struct {
+	user, address, code string
+	optedOut            bool
+}
+
+// suppress adds the dead addresses of a round to the suppression list and opts the
+// users out who told the provider to stop, beside the work. It is best effort: the
+// next failure of the same address tries again.
+func (r *round) suppress(p *partition) {
+	if len(r.gone) == 0 {
+		return
+	}
+	p.wg.Go(func() {
+		ctx, stop := context.WithTimeout(p.ctx, 10*time.Second)
+		defer stop()
+		for i := range r.gone {
+			x := &r.gone[i]
+			var err error
+			if x.optedOut {
+				err = p.w.cfg.Prefs.Unsubscribe(ctx, x.user, r.call.Channel)
+			} else {
+				err = p.w.cfg.Prefs.Suppress(ctx, x.user, r.call.Channel, x.address, x.code)
+			}
+			if err != nil {
+				p.w.cfg.Logger.Warn("suppression not stored", "addresses", len(r.gone)-i, "err", err)
+				return
+			}
+		}
+	})
 }

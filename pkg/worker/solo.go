@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -287,39 +286,4 @@ func (j *job) giveUp(pos uint32) {
 		x.State = notify.Unknown
 	}
 	j.settleLocked(pos, x)
-}
-
-// enterToCall lets the round's next call begin, unless that has been done before
-// its claim. When the partition is about to go, a window that is all of its job is
-// left to the next owner; others may have been called in part and go on.
-func (r *round) enterToCall(p *partition) error {
-	if r.pass != noPass {
-		return nil
-	}
-	err := r.w.cfg.Solo.enter(p.soft)
-	if err != nil && !r.parts[0].whole() {
-		err = r.w.cfg.Solo.enter(p.ctx)
-	}
-	if err == nil {
-		r.pass = callPass
-	}
-	return err
-}
-
-// leaveCall ends what enterToCall began. A solo run keeps its lock.
-func (r *round) leaveCall() {
-	if r.pass == callPass {
-		r.pass = noPass
-		r.w.cfg.Solo.leave()
-	}
-}
-
-// putOffSolo puts the items of a solo run off that would have to wait: while it
-// waited, no lane of the process could call anybody. Earlier calls of them may have
-// been taken.
-func (r *round) putOffSolo(items []notify.Item, refs []ref, until time.Time) {
-	for i, at := range refs {
-		e := &r.parts[at.part].job.env
-		r.wait(notify.Exception{Pos: at.pos, Addr: items[i].Addr, Of: at.of, Class: notify.ClassAmbiguous, Code: codeHandedOver}, e, until)
-	}
 }

@@ -174,7 +174,9 @@ func (r *round) deliver(p *partition) bool {
 				return false
 			}
 			for i := range items { // the partition is about to go
-				if part := refs[i].part; r.untouched(part) {
+				part := refs[i].part
+				whole := r.parts[part].whole()
+				if whole && len(r.ex[part]) == 0 && bytes.IndexByte(r.plain[part], 1) < 0 { // nothing of the job has an outcome
 					r.open[part] = true // left to the next owner
 					continue
 				}
@@ -187,12 +189,6 @@ func (r *round) deliver(p *partition) bool {
 			return ok
 		}
 	}
-}
-
-// untouched reports whether part is the whole of its job and nothing of it has
-// an outcome.
-func (r *round) untouched(part uint16) bool {
-	return r.parts[part].whole() && len(r.ex[part]) == 0 && bytes.IndexByte(r.plain[part], 1) < 0
 }
 
 // admitted splits the items: those whose route lets them pass now become the
@@ -344,4 +340,43 @@ func (r *round) notNow(ctx context.Context) bool {
 		r.again = append(r.again, i)
 	}
 	return ctx.Err() == nil
+}
+
+// permitted makes sure that the round has a permit for its items. The items are
+// claimed already: the provider has put them back, or they have more addresses than
+// receivers. If nothing may be called now, it returns when to ask again.
+func (r *round) permitted(p *partition, refs []ref) (wait time.Time) {
+	if r.w.rated == nil || r.call.Permit != nil {
+		return time.Time{}
+	}
+	m, again := p.permit(r.call.Category, len(refs), r.nextDeadline(refs))
+	if m == nil {
+		wait = time.Now()
+		if again {
+			wait = r.w.cfg.Health.earliest(&r.w.cfg.Routes, wait)
+		}
+		return wait
+	}
+	r.call.Permit = m
+	return time.Time{}
+}
+
+// cut leaves the call as many items as its permit is for, and returns the others
+// with rest.
+func (r *round) cut(rest []notify.Item, restRefs []ref) ([]notify.Item, []ref) {
+	if r.call.Permit == nil {
+		return rest, restRefs
+	}
+	n := min(len(r.call.Items), r.call.Permit.Messages())
+	rest, restRefs = append(rest, r.call.Items[n:]...), append(restRefs, r.refs[n:]...)
+	r.call.Items, r.refs = r.call.Items[:n:n], r.refs[:n:n]
+	return rest, restRefs
+}
+
+// release gives back what the call has left of its permit.
+func (r *round) release() {
+	if r.call.Permit != nil {
+		r.call.Permit.Release()
+		r.call.Permit = nil
+	}
 }

@@ -48,9 +48,6 @@ func (w *Worker) Assigned(ctx context.Context, tp log.TopicPartition) log.Partit
 	return newPartition(ctx, w, tp)
 }
 
-// Handle implements log.PartitionHandler.
-func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error { return p.accept(msgs) }
-
 // due waits for a retry's time, or parks it when that is far. False: the job
 // ends here, parked or dropped.
 func (w *Worker) due(j *job) bool {
@@ -158,39 +155,6 @@ func (w *Worker) damaged(ctx context.Context, j *job, row *notify.Row) error {
 	*row = j.row
 	row.StartedUpTo, row.Starts = j.env.Count, 1
 	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
-}
-
-// goneAddress is an address that a provider called dead, or whose owner told the
-// provider to stop.
-type goneAddress struct {
-	user, address, code string
-	optedOut            bool
-}
-
-// suppress adds the dead addresses of a round to the suppression list and opts the
-// users out who told the provider to stop, beside the work. It is best effort: the
-// next failure of the same address tries again.
-func (r *round) suppress(p *partition) {
-	if len(r.gone) == 0 {
-		return
-	}
-	p.wg.Go(func() {
-		ctx, stop := context.WithTimeout(p.ctx, 10*time.Second)
-		defer stop()
-		for i := range r.gone {
-			x := &r.gone[i]
-			var err error
-			if x.optedOut {
-				err = p.w.cfg.Prefs.Unsubscribe(ctx, x.user, r.call.Channel)
-			} else {
-				err = p.w.cfg.Prefs.Suppress(ctx, x.user, r.call.Channel, x.address, x.code)
-			}
-			if err != nil {
-				p.w.cfg.Logger.Warn("suppression not stored", "addresses", len(r.gone)-i, "err", err)
-				return
-			}
-		}
-	})
 }
 
 func (w *Worker) routeOf(address []byte) string {
