@@ -63,16 +63,6 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 	return s
 }
 
-// EnsureTopics is Admin.EnsureTopics over a connection of its own.
-func EnsureTopics(ctx context.Context, conn Conn, topics map[string]int, replication, minInSync int) ([]string, error) {
-	a, err := NewAdmin(AdminConfig{Conn: conn, Replication: replication, MinInSync: minInSync})
-	if err != nil {
-		return nil, err
-	}
-	defer a.Close()
-	return a.EnsureTopics(ctx, topics)
-}
-
 // EnsureTopics creates the topics that are missing, with these partition counts,
 // and returns their names, sorted. It returns when all of topics have leaders. It
 // may be called again, and by several at once.

@@ -37,6 +37,3 @@ func (t *tracker) advance() bool {
 	t.moved = t.moved || t.head > from
 	return t.head > from
 }
-
-// waiting is how many records the mark has not passed.
-func (t *tracker) waiting() int { return len(t.pending) - t.head }

@@ -47,8 +47,8 @@ func TestTrackerMarkIsTheFirstNotDone(t *testing.T) {
 					}
 					want = m.Offset + 1
 				}
-				if tr.low != want || tr.low < last || tr.waiting() != waiting {
-					t.Fatalf("low %d, want %d (was %d); waiting %d, want %d", tr.low, want, last, tr.waiting(), waiting)
+				if tr.low != want || tr.low < last || len(tr.pending)-tr.head != waiting {
+					t.Fatalf("low %d, want %d (was %d); waiting %d, want %d", tr.low, want, last, len(tr.pending)-tr.head, waiting)
 				}
 				for len(all) > 0 && all[0].IsDone() {
 					all = all[1:]
