@@ -72,13 +72,14 @@ var floors = []floor{
 		"pkg/users":       "engine notify secrets setting",
 		"pkg/limit":       "engine notify setting",
 		"pkg/timer/wheel": "",
+		"pkg/api":         "notify",                           // what is on the wire
 		"pkg/request":     "engine notify internal/killpoint", // bodies, keys and answers of both front doors
 	}},
 	{"stages", map[string]string{
 		"pkg/timer":       "engine notify log timer/wheel internal/killpoint setting",
 		"pkg/schedule":    "engine notify internal/killpoint",
 		"pkg/trigger":     "engine notify request limit internal/killpoint trace setting",
-		"pkg/intake":      "engine notify log users limit request internal/killpoint setting",
+		"pkg/intake":      "engine notify api log users limit request internal/killpoint setting",
 		"pkg/worker":      "engine notify log timer/wheel limit users timer internal/killpoint trace setting",
 		"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
 		"pkg/provider":    "notify limit provider/h2",
@@ -87,7 +88,6 @@ var floors = []floor{
 		"pkg/simulator": "notify setting",
 	}},
 	{"what callers and operators see", map[string]string{
-		"pkg/api":         "notify",
 		"pkg/deadletter":  "engine notify api log history setting",
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
 		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",

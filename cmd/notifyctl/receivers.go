@@ -15,7 +15,6 @@ import (
 	"unicode/utf8"
 
 	jsonv2 "github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -246,20 +245,13 @@ func parseLine(line []byte) (api.Receiver, string) {
 	return api.Receiver{UserID: string(line)}, ""
 }
 
-// receiverObject is a receiver of NDJSON, read strictly.
-type receiverObject struct {
-	UserID    string         `json:"user_id"`
-	Address   string         `json:"address"`
-	Variables jsontext.Value `json:"variables"`
-}
-
 func parseObject(line []byte) (api.Receiver, string) {
-	var o receiverObject
+	var r api.Receiver
 	var err error
 	if line[0] == '"' {
-		err = jsonv2.Unmarshal(line, &o.UserID)
+		err = jsonv2.Unmarshal(line, &r.UserID)
 	} else {
-		err = jsonv2.Unmarshal(line, &o, jsonv2.RejectUnknownMembers(true))
+		err = jsonv2.Unmarshal(line, &r, jsonv2.RejectUnknownMembers(true))
 	}
 	if err != nil {
 		var se *jsonv2.SemanticError
@@ -272,12 +264,12 @@ func parseObject(line []byte) (api.Receiver, string) {
 		}
 		return api.Receiver{}, `not a JSON object {"user_id","address","variables"}`
 	}
-	r := api.Receiver{UserID: o.UserID, Address: o.Address}
-	if v := bytes.TrimSpace(o.Variables); len(v) > 0 && string(v) != "null" {
-		if v[0] != '{' {
-			return r, "variables is not an object"
-		}
-		r.Variables = json.RawMessage(v)
+	switch v := r.Variables; {
+	case len(v) == 0:
+	case v[0] == 'n':
+		r.Variables = nil
+	case v[0] != '{':
+		return r, "variables is not an object"
 	}
 	return r, ""
 }

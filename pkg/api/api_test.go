@@ -144,9 +144,10 @@ func FuzzAppendReceiver(f *testing.F) {
 			t.Skip("the server takes only UTF-8")
 		}
 		in := Receiver{UserID: user, Address: address}
-		var out Receiver
-		if b := appendReceiver(nil, in); json.Unmarshal(b, &out) != nil || !reflect.DeepEqual(in, out) {
-			t.Fatalf("%q became %s", user, b)
+		var out Receivers
+		b, err := Receivers{in}.MarshalJSON()
+		if err != nil || json.Unmarshal(b, &out) != nil || !reflect.DeepEqual(Receivers{in}, out) {
+			t.Fatalf("%q became %s (%v)", user, b, err)
 		}
 	})
 }

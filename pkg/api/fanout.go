@@ -210,14 +210,23 @@ func (rs Receivers) MarshalJSON() ([]byte, error) {
 	return append(b, ']'), nil
 }
 
-// UnmarshalJSON reads both forms of a receiver.
-func (r *Receiver) UnmarshalJSON(b []byte) error {
-	if len(b) > 0 && b[0] == '"' {
-		*r = Receiver{}
-		return json.Unmarshal(b, &r.UserID)
+// UnmarshalJSON reads both forms.
+func (rs *Receivers) UnmarshalJSON(b []byte) error {
+	var raw []json.RawMessage
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return err
 	}
-	type plain Receiver
-	return json.Unmarshal(b, (*plain)(r))
+	*rs = make(Receivers, len(raw))
+	for i, v := range raw {
+		to := any(&(*rs)[i])
+		if v[0] == '"' {
+			to = &(*rs)[i].UserID
+		}
+		if err := json.Unmarshal(v, to); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // appendReceiver is written by hand: a campaign has hundreds of millions of

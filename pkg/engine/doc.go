@@ -1,5 +1,5 @@
 // Package engine holds the contracts of everything durable or shared: one file
-// per contract, no code. An engine (pebble, memory, kfake, later cassandra,
+// per contract, and checks of what callers pass. An engine (pebble, memory, cassandra,
 // redis, postgres, sqs) implements some of them; pkg/app decides which.
 //
 // A contract is its comments plus its suite: every sentence about what is true

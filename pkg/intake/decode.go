@@ -10,40 +10,10 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
 )
-
-type contentJSON struct {
-	Title       string         `json:"title"`
-	Body        string         `json:"body"`
-	HTML        string         `json:"html"`
-	Template    string         `json:"template"`
-	Variables   jsontext.Value `json:"variables"`
-	Data        jsontext.Value `json:"data"`
-	CollapseKey string         `json:"collapse_key"`
-	From        string         `json:"from"`
-}
-
-type termsJSON struct {
-	Channel     string      `json:"channel"`
-	Category    string      `json:"category"`
-	Content     contentJSON `json:"content"`
-	ScheduledAt *time.Time  `json:"scheduled_at"`
-	ExpiresAt   *time.Time  `json:"expires_at"`
-}
-
-type receiverJSON struct {
-	User      string         `json:"user_id"`
-	Address   string         `json:"address"`
-	Variables jsontext.Value `json:"variables"`
-}
-
-// noteJSON is the body of a single notification and an item of a batch.
-type noteJSON struct {
-	termsJSON
-	To receiverJSON `json:"to"`
-}
 
 // note is one notification for one receiver. Its slices and strings may alias
 // the request's body.
@@ -61,36 +31,33 @@ func decodeNote(b []byte, n *note) error {
 }
 
 func slowNote(b []byte, n *note) error {
-	var j noteJSON
+	var j api.Notification
 	if err := request.Decode(b, &j); err != nil {
 		return err
 	}
-	if err := j.termsJSON.terms(&n.terms); err != nil {
+	if err := n.read(j.Channel, j.Category, &j.Content, j.ScheduledAt, j.ExpiresAt); err != nil {
 		return err
 	}
 	vars, err := object(j.To.Variables, "to.variables", 2)
 	if err != nil {
 		return err
 	}
-	n.user, n.address, n.vars = []byte(j.To.User), []byte(j.To.Address), vars
+	n.user, n.address, n.vars = []byte(j.To.UserID), []byte(j.To.Address), vars
 	return nil
 }
 
-func (j *termsJSON) terms(t *terms) (err error) {
-	if t.channel, t.category, err = parseLane(j.Channel, j.Category); err != nil {
+func (t *terms) read(channel, category string, c *api.Content, scheduled, expires *time.Time) (err error) {
+	if t.channel, t.category, err = parseLane(channel, category); err != nil {
 		return err
 	}
-	t.content = notify.Content{
-		Template: j.Content.Template, Title: j.Content.Title, Body: j.Content.Body, HTML: j.Content.HTML,
-		CollapseKey: j.Content.CollapseKey, From: j.Content.From,
-	}
-	if t.content.Variables, err = object(j.Content.Variables, "content.variables", 2); err != nil {
+	t.content = notify.Content{Template: c.Template, Title: c.Title, Body: c.Body, HTML: c.HTML, CollapseKey: c.CollapseKey, From: c.From}
+	if t.content.Variables, err = object(c.Variables, "content.variables", 2); err != nil {
 		return err
 	}
-	if t.content.Data, err = object(j.Content.Data, "content.data", 2); err != nil {
+	if t.content.Data, err = object(c.Data, "content.data", 2); err != nil {
 		return err
 	}
-	t.scheduled, t.expires = notBefore(j.ScheduledAt), millis(j.ExpiresAt)
+	t.scheduled, t.expires = notBefore(scheduled), millis(expires)
 	return nil
 }
 
@@ -133,10 +100,10 @@ func notBefore(t *time.Time) int64 {
 	return ms
 }
 
-// object returns v if it is an object nested no deeper than allowed, nil for
+// object returns b if it is an object nested no deeper than allowed, nil for
 // null; depth is the number of values around it.
-func object(v jsontext.Value, field string, depth int) ([]byte, error) {
-	switch {
+func object(b []byte, field string, depth int) ([]byte, error) {
+	switch v := jsontext.Value(b); {
 	case len(v) == 0 || v.Kind() == 'n':
 		return nil, nil
 	case v.Kind() != '{':
@@ -144,7 +111,7 @@ func object(v jsontext.Value, field string, depth int) ([]byte, error) {
 	case request.Nesting(v)+depth > request.MaxDepth:
 		return nil, tooDeep(field)
 	}
-	return v, nil
+	return b, nil
 }
 
 func tooDeep(field string) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -165,38 +166,26 @@ func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fi
 	for code, n := range f.rejects {
 		ev.rejected(m.Caller, code, n)
 	}
-	type refused struct {
-		Index  uint32 `json:"index"`
-		Code   string `json:"code"`
-		Detail string `json:"detail"`
+	out := api.FanoutResult{
+		FirstID: notify.ID{Base: base, Fan: true}.String(), Accepted: f.accepted, RejectedCount: int(f.index) - f.accepted,
+		Rejected: make([]api.Rejected, len(f.rejected)),
 	}
-	out := struct {
-		FirstID  string    `json:"first_id"`
-		Accepted int       `json:"accepted"`
-		Refused  int       `json:"rejected_count"`
-		Rejected []refused `json:"rejected"`
-	}{notify.ID{Base: base, Fan: true}.String(), f.accepted, int(f.index) - f.accepted, make([]refused, len(f.rejected))}
 	for i, r := range f.rejected {
-		out.Rejected[i] = refused{r.index, r.why.code, r.why.field + ": " + r.why.detail}
+		out.Rejected[i] = api.Rejected{Index: r.index, Code: r.why.code, Detail: r.why.field + ": " + r.why.detail}
 	}
 	body, err := json.Marshal(&out)
 	return request.Answer{Status: http.StatusCreated, Body: body}, err == nil, err
 }
 
-type fanHeadJSON struct {
-	termsJSON
-	Campaign string  `json:"campaign"`
-	Part     *uint32 `json:"part"`
-}
-
-// fanJSON is a JSON body with its receivers cut out.
+// fanJSON is a fan-out whose receivers are read apart.
 type fanJSON struct {
-	fanHeadJSON
+	api.Fanout
+	Part      *uint32        `json:"part"` // of a campaign, the first is 0
 	Receivers jsontext.Value `json:"receivers"`
 }
 
-func (j *fanHeadJSON) head(h *fanHead) error {
-	if err := j.termsJSON.terms(&h.terms); err != nil {
+func (j *fanJSON) head(h *fanHead) error {
+	if err := h.read(j.Channel, j.Category, &j.Content, j.ScheduledAt, j.ExpiresAt); err != nil {
 		return err
 	}
 	h.campaign = j.Campaign
@@ -292,9 +281,12 @@ func readFanLines(body []byte, b *fanBody) error {
 	if n := bytes.IndexByte(body[start:], '\n'); n >= 0 {
 		end = start + n
 	}
-	var j fanHeadJSON
+	var j fanJSON
 	if err := request.Decode(body[start:end], &j); err != nil {
 		return err
+	}
+	if j.Receivers != nil {
+		return invalid("unknown_field", "receivers", "there is no such field in a head; each receiver is a line after it")
 	}
 	b.guess = guess(body, end, len(body))
 	b.feed = func(f *splitter) error { return scanLines(body, end, f) }

@@ -11,21 +11,22 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // refReceiver decodes a receiver with the strict library alone.
-type refReceiver struct{ receiverJSON }
+type refReceiver struct{ api.Receiver }
 
 func (r *refReceiver) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	switch dec.PeekKind() {
 	case '"':
-		return json.UnmarshalDecode(dec, &r.User)
+		return json.UnmarshalDecode(dec, &r.UserID)
 	case '{':
-		if err := json.UnmarshalDecode(dec, &r.receiverJSON); err != nil {
+		if err := json.UnmarshalDecode(dec, &r.Receiver); err != nil {
 			return err
 		}
-		if k := r.Variables.Kind(); len(r.Variables) > 0 && k != 'n' && k != '{' {
+		if k := jsontext.Value(r.Variables).Kind(); len(r.Variables) > 0 && k != 'n' && k != '{' {
 			return errors.New("variables are no object")
 		}
 		return nil
@@ -36,14 +37,15 @@ func (r *refReceiver) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 // reference reads a JSON fan-out the slow way.
 func reference(body []byte) (fanHead, []refReceiver, error) {
 	var j struct {
-		fanHeadJSON
+		api.Fanout
+		Part      *uint32       `json:"part"`
 		Receivers []refReceiver `json:"receivers"`
 	}
 	var h fanHead
 	if err := json.Unmarshal(body, &j, request.Strict); err != nil {
 		return h, nil, err
 	}
-	if err := j.head(&h); err != nil {
+	if err := (&fanJSON{Fanout: j.Fanout, Part: j.Part}).head(&h); err != nil {
 		return h, nil, err
 	}
 	for _, r := range j.Receivers {
@@ -123,7 +125,7 @@ func FuzzFanoutJSON(f *testing.F) {
 			if string(vars) == "null" {
 				vars = nil
 			}
-			slow.add([]byte(r.User), []byte(r.Address), vars)
+			slow.add([]byte(r.UserID), []byte(r.Address), vars)
 		}
 		got, ref := outcome(fast), outcome(slow)
 		if fmt.Sprint(got) != fmt.Sprint(ref) {
@@ -157,7 +159,7 @@ func FuzzFanoutLines(f *testing.F) {
 			if string(r.Variables) == "null" {
 				r.Variables = nil
 			}
-			slow.add([]byte(r.User), []byte(r.Address), r.Variables)
+			slow.add([]byte(r.UserID), []byte(r.Address), r.Variables)
 		}
 		body := append([]byte(head), lines...)
 		var b fanBody
