@@ -82,7 +82,7 @@ var floors = []floor{
 		"pkg/intake":      "engine notify api log users limit request internal/killpoint setting",
 		"pkg/worker":      "engine notify log timer/wheel limit users timer internal/killpoint trace setting",
 		"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
-		"pkg/provider":    "notify limit provider/h2",
+		"pkg/provider":    "notify limit provider/h2 setting",
 	}},
 	{"the providers' side of the wire: it knows nothing of how we call them", map[string]string{
 		"pkg/simulator": "notify setting",

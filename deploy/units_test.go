@@ -127,7 +127,7 @@ func TestProductionGuide(t *testing.T) {
 	}
 	cfg := checkConfig(t, guide, []byte(blocks[0][1]), "NOTIFYD__AUTH__HS256_FILE="+folder+"token-key")
 	p := &cfg.Providers
-	for _, file := range []string{p.APNs.KeyFile, p.FCM.Credentials, p.Twilio.File, p.SendGrid.KeyFile, p.SendGrid.WebhookKey} {
+	for _, file := range []string{p.APNs.KeyFile, p.FCM.Credentials, p.Twilio.AccountsFile, p.SendGrid.KeyFile, p.SendGrid.WebhookKey} {
 		id, ok := strings.CutPrefix(file, folder)
 		if !ok || !strings.Contains(text, "\nLoadCredential="+id+":/etc/notifyd/secrets/"+id+"\n") || !strings.Contains(text, "| `"+id+"` |") {
 			t.Errorf("%s: the unit is not given %q", guide, file)

@@ -185,7 +185,7 @@ func TestBundleOfANode(t *testing.T) {
 			t.Errorf("%s lacks %q:\n%.300s", part, want, b)
 		}
 	}
-	accounts, err := os.ReadFile(n.cfg.Providers.Twilio.File)
+	accounts, err := os.ReadFile(n.cfg.Providers.Twilio.AccountsFile)
 	if err != nil {
 		t.Fatal(err)
 	}

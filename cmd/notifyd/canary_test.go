@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
@@ -89,7 +90,7 @@ func TestNothingPrivateIsTold(t *testing.T) {
 	secrets := []string{mark, token, creds.SendGrid.APIKey}
 	for _, a := range creds.Twilio {
 		b, err := json.Marshal(a)
-		var account app.TwilioAccount
+		var account provider.TwilioAccount
 		if err == nil {
 			err = json.Unmarshal(b, &account)
 		}

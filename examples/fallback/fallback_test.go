@@ -152,7 +152,7 @@ func startNode(t *testing.T) *node {
 	cfg.Auth.KeyFile = file("key.pem", key, err)
 	accounts, err := json.Marshal(creds.Twilio)
 	p := &cfg.Providers
-	p.Twilio.URL, p.Twilio.File = sim.URLs().Twilio, file("twilio.json", accounts, err)
+	p.Twilio.URL, p.Twilio.AccountsFile = sim.URLs().Twilio, file("twilio.json", accounts, err)
 	p.SendGrid.URL, p.SendGrid.KeyFile = sim.URLs().SendGrid, file("sendgrid.key", []byte(creds.SendGrid.APIKey), nil)
 	p.SendGrid.From, p.SendGrid.Pools = "shop <no-reply@example.com>", creds.SendGrid.Pools
 	p.CAFile = filepath.Join(dir, "ca.pem")

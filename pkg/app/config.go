@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -153,21 +154,8 @@ type Config struct {
 			Credentials string `koanf:"credentials_file" doc:"service account JSON"`
 			Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
 		} `koanf:"fcm"`
-		Twilio struct {
-			URL      string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
-			Accounts []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token, from"`
-			File     string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
-			Rate     float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
-			Parallel int             `koanf:"parallel" default:"100" min:"1" doc:"requests at once an account may make"`
-		} `koanf:"twilio"`
-		SendGrid struct {
-			URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
-			KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
-			From       string   `koanf:"from" doc:"default sender"`
-			Pools      []string `koanf:"pools" doc:"IP pools, each with a rate of its own"`
-			Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second a pool may send"`
-			WebhookKey string   `koanf:"webhook_key_file" doc:"PEM or base64 public key of the event webhook"`
-		} `koanf:"sendgrid"`
+		Twilio   provider.TwilioConfig   `koanf:"twilio"`
+		SendGrid provider.SendGridConfig `koanf:"sendgrid"`
 	} `koanf:"providers"`
 
 	Tracing struct {
@@ -188,13 +176,6 @@ type Lane struct {
 	InFlight int `koanf:"in_flight" min:"1" doc:"addresses at the provider at once"`
 	Window   int `koanf:"window" min:"1" doc:"receivers a claim window"`
 	Ahead    int `koanf:"ahead" min:"1" doc:"claim windows open per partition"`
-}
-
-// TwilioAccount is one account of the pool.
-type TwilioAccount struct {
-	SID   string `koanf:"sid" json:"sid"`
-	Token string `koanf:"token" json:"token"`
-	From  string `koanf:"from" json:"from"`
 }
 
 // DefaultFor returns the defaults for an engine. With servers, topics and minutes have

@@ -19,6 +19,7 @@ import (
 	"github.com/knadh/koanf/v2"
 	yamlv3 "go.yaml.in/yaml/v3"
 
+	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/term"
 )
@@ -210,7 +211,7 @@ func show(f setting.Field) string {
 			return "(set, not shown)"
 		}
 		return strconv.Quote(x)
-	case []TwilioAccount:
+	case []provider.TwilioAccount:
 		ids := make([]string, len(x))
 		for i := range x {
 			ids[i] = x[i].SID

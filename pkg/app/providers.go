@@ -95,43 +95,37 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 	if apns != nil || fcm != nil {
 		p.byChannel[notify.Push] = provider.NewPush(apns, fcm)
 	}
-	if err := p.addTwilio(cfg, blocks, end, log); err != nil {
+	if err := p.addTwilio(cfg, blocks, roots, log); err != nil {
 		return nil, err
 	}
-	err = p.addSendGrid(cfg, blocks, end, log)
+	err = p.addSendGrid(cfg, blocks, roots, log)
 	return p, err
 }
 
-func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string) provider.Endpoint, log *slog.Logger) error {
+func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, roots *x509.CertPool, log *slog.Logger) error {
 	c := cfg.Providers.Twilio
-	accounts := c.Accounts
-	if c.File != "" {
-		b, err := secrets.ReadFile(c.File)
+	if c.AccountsFile != "" {
+		b, err := secrets.ReadFile(c.AccountsFile)
 		if err != nil {
 			return fmt.Errorf("providers.twilio.accounts_file: %w", err)
 		}
-		if err := json.Unmarshal(b, &accounts); err != nil {
-			return fmt.Errorf(`providers.twilio.accounts_file: %s: it must be JSON like [{"sid": "AC...", "token": "...", "from": "+1555..."}]: %w`, c.File, err)
+		if err := json.Unmarshal(b, &c.Accounts); err != nil {
+			return fmt.Errorf(`providers.twilio.accounts_file: %s: it must be JSON like [{"sid": "AC...", "token": "...", "from": "+1555..."}]: %w`, c.AccountsFile, err)
 		}
 	}
-	if len(accounts) == 0 {
+	if len(c.Accounts) == 0 {
 		return nil
 	}
-	list := make([]provider.TwilioAccount, len(accounts))
-	for i, a := range accounts {
-		list[i] = provider.TwilioAccount{SID: a.SID, AuthToken: a.Token, From: a.From}
-	}
+	c.Endpoint.RootCAs, c.PublicURL = roots, cfg.publicURL()
+	c.BulkShare, c.Blocks, c.Breaker, c.Log = cfg.Workers.Bulk, blocks, cfg.breaker(), log
 	var err error
-	p.twilio, err = provider.NewTwilio(provider.TwilioConfig{
-		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, BulkShare: cfg.Workers.Bulk, PublicURL: cfg.publicURL(), Blocks: blocks, Breaker: cfg.breaker(), Log: log,
-	})
-	if err == nil {
+	if p.twilio, err = provider.NewTwilio(c); err == nil {
 		p.byChannel[notify.SMS] = p.twilio
 	}
 	return err
 }
 
-func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(string) provider.Endpoint, log *slog.Logger) error {
+func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, roots *x509.CertPool, log *slog.Logger) error {
 	c := cfg.Providers.SendGrid
 	if c.KeyFile == "" {
 		return nil
@@ -140,14 +134,9 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(strin
 	if err != nil {
 		return fmt.Errorf("providers.sendgrid.key_file: %w", err)
 	}
-	var pools []provider.SendGridPool
-	for _, name := range c.Pools {
-		pools = append(pools, provider.SendGridPool{Name: name, Rate: c.Rate})
-	}
-	p.sendgrid, err = provider.NewSendGrid(provider.SendGridConfig{
-		Endpoint: end(c.URL), APIKey: strings.TrimSpace(string(key)), From: c.From, Pools: pools, Rate: c.Rate, BulkShare: cfg.Workers.Bulk, Blocks: blocks, Breaker: cfg.breaker(), Log: log,
-	})
-	if err != nil {
+	c.Endpoint.RootCAs, c.APIKey = roots, strings.TrimSpace(string(key))
+	c.BulkShare, c.Blocks, c.Breaker, c.Log = cfg.Workers.Bulk, blocks, cfg.breaker(), log
+	if p.sendgrid, err = provider.NewSendGrid(c); err != nil {
 		return err
 	}
 	p.byChannel[notify.Email] = p.sendgrid

@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 )
 
 // A provider whose circuit is held is tested all the same, and its circuit stays held.
@@ -26,7 +27,7 @@ func TestProviderWhileHeld(t *testing.T) {
 	cfg := testConfig(t, t.TempDir())
 	cfg.Providers.Stub = false
 	cfg.Providers.Twilio.URL = twilio.URL
-	cfg.Providers.Twilio.Accounts = []TwilioAccount{{SID: "AC1", Token: "right", From: "+15550000000"}, {SID: "AC2", Token: "wrong", From: "+15550000000"}}
+	cfg.Providers.Twilio.Accounts = []provider.TwilioAccount{{SID: "AC1", Token: "right", From: "+15550000000"}, {SID: "AC2", Token: "wrong", From: "+15550000000"}}
 	l := run(t, cfg, quick)
 	ctx := t.Context()
 	if _, err := l.client.SetCircuit(ctx, "provider:twilio", "open"); err != nil {

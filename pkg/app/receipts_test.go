@@ -58,7 +58,7 @@ func simulatedWith(t *testing.T, receipts simulator.Receipts, change func(*Confi
 	}
 	p := &cfg.Providers
 	p.CAFile = filepath.Join(dir, "ca.pem")
-	p.Twilio.URL, p.Twilio.File = urls.Twilio, write("twilio.json", accounts)
+	p.Twilio.URL, p.Twilio.AccountsFile = urls.Twilio, write("twilio.json", accounts)
 	p.SendGrid.URL, p.SendGrid.KeyFile = urls.SendGrid, write("sendgrid.key", []byte(creds.SendGrid.APIKey))
 	p.SendGrid.WebhookKey = write("webhook.key", []byte(creds.SendGrid.WebhookPublicKey))
 	p.SendGrid.From, p.SendGrid.Pools = "test <no-reply@example.com>", creds.SendGrid.Pools

@@ -55,7 +55,7 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 	all := map[string]secretFile{
 		"providers.apns.key_file":        {func(c *Config, f string) { c.Providers.APNs.KeyFile = f }, providers},
 		"providers.fcm.credentials_file": {func(c *Config, f string) { c.Providers.FCM.Credentials = f }, providers},
-		"providers.twilio.accounts_file": {func(c *Config, f string) { c.Providers.Twilio.File = f }, providers},
+		"providers.twilio.accounts_file": {func(c *Config, f string) { c.Providers.Twilio.AccountsFile = f }, providers},
 		"providers.sendgrid.key_file":    {func(c *Config, f string) { c.Providers.SendGrid.KeyFile = f }, providers},
 		"cassandra.password_file":        {func(c *Config, f string) { c.Cassandra.PasswordFile = f }, cassandraOf},
 		"cassandra.tls.key_file":         {func(c *Config, f string) { c.Cassandra.TLS = secrets.TLS{Enabled: true, CertFile: f, KeyFile: f} }, cassandraTLS},

@@ -115,7 +115,7 @@ func TestCampaignAtTheRate(t *testing.T) {
 		return s.accounts, notify.Email
 	}
 	twilio := func(rate float64) (*accounts, notify.Channel) {
-		s, err := NewTwilio(TwilioConfig{Accounts: []TwilioAccount{{SID: "AC1", AuthToken: "t", From: "+1"}}, Rate: rate})
+		s, err := NewTwilio(TwilioConfig{Accounts: []TwilioAccount{{SID: "AC1", Token: "t", From: "+1"}}, Rate: rate})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,6 @@ package provider
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
@@ -12,65 +11,42 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// SendGridPool is an IP pool of the account.
-type SendGridPool struct {
-	// Name of the pool (ip_pool_name). Empty: the account's default.
-	Name string
-	// IPs in the pool. Default 1.
-	IPs int
-	// Rate of messages per second and IP. Default SendGridConfig.Rate.
-	Rate float64
-}
-
-// SendGridConfig is how to reach SendGrid's Mail Send API.
+// SendGridConfig is how to reach SendGrid's Mail Send API. The tagged fields are the
+// section providers.sendgrid of the configuration file; the others are set by the program
+// only.
 type SendGridConfig struct {
-	// Endpoint; BaseURL defaults to https://api.sendgrid.com.
+	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
+	KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
+	From       string   `koanf:"from" doc:"default sender"`
+	Pools      []string `koanf:"pools" doc:"IP pools, each with a rate of its own"`
+	Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second a pool may send"`
+	WebhookKey string   `koanf:"webhook_key_file" doc:"PEM or base64 public key of the event webhook"`
+
+	// Endpoint; BaseURL defaults to URL.
 	Endpoint Endpoint
-	// APIKey ("SG.…"). Required.
+	// APIKey ("SG.…") is what KeyFile holds. Required.
 	APIKey string
-	// From is the sender of contents that name none: an address, or
-	// "Name <address>". Required.
-	From string
-	// ReplyTo, in the same form. Default: none.
-	ReplyTo string
-	// Pools of IPs, used in turn. Default: one without a name.
-	Pools []SendGridPool
-	// Rate of messages per second and IP. SendGrid names none; default 100.
-	Rate float64
-	// Concurrency is the number of requests at a time and pool. Default 8.
-	Concurrency int
+	// Concurrency is the number of requests at a time and pool.
+	Concurrency int `default:"8" min:"1"`
 	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
 	BulkShare float64
 	// Breaker of each pool. Default: limit's.
 	Breaker limit.BreakerConfig
 	// Blocks is shared by all workers. Default: this process alone.
 	Blocks limit.Blocks
-	// Confirm: default ConfirmReceipt.
-	Confirm Confirmation
-	// Log gets refusals of our credentials. Default: nowhere.
-	Log *slog.Logger
+	// Log gets refusals of our credentials.
+	Log *slog.Logger `default:"discard"`
 }
 
 func (c SendGridConfig) withDefaults() SendGridConfig {
-	c.Endpoint = c.Endpoint.withDefaults("https://api.sendgrid.com", 30*time.Second)
-	if c.Rate == 0 {
-		c.Rate = 100
-	}
-	c.Concurrency = cmp.Or(c.Concurrency, 8)
-	c.Confirm = c.Confirm.or(ConfirmReceipt)
-	c.Log = orDiscard(c.Log).With("provider", "sendgrid")
-	c.Pools = append([]SendGridPool(nil), c.Pools...)
+	c = setting.Fill(c)
+	c.Endpoint = c.Endpoint.withDefaults(c.URL, 30*time.Second)
+	c.Log = c.Log.With("provider", "sendgrid")
 	if len(c.Pools) == 0 {
-		c.Pools = []SendGridPool{{}}
-	}
-	for i := range c.Pools {
-		p := &c.Pools[i]
-		p.IPs = cmp.Or(p.IPs, 1)
-		if p.Rate == 0 {
-			p.Rate = c.Rate
-		}
+		c.Pools = []string{""} // without a name
 	}
 	return c
 }
@@ -82,16 +58,8 @@ func (c SendGridConfig) validate() error {
 	if _, err := mail.ParseAddress(c.From); err != nil {
 		return notify.Invalid("bad_from", "sendgrid.from", "an address, or a name and an address in angle brackets")
 	}
-	if c.ReplyTo != "" {
-		if _, err := mail.ParseAddress(c.ReplyTo); err != nil {
-			return notify.Invalid("bad_from", "sendgrid.reply_to", "an address, or a name and an address in angle brackets")
-		}
-	}
-	if c.Concurrency < 1 {
-		return notify.Invalid("bad_concurrency", "sendgrid.concurrency", "at least 1")
-	}
-	for _, p := range c.Pools {
-		if p.IPs < 1 || p.Rate <= 0 || len(p.Name) > 64 {
+	for _, name := range c.Pools {
+		if len(name) > 64 {
 			return notify.Invalid("bad_pool", "sendgrid.pools", "IPs and rate are positive, a name has at most 64 bytes")
 		}
 	}
@@ -121,14 +89,13 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	s := &SendGrid{cfg: cfg, url: under(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
 		rt: cfg.Endpoint.transport()}
 	var slots []slot
-	for _, p := range cfg.Pools {
+	for _, pool := range cfg.Pools {
 		name := "sendgrid"
-		if p.Name != "" {
-			name += ":" + p.Name
+		if pool != "" {
+			name += ":" + pool
 		}
-		rate := p.Rate * float64(p.IPs)
 		// (bulk may use half of a burst: it still holds a whole batch)
-		slots = append(slots, slot{limit.Account{Name: name, Rate: rate, Burst: max(2*sendGridBatch, int(rate))}, cfg.Concurrency})
+		slots = append(slots, slot{limit.Account{Name: name, Rate: cfg.Rate, Burst: max(2*sendGridBatch, int(cfg.Rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
 	if s.accounts, err = newAccounts("sendgrid", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
@@ -247,8 +214,6 @@ func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalizat
 		v.result.RetryAfter = s.blockAll(ctx, v.result.RetryAfter)
 	case v.result.Class == notify.ClassConfig:
 		s.cfg.Log.Error("account refused", "code", v.result.Code)
-	case v.result.Class == notify.ClassAccepted:
-		v.result.Confirmed = s.cfg.Confirm == ConfirmAccepted
 	}
 	reportAll(part, v.result, report)
 	return nil
@@ -276,7 +241,7 @@ func (s *SendGrid) blockAll(ctx context.Context, d time.Duration) time.Duration 
 
 func (s *SendGrid) post(ctx context.Context, rt *http.Transport, m *mailing, batch []personalization, a *account) (answer, *failure) {
 	var body bytes.Buffer
-	if err := m.encode(&body, batch, s.cfg.Pools[a.at].Name); err != nil {
+	if err := m.encode(&body, batch, s.cfg.Pools[a.at]); err != nil {
 		return answer{}, &failure{class: notify.ClassPermanent, code: "encoding", err: err}
 	}
 	h := http.Header{

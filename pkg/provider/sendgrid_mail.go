@@ -31,7 +31,6 @@ type mailing struct {
 	call                *notify.Call
 	trace               traceHeader
 	from                []byte // JSON
-	replyTo             []byte // JSON or nil
 	subject, text, html Template
 	names               [2][]string // used in text and html
 	vars                Variables
@@ -65,11 +64,6 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	}
 	if m.from, err = sender(from); err != nil {
 		return nil, err
-	}
-	if s.cfg.ReplyTo != "" {
-		if m.replyTo, err = sender(s.cfg.ReplyTo); err != nil {
-			return nil, err
-		}
 	}
 	if text.Template != "" {
 		return m, nil
@@ -252,9 +246,6 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 	}
 	b := append(m.tail[:0], `],"from":`...)
 	b = append(b, m.from...)
-	if m.replyTo != nil {
-		b = append(append(b, `,"reply_to":`...), m.replyTo...)
-	}
 	text := m.call.Content
 	if text.Template != "" {
 		b = appendQuoted(append(b, `,"template_id":`...), text.Template)

@@ -28,7 +28,6 @@ type sentMail struct {
 		Args          struct{ Ntf, Ref string } `json:"custom_args"`
 	}
 	From       struct{ Email, Name string }
-	ReplyTo    *struct{ Email, Name string } `json:"reply_to"`
 	Subject    string
 	Content    []struct{ Type, Value string }
 	Template   string   `json:"template_id"`
@@ -96,8 +95,7 @@ func testSendGrid(t testing.TB, change func(*sendGridServer, *SendGridConfig)) (
 func TestSendGridRequest(t *testing.T) {
 	t.Parallel()
 	sg, s := testSendGrid(t, func(_ *sendGridServer, c *SendGridConfig) {
-		c.ReplyTo = "help@example.com"
-		c.Pools = []SendGridPool{{Name: "ip1"}}
+		c.Pools = []string{"ip1"}
 	})
 	call := testCall(notify.Email, notify.Content{Title: "Hi {{name}}", Body: "Dear {{name}}, {{code}}", HTML: "<p>{{name}}</p>",
 		Variables: []byte(`{"code":7}`)}, 3, mailbox)
@@ -116,7 +114,7 @@ func TestSendGridRequest(t *testing.T) {
 		t.Fatalf("%d requests", len(s.mails))
 	}
 	m := s.mails[0]
-	if m.From.Email != "shop@example.com" || m.From.Name != "Shop" || m.ReplyTo.Email != "help@example.com" || m.Pool != "ip1" ||
+	if m.From.Email != "shop@example.com" || m.From.Name != "Shop" || m.Pool != "ip1" ||
 		m.Subject != "" || m.Template != "" || len(m.Content) != 2 || m.Content[0].Type != "text/plain" || m.Content[1].Type != "text/html" ||
 		fmt.Sprint(m.Categories) != "[transactional]" {
 		t.Errorf("%+v", m)
@@ -288,7 +286,7 @@ func TestSendGridThrottled(t *testing.T) {
 	t.Parallel()
 	shared := &blocks{}
 	sg, s := testSendGrid(t, func(s *sendGridServer, c *SendGridConfig) {
-		c.Pools = []SendGridPool{{Name: "a"}, {Name: "b"}}
+		c.Pools = []string{"a", "b"}
 		c.Blocks = shared
 		s.reply = func(*sentMail) (int, string, http.Header) {
 			return 429, `{"errors":[{"message":"too many requests"}]}`, http.Header{"X-Ratelimit-Reset": {fmt.Sprint(time.Now().Unix() + 30)}}
@@ -359,7 +357,7 @@ func TestSendGridLargeVariables(t *testing.T) {
 func TestSendGridTakesPoolsInTurn(t *testing.T) {
 	t.Parallel()
 	sg, s := testSendGrid(t, func(_ *sendGridServer, c *SendGridConfig) {
-		c.Pools = []SendGridPool{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+		c.Pools = []string{"a", "b", "c"}
 	})
 	collect(t, t.Context(), sg, testCall(notify.Email, notify.Content{Title: "t", Body: "b"}, 6000, mailbox))
 	n := map[string]int{}

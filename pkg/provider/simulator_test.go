@@ -90,15 +90,11 @@ func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration, change 
 		Key: account.Key, KeyID: account.KeyID, TokenURL: account.TokenURL}))
 	var accounts []provider.TwilioAccount
 	for _, a := range cred.Twilio {
-		accounts = append(accounts, provider.TwilioAccount{SID: a.SID, AuthToken: a.Token, From: a.From})
+		accounts = append(accounts, provider.TwilioAccount{SID: a.SID, Token: a.Token, From: a.From})
 	}
-	w.twilio = must[*provider.Twilio](t)(provider.NewTwilio(provider.TwilioConfig{Endpoint: end(at.Twilio), Accounts: accounts, PublicURL: hook.URL}))
-	var pools []provider.SendGridPool
-	for _, p := range cred.SendGrid.Pools {
-		pools = append(pools, provider.SendGridPool{Name: p, Rate: 1e6})
-	}
+	w.twilio = must[*provider.Twilio](t)(provider.NewTwilio(provider.TwilioConfig{Endpoint: end(at.Twilio), Accounts: accounts, Concurrency: twilioParallel, PublicURL: hook.URL}))
 	w.sendgrid = must[*provider.SendGrid](t)(provider.NewSendGrid(provider.SendGridConfig{Endpoint: end(at.SendGrid), APIKey: cred.SendGrid.APIKey,
-		From: "Shop <shop@example.com>", Pools: pools}))
+		From: "Shop <shop@example.com>", Pools: cred.SendGrid.Pools, Rate: 1e6}))
 	for _, r := range []interface{ Run(context.Context) error }{apns, fcm, w.twilio, w.sendgrid} {
 		runUntilEnd(t, r)
 	}
@@ -384,6 +380,9 @@ func TestSimulatorBadMailbox(t *testing.T) {
 	}
 }
 
+// twilioParallel is how many requests at once an account of the tests makes.
+const twilioParallel = 80
+
 // Throttled accounts are left alone, and nothing is lost.
 func TestSimulatorTwilioConcurrency(t *testing.T) {
 	t.Parallel()
@@ -399,7 +398,7 @@ func TestSimulatorTwilioConcurrency(t *testing.T) {
 		}
 	}
 	for _, r := range w.sim.Rules() {
-		if r.Number == rule.Number && r.Picked > 80 {
+		if r.Number == rule.Number && r.Picked > twilioParallel {
 			t.Errorf("%d calls to a blocked account", r.Picked)
 		}
 	}

@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"log/slog"
@@ -14,40 +13,27 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // TwilioAccount is one account of the pool.
 type TwilioAccount struct {
-	// SID of the account ("AC…"). Required.
-	SID string
-	// AuthToken. Required: it also signs the receipts.
-	AuthToken string
-	// APIKey and APISecret ("SK…") are used for calls where given.
-	APIKey, APISecret string
-	// From is the sender, or MessagingService ("MG…") picks one. One of them is
-	// needed here or in TwilioConfig; a content's own From goes before both.
-	From, MessagingService string
-	// Rate of calls per second. Default TwilioConfig.Rate.
-	Rate float64
-	// Concurrency is the number of calls at a time. Default
-	// TwilioConfig.Concurrency.
-	Concurrency int
+	SID   string `koanf:"sid" json:"sid"`
+	Token string `koanf:"token" json:"token"` // it also signs the receipts
+	From  string `koanf:"from" json:"from"`   // a number, or a messaging service ("MG...")
 }
 
-// TwilioConfig is how to reach Twilio's Programmable Messaging.
+// TwilioConfig is how to reach Twilio's Programmable Messaging. The tagged fields are the
+// section providers.twilio of the configuration file; the others are set by the program only.
 type TwilioConfig struct {
-	// Endpoint; BaseURL defaults to https://api.twilio.com.
+	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
+	Accounts     []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token, from"`
+	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
+	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
+	Concurrency  int             `koanf:"parallel" default:"100" min:"1" doc:"requests at once an account may make"`
+
+	// Endpoint; BaseURL defaults to URL.
 	Endpoint Endpoint
-	// Accounts to spread calls over. At least one.
-	Accounts []TwilioAccount
-	// From and MessagingService: of accounts that name none.
-	From, MessagingService string
-	// Rate of calls per second and account. Default 1,000.
-	Rate float64
-	// Concurrency is the number of calls at a time and account: what Twilio
-	// limits, reportedly to 100. Default 80, since a call ends there a little
-	// after its answer.
-	Concurrency int
 	// PublicURL is where Twilio reaches us, for receipts. Default: none are
 	// asked for.
 	PublicURL string
@@ -57,32 +43,15 @@ type TwilioConfig struct {
 	Breaker limit.BreakerConfig
 	// Blocks is shared by all workers. Default: this process alone.
 	Blocks limit.Blocks
-	// Confirm: default ConfirmReceipt.
-	Confirm Confirmation
-	// Log gets accounts that are refused. Default: nowhere.
-	Log *slog.Logger
+	// Log gets accounts that are refused.
+	Log *slog.Logger `default:"discard"`
 }
 
 func (c TwilioConfig) withDefaults() TwilioConfig {
-	c.Endpoint = c.Endpoint.withDefaults("https://api.twilio.com", 10*time.Second)
-	if c.Rate == 0 {
-		c.Rate = 1000
-	}
-	c.Concurrency = cmp.Or(c.Concurrency, 80)
-	c.Confirm = c.Confirm.or(ConfirmReceipt)
-	c.Log = orDiscard(c.Log).With("provider", "twilio")
+	c = setting.Fill(c)
+	c.Endpoint = c.Endpoint.withDefaults(c.URL, 10*time.Second)
+	c.Log = c.Log.With("provider", "twilio")
 	c.PublicURL = strings.TrimSuffix(c.PublicURL, "/")
-	c.Accounts = append([]TwilioAccount(nil), c.Accounts...)
-	for i := range c.Accounts {
-		a := &c.Accounts[i]
-		if a.Rate == 0 {
-			a.Rate = c.Rate
-		}
-		a.Concurrency = cmp.Or(a.Concurrency, c.Concurrency)
-		if a.From == "" && a.MessagingService == "" {
-			a.From, a.MessagingService = c.From, c.MessagingService
-		}
-	}
 	return c
 }
 
@@ -91,14 +60,8 @@ func (c TwilioConfig) validate() error {
 		return notify.Invalid("missing_setting", "twilio.accounts", "at least one account is needed")
 	}
 	for i, a := range c.Accounts {
-		at := "twilio.accounts[" + strconv.Itoa(i) + "]"
-		switch {
-		case a.SID == "" || a.AuthToken == "":
-			return notify.Invalid("missing_setting", at, "sid and auth_token are needed")
-		case (a.APIKey == "") != (a.APISecret == ""):
-			return notify.Invalid("missing_setting", at, "api_key and api_secret go together")
-		case a.Rate <= 0 || a.Concurrency < 1:
-			return notify.Invalid("bad_rate", at, "rate and concurrency are positive")
+		if a.SID == "" || a.Token == "" {
+			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", "sid and auth_token are needed")
 		}
 	}
 	return nil
@@ -128,14 +91,10 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	var slots []slot
 	for _, a := range cfg.Accounts {
 		// A burst of a tenth of a second: enough for a claim window of 50.
-		slots = append(slots, slot{limit.Account{Name: "twilio:" + a.SID, Rate: a.Rate, Burst: max(2, int(a.Rate/10))}, a.Concurrency})
+		slots = append(slots, slot{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
 		t.urls = append(t.urls, under(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
-		user, secret := a.SID, a.AuthToken
-		if a.APIKey != "" {
-			user, secret = a.APIKey, a.APISecret
-		}
-		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+secret))})
-		t.rt.MaxIdleConnsPerHost += a.Concurrency
+		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(a.SID+":"+a.Token))})
+		t.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
 	if t.accounts, err = newAccounts("twilio", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
@@ -163,7 +122,7 @@ func (t *Twilio) Run(ctx context.Context) error {
 func (t *Twilio) AuthToken(account string) string {
 	for _, a := range t.cfg.Accounts {
 		if a.SID == account {
-			return a.AuthToken
+			return a.Token
 		}
 	}
 	return ""
@@ -178,10 +137,7 @@ func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Repo
 		return
 	}
 	body := ParseTemplate(call.Content.Body, Plain)
-	width := 0
-	for _, a := range t.cfg.Accounts {
-		width += a.Concurrency
-	}
+	width := len(t.cfg.Accounts) * t.cfg.Concurrency
 	along := traceOf(call)
 	each(len(call.Items), width, func() func(int) {
 		m := &sms{call: call, body: &body, vars: vars.Fork(), public: t.cfg.PublicURL, trace: along}
@@ -249,8 +205,6 @@ func (t *Twilio) try(ctx context.Context, by *permit, m *sms, form url.Values) (
 	case notify.ClassConfig:
 		t.cfg.Log.Error("account refused", "account", a.name, "code", r.Code)
 		return r, true // its breaker opens
-	case notify.ClassAccepted:
-		r.Confirmed = t.cfg.Confirm == ConfirmAccepted
 	}
 	return r, false
 }
@@ -319,20 +273,16 @@ func TwilioCallback(publicURL string, it *notify.Item) string {
 
 // sender sets who it is from, and reports whether our configuration chose.
 func (m *sms) sender(f url.Values, a *TwilioAccount) (ours bool) {
-	from, service := m.call.Content.From, ""
+	from := m.call.Content.From
 	if from == "" {
-		ours = true
-		from, service = a.From, a.MessagingService
-	}
-	if strings.HasPrefix(from, "MG") && len(from) == 34 {
-		from, service = "", from
+		ours, from = true, a.From
 	}
 	f.Del("From")
 	f.Del("MessagingServiceSid")
-	if service != "" {
-		f.Set("MessagingServiceSid", service)
-	}
-	if from != "" {
+	switch {
+	case strings.HasPrefix(from, "MG") && len(from) == 34:
+		f.Set("MessagingServiceSid", from)
+	case from != "":
 		f.Set("From", from)
 	}
 	return ours

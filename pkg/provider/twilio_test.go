@@ -68,10 +68,10 @@ func testTwilio(t testing.TB, accounts int, change func(*twilioServer, *TwilioCo
 	t.Helper()
 	s := &twilioServer{calls: map[string]int{}, busy: map[string]int{}, peak: map[string]int{}}
 	_, e := tlsServer(t, s, nil)
-	cfg := TwilioConfig{Endpoint: e, From: "+15550000000", PublicURL: "https://notify.example.com/"}
+	cfg := TwilioConfig{Endpoint: e, PublicURL: "https://notify.example.com/"}
 	for i := range accounts {
 		sid := fmt.Sprintf("AC%032d", i)
-		cfg.Accounts = append(cfg.Accounts, TwilioAccount{SID: sid, AuthToken: "tok-" + sid})
+		cfg.Accounts = append(cfg.Accounts, TwilioAccount{SID: sid, Token: "tok-" + sid, From: "+15550000000"})
 	}
 	if change != nil {
 		change(s, &cfg)
@@ -265,7 +265,7 @@ func TestTwilioRefusedAccount(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	tw, s := testTwilio(t, 2, func(_ *twilioServer, c *TwilioConfig) {
-		c.Accounts[0].AuthToken = "wrong"
+		c.Accounts[0].Token = "wrong"
 		c.Log = slog.New(slog.NewTextHandler(&syncWriter{w: &log}, nil))
 	})
 	call := testCall(notify.SMS, notify.Content{Body: "b"}, 50, phone)
@@ -280,7 +280,7 @@ func TestTwilioRefusedAccount(t *testing.T) {
 	if !strings.Contains(log.String(), "account refused") || strings.Contains(log.String(), "wrong") || strings.Contains(log.String(), "+1555") {
 		t.Errorf("log: %s", log.String())
 	}
-	alone, _ := testTwilio(t, 1, func(_ *twilioServer, c *TwilioConfig) { c.Accounts[0].AuthToken = "wrong" })
+	alone, _ := testTwilio(t, 1, func(_ *twilioServer, c *TwilioConfig) { c.Accounts[0].Token = "wrong" })
 	for range 2 {
 		for _, r := range collect(t, t.Context(), alone, call) {
 			if r.Class != notify.ClassConfig {

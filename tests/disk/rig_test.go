@@ -79,7 +79,7 @@ func newWorld(t *testing.T, sc simulator.Config, change ...func(*app.Config)) *w
 	p.APNs.URL, p.APNs.KeyFile = urls.APNs, filepath.Join(sc.Dir, "apns.p8")
 	p.APNs.KeyID, p.APNs.TeamID, p.APNs.Topic = creds.APNs.KeyID, creds.APNs.TeamID, creds.APNs.Topic
 	p.FCM.URL, p.FCM.TokenURL, p.FCM.Credentials = urls.FCM, urls.FCMToken, filepath.Join(sc.Dir, "fcm-service-account.json")
-	p.Twilio.URL, p.Twilio.File = urls.Twilio, write("twilio.json", accounts)
+	p.Twilio.URL, p.Twilio.AccountsFile = urls.Twilio, write("twilio.json", accounts)
 	p.SendGrid.URL, p.SendGrid.KeyFile = urls.SendGrid, write("sendgrid.key", []byte(creds.SendGrid.APIKey))
 	p.SendGrid.From, p.SendGrid.Pools, p.SendGrid.Rate = "test <no-reply@example.com>", creds.SendGrid.Pools, 20_000
 	for _, f := range change {

@@ -64,7 +64,8 @@ func (c Config) filled() (Config, error) {
 	if !KeyspaceName.MatchString(c.Keyspace) {
 		return c, notify.Invalid("bad_config", "cassandra.keyspace", "a keyspace has 1 to 48 of a-z, 0-9 and _, a letter first")
 	}
-	return c, setting.Err("cassandra", &c)
+	err := setting.Err("cassandra", &c)
+	return c, err
 }
 
 // learnDC fills LocalDC where the cluster has one data centre. Of several the near
