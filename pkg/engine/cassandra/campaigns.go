@@ -91,37 +91,18 @@ func campaignEntry(list string, c *engine.Campaign) listEntry {
 	return listEntry{list, c.Created, append(binary.BigEndian.AppendUint64(nil, uint64(c.Created)), c.ID...)}
 }
 
-func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
-	if max <= 0 {
-		return nil, nil
-	}
+func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error) {
 	var behind []byte
 	if after.ID != "" {
 		behind = campaignEntry("", &after).key
 	}
-	err = c.s.walk(ctx, listOf(listCampaigns, caller), behind, after.Created, max, func(keys [][]byte) (bool, error) {
-		heads := make([]engine.Campaign, len(keys))
-		err := parallel(len(keys), func(i int) error {
-			if len(keys[i]) <= 8 {
-				return corrupt("the list of campaigns")
-			}
-			h, ok, err := c.head(ctx, string(keys[i][8:]))
-			if ok && h.Created == int64(binary.BigEndian.Uint64(keys[i])) { // else another process's time won
-				heads[i] = h
-			}
-			return err
-		})
-		if err != nil {
-			return false, err
+	return pick(ctx, c.s, listOf(listCampaigns, caller), behind, after.Created, max, func(key []byte) (engine.Campaign, bool, error) {
+		if len(key) <= 8 {
+			return engine.Campaign{}, false, corrupt("the list of campaigns")
 		}
-		for i := range heads {
-			if heads[i].ID != "" && len(out) < max {
-				out = append(out, heads[i])
-			}
-		}
-		return len(out) < max, nil
+		h, ok, err := c.head(ctx, string(key[8:]))
+		return h, ok && h.Created == int64(binary.BigEndian.Uint64(key)), err // else another process's time won
 	})
-	return out, err
 }
 
 func (c campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {

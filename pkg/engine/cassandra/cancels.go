@@ -98,18 +98,16 @@ func (c cancels) Changes(ctx context.Context, since uint64, max int) (out []engi
 		if err != nil || len(page) == 0 {
 			return out, err
 		}
-		ones := make([]engine.Cancel, len(page))
-		err = parallel(len(page), func(i int) error {
-			one, err := readCancel(page[i])
+		ones, err := readEach(page, func(r logRow) (engine.Cancel, error) {
+			one, err := readCancel(r)
 			if err != nil {
-				return err
+				return one, err
 			}
-			var kept int64
-			ok, err := c.s.get(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{one.Scope}, &kept)
-			if err == nil && (!ok || kept == page[i].n) {
-				ones[i] = one
+			kept := r.n
+			if _, err = c.s.get(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{one.Scope}, &kept); kept != r.n {
+				one = engine.Cancel{}
 			}
-			return err
+			return one, err
 		})
 		if err != nil {
 			return nil, err

@@ -44,7 +44,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 				}
 				ids[i] = placeOf(key).id
 			}
-			rows, have, err := l.letters(ctx, ids)
+			rows, err := l.letters(ctx, ids)
 			if err != nil {
 				return false, err
 			}
@@ -53,7 +53,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 				if p.failed < f.Since {
 					return false, nil
 				}
-				if !have[i] || d.Seq == 0 || !f.Matches(d) {
+				if d.Seq == 0 || !f.Matches(d) {
 					continue
 				}
 				if len(out) == max {

@@ -61,14 +61,12 @@ func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, er
 	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }
 
-// letters reads several for listings; one that is gone has no LastFailed row.
-func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, []bool, error) {
-	out, have := make([]letterRow, len(ids)), make([]bool, len(ids))
-	err := parallel(len(ids), func(i int) (err error) {
-		out[i], have[i], err = l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{ids[i]}, dest...) })
-		return err
+// letters reads several for listings; one that is gone has no writer.
+func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, error) {
+	return readEach(ids, func(id []byte) (letterRow, error) {
+		r, _, err := l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{id}, dest...) })
+		return r, err
 	})
-	return out, have, err
 }
 
 // Put stores the rows first, without numbers; then it appends them to the logs;
@@ -210,14 +208,14 @@ func (l deadLetters) numbers(ctx context.Context, log numbered, after, upTo uint
 		for i := range page {
 			ids[i] = page[i].data
 		}
-		rows, have, err := l.letters(ctx, ids)
+		rows, err := l.letters(ctx, ids)
 		if err != nil {
 			return err
 		}
 		for i := range page {
 			d, n := &rows[i].DeadLetter, uint64(page[i].n)
 			after = n
-			if !have[i] {
+			if rows[i].writer == 0 {
 				continue // purged
 			}
 			if at := is(d); *at == 0 {

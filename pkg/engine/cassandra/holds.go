@@ -38,18 +38,15 @@ type holdQueues struct{ s *Store }
 const emptyQueue = 24 * time.Hour
 
 func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, error) {
-	out := make([][]byte, len(keys))
-	err := parallel(len(keys), func(i int) error {
+	return readEach(keys, func(k store.HoldKey) (v []byte, err error) {
 		var at int64
-		var v []byte
-		_, err := h.s.get(ctx, `SELECT writetime(data), data FROM holds WHERE lane = ? AND user = ?`, []any{keys[i].Lane, keys[i].User}, &at, &v)
+		_, err = h.s.get(ctx, `SELECT writetime(data), data FROM holds WHERE lane = ? AND user = ?`, []any{k.Lane, k.User}, &at, &v)
 		h.s.clock.see(at)
-		if len(v) > 0 {
-			out[i] = v
+		if len(v) == 0 {
+			v = nil
 		}
-		return err
+		return v, err
 	})
-	return out, err
 }
 
 // Swap compares nothing: see holds.

@@ -316,11 +316,7 @@ func (j jobs) List(ctx context.Context, max int) (out []engine.Job, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rows := make([]jobRow, len(ids))
-	err = parallel(len(ids), func(i int) (err error) {
-		rows[i], err = j.read(ctx, ids[i], j.s.get)
-		return err
-	})
+	rows, err := readEach(ids, func(id string) (jobRow, error) { return j.read(ctx, id, j.s.get) })
 	if err != nil {
 		return nil, err
 	}

@@ -182,6 +182,41 @@ func (s *Store) walk(ctx context.Context, list string, behind []byte, ms int64, 
 	return err
 }
 
+// pick walks a list as Store.walk does and returns the first max of the values that get
+// finds for its keys.
+func pick[V any](ctx context.Context, s *Store, list string, behind []byte, ms int64, max int, get func(key []byte) (v V, ok bool, err error)) (out []V, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	type found struct {
+		v  V
+		ok bool
+	}
+	err = s.walk(ctx, list, behind, ms, max, func(keys [][]byte) (bool, error) {
+		for len(keys) > 0 && len(out) < max {
+			n := min(len(keys), 2*(max-len(out))+20) // get may pass over many
+			all, err := readEach(keys[:n], func(key []byte) (f found, err error) {
+				f.v, f.ok, err = get(key)
+				return f, err
+			})
+			if err != nil {
+				return false, err
+			}
+			keys = keys[n:]
+			for i := range all {
+				if all[i].ok && len(out) < max {
+					out = append(out, all[i].v)
+				}
+			}
+		}
+		return len(out) < max, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // listCursor is where a walk stands in one partition.
 type listCursor struct {
 	shard int16
@@ -283,11 +318,10 @@ func (s *Store) count(ctx context.Context, list string, most int) (n int, err er
 		return 0, err
 	}
 	for some := range slices.Chunk(parts, maxParallel) {
-		held := make([]int64, len(some))
-		err := parallel(len(some), func(i int) error {
-			bucket, shard := listPart(some[i])
-			_, err := s.get(ctx, `SELECT count(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &held[i])
-			return err
+		held, err := readEach(some, func(part int64) (n int64, err error) {
+			bucket, shard := listPart(part)
+			_, err = s.get(ctx, `SELECT count(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &n)
+			return n, err
 		})
 		if err != nil {
 			return 0, err

@@ -174,41 +174,18 @@ func (t schedules) get(ctx context.Context, base notify.Base) (x engine.Schedule
 	return x, at, true, nil
 }
 
-func (t schedules) List(ctx context.Context, caller string, after notify.Base, max int) (out []engine.Schedule, err error) {
-	if max <= 0 {
-		return nil, nil
-	}
+func (t schedules) List(ctx context.Context, caller string, after notify.Base, max int) ([]engine.Schedule, error) {
 	var behind []byte
 	if !after.IsZero() {
 		behind = after[:]
 	}
-	err = t.s.walk(ctx, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(keys [][]byte) (bool, error) {
-		for len(keys) > 0 && len(out) < max {
-			some := keys[:min(len(keys), max-len(out))]
-			keys = keys[len(some):]
-			found, have := make([]engine.Schedule, len(some)), make([]bool, len(some))
-			err := parallel(len(some), func(i int) (err error) {
-				if len(some[i]) != len(notify.Base{}) {
-					return corrupt("the list of schedules")
-				}
-				found[i], have[i], err = t.Get(ctx, notify.Base(some[i]))
-				return err
-			})
-			if err != nil {
-				return false, err
-			}
-			for i := range found {
-				if have[i] && (caller == "" || found[i].Caller == caller) {
-					out = append(out, found[i])
-				}
-			}
+	return pick(ctx, t.s, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(key []byte) (engine.Schedule, bool, error) {
+		if len(key) != len(notify.Base{}) {
+			return engine.Schedule{}, false, corrupt("the list of schedules")
 		}
-		return len(out) < max, nil
+		x, ok, err := t.Get(ctx, notify.Base(key))
+		return x, ok && (caller == "" || x.Caller == caller), err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 func (t schedules) Hint(ctx context.Context, hs []engine.Hint) error {

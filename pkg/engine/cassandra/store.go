@@ -302,6 +302,20 @@ func parallel(n int, fn func(i int) error) error {
 	return nil
 }
 
+// readEach calls get for each key, some at a time, and returns the values in the order of
+// keys.
+func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
+	out := make([]V, len(keys))
+	err := parallel(len(keys), func(i int) (err error) {
+		out[i], err = get(keys[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // keyLocks keep the calls of this process from competing for one row: losers of
 // a swap cost as much as winners.
 type keyLocks struct {

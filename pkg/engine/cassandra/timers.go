@@ -222,11 +222,7 @@ func (t timerRows) Buckets(ctx context.Context, shard uint16, from, to int64) (o
 	if err != nil {
 		return nil, err
 	}
-	each := make([][]int64, len(days))
-	err = parallel(len(days), func(i int) (err error) {
-		each[i], err = t.s.noted(ctx, scopeOf(scope, days[i]), from, to)
-		return err
-	})
+	each, err := readEach(days, func(day int64) ([]int64, error) { return t.s.noted(ctx, scopeOf(scope, day), from, to) })
 	if err != nil {
 		return nil, err
 	}

@@ -45,10 +45,7 @@ func (t triggers) list(ctx context.Context, x *engine.Trigger) error {
 // read at Config.Consistency: a swap that was answered has been committed there.
 // Entries that lead to no row, or in a list of open ones to nothing open, are struck:
 // a purge that was interrupted leaves some.
-func (t triggers) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) (out []engine.Trigger, err error) {
-	if max <= 0 {
-		return nil, nil
-	}
+func (t triggers) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	list, open := listTriggers, false
 	if state == engine.TriggerOpen || state == engine.TriggerPending || state == engine.TriggerInFlight {
 		list, open = listOpen, true
@@ -59,43 +56,18 @@ func (t triggers) List(ctx context.Context, caller string, state engine.TriggerS
 		behind = []byte(after.ID)
 	}
 	settled := t.s.settled()
-	err = t.s.walk(ctx, list, behind, msOfTrigger(after.ID), max, func(keys [][]byte) (bool, error) {
-		for len(keys) > 0 && len(out) < max {
-			// Many of a page may be passed over.
-			some := keys[:min(len(keys), 2*(max-len(out))+20)]
-			keys = keys[len(some):]
-			rows := make([]stored, len(some))
-			err := parallel(len(some), func(i int) (err error) {
-				rows[i], err = t.plainRow(ctx, string(some[i]))
-				return err
-			})
-			if err != nil {
-				return false, err
-			}
-			var astray []listEntry
-			for i := range rows {
-				x := &rows[i].Trigger
-				mine := x.ID != "" && (caller == "" || x.Caller == caller)
-				if !mine || open && !x.IsOpen() {
-					astray = append(astray, listEntry{list, msOfTrigger(string(some[i])), some[i]})
-				}
-				if !mine || state != 0 && x.State != state && (state != engine.TriggerOpen || !x.IsOpen()) {
-					continue
-				}
-				if len(out) < max {
-					out = append(out, *x)
-				}
-			}
-			if err := t.s.strike(ctx, settled, astray...); err != nil {
-				return false, err
-			}
+	return pick(ctx, t.s, list, behind, msOfTrigger(after.ID), max, func(key []byte) (engine.Trigger, bool, error) {
+		x, err := t.plainRow(ctx, string(key))
+		if err != nil {
+			return engine.Trigger{}, false, err
 		}
-		return len(out) < max, nil
+		mine := x.ID != "" && (caller == "" || x.Caller == caller)
+		if !mine || open && !x.IsOpen() {
+			err = t.s.strike(ctx, settled, listEntry{list, msOfTrigger(string(key)), key})
+		}
+		asked := state == 0 || x.State == state || state == engine.TriggerOpen && x.IsOpen()
+		return x.Trigger, mine && asked, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 // CountOpen counts entries of a list, not rows.

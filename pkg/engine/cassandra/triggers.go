@@ -63,16 +63,10 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 }
 
 func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
-	out := make([]engine.Trigger, len(ids))
-	err := parallel(len(ids), func(i int) error {
-		x, err := t.row(ctx, ids[i])
-		out[i] = x.Trigger
-		return err
+	return readEach(ids, func(id string) (engine.Trigger, error) {
+		x, err := t.row(ctx, id)
+		return x.Trigger, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 // Create stores the index rows first: a row that is there is listed, an index row
