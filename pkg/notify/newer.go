@@ -26,11 +26,17 @@ func Newer(what string, found, known int) error {
 	}
 }
 
-// CheckVersion returns Newer if the first byte of a stored value, which is its
-// version, is above known.
-func CheckVersion(what string, value []byte, known byte) error {
+// Corrupt returns ErrCorrupt as an error of a store (KindUnavailable): what names the
+// value that this release did not write.
+func Corrupt(store, what string) error {
+	return Unavailable(store, 0, fmt.Errorf("%w: %s", ErrCorrupt, what))
+}
+
+// Unread reports a stored value that cannot be unpacked. Its first byte is its version:
+// Unread returns Newer if that is above known, else Corrupt.
+func Unread(store, what string, value []byte, known byte) error {
 	if len(value) > 0 && value[0] > known {
 		return Newer(what, int(value[0]), int(known))
 	}
-	return nil
+	return Corrupt(store, what)
 }

@@ -64,7 +64,7 @@ func UnpackLetter(b []byte, d *engine.DeadLetter) error {
 		return err
 	}
 	if l.extra != nil && json.Unmarshal(l.extra, &d.Extra) != nil {
-		return damaged(letterRecord.what)
+		return notify.Corrupt("store", letterRecord.what)
 	}
 	return nil
 }

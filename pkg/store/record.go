@@ -1,8 +1,6 @@
 package store
 
 import (
-	"fmt"
-
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -27,13 +25,5 @@ func (r *Record[V]) Unpack(b []byte, v *V) error {
 	if codec.Unpack(b, r.version, func(c *codec.Codec) { r.fields(c, v) }) {
 		return nil
 	}
-	if err := notify.CheckVersion(r.what, b, r.version); err != nil {
-		return err
-	}
-	return damaged(r.what)
-}
-
-// damaged reports a value that this package did not write.
-func damaged(what string) error {
-	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s", notify.ErrCorrupt, what))
+	return notify.Unread("store", r.what, b, r.version)
 }

@@ -89,7 +89,7 @@ func (s *status) get(ctx context.Context, keys []notify.RowKey, damaged bool) ([
 		if out[i].Key = keys[i]; ReadRow(v, &out[i]) {
 			return nil
 		}
-		err := unread("outcome row", string(key(nil, i)), v, RowVersion)
+		err := unreadRow(string(key(nil, i)), v)
 		if damaged && errors.Is(err, notify.ErrCorrupt) {
 			out[i], err = notify.Row{Key: keys[i], Damaged: append([]byte{}, v...)}, nil
 		}
@@ -131,7 +131,7 @@ func (s *status) each(ctx context.Context, in rows.Range, fn func(*notify.Row) e
 	return s.rows.Scan(ctx, tableStatus, in, func(stored rows.Row) (bool, error) {
 		row := new(notify.Row)
 		if !readRowKey(stored.Key, &row.Key) || !ReadRow(stored.Value, row) {
-			return false, unread("outcome row", stored.Key, stored.Value, RowVersion)
+			return false, unreadRow(stored.Key, stored.Value)
 		}
 		return true, fn(row)
 	})
@@ -205,7 +205,7 @@ func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (tota
 		err := c.rows.Scan(ctx, tableStatus, in, func(stored rows.Row) (bool, error) {
 			var row notify.Row
 			if !ReadRow(stored.Value, &row) {
-				return false, unread("outcome row", stored.Key, stored.Value, RowVersion)
+				return false, unreadRow(stored.Key, stored.Value)
 			}
 			if row.Done && row.Updated < closed || !row.Done && row.Updated < open {
 				old = append(old, stored.Key)

@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -98,6 +99,11 @@ func ReadRow(v []byte, r *notify.Row) bool {
 	c := codec.Unpacker(v, RowVersion)
 	RowFields(&c, r)
 	return c.Whole()
+}
+
+// unreadRow reports a stored row that ReadRow could not read.
+func unreadRow(key string, v []byte) error {
+	return notify.Unread("store", fmt.Sprintf("outcome row at %x", key), v, RowVersion)
 }
 
 // CheckRow refuses a row with a state that the packed form cannot hold.

@@ -163,16 +163,7 @@ func unpack[V any](r rows.Row) (v V, err error) {
 
 // corrupt reports a row that this package did not write.
 func corrupt(key string) error {
-	return notify.Unavailable("store", 0, fmt.Errorf("%w: row %q", notify.ErrCorrupt, key))
-}
-
-// unread reports a value that begins with its version and cannot be unpacked:
-// notify.ErrNewer if the version is above known, else notify.ErrCorrupt.
-func unread(what, key string, v []byte, known byte) error {
-	if err := notify.CheckVersion(what, v, known); err != nil {
-		return err
-	}
-	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s at %x", notify.ErrCorrupt, what, key))
+	return notify.Corrupt("store", fmt.Sprintf("row %q", key))
 }
 
 // load returns the record that is stored under a key, and its value; nil: there is none.

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/codec"
@@ -107,10 +108,7 @@ func (t timerTable) read(r rows.Row, x *engine.Timer) error {
 	if c.Whole() {
 		return nil
 	}
-	if err := notify.CheckVersion("timer", r.Value, TimerVersion); err != nil {
-		return err
-	}
-	return corrupt(r.Key)
+	return notify.Unread("store", fmt.Sprintf("timer at %x", r.Key), r.Value, TimerVersion)
 }
 
 func (t timerTable) Put(ctx context.Context, shards int, ts []engine.Timer) error {

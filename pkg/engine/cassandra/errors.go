@@ -62,16 +62,7 @@ func unsettled(what string) error {
 	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("%s: the outcome of the write is unknown", what))
 }
 
-// unread reports a value that unpack could not read: notify.ErrNewer if a newer release
-// wrote it, else notify.ErrCorrupt.
-func unread(what string, v []byte, version byte) error {
-	if err := notify.CheckVersion(what, v, version); err != nil {
-		return err
-	}
-	return corrupt(what)
-}
-
 // corrupt reports a value that this package did not write.
 func corrupt(what string) error {
-	return notify.Unavailable("cassandra", 0, fmt.Errorf("%w: %s", notify.ErrCorrupt, what))
+	return notify.Corrupt("cassandra", what)
 }

@@ -181,7 +181,7 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	t.s.clock.see(at)
 	r.Key = k
 	if !store.ReadRow(v, r) {
-		return unread("an outcome row of "+k.Chunk.Base.String(), v, store.RowVersion)
+		return notify.Unread("cassandra", "an outcome row of "+k.Chunk.Base.String(), v, store.RowVersion)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
@@ -201,7 +202,7 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 
 func readTimer(x *engine.Timer, v []byte) error {
 	if !codec.Unpack(v, store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }) {
-		return unread("a timer", v, store.TimerVersion)
+		return notify.Unread("cassandra", "a timer", v, store.TimerVersion)
 	}
 	if len(x.Payload) == 0 {
 		x.Payload = nil

@@ -54,10 +54,10 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 	t.s.clock.see(x.at)
 	x.ID, x.Version, x.State = id, uint64(version), engine.TriggerState(state)
 	if !codec.Unpack(request, store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, &x.Trigger) }) {
-		return stored{}, unread("the request of the trigger "+id, request, store.TriggerVersion)
+		return stored{}, notify.Unread("cassandra", "the request of the trigger "+id, request, store.TriggerVersion)
 	}
 	if !codec.Unpack(data, store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, &x.Trigger) }) {
-		return stored{}, unread("the trigger "+id, data, store.TriggerVersion)
+		return stored{}, notify.Unread("cassandra", "the trigger "+id, data, store.TriggerVersion)
 	}
 	return x, nil
 }

@@ -48,18 +48,9 @@ func opening(dir string, err error) error {
 	}
 }
 
-// unread reports a value that cannot be decoded and begins with its version:
-// notify.ErrNewer if that is above known, else notify.ErrCorrupt.
-func unread(what string, key, v []byte, known byte) error {
-	if err := notify.CheckVersion(what, v, known); err != nil {
-		return err
-	}
-	return corrupt(what, key)
-}
-
 // corrupt reports a value that this package did not write.
 func corrupt(what string, key []byte) error {
-	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s at %x", notify.ErrCorrupt, what, key))
+	return notify.Corrupt("store", fmt.Sprintf("%s at %x", what, key))
 }
 
 func locked(dir string, err error) error {

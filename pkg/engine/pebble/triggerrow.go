@@ -95,7 +95,7 @@ func readTrigger(id string, v []byte, t *engine.Trigger, head bool) (h triggerHe
 	}
 	store.TriggerProgress(&c, t)
 	if !c.Whole() || head && !h.split {
-		return h, unread("trigger", []byte(id), v, store.TriggerVersion)
+		return h, notify.Unread("store", "trigger "+id, v, store.TriggerVersion)
 	}
 	t.ID, t.Version, t.State, t.Ended, t.Caller = id, h.version, h.state, h.ended, h.caller
 	return h, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
@@ -49,7 +51,7 @@ func (t *triggers) headerAt(k []byte) (h triggerHeader, ok bool, err error) {
 	err = readFrom(t.s.db, k, func(v []byte) error {
 		c := codec.Unpacker(v, store.TriggerVersion)
 		if h.fields(&c); h.version == 0 { // what is damaged reads as zero
-			return unread("trigger", k, v, store.TriggerVersion)
+			return notify.Unread("store", fmt.Sprintf("trigger at %x", k), v, store.TriggerVersion)
 		}
 		ok = true
 		return nil
