@@ -19,9 +19,7 @@ func (c *Config) openBucket(ctx context.Context) (archive.Bucket, error) {
 	if err := checkSecret("archive.s3.credentials_file", k.Credentials); err != nil {
 		return nil, err
 	}
-	return s3.New(ctx, s3.Config{
-		Bucket: k.Bucket, Prefix: k.Prefix, Region: k.Region, Endpoint: k.Endpoint, PathStyle: k.PathStyle, Credentials: k.Credentials,
-	})
+	return s3.New(ctx, *k)
 }
 
 // buildArchive opens the archive, if there is to be one.

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/archive/s3"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
@@ -84,14 +85,7 @@ type Config struct {
 		Every time.Duration `koanf:"every" default:"1h" above:"0" doc:"how often files are written"`
 		After time.Duration `koanf:"after" default:"24h" above:"0" doc:"how old an outcome is when it is archived: later receipts are not in it; below history.retention"`
 		Wait  time.Duration `koanf:"wait" default:"168h" above:"0" doc:"how long what has aged out is kept for an archive that is behind"`
-		S3    struct {
-			Bucket      string `koanf:"bucket" doc:"bucket the files are moved to; empty: they stay in archive.dir"`
-			Prefix      string `koanf:"prefix" doc:"before the names of the objects; each notifyd has its own"`
-			Region      string `koanf:"region" doc:"empty: that of AWS_REGION or of the credentials' profile"`
-			Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a store that is not AWS's"`
-			PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path, as most other stores want it"`
-			Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
-		} `koanf:"s3"`
+		S3    s3.Config     `koanf:"s3"`
 	} `koanf:"archive"`
 
 	Timers struct {

@@ -17,22 +17,17 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
-// Config of a Bucket. Bucket is required.
+// Config of a Bucket. The tagged fields are the section archive.s3 of the configuration
+// file. Prefix is put before every name, with a slash between: two stores under the same
+// prefix would write files of the same names.
 type Config struct {
-	Bucket string
-	// Prefix is put before every name, with a slash between. One store's alone:
-	// two would write files of the same names.
-	Prefix string
-	// Region. Default: that of the environment or the credentials file.
-	Region string
-	// Endpoint is the URL of a store that is not AWS's; "" is AWS.
-	Endpoint string
-	// PathStyle puts the bucket into the path instead of the host's name, as most
-	// other stores want it.
-	PathStyle bool
-	// Credentials is a file in the form of ~/.aws/credentials. Default: where the
-	// SDK looks for them: the environment, that file, the machine's role.
-	Credentials string
+	Bucket      string `koanf:"bucket" doc:"bucket the files are moved to; empty: they stay in archive.dir"`
+	Prefix      string `koanf:"prefix" doc:"before the names of the objects; each notifyd has its own"`
+	Region      string `koanf:"region" doc:"empty: that of AWS_REGION or of the credentials' profile"`
+	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a store that is not AWS's"`
+	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path, as most other stores want it"`
+	Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+
 	// Timeout bounds one file. Default 30 min.
 	Timeout time.Duration
 }
