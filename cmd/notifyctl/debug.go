@@ -101,13 +101,10 @@ func (b *bundle) gather(ctx context.Context, p *program, t *target) {
 		build["server_version"], build["skew"] = s.Version, s.Skew
 	}
 	b.json("version.json", build, nil)
-	for _, part := range []struct {
-		name string
-		ask  func(context.Context) (json.RawMessage, error)
-	}{{"doctor.json", cl.Doctor}, {"lag.json", cl.Lag}} {
-		v, err := part.ask(ctx)
-		b.json(part.name, v, err)
-	}
+	findings, err := cl.Doctor(ctx)
+	b.json("doctor.json", findings, err)
+	lags, err := cl.Lag(ctx)
+	b.json("lag.json", lags, err)
 	circuits, err := cl.Circuits(ctx)
 	b.json("circuits.json", circuits, err)
 	d, err := cl.Debug(ctx)

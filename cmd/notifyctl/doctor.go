@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,16 +44,11 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	if err != nil {
 		return p.advise(err, &t)
 	}
-	raw, err := p.clientOf(&t).Doctor(ctx)
+	theirs, err := p.clientOf(&t).Doctor(ctx)
 	if err != nil {
 		return p.advise(err, &t)
 	}
-	fs := p.thisSide(ctx)
-	var theirs []api.Finding
-	if err := json.Unmarshal(raw, &theirs); err != nil {
-		return badAnswer(err)
-	}
-	fs = append(fs, theirs...)
+	fs := append(p.thisSide(ctx), theirs...)
 	// What is wrong first: of thirty checks one matters.
 	slices.SortStableFunc(fs, func(a, b api.Finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
 	bad := 0

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -120,13 +119,9 @@ timer store for a later attempt: a retry, quiet hours, an open circuit, a blocke
 account. They come to the topic again at their time. A ? means that the process that
 answered does not count them: one of the role operator does.`,
 		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
-			raw, err := cl.Lag(ctx)
+			ls, err := cl.Lag(ctx)
 			if err != nil {
 				return err
-			}
-			var ls []api.GroupLag
-			if err := json.Unmarshal(raw, &ls); err != nil {
-				return badAnswer(err)
 			}
 			return p.printer().Print(ls, cols.table(ls))
 		}),

@@ -207,20 +207,18 @@ func (cl *Client) DeadLetter(ctx context.Context, id string) (DeadLetter, error)
 }
 
 // Doctor returns the server's findings about itself.
-func (cl *Client) Doctor(ctx context.Context) (json.RawMessage, error) {
-	return cl.items(ctx, "/v1/ops/doctor")
+func (cl *Client) Doctor(ctx context.Context) ([]Finding, error) {
+	return items[Finding](ctx, cl, "/v1/ops/doctor")
 }
 
 // Lag returns how far each group is behind its topic.
-func (cl *Client) Lag(ctx context.Context) (json.RawMessage, error) {
-	return cl.items(ctx, "/v1/ops/lag")
+func (cl *Client) Lag(ctx context.Context) ([]GroupLag, error) {
+	return items[GroupLag](ctx, cl, "/v1/ops/lag")
 }
 
-// items returns the items of a list whose elements are the server's own.
-func (cl *Client) items(ctx context.Context, path string) (json.RawMessage, error) {
-	out, err := fetch[struct {
-		Items json.RawMessage `json:"items"`
-	}](ctx, cl, path, nil)
+// items returns the items of a list that comes whole.
+func items[T any](ctx context.Context, cl *Client, path string) ([]T, error) {
+	out, err := fetch[List[T]](ctx, cl, path, nil)
 	return out.Items, err
 }
 

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"encoding/json"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,12 +34,8 @@ func (u unwell) Send(ctx context.Context, call *notify.Call, report notify.Repor
 // metrics say of all lanes, by lane and reason.
 func (l *life) deferredOf(t *testing.T, topic string) (of []api.Deferred, metrics map[string]float64) {
 	t.Helper()
-	raw, err := l.client.Lag(t.Context())
+	lags, err := l.client.Lag(t.Context())
 	if err != nil {
-		t.Fatal(err)
-	}
-	var lags []api.GroupLag
-	if err := json.Unmarshal(raw, &lags); err != nil {
 		t.Fatal(err)
 	}
 	for _, lag := range lags {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
@@ -309,12 +308,8 @@ func TestDoctorAndLag(t *testing.T) {
 	l.becomes(t, sent.NotificationID, "DELIVERED")
 	eventually(t, "idle", l.Idle)
 
-	raw, err := l.client.Doctor(t.Context())
+	fs, err := l.client.Doctor(t.Context())
 	if err != nil {
-		t.Fatal(err)
-	}
-	var fs []engine.Finding
-	if err := json.Unmarshal(raw, &fs); err != nil {
 		t.Fatal(err)
 	}
 	levels := map[string]string{}
@@ -336,11 +331,8 @@ func TestDoctorAndLag(t *testing.T) {
 		t.Error("nothing about the disk")
 	}
 
-	if raw, err = l.client.Lag(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	var lags []api.GroupLag
-	if err := json.Unmarshal(raw, &lags); err != nil {
+	lags, err := l.client.Lag(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]bool{}

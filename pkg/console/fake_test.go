@@ -106,14 +106,21 @@ func (f *fake) Rates(ctx context.Context) (api.Rates, error) {
 	return r, f.on(ctx, "rates")
 }
 
-func (f *fake) Lag(ctx context.Context) (json.RawMessage, error) {
-	return json.RawMessage(`[{"group":"push-workers","topic":"notifications-push","lag":0,"in_flight":3,"paused":0},
+func decoded[T any](list string) (out []T) {
+	if err := json.Unmarshal([]byte(list), &out); err != nil {
+		panic(err)
+	}
+	return out
+}
+
+func (f *fake) Lag(ctx context.Context) ([]api.GroupLag, error) {
+	return decoded[api.GroupLag](`[{"group":"push-workers","topic":"notifications-push","lag":0,"in_flight":3,"paused":0},
 		{"group":"email-bulk-workers","topic":"notifications-email-bulk","lag":1203,"in_flight":64,"paused":2},
 		{"group":"sms-workers","topic":"notifications-sms","lag":0,"in_flight":0,"paused":0}]`), f.on(ctx, "lag")
 }
 
-func (f *fake) Doctor(ctx context.Context) (json.RawMessage, error) {
-	return json.RawMessage(`[{"check":"log","level":"ok","detail":"31 of 512 MiB","used":0.06},
+func (f *fake) Doctor(ctx context.Context) ([]api.Finding, error) {
+	return decoded[api.Finding](`[{"check":"log","level":"ok","detail":"31 of 512 MiB","used":0.06},
 		{"check":"disk","level":"warn","detail":"900 MiB free of 10240; intake stops at 512","repair":"make room on the volume of data_dir","used":0.91},
 		{"check":"circuit apns","level":"warn","detail":"open config","repair":"correct the provider's credentials"},
 		{"check":"log damage","level":"fail","detail":"notifications-push/3: acknowledged records 1 to 4 (4) are damaged and gone","repair":"look for faults of the disk"}]`), f.on(ctx, "doctor")

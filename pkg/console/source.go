@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"time"
 
@@ -16,8 +15,8 @@ import (
 // client should not retry.
 type Server interface {
 	Rates(ctx context.Context) (api.Rates, error)
-	Lag(ctx context.Context) (json.RawMessage, error)
-	Doctor(ctx context.Context) (json.RawMessage, error)
+	Lag(ctx context.Context) ([]api.GroupLag, error)
+	Doctor(ctx context.Context) ([]api.Finding, error)
 	Circuits(ctx context.Context) (api.Circuits, error)
 	TopDeadLetters(ctx context.Context, f api.LetterFilter, limit int) (api.LetterTop, error)
 	DeadLetters(ctx context.Context, f api.LetterFilter, cursor string, limit int) (api.DeadLetterPage, error)
@@ -80,12 +79,10 @@ func ask(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snaps
 		v, err := s.Rates(ctx)
 		return func(t *snapshot) { t.rates = v }, err
 	case feedLag:
-		raw, err := s.Lag(ctx)
-		v, err := decode[[]api.GroupLag](raw, err)
+		v, err := s.Lag(ctx)
 		return func(t *snapshot) { t.lanes = v }, err
 	case feedDoctor:
-		raw, err := s.Doctor(ctx)
-		v, err := decode[[]api.Finding](raw, err)
+		v, err := s.Doctor(ctx)
 		return func(t *snapshot) { t.findings = v }, err
 	case feedCircuits:
 		v, err := s.Circuits(ctx)
@@ -106,14 +103,6 @@ func ask(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snaps
 		v, err := s.Schedules(ctx, api.ScheduleQuery{Status: "SCHEDULED", Limit: schedulesShown})
 		return func(t *snapshot) { t.schedules = v }, err
 	}
-}
-
-func decode[T any](raw json.RawMessage, err error) (v T, _ error) {
-	if err != nil {
-		return v, err
-	}
-	err = json.Unmarshal(raw, &v)
-	return v, err
 }
 
 // Run shows the page on a terminal until q, Ctrl-C or the end of ctx, and leaves

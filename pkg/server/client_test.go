@@ -52,9 +52,9 @@ func TestClientEndToEnd(t *testing.T) {
 		}
 		return request.Answer{Status: 201, Body: []byte(answers[route]), Replayed: m.Key == "again"}, nil
 	}
-	report := func(context.Context) (any, error) { return map[string]int{"n": 3}, nil }
 	c := w.serving(t, func(d *Deps) {
-		d.Doctor, d.Lag = report, report
+		d.Doctor = func(context.Context) (any, error) { return []api.Finding{{Check: "store", Level: "ok"}}, nil }
+		d.Lag = func(context.Context) (any, error) { return []api.GroupLag{{Group: "g", Lag: 3}}, nil }
 		d.Debug = func(context.Context) (any, error) {
 			return api.Debug{Texts: map[string]string{"a.txt": "x"}, Binaries: map[string][]byte{"b": {1}}}, nil
 		}
@@ -104,10 +104,10 @@ func TestClientEndToEnd(t *testing.T) {
 	check("DeadLetters", len(d.Items), 1, err)
 	one, err := c.DeadLetter(ctx, single.String())
 	check("DeadLetter", one.Seq, 4, err)
-	raw, err := c.Doctor(ctx)
-	check("Doctor", string(raw), `{"n":3}`, err)
-	raw, err = c.Lag(ctx)
-	check("Lag", string(raw), `{"n":3}`, err)
+	findings, err := c.Doctor(ctx)
+	check("Doctor", findings, []api.Finding{{Check: "store", Level: "ok"}}, err)
+	lags, err := c.Lag(ctx)
+	check("Lag", lags, []api.GroupLag{{Group: "g", Lag: 3}}, err)
 	bug, err := c.Debug(ctx)
 	check("Debug", []any{bug.Texts["a.txt"], bug.Binaries["b"]}, []any{"x", []byte{1}}, err)
 	check("Ready", "", "", c.Ready(ctx))

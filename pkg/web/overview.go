@@ -2,7 +2,6 @@ package web
 
 import (
 	"cmp"
-	"encoding/json"
 	"slices"
 	"strings"
 	"time"
@@ -98,8 +97,8 @@ func (p *Page) overview(v *visit) error {
 	var b overviewBody
 	var q questions
 	ask(&q, &b.Rates, func() (api.Rates, error) { return v.client.Rates(v.ctx) })
-	ask(&q, &b.Lag, func() ([]api.GroupLag, error) { return decoded[[]api.GroupLag](v.client.Lag(v.ctx)) })
-	ask(&q, &b.Findings, func() ([]api.Finding, error) { return decoded[[]api.Finding](v.client.Doctor(v.ctx)) })
+	ask(&q, &b.Lag, func() ([]api.GroupLag, error) { return v.client.Lag(v.ctx) })
+	ask(&q, &b.Findings, func() ([]api.Finding, error) { return v.client.Doctor(v.ctx) })
 	ask(&q, &b.Circuits, func() ([]api.Circuit, error) {
 		cs, err := v.client.Circuits(v.ctx)
 		return slices.DeleteFunc(cs.Items, func(c api.Circuit) bool { return c.State == "closed" }), err
@@ -113,17 +112,6 @@ func (p *Page) overview(v *visit) error {
 	ask(&q, &b.Forecast, func() (chart, error) { return p.forecastOf(v) })
 	q.wait()
 	return v.show("overview", "Overview", &b)
-}
-
-// decoded reads an answer that is JSON of the server's own.
-func decoded[T any](raw json.RawMessage, err error) (out T, _ error) {
-	if err != nil {
-		return out, err
-	}
-	if err := json.Unmarshal(raw, &out); err != nil {
-		return out, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the JSON expected", Err: err}
-	}
-	return out, nil
 }
 
 // failuresBody is what failed in the last 24 hours.

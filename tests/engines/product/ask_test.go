@@ -1,20 +1,15 @@
 package product
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-func doctor(t *testing.T, cl *api.Client) (found []engine.Finding) {
+func doctor(t *testing.T, cl *api.Client) []api.Finding {
 	t.Helper()
-	raw, err := cl.Doctor(t.Context())
-	if err == nil {
-		err = json.Unmarshal(raw, &found)
-	}
+	found, err := cl.Doctor(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,13 +17,13 @@ func doctor(t *testing.T, cl *api.Client) (found []engine.Finding) {
 }
 
 // find is what a doctor found of a check.
-func find(fs []engine.Finding, check string) engine.Finding {
+func find(fs []api.Finding, check string) api.Finding {
 	for _, f := range fs {
 		if f.Check == check {
 			return f
 		}
 	}
-	return engine.Finding{}
+	return api.Finding{}
 }
 
 // send sends one push to a user with an address.
