@@ -99,6 +99,43 @@ func TestBulkheadLimit(t *testing.T) {
 	})
 }
 
+// Messages that find their caller's line full stay in memory while there is room, and are
+// not put off. A stop gives them back at once.
+func TestLooksAgainForRoom(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight, c.MaxQueued = 10, 300 })
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return 5 * time.Millisecond, ok }
+		_, stop := p.run()
+		var ids []string
+		for range 250 {
+			ids = append(ids, p.create("shop", `"delay_seconds":5`))
+		}
+		pass(6 * time.Second)
+		for _, id := range ids {
+			p.want(id, engine.TriggerFired)
+		}
+		if n := p.evs.get("deferred " + CauseBulkhead); n != 0 {
+			t.Errorf("%d messages were put off", n)
+		}
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return time.Second, ok }
+		for range 250 {
+			p.create("shop", `"delay_seconds":5`)
+		}
+		pass(5*time.Second + 20*time.Millisecond)
+		if n := p.evs.get("deferred " + CauseBulkhead); n != 0 {
+			t.Errorf("%d messages were put off before the stop", n)
+		}
+		began := time.Now()
+		stop()
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the stop took %v, the calls under way end within a second", took)
+		}
+		if d, _ := p.queue.Depth(context.Background()); d.InFlight != 0 || d.Ready+d.Delayed != 240 || p.evs.get("deferred "+CauseShutdown) == 0 {
+			t.Errorf("after the stop: %+v, want 240 messages given back", d)
+		}
+	})
+}
+
 // While the breaker is open nothing is called; what waits keeps its attempts,
 // and all of it fires when the receiver is back.
 func TestBreaker(t *testing.T) {

@@ -38,7 +38,8 @@ const (
 )
 
 // work is a message in memory and what is being done about it. One goroutine at
-// a time has it: the one that does its step. While it waits, its lane has it.
+// a time has it: the one that does its step. While it waits, its lane has it, or a
+// goroutine of lookAgain.
 type work struct {
 	d     engine.Delivery
 	msg   message
@@ -50,6 +51,8 @@ type work struct {
 
 	claimed time.Time     // before the claim was written: the lease is trusted from here
 	slot    bool          // it has a place among the calls under way
+	toRead  *lane         // its line keeps room for it until its row is read
+	looks   int           // how often it looked again for room in its caller's line
 	delay   time.Duration // how long to put the message off
 	cause   string        // of that, where it is a deferral
 	keep    bool          // it is put off as the message it is, with the receives it has
@@ -148,6 +151,7 @@ func (d *Dispatcher) callsNothing() (cause string, wait time.Duration) {
 // read does stepRead. While the store is away the messages stay held: giving them
 // back would wear out their receives.
 func (d *Dispatcher) read(ctx context.Context, ws []*work) {
+	d.lanes.reading(ws)
 	ids := make([]string, len(ws))
 	for i, w := range ws {
 		ids[i] = idOf(w.msg.base)
