@@ -60,7 +60,7 @@ func (c SendGridConfig) validate() error {
 	}
 	for _, name := range c.Pools {
 		if len(name) > 64 {
-			return notify.Invalid("bad_pool", "sendgrid.pools", "IPs and rate are positive, a name has at most 64 bytes")
+			return notify.Invalid("bad_pool", "sendgrid.pools", "the name of a pool has at most 64 bytes")
 		}
 	}
 	return nil
