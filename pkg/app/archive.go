@@ -6,12 +6,11 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/archive/s3"
-	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/metrics"
 )
 
 // openBucket opens the bucket of the archive; nil where none is named.
-func (c *Config) openBucket(ctx context.Context) (archive.Bucket, error) {
+func openBucket(ctx context.Context, c *Config) (archive.Bucket, error) {
 	k := &c.Archive.S3
 	if k.Bucket == "" {
 		return nil, nil
@@ -22,24 +21,23 @@ func (c *Config) openBucket(ctx context.Context) (archive.Bucket, error) {
 	return s3.New(ctx, *k)
 }
 
-// buildArchive opens the archive, if there is to be one.
-func (n *Node) buildArchive(ctx context.Context) (err error) {
+// openArchive opens the archive; nil where there is none.
+func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 	c := &n.cfg.Archive
 	if c.Dir == "" {
-		return nil
+		return nil, nil
 	}
-	bucket, err := n.cfg.openBucket(ctx)
+	bucket, err := openBucket(ctx, &n.cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	n.archive, err = archive.Open(ctx, archive.Config{
+	return archive.Open(ctx, archive.Config{
 		// The feeds would count as seen by their callers what is archived.
 		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: n.own.history, Status: n.st.status, Meta: n.st.meta,
 		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
 		Written: func(kind string, lines int) { metrics.Add(n.metrics.ArchiveLines, lines, kind) },
 		Failed:  func(error) { n.metrics.ArchiveFailures.Inc() },
 	})
-	return err
 }
 
 // archivePlace is where its files end up.
@@ -49,10 +47,6 @@ func archivePlace(c *Config) string {
 	}
 	return c.Archive.Dir
 }
-
-// archived is what history asks before it removes what is old. It is asked once
-// the process runs.
-func (n *Node) archived() map[history.Part]int64 { return n.archive.Positions() }
 
 // archiveLevel says how bad it is that the archive is behind: from half of the
 // wait on, what was not archived will soon be removed.

@@ -41,7 +41,7 @@ func TestArchive(t *testing.T) {
 	}
 	finding := func() engine.Finding {
 		t.Helper()
-		v, err := l.doctor(t.Context())
+		v, err := views{l.Node}.doctor(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/backup"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/server"
 )
 
 // stagingName is the folder in which a backup is gathered.
@@ -92,13 +91,4 @@ func (s *Snapshot) Close() error {
 		return fmt.Errorf("backup: %w", err)
 	}
 	return nil
-}
-
-// backup is Backup for the server.
-func (n *Node) backup(ctx context.Context) (server.Snapshot, error) {
-	s, err := n.Backup(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
 }

@@ -1,7 +1,9 @@
 package app
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/archive/s3"
@@ -222,3 +224,22 @@ func (c *Config) order(l notify.Lane) worker.Order {
 
 // partitions returns the partition count of a channel's topics.
 func (c *Config) partitions(ch notify.Channel) int { return c.Log.Partitions[ch.String()] }
+
+// instance is the name of this process's place.
+func (c *Config) instance() string {
+	if c.Instance != "" {
+		return c.Instance
+	}
+	if host, err := os.Hostname(); err == nil && host != "" {
+		return host
+	}
+	return "notifyd"
+}
+
+// publicURL is where providers reach the API.
+func (c *Config) publicURL() string {
+	if c.API.PublicURL != "" {
+		return strings.TrimRight(c.API.PublicURL, "/")
+	}
+	return "http://" + c.API.Listen
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
@@ -11,6 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // kafka is how the brokers are reached.
@@ -70,4 +73,31 @@ func (c *Config) openSQS(ctx context.Context) (*sqs.Store, error) {
 		return nil, err
 	}
 	return sqs.Open(ctx, c.SQS)
+}
+
+// egress is what callbacks may connect to.
+func (c *Config) egress() (p trigger.EgressPolicy, err error) {
+	prefixes := func(field string, list []string) (out []netip.Prefix) {
+		for _, s := range list {
+			one, perr := netip.ParsePrefix(strings.TrimSpace(s))
+			if perr != nil && err == nil {
+				err = notify.Invalid("bad_config", field, s+" is not a prefix such as 10.1.0.0/16")
+			}
+			out = append(out, one)
+		}
+		return out
+	}
+	p.Plain = trigger.Plain(c.Triggers.Plain)
+	p.Allow, p.Deny = prefixes("triggers.allow", c.Triggers.Allow), prefixes("triggers.deny", c.Triggers.Deny)
+	for _, port := range c.Triggers.Ports {
+		if port == 0 {
+			p.AnyPort = true
+			continue
+		}
+		if port < 0 || port > 65535 {
+			return p, notify.Invalid("bad_config", "triggers.ports", "a port is from 1 to 65535; 0 admits all")
+		}
+		p.Ports = append(p.Ports, uint16(port))
+	}
+	return p, err
 }

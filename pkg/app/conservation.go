@@ -5,13 +5,12 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/internal/killpoint"
-	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-func (n *Node) buildConservation() {
+func newAuditor(n *Node) *conserve.Auditor {
 	var bodies func(context.Context, func([]byte) error) error
 	if n.st.bodies != nil {
 		bodies = func(ctx context.Context, fn func([]byte) error) error { return n.st.bodies(ctx, triggerQueue, fn) }
@@ -32,15 +31,10 @@ func (n *Node) buildConservation() {
 	if n.own != nil {
 		lost = n.own.lost
 	}
-	n.auditor = conserve.New(conserve.Config{
+	return conserve.New(conserve.Config{
 		Log: conserve.OverLog{Admin: n.admin, Reader: n.reader, Gone: lost}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
 		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: notify.FirstTopics(), Settle: n.seams.settle,
 		Apart: n.own == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: held,
 		Waiting: n.later.census.Set, Producer: n.producer, Away: away, Logger: n.log, Hit: killpoint.Hit,
 	})
-}
-
-// Audit adds up what was accepted since then (zero: all that is kept).
-func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
-	return n.auditor.Audit(ctx, since)
 }

@@ -20,7 +20,7 @@ import (
 // find returns the doctor's findings of one check.
 func (l *life) find(t *testing.T, check string) (fs []engine.Finding) {
 	t.Helper()
-	all, err := l.doctor(t.Context())
+	all, err := views{l.Node}.doctor(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestDamagedLog(t *testing.T) {
 	if f := b.find(t, "log segments"); f[0].Level != "fail" || !strings.Contains(f[0].Detail, "losses.json") {
 		t.Errorf("%+v", f)
 	}
-	if w := b.warnings(); len(w) != 1 || w[0] != "log_damaged" {
+	if w := (views{b.Node}).warnings(); len(w) != 1 || w[0] != "log_damaged" {
 		t.Errorf("warnings %v", w)
 	}
 	if m := scrape(t, b.Node); !strings.Contains(m, "\nnotifyd_log_lost_records{consumed=\"no\"} 2\n") {

@@ -26,12 +26,9 @@ type About struct {
 	Log    func() []string // its last lines, redacted; nil: none are kept
 }
 
-// Describe says what debug bundles tell of the process. It is called before Run.
-func (n *Node) Describe(a About) { n.about = a }
-
 // debug gathers what a report of a bug needs. What cannot be had is a text that
 // says why: a bundle is made when something is wrong.
-func (n *Node) debug(ctx context.Context) (any, error) {
+func (n views) debug(ctx context.Context) (any, error) {
 	out := api.Debug{Texts: map[string]string{}, Binaries: map[string][]byte{}}
 	text := func(name string, make func(*bytes.Buffer) error) {
 		var b bytes.Buffer

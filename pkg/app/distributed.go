@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +15,7 @@ import (
 
 // openDistributed opens the engines that are servers, which many processes
 // share. What they hold was made by Migrate.
-func (n *Node) openDistributed(ctx context.Context) error {
+func (n opener) openDistributed(ctx context.Context) error {
 	if err := n.listen(ctx); err != nil {
 		return err
 	}
@@ -27,21 +26,10 @@ func (n *Node) openDistributed(ctx context.Context) error {
 		open = n.seams.servers
 	}
 	n.progress("connecting to the engines")
-	if err := open(ctx, n); err != nil {
+	if err := open(ctx, n.Node); err != nil {
 		return err
 	}
 	return n.useServers(ctx)
-}
-
-// instance is the name of this process's place.
-func (c *Config) instance() string {
-	if c.Instance != "" {
-		return c.Instance
-	}
-	if host, err := os.Hostname(); err == nil && host != "" {
-		return host
-	}
-	return "notifyd"
 }
 
 // notMigrated is the error of engines that Migrate has not prepared.
@@ -50,7 +38,7 @@ func notMigrated(what string) error {
 }
 
 // useServers makes the engines that were opened those of the stages.
-func (n *Node) useServers(ctx context.Context) (err error) {
+func (n opener) useServers(ctx context.Context) (err error) {
 	st := &n.st
 	n.servers.standings = cluster.NewStandings(st.beats, n.owner)
 	if err := n.openAdmin(); err != nil {

@@ -21,9 +21,12 @@ type doctor struct {
 	engine.Findings
 }
 
+// views are what the API tells operators of this process.
+type views struct{ *Node }
+
 // doctor is what GET /v1/ops/doctor says.
-func (n *Node) doctor(ctx context.Context) (any, error) {
-	d := &doctor{n: n}
+func (n views) doctor(ctx context.Context) (any, error) {
+	d := &doctor{n: n.Node}
 	d.look(ctx)
 	return d.Findings, nil
 }
@@ -221,7 +224,7 @@ func colon(reason string) string {
 }
 
 // lag is what GET /v1/ops/lag says.
-func (n *Node) lag(context.Context) (any, error) {
+func (n views) lag(context.Context) (any, error) {
 	ls := n.groups.lags()
 	for i := range ls {
 		l := &ls[i]
@@ -237,7 +240,3 @@ func (n *Node) lag(context.Context) (any, error) {
 	}
 	return ls, nil
 }
-
-// Idle reports whether nothing waits to be handled: every group of this process was
-// assigned its topics, read and finished them, and no timer is due within the horizon.
-func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }

@@ -31,7 +31,7 @@ type embeddedEngines struct {
 const SocketName = "kafka.sock"
 
 // openEmbedded opens the engines of this process, once their folder is ours.
-func (n *Node) openEmbedded(ctx context.Context) error {
+func (n opener) openEmbedded(ctx context.Context) error {
 	cfg := &n.cfg
 	n.own = &embeddedEngines{}
 	err := MakeDataDir(cfg.DataDir)
@@ -79,7 +79,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	// Before the log: what is sealed says how far the log reached.
 	var archived func() map[history.Part]int64
 	if cfg.Archive.Dir != "" {
-		archived = n.archived
+		archived = func() map[history.Part]int64 { return n.archive.Positions() } // asked once the process runs
 	}
 	n.own.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
@@ -123,7 +123,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 }
 
 // useOwn makes the engines of this process those of its stages.
-func (n *Node) useOwn() {
+func (n opener) useOwn() {
 	store, broker, kept := n.own.store, n.own.broker, n.own.history
 	n.owner = broker.StoreID() // one process has the folder
 	n.st = stores{

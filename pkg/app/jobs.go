@@ -10,13 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/metrics"
-	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // buildJobs makes what runs operators' jobs.
-func (n *Node) buildJobs() (err error) {
+func (n builder) buildJobs() (err error) {
 	n.audit = &deadletter.AuditLog{Store: n.st.audit}
 	n.jobs, err = deadletter.NewManager(deadletter.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
@@ -25,26 +24,6 @@ func (n *Node) buildJobs() (err error) {
 		Logger: n.log, Hit: killpoint.Hit,
 	})
 	return err
-}
-
-// stands says why no call of a lane can be made now.
-func (n *Node) stands(l notify.Lane) string {
-	why, ok := n.standing(l)
-	if !ok {
-		return ""
-	}
-	return why.String()
-}
-
-// unreachable returns the code with which the profile of a letter's user would
-// suppress it now, "" if it would not.
-func (n *Node) unreachable(d *engine.DeadLetter) string {
-	ch, ok := notify.ParseChannel(d.Channel)
-	cat, known := notify.ParseCategory(d.Category)
-	if !ok || !known {
-		return ""
-	}
-	return n.prefs.Snapshot().Unreachable([]byte(d.User), ch, cat)
 }
 
 // triggerLetter reads a record of triggers-dlq into the index of dead letters. A
@@ -69,7 +48,7 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 }
 
 // buildOutcomes makes the group that tells callers of ends other than failures.
-func (n *Node) buildOutcomes() error {
+func (n builder) buildOutcomes() error {
 	follower, err := outcomehook.NewFollower(outcomehook.FollowConfig{
 		Callers: n.st.callers, Triggers: n.later.triggers, State: n.receipts.stateOf, Log: n.producer, Logger: n.log,
 		Told: func(k int) { n.metrics.OutcomesTold.Add(float64(k)) }, Refused: func(code string) { metrics.Add(n.metrics.OutcomesRefused, 1, code) },

@@ -2,10 +2,8 @@ package app
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -45,7 +43,7 @@ const (
 
 // buildLater makes them. Over embedded stores one process owns every shard, and
 // needs no lease and no queue for near timers.
-func (n *Node) buildLater() error {
+func (n builder) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
 	if err := keepShards(context.Background(), n.st.meta, cfg.Timers.Shards); err != nil {
@@ -60,8 +58,8 @@ func (n *Node) buildLater() error {
 	tc := timer.Config{
 		Store: n.st.timers, Schedules: n.st.schedules, Scheduled: n.st.scheduled, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
 		Owner: n.owner, Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
-		Publish:   n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
-		CaughtUp:  n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
+		Publish:   traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
+		CaughtUp:  traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
 		Cancelled: cancelledTimers(n.producer),
 		Events:    timer.Events{Released: n.metrics.Released},
 	}
@@ -203,35 +201,8 @@ func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error
 	return d.log.Append(ctx, recs)
 }
 
-// egress is what callbacks may connect to.
-func (c *Config) egress() (p trigger.EgressPolicy, err error) {
-	prefixes := func(field string, list []string) (out []netip.Prefix) {
-		for _, s := range list {
-			one, perr := netip.ParsePrefix(strings.TrimSpace(s))
-			if perr != nil && err == nil {
-				err = notify.Invalid("bad_config", field, s+" is not a prefix such as 10.1.0.0/16")
-			}
-			out = append(out, one)
-		}
-		return out
-	}
-	p.Plain = trigger.Plain(c.Triggers.Plain)
-	p.Allow, p.Deny = prefixes("triggers.allow", c.Triggers.Allow), prefixes("triggers.deny", c.Triggers.Deny)
-	for _, port := range c.Triggers.Ports {
-		if port == 0 {
-			p.AnyPort = true
-			continue
-		}
-		if port < 0 || port > 65535 {
-			return p, notify.Invalid("bad_config", "triggers.ports", "a port is from 1 to 65535; 0 admits all")
-		}
-		p.Ports = append(p.Ports, uint16(port))
-	}
-	return p, err
-}
-
 // reconcile repairs, every hour, what no longer leads to triggers.
-func (n *Node) reconcile(ctx context.Context) error {
+func (n runner) reconcile(ctx context.Context) error {
 	return n.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
 		n.metrics.Reconciled(found, err)
 		switch {

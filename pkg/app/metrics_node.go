@@ -84,7 +84,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	if n.own != nil {
 		n.own.collect(gauge)
 	}
-	n.collectShared(ch, gauge)
+	c.collectShared(ch, gauge)
 	behind := map[string]api.GroupLag{} // by group, over its topics
 	for _, l := range n.groups.lags() {
 		sum := behind[l.Group]
@@ -111,7 +111,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	// A process tells of what it does: of the rest it knows nothing that is new.
 	if n.does(func(t cluster.Tasks) bool { return t.Scheduler }) {
-		n.collectTimers(ch, gauge)
+		c.collectTimers(ch, gauge)
 	}
 	if q, err := n.later.queue.Depth(context.Background()); err == nil {
 		gauge(descQueue, float64(q.Ready), "ready")
@@ -156,12 +156,9 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// does reports whether the process has a task; one with engines of its own has all.
-func (n *Node) does(task func(cluster.Tasks) bool) bool { return n.own != nil || task(n.tasks) }
-
 // collectTimers are the metrics of the timer engine.
-func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	st := n.later.timers.Stats()
+func (c *nodeCollector) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	st := c.n.later.timers.Stats()
 	gauge(descTimers, float64(st.Pending))
 	gauge(descShards, float64(len(st.Shards)))
 	water := time.Duration(0)
@@ -181,7 +178,7 @@ func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *promethe
 	count(descRehomed, st.Rehomed)
 	count(descDropped, st.Dropped)
 	count(descHeads, st.HeadSwaps)
-	gauge(descAllShard, float64(n.cfg.Timers.Shards))
+	gauge(descAllShard, float64(c.n.cfg.Timers.Shards))
 	count(descTookOver, st.TookOver)
 	count(descShardsGo, st.Lost)
 	count(descTimerErr, st.PublishFailures)

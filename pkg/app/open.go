@@ -9,8 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
+// opener opens the engines of a process and fills its stores.
+type opener struct{ *Node }
+
 // open opens the engines, and the clients of the log.
-func (n *Node) open() error {
+func (n opener) open() error {
 	ctx := context.Background()
 	engines := n.openEmbedded
 	if n.cfg.Engines == EnginesDistributed {
@@ -40,7 +43,7 @@ func (n *Node) open() error {
 }
 
 // openAdmin makes the client that looks at the log from the outside.
-func (n *Node) openAdmin() (err error) {
+func (n opener) openAdmin() (err error) {
 	if n.admin, err = log.NewAdmin(log.AdminConfig{Conn: n.st.conn}); err == nil {
 		n.closers = append(n.closers, silently(n.admin.Close))
 	}
@@ -49,7 +52,7 @@ func (n *Node) openAdmin() (err error) {
 
 // listen opens where the API and the admin routes are served, before anything is
 // told where the API is: its port may be any.
-func (n *Node) listen(ctx context.Context) (err error) {
+func (n opener) listen(ctx context.Context) (err error) {
 	cfg := &n.cfg
 	if n.listener == nil {
 		if n.listener, err = Listen(ctx, "api.listen", cfg.API.Listen); err != nil {

@@ -30,12 +30,12 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		return err
 	}
 	n.progress("connecting to Cassandra")
-	c, err := n.openCassandra(ctx)
+	c, err := opener{n}.openCassandra(ctx)
 	if err != nil {
 		return err
 	}
 	n.progress("connecting to PostgreSQL")
-	pg, err := n.openPostgres(ctx)
+	pg, err := opener{n}.openPostgres(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]
 
 // openCassandra opens every cluster that is named, one twice only where its
 // tables are apart.
-func (n *Node) openCassandra(ctx context.Context) (c clusters, err error) {
+func (n opener) openCassandra(ctx context.Context) (c clusters, err error) {
 	opened := map[string]*cassandra.Store{}
 	open := func(key string, part cassandra.Cluster) *cassandra.Store {
 		if err != nil {
@@ -140,7 +140,7 @@ func (n *Node) openCassandra(ctx context.Context) (c clusters, err error) {
 	return c, err
 }
 
-func (n *Node) openPostgres(ctx context.Context) (*postgres.Store, error) {
+func (n opener) openPostgres(ctx context.Context) (*postgres.Store, error) {
 	pc, err := n.cfg.postgres()
 	if err != nil {
 		return nil, err

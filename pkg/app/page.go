@@ -33,22 +33,20 @@ func pageKey(ctx context.Context, meta engine.Meta) ([]byte, error) {
 	}
 }
 
-// page makes the operator page over the API of this process.
-func (n *Node) page(of http.Handler, key []byte) http.Handler {
+// newPage makes the operator page over the API of this process.
+func newPage(n *Node, of http.Handler, key []byte) http.Handler {
+	user := func(ctx context.Context, token string) (web.User, error) { // who a token speaks for
+		id, err := n.verifier.Verify(ctx, token)
+		if err != nil {
+			return web.User{}, err
+		}
+		return web.User{Name: id.Caller, MayLook: id.Has(api.ScopeObserve), MayChange: id.Has(api.ScopeOperate)}, nil
+	}
 	p, err := web.New(web.Config{
-		API: of, Key: key, Verify: n.pageUser, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
+		API: of, Key: key, Verify: user, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
 	})
 	if err != nil {
 		panic(fmt.Errorf("the operator page: %w", err)) // its templates are part of the program
 	}
 	return p
-}
-
-// pageUser is who a token speaks for on the page.
-func (n *Node) pageUser(ctx context.Context, token string) (web.User, error) {
-	id, err := n.verifier.Verify(ctx, token)
-	if err != nil {
-		return web.User{}, err
-	}
-	return web.User{Name: id.Caller, MayLook: id.Has(api.ScopeObserve), MayChange: id.Has(api.ScopeOperate)}, nil
 }

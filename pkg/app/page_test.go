@@ -68,7 +68,7 @@ func TestPageOfTwoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := &Node{log: slog.New(slog.DiscardHandler), verifier: v}
-		return n.page(http.NotFoundHandler(), key)
+		return newPage(n, http.NotFoundHandler(), key)
 	}
 	secret := strings.Repeat("s", 32)
 	signer, err := server.NewSigner([]byte(secret))

@@ -44,7 +44,7 @@ func TestLostPositions(t *testing.T) {
 		!strings.Contains(f[0].Detail, "push-workers at notifications-push/0 (it stood at 5)") {
 		t.Errorf("doctor says %+v", f)
 	}
-	if w := b.warnings(); !slices.Contains(w, "positions_lost") {
+	if w := (views{b.Node}).warnings(); !slices.Contains(w, "positions_lost") {
 		t.Errorf("warnings %v", w)
 	}
 	eventually(t, "the log is read again", func() bool { return b.stood("push-workers", "notifications-push") == 5 })

@@ -19,7 +19,7 @@ const testTime = 20 * time.Second
 // testProvider calls a provider as the workers of this process would, whether its
 // circuit is held or not: that is when an operator wants to know. One test runs at a
 // time.
-func (n *Node) testProvider(ctx context.Context, name string, in api.ProviderTestRequest) (out api.ProviderTest, err error) {
+func (n views) testProvider(ctx context.Context, name string, in api.ProviderTestRequest) (out api.ProviderTest, err error) {
 	of, _, account := strings.Cut(name, ":")
 	p := n.provs
 	var test func(ctx context.Context, to string) []provider.Trial
@@ -97,7 +97,7 @@ func testAddress(ch notify.Channel, of, to string) (string, error) {
 }
 
 // accounts of the providers that have some.
-func (n *Node) accounts(context.Context) (any, error) {
+func (n views) accounts(context.Context) (any, error) {
 	out := api.Accounts{Items: []api.Account{}}
 	add := func(provider string, list []limit.AccountStatus) {
 		for _, a := range list {

@@ -51,7 +51,7 @@ func TestProviderWhileHeld(t *testing.T) {
 	}
 	refused := func(n *Node, name, to, code string) {
 		t.Helper()
-		_, err := n.testProvider(ctx, name, api.ProviderTestRequest{To: to})
+		_, err := views{n}.testProvider(ctx, name, api.ProviderTestRequest{To: to})
 		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != code {
 			t.Errorf("%s to %q: %v, want %s", name, to, err, code)
 		}

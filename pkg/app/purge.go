@@ -28,7 +28,7 @@ type purger struct {
 
 // purges returns the parts that remove old rows, by name. Each has its own loop, so
 // that a purge that cannot keep up delays no other purge.
-func (n *Node) purges() parts {
+func (n runner) purges() parts {
 	ps := parts{}
 	add := func(name string, purge func(ctx context.Context, now time.Time) error) {
 		ps[name] = n.removals.Every(name, n.st.meta, purge)
@@ -37,7 +37,7 @@ func (n *Node) purges() parts {
 		_, err := n.st.idem.Purge(ctx, now.UnixMilli())
 		return err
 	})
-	p := n.purger()
+	p := newPurger(n.Node)
 	add("purge of dead letters", p.letters)
 	add("purge of triggers", p.triggers)
 	add("purge of jobs", func(ctx context.Context, now time.Time) error {
@@ -51,7 +51,7 @@ func (n *Node) purges() parts {
 	return ps
 }
 
-func (n *Node) purger() *purger {
+func newPurger(n *Node) *purger {
 	return &purger{st: &n.st, own: n.own, archive: n.archive, maxDelay: n.cfg.Timers.MaxDelay}
 }
 

@@ -43,7 +43,7 @@ func TestPurgesDoNotWaitForEachOther(t *testing.T) {
 		n.st.triggers, n.st.idem, n.st.meta = behind, keys, memory.New().Meta()
 		ctx, stop := context.WithTimeout(t.Context(), time.Hour+time.Second)
 		defer stop()
-		ps, ended := n.purges(), make(chan error)
+		ps, ended := runner{n}.purges(), make(chan error)
 		for _, name := range []string{"purge of triggers", "purge of idempotency keys"} {
 			go func() { ended <- ps[name](ctx) }()
 		}

@@ -64,7 +64,7 @@ func TestYear(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	purges := n.purges()
+	purges := runner{n}.purges()
 	if purges["purge of outcomes"] == nil || purges["purge of cancellations and campaigns"] == nil {
 		t.Fatal("a process with the embedded engines runs no purge of outcomes")
 	}
@@ -108,8 +108,8 @@ func TestYear(t *testing.T) {
 		now := start.Add(time.Duration(d) * day)
 		write(now, d)
 		for _, purge := range []func() error{
-			func() error { return n.purger().outcomes(ctx, now) },
-			func() error { return n.purger().requests(ctx, now) },
+			func() error { return newPurger(n).outcomes(ctx, now) },
+			func() error { return newPurger(n).requests(ctx, now) },
 		} {
 			if err := purge(); err != nil {
 				t.Fatal(err)

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/intake"
@@ -25,6 +27,9 @@ func (n *Node) observe(e *notify.Envelope) {
 		n.finished(e)
 	}
 }
+
+// Describe says what debug bundles tell of the process. It is called before Run.
+func (n *Node) Describe(a About) { n.about = a }
 
 // Run runs the process until ctx ends, then stops in order: the API answers 503
 // and finishes its requests, workers finish their calls and commit, timers and
@@ -98,9 +103,9 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 		}
 		return g
 	}
-	innerG := ring(inner, n.innerParts(tasks))
-	middleParts := n.middleParts(tasks)
-	middleG := ring(middle, middleParts)
+	run := runner{n}
+	innerG := ring(inner, run.innerParts(tasks))
+	middleG := ring(middle, run.middleParts(tasks))
 	frontG := ring(front, map[string]func(context.Context) error{"api": n.server.Run})
 	<-front.Done()
 	_ = frontG.Wait()
@@ -114,8 +119,11 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 // parts of a process, by name: each runs until its context ends.
 type parts map[string]func(context.Context) error
 
+// runner knows the parts of a process.
+type runner struct{ *Node }
+
 // innerParts are what the others need to their end.
-func (n *Node) innerParts(do cluster.Tasks) parts {
+func (n runner) innerParts(do cluster.Tasks) parts {
 	ps := parts{"callers": n.asked.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.Run}
 	for name, run := range n.provs.runs() {
 		ps[name] = run
@@ -143,7 +151,7 @@ func (n *Node) innerParts(do cluster.Tasks) parts {
 }
 
 // middleParts are what does the work.
-func (n *Node) middleParts(do cluster.Tasks) parts {
+func (n runner) middleParts(do cluster.Tasks) parts {
 	ps := parts{}
 	// Where processes share a store not every process reads it to count.
 	if n.own != nil || do.Operator {
@@ -193,6 +201,18 @@ func endOf(ctx context.Context, err error) error {
 }
 
 // alone makes a part run in one process at a time.
-func (n *Node) alone(name string, run func(context.Context) error) func(context.Context) error {
+func (n runner) alone(name string, run func(context.Context) error) func(context.Context) error {
 	return cluster.Alone(n.st.lease, n.owner, name, run)
 }
+
+// Idle reports whether nothing waits to be handled: every group of this process was
+// assigned its topics, read and finished them, and no timer is due within the horizon.
+func (n *Node) Idle() bool { return allDone(n.groups.lags()) && n.later.timers.Pending() == 0 }
+
+// Audit adds up what was accepted since then (zero: all that is kept).
+func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
+	return n.auditor.Audit(ctx, since)
+}
+
+// does reports whether the process has a task; one with engines of its own has all.
+func (n *Node) does(task func(cluster.Tasks) bool) bool { return n.own != nil || task(n.tasks) }

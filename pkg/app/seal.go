@@ -75,10 +75,13 @@ func KeyAdvice(dataDir, keyID string) string {
 		"with mode 0600, or name it in secrets.key_file", keyID, beside)
 }
 
+// sealer reads, or makes, the keys of callers' secrets.
+type sealer struct{ *Node }
+
 // sealCallers puts the seal before the store of callers. It reads the key file, or
 // makes one where the engines are this process's own and nothing is sealed yet. What
 // was stored in clear, or with an older key, is sealed then.
-func (n *Node) sealCallers(ctx context.Context) error {
+func (n sealer) sealCallers(ctx context.Context) error {
 	keys, err := n.readKeys()
 	if n.own == nil {
 		if err != nil {
@@ -114,7 +117,7 @@ func (n *Node) sealCallers(ctx context.Context) error {
 
 // readKeys reads the key file. It returns nil keys where the engines are servers and
 // none is named.
-func (n *Node) readKeys() (*secrets.Keys, error) {
+func (n sealer) readKeys() (*secrets.Keys, error) {
 	switch file := n.cfg.Secrets.KeyFile; {
 	case file != "":
 		return secrets.ReadKeys(file)
@@ -127,7 +130,7 @@ func (n *Node) readKeys() (*secrets.Keys, error) {
 // makeKeys makes the key file that is missing, unless the store holds what one that
 // was there has sealed. notifyd dev makes one all the same: SeedCaller gives its caller
 // another secret.
-func (n *Node) makeKeys(ctx context.Context) (*secrets.Keys, error) {
+func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 	report, err := users.NewSealedCallers(n.st.callers, nil, n.log).Report(ctx)
 	if err != nil {
 		return nil, err

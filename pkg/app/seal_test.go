@@ -213,7 +213,7 @@ func TestSecretsOfServersAreSealedWithAKeyFile(t *testing.T) {
 	must(n.stop())
 
 	cfg.Secrets.KeyFile = filepath.Join(t.TempDir(), "key")
-	if err := (&Node{cfg: cfg}).sealCallers(ctx); err == nil || !strings.Contains(err.Error(), "secrets.key_file: ") {
+	if err := (sealer{&Node{cfg: cfg}}).sealCallers(ctx); err == nil || !strings.Contains(err.Error(), "secrets.key_file: ") {
 		t.Errorf("a key file that is missing: %v", err)
 	}
 	_, err := secrets.MakeKeys(cfg.Secrets.KeyFile)

@@ -70,8 +70,8 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 		"sqs.credentials_file": {func(c *Config, f string) {
 			c.SQS.Region, c.SQS.Endpoint, c.SQS.CredentialsFile = "here", "http://127.0.0.1:1", f
 		}, func(c *Config) error { _, err := c.openSQS(t.Context()); return err }},
-		"archive.s3.credentials_file": {func(c *Config, f string) { c.Archive.S3.Bucket, c.Archive.S3.Credentials = "b", f }, func(c *Config) error { _, err := c.openBucket(t.Context()); return err }},
-		"secrets.key_file":            {func(c *Config, f string) { c.Secrets.KeyFile = f }, func(c *Config) error { return (&Node{cfg: *c}).sealCallers(t.Context()) }},
+		"archive.s3.credentials_file": {func(c *Config, f string) { c.Archive.S3.Bucket, c.Archive.S3.Credentials = "b", f }, func(c *Config) error { _, err := openBucket(t.Context(), c); return err }},
+		"secrets.key_file":            {func(c *Config, f string) { c.Secrets.KeyFile = f }, func(c *Config) error { return (sealer{&Node{cfg: *c}}).sealCallers(t.Context()) }},
 		"tracing.headers_file":        {func(c *Config, f string) { c.Tracing.HeadersFile = f }, func(c *Config) error { _, err := collectorHeaders(c.Tracing.HeadersFile); return err }},
 	}
 

@@ -27,12 +27,7 @@ func digest(secret string) string {
 // gave reports whether the secret is the one that was given last.
 func (s *seeded) gave(secret string) bool { return s.Secret == digest(secret) }
 
-// SeedCaller gives a caller callback URLs and a signing secret where it lacks
-// them. What it gave at an earlier start makes room for what it gives now, for
-// ports may be others; what somebody has set or taken away since stays so. Call
-// it before Run.
-func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
-	meta, callers := n.st.meta, n.st.callers
+func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, id string, urls []string, secret string) error {
 	name := "seeded caller " + id
 	var last seeded
 	raw, err := meta.GetMeta(ctx, name)

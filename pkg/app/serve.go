@@ -3,12 +3,9 @@ package app
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -46,7 +43,7 @@ func (l countedLog) Append(ctx context.Context, recs []log.Record) error {
 	return l.Log.Append(ctx, recs)
 }
 
-func (n *Node) counted() intake.Log {
+func (n builder) counted() intake.Log {
 	var log intake.Log = n.producer
 	if n.servers != nil && n.servers.probe != nil {
 		log = newPatientLog(log, n.servers.probe.Err)
@@ -60,7 +57,7 @@ func (n *Node) counted() intake.Log {
 	return tracedLog{log, n.tracer}
 }
 
-func (n *Node) buildServer() error {
+func (n builder) buildServer() error {
 	cfg := &n.cfg
 	auth := server.AuthConfig{
 		Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, JWKSURL: cfg.Auth.JWKSURL, JWKSFile: cfg.Auth.JWKSFile,
@@ -83,58 +80,24 @@ func (n *Node) buildServer() error {
 		admin = server.NoAdmin
 	}
 	list, _ := n.st.history.(engine.HistoryList)
+	see := views{n.Node}
 	n.server, err = server.New(server.Config{
 		Listener: n.listener, AdminListener: n.adminListener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
-		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: n.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
-		Receipts: n.receipts.webhooks(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.Report, Accounts: n.accounts, Page: func(of http.Handler) http.Handler { return n.page(of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
-		Warnings: n.warnings, Version: cfg.Version,
+		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
+		Receipts: n.receipts.webhooks(), Tail: see.tailed(), Doctor: see.doctor, Lag: see.lag, Rates: n.rates.Report, Accounts: see.accounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,
+		Warnings: see.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
 		Metrics: n.metrics.Registry, Hooks: n.metrics.HTTP(), Log: n.log, Tracer: n.tracer,
 	})
 	return err
 }
 
-// standing says why no call of a lane can be made now, in this process or in another.
-func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
-	st, ok := n.ownStanding(l)
-	if !ok && n.servers != nil {
-		return n.servers.standings.Of(l, time.Now())
-	}
-	return st, ok
-}
-
-// ownStanding says why this process can make no call of a lane now.
-func (n *Node) ownStanding(l notify.Lane) (server.Standing, bool) {
-	routes := n.provs.routes(l.Channel)
-	c, ok := n.health.Standing(&routes, time.Now())
-	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
-}
-
-// publicURL is where providers reach the API.
-func (c *Config) publicURL() string {
-	if c.API.PublicURL != "" {
-		return strings.TrimRight(c.API.PublicURL, "/")
-	}
-	return "http://" + c.API.Listen
-}
-
-// Ready is nil when the process can do its work; else it says why not.
-func (n *Node) Ready(context.Context) error {
-	if err := n.st.ready(); err != nil {
-		return err
-	}
-	if (n.own != nil || len(n.tasks.Lanes) > 0) && !n.prefs.Fresh(time.Now()) {
-		return notify.Unavailable("preferences", time.Second, fmt.Errorf("snapshot is %s old", n.prefs.Age(time.Now())))
-	}
-	return nil
-}
-
 // warnings are what is wrong although requests are taken.
-func (n *Node) warnings() (codes []string) {
+func (n views) warnings() (codes []string) {
 	if n.own != nil && len(n.own.broker.Losses()) > 0 {
 		codes = append(codes, "log_damaged")
 	}
@@ -149,9 +112,18 @@ func (n *Node) warnings() (codes []string) {
 
 // tailed is what sees outcomes as they happen: nil in a process over servers whose
 // configured roles have no workers, for it never sees one.
-func (n *Node) tailed() server.Tail {
+func (n views) tailed() server.Tail {
 	if tasks, err := cluster.ParseRoles(n.cfg.Roles); n.own == nil && err == nil && len(tasks.Lanes) == 0 {
 		return nil
 	}
 	return n.tail
+}
+
+// backup is Backup for the server.
+func (n views) backup(ctx context.Context) (server.Snapshot, error) {
+	s, err := n.Backup(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }

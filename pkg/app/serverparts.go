@@ -31,18 +31,8 @@ type serverCheck func(ctx context.Context) engine.Findings
 // followEvery is how often what operators changed in another process is read.
 const followEvery = time.Second
 
-// buildServers makes the parts that only processes over shared engines have.
-func (n *Node) buildServers() error {
-	if n.own != nil {
-		return nil
-	}
-	return n.addGroup(log.GroupConfig{
-		Group: history.WritersGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
-	}, history.Writer{To: n.servers.historian})
-}
-
 // addServerParts adds the inner parts of a process whose engines are servers.
-func (n *Node) addServerParts(ps parts, do cluster.Tasks) {
+func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	s := n.servers
 	if s.probe != nil {
 		ps["log probe"] = s.probe.Run
@@ -76,7 +66,7 @@ func (n *Node) addServerParts(ps parts, do cluster.Tasks) {
 
 // follow applies what operators changed through another process: which lanes and
 // campaigns are paused, and which circuits of callers are held.
-func (n *Node) follow(ctx context.Context) error {
+func (n runner) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		notify.Sleep(ctx, followEvery)
 		call, stop := context.WithTimeout(ctx, 5*time.Second)

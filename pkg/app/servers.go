@@ -34,7 +34,7 @@ type Kafka struct {
 }
 
 // validateServers returns what is wrong between the values of servers.
-func (c *Config) validateServers(bad func(key, format string, args ...any)) {
+func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.Engines != EnginesDistributed {
 		if len(c.Roles) != 1 || (c.Roles[0] != cluster.RoleAll && c.Roles[0] != cluster.RoleAPI) {
 			bad("roles", "%s: engines: embedded belong to one process, which runs all; engines: distributed spread roles over processes", strings.Join(c.Roles, ", "))

@@ -335,7 +335,7 @@ func TestLagsOfAProcess(t *testing.T) {
 	if got := groups(mails); !slices.Equal(got, want) {
 		t.Errorf("the worker reads %v, want %v", got, want)
 	}
-	if _, reads := mails.innerParts(cluster.Tasks{Scheduler: true, Dispatcher: true})["lags"]; reads {
+	if _, reads := (runner{mails.Node}).innerParts(cluster.Tasks{Scheduler: true, Dispatcher: true})["lags"]; reads {
 		t.Error("a process without groups reads lags")
 	}
 }

@@ -21,10 +21,10 @@ var (
 // collectShared reads what stands in front of engines that are servers: the
 // seen-filter and the shared limits; and how far the clock is off from theirs. With
 // embedded engines there are none, and all stays 0.
-func (n *Node) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen store.SeenStats
 	var limits limit.SharedStats
-	if s := n.servers; s != nil {
+	if s := c.n.servers; s != nil {
 		if s.seen != nil {
 			seen = s.seen.Stats()
 		}
@@ -44,7 +44,7 @@ func (n *Node) collectShared(ch chan<- prometheus.Metric, gauge func(d *promethe
 	count(descLimitFail, limits.Failed)
 	count(descLimitOwn, limits.Alone)
 	gauge(descLimitOff, one(limits.Off))
-	gauge(descClock, n.clock.Offset().Seconds())
+	gauge(descClock, c.n.clock.Offset().Seconds())
 }
 
 func one(b bool) float64 {

@@ -20,25 +20,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// openTracer makes the tracer, where a collector is configured.
-func (n *Node) openTracer() error {
+// newTracer makes the tracer; nil where no collector is configured.
+func newTracer(n *Node) (*trace.Tracer, error) {
 	c := &n.cfg.Tracing
 	if c.Endpoint == "" {
-		return nil
+		return nil, nil
 	}
 	headers, err := collectorHeaders(c.HeadersFile)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	m := n.metrics
-	n.tracer, err = trace.New(trace.Config{
+	return trace.New(trace.Config{
 		Endpoint: c.Endpoint, Sample: c.Sample, Headers: headers, Service: c.Service, Version: n.cfg.Version,
 		MaxQueue: n.seams.traceQueue, Every: n.seams.traceEvery,
 		Exported: func(k int) { m.SpansExported.Add(float64(k)) },
 		Dropped:  func(reason string, k int) { metrics.Add(m.SpansDropped, k, reason) },
 		Logger:   n.log,
 	})
-	return err
 }
 
 // collectorHeaders reads a file of headers. What is wrong with it is told without
@@ -100,11 +99,11 @@ func (l tracedLater) Put(ctx context.Context, ss []engine.Schedule, ts []engine.
 	return ended(&s, err)
 }
 
-func (n *Node) tracedLater() intake.Later {
-	if n.tracer == nil {
-		return n.later.schedules
+func traceLater(t *trace.Tracer, to intake.Later) intake.Later {
+	if t == nil {
+		return to
 	}
-	return tracedLater{n.later.schedules, n.tracer}
+	return tracedLater{to, t}
 }
 
 // tracedRows makes a span of the index rows of triggers a request makes.
@@ -131,11 +130,10 @@ func ended(s *trace.Span, err error) error {
 // maxReleased is how many spans a batch of due timers makes at most.
 const maxReleased = 64
 
-// tracedRelease makes a span of each parked envelope that is handed on: a batch
+// traceRelease makes a span of each parked envelope that is handed on: a batch
 // holds those of many requests, one envelope those of many receivers. A trigger's
 // timer knows no trace; its row does, and its call makes a span.
-func (n *Node) tracedRelease(to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
-	t := n.tracer
+func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
 	if t == nil {
 		return to
 	}

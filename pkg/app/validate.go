@@ -182,7 +182,7 @@ func (c *Config) validate() (problems []problem) {
 			}
 		}
 	}
-	c.validateServers(bad)
+	validateServers(c, bad)
 	if _, err := c.egress(); err != nil {
 		if e, ok := errors.AsType[*notify.Error](err); ok && e.Field != "" {
 			bad(e.Field, "%s", e.Msg)

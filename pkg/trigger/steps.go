@@ -414,3 +414,40 @@ func (d *Dispatcher) giveBack(w *work, cause string, wait time.Duration) {
 	w.next, w.delay = giveBack(w.row, cause), min(wait, engine.MaxQueueDelay)
 	d.send(stepReturn, w)
 }
+
+// A message looks from memory whether its caller's line has room at most maxLooks
+// times, and only after waits of at most lookWithin: a receiver that hangs fills no memory.
+const (
+	maxLooks   = 3
+	lookWithin = time.Second
+)
+
+// lookAgain takes messages that found their callers' lines full. While less is held
+// than may wait for a place they stay in memory, without their rows, and look again
+// after their delays: that writes nothing. Others are put off.
+func (d *Dispatcher) lookAgain(full []*work) {
+	d.mu.Lock()
+	room := len(d.held) <= d.cfg.MaxQueued
+	d.mu.Unlock()
+	var stay, off []*work
+	var wait time.Duration
+	for _, w := range full {
+		if !room || w.looks == maxLooks || w.delay > lookWithin {
+			off = append(off, w)
+			continue
+		}
+		w.looks, w.row = w.looks+1, engine.Trigger{}
+		stay, wait = append(stay, w), max(wait, w.delay)
+	}
+	d.putOff(CauseBulkhead, off...)
+	if len(stay) == 0 {
+		return
+	}
+	d.calls.Go(func() {
+		select {
+		case <-time.After(wait):
+		case <-d.draining:
+		}
+		d.send(stepRead, d.lanes.skim(stay)...)
+	})
+}

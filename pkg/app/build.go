@@ -1,0 +1,183 @@
+package app
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
+	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/pkg/users"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// builder makes the stages of a process over its stores.
+type builder struct{ *Node }
+
+// build makes the stages.
+func (n builder) build() error {
+	cfg := &n.cfg
+	n.groups.shared, n.groups.admin, n.groups.log = n.own == nil, n.admin, n.log
+	var err error
+	if n.prefs, err = users.New(n.st.prefs, users.Config{Log: n.log}); err != nil {
+		return err
+	}
+	cancels := n.st.cancels
+	if n.seams.cancels != nil {
+		cancels = n.seams.cancels(cancels)
+	}
+	if n.cancels, err = users.NewCancels(cancels, users.Config{Log: n.log}); err != nil {
+		return err
+	}
+	n.asked = outcomehook.NewAsked(n.st.callers, n.log)
+	if n.feeds, err = deadletter.OpenFeeds(context.Background(), n.st.letters, n.st.meta); err != nil {
+		return err
+	}
+	if n.archive, err = openArchive(context.Background(), n.Node); err != nil {
+		return err
+	}
+	if err = n.buildLater(); err != nil {
+		return err
+	}
+	if n.provs, err = newProviders(cfg, n.st.limits, n.log); err != nil {
+		return err
+	}
+	if n.health, err = worker.NewHealth(cfg.breaker(), n.log); err != nil {
+		return err
+	}
+	n.solo = worker.NewSolo()
+	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.Stalled})
+	if err := n.followOperators(context.Background()); err != nil {
+		return err
+	}
+	for _, l := range notify.Lanes() {
+		if err := n.lane(l); err != nil {
+			return err
+		}
+	}
+	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { metrics.Add(n.metrics.Poison, 1, topic) }}); err != nil {
+		return err
+	}
+	n.receipts = &receipts{
+		provs: n.provs, publicURL: cfg.publicURL(), history: n.st.history, status: n.st.status, prefs: n.prefs, asked: n.asked,
+		producer: n.producer, metrics: n.metrics, log: n.log,
+	}
+	if err := n.buildOutcomes(); err != nil {
+		return err
+	}
+	if n.servers != nil {
+		err := n.addGroup(log.GroupConfig{
+			Group: history.WritersGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
+		}, history.Writer{To: n.servers.historian})
+		if err != nil {
+			return err
+		}
+	}
+	n.intake, err = intake.New(intake.Stores{
+		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
+		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: traceLater(n.tracer, n.later.schedules), LaterGate: gate(n.st.laterGate),
+		Clock: gate(n.clock.Err),
+	}, intake.Config{
+		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
+		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Exclusive: n.st.exclusive, Events: n.metrics.Intake(), Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	n.deferred = &worker.DeferredCounter{Timers: n.st.timers, Shards: cfg.Timers.Shards, Pause: n.seams.recount, Logger: n.log}
+	n.auditor = newAuditor(n.Node)
+	if err := n.buildJobs(); err != nil {
+		return err
+	}
+	return n.buildServer()
+}
+
+// lane builds the two workers of a lane and their consumer groups.
+func (n builder) lane(l notify.Lane) error {
+	set, prov := n.cfg.lane(l), n.provs.lane(l)
+	if n.seams.provider != nil {
+		prov = n.seams.provider(prov)
+	}
+	if n.taken != nil && n.cfg.Providers.Stub {
+		prov = tellsTaken{prov, n.taken}
+	}
+	for _, role := range []worker.Role{worker.First, worker.Retries} {
+		w := worker.New(worker.Config{
+			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.st.holds, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
+			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
+			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
+			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
+			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+		})
+		group := l.Group()
+		if role == worker.Retries {
+			group = l.RetryGroup()
+		}
+		if err := n.addGroup(log.GroupConfig{
+			Group: group, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
+		}, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addGroup makes a consumer group over the topics of its name.
+func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
+	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
+	g, err := log.NewGroup(c, h)
+	if err != nil {
+		return err
+	}
+	n.groups.add(c.Group, g)
+	return nil
+}
+
+// preferences is what workers see of them: the snapshot to read, the service to
+// suppress and to know how old the snapshot is.
+type preferences struct {
+	*users.Snapshot
+	*users.Service
+}
+
+// followOperators reads what operators hold back, before the workers are made.
+func (n builder) followOperators(ctx context.Context) (err error) {
+	if n.lanes, err = cluster.OpenLanes(ctx, n.st.meta, n.log, n.lookAtLane); err != nil {
+		return err
+	}
+	if n.campaigns, err = cluster.OpenCampaignHolds(ctx, n.st.meta, &n.held); err != nil {
+		return err
+	}
+	n.circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{
+		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.own != nil, Logger: n.log,
+	})
+	return err
+}
+
+func refusals(in map[string][]string) map[notify.Channel][]notify.Category {
+	out := map[notify.Channel][]notify.Category{}
+	for name, cats := range in {
+		if ch, ok := notify.ParseChannel(name); ok {
+			out[ch] = categories(cats)
+		}
+	}
+	return out
+}
+
+func categories(names []string) (out []notify.Category) {
+	for _, name := range names {
+		if c, ok := notify.ParseCategory(strings.TrimSpace(name)); ok {
+			out = append(out, c)
+		}
+	}
+	return out
+}
