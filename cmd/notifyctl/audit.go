@@ -91,7 +91,7 @@ wrong, and the exit code is 9. The last line is
 			if err != nil {
 				return err
 			}
-			if err := p.conservation(&rep); err != nil {
+			if err := conservation(p, &rep); err != nil {
 				return err
 			}
 			if rep.Drift > 0 {
@@ -106,7 +106,7 @@ wrong, and the exit code is 9. The last line is
 
 // conservation prints a report. The line for scripts stands behind a table, and
 // not in what a program reads.
-func (p *program) conservation(rep *api.Conservation) error {
+func conservation(p *program, rep *api.Conservation) error {
 	pr := p.printer()
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(rep, nil)

@@ -29,7 +29,7 @@ func newCaller(p *program) *cobra.Command {
 	}, &listing[api.Caller]{columns: cols, get: all((*api.Client).Callers), whole: true}), newGet(p, &cobra.Command{
 		Use: "show CALLER", Short: "Show what is set for a caller", Args: term.Exact("a caller"), Aliases: []string{"get"},
 		Example: `  notifyctl caller show shop`,
-	}, (*api.Client).Caller, p.callerFields), newCallerSet(p), newRotateSecret(p))
+	}, (*api.Client).Caller, bind(p, callerFields)), newCallerSet(p), newRotateSecret(p))
 	return c
 }
 
@@ -54,7 +54,7 @@ func orDefault(n int) string {
 	return count(n)
 }
 
-func (p *program) callerFields(c *api.Caller) term.Table {
+func callerFields(p *program, c *api.Caller) term.Table {
 	t := term.Table{{"caller", c.ID}, {"rate", rateOf(c)}, {"burst", orDefault(c.Burst)}, {"disabled", yesNo(c.Disabled)}}
 	for _, u := range c.CallbackURLs {
 		t = append(t, []string{"callback URL", u})
@@ -166,7 +166,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 	if c, err = cl.PutCaller(ctx, c); err != nil {
 		return err
 	}
-	return p.printer().Record(c, p.callerFields(&c))
+	return p.printer().Record(c, callerFields(p, &c))
 }
 
 func newRotateSecret(p *program) *cobra.Command {

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
-	"github.com/spf13/cobra"
 )
 
 func newCircuit(p *program) *cobra.Command {

@@ -34,7 +34,7 @@ type named struct {
 }
 
 // withContexts makes a RunE of what works on the contexts.
-func (p *program) withContexts(do func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
+func withContexts(p *program, do func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
 	return func(_ *cobra.Command, args []string) error {
 		cs, err := term.OpenContexts(p.getenv)
 		if err != nil {
@@ -48,7 +48,7 @@ func newContextList(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List the contexts", Args: cobra.NoArgs, Aliases: []string{"list"},
 		Example: `  notifyctl context ls`,
-		RunE: p.withContexts(func(cs *term.Contexts, _ []string) error {
+		RunE: withContexts(p, func(cs *term.Contexts, _ []string) error {
 			list, t := []named{}, term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
 			for _, name := range cs.Names() {
 				n := named{name, name == cs.Current(), cs.List[name]}
@@ -69,17 +69,13 @@ func mark(on bool, text string) string {
 	return ""
 }
 
-func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
-}
-
 func newContextShow(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "show [NAME]", Short: "Show a context; the one in use without a name", Args: cobra.MaximumNArgs(1),
 		Example: `  notifyctl context show
   notifyctl context show prod -o json`,
 		ValidArgsFunction: p.completeContexts,
-		RunE: p.withContexts(func(cs *term.Contexts, args []string) error {
+		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
 			name := first(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
 			if name == "" {
 				return term.Exitf(term.ExitNotFound, "no context is in use")
@@ -175,7 +171,7 @@ func newContextUse(p *program) *cobra.Command {
 		Example: `  notifyctl context use prod
   notifyctl context use -`,
 		ValidArgsFunction: p.completeContexts,
-		RunE: p.withContexts(func(cs *term.Contexts, args []string) error {
+		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
 			if args[0] == "-" {
 				return usePrevious(p, cs)
 			}
@@ -188,7 +184,7 @@ func newContextPrevious(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "previous", Short: "Go back to the context before", Args: cobra.NoArgs,
 		Example: `  notifyctl context previous`,
-		RunE:    p.withContexts(func(cs *term.Contexts, _ []string) error { return usePrevious(p, cs) }),
+		RunE:    withContexts(p, func(cs *term.Contexts, _ []string) error { return usePrevious(p, cs) }),
 	}
 }
 
@@ -213,7 +209,7 @@ func newContextRemove(p *program) *cobra.Command {
 		Use: "rm NAME", Short: "Forget a context", Args: term.Exact("a name"), Aliases: []string{"remove"},
 		Example:           `  notifyctl context rm staging`,
 		ValidArgsFunction: p.completeContexts,
-		RunE: p.withContexts(func(cs *term.Contexts, args []string) error {
+		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
 			if err := cs.Remove(args[0]); err != nil {
 				return err
 			}

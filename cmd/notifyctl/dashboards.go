@@ -75,14 +75,14 @@ func newDashboardsExport(p *program) *cobra.Command {
 		Long: `export writes grafana/, rules/ and runbooks/ into a folder, which is made. A file
 that is there with other contents is not written over without --force; then
 nothing is written at all.`,
-		RunE: func(_ *cobra.Command, args []string) error { return p.exportDashboards(args[0], runbooks, force) },
+		RunE: func(_ *cobra.Command, args []string) error { return exportDashboards(p, args[0], runbooks, force) },
 	}
 	c.Flags().StringVar(&runbooks, "runbooks", runbooks, "URL of the folder alerts link their runbooks in")
 	c.Flags().BoolVar(&force, "force", false, "write over files that differ")
 	return c
 }
 
-func (p *program) exportDashboards(dir, runbooks string, force bool) error {
+func exportDashboards(p *program, dir, runbooks string, force bool) error {
 	if runbooks == "" {
 		return term.Usage("--runbooks: it must not be empty; every alert links its runbook")
 	}
@@ -137,18 +137,18 @@ Exit 9 when something is wrong.`,
   notifyctl dashboards check ./monitoring
   notifyctl dashboards check my.json rules/*.yml
   notifyctl dashboards check --url http://127.0.0.1:7421/metrics`,
-		RunE: func(c *cobra.Command, args []string) error { return p.checkDashboards(c.Context(), args, from) },
+		RunE: func(c *cobra.Command, args []string) error { return checkDashboards(c.Context(), p, args, from) },
 	}
 	c.Flags().StringVar(&from, "url", "", "metrics of a running server, on its admin listener")
 	return c
 }
 
-func (p *program) checkDashboards(ctx context.Context, names []string, from string) error {
+func checkDashboards(ctx context.Context, p *program, names []string, from string) error {
 	files, err := filesToCheck(names)
 	if err != nil {
 		return err
 	}
-	o, err := p.metricsThereAre(ctx, from)
+	o, err := metricsThereAre(ctx, p, from)
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 }
 
 // metricsThereAre is the catalogue of this release, or that of a server.
-func (p *program) metricsThereAre(ctx context.Context, from string) (o promcheck.Options, err error) {
+func metricsThereAre(ctx context.Context, p *program, from string) (o promcheck.Options, err error) {
 	table, err := promcheck.ParseTable(docs.Metrics)
 	if err != nil {
 		return o, err
@@ -238,7 +238,7 @@ func (p *program) metricsThereAre(ctx context.Context, from string) (o promcheck
 	if from == "" {
 		return o, nil
 	}
-	served, err := p.scrape(ctx, from)
+	served, err := scrape(ctx, p, from)
 	if err != nil {
 		return o, err
 	}
@@ -255,7 +255,7 @@ func (p *program) metricsThereAre(ctx context.Context, from string) (o promcheck
 // maxScrape is the most of /metrics that is read.
 const maxScrape = 64 << 20
 
-func (p *program) scrape(ctx context.Context, from string) (promcheck.Catalogue, error) {
+func scrape(ctx context.Context, p *program, from string) (promcheck.Catalogue, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, http.NoBody)
 	if err != nil || req.URL.Host == "" {
 		return nil, term.Usage("--url %q is not a URL such as http://127.0.0.1:7421/metrics", from)

@@ -97,7 +97,7 @@ func (b *bundle) gather(ctx context.Context, p *program, t *target) {
 	cl := p.clientOf(t)
 	cl.Retries = 0 // what does not answer now is a finding
 	build := map[string]any{"notifyctl": version, "server": t.server, "context": t.name}
-	if s := p.serverBuild(ctx); s != nil {
+	if s := askServerBuild(ctx, p); s != nil {
 		build["server_version"], build["skew"] = s.Version, s.Skew
 	}
 	b.json("version.json", build, nil)

@@ -21,7 +21,7 @@ for 30 days; ls and stats say what ages out next. Looking needs the scope observ
 changing operate.`}
 	c.AddCommand(newDLQList(p), newGet(p, &cobra.Command{
 		Use: "show ID", Short: "Show one dead letter", Args: term.Exact("a notification id"),
-	}, (*api.Client).DeadLetter, p.deadLetterFields), newDLQTop(p), newDLQStats(p),
+	}, (*api.Client).DeadLetter, bind(p, deadLetterFields)), newDLQTop(p), newDLQStats(p),
 		newDLQJob(p, "replay", "Send dead letters again, as a job of the server", `replay makes a plan, shows it, asks, and starts a job. The failed receiver alone is sent
 again, under the same id. A canary goes first, and its outcomes are awaited; the job
 stops by itself when too many fail again or a circuit is open (exit 10), and is
@@ -84,7 +84,7 @@ func newDLQList(p *program) *cobra.Command {
 	return c
 }
 
-func (p *program) deadLetterFields(d *api.DeadLetter) term.Table {
+func deadLetterFields(p *program, d *api.DeadLetter) term.Table {
 	t := term.Table{
 		{"notification", d.NotificationID}, {"state", d.State}, {"class", d.Class}, {"code", d.Code},
 		{"provider", d.Provider}, {"attempts", fmt.Sprint(d.Attempts)}, {"caller", d.Caller}, {"campaign", d.Campaign},
@@ -110,7 +110,7 @@ func newDLQTop(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.showTop(&top)
+			return showTop(p, &top)
 		},
 	}
 	l.add(c)
@@ -133,7 +133,7 @@ func (l *letterFlags) top(ctx context.Context, p *program, state string, limit i
 	return cl.TopDeadLetters(ctx, f, limit)
 }
 
-func (p *program) showTop(top *api.LetterTop) error {
+func showTop(p *program, top *api.LetterTop) error {
 	cols := columns[api.LetterGroup]{
 		head: "COUNT  LAST HOUR  CHANNEL  PROVIDER  CLASS  CODE  TEMPLATE  CALLERS  FIRST  LAST  SAMPLE",
 		row: func(g *api.LetterGroup) []string {

@@ -224,10 +224,10 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		p.note("plan %s is in %s; carry it out with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, quote(j.planOut))
 	}
 	if j.dryRun || j.planOut != "" {
-		return p.printer().Record(plan, p.planFields(&plan))
+		return p.printer().Record(plan, planFields(p, &plan))
 	}
 	if p.global.output == "table" && !p.global.quiet {
-		for _, f := range p.planFields(&plan) {
+		for _, f := range planFields(p, &plan) {
 			if f[1] != "" {
 				p.note("%-11s  %s", f[0], f[1])
 			}
@@ -235,8 +235,8 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	}
 	if plan.Entries == 0 {
 		p.note("there is nothing to %s", plan.Spec.Kind)
-		p.hintCode(ctx, cl, &plan.Spec.Filter)
-		return p.sumUp(&api.Job{Kind: plan.Spec.Kind, State: "done"})
+		hintCode(ctx, p, cl, &plan.Spec.Filter)
+		return sumUp(p, &api.Job{Kind: plan.Spec.Kind, State: "done"})
 	}
 	d := undone
 	if plan.Spec.Kind == "export" {
@@ -249,12 +249,12 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	if err != nil {
 		return err
 	}
-	return p.follow(ctx, cl, job, j.detach, j.report)
+	return follow(ctx, p, cl, job, j.detach, j.report)
 }
 
 // hintCode says, where a filter by code selected nothing, which codes of dead letters
 // end like it: a provider's own number stands behind the provider's name.
-func (p *program) hintCode(ctx context.Context, cl *api.Client, f *api.LetterFilter) {
+func hintCode(ctx context.Context, p *program, cl *api.Client, f *api.LetterFilter) {
 	if f.Code == "" {
 		return
 	}
@@ -274,7 +274,7 @@ func (p *program) hintCode(ctx context.Context, cl *api.Client, f *api.LetterFil
 }
 
 // planFields shows a plan.
-func (p *program) planFields(plan *api.Plan) term.Table {
+func planFields(p *program, plan *api.Plan) term.Table {
 	if plan.Entries == 0 {
 		return term.Table{{"plan", plan.Digest}, {"entries", "0: nothing matches"}}
 	}

@@ -15,7 +15,7 @@ func TestPlanSaysWhatMayHaveArrived(t *testing.T) {
 	for _, force := range []bool{false, true} {
 		plan.Spec.ForceResend = force
 		said := ""
-		for _, f := range (&program{}).planFields(&plan) {
+		for _, f := range planFields((&program{}), &plan) {
 			if f[0] == "may have arrived" {
 				said = f[1]
 			}

@@ -42,13 +42,13 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	}
 	t, err := p.target()
 	if err != nil {
-		return p.advise(err, &t)
+		return advise(p, err, &t)
 	}
 	theirs, err := p.clientOf(&t).Doctor(ctx)
 	if err != nil {
-		return p.advise(err, &t)
+		return advise(p, err, &t)
 	}
-	fs := append(p.thisSide(ctx), theirs...)
+	fs := append(thisSide(ctx, p), theirs...)
 	// What is wrong first: of thirty checks one matters.
 	slices.SortStableFunc(fs, func(a, b api.Finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
 	bad := 0
@@ -72,8 +72,8 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 const clockTolerance = 5 * time.Second
 
 // thisSide looks at what the server cannot see.
-func (p *program) thisSide(ctx context.Context) []api.Finding {
-	s := p.serverBuild(ctx)
+func thisSide(ctx context.Context, p *program) []api.Finding {
+	s := askServerBuild(ctx, p)
 	if s == nil {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (p *program) thisSide(ctx context.Context) []api.Finding {
 }
 
 // advise adds what to do to an error that keeps doctor from looking.
-func (p *program) advise(err error, t *target) error {
+func advise(p *program, err error, t *target) error {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
 		return err

@@ -126,7 +126,7 @@ func newVersion(p *program) *cobra.Command {
 					}
 				}
 			}
-			b.Server = p.serverBuild(c.Context())
+			b.Server = askServerBuild(c.Context(), p)
 			if b.Server != nil && b.Server.Skew {
 				p.note("warning: the server is of version %s, this is %s", b.Server.Version, b.Version)
 			}
@@ -139,8 +139,8 @@ func newVersion(p *program) *cobra.Command {
 	}
 }
 
-// serverBuild asks the server, briefly; nil when there is none that answers.
-func (p *program) serverBuild(ctx context.Context) *serverBuild {
+// askServerBuild asks the server, briefly; nil when there is none that answers.
+func askServerBuild(ctx context.Context, p *program) *serverBuild {
 	t, err := p.target()
 	if err != nil {
 		return nil

@@ -244,3 +244,41 @@ func first(values ...string) string {
 	}
 	return ""
 }
+
+func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
+}
+
+// runIDs offers the kept runs to the shell.
+func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	list, err := runs(p).List()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var ids []string
+	for _, e := range list {
+		ids = append(ids, e.ID)
+	}
+	return ids, cobra.ShellCompDirectiveDefault // or a file
+}
+
+// commandLine is the command that words mean here: with the flags that chose the
+// server.
+func (p *program) commandLine(words ...string) string {
+	line := []string{"notifyctl"}
+	for flag, v := range map[string]string{"--context": p.global.context, "--server": p.global.server, "--token-file": p.global.tokenFile} {
+		if v != "" {
+			line = append(line, flag+"="+quote(v))
+		}
+	}
+	slices.Sort(line[1:])
+	for _, w := range words {
+		line = append(line, quote(w))
+	}
+	return strings.Join(line, " ")
+}
+
+// bind returns f for this program.
+func bind[T, R any](p *program, f func(*program, T) R) func(T) R {
+	return func(x T) R { return f(p, x) }
+}

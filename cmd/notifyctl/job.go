@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-func (p *program) jobFields(j *api.Job) term.Table {
+func jobFields(p *program, j *api.Job) term.Table {
 	filter, _ := json.Marshal(j.Spec.Filter) // of strings and numbers
 	t := term.Table{
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
@@ -47,7 +47,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 		columns: columns[api.Job]{head: "JOB  KIND  STATE  POSITION  PLANNED  DONE  BY  CREATED  WHY", row: func(j *api.Job) []string {
 			return []string{j.ID, j.Kind, j.State, count(j.Position), count(j.Planned), count(j.Done), j.By, p.when(time.UnixMilli(j.Created)), j.Why}
 		}},
-	}), newGet(p, &cobra.Command{Use: "show JOB", Short: "Show a job", Args: term.Exact("a job")}, (*api.Client).Job, p.jobFields), &cobra.Command{
+	}), newGet(p, &cobra.Command{Use: "show JOB", Short: "Show a job", Args: term.Exact("a job")}, (*api.Client).Job, bind(p, jobFields)), &cobra.Command{
 		Use: "watch JOB", Short: "Wait for a job; Ctrl-C pauses it", Args: term.Exact("a job"),
 		RunE: func(c *cobra.Command, args []string) error {
 			_, cl, err := p.operator("")
@@ -58,7 +58,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 			if err != nil {
 				return err
 			}
-			return p.follow(c.Context(), cl, j, false, "")
+			return follow(c.Context(), p, cl, j, false, "")
 		},
 	}, &cobra.Command{
 		Use: "report JOB", Short: "Write a job's report as JSON lines: what was not done, and why", Args: term.Exact("a job"),
@@ -81,7 +81,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 			}
 			return change(p, d, verb+" job "+args[0], *reason, func(cl *api.Client) (api.Job, error) {
 				return cl.ChangeJob(c.Context(), args[0], verb)
-			}, func(j *api.Job) error { return p.printer().Record(j, p.jobFields(j)) })
+			}, func(j *api.Job) error { return p.printer().Record(j, jobFields(p, j)) })
 		}
 		c.AddCommand(cmd)
 	}
@@ -121,17 +121,17 @@ func outlive(ctx context.Context, by time.Duration) (context.Context, context.Ca
 
 // follow waits for a job unless it is detached. Ctrl-C pauses it, and says how to
 // go on.
-func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detach bool, report string) error {
+func follow(ctx context.Context, p *program, cl *api.Client, job api.Job, detach bool, report string) error {
 	if detach {
 		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
-		return p.printer().Record(job, p.jobFields(&job))
+		return p.printer().Record(job, jobFields(p, &job))
 	}
 	bar := p.progress(job.Kind, int64(job.Planned))
 	for !over(&job) {
 		bar.set(int64(job.Position))
 		if !notify.Sleep(ctx, 300*time.Millisecond) {
 			bar.end()
-			return p.leave(ctx, cl, &job)
+			return leave(ctx, p, cl, &job)
 		}
 		now, err := cl.Job(ctx, job.ID)
 		if err != nil {
@@ -150,14 +150,14 @@ func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detac
 			return err
 		}
 	}
-	return p.sumUp(&job)
+	return sumUp(p, &job)
 }
 
 // over reports whether a job has ended or waits for an operator.
 func over(j *api.Job) bool { return j.State != "running" }
 
 // leave pauses the job: the server would go on without us.
-func (p *program) leave(ctx context.Context, cl *api.Client, job *api.Job) error {
+func leave(ctx context.Context, p *program, cl *api.Client, job *api.Job) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer stop()
 	now, err := cl.ChangeJob(ctx, job.ID, "pause")
@@ -185,7 +185,7 @@ func writeReport(ctx context.Context, cl *api.Client, id, name string) (err erro
 
 // sumUp writes the last line, which sums to the plan, and turns the state into an
 // exit code.
-func (p *program) sumUp(j *api.Job) error {
+func sumUp(p *program, j *api.Job) error {
 	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
 	of := "="
 	if j.Position < j.Planned {

@@ -235,14 +235,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 			return term.Usage("--out %s: there is no folder %s", o.watch.out, dir)
 		}
 	}
-	env, err := p.launch(ctx, &s, o)
+	env, err := launchServer(ctx, p, &s, o)
 	if err != nil {
 		return err
 	}
 	defer env.Close()
 	cfg := env.Config
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
-	if p.panels(&o.watch) {
+	if panels(p, &o.watch) {
 		cfg.Every, cfg.Steerable = screenEvery, true
 	}
 	r, err := load.New(s, cfg)
@@ -253,14 +253,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err != nil {
 		return err
 	}
-	res, err := p.watchLoad(ctx, r, &o.watch)
+	res, err := watchLoad(ctx, p, r, &o.watch)
 	if err := errors.Join(err, stop()); err != nil {
 		return err
 	}
 	if err := env.Failed(); err != nil {
 		return err
 	}
-	if err := p.finishLoad(res, &o.watch); err != nil {
+	if err := finishLoad(p, res, &o.watch); err != nil {
 		return err
 	}
 	return loadExit(ctx, res, o.valid)
@@ -357,8 +357,8 @@ func firstError(res *load.Result) string {
 	return fmt.Sprintf(": %s times %s", term.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
 }
 
-// launch opens what the scenario runs against.
-func (p *program) launch(ctx context.Context, s *load.Scenario, o *loadOptions) (*launch.Environment, error) {
+// launchServer opens what the scenario runs against.
+func launchServer(ctx context.Context, p *program, s *load.Scenario, o *loadOptions) (*launch.Environment, error) {
 	note := p.note
 	if o.again {
 		note = func(string, ...any) {}

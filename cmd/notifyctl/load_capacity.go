@@ -40,7 +40,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	run := func(trial load.Scenario) (*load.Result, error) {
 		// Each trial has a server of its own where the run makes one: the backlog of
 		// one must not weigh on the next.
-		env, err := p.launch(ctx, &trial, o)
+		env, err := launchServer(ctx, p, &trial, o)
 		if err != nil {
 			return nil, err
 		}

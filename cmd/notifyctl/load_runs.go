@@ -20,20 +20,7 @@ func loadRuns(p *program) []*cobra.Command {
 	return []*cobra.Command{newLoadLs(p), newLoadShow(p), newLoadCompare(p), newLoadMerge(p), newLoadView(p)}
 }
 
-func (p *program) runs() report.Store { return report.DefaultStore(p.getenv) }
-
-// runIDs offers the kept runs to the shell.
-func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	list, err := p.runs().List()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var ids []string
-	for _, e := range list {
-		ids = append(ids, e.ID)
-	}
-	return ids, cobra.ShellCompDirectiveDefault // or a file
-}
+func runs(p *program) report.Store { return report.DefaultStore(p.getenv) }
 
 func newLoadLs(p *program) *cobra.Command {
 	var limit int
@@ -44,7 +31,7 @@ $XDG_DATA_HOME/notifyctl/runs (~/.local/share), each in a folder with result.jso
 summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 		Example: "  notifyctl load ls\n  notifyctl load ls -o json --jq '.items[0].id'",
 		RunE: func(*cobra.Command, []string) error {
-			list, err := p.runs().List()
+			list, err := runs(p).List()
 			if err != nil {
 				return err
 			}
@@ -59,7 +46,7 @@ summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 			}
 			out := p.printer()
 			out.Optional = []string{"EXIT", "SENDING", "STARTED"}
-			cols := columns[report.Entry]{head: "RUN  STARTED  SENDING  VERDICT  ACCEPTED/S  P99  LOST  DUP  EXIT", row: p.runRow}
+			cols := columns[report.Entry]{head: "RUN  STARTED  SENDING  VERDICT  ACCEPTED/S  P99  LOST  DUP  EXIT", row: bind(p, runRow)}
 			return out.Print(list, cols.table(list))
 		},
 	}
@@ -67,7 +54,7 @@ summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 	return c
 }
 
-func (p *program) runRow(e *report.Entry) []string {
+func runRow(p *program, e *report.Entry) []string {
 	if e.Damaged != "" {
 		return []string{e.ID, "", "", "damaged: " + e.Damaged}
 	}
@@ -101,7 +88,7 @@ run has, last, last~1 for the one before, or a file.`,
 			if !slices.Contains(runForms, form) {
 				return term.Usage("--form %q: forms are text, html, hlog and json", form)
 			}
-			r, err := p.runs().Open(args[0])
+			r, err := runs(p).Open(args[0])
 			if err != nil {
 				return err
 			}
@@ -162,11 +149,11 @@ and 9 when nothing could be judged.`,
 			if rules.Floor <= 0 {
 				return term.Usage("--floor %s: it is above 0", rules.Floor)
 			}
-			a, err := p.runs().Open(args[0])
+			a, err := runs(p).Open(args[0])
 			if err != nil {
 				return err
 			}
-			b, err := p.runs().Open(args[1])
+			b, err := runs(p).Open(args[1])
 			if err != nil {
 				return err
 			}
@@ -208,7 +195,7 @@ segments' that is not 0.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			var parts []*load.Result
 			for _, a := range args {
-				r, err := p.runs().Open(a)
+				r, err := runs(p).Open(a)
 				if err != nil {
 					return err
 				}
@@ -218,10 +205,10 @@ segments' that is not 0.`,
 			if err != nil {
 				return err
 			}
-			if err := p.keepRun(m, out); err != nil {
+			if err := keepRun(p, m, out); err != nil {
 				return err
 			}
-			if err := p.printRun(m); err != nil {
+			if err := printRun(p, m); err != nil {
 				return err
 			}
 			if m.Exit != 0 {
@@ -235,8 +222,8 @@ segments' that is not 0.`,
 }
 
 // keepRun keeps a run, and writes it to a file where one is named.
-func (p *program) keepRun(r *load.Result, file string) error {
-	store := p.runs()
+func keepRun(p *program, r *load.Result, file string) error {
+	store := runs(p)
 	id, err := store.Save(r)
 	if err != nil {
 		return fmt.Errorf("keep the run: %w", err)
@@ -249,7 +236,7 @@ func (p *program) keepRun(r *load.Result, file string) error {
 }
 
 // printRun prints a result as the flags say.
-func (p *program) printRun(r *load.Result) error {
+func printRun(p *program, r *load.Result) error {
 	if p.global.output == "table" && p.global.jq == "" {
 		return report.WriteText(p.out, r)
 	}
@@ -265,22 +252,22 @@ Where there is no terminal it writes a line for each second, with -o jsonl as JS
 		Example:           "  notifyctl load view last\n  notifyctl load view last -o jsonl | jq .response.p99",
 		ValidArgsFunction: p.runIDs,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := p.runs().Open(args[0])
+			r, err := runs(p).Open(args[0])
 			if err != nil {
 				return err
 			}
-			if p.screen() && p.global.output == "table" {
-				_, err := screen.Run(c.Context(), p.in, p.out, p.screenEnv(), screen.Options{
+			if hasScreen(p) && p.global.output == "table" {
+				_, err := screen.Run(c.Context(), p.in, p.out, screenEnv(p), screen.Options{
 					Source: screen.NewReplay(r, nil), Name: r.Scenario.Name, ASCII: !utf8Locale(p.getenv), Stay: true,
 				})
 				return err
 			}
-			return p.viewLines(c.Context(), r)
+			return viewLines(c.Context(), p, r)
 		},
 	}
 }
 
-func (p *program) viewLines(ctx context.Context, r *load.Result) error {
+func viewLines(ctx context.Context, p *program, r *load.Result) error {
 	format := screen.Text
 	switch p.global.output {
 	case "table":
@@ -300,14 +287,14 @@ func (p *program) viewLines(ctx context.Context, r *load.Result) error {
 	return nil
 }
 
-// screen reports whether standard output can show panels and somebody can type.
-func (p *program) screen() bool {
+// hasScreen reports whether standard output can show panels and somebody can type.
+func hasScreen(p *program) bool {
 	term := p.getenv("TERM")
 	return p.inTerminal && p.outTerminal && !p.global.noInput && term != "" && term != "dumb"
 }
 
 // screenEnv is the environment that says what the terminal can.
-func (p *program) screenEnv() []string {
+func screenEnv(p *program) []string {
 	env := append(os.Environ(), "TERM="+p.getenv("TERM"))
 	if !p.coloured() {
 		env = append(env, "NO_COLOR=1")

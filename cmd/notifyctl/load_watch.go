@@ -49,17 +49,17 @@ func (w *watched) steerer() screen.Steerer {
 }
 
 // panels reports whether the run is drawn on a screen.
-func (p *program) panels(o *watchOptions) bool {
-	return p.screen() && !o.noUI && !p.global.quiet && p.global.output == "table" && p.global.jq == ""
+func panels(p *program, o *watchOptions) bool {
+	return hasScreen(p) && !o.noUI && !p.global.quiet && p.global.output == "table" && p.global.jq == ""
 }
 
 // watchLoad runs a scenario, and shows it: with panels in a terminal, as JSON lines
 // on standard output with -o jsonl, else as lines on standard error.
-func (p *program) watchLoad(ctx context.Context, r *load.Run, o *watchOptions) (*load.Result, error) {
+func watchLoad(ctx context.Context, p *program, r *load.Run, o *watchOptions) (*load.Result, error) {
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	w := &watched{run: r, stop: stop, done: make(chan struct{})}
-	ended, err := p.serveMetrics(ctx, o.metrics, w)
+	ended, err := serveMetrics(ctx, p, o.metrics, w)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (p *program) watchLoad(ctx context.Context, r *load.Run, o *watchOptions) (
 		res, runErr = r.Run(running)
 	})
 	defer wg.Wait()
-	watchErr := p.watch(ctx, w, o)
+	watchErr := watch(ctx, p, w, o)
 	if watchErr != nil {
 		stop() // nobody can see it any more
 	}
@@ -82,10 +82,10 @@ func (p *program) watchLoad(ctx context.Context, r *load.Run, o *watchOptions) (
 	return res, errors.Join(runErr, watchErr)
 }
 
-func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error {
+func watch(ctx context.Context, p *program, w *watched, o *watchOptions) error {
 	from := 0
-	if p.panels(o) {
-		left, err := p.watchScreen(ctx, w)
+	if panels(p, o) {
+		left, err := watchScreen(ctx, p, w)
 		if err != nil {
 			return err
 		}
@@ -112,9 +112,9 @@ func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error 
 
 // watchScreen shows the panels. Ctrl-C comes as a key: the second one ends the
 // process at once, as it does without panels.
-func (p *program) watchScreen(ctx context.Context, w *watched) (screen.Left, error) {
+func watchScreen(ctx context.Context, p *program, w *watched) (screen.Left, error) {
 	p.drawing.Store(true)
-	left, err := screen.Run(ctx, p.in, p.out, p.screenEnv(), screen.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
+	left, err := screen.Run(ctx, p.in, p.out, screenEnv(p), screen.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
 	p.drawing.Store(false)
 	if err == nil && left == screen.LeftAtOnce {
 		os.Exit(term.ExitInterrupt)
@@ -123,7 +123,7 @@ func (p *program) watchScreen(ctx context.Context, w *watched) (screen.Left, err
 }
 
 // serveMetrics serves the figures of a run on a loopback address; empty: not.
-func (p *program) serveMetrics(ctx context.Context, addr string, w *watched) (end func(), err error) {
+func serveMetrics(ctx context.Context, p *program, addr string, w *watched) (end func(), err error) {
 	if addr == "" {
 		return func() {}, nil
 	}
@@ -146,15 +146,15 @@ func (p *program) serveMetrics(ctx context.Context, addr string, w *watched) (en
 
 // finishLoad prints what a run showed, and keeps it. A run that cannot be kept was
 // still measured, and one that cannot be written or printed is still kept.
-func (p *program) finishLoad(res *load.Result, o *watchOptions) (err error) {
+func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.out != "" {
 		err = report.WriteFile(o.out, res)
 	}
-	err = errors.Join(err, p.printRun(res))
+	err = errors.Join(err, printRun(p, res))
 	if o.noKeep {
 		return err
 	}
-	if failed := p.keepRun(res, ""); failed != nil { // said with --quiet, too: what it measured is gone
+	if failed := keepRun(p, res, ""); failed != nil { // said with --quiet, too: what it measured is gone
 		fmt.Fprintln(p.err, term.Clean("warning: "+failed.Error()))
 	}
 	return err

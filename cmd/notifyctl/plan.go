@@ -149,7 +149,7 @@ func runPlan(p *program, in capacity.Input, from string) error {
 	if p.global.output != "table" || p.global.jq != "" {
 		return p.printer().Print(out, nil)
 	}
-	return p.printPlan(&in, &out)
+	return printPlan(p, &in, &out)
 }
 
 func measured(in capacity.Input, file string) (*measuredPlan, error) {
@@ -170,7 +170,7 @@ func measured(in capacity.Input, file string) (*measuredPlan, error) {
 }
 
 // printPlan writes the sheet for people: tables under headings.
-func (p *program) printPlan(in *capacity.Input, out *planned) error {
+func printPlan(p *program, in *capacity.Input, out *planned) error {
 	pr := p.printer()
 	table := func(heading string, t term.Table) error {
 		if len(t) < 2 {

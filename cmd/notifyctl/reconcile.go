@@ -52,7 +52,7 @@ digest by SMS or mail become UNKNOWN. See also: notifyctl audit, notifyctl why.`
 			if err := saveReport(&rep, out); err != nil {
 				return err
 			}
-			return p.findings(&rep)
+			return findings(p, &rep)
 		},
 	}
 	c.Flags().StringVar(&out, "report-out", "", "write the report to a file, for apply")
@@ -93,8 +93,8 @@ func saveReport(rep *api.ReconcileReport, name string) error {
 }
 
 // findings prints a report, and is an error when it holds any.
-func (p *program) findings(rep *api.ReconcileReport) error {
-	if err := p.printer().Print(rep, p.listFindings(rep)); err != nil {
+func findings(p *program, rep *api.ReconcileReport) error {
+	if err := p.printer().Print(rep, listFindings(p, rep)); err != nil {
 		return err
 	}
 	p.note("%s notifications, and %s rows and %s index rows of triggers, read in %s", count(int(rep.Notifications)), count(rep.Rows), count(rep.Index), span(rep.Took))
@@ -104,7 +104,7 @@ func (p *program) findings(rep *api.ReconcileReport) error {
 	return term.Exitf(term.ExitFindings, "found %s", sums(rep.Counts))
 }
 
-func (p *program) listFindings(rep *api.ReconcileReport) term.Table {
+func listFindings(p *program, rep *api.ReconcileReport) term.Table {
 	t := term.Table{{"CLASS", "ID", "CALLER", "STATE", "NEXT", "DETAIL"}}
 	for i := range rep.Findings {
 		f := &rep.Findings[i]
@@ -188,5 +188,5 @@ func runReconcileApply(c *cobra.Command, p *program, file, since string, detach 
 	if err != nil {
 		return err
 	}
-	return p.follow(ctx, cl, job, detach, "")
+	return follow(ctx, p, cl, job, detach, "")
 }

@@ -164,7 +164,7 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 			return cl.RescheduleTrigger(ctx, id, *at)
 		}, func(out *api.TriggerStatus) error {
 			defer o.echo(p, out.FireAt)
-			return p.printTrigger(out)
+			return printTrigger(p, out)
 		})
 	}
 	return change(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.Scheduled, error) {

@@ -155,7 +155,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 		return err
 	}
 	if o.dryRun {
-		return p.printRequest(t.server+"/v1/notifications", key, n)
+		return printRequest(p, t.server+"/v1/notifications", key, n)
 	}
 	if err := p.confirm(&t, changes, "send"); err != nil {
 		return err
@@ -166,7 +166,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 		return again(ctx, err, key, "send")
 	}
 	if o.wait {
-		return p.waitOne(ctx, cl, out.NotificationID)
+		return waitOne(ctx, p, cl, out.NotificationID)
 	}
 	if err := p.printer().Record(out, term.Table{{"notification", out.NotificationID}, {"status", out.Status}}); err != nil {
 		return err
@@ -318,7 +318,7 @@ type request struct {
 	Body    any               `json:"body"`
 }
 
-func (p *program) printRequest(url, key string, body any) error {
+func printRequest(p *program, url, key string, body any) error {
 	r := request{Method: "POST", URL: url, Headers: map[string]string{"Content-Type": api.TypeJSON}, Body: body}
 	if key != "" {
 		r.Headers[api.HeaderIdempotencyKey] = key

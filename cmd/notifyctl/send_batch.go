@@ -272,7 +272,7 @@ func (s *batchSender) stopped(ctx context.Context, err error) error {
 func (s *batchSender) wait(ctx context.Context) error {
 	s.total.States = map[string]int{}
 	open := s.ids
-	err := s.p.until(ctx, s.p.now().Add(s.p.global.timeout), func(ctx context.Context) (bool, error) {
+	err := until(ctx, s.p, s.p.now().Add(s.p.global.timeout), func(ctx context.Context) (bool, error) {
 		var left []string
 		for _, id := range open {
 			st, err := s.cl.Notification(ctx, id)
@@ -323,7 +323,7 @@ func dryBatch(p *program, o *sendOptions) error {
 			}
 			body = append(body, bytes.Clone(line))
 		}
-		return p.printRequest(t.server+"/v1/notifications:batch", key+"-0", body)
+		return printRequest(p, t.server+"/v1/notifications:batch", key+"-0", body)
 	})
 	if err == nil {
 		p.note("%s notifications in %d requests", count(lines), chunks)

@@ -72,7 +72,7 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 			r.cl = r.p.clientOf(&r.t)
 		}
 		bar := r.p.progress("delivering", max(1, r.state.Accepted))
-		sum, err := r.p.waitCampaign(ctx, r.cl, r.state.Campaign, r.state.Accepted, bar.set)
+		sum, err := waitCampaign(ctx, r.p, r.cl, r.state.Campaign, r.state.Accepted, bar.set)
 		bar.end()
 		r.result.Counts, waited = sum.Counts, err
 	}
@@ -132,7 +132,7 @@ func (r *fanoutRun) dry() error {
 			break
 		}
 	}
-	if err := r.p.printRequest(r.t.server+"/v1/notifications:fanout", "", f); err != nil {
+	if err := printRequest(r.p, r.t.server+"/v1/notifications:fanout", "", f); err != nil {
 		return err
 	}
 	if r.state.Total > 0 {

@@ -86,9 +86,9 @@ func runShow(ctx context.Context, p *program, id string) error {
 		return err
 	}
 	if s.Status == "" { // the answer was that of a fan-out as a whole
-		return p.printTotal(ctx, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
+		return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
 	}
-	return p.printer().Record(s, p.statusFields(&s))
+	return p.printer().Record(s, statusFields(p, &s))
 }
 
 // checkID refuses what no notification can be called.
@@ -103,16 +103,16 @@ func checkID(id string) error {
 }
 
 func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) error {
-	return p.printTotal(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
+	return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 }
 
 // printTotal prints what the pages of a count add up to.
-func (p *program) printTotal(ctx context.Context, get func(api.Page) (api.Summary, error)) error {
+func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary, error)) error {
 	sum, err := total(ctx, get)
 	if err != nil {
 		return err
 	}
-	return p.printer().Record(sum, p.summaryFields(&sum))
+	return p.printer().Record(sum, summaryFields(p, &sum))
 }
 
 // total adds up the pages of a count.
@@ -138,7 +138,7 @@ func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Su
 	return sum, err
 }
 
-func (p *program) summaryFields(s *api.Summary) term.Table {
+func summaryFields(p *program, s *api.Summary) term.Table {
 	t := term.Table{
 		{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
 		{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
@@ -186,7 +186,7 @@ func share(n, all int64) string {
 	return fmt.Sprintf("%.1f%%", pc)
 }
 
-func (p *program) statusFields(s *api.Status) term.Table {
+func statusFields(p *program, s *api.Status) term.Table {
 	t := term.Table{
 		{"notification", s.NotificationID}, {"status", s.Status}, {"code", s.Code},
 		{"channel", s.Channel}, {"category", s.Category}, {"user", s.UserID},
@@ -284,7 +284,7 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		}
 		fmt.Fprintln(p.out)
 	}
-	if err := pr.Print(t, p.story(t.Events)); err != nil {
+	if err := pr.Print(t, story(p, t.Events)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(p.out, "\n%s\n", term.Clean(t.Next))
@@ -309,7 +309,7 @@ func advice(e *codes.Entry, t *api.Timeline) string {
 
 // story is a line an event. Moments are written in full whatever the format of
 // times: what counts here is their distance.
-func (p *program) story(events []api.TimelineEvent) term.Table {
+func story(p *program, events []api.TimelineEvent) term.Table {
 	t := term.Table{{"TIME", "AFTER", "EVENT", "STATE", "DETAIL"}}
 	var before *time.Time
 	for i := range events {

@@ -82,7 +82,7 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 	}
 	key := first(o.key, newKey(p.now()))
 	if o.dryRun {
-		return p.printRequest(t.server+"/v1/triggers", key, body)
+		return printRequest(p, t.server+"/v1/triggers", key, body)
 	}
 	if err := p.confirm(&t, changes, "register a trigger"); err != nil {
 		return err
@@ -171,10 +171,10 @@ func showTrigger(ctx context.Context, p *program, id string) error {
 	if err != nil {
 		return err
 	}
-	return p.printTrigger(&t)
+	return printTrigger(p, &t)
 }
 
-func (p *program) printTrigger(t *api.TriggerStatus) error {
+func printTrigger(p *program, t *api.TriggerStatus) error {
 	pr := p.printer()
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(t, nil)
@@ -198,7 +198,7 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	}
 	if len(t.Log) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(t, p.attempts(t.Log)); err != nil {
+		if err := pr.Print(t, attempts(p, t.Log)); err != nil {
 			return err
 		}
 	}
@@ -206,7 +206,7 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	return err
 }
 
-func (p *program) attempts(log []api.TriggerAttempt) term.Table {
+func attempts(p *program, log []api.TriggerAttempt) term.Table {
 	t := term.Table{{"TIME", "ATTEMPT", "CLASS", "STATUS", "TOOK", "ADDRESS", "DETAIL"}}
 	for _, a := range log {
 		status := ""

@@ -61,22 +61,6 @@ func runUI(ctx context.Context, p *program) error {
 	})
 }
 
-// commandLine is the command that words mean here: with the flags that chose the
-// server.
-func (p *program) commandLine(words ...string) string {
-	line := []string{"notifyctl"}
-	for flag, v := range map[string]string{"--context": p.global.context, "--server": p.global.server, "--token-file": p.global.tokenFile} {
-		if v != "" {
-			line = append(line, flag+"="+quote(v))
-		}
-	}
-	slices.Sort(line[1:])
-	for _, w := range words {
-		line = append(line, quote(w))
-	}
-	return strings.Join(line, " ")
-}
-
 // readOnly says why a token can change nothing; empty where it can, or where only
 // the server knows. The claim is not verified: the server does that.
 func readOnly(ctx context.Context, t *target) string {

@@ -18,7 +18,7 @@ const (
 
 // until polls done until it is true. The end of --timeout is an error of
 // ExitPending.
-func (p *program) until(ctx context.Context, end time.Time, done func(context.Context) (bool, error)) error {
+func until(ctx context.Context, p *program, end time.Time, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, end, errPending)
 	defer cancel()
 	for every := firstPoll; ; every = min(2*every, lastPoll) {
@@ -45,9 +45,9 @@ func terminal(status string) bool {
 }
 
 // waitOne waits for a notification's outcome and prints it.
-func (p *program) waitOne(ctx context.Context, cl *api.Client, id string) error {
+func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 	var s api.Status
-	err := p.until(ctx, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
+	err := until(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
 		now, err := cl.Notification(ctx, id)
 		if err == nil {
 			s = now
@@ -63,7 +63,7 @@ func (p *program) waitOne(ctx context.Context, cl *api.Client, id string) error 
 	case err != nil && err != errPending: //nolint:errorlint // the very value
 		return err
 	}
-	if perr := p.printer().Record(s, p.statusFields(&s)); perr != nil {
+	if perr := p.printer().Record(s, statusFields(p, &s)); perr != nil {
 		return perr
 	}
 	if err != nil {
@@ -81,9 +81,9 @@ func arrived(status string) bool {
 
 // waitCampaign waits until every receiver of a campaign has an outcome, and
 // returns the last count. tell is called with the share that has one.
-func (p *program) waitCampaign(ctx context.Context, cl *api.Client, id string, receivers int64, tell func(done int64)) (api.Summary, error) {
+func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, receivers int64, tell func(done int64)) (api.Summary, error) {
 	var sum api.Summary
-	err := p.until(ctx, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
+	err := until(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
 		now, err := total(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 		if err != nil {
 			return false, err
