@@ -3,6 +3,7 @@ package layout_test
 import (
 	"errors"
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -349,4 +350,63 @@ func TestCheckFindsProblems(t *testing.T) {
 	f("pkg/trace/a.go", "go.opentelemetry.io/otel", "")
 	f("pkg/worker/a.go", "go.opentelemetry.io/otel/trace", "which only pkg/trace does")
 	f("pkg/app/a.go", module+"dashboards", "must not import dashboards")
+}
+
+// longTypes are the types that are larger than TestTypesStayTogether wants.
+var longTypes = map[string]bool{
+	"pkg/api.Client":    true, // a method for each route, as callers expect of a client
+	"pkg/history.Store": true,
+	"pkg/web.Page":      true,
+}
+
+// A reader finds the methods of a type in at most four files, and no type has more
+// than 40.
+func TestTypesStayTogether(t *testing.T) {
+	methods, files := map[string]int{}, map[string]map[string]bool{}
+	for _, root := range []string{"cmd", "internal", "pkg"} {
+		err := fs.WalkDir(os.DirFS("."), root, func(name string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+				return err
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			for _, d := range f.Decls {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv != nil {
+					key := path.Dir(name) + "." + typeName(fn.Recv.List[0].Type)
+					if files[key] == nil {
+						files[key] = map[string]bool{}
+					}
+					methods[key]++
+					files[key][name] = true
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for key, n := range methods {
+		long := n > 40 || len(files[key]) > 4
+		if long != longTypes[key] {
+			t.Errorf("%s has %d methods in %d files; it is listed as long: %v", key, n, len(files[key]), longTypes[key])
+		}
+	}
+}
+
+// typeName is the name in the receiver of a method.
+func typeName(e ast.Expr) string {
+	switch x := e.(type) {
+	case *ast.StarExpr:
+		return typeName(x.X)
+	case *ast.IndexExpr:
+		return typeName(x.X)
+	case *ast.IndexListExpr:
+		return typeName(x.X)
+	case *ast.Ident:
+		return x.Name
+	}
+	return ""
 }

@@ -49,7 +49,7 @@ func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int
 			}
 		}
 	}
-	if err := a.mendNotifications(ctx, fs, notifications, rep.Made, out); err != nil {
+	if err := mendNotifications(ctx, a, fs, notifications, rep.Made, out); err != nil {
 		return nil, err
 	}
 	return out, nil
@@ -66,7 +66,7 @@ type again struct {
 // batchSize bounds the records of one append: a chunk is up to 1 MiB.
 const batchSize = 16
 
-func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
+func mendNotifications(ctx context.Context, a *Auditor, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(which))
 	for _, i := range which {
 		id, err := notify.ParseID(fs[i].ID)
@@ -97,7 +97,7 @@ func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []i
 		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
 			continue
 		}
-		what, ok, err := a.what(ctx, ids[k])
+		what, ok, err := what(ctx, a, ids[k])
 		if err != nil {
 			return err
 		}
@@ -114,7 +114,7 @@ func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []i
 	}
 	for len(order) > 0 {
 		n := min(len(order), batchSize)
-		if err := a.append(ctx, order[:n], of, made); err != nil {
+		if err := appendRecords(ctx, a, order[:n], of, made); err != nil {
 			return err
 		}
 		order = order[n:]
@@ -122,7 +122,7 @@ func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []i
 	return nil
 }
 
-func (a *Auditor) what(ctx context.Context, id notify.ID) (again, bool, error) {
+func what(ctx context.Context, a *Auditor, id notify.ID) (again, bool, error) {
 	f, rows, ok, err := a.found(ctx, id)
 	if !ok || err != nil {
 		return again{}, false, err
@@ -135,7 +135,7 @@ func (a *Auditor) what(ctx context.Context, id notify.ID) (again, bool, error) {
 }
 
 // append claims what is to be claimed, and then appends the records.
-func (a *Auditor) append(ctx context.Context, list []again, of map[again][]notify.ID, made int64) error {
+func appendRecords(ctx context.Context, a *Auditor, list []again, of map[again][]notify.ID, made int64) error {
 	claims := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))
 	for _, what := range list {

@@ -174,13 +174,13 @@ func New(cfg Config) *Auditor {
 // Run audits what was accepted since then (zero: all that is kept). An error
 // means that a store or the log was away, or that the history is damaged.
 func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {
-	r := a.newRun(since, a.cfg.MaxFindings)
+	r := newRun(a, since, a.cfg.MaxFindings)
 	return r.through(ctx, r.begin, r.originals, r.spilled, r.schedules, r.confirm, r.rowsAlone, (&triggerRun{run: r}).all)
 }
 
 // Notifications is Run without triggers, and lists up to max findings of a class.
 func (a *Auditor) Notifications(ctx context.Context, since time.Time, max int) (api.Conservation, error) {
-	r := a.newRun(since, max)
+	r := newRun(a, since, max)
 	return r.through(ctx, r.begin, r.originals, r.spilled, r.schedules, r.confirm, r.rowsAlone)
 }
 
@@ -188,7 +188,7 @@ func (a *Auditor) Notifications(ctx context.Context, since time.Time, max int) (
 // nothing leads: what Run says of them now. One that nobody accepted, or that is
 // no longer kept, is none of them.
 func (a *Auditor) Again(ctx context.Context, ids []notify.ID) ([]api.Drift, error) {
-	r := a.newRun(time.Time{}, len(ids))
+	r := newRun(a, time.Time{}, len(ids))
 	look := func(ctx context.Context) error {
 		for _, id := range ids {
 			if err := r.one(ctx, id); err != nil {

@@ -25,7 +25,7 @@ type triggerChecks struct{ *Auditor }
 // find reads every row that something is owed to (engine.TriggerOpen).
 func (a triggerChecks) find(ctx context.Context, rep *Report) error {
 	now, waiting := time.Now(), map[string]int{}
-	err := a.rows(ctx, engine.TriggerOpen, func(rows []engine.Trigger) (bool, error) {
+	err := rowsOf(ctx, a.Auditor, engine.TriggerOpen, func(rows []engine.Trigger) (bool, error) {
 		rep.Rows += len(rows)
 		for i := range rows {
 			t := &rows[i]
@@ -74,7 +74,7 @@ func (a triggerChecks) class(ctx context.Context, t *engine.Trigger, now time.Ti
 		// What is due about now may be in the queue and nowhere else.
 		return "", nil
 	}
-	if has, err := a.timed(ctx, &tm); err != nil || has {
+	if has, err := timed(ctx, a.Auditor, &tm); err != nil || has {
 		return "", err
 	}
 	return Missing, nil
@@ -129,7 +129,7 @@ func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
 // findTimers looks through the timers up to Ahead. It finds minutes that nobody
 // released and timers without their trigger and, if asked for them, notifications
 // that nobody released.
-func (a *Auditor) findTimers(ctx context.Context, rep *Report, notifications bool) error {
+func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
 	for shard := range uint16(a.cfg.Shards) {
 		state, err := a.cfg.Timers.Shard(ctx, shard)
@@ -146,7 +146,7 @@ func (a *Auditor) findTimers(ctx context.Context, rep *Report, notifications boo
 				open = true // the oldest says it; the others are behind it
 				rep.add(Finding{Kind: KindTrigger, Class: OpenBucket, Shard: shard, Minute: m, Owner: state.Owner, Closed: state.Closed}, 1, a.cfg.MaxListed)
 			}
-			if err := a.findInMinute(ctx, engine.TimerPartition{Bucket: m, Shard: shard}, now, rep, notifications); err != nil {
+			if err := findInMinute(ctx, a, engine.TimerPartition{Bucket: m, Shard: shard}, now, rep, notifications); err != nil {
 				return err
 			}
 		}
@@ -154,7 +154,7 @@ func (a *Auditor) findTimers(ctx context.Context, rep *Report, notifications boo
 	return nil
 }
 
-func (a *Auditor) findInMinute(ctx context.Context, p engine.TimerPartition, now time.Time, rep *Report, notifications bool) error {
+func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now time.Time, rep *Report, notifications bool) error {
 	past := now.Add(-a.cfg.Grace)
 	var cursor engine.TimerCursor
 	for {
@@ -168,7 +168,7 @@ func (a *Auditor) findInMinute(ctx context.Context, p engine.TimerPartition, now
 			t := &ts[i]
 			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Bucket, NextAt: t.FireAt}); {
 			case t.Kind == timer.KindEnvelope && notifications && t.FireAt <= past.UnixMilli():
-				if err := a.late(ctx, t, f, rep); err != nil {
+				if err := late(ctx, a, t, f, rep); err != nil {
 					return err
 				}
 			case t.Kind == engine.TimerOfTrigger:
@@ -202,7 +202,7 @@ func (a *Auditor) findInMinute(ctx context.Context, p engine.TimerPartition, now
 // late finds a notification whose timer nobody has released, if its schedule was
 // neither cancelled nor moved away from the timer: else the timer goes with its
 // minute.
-func (a *Auditor) late(ctx context.Context, t *engine.Timer, f Finding, rep *Report) error {
+func late(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Report) error {
 	var e notify.Envelope
 	if notify.DecodeEnvelope(t.Payload, &e) != nil {
 		return nil

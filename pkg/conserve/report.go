@@ -119,7 +119,7 @@ func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findi
 	if err := a.triggers.find(ctx, &rep); err != nil {
 		return deadletter.Findings{}, err
 	}
-	if err := a.findTimers(ctx, &rep, true); err != nil {
+	if err := findTimers(ctx, a, &rep, true); err != nil {
 		return deadletter.Findings{}, err
 	}
 	ledger, err := a.books.Notifications(ctx, since, a.cfg.MaxListed)
@@ -178,7 +178,7 @@ func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 	rep := newReport(time.Now())
 	err := a.triggers.find(ctx, &rep)
 	if err == nil {
-		err = a.findTimers(ctx, &rep, false)
+		err = findTimers(ctx, a, &rep, false)
 	}
 	return rep, err
 }

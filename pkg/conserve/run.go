@@ -43,7 +43,7 @@ type run struct {
 	waiting  int // receivers among the suspects
 }
 
-func (a *Auditor) newRun(since time.Time, findings int) *run {
+func newRun(a *Auditor, since time.Time, findings int) *run {
 	r := &run{a: a, cfg: &a.cfg, most: findings, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
 	if !since.IsZero() {
 		r.since = since.UnixMilli()

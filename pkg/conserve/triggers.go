@@ -35,7 +35,7 @@ const (
 // rows calls fn with every page of the triggers in a state, the newest id first,
 // until fn returns false. The cursor is the last id of a page, whatever is in it: a
 // page of rows that need nothing hides none behind it.
-func (a *Auditor) rows(ctx context.Context, state engine.TriggerState, fn func([]engine.Trigger) (more bool, err error)) error {
+func rowsOf(ctx context.Context, a *Auditor, state engine.TriggerState, fn func([]engine.Trigger) (more bool, err error)) error {
 	var after engine.TriggerCursor
 	for {
 		rows, err := a.cfg.Rows.List(ctx, "", state, after, a.cfg.Page)
@@ -53,7 +53,7 @@ func (a *Auditor) rows(ctx context.Context, state engine.TriggerState, fn func([
 }
 
 // timed reports whether a timer is stored, near or cold.
-func (a *Auditor) timed(ctx context.Context, want *engine.Timer) (has bool, err error) {
+func timed(ctx context.Context, a *Auditor, want *engine.Timer) (has bool, err error) {
 	at, shard := want.FireAt, engine.ShardOf(want.ID, a.cfg.Shards)
 	found := func(t *engine.Timer) error {
 		has = has || bytes.Equal(t.ID, want.ID)
@@ -97,7 +97,7 @@ func (r *triggerRun) all(ctx context.Context) error {
 // look counts the triggers in a state for which of returns mine. It stops when of
 // returns that there are no more.
 func (r *triggerRun) look(ctx context.Context, state engine.TriggerState, of func(*engine.Trigger) (mine, more bool)) error {
-	err := r.a.rows(ctx, state, func(rows []engine.Trigger) (bool, error) {
+	err := rowsOf(ctx, r.a, state, func(rows []engine.Trigger) (bool, error) {
 		for i := range rows {
 			mine, more := of(&rows[i])
 			if !more {
@@ -164,7 +164,7 @@ func (r *triggerRun) evidence(ctx context.Context, t *engine.Trigger) (string, e
 	if !ok {
 		return "", nil
 	}
-	if has, err := r.a.timed(ctx, &tm); err != nil || !has {
+	if has, err := timed(ctx, r.a, &tm); err != nil || !has {
 		return "", err
 	}
 	return triggerTimer, nil

@@ -37,7 +37,7 @@ func TestAuditReadsWhatItAsksFor(t *testing.T) {
 	if _, err := store.Create(t.Context(), rows); err != nil {
 		t.Fatal(err)
 	}
-	r := New(Config{Rows: store, Triggers: trigger.Mender{}}).newRun(now.Add(-24*time.Hour), 100)
+	r := newRun(New(Config{Rows: store, Triggers: trigger.Mender{}}), now.Add(-24*time.Hour), 100)
 	err := (&triggerRun{run: r}).all(t.Context())
 	if err != nil || r.rep.Triggers != 2 || r.rep.States["FIRED"] != 1 || r.rep.Waiting[triggerClaim] != 1 {
 		t.Errorf("%d triggers are looked at: %v, %v, %v", r.rep.Triggers, r.rep.States, r.rep.Waiting, err)

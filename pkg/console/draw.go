@@ -27,11 +27,11 @@ func (m *model) draw() string {
 	if w <= 0 || h <= 0 {
 		return ""
 	}
-	lines := []string{m.header(w), m.tabLine(w)}
+	lines := []string{m.header(w), tabLine(m, w)}
 	if body := h - 4; body > 0 {
 		lines = append(lines, m.style.Lines(m.body(w, body), w, body)...)
 	}
-	lines = append(lines, m.status(w), m.keyLine(w))
+	lines = append(lines, m.status(w), keysLine(m, w))
 	return strings.Join(m.style.Lines(lines, w, h), "\n")
 }
 
@@ -47,7 +47,7 @@ func (m *model) header(w int) string {
 	}
 	left := band.Render(" " + name + " ")
 	clock := m.now.UTC().Format("15:04:05Z")
-	state, style := m.linkState()
+	state, style := linkState(m)
 	right := style.Render(state) + "  " + clock + " "
 	room := w - ansi.StringWidth(left) - ansi.StringWidth(right) - 2
 	if room < 0 {
@@ -57,7 +57,7 @@ func (m *model) header(w int) string {
 }
 
 // linkState is whether the server answers, in a few words.
-func (m *model) linkState() (string, *paint.Paint) {
+func linkState(m *model) (string, *paint.Paint) {
 	st := &m.style
 	switch {
 	case !m.link.away.IsZero():
@@ -76,7 +76,7 @@ func (m *model) linkState() (string, *paint.Paint) {
 }
 
 // tabLine names the pages, with what on them needs somebody.
-func (m *model) tabLine(w int) string {
+func tabLine(m *model, w int) string {
 	st := &m.style
 	notes := [tabs]string{}
 	if n := m.data.top.Total; n > 0 {
@@ -97,7 +97,7 @@ func (m *model) tabLine(w int) string {
 	case running > 0:
 		notes[tabJobs] = term.Count(running)
 	}
-	if n := len(m.open()); n > 0 {
+	if n := len(openWork(m)); n > 0 {
 		notes[tabCircuits] = term.Count(n) + "!"
 	}
 	build := func(short bool) string {
@@ -173,7 +173,7 @@ func (m *model) cursor() *tea.Cursor {
 }
 
 // keyLine is the keys that do something here.
-func (m *model) keyLine(w int) string {
+func keysLine(m *model, w int) string {
 	var list []paint.Hint
 	switch m.layer {
 	case layerFilter:
@@ -211,21 +211,21 @@ func (m *model) body(w, h int) []string {
 	case layerHelp:
 		return m.help(w)
 	case layerDetail:
-		return m.drawSheet(w, h)
+		return drawSheet(m, w, h)
 	case layerConfirm:
-		return m.drawQuestion(w)
+		return drawQuestion(m, w)
 	}
 	switch m.tab {
 	case tabOverview:
-		return m.overview(w, h)
+		return overview(m, w, h)
 	case tabLetters:
-		return m.lettersPage(w, h)
+		return lettersPage(m, w, h)
 	case tabJobs:
-		return m.jobsPage(w, h)
+		return jobsPage(m, w, h)
 	case tabCircuits:
-		return m.circuitsPage(w, h)
+		return circuitsPage(m, w, h)
 	}
-	return m.schedulesPage(w, h)
+	return schedulesPage(m, w, h)
 }
 
 // note is how old a panel is when that is not as it should be, or why it is empty.
@@ -245,7 +245,7 @@ func (m *model) note(f feed) string {
 
 // trouble says in place of a panel why there is nothing in it; ok is false when
 // there is something.
-func (m *model) trouble(f feed) (line string, ok bool) {
+func trouble(m *model, f feed) (line string, ok bool) {
 	s := &m.states[f]
 	if s.refused != nil {
 		return " " + m.style.Warn.Render(m.style.Bang+" "+term.Clean(describe(s.refused))), true
@@ -282,7 +282,7 @@ func (m *model) help(w int) []string {
 	return append(out, wrap(st, "filters", "words a row must hold; of dead letters "+strings.Join(api.LetterWords(), ":, ")+":, such as channel:push since:-2h", w)...)
 }
 
-func (m *model) drawSheet(w, h int) []string {
+func drawSheet(m *model, w, h int) []string {
 	st := &m.style
 	d := &m.detail
 	out := []string{st.Title("", term.Clean(d.title), "", w)}
@@ -318,7 +318,7 @@ func wrap(s *paint.Styles, name, value string, w int) (out []string) {
 	return out
 }
 
-func (m *model) drawQuestion(w int) []string {
+func drawQuestion(m *model, w int) []string {
 	st, q := &m.style, m.ask
 	out := []string{st.Title("", "confirm", "", w), "", " " + st.Warn.Render(st.Bang+" "+term.Clean(q.title)), ""}
 	where := m.opt.URL

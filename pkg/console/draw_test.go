@@ -109,7 +109,7 @@ func TestStatesWithoutColour(t *testing.T) {
 		p := open(t, newFake(), 80, 24, func(o *Options) { o.ASCII = ascii })
 		seen := map[string]string{}
 		for _, s := range []string{"waiting", "running", "paused", "stopped", "failed", "done", "cancelled"} {
-			c := p.jobState(s)
+			c := jobState(p.model, s)
 			sign, word, _ := strings.Cut(c.text, " ")
 			if word != s || c.style == nil {
 				t.Errorf("job %s: %q", s, c.text)
@@ -120,7 +120,7 @@ func TestStatesWithoutColour(t *testing.T) {
 			seen[sign] = s
 		}
 		for _, s := range []string{"closed", "open", "half-open"} {
-			if c := p.circuitCells(&api.Circuit{State: s})[1]; !strings.HasSuffix(c.text, " "+s) {
+			if c := circuitCells(p.model, &api.Circuit{State: s})[1]; !strings.HasSuffix(c.text, " "+s) {
 				t.Errorf("circuit %s: %q", s, c.text)
 			}
 		}

@@ -83,7 +83,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		}
 	case "enter":
 		if key := m.chosen[m.tab]; key != "" && m.layer == layerNone {
-			m.detail, m.scroll, m.layer = m.sheetOf(key), 0, layerDetail
+			m.detail, m.scroll, m.layer = sheetOf(m, key), 0, layerDetail
 		}
 	default:
 		if m.layer == layerNone || m.layer == layerDetail {
@@ -128,7 +128,7 @@ func (m *model) keyMove(name string) (cmd tea.Cmd, ok bool) {
 		m.scroll = max(0, min(m.scroll+d, len(m.detail.lines)-1))
 		return nil, true
 	}
-	keys := m.keys()
+	keys := keysOf(m)
 	if len(keys) > 0 {
 		i := max(0, min(m.at(keys)+d, len(keys)-1))
 		m.chosen[m.tab], m.index[m.tab] = keys[i], i

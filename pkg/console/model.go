@@ -213,7 +213,7 @@ func (m *model) at(keys []string) int {
 
 // keepChosen chooses a row where the chosen one has gone.
 func (m *model) keepChosen() {
-	keys := m.keys()
+	keys := keysOf(m)
 	if len(keys) == 0 {
 		m.chosen[m.tab] = ""
 		return
@@ -221,7 +221,7 @@ func (m *model) keepChosen() {
 	i := m.at(keys)
 	m.chosen[m.tab], m.index[m.tab] = keys[i], i
 	if m.layer == layerDetail && slices.Contains(keys, m.detail.key) {
-		m.detail = m.sheetOf(m.detail.key)
+		m.detail = sheetOf(m, m.detail.key)
 	}
 }
 

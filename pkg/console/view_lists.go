@@ -26,34 +26,34 @@ func rowsOf[T any](list []T, one func(*T) row) []row {
 	return rows
 }
 
-// rows are those of the page's list that the filter selects.
-func (m *model) rows() (list []row) {
+// shownRows are those of the page's list that the filter selects.
+func shownRows(m *model) (list []row) {
 	d := &m.data
 	switch m.tab {
 	case tabLetters:
-		return rowsOf(d.letters.Items, m.letterRow) // the server has filtered them
+		return rowsOf(d.letters.Items, func(d *api.DeadLetter) row { return letterRow(m, d) }) // the server has filtered them
 	case tabJobs:
-		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, m.jobCells(j), func() sheet { return m.jobSheet(j) }} })
+		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, jobCells(m, j), func() sheet { return jobSheet(m, j) }} })
 	case tabCircuits:
 		list = rowsOf(d.circuits, func(c *api.Circuit) row {
-			return row{c.Name, m.circuitCells(c), func() sheet { return m.circuitSheet(c) }}
+			return row{c.Name, circuitCells(m, c), func() sheet { return circuitSheet(m, c) }}
 		})
 	case tabSchedules:
-		list = rowsOf(d.schedules.Items, m.scheduleRow)
+		list = rowsOf(d.schedules.Items, func(x *api.Scheduled) row { return scheduleRow(m, x) })
 	}
 	return slices.DeleteFunc(list, func(r row) bool { return !matches(r.cells, m.filter[m.tab]) })
 }
 
-func (m *model) keys() (keys []string) {
-	for _, r := range m.rows() {
+func keysOf(m *model) (keys []string) {
+	for _, r := range shownRows(m) {
 		keys = append(keys, r.key)
 	}
 	return keys
 }
 
 // sheetOf is a row in full.
-func (m *model) sheetOf(key string) sheet {
-	for _, r := range m.rows() {
+func sheetOf(m *model, key string) sheet {
+	for _, r := range shownRows(m) {
 		if r.key == key {
 			return r.sheet()
 		}
@@ -62,8 +62,8 @@ func (m *model) sheetOf(key string) sheet {
 }
 
 // listOf draws the page's list in what is left of h lines.
-func (m *model) listOf(f feed, name string, cols []column, empty string, w, h int) []string {
-	st, rows := &m.style, m.rows()
+func listOf(m *model, f feed, name string, cols []column, empty string, w, h int) []string {
+	st, rows := &m.style, shownRows(m)
 	note := m.note(f)
 	if note == "" {
 		note = term.Count(len(rows))
@@ -72,7 +72,7 @@ func (m *model) listOf(f feed, name string, cols []column, empty string, w, h in
 		name += ": " + term.Clean(t)
 	}
 	out := []string{st.Title("", name, note, w)}
-	if line, ok := m.trouble(f); ok {
+	if line, ok := trouble(m, f); ok {
 		return append(out, line)
 	}
 	if len(rows) == 0 {
@@ -82,12 +82,12 @@ func (m *model) listOf(f feed, name string, cols []column, empty string, w, h in
 	for _, r := range rows {
 		list = append(list, r.cells)
 	}
-	return append(out, drawList(st, cols, list, m.at(m.keys()), w, h-1)...)
+	return append(out, drawList(st, cols, list, m.at(keysOf(m)), w, h-1)...)
 }
 
 func letterKey(l *api.DeadLetter) string { return fmt.Sprintf("%s %d", l.NotificationID, l.Epoch) }
 
-func (m *model) letterRow(l *api.DeadLetter) row {
+func letterRow(m *model, l *api.DeadLetter) row {
 	st := &m.style
 	state := cell{text: st.Fail + " " + l.State}
 	if l.State != "dead" {
@@ -96,25 +96,25 @@ func (m *model) letterRow(l *api.DeadLetter) row {
 	return row{letterKey(l), []cell{
 		{text: l.NotificationID}, state, {text: ago(m.now, l.LastFailedAt)}, {text: l.Channel}, {text: l.Code}, {text: l.Class},
 		{text: l.Caller}, {text: l.Provider}, {text: fmt.Sprint(l.Attempts)}, {text: l.Category}, {text: l.Template},
-	}, func() sheet { return m.letterSheet(l) }}
+	}, func() sheet { return letterSheet(m, l) }}
 }
 
-func (m *model) lettersPage(w, h int) (out []string) {
+func lettersPage(m *model, w, h int) (out []string) {
 	if top := &m.data.top; h >= 16 && len(top.Groups) > 0 {
-		out = m.groupsPanel(w, min(2+len(top.Groups), h/4+1))
+		out = groupsPanel(m, w, min(2+len(top.Groups), h/4+1))
 	}
 	name := "dead letters, newest first"
 	if m.data.letters.Cursor != "" {
 		name = fmt.Sprintf("the newest %d", len(m.data.letters.Items))
 	}
-	return append(out, m.listOf(feedLetters, name, []column{
+	return append(out, listOf(m, feedLetters, name, []column{
 		{title: "notification", least: 12}, {title: "state"}, {title: "failed"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
 		{title: "caller", give: 3}, {title: "provider", give: 4}, {title: "calls", right: true, give: 5}, {title: "category", give: 6}, {title: "template", give: 7},
 	}, "nothing failed for good that the filter selects", w, h-len(out))...)
 }
 
 // groupsPanel is how they failed, the most frequent first.
-func (m *model) groupsPanel(w, h int) []string {
+func groupsPanel(m *model, w, h int) []string {
 	st, top := &m.style, &m.data.top
 	note := m.note(feedTop)
 	if note == "" {
@@ -142,7 +142,7 @@ func (m *model) groupsPanel(w, h int) []string {
 }
 
 // jobState is the state of a job with its sign.
-func (m *model) jobState(s string) cell {
+func jobState(m *model, s string) cell {
 	st := &m.style
 	sign, style := "?", &st.Plain
 	switch s {
@@ -164,26 +164,26 @@ func (m *model) jobState(s string) cell {
 	return cell{sign + " " + s, style}
 }
 
-func (m *model) jobCells(j *api.Job) []cell {
+func jobCells(m *model, j *api.Job) []cell {
 	share := 1.0
 	if j.Planned > 0 {
 		share = float64(j.Position) / float64(j.Planned)
 	}
 	return []cell{
-		{text: j.ID}, {text: j.Kind}, m.jobState(j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.Bar(share, 10), 100*share)},
+		{text: j.ID}, {text: j.Kind}, jobState(m, j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.Bar(share, 10), 100*share)},
 		{text: term.Count(j.Planned)}, {text: term.Count(j.Done)}, {text: term.Count(j.Skips() + j.Exhaust)}, {text: term.Count(j.Failed)},
 		{text: term.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, ms(j.Created))}, {text: j.Why},
 	}
 }
 
-func (m *model) jobsPage(w, h int) []string {
-	return m.listOf(feedJobs, "jobs, newest first", []column{
+func jobsPage(m *model, w, h int) []string {
+	return listOf(m, feedJobs, "jobs, newest first", []column{
 		{title: "job", least: 10}, {title: "kind"}, {title: "state"}, {title: "progress"}, {title: "planned", right: true, give: 3}, {title: "done", right: true},
 		{title: "skipped", right: true, give: 4}, {title: "failed", right: true, give: 2}, {title: "again", right: true, give: 5}, {title: "by", give: 6}, {title: "made", give: 7}, {title: "why", least: 8},
 	}, "no jobs: R on dead letters makes one", w, h)
 }
 
-func (m *model) circuitCells(c *api.Circuit) []cell {
+func circuitCells(m *model, c *api.Circuit) []cell {
 	st := &m.style
 	state := cell{st.OK + " " + c.State, &st.Good}
 	switch c.State {
@@ -213,21 +213,21 @@ func (m *model) circuitCells(c *api.Circuit) []cell {
 	return []cell{{text: c.Name}, state, held, {text: since}, {text: probe}, {text: flight}, {text: term.Count(c.Queued)}}
 }
 
-func (m *model) circuitsPage(w, h int) []string {
-	return m.listOf(feedCircuits, "circuits of the process that answers", []column{
+func circuitsPage(m *model, w, h int) []string {
+	return listOf(m, feedCircuits, "circuits of the process that answers", []column{
 		{title: "circuit", least: 12}, {title: "state"}, {title: "by hand", give: 1}, {title: "since", give: 3}, {title: "next probe"}, {title: "in flight", right: true, give: 2}, {title: "queued", right: true, give: 4},
 	}, "no provider and no callback has been called yet", w, h)
 }
 
-func (m *model) scheduleRow(s *api.Scheduled) row {
+func scheduleRow(m *model, s *api.Scheduled) row {
 	return row{s.NotificationID, []cell{
 		{text: s.NotificationID}, {text: until(m.now, s.ScheduledAt)}, {text: s.ScheduledAt.UTC().Format("01-02 15:04:05Z")},
 		{text: s.Channel}, {text: term.Count(s.Receivers)}, {text: s.Category}, {text: s.Caller}, {text: s.Campaign},
-	}, func() sheet { return m.scheduleSheet(s) }}
+	}, func() sheet { return scheduleSheet(m, s) }}
 }
 
-func (m *model) schedulesPage(w, h int) []string {
-	out := m.forecastPanel(w)
+func schedulesPage(m *model, w, h int) []string {
+	out := forecastPanel(m, w)
 	if h < 10 {
 		out = out[:1]
 	}
@@ -235,13 +235,13 @@ func (m *model) schedulesPage(w, h int) []string {
 	if m.data.schedules.Cursor != "" {
 		name = fmt.Sprintf("the newest %d of what waits", len(m.data.schedules.Items))
 	}
-	return append(out, m.listOf(feedSchedules, name, []column{
+	return append(out, listOf(m, feedSchedules, name, []column{
 		{title: "notification", least: 12}, {title: "due"}, {title: "at", give: 2}, {title: "channel"}, {title: "receivers", right: true}, {title: "category", give: 3}, {title: "caller", give: 1}, {title: "campaign", give: 4},
 	}, "nothing waits for its time", w, h-len(out))...)
 }
 
 // forecastPanel is the next hour, minute by minute and by what it goes to.
-func (m *model) forecastPanel(w int) []string {
+func forecastPanel(m *model, w int) []string {
 	st, f := &m.style, &m.data.forecast
 	note := m.note(feedForecast)
 	if note == "" {
@@ -251,7 +251,7 @@ func (m *model) forecastPanel(w int) []string {
 		}
 	}
 	out := []string{st.Title("", "due in the next hour, by minute", note, w)}
-	if line, ok := m.trouble(feedForecast); ok {
+	if line, ok := trouble(m, feedForecast); ok {
 		return append(out, line)
 	}
 	room := min(60, max(10, w-36))
@@ -289,7 +289,7 @@ func (m *model) forecastPanel(w int) []string {
 	return append(out, st.Dim.Render(" "+st.Fit("", 8)+st.Fit("now", columns-4)+"+1h"))
 }
 
-func (m *model) when(t time.Time) string {
+func when(m *model, t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
@@ -300,19 +300,19 @@ func (m *model) when(t time.Time) string {
 	return text + ", " + ago(m.now, t)
 }
 
-func (m *model) whenever(t *time.Time) string {
+func whenever(m *model, t *time.Time) string {
 	if t == nil {
 		return ""
 	}
-	return m.when(*t)
+	return when(m, *t)
 }
 
-func (m *model) letterSheet(l *api.DeadLetter) sheet {
+func letterSheet(m *model, l *api.DeadLetter) sheet {
 	s := sheet{key: letterKey(l), title: "dead letter " + l.NotificationID, lines: [][2]string{
 		{"state", l.State}, {"code", l.Code}, {"class", l.Class}, {"provider", l.Provider}, {"calls", fmt.Sprint(l.Attempts)},
-		{"last failed", m.when(l.LastFailedAt)}, {"first failed", m.when(l.FirstFailedAt)}, {"channel", l.Channel}, {"category", l.Category},
+		{"last failed", when(m, l.LastFailedAt)}, {"first failed", when(m, l.FirstFailedAt)}, {"channel", l.Channel}, {"category", l.Category},
 		{"caller", l.Caller}, {"campaign", l.Campaign}, {"user", l.UserID}, {"template", l.Template}, {"epoch", fmt.Sprint(l.Epoch)},
-		{"expires", m.whenever(l.ExpiresAt)}, {"kept until", m.whenever(l.KeptUntil)}, {"moved by", l.Job}, {"record", l.Origin},
+		{"expires", whenever(m, l.ExpiresAt)}, {"kept until", whenever(m, l.KeptUntil)}, {"moved by", l.Job}, {"record", l.Origin},
 	}, next: []string{m.opt.Command("why", l.NotificationID), m.opt.Command("explain", l.Code)}}
 	if strings.HasPrefix(l.NotificationID, "trg_") {
 		s.next[0] = m.opt.Command("trigger", "show", l.NotificationID)
@@ -323,9 +323,9 @@ func (m *model) letterSheet(l *api.DeadLetter) sheet {
 	return s
 }
 
-func (m *model) jobSheet(j *api.Job) sheet {
+func jobSheet(m *model, j *api.Job) sheet {
 	s := sheet{key: j.ID, title: j.Kind + " " + j.ID, lines: [][2]string{
-		{"state", m.jobState(j.State).text}, {"why", j.Why}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"done", term.Count(j.Done)},
+		{"state", jobState(m, j.State).text}, {"why", j.Why}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"done", term.Count(j.Done)},
 		{"skipped", sums(j.Skipped)}, {"exhausted", term.Count(j.Exhaust)}, {"failed", term.Count(j.Failed)},
 	}, next: []string{m.opt.Command("job", "watch", j.ID), m.opt.Command("job", "report", j.ID)}}
 	if j.Kind == "replay" {
@@ -334,18 +334,18 @@ func (m *model) jobSheet(j *api.Job) sheet {
 	}
 	return sheet{s.key, s.title, append(s.lines, [][2]string{
 		{"selects", strings.Join(filterFlags(&j.Spec.Filter), " ")}, {"by", j.By}, {"approved by", j.Approved}, {"reason", j.Reason}, {"name", j.Name}, {"plan", j.Digest},
-		{"made", m.when(ms(j.Created))}, {"updated", m.when(ms(j.Updated))},
+		{"made", when(m, ms(j.Created))}, {"updated", when(m, ms(j.Updated))},
 	}...), s.next}
 }
 
-func (m *model) circuitSheet(c *api.Circuit) sheet {
+func circuitSheet(m *model, c *api.Circuit) sheet {
 	held := "no: its calls decide"
 	if c.Pinned {
 		held = "yes, until it is reset"
 	}
-	row := m.circuitCells(c)
+	row := circuitCells(m, c)
 	s := sheet{key: c.Name, title: "circuit " + c.Name, lines: [][2]string{
-		{"state", row[1].text}, {"held by hand", held}, {"since", m.whenever(c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
+		{"state", row[1].text}, {"held by hand", held}, {"since", whenever(m, c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
 	}, next: []string{m.opt.Command("circuit", "ls")}}
 	if i := slices.IndexFunc(m.data.findings, func(f api.Finding) bool { return f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:") }); i >= 0 {
 		f := &m.data.findings[i]
@@ -354,9 +354,9 @@ func (m *model) circuitSheet(c *api.Circuit) sheet {
 	return s
 }
 
-func (m *model) scheduleSheet(x *api.Scheduled) sheet {
+func scheduleSheet(m *model, x *api.Scheduled) sheet {
 	return sheet{key: x.NotificationID, title: x.NotificationID, lines: [][2]string{
-		{"due", m.when(x.ScheduledAt)}, {"status", x.Status}, {"channel", x.Channel}, {"category", x.Category}, {"receivers", term.Count(x.Receivers)},
-		{"caller", x.Caller}, {"campaign", x.Campaign}, {"accepted", m.when(x.AcceptedAt)}, {"expires", m.whenever(x.ExpiresAt)}, {"moved", fmt.Sprintf("%d times", x.Generation)},
+		{"due", when(m, x.ScheduledAt)}, {"status", x.Status}, {"channel", x.Channel}, {"category", x.Category}, {"receivers", term.Count(x.Receivers)},
+		{"caller", x.Caller}, {"campaign", x.Campaign}, {"accepted", when(m, x.AcceptedAt)}, {"expires", whenever(m, x.ExpiresAt)}, {"moved", fmt.Sprintf("%d times", x.Generation)},
 	}, next: []string{m.opt.Command("show", x.NotificationID), m.opt.Command("reschedule", x.NotificationID, "--at", "+1h"), m.opt.Command("cancel", x.NotificationID)}}
 }

@@ -14,32 +14,32 @@ import (
 )
 
 // overview is what the server does now, and what is wrong.
-func (m *model) overview(w, h int) []string {
+func overview(m *model, w, h int) []string {
 	st := &m.style
 	if h < 14 || w < 60 { // the most important first
-		return m.nowPanel(w)
+		return nowPanel(m, w)
 	}
 	charts := 1
 	if h >= 30 {
 		charts = 4
 	}
-	out := m.ratesPanel(w, charts)
+	out := ratesPanel(m, w, charts)
 	left := w*11/20 - 1
 	right := w - left - 2
-	now := m.nowPanel(left)
-	lanes := m.lanesPanel(right, max(len(now), min(h/3, 18)))
+	now := nowPanel(m, left)
+	lanes := lanesPanel(m, right, max(len(now), min(h/3, 18)))
 	out = append(out, st.Beside(now, lanes, left, right)...)
-	return append(out, m.doctorPanel(w, h-len(out))...)
+	return append(out, doctorPanel(m, w, h-len(out))...)
 }
 
-func (m *model) ratesPanel(w, rows int) []string {
+func ratesPanel(m *model, w, rows int) []string {
 	st, r := &m.style, &m.data.rates
 	note := m.note(feedRates)
 	if note == "" {
 		note = fmt.Sprintf("over %.0f s", r.OverSeconds)
 	}
 	out := []string{st.Title("", "per second", note, w)}
-	if line, ok := m.trouble(feedRates); ok {
+	if line, ok := trouble(m, feedRates); ok {
 		return append(out, line)
 	}
 	cols := []column{{title: "", least: 7}, {title: "accepted", right: true}, {title: "reached", right: true}, {title: "failed", right: true}, {title: "other", right: true, give: 1}}
@@ -63,13 +63,13 @@ func (m *model) ratesPanel(w, rows int) []string {
 	head, lines := drawTable(st, cols, list, min(left, 60))
 	block := append([]string{head}, lines...)
 	if right := w - left - 2; right >= 20 {
-		return append(out, st.Beside(block, m.chartsOf(right, rows), left, right)...)
+		return append(out, st.Beside(block, chartsOf(m, right, rows), left, right)...)
 	}
 	return append(out, block...)
 }
 
 // chartsOf draws the last minutes, in and out.
-func (m *model) chartsOf(w, rows int) []string {
+func chartsOf(m *model, w, rows int) []string {
 	st, series := &m.style, m.data.rates.Series
 	var in, done []float64
 	for _, p := range series {
@@ -95,11 +95,11 @@ func (m *model) chartsOf(w, rows int) []string {
 }
 
 // nowPanel is one line for each thing that can be behind, broken or full.
-func (m *model) nowPanel(w int) []string {
+func nowPanel(m *model, w int) []string {
 	st, d := &m.style, &m.data
 	out := []string{st.Title("", "now", "", w)}
 	line := func(f feed, name, text string, bad bool) {
-		if t, ok := m.trouble(f); ok {
+		if t, ok := trouble(m, f); ok {
 			text, bad = strings.TrimSpace(ansi.Strip(t)), m.states[f].refused != nil
 		}
 		sign, style := " ", &st.Plain
@@ -117,7 +117,7 @@ func (m *model) nowPanel(w int) []string {
 		dead += fmt.Sprintf(", %s this hour%s", term.Count(hour), trend(hour, before))
 	}
 	line(feedTop, "dead letters", dead, d.top.Total > 0)
-	open := m.open()
+	open := openWork(m)
 	circuits := fmt.Sprintf("all %d closed", len(d.circuits))
 	if len(d.circuits) == 0 {
 		circuits = "none called yet"
@@ -183,7 +183,7 @@ func trend(now, before int) string {
 }
 
 // open lists the circuits that are not closed.
-func (m *model) open() (names []string) {
+func openWork(m *model) (names []string) {
 	for i := range m.data.circuits {
 		if c := &m.data.circuits[i]; c.State != "closed" {
 			names = append(names, c.Name)
@@ -193,10 +193,10 @@ func (m *model) open() (names []string) {
 }
 
 // lanesPanel is how far each lane is behind, the worst first.
-func (m *model) lanesPanel(w, h int) []string {
+func lanesPanel(m *model, w, h int) []string {
 	st := &m.style
 	out := []string{st.Title("", "lanes, in records", m.note(feedLag), w)}
-	if line, ok := m.trouble(feedLag); ok {
+	if line, ok := trouble(m, feedLag); ok {
 		return append(out, line)
 	}
 	list := slices.Clone(m.data.lanes)
@@ -237,7 +237,7 @@ func (m *model) lanesPanel(w, h int) []string {
 }
 
 // doctorPanel is what the server finds wrong with itself.
-func (m *model) doctorPanel(w, h int) []string {
+func doctorPanel(m *model, w, h int) []string {
 	st := &m.style
 	if h < 1 {
 		return nil
@@ -254,7 +254,7 @@ func (m *model) doctorPanel(w, h int) []string {
 		note = fmt.Sprintf("%d of %d checks are well", len(m.data.findings)-len(bad), len(m.data.findings))
 	}
 	out := []string{st.Title("", "doctor", note, w)}
-	if line, ok := m.trouble(feedDoctor); ok {
+	if line, ok := trouble(m, feedDoctor); ok {
 		return append(out, line)
 	}
 	if len(bad) == 0 {

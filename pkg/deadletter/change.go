@@ -166,11 +166,11 @@ func (m *Manager) unmark(ctx context.Context, j *engine.Job) error {
 		return err
 	}
 	at := position(now.Cursor)
-	es, err := m.entries(ctx, j.ID, at, maxBatch)
+	es, err := entries(ctx, m, j.ID, at, maxBatch)
 	if err != nil {
 		return err
 	}
-	letters, err := m.letters(ctx, es)
+	letters, err := letters(ctx, m, es)
 	if err != nil {
 		return err
 	}

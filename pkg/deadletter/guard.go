@@ -254,14 +254,14 @@ func (r *runner) again(ctx context.Context) error {
 	}
 	r.res.Outcomes, r.res.Guarded = known.Outcomes, known.Guarded
 	for from := known.To; from < at; {
-		es, err := r.m.entries(ctx, r.j.ID, from, min(at-from, maxBatch))
+		es, err := entries(ctx, r.m, r.j.ID, from, min(at-from, maxBatch))
 		if err != nil {
 			return err
 		}
 		if len(es) == 0 {
 			return fmt.Errorf("the job's set ends at %d of %d", from, r.spec.Planned)
 		}
-		letters, err := r.m.letters(ctx, es)
+		letters, err := letters(ctx, r.m, es)
 		if err != nil {
 			return err
 		}

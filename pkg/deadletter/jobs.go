@@ -144,7 +144,7 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 // nothing.
 func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
 	if spec.Kind == KindReconcile {
-		return m.planReconcile(ctx, spec)
+		return planReconcile(ctx, m, spec)
 	}
 	p := planner{letters: m.cfg.Letters, now: time.Now, unreachable: m.cfg.Unreachable}
 	s, err := p.make(ctx, spec)
@@ -215,7 +215,7 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 // freeze makes the set of a plan again, and holds it against the digest.
 func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*set, error) {
 	if r.Spec.Kind == KindReconcile {
-		return m.freezeReport(r)
+		return freezeReport(m, r)
 	}
 	if r.Spec.UpTo == 0 {
 		return nil, notify.Invalid("not_frozen", "spec.up_to", "the spec of a plan, unchanged: POST /v1/ops/plans makes one")

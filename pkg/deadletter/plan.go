@@ -333,7 +333,7 @@ func readPage(b []byte) ([]entry, error) {
 }
 
 // entries returns up to n entries of a job's set from a position on.
-func (m *Manager) entries(ctx context.Context, id string, at, n int) ([]entry, error) {
+func entries(ctx context.Context, m *Manager, id string, at, n int) ([]entry, error) {
 	var out []entry
 	for page := at / pageSize; len(out) < n; page++ {
 		es, err := m.cfg.Jobs.Entries(ctx, id, setAt+uint64(page), 1)
@@ -357,7 +357,7 @@ func (m *Manager) entries(ctx context.Context, id string, at, n int) ([]entry, e
 }
 
 // letters returns the letters of entries; nil for one that is gone.
-func (m *Manager) letters(ctx context.Context, es []entry) ([]*engine.DeadLetter, error) {
+func letters(ctx context.Context, m *Manager, es []entry) ([]*engine.DeadLetter, error) {
 	out := make([]*engine.DeadLetter, len(es))
 	place := make(map[uint64]int, len(es))
 	lo, hi := ^uint64(0), uint64(0)

@@ -49,7 +49,7 @@ const (
 	repairLease = "ops-job/repair" // one reconcile at a time, of whichever process
 )
 
-func (m *Manager) planReconcile(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
+func planReconcile(ctx context.Context, m *Manager, spec api.JobSpec) (api.Plan, error) {
 	if m.cfg.Reconcile == nil {
 		return api.Plan{}, notify.Unavailable("reconcile", 0, nil)
 	}
@@ -78,7 +78,7 @@ func reconcilePlan(f *Findings) api.Plan {
 	return p
 }
 
-func (m *Manager) freezeReport(r *api.JobRequest) (*set, error) {
+func freezeReport(m *Manager, r *api.JobRequest) (*set, error) {
 	if m.cfg.Reconcile == nil {
 		return nil, notify.Unavailable("reconcile", 0, nil)
 	}

@@ -29,7 +29,7 @@ type line struct {
 // process after a crash, it does the same again: what it had marked is its own,
 // and is published under the same keys.
 func (r *runner) batch(ctx context.Context, at int, es []entry) ([]engine.JobEntry, error) {
-	letters, err := r.m.letters(ctx, es)
+	letters, err := letters(ctx, r.m, es)
 	if err != nil {
 		return nil, err
 	}

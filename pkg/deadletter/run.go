@@ -317,7 +317,7 @@ func (r *runner) letters(ctx context.Context) error {
 			}
 			continue
 		}
-		es, err := r.m.entries(ctx, r.j.ID, at, n)
+		es, err := entries(ctx, r.m, r.j.ID, at, n)
 		if err != nil {
 			return err
 		}

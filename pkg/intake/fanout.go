@@ -72,7 +72,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*pla
 	if err != nil {
 		return nil, err
 	}
-	if err := s.rules.admit(&b.terms, l.Accepted, s.refusing(l)); err != nil {
+	if err := s.rules.admit(&b.terms, l.Accepted, refusing(s, l)); err != nil {
 		return nil, err
 	}
 	block := l.Block

@@ -59,7 +59,7 @@ func switchOf(ch notify.Channel, cat notify.Category) switches {
 }
 
 // refusing returns the switches that refuse a single request or a fan-out.
-func (s *Service) refusing(l request.Basis) switches {
+func refusing(s *Service, l request.Basis) switches {
 	if l.Resumed {
 		return 0
 	}

@@ -39,7 +39,7 @@ func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a re
 }
 
 func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, error) {
-	if err := s.admitNote(n, m.Users, l.Accepted, s.refusing(l)); err != nil {
+	if err := s.admitNote(n, m.Users, l.Accepted, refusing(s, l)); err != nil {
 		return nil, err
 	}
 	fire := l.Fire

@@ -9,7 +9,7 @@ import (
 
 // calibrate finds out what this machine generates without a server: for each
 // kind of body, on all CPUs, for d.
-func (c *coordinator) calibrate(ctx context.Context, d time.Duration) {
+func calibrate(ctx context.Context, c *coordinator, d time.Duration) {
 	began := time.Now()
 	known := map[string]float64{}
 	for _, s := range c.run.steps {
@@ -58,7 +58,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 }
 
 // evidence gathers what the verdict follows from.
-func (c *coordinator) evidence(all *window, workers float64, length time.Duration, draining bool) {
+func evidence(c *coordinator, all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
 	response := time.Duration(all.response.ValueAtQuantile(99))
 	behind := late(time.Duration(all.lag.ValueAtQuantile(99)), response)
@@ -77,7 +77,7 @@ func (c *coordinator) evidence(all *window, workers float64, length time.Duratio
 	}
 	h.Busy = min(busy, 1)
 	h.Embedded = c.run.cfg.Embedded
-	h.CalibratedRate, h.GeneratorShare = c.share(all)
+	h.CalibratedRate, h.GeneratorShare = share(c, all)
 	if draining || all.requests == 0 && workers == 0 {
 		return
 	}
@@ -109,7 +109,7 @@ func (c *coordinator) evidence(all *window, workers float64, length time.Duratio
 
 // share is how much of the calibrated rate the running steps ask for, and what
 // that rate is for their mixture.
-func (c *coordinator) share(all *window) (rate, share float64) {
+func share(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {
 		cal := c.calibrated[s]

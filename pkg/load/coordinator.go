@@ -98,7 +98,7 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 			}
 		})
 	}
-	wg.Go(func() { c.run.probe(asking, c.probe) })
+	wg.Go(func() { probe(asking, c.run, c.probe) })
 	wg.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
@@ -239,7 +239,7 @@ func (c *coordinator) rotate(ctx context.Context) {
 		}
 	}
 	row.Draining = c.drained(length)
-	c.evidence(all, workers, length, row.Draining)
+	evidence(c, all, workers, length, row.Draining)
 	c.askOthers(ctx)
 	intended := int64(0)
 	for _, s := range c.run.steps {

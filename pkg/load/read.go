@@ -2,8 +2,6 @@ package load
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -206,18 +204,6 @@ func suggest[T any](word string, known map[string]T) string {
 		return ""
 	}
 	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// Source returns what a Result keeps of a scenario.
-func (s *Scenario) Source() (Source, error) {
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if err := enc.Encode(s); err != nil {
-		return Source{}, err
-	}
-	sum := sha256.Sum256(b.Bytes())
-	return Source{Name: s.Name, About: s.About, Digest: hex.EncodeToString(sum[:]), YAML: b.String(), Seed: s.Seed}, nil
 }
 
 // Number is a count or a rate: 200, 1_000, 50k, 5M, 2.5M/s.

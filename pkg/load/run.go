@@ -216,7 +216,7 @@ var errAborted = errors.New("a threshold that ends the run was missed")
 // as partial. It is called once.
 func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if r.cfg.Calibrate > 0 {
-		r.c.calibrate(ctx, r.cfg.Calibrate)
+		calibrate(ctx, r.c, r.cfg.Calibrate)
 	}
 	if l := r.cfg.Ledger; l != nil {
 		if err := l.begin(ctx); err != nil {

@@ -1,7 +1,12 @@
 package load
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -261,3 +266,15 @@ func (s *Step) bodies() string {
 
 // closed reports whether the step sends as fast as it can.
 func (s *Step) closed() bool { return s.Arrival.Shape == "" }
+
+// Source returns what a Result keeps of a scenario.
+func (s *Scenario) Source() (Source, error) {
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := enc.Encode(s); err != nil {
+		return Source{}, err
+	}
+	sum := sha256.Sum256(b.Bytes())
+	return Source{Name: s.Name, About: s.About, Digest: hex.EncodeToString(sum[:]), YAML: b.String(), Seed: s.Seed}, nil
+}

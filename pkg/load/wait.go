@@ -88,7 +88,7 @@ const probeEvery = 10 * time.Millisecond
 // probe records how late a goroutine wakes that has nothing else to do, until ctx ends.
 // Workers that are all waiting for answers do not wait for a time, so they cannot say
 // whether the generator's scheduling is on time.
-func (r *Run) probe(ctx context.Context, rec *recorder) {
+func probe(ctx context.Context, r *Run, rec *recorder) {
 	for {
 		at := time.Now().Add(probeEvery)
 		if !r.waitUntil(ctx, at) {

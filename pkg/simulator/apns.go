@@ -73,10 +73,10 @@ func (a *apnsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c.fault = func(rule *Rule, now time.Time) answer { return withID(a.fault(rule, now), id) }
 	if reason != "" {
-		a.sim.settle(w, r, c, withID(apnsError(reason, 0, time.Time{}), id))
+		settle(a.sim, w, r, c, withID(apnsError(reason, 0, time.Time{}), id))
 		return
 	}
-	a.sim.settle(w, r, c, withID(answer{status: http.StatusOK}, id))
+	settle(a.sim, w, r, c, withID(answer{status: http.StatusOK}, id))
 }
 
 // check returns the device token and why the request is refused; "" when it is not.

@@ -118,7 +118,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.huge(w, r)
 		return
 	}
-	c.s.deliver(w, r, &call{provider: Callback}, a, p)
+	deliver(c.s, w, r, &call{provider: Callback}, a, p)
 }
 
 // huge answers more than any caller should read.

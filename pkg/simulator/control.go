@@ -45,11 +45,11 @@ import (
 //	PUT    /callbacks/secret                   {"secret"}: what calls must be signed with
 //	DELETE /callbacks                          forget everything
 //	GET    /healthz
-func (s *Simulator) control() http.Handler {
+func control(s *Simulator) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", http.RedirectHandler("/inbox", http.StatusFound))
-	mux.HandleFunc("GET /inbox", s.inboxPage)
-	mux.HandleFunc("GET /inbox.json", s.inboxJSON)
+	mux.HandleFunc("GET /inbox", func(w http.ResponseWriter, r *http.Request) { inboxPage(s, w, r) })
+	mux.HandleFunc("GET /inbox.json", func(w http.ResponseWriter, r *http.Request) { inboxJSON(s, w, r) })
 	mux.HandleFunc("GET /ca.pem", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/x-pem-file")
 		_, _ = w.Write(s.ca.pem)
@@ -57,8 +57,8 @@ func (s *Simulator) control() http.Handler {
 	show(mux, "/healthz", func() any { return map[string]string{"status": "ok"} })
 	show(mux, "/urls.json", func() any { return s.URLs() })
 	show(mux, "/credentials.json", func() any { return s.Credentials() })
-	s.controlRoutes(mux)
-	s.ledgerRoutes(mux)
+	controlRoutes(s, mux)
+	ledgerRoutes(s, mux)
 	s.calls.controlRoutes(mux)
 	// A page from elsewhere, open in a browser on this machine, must not script faults.
 	own := http.NewCrossOriginProtection().Handler(mux)
@@ -99,7 +99,7 @@ func set[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
 	})
 }
 
-func (s *Simulator) controlRoutes(mux *http.ServeMux) {
+func controlRoutes(s *Simulator, mux *http.ServeMux) {
 	show(mux, "/control/rules", func() any { return s.Rules() })
 	mux.HandleFunc("POST /control/rules", func(w http.ResponseWriter, r *http.Request) {
 		var rule Rule
@@ -127,7 +127,7 @@ func (s *Simulator) controlRoutes(mux *http.ServeMux) {
 		}
 		return out
 	})
-	act(mux, "PUT /control/latency/{provider}", s.putLatency)
+	act(mux, "PUT /control/latency/{provider}", func(r *http.Request) error { return putLatency(s, r) })
 	show(mux, "/control/apns", func() any {
 		wire, stats := s.APNsWire()
 		return struct {
@@ -148,7 +148,7 @@ func (s *Simulator) controlRoutes(mux *http.ServeMux) {
 	act(mux, "POST /control/reset", func(*http.Request) error { s.Reset(); return nil })
 }
 
-func (s *Simulator) putLatency(r *http.Request) error {
+func putLatency(s *Simulator, r *http.Request) error {
 	var p Provider
 	if name := r.PathValue("provider"); name != "all" {
 		if err := p.UnmarshalText([]byte(name)); err != nil {
@@ -162,7 +162,7 @@ func (s *Simulator) putLatency(r *http.Request) error {
 	return s.SetLatency(p, l)
 }
 
-func (s *Simulator) ledgerRoutes(mux *http.ServeMux) {
+func ledgerRoutes(s *Simulator, mux *http.ServeMux) {
 	l := s.ledger
 	show(mux, "/ledger/totals", func() any { return l.Summary() })
 	show(mux, "/ledger/order", func() any { return l.Order() })

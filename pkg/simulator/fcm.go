@@ -136,7 +136,7 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 	if a.ok() && req.ValidateOnly { // valid, and not delivered; rules of faults hold
 		a, c.receivers = fcmName(r.PathValue("project"), "fake_message_id"), nil
 	}
-	f.sim.settle(w, r, c, a)
+	settle(f.sim, w, r, c, a)
 }
 
 // check returns the answer the request deserves.

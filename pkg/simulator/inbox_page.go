@@ -24,7 +24,7 @@ type inboxView struct {
 	Filtered bool // by channel or query
 }
 
-func (s *Simulator) inboxPage(w http.ResponseWriter, r *http.Request) {
+func inboxPage(s *Simulator, w http.ResponseWriter, r *http.Request) {
 	v := inboxView{
 		Summary: s.ledger.Summary(), Channels: []string{"", "push", "sms", "email"},
 		Channel: r.FormValue("channel"), Query: r.FormValue("q"),
@@ -41,7 +41,7 @@ func (s *Simulator) inboxPage(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(page.Bytes())
 }
 
-func (s *Simulator) inboxJSON(w http.ResponseWriter, r *http.Request) {
+func inboxJSON(s *Simulator, w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, filterInbox(s.Inbox(), r.FormValue("channel"), r.FormValue("q")))
 }
 

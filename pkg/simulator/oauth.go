@@ -49,7 +49,7 @@ func (o *oauthServer) token(w http.ResponseWriter, r *http.Request) {
 		setRetryAfter(a.header, rule.retryAfter(now))
 		return a
 	}}
-	o.sim.settle(w, r, c, a)
+	settle(o.sim, w, r, c, a)
 }
 
 type assertion struct {

@@ -78,14 +78,6 @@ func newReceipts(s *Simulator) *receipts {
 	return r
 }
 
-// ReceiptStats returns how the callbacks fare.
-func (s *Simulator) ReceiptStats() ReceiptStats {
-	r := s.receipts
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return ReceiptStats{Pending: len(r.due), Sent: r.sent.Load(), Refused: r.refused.Load(), Overflow: r.overflow.Load()}
-}
-
 // draw returns the next random number in (0, 1).
 func (r *receipts) draw() float64 { return unit(mix(r.sim.seed+1, r.drawn.Add(1))) }
 

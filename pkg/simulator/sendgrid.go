@@ -106,7 +106,7 @@ func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	if a.status == http.StatusOK { // sandbox: valid, and delivered to nobody
 		c.receivers, c.taken = nil, nil
 	}
-	m.sim.settle(w, r, c, a)
+	settle(m.sim, w, r, c, a)
 }
 
 // readMail returns the body, unpacked. Bytes with an error were read but do not

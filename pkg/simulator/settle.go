@@ -44,7 +44,7 @@ func (a answer) ok() bool { return a.status < 300 }
 
 // settle decides what becomes of a call whose protocol-level answer would be a,
 // writes it to the ledger, and answers.
-func (s *Simulator) settle(w http.ResponseWriter, r *http.Request, c *call, a answer) {
+func settle(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a answer) {
 	c.content.parent, c.content.state = r.Header.Get("Traceparent"), r.Header.Get("Tracestate")
 	p := s.rules.decide(c)
 	now := s.now()
@@ -72,15 +72,15 @@ func (s *Simulator) settle(w http.ResponseWriter, r *http.Request, c *call, a an
 	if !silent && a.ok() {
 		outcome = Accepted
 	}
-	s.write(c, a, outcome, silent, now)
+	write(s, c, a, outcome, silent, now)
 	if outcome.taken() && c.taken != nil {
 		c.taken(p.receipt)
 	}
-	s.deliver(w, r, c, a, p)
+	deliver(s, w, r, c, a, p)
 }
 
 // write puts the call's receivers into the ledger and the inbox.
-func (s *Simulator) write(c *call, a answer, outcome Outcome, silent bool, now time.Time) {
+func write(s *Simulator, c *call, a answer, outcome Outcome, silent bool, now time.Time) {
 	if c.provider > providers {
 		return
 	}
@@ -100,7 +100,7 @@ func (s *Simulator) write(c *call, a answer, outcome Outcome, silent bool, now t
 }
 
 // deliver waits out the latency and answers, or does not, as planned.
-func (s *Simulator) deliver(w http.ResponseWriter, r *http.Request, c *call, a answer, p plan) {
+func deliver(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a answer, p plan) {
 	l := *s.latency[c.provider].Load()
 	if p.latency != nil {
 		l = p.latency.Latency
@@ -141,7 +141,7 @@ func (s *Simulator) deliver(w http.ResponseWriter, r *http.Request, c *call, a a
 	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
 	w.WriteHeader(a.status)
 	if fault == Drip {
-		s.drip(r.Context(), w, a.body, time.Duration(p.fault.Latency.Median))
+		drip(r.Context(), s, w, a.body, time.Duration(p.fault.Latency.Median))
 		return
 	}
 	_, _ = w.Write(a.body) // the caller left: its affair
@@ -149,7 +149,7 @@ func (s *Simulator) deliver(w http.ResponseWriter, r *http.Request, c *call, a a
 
 // drip sends the headers at once and the body byte by byte over d; an answer
 // without a body ends after d.
-func (s *Simulator) drip(ctx context.Context, w http.ResponseWriter, body []byte, d time.Duration) {
+func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte, d time.Duration) {
 	rc := http.NewResponseController(w)
 	step := d / time.Duration(max(1, len(body)))
 	for i := range max(1, len(body)) {

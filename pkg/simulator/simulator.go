@@ -340,7 +340,7 @@ func (s *Simulator) servers() []*http.Server {
 		{Handler: s.fcm.routes(), Protocols: proto(true, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.FCM.Streams}},
 		{Handler: s.twilio.routes(), Protocols: proto(true, true)},
 		{Handler: s.mail.routes(), Protocols: proto(true, true)},
-		{Handler: s.control(), Protocols: proto(true, false)},
+		{Handler: control(s), Protocols: proto(true, false)},
 		{Handler: s.calls, Protocols: proto(true, false)},
 	}
 	for i, srv := range out {
@@ -390,4 +390,24 @@ func (c *conn) reset() {
 		_ = t.SetLinger(0) // the close that follows is what matters
 	}
 	_ = nc.Close()
+}
+
+// SetAPNsWire changes what the APNs server says at the level of frames.
+func (s *Simulator) SetAPNsWire(w Wire) error {
+	if err := w.validate(); err != nil {
+		return err
+	}
+	s.wire.set(w.withDefaults(s.cfg.APNs.Streams))
+	return nil
+}
+
+// APNsWire returns what is in force, and what has happened.
+func (s *Simulator) APNsWire() (Wire, WireStats) { return s.wire.state() }
+
+// ReceiptStats returns how the callbacks fare.
+func (s *Simulator) ReceiptStats() ReceiptStats {
+	r := s.receipts
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return ReceiptStats{Pending: len(r.due), Sent: r.sent.Load(), Refused: r.refused.Load(), Overflow: r.overflow.Load()}
 }

@@ -125,7 +125,7 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 		}
 		a = withConcurrency(a, n)
 	}
-	t.sim.settle(w, r, c, a)
+	settle(t.sim, w, r, c, a)
 }
 
 // account answers a GET of an account, of which Twilio says whether it is active. Rules
@@ -138,7 +138,7 @@ func (t *twilioServer) account(w http.ResponseWriter, r *http.Request) {
 	if account != nil && user == account.SID && pass == account.Token {
 		a = answer{status: http.StatusOK, header: jsonHeader(), body: mustJSON(map[string]string{"sid": sid, "status": "active", "type": "Full", "friendly_name": "notifyd"})}
 	}
-	t.sim.settle(w, r, &call{provider: Twilio, account: sid, fault: t.fault}, a)
+	settle(t.sim, w, r, &call{provider: Twilio, account: sid, fault: t.fault}, a)
 }
 
 func withConcurrency(a answer, n int64) answer {

@@ -61,18 +61,6 @@ type WireStats struct {
 	Rejected uint64 `json:"rejected"` // requests of streams after a GOAWAY, not looked at
 }
 
-// SetAPNsWire changes what the APNs server says at the level of frames.
-func (s *Simulator) SetAPNsWire(w Wire) error {
-	if err := w.validate(); err != nil {
-		return err
-	}
-	s.wire.set(w.withDefaults(s.cfg.APNs.Streams))
-	return nil
-}
-
-// APNsWire returns what is in force, and what has happened.
-func (s *Simulator) APNsWire() (Wire, WireStats) { return s.wire.state() }
-
 // wireServer serves APNs over HTTP/2. net/http's server could not refuse a
 // stream, change its mind about a limit, or go away in the middle; and it costs
 // three times as much a request.

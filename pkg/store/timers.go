@@ -206,12 +206,6 @@ func (t timerTable) Pending(ctx context.Context, fn func(*engine.Timer) error) e
 // timers are the hot table and the states of shards.
 type timers struct{ timerTable }
 
-// Timers returns the contract of timers.
-func (c *Contracts) Timers() engine.Timers { return timers{hotTimers(c.rows)} }
-
-// ColdTimers returns the contract of timers far ahead.
-func (c *Contracts) ColdTimers() engine.ColdTimers { return coldTimers(c.rows) }
-
 func hotTimers(r rows.Rows) timerTable  { return timerTable{r, tableTimers, engine.MinuteMs} }
 func coldTimers(r rows.Rows) timerTable { return timerTable{r, tableColdTimers, engine.DayMs} }
 
@@ -264,4 +258,11 @@ func (t timers) update(ctx context.Context, shard uint16, term uint64, change fu
 			return st, nil
 		}
 	}
+}
+
+// addTimers returns the change that Timers.Put makes.
+func addTimers(shards int, ts []engine.Timer) (rows.Change, error) {
+	t := hotTimers(nil)
+	add, err := t.adds(shards, ts)
+	return rows.Change{Part: t.part, Add: add}, err
 }

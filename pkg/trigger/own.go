@@ -58,7 +58,7 @@ func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url 
 	if stored[0].ID != "" {
 		return stored[0], false, nil
 	}
-	owner, err := s.caller(ctx, caller)
+	owner, err := callerOf(ctx, s, caller)
 	if err != nil {
 		return row, false, err
 	}

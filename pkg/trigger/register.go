@@ -22,7 +22,7 @@ func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (re
 	if request.Media(m.ContentType) != request.JSON {
 		return request.Answer{}, request.Unsupported(request.JSON)
 	}
-	owner, err := s.caller(ctx, m.Caller)
+	owner, err := callerOf(ctx, s, m.Caller)
 	if err != nil {
 		return request.Answer{}, err
 	}
@@ -56,7 +56,7 @@ func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
 	}
-	owner, err := s.caller(ctx, m.Caller)
+	owner, err := callerOf(ctx, s, m.Caller)
 	if err != nil {
 		return request.Answer{}, err
 	}

@@ -120,7 +120,7 @@ func New(cfg Config) (*Service, error) {
 
 // caller returns the record of a caller; one that was never stored has no base
 // URLs and may register nothing.
-func (s *Service) caller(ctx context.Context, id string) (*engine.Caller, error) {
+func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error) {
 	c, ok, err := s.cfg.Callers.Get(ctx, id)
 	if err != nil {
 		return nil, unavailable("callers", err)

@@ -9,10 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Audit returns the contract of the audit log. make is called again if another
-// process was faster.
-func (s *Store) Audit() engine.Audit { return audit{s.log("audit")} }
-
 type audit struct{ log numbered }
 
 func (a audit) Append(ctx context.Context, next func(last engine.AuditRow) (engine.AuditRow, error)) (row engine.AuditRow, err error) {

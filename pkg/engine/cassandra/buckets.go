@@ -57,11 +57,11 @@ func (c *bucketCache) add(k bucketKey, keeps int64) {
 	c.have[k] = bucketNote{time.Now().Add(bucketsKept), keeps}
 }
 
-// note makes sure that a bucket is known to hold rows until a time, ms since
+// noteBucket makes sure that a bucket is known to hold rows until a time, ms since
 // 1970; 0: for ever. It is called before the rows are answered: a bucket without
 // rows harms nothing, rows without a bucket are not found. cached: nobody removes
 // the bucket while rows come.
-func (s *Store) note(ctx context.Context, scope string, n, keeps int64, cached bool) error {
+func noteBucket(ctx context.Context, s *Store, scope string, n, keeps int64, cached bool) error {
 	k := bucketKey{scope, n}
 	if keeps != 0 {
 		keeps = (keeps/notesKept + 1) * notesKept
@@ -78,18 +78,18 @@ func (s *Store) note(ctx context.Context, scope string, n, keeps int64, cached b
 	return nil
 }
 
-func (s *Store) forget(ctx context.Context, scope string, n int64) error {
-	return s.forgetAt(ctx, s.clock.now(), scope, n)
+func forgetBucket(ctx context.Context, s *Store, scope string, n int64) error {
+	return forgetBucketAt(ctx, s, s.clock.now(), scope, n)
 }
 
-// forgetAt forgets a bucket that was noted before a timestamp.
-func (s *Store) forgetAt(ctx context.Context, at int64, scope string, n int64) error {
+// forgetBucketAt forgets a bucket that was noted before a timestamp.
+func forgetBucketAt(ctx context.Context, s *Store, at int64, scope string, n int64) error {
 	return s.write(ctx, at, stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
 }
 
-// notes calls fn with the buckets of a scope in [from, to], ascending or, back,
+// eachBucket calls fn with the buckets of a scope in [from, to], ascending or, back,
 // descending, until it says false.
-func (s *Store) notes(ctx context.Context, scope string, from, to int64, back bool, fn func(n int64) (bool, error)) error {
+func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, back bool, fn func(n int64) (bool, error)) error {
 	if from > to {
 		return nil
 	}
@@ -117,9 +117,9 @@ func (s *Store) notes(ctx context.Context, scope string, from, to int64, back bo
 	})
 }
 
-// noted returns the buckets of a scope in [from, to], ascending.
-func (s *Store) noted(ctx context.Context, scope string, from, to int64) (out []int64, err error) {
-	err = s.notes(ctx, scope, from, to, false, func(n int64) (bool, error) {
+// readBuckets returns the buckets of a scope in [from, to], ascending.
+func readBuckets(ctx context.Context, s *Store, scope string, from, to int64) (out []int64, err error) {
+	err = eachBucket(ctx, s, scope, from, to, false, func(n int64) (bool, error) {
 		out = append(out, n)
 		return true, nil
 	})

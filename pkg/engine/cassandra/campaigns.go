@@ -10,10 +10,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Campaigns returns the contract of campaigns. A campaign is one partition, its
-// totals static columns of it: a part and the totals are swapped together.
-func (s *Store) Campaigns() engine.Campaigns { return campaigns{s} }
-
 type campaigns struct{ s *Store }
 
 func (c campaigns) head(ctx context.Context, id string) (out engine.Campaign, ok bool, err error) {
@@ -56,7 +52,7 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 			h = engine.Campaign{ID: campaign, Caller: caller, Created: at}
 			// Before the campaign: an entry that leads nowhere is passed over, and a
 			// campaign without one would not be found.
-			if err := c.s.enlist(ctx, 0, campaignEntry(listCampaigns, &h), campaignEntry(listOf(listCampaigns, caller), &h)); err != nil {
+			if err := addToList(ctx, c.s, 0, campaignEntry(listCampaigns, &h), campaignEntry(listOf(listCampaigns, caller), &h)); err != nil {
 				return err
 			}
 		}

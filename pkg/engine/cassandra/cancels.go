@@ -9,10 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Cancels returns the contract of cancellations: a log, and a row for each scope
-// that says which of the log's rows about it counts.
-func (s *Store) Cancels() engine.Cancels { return cancels{s, s.log("cancels")} }
-
 type cancels struct {
 	s   *Store
 	log numbered

@@ -35,7 +35,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	case behind.failed != math.MaxInt64:
 		from = binary.BigEndian.AppendUint64(nil, uint64(behind.failed)+1)
 	}
-	err = l.s.walk(ctx, listLetters, from, behind.failed, max, func(keys [][]byte) (bool, error) {
+	err = walkList(ctx, l.s, listLetters, from, behind.failed, max, func(keys [][]byte) (bool, error) {
 		for some := range slices.Chunk(keys, letterPage) {
 			ids := make([][]byte, len(some))
 			for i, key := range some {

@@ -8,7 +8,7 @@ import (
 // Purge goes through the index by retention, oldest first.
 func (l deadLetters) Purge(ctx context.Context, now int64) (int, error) {
 	var struck partSet
-	n, err := l.s.workOff(ctx, purgeOfLetters, now+1, math.MaxInt, func(e purgeEntry) (gone, again bool, err error) {
+	n, err := workOffPurges(ctx, l.s, purgeOfLetters, now+1, math.MaxInt, func(e purgeEntry) (gone, again bool, err error) {
 		r, ok, err := l.serial(ctx, e.id)
 		if err != nil || !ok || r.Until > now {
 			return false, false, err
@@ -24,7 +24,7 @@ func (l deadLetters) Purge(ctx context.Context, now int64) (int, error) {
 		}
 		at := letterEntry(r.LastFailed, e.id)
 		struck.add([]listEntry{at})
-		return true, false, l.s.strike(ctx, l.s.clock.now(), at)
+		return true, false, removeFromList(ctx, l.s, l.s.clock.now(), at)
 	})
 	if err != nil {
 		return n, err

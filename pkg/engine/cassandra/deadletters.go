@@ -9,16 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// DeadLetters returns the contract of what failed for good. A letter is a row,
-// swapped alone; its Ord is the number of its row in the log of all, its Seq that
-// in its caller's log. A Put that was interrupted is finished by the next one of
-// the same letter, which may leave numbers that no letter has.
-//
-// Two sentences of the contract are weaker here: Move swaps each letter for
-// itself, so an interrupted one may have moved some; and Walk sees each letter as
-// it is when its turn comes.
-func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, s.log("dead")} }
-
 type deadLetters struct {
 	s   *Store
 	log numbered
@@ -146,7 +136,7 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	})
 }
 
-func (l deadLetters) feed(caller string) numbered { return l.s.log("feed/" + caller) }
+func (l deadLetters) feed(caller string) numbered { return logOf(l.s, "feed/"+caller) }
 
 // create stores a letter without numbers, behind its index rows, and returns it
 // or the one that was there.
@@ -159,10 +149,10 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 		return letterRow{}, err
 	}
 	// Until when the row is looked for by Purge is said before it is there.
-	if err := l.s.purgeLater(ctx, purgeOfLetters, purgeEntry{d.Until, id}, 0); err != nil {
+	if err := purgeLater(ctx, l.s, purgeOfLetters, purgeEntry{d.Until, id}, 0); err != nil {
 		return letterRow{}, err
 	}
-	if err := l.s.enlist(ctx, 0, letterEntry(d.LastFailed, id)); err != nil {
+	if err := addToList(ctx, l.s, 0, letterEntry(d.LastFailed, id)); err != nil {
 		return letterRow{}, err
 	}
 	me := nonce()

@@ -226,13 +226,6 @@ func (d *doctor) addPaxos(node, variant string) {
 
 const selectClock = `SELECT toTimestamp(now()) FROM system.local`
 
-// ClockOffset returns how far the clock of the node that answers is ahead of this
-// process's. It is wrong by at most half of how long the question took, which it returns
-// too, and a millisecond.
-func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
-	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
-}
-
 func askClock(ctx context.Context, q *gocql.Query) (offset, took time.Duration, err error) {
 	offset, took, err = engine.AskClock(func() (at time.Time, err error) {
 		err = q.ScanContext(ctx, &at)

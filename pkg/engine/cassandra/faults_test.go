@@ -444,7 +444,7 @@ func TestBudget(t *testing.T) {
 		t.Error("over the budget")
 	}
 	// The living are listed without a look at those that ended.
-	parts, err := s.noted(t.Context(), listOf(listOpen, caller), math.MinInt64, math.MaxInt64)
+	parts, err := readBuckets(t.Context(), s, listOf(listOpen, caller), math.MinInt64, math.MaxInt64)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,13 +71,13 @@ func (t schedules) prolong(ctx context.Context, base notify.Base, fireAt int64) 
 		return err
 	}
 	if !ok || fireAt <= x.FireAt {
-		return t.s.purgeLater(ctx, purgeOfSchedules, purgeEntry{fireAt, base[:]}, t.s.scheduleKeeps(fireAt))
+		return purgeLater(ctx, t.s, purgeOfSchedules, purgeEntry{fireAt, base[:]}, scheduleKeeps(t.s, fireAt))
 	}
-	if err := t.s.indexSchedule(ctx, &x, fireAt); err != nil {
+	if err := indexSchedule(ctx, t.s, &x, fireAt); err != nil {
 		return err
 	}
 	return t.s.write(ctx, t.s.clock.now(), stmt{
-		insertSchedule, []any{base[:], at, store.ScheduleRecord.Pack(&x), ttl(t.s.scheduleKeeps(fireAt))},
+		insertSchedule, []any{base[:], at, store.ScheduleRecord.Pack(&x), ttl(scheduleKeeps(t.s, fireAt))},
 	})
 }
 
@@ -88,7 +88,7 @@ func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error
 		return 0, nil
 	}
 	var struck partSet
-	n, err := t.s.workOff(ctx, purgeOfSchedules, before, max, func(e purgeEntry) (gone, again bool, err error) {
+	n, err := workOffPurges(ctx, t.s, purgeOfSchedules, before, max, func(e purgeEntry) (gone, again bool, err error) {
 		if len(e.id) != len(notify.Base{}) {
 			return false, false, corrupt("the purge of schedules")
 		}
@@ -126,7 +126,7 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 		if last == fireAt {
 			return false, true, nil
 		}
-		return false, false, t.s.purgeLater(ctx, purgeOfSchedules, purgeEntry{last, base[:]}, t.s.scheduleKeeps(last))
+		return false, false, purgeLater(ctx, t.s, purgeOfSchedules, purgeEntry{last, base[:]}, scheduleKeeps(t.s, last))
 	}
 	if touched {
 		won, err := t.s.swap(ctx, swap{
@@ -144,5 +144,5 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 	}
 	es := scheduleEntries(&x)
 	struck.add(es)
-	return true, false, t.s.strike(ctx, t.s.clock.now(), es...)
+	return true, false, removeFromList(ctx, t.s, t.s.clock.now(), es...)
 }

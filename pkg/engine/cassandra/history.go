@@ -28,17 +28,6 @@ type HistoryConfig struct {
 	MaxWait time.Duration
 }
 
-// History returns the reader of who got what. Content is kept for
-// Config.StatusTTL; older ids are KindGone. User lists single sends, and each
-// receiver of a fan-out only if Config.EveryReceiver was set where it was
-// appended.
-func (s *Store) History(cfg HistoryConfig) engine.History {
-	if cfg.MaxWait == 0 {
-		cfg.MaxWait = 5 * time.Second
-	}
-	return history{s, cfg}
-}
-
 type history struct {
 	s   *Store
 	cfg HistoryConfig
@@ -196,43 +185,6 @@ func (h history) Each(ctx context.Context, base notify.Base, fn func(*engine.Fou
 	}
 	if n == 0 {
 		return h.missing(base)
-	}
-	return nil
-}
-
-// EachHistory calls fn with every original chunk whose record want names. It reads
-// all of the index of chunks, and the content of those; a chunk whose content has
-// aged out is left out. Chunks come in no order.
-func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
-	var refs []chunkRef
-	err := s.rows(ctx, func(scan func(...any) bool) error {
-		for {
-			var base []byte
-			var part int
-			var block int64
-			r := chunkRef{}
-			if !scan(&base, &part, &block, &r.topic, &r.part, &r.offset) {
-				return nil
-			}
-			if len(base) == len(notify.Base{}) && want(HistoryPart{r.topic, r.part}, r.offset) {
-				r.chunk = notify.Chunk{Base: notify.Base(base), Partition: uint16(part), Block: uint32(block)}
-				refs = append(refs, r)
-			}
-		}
-	}, `SELECT base, part, block, topic, log_part, log_offset FROM notification_chunks`)
-	if err != nil {
-		return err
-	}
-	h := history{s: s}
-	for i := range refs {
-		var f engine.Found
-		ok, err := h.open(ctx, &refs[i], &f)
-		if err == nil && ok {
-			err = fn(&f)
-		}
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -48,20 +49,20 @@ func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error 
 		}
 	}
 	s.history.mu.Unlock()
-	err := parallel(len(todo), func(i int) error { return s.appendRecord(ctx, &todo[i]) })
+	err := parallel(len(todo), func(i int) error { return appendRecord(ctx, s, &todo[i]) })
 	if err != nil {
 		return err
 	}
-	return s.advance(ctx, next)
+	return advanceHistoryPart(ctx, s, next)
 }
 
 // AdvanceHistory says that a partition has nothing below next that was not
 // appended, for where the log itself begins later or holds no records.
 func (s *Store) AdvanceHistory(ctx context.Context, p HistoryPart, next int64) error {
-	return s.advance(ctx, map[HistoryPart]int64{p: next})
+	return advanceHistoryPart(ctx, s, map[HistoryPart]int64{p: next})
 }
 
-func (s *Store) advance(ctx context.Context, next map[HistoryPart]int64) error {
+func advanceHistoryPart(ctx context.Context, s *Store, next map[HistoryPart]int64) error {
 	s.history.mu.Lock()
 	defer s.history.mu.Unlock()
 	for p, at := range next {
@@ -100,7 +101,7 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 }
 
 // appendRecord stores the content before what points to it.
-func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
+func appendRecord(ctx context.Context, s *Store, r *HistoryRecord) error {
 	var env notify.Envelope
 	err := notify.DecodeEnvelope(r.Value, &env)
 	if errors.Is(err, notify.ErrNewer) {
@@ -144,5 +145,42 @@ func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
 	if err != nil {
 		return err
 	}
-	return s.separate(ctx, rows)
+	return separateIndex(ctx, s, rows)
+}
+
+// EachHistory calls fn with every original chunk whose record want names. It reads
+// all of the index of chunks, and the content of those; a chunk whose content has
+// aged out is left out. Chunks come in no order.
+func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
+	var refs []chunkRef
+	err := s.rows(ctx, func(scan func(...any) bool) error {
+		for {
+			var base []byte
+			var part int
+			var block int64
+			r := chunkRef{}
+			if !scan(&base, &part, &block, &r.topic, &r.part, &r.offset) {
+				return nil
+			}
+			if len(base) == len(notify.Base{}) && want(HistoryPart{r.topic, r.part}, r.offset) {
+				r.chunk = notify.Chunk{Base: notify.Base(base), Partition: uint16(part), Block: uint32(block)}
+				refs = append(refs, r)
+			}
+		}
+	}, `SELECT base, part, block, topic, log_part, log_offset FROM notification_chunks`)
+	if err != nil {
+		return err
+	}
+	h := history{s: s}
+	for i := range refs {
+		var f engine.Found
+		ok, err := h.open(ctx, &refs[i], &f)
+		if err == nil && ok {
+			err = fn(&f)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -8,13 +8,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Holds returns the contract of strict lanes: one row per lane and user, which
-// the worker of the user's partition reads and replaces. The rows of an Update
-// go into one logged batch: once the cluster took it all of them are replaced,
-// not at one moment. An Update of more than a batch may hold (40 KiB) is cut, and
-// an error leaves it open which parts were stored.
-func (s *Store) Holds() engine.Holds { return holds{store.HoldsOver(holdQueues{s}), s} }
-
 // holds lets one Update of this process run at a time: no queue is compared when it is
 // replaced.
 type holds struct {

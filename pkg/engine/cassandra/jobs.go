@@ -9,13 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Jobs returns the contract of operations jobs. A job and its entries are one
-// partition, where the job is static columns: both are swapped together. A name
-// is a row that says all that its job needs: who finds it without its job makes
-// it, so that a Create that was interrupted is finished by the next. A job that
-// is dropped leaves a mark, so that none of these makes it again.
-func (s *Store) Jobs() engine.Jobs { return jobs{s} }
-
 type jobs struct{ s *Store }
 
 // birth is what a name's row holds until its job is there.

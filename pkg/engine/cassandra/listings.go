@@ -55,11 +55,11 @@ func listPart(n int64) (bucket int64, shard int16) {
 	return (n - int64(shard)) / listShards, shard
 }
 
-// enlist adds entries that are kept until keeps, ms since 1970 (0: until they are
+// addToList adds entries that are kept until keeps, ms since 1970 (0: until they are
 // struck). It returns when they can be found.
-func (s *Store) enlist(ctx context.Context, keeps int64, es ...listEntry) error {
+func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) error {
 	began := time.Now()
-	note := func(e *listEntry, cached bool) error { return s.note(ctx, e.list, e.part(), keeps, cached) }
+	note := func(e *listEntry, cached bool) error { return noteBucket(ctx, s, e.list, e.part(), keeps, cached) }
 	err := parallel(len(es), func(i int) error {
 		e := &es[i]
 		// A walk of another process may have forgotten a bucket that is long over.
@@ -78,8 +78,8 @@ func (s *Store) enlist(ctx context.Context, keeps int64, es ...listEntry) error 
 	return err
 }
 
-// strike removes entries that were added before a timestamp.
-func (s *Store) strike(ctx context.Context, at int64, es ...listEntry) error {
+// removeFromList removes entries that were added before a timestamp.
+func removeFromList(ctx context.Context, s *Store, at int64, es ...listEntry) error {
 	return parallel(len(es), func(i int) error {
 		e := &es[i]
 		return s.write(ctx, at, stmt{
@@ -88,8 +88,8 @@ func (s *Store) strike(ctx context.Context, at int64, es ...listEntry) error {
 	})
 }
 
-// settled is the timestamp of removals of what leads nowhere.
-func (s *Store) settled() int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
+// settledBefore is the timestamp of removals of what leads nowhere.
+func settledBefore(s *Store) int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
 
 // over reports whether a partition is old enough to be forgotten once it is
 // empty: no process has its note cached.
@@ -98,20 +98,20 @@ func over(part int64) bool {
 	return (bucket+1)*listLength < time.Now().Add(-3*bucketsKept).UnixMilli()
 }
 
-// forgetEmpty forgets each partition of a list that is over and empty.
-func (s *Store) forgetEmpty(ctx context.Context, list string, parts []int64) error {
+// forgetEmptyBucket forgets each partition of a list that is over and empty.
+func forgetEmptyBucket(ctx context.Context, s *Store, list string, parts []int64) error {
 	return parallel(len(parts), func(i int) error {
 		if !over(parts[i]) {
 			return nil
 		}
-		at := s.settled() // before the look
+		at := settledBefore(s) // before the look
 		var key []byte
 		bucket, shard := listPart(parts[i])
 		ok, err := s.get(ctx, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ? LIMIT 1`, []any{list, bucket, shard}, &key)
 		if err != nil || ok {
 			return err
 		}
-		return s.forgetAt(ctx, at, list, parts[i])
+		return forgetBucketAt(ctx, s, at, list, parts[i])
 	})
 }
 
@@ -135,20 +135,20 @@ func (p *partSet) add(es []listEntry) {
 	}
 }
 
-// forget removes the notes of partitions that are empty by now.
+// forgetBucket removes the notes of partitions that are empty by now.
 func (p *partSet) forget(ctx context.Context, s *Store) error {
 	for list, parts := range p.parts {
-		if err := s.forgetEmpty(ctx, list, slices.Collect(maps.Keys(parts))); err != nil {
+		if err := forgetEmptyBucket(ctx, s, list, slices.Collect(maps.Keys(parts))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// walk calls fn with the keys of a list, highest first, behind one whose time is
+// walkList calls fn with the keys of a list, highest first, behind one whose time is
 // ms (nil: from the highest), some at a time, until fn says false. want is about
 // how many are needed.
-func (s *Store) walk(ctx context.Context, list string, behind []byte, ms int64, want int, fn func(keys [][]byte) (bool, error)) error {
+func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int64, want int, fn func(keys [][]byte) (bool, error)) error {
 	upTo := int64(math.MaxInt64)
 	if behind != nil {
 		upTo = listBucket(ms)*listShards + listShards - 1
@@ -162,10 +162,10 @@ func (s *Store) walk(ctx context.Context, list string, behind []byte, ms int64, 
 		if bucket != listBucket(ms) {
 			from = nil
 		}
-		return s.walkBucket(ctx, list, bucket, shards, from, want, fn)
+		return walkListBucket(ctx, s, list, bucket, shards, from, want, fn)
 	}
 	more := true
-	err := s.notes(ctx, list, math.MinInt64, upTo, true, func(n int64) (_ bool, err error) {
+	err := eachBucket(ctx, s, list, math.MinInt64, upTo, true, func(n int64) (_ bool, err error) {
 		at, shard := listPart(n)
 		if at != bucket {
 			if more, err = flush(); err != nil || !more {
@@ -192,7 +192,7 @@ func pick[V any](ctx context.Context, s *Store, list string, behind []byte, ms i
 		v  V
 		ok bool
 	}
-	err = s.walk(ctx, list, behind, ms, max, func(keys [][]byte) (bool, error) {
+	err = walkList(ctx, s, list, behind, ms, max, func(keys [][]byte) (bool, error) {
 		for len(keys) > 0 && len(out) < max {
 			n := min(len(keys), 2*(max-len(out))+20) // get may pass over many
 			all, err := readEach(keys[:n], func(key []byte) (f found, err error) {
@@ -225,7 +225,7 @@ type listCursor struct {
 	done  bool   // there is nothing behind ahead
 }
 
-func (s *Store) walkBucket(ctx context.Context, list string, bucket int64, shards []int16, behind []byte, want int, fn func([][]byte) (bool, error)) (bool, error) {
+func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, shards []int16, behind []byte, want int, fn func([][]byte) (bool, error)) (bool, error) {
 	cs := make([]listCursor, len(shards))
 	for i := range cs {
 		cs[i] = listCursor{shard: shards[i], last: behind}
@@ -234,7 +234,7 @@ func (s *Store) walkBucket(ctx context.Context, list string, bucket int64, shard
 	for {
 		err := parallel(len(cs), func(i int) error {
 			if c := &cs[i]; len(c.ahead) == 0 && !c.done {
-				return s.advanceList(ctx, list, bucket, c, n)
+				return advanceList(ctx, s, list, bucket, c, n)
 			}
 			return nil
 		})
@@ -255,12 +255,12 @@ func (s *Store) walkBucket(ctx context.Context, list string, bucket int64, shard
 
 // advanceList reads the next keys of a partition. It forgets an empty partition whose
 // time is over.
-func (s *Store) advanceList(ctx context.Context, list string, bucket int64, c *listCursor, n int) error {
-	at, where, args := s.settled(), ``, []any(nil)
+func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *listCursor, n int) error {
+	at, where, args := settledBefore(s), ``, []any(nil)
 	if c.last != nil {
 		where, args = ` AND id < ?`, []any{c.last}
 	}
-	ahead, err := s.listed(ctx, list, bucket, c.shard, where+` LIMIT ?`, append(args, n)...)
+	ahead, err := readListed(ctx, s, list, bucket, c.shard, where+` LIMIT ?`, append(args, n)...)
 	if err != nil {
 		return err
 	}
@@ -271,14 +271,14 @@ func (s *Store) advanceList(ctx context.Context, list string, bucket int64, c *l
 	case len(c.ahead) > 0:
 		c.last = c.ahead[len(c.ahead)-1]
 	case c.last == nil && over(part):
-		return s.forgetAt(ctx, at, list, part)
+		return forgetBucketAt(ctx, s, at, list, part)
 	}
 	return nil
 }
 
-// listed returns keys of a partition, highest first unless more says otherwise. more and
+// readListed returns keys of a partition, highest first unless more says otherwise. more and
 // args say which.
-func (s *Store) listed(ctx context.Context, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
+func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
 	err = s.rows(ctx, func(scan func(...any) bool) error {
 		for {
 			var key []byte
@@ -311,16 +311,16 @@ func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	}
 }
 
-// count returns how many entries a list holds, and stops soon after most.
-func (s *Store) count(ctx context.Context, list string, most int) (n int, err error) {
-	parts, err := s.noted(ctx, list, math.MinInt64, math.MaxInt64)
+// countListed returns how many entries a list holds, and stops soon after most.
+func countListed(ctx context.Context, s *Store, list string, most int) (n int, err error) {
+	parts, err := readBuckets(ctx, s, list, math.MinInt64, math.MaxInt64)
 	if err != nil {
 		return 0, err
 	}
 	for some := range slices.Chunk(parts, maxParallel) {
 		held, err := readEach(some, func(part int64) (n int64, err error) {
 			bucket, shard := listPart(part)
-			_, err = s.get(ctx, `SELECT count(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &n)
+			_, err = s.get(ctx, `SELECT countListed(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &n)
 			return n, err
 		})
 		if err != nil {
@@ -332,7 +332,7 @@ func (s *Store) count(ctx context.Context, list string, most int) (n int, err er
 				empty = append(empty, some[i])
 			}
 		}
-		if err := s.forgetEmpty(ctx, list, empty); err != nil {
+		if err := forgetEmptyBucket(ctx, s, list, empty); err != nil {
 			return 0, err
 		}
 		if n > most {

@@ -70,7 +70,7 @@ func TestListBehindTombstones(t *testing.T) {
 		t.Fatal(err)
 	}
 	for shard := range int64(listShards) { // as enlist notes them
-		if err := s.note(ctx, gone[0].list, listBucket(gone[0].ms)*listShards+shard, 0, false); err != nil {
+		if err := noteBucket(ctx, s, gone[0].list, listBucket(gone[0].ms)*listShards+shard, 0, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -117,7 +117,7 @@ func TestEmptyPartsAreForgotten(t *testing.T) {
 		t.Errorf("a purge of %d triggers took %d swaps and %d serial reads", len(rows), c.Swaps-before.Swaps, c.SerialReads-before.SerialReads)
 	}
 	for _, scope := range []string{listTriggers, listTriggers + "/shop", listOpen, listOpen + "/shop", purgeOfTriggers} {
-		if parts, err := s.noted(ctx, scope, math.MinInt64, math.MaxInt64); err != nil || len(parts) > 0 {
+		if parts, err := readBuckets(ctx, s, scope, math.MinInt64, math.MaxInt64); err != nil || len(parts) > 0 {
 			t.Errorf("%s: %d partitions are noted, %v", scope, len(parts), err)
 		}
 	}
@@ -134,7 +134,7 @@ func TestAstrayEntriesAreStruck(t *testing.T) {
 	if _, err := s.Triggers().Create(ctx, []engine.Trigger{x}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.enlist(ctx, 0, listEntries(listOpen, &x)...); err != nil {
+	if err := addToList(ctx, s, 0, listEntries(listOpen, &x)...); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := s.Triggers().CountOpen(ctx, "shop", 10); err != nil || n != 1 {
@@ -148,13 +148,13 @@ func TestAstrayEntriesAreStruck(t *testing.T) {
 	}
 	// One whose row was purged by a process that died behind it.
 	gone := trigger("bank")
-	if err := s.enlist(ctx, 0, listEntries(listTriggers, &gone)...); err != nil {
+	if err := addToList(ctx, s, 0, listEntries(listTriggers, &gone)...); err != nil {
 		t.Fatal(err)
 	}
 	if rows, err := s.Triggers().List(ctx, "bank", 0, engine.TriggerCursor{}, 10); err != nil || len(rows) > 0 {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
-	if n, err := s.count(ctx, listOf(listTriggers, "bank"), 10); err != nil || n != 0 {
+	if n, err := countListed(ctx, s, listOf(listTriggers, "bank"), 10); err != nil || n != 0 {
 		t.Errorf("%d entries lead to no row, %v", n, err)
 	}
 }
@@ -167,7 +167,7 @@ func TestNotesAreNotShortened(t *testing.T) {
 	now := time.Now()
 	for _, days := range []int{300, 3, 100} {
 		s.forgetAll() // another process
-		if err := s.note(ctx, "scope", 7, now.AddDate(0, 0, days).UnixMilli(), true); err != nil {
+		if err := noteBucket(ctx, s, "scope", 7, now.AddDate(0, 0, days).UnixMilli(), true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -181,7 +181,7 @@ func TestNotesAreNotShortened(t *testing.T) {
 	if err != nil || longest < 299 {
 		t.Errorf("it is kept for %d days, %v", longest, err)
 	}
-	if got, err := s.noted(ctx, "scope", 0, 10); err != nil || fmt.Sprint(got) != "[7]" {
+	if got, err := readBuckets(ctx, s, "scope", 0, 10); err != nil || fmt.Sprint(got) != "[7]" {
 		t.Errorf("noted: %v, %v", got, err)
 	}
 }

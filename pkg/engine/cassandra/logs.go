@@ -17,7 +17,7 @@ type numbered struct {
 // logBlock is how many rows a partition has.
 const logBlock = 1024
 
-func (s *Store) log(name string) numbered { return numbered{s, "log/" + name} }
+func logOf(s *Store, name string) numbered { return numbered{s, "log/" + name} }
 
 // logRow is one row.
 type logRow struct {
@@ -30,7 +30,7 @@ func blockOf(n int64) int64 { return (n - 1) / logBlock }
 // last returns the last row, as of every append answered before; n is 0 where
 // there is none. It reads the last notes of blocks, however many there are.
 func (l numbered) last(ctx context.Context) (r logRow, err error) {
-	err = l.s.notes(ctx, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
+	err = eachBucket(ctx, l.s, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
 		// The last block may be empty: its writer noted it and then stored nothing.
 		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, block}, &r.n, &r.data)
 		return !ok, err
@@ -58,7 +58,7 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 		if err != nil || len(rows) == 0 {
 			return 0, 0, err
 		}
-		if err := l.s.note(ctx, l.name, block, 0, true); err != nil {
+		if err := noteBucket(ctx, l.s, l.name, block, 0, true); err != nil {
 			return 0, 0, err
 		}
 		me := nonce()
@@ -87,7 +87,7 @@ func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow
 	if from > to {
 		return nil
 	}
-	blocks, err := l.s.noted(ctx, l.name, blockOf(from), blockOf(to))
+	blocks, err := readBuckets(ctx, l.s, l.name, blockOf(from), blockOf(to))
 	if err != nil {
 		return err
 	}

@@ -3,14 +3,7 @@ package cassandra
 import (
 	"bytes"
 	"context"
-
-	"github.com/notifyd/notifyd/pkg/engine"
 )
-
-// Meta returns the contract of the small table of names and values. The last
-// PutMeta of a name wins; what SwapMeta writes is written by lightweight
-// transactions alone.
-func (s *Store) Meta() engine.Meta { return meta{s} }
 
 type meta struct{ s *Store }
 

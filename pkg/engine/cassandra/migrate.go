@@ -253,7 +253,7 @@ func statements(file string) (out []string) {
 }
 
 // checkSchema refuses a keyspace that this build would misread.
-func (s *Store) checkSchema(ctx context.Context) error {
+func checkSchema(ctx context.Context, s *Store) error {
 	all := slices.Clone(migrations)
 	m := migrator{s.session, s.cfg}
 	if err := m.fill(ctx, all); err != nil {

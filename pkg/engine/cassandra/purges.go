@@ -22,7 +22,7 @@ type purgeEntry struct {
 	id []byte
 }
 
-// listed returns the entry as it is stored.
+// readListed returns the entry as it is stored.
 func (e purgeEntry) listed(index string) listEntry {
 	key := binary.BigEndian.AppendUint64(nil, uint64(e.at)^1<<63)
 	return listEntry{"purge/" + index, e.at, append(key, e.id...)}
@@ -34,29 +34,29 @@ func purgeEntryOf(key []byte) purgeEntry {
 
 // purgeLater adds an entry that is kept until keeps, ms since 1970 (0: until it is
 // worked off).
-func (s *Store) purgeLater(ctx context.Context, index string, e purgeEntry, keeps int64) error {
-	return s.enlist(ctx, keeps, e.listed(index))
+func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, keeps int64) error {
+	return addToList(ctx, s, keeps, e.listed(index))
 }
 
-// workOff calls one with the entries before a time, some at a time, until most of them
+// workOffPurges calls one with the entries before a time, some at a time, until most of them
 // are gone. one says whether what it names was removed, and whether the entry must be
 // looked at again; else the entry is removed.
-func (s *Store) workOff(ctx context.Context, index string, before int64, most int, one func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
+func workOffPurges(ctx context.Context, s *Store, index string, before int64, most int, one func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
 	if most <= 0 || before == math.MinInt64 {
 		return 0, nil
 	}
-	settled, end := s.settled(), purgeEntry{at: before}.listed(index)
-	parts, err := s.noted(ctx, end.list, math.MinInt64, listBucket(before-1)*listShards+listShards-1)
+	settled, end := settledBefore(s), purgeEntry{at: before}.listed(index)
+	parts, err := readBuckets(ctx, s, end.list, math.MinInt64, listBucket(before-1)*listShards+listShards-1)
 	if err != nil {
 		return 0, err
 	}
 	for _, part := range parts {
-		n, left, err := s.workOffPart(ctx, end, part, most-gone, one)
+		n, left, err := workOffPurgePart(ctx, s, end, part, most-gone, one)
 		if gone += n; err != nil || gone >= most {
 			return gone, err
 		}
 		if !left && over(part) {
-			if err := s.forgetAt(ctx, settled, end.list, part); err != nil {
+			if err := forgetBucketAt(ctx, s, settled, end.list, part); err != nil {
 				return gone, err
 			}
 		}
@@ -64,14 +64,14 @@ func (s *Store) workOff(ctx context.Context, index string, before int64, most in
 	return gone, nil
 }
 
-// workOffPart is workOff of one partition, of the entries before end; left says that it
+// workOffPurgePart is workOff of one partition, of the entries before end; left says that it
 // may hold more.
-func (s *Store) workOffPart(ctx context.Context, end listEntry, part int64, most int, one func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
+func workOffPurgePart(ctx context.Context, s *Store, end listEntry, part int64, most int, one func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
 	bucket, shard := listPart(part)
 	behind := []byte{}
 	for gone < most {
-		at, n := s.settled(), min(purgePage, most-gone)
-		keys, err := s.listed(ctx, end.list, bucket, shard, ` AND id > ? ORDER BY id ASC LIMIT ?`, behind, n)
+		at, n := settledBefore(s), min(purgePage, most-gone)
+		keys, err := readListed(ctx, s, end.list, bucket, shard, ` AND id > ? ORDER BY id ASC LIMIT ?`, behind, n)
 		if err != nil {
 			return gone, true, err
 		}

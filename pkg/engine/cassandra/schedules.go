@@ -9,11 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Schedules returns the contract of scheduled requests. Rows are inserted and
-// never changed; of two of one base the first counts. So the indexes may name
-// what a later row of the same base said: who reads them looks at the schedule.
-func (s *Store) Schedules() engine.Schedules { return schedules{s} }
-
 type schedules struct{ s *Store }
 
 const (
@@ -27,18 +22,18 @@ const (
 
 const insertSchedule = `INSERT INTO timer_requests (base, at, data) VALUES (?, ?, ?) USING TTL ?`
 
-func (s *Store) scheduleKeeps(fireAt int64) int64 {
+func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
 // indexSchedule puts a schedule into the lists and lets Purge find it by a fire
 // time, before it is there or is moved to that time.
-func (s *Store) indexSchedule(ctx context.Context, x *engine.Schedule, fireAt int64) error {
-	keeps := s.scheduleKeeps(fireAt)
-	if err := s.purgeLater(ctx, purgeOfSchedules, purgeEntry{fireAt, x.Base[:]}, keeps); err != nil {
+func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
+	keeps := scheduleKeeps(s, fireAt)
+	if err := purgeLater(ctx, s, purgeOfSchedules, purgeEntry{fireAt, x.Base[:]}, keeps); err != nil {
 		return err
 	}
-	return s.enlist(ctx, keeps, scheduleEntries(x)...)
+	return addToList(ctx, s, keeps, scheduleEntries(x)...)
 }
 
 // scheduleEntries are the entries of a schedule in the lists of all and of its
@@ -53,21 +48,21 @@ func scheduleEntries(x *engine.Schedule) []listEntry {
 }
 
 // indexSchedules is indexSchedule of several, and returns what stores them.
-func (s *Store) indexSchedules(ctx context.Context, ss []engine.Schedule) (rows []stmt, err error) {
+func indexSchedules(ctx context.Context, s *Store, ss []engine.Schedule) (rows []stmt, err error) {
 	seen := map[notify.Base]bool{}
 	var unindexed []*engine.Schedule
 	for i := range ss {
 		if x := &ss[i]; !seen[x.Base] {
 			seen[x.Base] = true
 			unindexed = append(unindexed, x)
-			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), store.ScheduleRecord.Pack(x), ttl(s.scheduleKeeps(x.FireAt))}})
+			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), store.ScheduleRecord.Pack(x), ttl(scheduleKeeps(s, x.FireAt))}})
 		}
 	}
-	return rows, parallel(len(unindexed), func(i int) error { return s.indexSchedule(ctx, unindexed[i], unindexed[i].FireAt) })
+	return rows, parallel(len(unindexed), func(i int) error { return indexSchedule(ctx, s, unindexed[i], unindexed[i].FireAt) })
 }
 
-// separate runs statements of different partitions.
-func (s *Store) separate(ctx context.Context, stmts []stmt) error {
+// separateIndex runs statements of different partitions.
+func separateIndex(ctx context.Context, s *Store, stmts []stmt) error {
 	return parallel(len(stmts), func(i int) error { return s.write(ctx, s.clock.now(), stmts[i]) })
 }
 
@@ -76,11 +71,11 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	if err := engine.CheckSchedules(ss); err != nil || len(ss) == 0 {
 		return err
 	}
-	rows, err := t.s.indexSchedules(ctx, ss)
+	rows, err := indexSchedules(ctx, t.s, ss)
 	if err != nil {
 		return err
 	}
-	return t.s.separate(ctx, rows)
+	return separateIndex(ctx, t.s, rows)
 }
 
 // PutScheduled is Schedules.Put and Timers.Put: both or, if the arguments are
@@ -97,11 +92,11 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 		return err
 	}
 	at := s.clock.now()
-	parts, of := s.timerStmts(hotTimers, shards, ts, at)
-	if err := parallel(len(parts), func(i int) error { return s.noteTimers(ctx, hotTimers, parts[i]) }); err != nil {
+	parts, of := timerStmts(s, hotTimers, shards, ts, at)
+	if err := parallel(len(parts), func(i int) error { return noteTimers(ctx, s, hotTimers, parts[i]) }); err != nil {
 		return err
 	}
-	all, err := s.indexSchedules(ctx, ss)
+	all, err := indexSchedules(ctx, s, ss)
 	if err != nil {
 		return err
 	}
@@ -116,10 +111,10 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 	if size <= maxLogged {
 		return s.writeAll(ctx, at, all...)
 	}
-	if err := s.separate(ctx, all[:rows]); err != nil {
+	if err := separateIndex(ctx, s, all[:rows]); err != nil {
 		return err
 	}
-	return s.putTimers(ctx, hotTimers, shards, ts)
+	return putTimers(ctx, s, hotTimers, shards, ts)
 }
 
 // ForgetTimers removes exactly the rows it finds, each by its whole key: a timer
@@ -194,7 +189,7 @@ func (t schedules) Hint(ctx context.Context, hs []engine.Hint) error {
 	}
 	return parallel(len(hs), func(i int) error {
 		p := timerPart{hs[i].Partition.Bucket, int(hs[i].Partition.Shard)}
-		if err := t.s.noteTimers(ctx, hotTimers, p); err != nil {
+		if err := noteTimers(ctx, t.s, hotTimers, p); err != nil {
 			return err
 		}
 		keeps := keepUntil((p.bucket+1)*engine.MinuteMs, t.s.cfg.TimerGrace)

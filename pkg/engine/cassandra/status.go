@@ -12,13 +12,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Status returns the contract of outcome rows. The rows of a request are one
-// partition: those of one call are stored all or none by request, and seen
-// together. Of a call about several requests an error leaves it open which of
-// them are stored; calling again is safe. Rows go Config.StatusTTL after their
-// last write.
-func (s *Store) Status() engine.Status { return status{s} }
-
 type status struct{ s *Store }
 
 const (
@@ -129,10 +122,10 @@ func (t status) index(ctx context.Context, bases []notify.Base) error {
 		p := order[i]
 		day := p.minute * engine.MinuteMs / engine.DayMs
 		keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
-		if err := t.s.note(ctx, scopeMinutes, day, keeps, true); err != nil {
+		if err := noteBucket(ctx, t.s, scopeMinutes, day, keeps, true); err != nil {
 			return err
 		}
-		if err := t.s.note(ctx, scopeOf(scopeMinutes, day), p.minute, keeps, true); err != nil {
+		if err := noteBucket(ctx, t.s, scopeOf(scopeMinutes, day), p.minute, keeps, true); err != nil {
 			return err
 		}
 		return t.s.write(ctx, t.s.clock.now(), of[p]...)
@@ -234,12 +227,12 @@ func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) e
 		return nil
 	}
 	last := to - 1
-	days, err := t.s.noted(ctx, scopeMinutes, from/engine.DayMs, last/engine.DayMs)
+	days, err := readBuckets(ctx, t.s, scopeMinutes, from/engine.DayMs, last/engine.DayMs)
 	if err != nil {
 		return err
 	}
 	for _, day := range days {
-		minutes, err := t.s.noted(ctx, scopeOf(scopeMinutes, day), from/engine.MinuteMs, last/engine.MinuteMs)
+		minutes, err := readBuckets(ctx, t.s, scopeOf(scopeMinutes, day), from/engine.MinuteMs, last/engine.MinuteMs)
 		if err != nil {
 			return err
 		}

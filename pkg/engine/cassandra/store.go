@@ -12,6 +12,9 @@ import (
 	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Store is one keyspace of one cluster. Its accessors return the contracts; all
@@ -61,7 +64,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if s.session, err = connect(ctx, s.cfg, cfg.Keyspace); err != nil {
 		return nil, opening(ctx, cfg, err)
 	}
-	if err := s.checkSchema(ctx); err != nil {
+	if err := checkSchema(ctx, s); err != nil {
 		s.session.Close()
 		return nil, err
 	}
@@ -351,4 +354,92 @@ func nonce() int64 { return rand.Int64() }
 // hostPort is how doctor names a node.
 func hostPort(h *gocql.HostInfo) string {
 	return net.JoinHostPort(h.ConnectAddress().String(), itoa(h.Port()))
+}
+
+// Audit returns the contract of the audit log. make is called again if another
+// process was faster.
+func (s *Store) Audit() engine.Audit { return audit{logOf(s, "audit")} }
+
+// Campaigns returns the contract of campaigns. A campaign is one partition, its
+// totals static columns of it: a part and the totals are swapped together.
+func (s *Store) Campaigns() engine.Campaigns { return campaigns{s} }
+
+// Cancels returns the contract of cancellations: a log, and a row for each scope
+// that says which of the log's rows about it counts.
+func (s *Store) Cancels() engine.Cancels { return cancels{s, logOf(s, "cancels")} }
+
+// DeadLetters returns the contract of what failed for good. A letter is a row,
+// swapped alone; its Ord is the number of its row in the log of all, its Seq that
+// in its caller's log. A Put that was interrupted is finished by the next one of
+// the same letter, which may leave numbers that no letter has.
+//
+// Two sentences of the contract are weaker here: Move swaps each letter for
+// itself, so an interrupted one may have moved some; and Walk sees each letter as
+// it is when its turn comes.
+func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, logOf(s, "dead")} }
+
+// History returns the reader of who got what. Content is kept for
+// Config.StatusTTL; older ids are KindGone. User lists single sends, and each
+// receiver of a fan-out only if Config.EveryReceiver was set where it was
+// appended.
+func (s *Store) History(cfg HistoryConfig) engine.History {
+	if cfg.MaxWait == 0 {
+		cfg.MaxWait = 5 * time.Second
+	}
+	return history{s, cfg}
+}
+
+// Holds returns the contract of strict lanes: one row per lane and user, which
+// the worker of the user's partition reads and replaces. The rows of an Update
+// go into one logged batch: once the cluster took it all of them are replaced,
+// not at one moment. An Update of more than a batch may hold (40 KiB) is cut, and
+// an error leaves it open which parts were stored.
+func (s *Store) Holds() engine.Holds { return holds{store.HoldsOver(holdQueues{s}), s} }
+
+// Jobs returns the contract of operations jobs. A job and its entries are one
+// partition, where the job is static columns: both are swapped together. A name
+// is a row that says all that its job needs: who finds it without its job makes
+// it, so that a Create that was interrupted is finished by the next. A job that
+// is dropped leaves a mark, so that none of these makes it again.
+func (s *Store) Jobs() engine.Jobs { return jobs{s} }
+
+// Meta returns the contract of the small table of names and values. The last
+// PutMeta of a name wins; what SwapMeta writes is written by lightweight
+// transactions alone.
+func (s *Store) Meta() engine.Meta { return meta{s} }
+
+// Schedules returns the contract of scheduled requests. Rows are inserted and
+// never changed; of two of one base the first counts. So the indexes may name
+// what a later row of the same base said: who reads them looks at the schedule.
+func (s *Store) Schedules() engine.Schedules { return schedules{s} }
+
+// Status returns the contract of outcome rows. The rows of a request are one
+// partition: those of one call are stored all or none by request, and seen
+// together. Of a call about several requests an error leaves it open which of
+// them are stored; calling again is safe. Rows go Config.StatusTTL after their
+// last write.
+func (s *Store) Status() engine.Status { return status{s} }
+
+// Timers returns the contract of timers. Those of one call are stored each
+// partition for itself; an error leaves it open which. Buckets may return minutes
+// whose rows were all forgotten. Rows go Config.TimerGrace behind their time.
+func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} }
+
+// ColdTimers returns the contract of timers far ahead. A day goes with one
+// partition delete.
+func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
+
+// Triggers returns the contract of triggers. A state row is written by compare
+// and swap alone and read at SERIAL. A trigger's life costs a swap for each
+// change of state: one to create it, and two, claim and end, for one that fires
+// at its first attempt. Lists follow indexes that are plain rows: they hold
+// every row that was created, and each row they return is as of every swap
+// answered before.
+func (s *Store) Triggers() engine.Triggers { return triggers{s} }
+
+// ClockOffset returns how far the clock of the node that answers is ahead of this
+// process's. It is wrong by at most half of how long the question took, which it returns
+// too, and a millisecond.
+func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
+	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }

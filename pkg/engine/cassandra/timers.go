@@ -13,15 +13,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Timers returns the contract of timers. Those of one call are stored each
-// partition for itself; an error leaves it open which. Buckets may return minutes
-// whose rows were all forgotten. Rows go Config.TimerGrace behind their time.
-func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} }
-
-// ColdTimers returns the contract of timers far ahead. A day goes with one
-// partition delete.
-func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
-
 // timers are the rows of the hot table and the states of shards.
 type timers struct{ timerRows }
 
@@ -58,7 +49,7 @@ type timerPart struct {
 // timerStmts returns the inserts of timers by partition, in the order they came. at
 // must also be the timestamp they are written with: an owner sees it in the rows, and
 // its delete of the partition lies above it, whatever its clock says.
-func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
+func timerStmts(s *Store, t *timerTable, shards int, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
 		fire int64
@@ -94,15 +85,15 @@ func payloadOf(x *engine.Timer) []byte {
 	return x.Payload
 }
 
-func (s *Store) putTimers(ctx context.Context, t *timerTable, shards int, ts []engine.Timer) error {
+func putTimers(ctx context.Context, s *Store, t *timerTable, shards int, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
 	}
 	at := s.clock.now()
-	parts, of := s.timerStmts(t, shards, ts, at)
+	parts, of := timerStmts(s, t, shards, ts, at)
 	return parallel(len(parts), func(i int) error {
 		p := parts[i]
-		if err := s.noteTimers(ctx, t, p); err != nil {
+		if err := noteTimers(ctx, s, t, p); err != nil {
 			return err
 		}
 		for rows := range slices.Chunk(of[p], timerBatch) {
@@ -118,23 +109,23 @@ func (s *Store) putTimers(ctx context.Context, t *timerTable, shards int, ts []e
 
 // noteTimers makes sure that a partition is found, before it has rows. One that
 // is still ahead is not dropped, so it is noted once.
-func (s *Store) noteTimers(ctx context.Context, t *timerTable, p timerPart) error {
+func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
 	ahead := t == hotTimers && ms > time.Now().UnixMilli()+2*engine.MinuteMs
 	scope := scopeOf(t.name, int64(p.shard))
 	if t == coldTimers {
-		return s.note(ctx, scope, p.bucket, keeps, false)
+		return noteBucket(ctx, s, scope, p.bucket, keeps, false)
 	}
 	day := ms / engine.DayMs
-	if err := s.note(ctx, scope, day, keepUntil((day+1)*engine.DayMs, s.cfg.TimerGrace+48*time.Hour), true); err != nil {
+	if err := noteBucket(ctx, s, scope, day, keepUntil((day+1)*engine.DayMs, s.cfg.TimerGrace+48*time.Hour), true); err != nil {
 		return err
 	}
-	return s.note(ctx, scopeOf(scope, day), p.bucket, keeps, ahead)
+	return noteBucket(ctx, s, scopeOf(scope, day), p.bucket, keeps, ahead)
 }
 
 func (t timerRows) Put(ctx context.Context, shards int, ts []engine.Timer) error {
-	return t.s.putTimers(ctx, t.t, shards, ts)
+	return putTimers(ctx, t.s, t.t, shards, ts)
 }
 
 func (t timerRows) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
@@ -217,13 +208,13 @@ func (t timerRows) Buckets(ctx context.Context, shard uint16, from, to int64) (o
 	}
 	scope := scopeOf(t.t.name, int64(shard))
 	if t.t == coldTimers {
-		return t.s.noted(ctx, scope, from, to)
+		return readBuckets(ctx, t.s, scope, from, to)
 	}
-	days, err := t.s.noted(ctx, scope, from*engine.MinuteMs/engine.DayMs, to*engine.MinuteMs/engine.DayMs)
+	days, err := readBuckets(ctx, t.s, scope, from*engine.MinuteMs/engine.DayMs, to*engine.MinuteMs/engine.DayMs)
 	if err != nil {
 		return nil, err
 	}
-	each, err := readEach(days, func(day int64) ([]int64, error) { return t.s.noted(ctx, scopeOf(scope, day), from, to) })
+	each, err := readEach(days, func(day int64) ([]int64, error) { return readBuckets(ctx, t.s, scopeOf(scope, day), from, to) })
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +233,7 @@ func (t timerRows) Drop(ctx context.Context, p engine.TimerPartition) error {
 			return err
 		}
 	}
-	return t.s.forget(ctx, scope, p.Bucket)
+	return forgetBucket(ctx, t.s, scope, p.Bucket)
 }
 
 // Pending reads a whole table, partition by partition: for audits, not for

@@ -37,7 +37,7 @@ func (t triggers) list(ctx context.Context, x *engine.Trigger) error {
 	if x.IsOpen() {
 		es = append(es, listEntries(listOpen, x)...)
 	}
-	return t.s.enlist(ctx, 0, es...)
+	return addToList(ctx, t.s, 0, es...)
 }
 
 // List reads the rows that a list names. Open triggers have a list of their own, so
@@ -55,7 +55,7 @@ func (t triggers) List(ctx context.Context, caller string, state engine.TriggerS
 	if after.ID != "" {
 		behind = []byte(after.ID)
 	}
-	settled := t.s.settled()
+	settled := settledBefore(t.s)
 	return pick(ctx, t.s, list, behind, msOfTrigger(after.ID), max, func(key []byte) (engine.Trigger, bool, error) {
 		x, err := t.plainRow(ctx, string(key))
 		if err != nil {
@@ -63,7 +63,7 @@ func (t triggers) List(ctx context.Context, caller string, state engine.TriggerS
 		}
 		mine := x.ID != "" && (caller == "" || x.Caller == caller)
 		if !mine || open && !x.IsOpen() {
-			err = t.s.strike(ctx, settled, listEntry{list, msOfTrigger(string(key)), key})
+			err = removeFromList(ctx, t.s, settled, listEntry{list, msOfTrigger(string(key)), key})
 		}
 		asked := state == 0 || x.State == state || state == engine.TriggerOpen && x.IsOpen()
 		return x.Trigger, mine && asked, err
@@ -72,7 +72,7 @@ func (t triggers) List(ctx context.Context, caller string, state engine.TriggerS
 
 // CountOpen counts entries of a list, not rows.
 func (t triggers) CountOpen(ctx context.Context, caller string, most int) (int, error) {
-	return t.s.count(ctx, listOf(listOpen, caller), most)
+	return countListed(ctx, t.s, listOf(listOpen, caller), most)
 }
 
 const purgeOfTriggers = "triggers_by_end"
@@ -82,14 +82,14 @@ func (t triggers) end(ctx context.Context, x *engine.Trigger) error {
 	if !x.State.Terminal() {
 		return nil
 	}
-	return t.s.purgeLater(ctx, purgeOfTriggers, purgeEntry{x.Ended, []byte(x.ID)}, 0)
+	return purgeLater(ctx, t.s, purgeOfTriggers, purgeEntry{x.Ended, []byte(x.ID)}, 0)
 }
 
 // Purge goes through the index of ends, oldest first, many rows at a time. A row
 // that has ended anew since, or lives again, stays; its old entry goes.
 func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error) {
 	var struck partSet
-	n, err := t.s.workOff(ctx, purgeOfTriggers, before, max, func(e purgeEntry) (gone, again bool, err error) {
+	n, err := workOffPurges(ctx, t.s, purgeOfTriggers, before, max, func(e purgeEntry) (gone, again bool, err error) {
 		x, err := t.plainRow(ctx, string(e.id))
 		if err != nil || x.ID == "" || !x.State.Terminal() || x.Ended != e.at {
 			return false, false, err
@@ -98,7 +98,7 @@ func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 		if err == nil && gone {
 			es := slices.Concat(listEntries(listTriggers, &x.Trigger), listEntries(listOpen, &x.Trigger))
 			struck.add(es)
-			err = t.s.strike(ctx, t.s.clock.now(), es...)
+			err = removeFromList(ctx, t.s, t.s.clock.now(), es...)
 		}
 		return gone, false, err
 	})

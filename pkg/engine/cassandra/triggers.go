@@ -11,14 +11,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Triggers returns the contract of triggers. A state row is written by compare
-// and swap alone and read at SERIAL. A trigger's life costs a swap for each
-// change of state: one to create it, and two, claim and end, for one that fires
-// at its first attempt. Lists follow indexes that are plain rows: they hold
-// every row that was created, and each row they return is as of every swap
-// answered before.
-func (s *Store) Triggers() engine.Triggers { return triggers{s} }
-
 type triggers struct{ s *Store }
 
 // stored is a state row with what only this package looks at.
@@ -186,7 +178,7 @@ func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool
 	if x.IsOpen() {
 		return true, nil
 	}
-	return true, t.s.strike(ctx, at, listEntries(listOpen, x)...) // of a later state the entry is newer
+	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // of a later state the entry is newer
 }
 
 // swapWhole is swap for the few that lose the first try: to somebody else, or

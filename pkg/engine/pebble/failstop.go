@@ -51,7 +51,7 @@ func (l *latch) cause() error {
 
 // writable says why a call that writes nothing now could not: an ended context,
 // or a store that has failed.
-func (s *Store) writable(ctx context.Context) error {
+func writable(ctx context.Context, s *Store) error {
 	if ctx.Err() != nil {
 		return translate(context.Cause(ctx))
 	}

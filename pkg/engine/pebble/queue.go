@@ -20,21 +20,6 @@ type queues struct {
 	byName map[string]*queue
 }
 
-// Queue returns the delay queue of a name of at most 65,535 bytes, made when it
-// is asked for the first time. Its messages are given out at most maxReceives
-// times, 1 to 65,535. The same name is the same queue, with the maxReceives of
-// the first call.
-func (s *Store) Queue(name string, maxReceives int) engine.Queue {
-	q := s.queues.get(name)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.maxReceives == 0 {
-		q.maxReceives = min(max(maxReceives, 1), maxCounted)
-		q.countUnwrittenLocked()
-	}
-	return q
-}
-
 func (qs *queues) get(name string) *queue {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

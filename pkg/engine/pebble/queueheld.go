@@ -61,7 +61,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
-	if err := q.s.writable(ctx); err != nil {
+	if err := writable(ctx, q.s); err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -96,7 +96,7 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	}
 	q.mu.Unlock()
 	if len(gone) == 0 {
-		return q.s.writable(ctx)
+		return writable(ctx, q.s)
 	}
 	err := q.s.commit.post(ctx, func(tx tx) {
 		k := q.key(tMessage, 0)
@@ -129,7 +129,7 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
-	if err := q.s.writable(ctx); err != nil {
+	if err := writable(ctx, q.s); err != nil {
 		return err
 	}
 	q.mu.Lock()

@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 	"github.com/notifyd/notifyd/pkg/setting"
@@ -352,3 +353,21 @@ func (s *Store) Metrics() Metrics {
 		Writes:         s.commit.writes.Load(),
 	}
 }
+
+// Queue returns the delay queue of a name of at most 65,535 bytes, made when it
+// is asked for the first time. Its messages are given out at most maxReceives
+// times, 1 to 65,535. The same name is the same queue, with the maxReceives of
+// the first call.
+func (s *Store) Queue(name string, maxReceives int) engine.Queue {
+	q := s.queues.get(name)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.maxReceives == 0 {
+		q.maxReceives = min(max(maxReceives, 1), maxCounted)
+		q.countUnwrittenLocked()
+	}
+	return q
+}
+
+// Triggers returns the contract of triggers.
+func (s *Store) Triggers() engine.Triggers { return &s.triggers }

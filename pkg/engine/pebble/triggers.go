@@ -16,9 +16,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Triggers returns the contract of triggers.
-func (s *Store) Triggers() engine.Triggers { return &s.triggers }
-
 // triggers keeps a row per trigger (triggerrow.go), and two indexes written with
 // it: by state and caller, and of terminal rows by their end. Of those IN_FLIGHT
 // flights knows (triggerflight.go).

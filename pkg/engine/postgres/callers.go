@@ -11,9 +11,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Callers returns the contract of callers.
-func (s *Store) Callers() engine.Callers { return callers{s} }
-
 type callers struct{ s *Store }
 
 func (c callers) Get(ctx context.Context, id string) (out engine.Caller, ok bool, err error) {

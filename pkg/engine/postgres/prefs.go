@@ -12,9 +12,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Prefs returns the contract of profiles.
-func (s *Store) Prefs() engine.Prefs { return &s.prefs }
-
 type prefs struct {
 	s *Store
 

@@ -171,3 +171,9 @@ func changed(code, what string) error {
 func corrupt(what, key string) error {
 	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s %q", notify.ErrCorrupt, what, key))
 }
+
+// Callers returns the contract of callers.
+func (s *Store) Callers() engine.Callers { return callers{s} }
+
+// Prefs returns the contract of profiles.
+func (s *Store) Prefs() engine.Prefs { return &s.prefs }

@@ -3,14 +3,11 @@ package redis
 import (
 	"context"
 	"fmt"
-	"math"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -46,26 +43,6 @@ const falsePositives = 0.02
 
 // idsPerCall bounds how long one command keeps everybody else waiting: 0.4 ms.
 const idsPerCall = 200
-
-// Filter returns the shared seen-filter of a name. Rate*Window is at most 2^31
-// ids; each takes 2.5 bytes of Redis's memory. Small filters have a part of
-// their own size.
-func (s *Store) Filter(cfg FilterConfig) (engine.Filter, error) {
-	n := cfg.Rate * cfg.Window.Seconds()
-	switch {
-	case cfg.Name == "" || strings.ContainsAny(cfg.Name, "{}"):
-		return nil, notify.Invalid("bad_filter", "name", "a filter needs a name without braces")
-	case !(cfg.Rate > 0) || cfg.Window < time.Second || n > 1<<31:
-		return nil, notify.Invalid("bad_filter", "rate", "a filter needs a rate above 0, a window of at least 1s, and at most 2^31 ids in it")
-	}
-	f := &filter{s: s, window: cfg.Window, hashes: int(math.Ceil(math.Log2(2 / falsePositives)))}
-	bits := math.Max(n*float64(f.hashes)/math.Ln2, 1024)
-	f.parts = uint64(math.Ceil(bits / partBits))
-	f.bits = uint64(math.Ceil(bits / float64(f.parts)))
-	f.size = fmt.Sprintf("%d x %d bits, %d each, %v", f.parts, f.bits, f.hashes, f.window)
-	f.tag = s.key("{seen:" + cfg.Name + "}:")
-	return f, nil
-}
 
 type filter struct {
 	s      *Store

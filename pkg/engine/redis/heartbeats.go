@@ -9,9 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Heartbeats returns the contract of signs of life.
-func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
-
 type heartbeats struct{ s *Store }
 
 var (

@@ -16,11 +16,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Idem returns the contract of idempotency keys. Every transition is one
-// script. Times in it are the caller's, as everywhere in the contract; the
-// server only forgets a key by itself an hour after it should have been purged.
-func (s *Store) Idem() engine.Idem { return idem{s} }
-
 type idem struct{ s *Store }
 
 // idemParts is over how many hash tags keys are spread, so that the nodes of a

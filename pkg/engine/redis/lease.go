@@ -5,13 +5,7 @@ import (
 	"time"
 
 	client "github.com/redis/go-redis/v9"
-
-	"github.com/notifyd/notifyd/pkg/engine"
 )
-
-// Lease returns the contract of leases: SET NX PX, and compare before anything
-// else. Their ttl runs on the server, with a precision of a millisecond.
-func (s *Store) Lease() engine.Lease { return lease{s} }
 
 type lease struct{ s *Store }
 

@@ -9,12 +9,8 @@ import (
 
 	client "github.com/redis/go-redis/v9"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
-
-// Limits returns the contract of shared token buckets and blocked accounts.
-func (s *Store) Limits() engine.Limits { return limits{s} }
 
 type limits struct{ s *Store }
 

@@ -28,18 +28,6 @@ import (
 // visible at the same time is received in the order of its age. Scripts first
 // settle what time has changed: visibilities that ended, messages that died.
 
-// Queue returns the delay queue of a name, whose messages are given out at most
-// maxReceives times (1 or more). Processes that share it agree about that.
-func (s *Store) Queue(name string, maxReceives int) engine.Queue {
-	q := &queue{s: s, name: name, maxReceives: max(maxReceives, 1)}
-	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {
-		q.keys = append(q.keys, s.key("{queue:"+name+"}:"+k))
-	}
-	q.wake = wake{q: q, seen: "0-0"}
-	known, _ := s.queues.LoadOrStore(name, q)
-	return known.(*queue)
-}
-
 type queue struct {
 	s           *Store
 	name        string

@@ -12,9 +12,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Spill returns the contract of the spill buffer.
-func (s *Store) Spill() engine.Spill { return spill{s} }
-
 // spill is a stream whose ids are the seqs. A record counts the bytes of its
 // topic, key and value. A seq is the server's time in µs, or one more than the
 // seq before: after Redis was emptied, the Drop of somebody who had peeked
@@ -104,7 +101,7 @@ func (p spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 		return nil
 	})
 	if err != nil {
-		p.s.moved(ctx, err)
+		moved(ctx, p.s, err)
 		return translate(err)
 	}
 	if n, err := push.Int(); err != nil {
@@ -127,7 +124,7 @@ func (p spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 func notDurable(err error) error { return notify.Unavailable("spill_not_durable", retryAfter, err) }
 
 // moved learns where a key is now: a client of one node cannot.
-func (s *Store) moved(ctx context.Context, err error) {
+func moved(ctx context.Context, s *Store, err error) {
 	if c, ok := s.c.(*client.ClusterClient); ok && (client.HasErrorPrefix(err, "MOVED") || client.HasErrorPrefix(err, "READONLY")) {
 		c.ReloadState(ctx)
 	}

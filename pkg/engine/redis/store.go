@@ -3,13 +3,17 @@ package redis
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
 )
@@ -165,3 +169,53 @@ func ceilMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1)
 func conflict(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
+
+// Filter returns the shared seen-filter of a name. Rate*Window is at most 2^31
+// ids; each takes 2.5 bytes of Redis's memory. Small filters have a part of
+// their own size.
+func (s *Store) Filter(cfg FilterConfig) (engine.Filter, error) {
+	n := cfg.Rate * cfg.Window.Seconds()
+	switch {
+	case cfg.Name == "" || strings.ContainsAny(cfg.Name, "{}"):
+		return nil, notify.Invalid("bad_filter", "name", "a filter needs a name without braces")
+	case !(cfg.Rate > 0) || cfg.Window < time.Second || n > 1<<31:
+		return nil, notify.Invalid("bad_filter", "rate", "a filter needs a rate above 0, a window of at least 1s, and at most 2^31 ids in it")
+	}
+	f := &filter{s: s, window: cfg.Window, hashes: int(math.Ceil(math.Log2(2 / falsePositives)))}
+	bits := math.Max(n*float64(f.hashes)/math.Ln2, 1024)
+	f.parts = uint64(math.Ceil(bits / partBits))
+	f.bits = uint64(math.Ceil(bits / float64(f.parts)))
+	f.size = fmt.Sprintf("%d x %d bits, %d each, %v", f.parts, f.bits, f.hashes, f.window)
+	f.tag = s.key("{seen:" + cfg.Name + "}:")
+	return f, nil
+}
+
+// Heartbeats returns the contract of signs of life.
+func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
+
+// Idem returns the contract of idempotency keys. Every transition is one
+// script. Times in it are the caller's, as everywhere in the contract; the
+// server only forgets a key by itself an hour after it should have been purged.
+func (s *Store) Idem() engine.Idem { return idem{s} }
+
+// Lease returns the contract of leases: SET NX PX, and compare before anything
+// else. Their ttl runs on the server, with a precision of a millisecond.
+func (s *Store) Lease() engine.Lease { return lease{s} }
+
+// Limits returns the contract of shared token buckets and blocked accounts.
+func (s *Store) Limits() engine.Limits { return limits{s} }
+
+// Queue returns the delay queue of a name, whose messages are given out at most
+// maxReceives times (1 or more). Processes that share it agree about that.
+func (s *Store) Queue(name string, maxReceives int) engine.Queue {
+	q := &queue{s: s, name: name, maxReceives: max(maxReceives, 1)}
+	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {
+		q.keys = append(q.keys, s.key("{queue:"+name+"}:"+k))
+	}
+	q.wake = wake{q: q, seen: "0-0"}
+	known, _ := s.queues.LoadOrStore(name, q)
+	return known.(*queue)
+}
+
+// Spill returns the contract of the spill buffer.
+func (s *Store) Spill() engine.Spill { return spill{s} }

@@ -241,20 +241,20 @@ func (m *model) body(w, h int) []string {
 func (m *model) one(p panel, w, h int) []string {
 	switch p {
 	case panelStages:
-		return m.stages(w, h)
+		return stagesPanel(m, w, h)
 	case panelRates:
-		return m.rates(w, h)
+		return ratesPanel(m, w, h)
 	case panelBacklog:
-		return m.backlog(w, h)
+		return backlogPanel(m, w, h)
 	case panelLatency:
-		table := m.latency(w, min(h/2, 2+max(4, m.latencyRows())))
-		return append(table, m.heat(w, h-len(table))...)
+		table := latencyPanel(m, w, min(h/2, 2+max(4, latencyRows(m))))
+		return append(table, heatPanel(m, w, h-len(table))...)
 	case panelLedger:
-		return m.ledger(w, h)
+		return ledgerPanel(m, w, h)
 	case panelErrors:
-		return m.errors(w, h)
+		return errorsPanel(m, w, h)
 	}
-	return m.health(w, h)
+	return healthPanel(m, w, h)
 }
 
 // all is the panels at once: in two columns where there is room, else below each
@@ -265,36 +265,36 @@ func (m *model) all(w, h int) []string {
 		lw := (w - 2) * 5 / 8
 		rw := w - 2 - lw
 		share := func(part, of int) int { return h * part / of }
-		table := min(2+max(4, m.latencyRows()), share(2, 9))
+		table := min(2+max(4, latencyRows(m)), share(2, 9))
 		waiting := share(9, 44)
-		heat := min(m.heatRows(), h-waiting-table-share(12, 44))
-		left := m.rates(lw, h-waiting-table-heat)
-		left = append(left, m.backlog(lw, waiting)...)
-		left = append(left, m.latency(lw, table)...)
-		left = append(left, m.heat(lw, heat)...)
-		right := m.stages(rw, share(15, 44))
-		right = append(right, m.ledger(rw, 7)...)
-		right = append(right, m.errors(rw, share(7, 44))...)
-		right = append(right, m.health(rw, h-len(right))...)
+		heat := min(heatRows(m), h-waiting-table-share(12, 44))
+		left := ratesPanel(m, lw, h-waiting-table-heat)
+		left = append(left, backlogPanel(m, lw, waiting)...)
+		left = append(left, latencyPanel(m, lw, table)...)
+		left = append(left, heatPanel(m, lw, heat)...)
+		right := stagesPanel(m, rw, share(15, 44))
+		right = append(right, ledgerPanel(m, rw, 7)...)
+		right = append(right, errorsPanel(m, rw, share(7, 44))...)
+		right = append(right, healthPanel(m, rw, h-len(right))...)
 		return st.Beside(left, right, lw, rw)
 	}
 	if w < 60 || h < 16 {
-		out := m.rates(w, max(4, h/2))
-		return append(out, m.latency(w, h-len(out))...)
+		out := ratesPanel(m, w, max(4, h/2))
+		return append(out, latencyPanel(m, w, h-len(out))...)
 	}
 	bottom := 4
-	table := min(2+max(2, m.latencyRows()), max(4, h/3))
+	table := min(2+max(2, latencyRows(m)), max(4, h/3))
 	chart := h - bottom - table
 	var extra []string
 	if chart > 14 {
-		extra = m.heat(w, min(10, chart-9))
+		extra = heatPanel(m, w, min(10, chart-9))
 		chart -= len(extra)
 	}
-	out := m.rates(w, chart)
-	out = append(out, m.latency(w, table)...)
+	out := ratesPanel(m, w, chart)
+	out = append(out, latencyPanel(m, w, table)...)
 	out = append(out, extra...)
 	third := (w - 4) / 3
-	low := st.Beside(m.ledger(third, bottom), m.errors(third, bottom), third, third)
-	low = st.Beside(low, m.health(w-2*third-4, bottom), 2*third+2, w-2*third-4)
+	low := st.Beside(ledgerPanel(m, third, bottom), errorsPanel(m, third, bottom), third, third)
+	low = st.Beside(low, healthPanel(m, w-2*third-4, bottom), 2*third+2, w-2*third-4)
 	return append(out, low...)
 }

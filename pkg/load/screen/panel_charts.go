@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// rates is what was due, sent, accepted and delivered, as a chart and in numbers.
-func (m *model) rates(w, h int) []string {
+// ratesPanel is what was due, sent, accepted and delivered, as a chart and in numbers.
+func ratesPanel(m *model, w, h int) []string {
 	st, s := m.st, m.snap
 	rows := m.rows()
 	filtered := m.filter != ""
@@ -31,7 +31,7 @@ func (m *model) rates(w, h int) []string {
 			now.Delivered += step.Rates.Delivered
 		}
 	}
-	names := m.stepNames()
+	names := stepNames(m)
 	for i := range list {
 		values := make([]float64, len(rows))
 		for j := range rows {
@@ -48,19 +48,19 @@ func (m *model) rates(w, h int) []string {
 	if w >= 56 {
 		side = 27
 	}
-	numbers := m.rateNumbers(&now, side)
+	numbers := rateNumbers(m, &now, side)
 	body := h - 2
 	if body < 1 {
 		return st.Lines(out, w, h)
 	}
-	plot := m.overTime(list, rows, w-side-2, body, report.Short)
+	plot := overTime(m, list, rows, w-side-2, body, report.Short)
 	if side > 0 {
 		plot = st.Beside(plot, numbers, w-side-2, side)
 	}
 	return st.Lines(append(out, plot...), w, h)
 }
 
-func (m *model) rateNumbers(now *load.Rates, w int) (out []string) {
+func rateNumbers(m *model, now *load.Rates, w int) (out []string) {
 	st := m.st
 	line := func(k kind, name string, v float64, share string) {
 		mark := " "
@@ -88,7 +88,7 @@ func (m *model) rateNumbers(now *load.Rates, w int) (out []string) {
 }
 
 // stepNames are those of the steps that the filter chooses.
-func (m *model) stepNames() map[string]bool {
+func stepNames(m *model) map[string]bool {
 	names := map[string]bool{}
 	for _, s := range m.steps() {
 		names[s.Name] = true
@@ -132,7 +132,7 @@ func rateOf(r *load.SecondRow, k kind, names map[string]bool, filtered bool) flo
 }
 
 // overTime is a chart of h lines and, below it, the time.
-func (m *model) overTime(list []series, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
+func overTime(m *model, list []series, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
 	st := m.st
 	if len(rows) == 0 || h < 1 {
 		return st.Lines([]string{st.Dim.Render(" no second is complete yet")}, w, h+1)
@@ -140,12 +140,12 @@ func (m *model) overTime(list []series, rows []load.SecondRow, w, h int, axis fu
 	const names, label = 4, 7
 	dots := 2 * max(1, w-names-label)
 	for i := range list {
-		list[i].values = stretch(list[i].values, dots, m.span())
+		list[i].values = stretch(list[i].values, dots, span(m))
 	}
 	from := rows[len(rows)-1].Second + 1 - len(rows)
 	to := from + len(rows)
 	var marks []int
-	whole := max(len(rows), m.span())
+	whole := max(len(rows), span(m))
 	for _, mk := range m.snap.Markers {
 		sec := int(mk.At / time.Second)
 		if mk.Kind != "phase" && sec >= from && sec < to {
@@ -163,7 +163,7 @@ func (m *model) overTime(list []series, rows []load.SecondRow, w, h int, axis fu
 
 // span is how many seconds the charts show at least, so that a run's first ones do
 // not fill them.
-func (m *model) span() int {
+func span(m *model) int {
 	if w := windows[m.window]; w > 0 {
 		return int(w / time.Second)
 	}
@@ -200,8 +200,8 @@ func stretch(values []float64, dots, least int) []float64 {
 	return out
 }
 
-// backlog is what waits to be delivered, and how late the generator itself was.
-func (m *model) backlog(w, h int) []string {
+// backlogPanel is what waits to be delivered, and how late the generator itself was.
+func backlogPanel(m *model, w, h int) []string {
 	st := m.st
 	rows := m.rows()
 	values := make([]float64, len(rows))
@@ -218,20 +218,20 @@ func (m *model) backlog(w, h int) []string {
 	if h < 4 {
 		return st.Lines(append(out, " backlog "+st.series[kindBacklog].Render(spark(st, values, max(0, w-10)))), w, h)
 	}
-	out = append(out, m.overTime([]series{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
+	out = append(out, overTime(m, []series{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
 	last := int64(0)
 	if n := len(rows); n > 0 {
 		last = rows[n-1].Lag.P99
 	}
 	head := " lag p99 " + st.Right(report.Nanos(last), 7) + " "
-	out = append(out, head+st.series[kindSent].Render(spark(st, stretch(lags, max(0, w-paint.Width(head)-1), m.span()), max(0, w-paint.Width(head)-1))))
+	out = append(out, head+st.series[kindSent].Render(spark(st, stretch(lags, max(0, w-paint.Width(head)-1), span(m)), max(0, w-paint.Width(head)-1))))
 	return st.Lines(out, w, h)
 }
 
-// heat is how many responses each second had of each latency.
-func (m *model) heat(w, h int) []string {
+// heatPanel is how many responses each second had of each latency.
+func heatPanel(m *model, w, h int) []string {
 	st := m.st
-	cols := m.heatColumns()
+	cols := heatColumns(m)
 	out := []string{st.Title("4", "responses by latency", "denser: "+string(st.shades), w)}
 	room := h - 1
 	lo, hi := heatRange(cols)
@@ -242,7 +242,7 @@ func (m *model) heat(w, h int) []string {
 	lines := (hi - lo + each) / each
 	const label = 8
 	cells := max(1, w-label)
-	grid := heatCells(cols, cells, m.span(), lo, each, lines)
+	grid := heatCells(cols, cells, span(m), lo, each, lines)
 	most := int64(0)
 	for _, row := range grid {
 		for _, n := range row {
@@ -264,7 +264,7 @@ func (m *model) heat(w, h int) []string {
 }
 
 // heatColumns are those that the window shows.
-func (m *model) heatColumns() []load.HeatColumn {
+func heatColumns(m *model) []load.HeatColumn {
 	cols := m.snap.Heat
 	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {
 		cols = cols[len(cols)-n:]
@@ -287,8 +287,8 @@ func heatRange(cols []load.HeatColumn) (lo, hi int) {
 }
 
 // heatRows is how many lines the heat map would like.
-func (m *model) heatRows() int {
-	lo, hi := heatRange(m.heatColumns())
+func heatRows(m *model) int {
+	lo, hi := heatRange(heatColumns(m))
 	return max(4, hi-lo+2)
 }
 

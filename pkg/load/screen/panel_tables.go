@@ -13,7 +13,7 @@ import (
 
 // scrolled is a list from where one scrolled to, in h lines; what does not fit is
 // counted in the last one.
-func (m *model) scrolled(list []string, h int) []string {
+func scrolled(m *model, list []string, h int) []string {
 	if h <= 0 {
 		return nil
 	}
@@ -29,8 +29,8 @@ func (m *model) scrolled(list []string, h int) []string {
 	return list
 }
 
-// stages is the steps, the thresholds and what happened.
-func (m *model) stages(w, h int) []string {
+// stagesPanel is the steps, the thresholds and what happened.
+func stagesPanel(m *model, w, h int) []string {
 	st, s := m.st, m.snap
 	var list []string
 	for _, step := range m.steps() {
@@ -73,11 +73,11 @@ func (m *model) stages(w, h int) []string {
 	if s.Phase.Of > 0 {
 		note = fmt.Sprintf("phase %d of %d", s.Phase.Index+1, s.Phase.Of)
 	}
-	return st.Lines(append([]string{st.Title("1", "stages, thresholds, marks", note, w)}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("1", "stages, thresholds, marks", note, w)}, scrolled(m, list, h-1)...), w, h)
 }
 
 // latencyRows is how many lines the table of latencies would like.
-func (m *model) latencyRows() int { return len(m.latencyList()) }
+func latencyRows(m *model) int { return len(latencyList(m)) }
 
 type latencyRow struct {
 	name string
@@ -87,7 +87,7 @@ type latencyRow struct {
 
 // latencyList is the last second, then each step: its response alone where there
 // are several.
-func (m *model) latencyList() (list []latencyRow) {
+func latencyList(m *model) (list []latencyRow) {
 	if n := len(m.snap.Seconds); n > 0 && m.filter == "" {
 		row := &m.snap.Seconds[n-1]
 		if b := row.Response; b.Count > 0 {
@@ -123,8 +123,8 @@ func (m *model) latencyList() (list []latencyRow) {
 	return list
 }
 
-// latency is the percentiles of the run.
-func (m *model) latency(w, h int) []string {
+// latencyPanel is the percentiles of the run.
+func latencyPanel(m *model, w, h int) []string {
 	st := m.st
 	type column struct {
 		name string
@@ -149,7 +149,7 @@ func (m *model) latency(w, h int) []string {
 		head += st.Right(c.name, wide)
 	}
 	var list []string
-	for _, r := range m.latencyList() {
+	for _, r := range latencyList(m) {
 		line := " " + st.Fit(term.Clean(r.name), name) + st.Right(report.Short(float64(r.q.Count)), counts)
 		for _, c := range cols {
 			text := ""
@@ -173,12 +173,12 @@ func (m *model) latency(w, h int) []string {
 	if h < 2 {
 		return st.Lines([]string{st.Title("4", "latency", what, w)}, w, h)
 	}
-	out := append([]string{st.Title("4", "latency", what, w), st.Dim.Render(head)}, m.scrolled(list, h-2)...)
+	out := append([]string{st.Title("4", "latency", what, w), st.Dim.Render(head)}, scrolled(m, list, h-2)...)
 	return st.Lines(out, w, h)
 }
 
-// ledger is what became of all that was accepted.
-func (m *model) ledger(w, h int) []string {
+// ledgerPanel is what became of all that was accepted.
+func ledgerPanel(m *model, w, h int) []string {
 	st, t := m.st, &m.snap.Totals
 	two, cw := w >= 44 && h > 4, w
 	if two {
@@ -225,7 +225,7 @@ func (m *model) ledger(w, h int) []string {
 		half := (len(list) + 1) / 2
 		list = st.Beside(list[:half], list[half:], cw, w-2-cw)
 	}
-	return st.Lines(append([]string{head}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{head}, scrolled(m, list, h-1)...), w, h)
 }
 
 // pair is a name at the left and a value at the right.
@@ -233,10 +233,10 @@ func (s *styles) pair(name, value string, w int) string {
 	return " " + s.Fit(name, max(1, w-paint.Width(value)-3)) + " " + value
 }
 
-// errors is the failures, the most frequent first.
-func (m *model) errors(w, h int) []string {
+// errorsPanel is the failures, the most frequent first.
+func errorsPanel(m *model, w, h int) []string {
 	st := m.st
-	names := m.stepNames()
+	names := stepNames(m)
 	var total int64
 	var counts []load.ErrorCount
 	for _, e := range m.snap.Errors {
@@ -261,11 +261,11 @@ func (m *model) errors(w, h int) []string {
 	if len(list) == 0 {
 		list = []string{" " + st.Good.Render(st.OK) + " no request failed"}
 	}
-	return st.Lines(append([]string{st.Title("6", "errors", note, w)}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("6", "errors", note, w)}, scrolled(m, list, h-1)...), w, h)
 }
 
-// health is whether the generator, or its machine, is the limit.
-func (m *model) health(w, h int) []string {
+// healthPanel is whether the generator, or its machine, is the limit.
+func healthPanel(m *model, w, h int) []string {
 	st, g := m.st, &m.snap.Health
 	var list []string
 	gauge := func(name string, share float64, text string) {
@@ -307,16 +307,16 @@ func (m *model) health(w, h int) []string {
 		st.pair("GC pause, cores", fmt.Sprintf("%s, %.2f", report.Nanos(int64(g.GCPause)), g.GCCPU), w),
 		st.pair("memory", report.Bytes(g.RSS), w),
 		st.pair("goroutines, sockets", fmt.Sprintf("%d, %d", g.Goroutines, g.Sockets), w))
-	list = append(list, m.server(w)...)
+	list = append(list, serverPanel(m, w)...)
 	note := ""
 	if g.Embedded {
 		note = "with notifyd in it"
 	}
-	return st.Lines(append([]string{st.Title("7", "generator", note, w)}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("7", "generator", note, w)}, scrolled(m, list, h-1)...), w, h)
 }
 
-// server is what the server says of itself.
-func (m *model) server(w int) (list []string) {
+// serverPanel is what the server says of itself.
+func serverPanel(m *model, w int) (list []string) {
 	st, s := m.st, &m.snap.Server
 	if !s.Known {
 		return nil

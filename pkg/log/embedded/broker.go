@@ -82,17 +82,17 @@ func Open(cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("kfake: %w", err)
 	}
 	b.ends = b.found.ends
-	if err := b.makeFolders(); err != nil {
+	if err := makeFolders(b); err != nil {
 		return nil, err
 	}
 	if err := b.open(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(b.syncFolders(), b.measure()); err != nil {
+	if err := errors.Join(syncFolders(b), b.measure()); err != nil {
 		b.end()
 		return nil, err
 	}
-	if err := b.noteEnds(); err != nil { // a full disk must not keep what is there from being delivered
+	if err := noteEnds(b); err != nil { // a full disk must not keep what is there from being delivered
 		b.guard.writeFailed(err)
 	}
 	return b, nil
@@ -272,7 +272,7 @@ func (b *Broker) Close() error {
 	if b.cfg.Dir == "" {
 		return nil
 	}
-	return b.syncFolders()
+	return syncFolders(b)
 }
 
 // Ephemeral starts a broker in memory, for tests.

@@ -118,7 +118,7 @@ func writeEnds(dir string, e *ends) error {
 // keepEnds writes the ends down until ctx ends, and once then. It asks the
 // broker, which answers between two batches: what it says is written, and in
 // Fsync mode synced.
-func (b *Broker) keepEnds(ctx context.Context) {
+func keepEnds(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()
 	for {
@@ -126,7 +126,7 @@ func (b *Broker) keepEnds(ctx context.Context) {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
-		if err := b.noteEnds(); err != nil {
+		if err := noteEnds(b); err != nil {
 			b.guard.writeFailed(err)
 		}
 		if ctx.Err() != nil {
@@ -135,15 +135,15 @@ func (b *Broker) keepEnds(ctx context.Context) {
 	}
 }
 
-func (b *Broker) noteEnds() error {
+func noteEnds(b *Broker) error {
 	b.noting.Lock()
 	defer b.noting.Unlock()
-	return b.note(nil)
+	return noteEnd(b, nil)
 }
 
 // note writes the ends down if they have moved, with the starts that a trim is
 // about to make. b.noting must be held.
-func (b *Broker) note(starts map[place]int64) error {
+func noteEnd(b *Broker, starts map[place]int64) error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot
 	for topic := range b.cfg.Topics {

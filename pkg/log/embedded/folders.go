@@ -11,7 +11,7 @@ import (
 
 // makeFolders makes the folders of all partitions, which the broker would make
 // with their first records and not sync.
-func (b *Broker) makeFolders() error {
+func makeFolders(b *Broker) error {
 	folders := []string{filepath.Join(b.cfg.Dir, "partitions")}
 	for topic, n := range b.cfg.Topics {
 		for p := range n {
@@ -28,7 +28,7 @@ func (b *Broker) makeFolders() error {
 
 // syncFolders makes durable which files the log consists of: the broker syncs
 // files and never folders.
-func (b *Broker) syncFolders() error {
+func syncFolders(b *Broker) error {
 	parts := filepath.Join(b.cfg.Dir, "partitions")
 	list, err := os.ReadDir(parts)
 	if err != nil {

@@ -156,7 +156,7 @@ func TestLocalWaitsForTheAcknowledgement(t *testing.T) {
 	if f, err := tail.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatalf("%d records: %v", len(f.Records), err)
 	}
-	if err := b.noteEnds(); err != nil { // what others append is found so
+	if err := noteEnds(b); err != nil { // what others append is found so
 		t.Fatal(err)
 	}
 	if f, err := tail.Next(t.Context()); err != nil || len(f.Records) != 1 || f.Records[0].Offset != 2 {
@@ -168,7 +168,7 @@ func TestLocalIsGone(t *testing.T) {
 	t.Parallel()
 	b := rolling(t)
 	b.fill(t, "t", 0, 0, 40, 500)
-	if err := b.noteEnds(); err != nil {
+	if err := noteEnds(b); err != nil {
 		t.Fatal(err)
 	}
 	tp := log.TopicPartition{Topic: "t"}

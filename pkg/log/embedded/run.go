@@ -26,7 +26,7 @@ func (b *Broker) Run(ctx context.Context) error {
 		defer f.Close()
 		probe = f
 		var noting sync.WaitGroup
-		noting.Go(func() { b.keepEnds(ctx) })
+		noting.Go(func() { keepEnds(ctx, b) })
 		defer noting.Wait()
 	}
 	smooth := newSmoother(b.cfg)
@@ -176,7 +176,7 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	if b.cfg.Dir != "" {
 		// First, so that a start tells segments that were trimmed from those that
 		// somebody removed. On a full disk it is trimmed all the same: it makes room.
-		errs = append(errs, b.note(targets))
+		errs = append(errs, noteEnd(b, targets))
 	}
 	for p, to := range targets {
 		if err := b.cluster.DeleteRecords(p.topic, p.partition, to); err != nil {
