@@ -80,7 +80,7 @@ func (n builder) buildServer() error {
 		admin = server.NoAdmin
 	}
 	list, _ := n.st.history.(engine.HistoryList)
-	see := views{n.Node}
+	see := views(n)
 	n.server, err = server.New(server.Config{
 		Listener: n.listener, AdminListener: n.adminListener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
