@@ -320,7 +320,7 @@ func countListed(ctx context.Context, s *Store, list string, most int) (n int, e
 	for some := range slices.Chunk(parts, maxParallel) {
 		held, err := readEach(some, func(part int64) (n int64, err error) {
 			bucket, shard := listPart(part)
-			_, err = s.get(ctx, `SELECT countListed(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &n)
+			_, err = s.get(ctx, `SELECT count(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &n)
 			return n, err
 		})
 		if err != nil {
