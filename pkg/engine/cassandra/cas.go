@@ -92,12 +92,14 @@ type swap struct {
 	writer   int64  // the nonce that the write stores; 0 if it removes the row
 	look     stmt   // reads the version and the writer of the row
 	// elseLost says that the write counts as lost if the row has neither version. It is
-	// set where the write would still be seen, or where nobody asks who won.
+	// set where the row would still show the write, or where the caller does not need
+	// to know which writer won.
 	elseLost bool
 }
 
-// swap runs a conditional write until it is known whether it was applied. If the answer
-// is lost, and the row has changed more than once since, nobody can tell: swap fails.
+// swap runs a conditional write until it is known whether it was applied. It fails if
+// the answer is lost and the row has changed more than once since: the row does not show
+// then whether this write was one of the changes.
 func (s *Store) swap(ctx context.Context, w swap, stmts ...stmt) (won bool, err error) {
 	return s.settle(ctx, w.what, func() (verdict, error) {
 		var version, writer int64
