@@ -115,7 +115,7 @@ test-engines: go ## Run the suites of every engine on the servers of make engine
 	@ONLY='$(ONLY)' scripts/test-engines.sh $(TESTFLAGS)
 
 .PHONY: bench-engines
-bench-engines: go ## Measure our use of those servers beside their own tools or the bare driver; SHORT=1, ONLY="kafka redis"
+bench-engines: go ## Measure our use of those servers beside their own tools or the bare driver; SHORT=1, ONLY="kafka redis" or ONLY=chain
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/bench-engines.sh
 
 .PHONY: faults

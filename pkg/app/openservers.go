@@ -19,6 +19,7 @@ import (
 // clusters are the Cassandra clusters, opened once each.
 type clusters struct {
 	main, status, timers, triggers *cassandra.Store
+	all                            []*cassandra.Store // each once
 }
 
 // openServers connects to the servers that the configuration names. Cassandra must
@@ -64,6 +65,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		return err
 	}
 	n.servers.seen = store.NewSeen(st.status, filter, n.log)
+	n.servers.requests = func() map[requestKind]int64 { return requestCounts(c.all, rd.Counts()) }
 	n.servers.limits = limit.NewShared(rd.Limits(), limit.SharedConfig{})
 	st.status, st.limits = n.servers.seen, n.servers.limits
 	n.clock.Servers = []cluster.AskClock{rd.ClockOffset, c.main.ClockOffset, pg.ClockOffset}
@@ -131,6 +133,7 @@ func (n opener) openCassandra(ctx context.Context) (c clusters, err error) {
 		}
 		n.closers = append(n.closers, s.Close)
 		opened[where] = s
+		c.all = append(c.all, s)
 		return s
 	}
 	c.main = open("cassandra", cassandra.Cluster{})

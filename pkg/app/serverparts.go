@@ -23,6 +23,7 @@ type servers struct {
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 	seen        *store.Seen                     // in front of outcome rows; nil: they are read
 	limits      *limit.Shared                   // nil: each process has its own
+	requests    func() map[requestKind]int64    // made of the servers; nil: not counted
 }
 
 // serverCheck looks at one engine for the doctor.

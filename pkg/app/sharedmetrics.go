@@ -5,6 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/store"
 )
@@ -15,6 +17,7 @@ var (
 	descLimitFail = desc("shared_limits_failures_total", "Questions to the shared limits that were not answered in time.")
 	descLimitOwn  = desc("shared_limits_alone_total", "Takes of tokens that this process decided alone.")
 	descLimitOff  = desc("shared_limits_off", "1 while the shared limits are not asked, for they do not answer, else 0.")
+	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write, logged_batch; Redis: command, round_trip.", "server", "kind")
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
@@ -24,9 +27,13 @@ var (
 func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen store.SeenStats
 	var limits limit.SharedStats
+	requests := func() map[requestKind]int64 { return requestCounts(nil, redis.Counts{}) }
 	if s := c.n.servers; s != nil {
 		if s.seen != nil {
 			seen = s.seen.Stats()
+		}
+		if s.requests != nil {
+			requests = s.requests
 		}
 		if s.limits != nil {
 			limits = s.limits.Stats(time.Now())
@@ -44,7 +51,28 @@ func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d 
 	count(descLimitFail, limits.Failed)
 	count(descLimitOwn, limits.Alone)
 	gauge(descLimitOff, one(limits.Off))
+	for r, n := range requests() {
+		count(descRequests, uint64(n), r.server, r.kind)
+	}
 	gauge(descClock, c.n.clock.Offset().Seconds())
+}
+
+// requestKind is the labels of descRequests.
+type requestKind struct{ server, kind string }
+
+// requestCounts returns what was asked of Cassandra, by all stores of it, and of Redis.
+func requestCounts(cs []*cassandra.Store, rd redis.Counts) map[requestKind]int64 {
+	var sum cassandra.Counts
+	for _, s := range cs {
+		c := s.Counts()
+		sum.Swaps, sum.SerialReads, sum.Reads = sum.Swaps+c.Swaps, sum.SerialReads+c.SerialReads, sum.Reads+c.Reads
+		sum.Writes, sum.Logged = sum.Writes+c.Writes, sum.Logged+c.Logged
+	}
+	return map[requestKind]int64{
+		{"cassandra", "swap"}: sum.Swaps, {"cassandra", "serial_read"}: sum.SerialReads, {"cassandra", "read"}: sum.Reads,
+		{"cassandra", "write"}: sum.Writes, {"cassandra", "logged_batch"}: sum.Logged,
+		{"redis", "command"}: rd.Commands, {"redis", "round_trip"}: rd.RoundTrips,
+	}
 }
 
 func one(b bool) float64 {

@@ -33,6 +33,10 @@ func servers(ctx context.Context, b *bench) {
 		name, address, _ := strings.Cut(s, "=")
 		at[name] = address
 	}
+	if b.chain {
+		b.figure("P11", func() { chainFigures(ctx, b, at) })
+		return
+	}
 	for _, f := range engineFigures {
 		address, asked := at[f.name]
 		if delete(at, f.name); asked {

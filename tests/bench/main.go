@@ -1,7 +1,8 @@
 // Command bench measures the figures of docs/performance.md: P1 (the load
 // generator alone), P2 (fan-outs accepted), P3 (batches accepted), P4 (single
 // requests), P5 (pushes to APNs), P6 (the whole chain), P7 (timers) and P8
-// (callbacks of triggers); with -engine it measures P10 (real servers) instead. Each figure has its reference
+// (callbacks of triggers); with -engine it measures P10 (real servers) instead, and with
+// -chain P11 (the whole chain on them). Each figure has its reference
 // measured in the same run, in turns with it where both are rates; the best of
 // the rounds counts, for the machine may be shared.
 //
@@ -40,6 +41,7 @@ type options struct {
 	verbose bool
 
 	engines []string // name=address
+	chain   bool
 	java    string
 	jars    string
 }
@@ -72,6 +74,7 @@ func main() {
 		o.engines = append(o.engines, s)
 		return nil
 	})
+	flag.BoolVar(&o.chain, "chain", false, "with -engine of all four: measures P11, the whole chain on them, in place of P10")
 	flag.StringVar(&o.java, "java", "java", "runs Kafka's own tools for P10")
 	flag.StringVar(&o.jars, "jars", "", "class path of Kafka's own tools for P10")
 	flag.Parse()

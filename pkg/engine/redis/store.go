@@ -28,6 +28,7 @@ type Store struct {
 	closing   chan struct{}
 	close     sync.Once
 	queues    sync.Map // name -> *queue
+	counts    counter
 }
 
 // Open connects to Redis and asks it once. The error is a notify.KindInvalid
@@ -78,7 +79,13 @@ func Connect(cfg Config) (*Store, error) {
 		// Pipelines share the pool: two would be two limits to think of.
 		PipelinePoolSize: -1,
 	})
+	s.c.AddHook(&s.counts)
 	return s, nil
+}
+
+// Counts returns how much was asked since Open, for metrics and benchmarks.
+func (s *Store) Counts() Counts {
+	return Counts{s.counts.commands.Load(), s.counts.trips.Load()}
 }
 
 // Ping asks Redis for a sign of life.

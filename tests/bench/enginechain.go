@@ -1,0 +1,280 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
+	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+// chainCallers is how many requests are under way at a time, and how many callers the
+// floor has for each server.
+const chainCallers = 64
+
+// chainNeed is P11's: what the chain must hold of its floor.
+var chainNeed = ratioOf(0.6)
+
+// serverChain is a node with all roles on real servers, and the bare clients of the floor.
+type serverChain struct {
+	*bench
+	node    *node
+	m       *meter
+	hooks   *receiver
+	adm     *kadm.Client
+	kafka   *kgo.Client
+	session *gocql.Session
+	redis   *goredis.Client
+	topic   string // of the floor
+}
+
+// chainFigures measures P11: everything a notification or a trigger needs on real
+// servers, from the HTTP request to the durable end, all roles in one process, with
+// providers inside of it that accept at once. The floor is measured after each: as many
+// records, statements and commands as the chain made, of the same kinds and sizes, by the
+// bare client libraries, all servers at once.
+func chainFigures(ctx context.Context, b *bench, at map[string]string) {
+	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver()}
+	defer c.hooks.server.Close()
+	keyspace := fmt.Sprintf("bench_%08x", rand.Uint32())
+	cfg := b.config(b.folder("chain"), true)
+	cfg.Engines = app.EnginesDistributed
+	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
+	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{at["kafka"]}, []string{at["cassandra"]}, []string{at["redis"]}
+	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
+	cfg.Postgres.DSN = at["postgres"]
+	cfg.Triggers.Plain, cfg.Triggers.Ports, cfg.Triggers.Allow = true, []int{0}, []string{"127.0.0.0/8"}
+	rig.Must(app.Migrate(ctx, &cfg, engine.Up, nil))
+	c.connect(at, keyspace)
+	defer c.close(context.WithoutCancel(ctx), keyspace)
+	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.m.finished) })
+	defer c.node.end()
+	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
+	for _, w := range []chainWork{
+		{key: "chain_singles", work: "single pushes", step: load.Step{Target: load.Single, Channel: "email", Addresses: true}},
+		{key: "chain_fanouts", work: "receivers of fan-outs of 5,000", step: load.Step{Target: load.Fanout, Size: 5000, Channel: "email", Addresses: true}},
+		{key: "chain_scheduled", work: "scheduled singles", later: true, step: load.Step{Target: load.Schedule, Channel: "email", Addresses: true}},
+		{key: "chain_triggers", work: "triggers", later: true, step: load.Step{Target: load.Trigger}},
+	} {
+		c.measure(ctx, w)
+	}
+}
+
+// chainWork is a line of P11.
+type chainWork struct {
+	key, work string
+	step      load.Step
+	later     bool // due once all are accepted: the wait until then is not counted
+}
+
+// chainRun is what a run of the chain took and made.
+type chainRun struct {
+	n     int64 // notifications or triggers
+	took  time.Duration
+	cores float64
+	made  made
+}
+
+// made is what was asked of the servers.
+type made struct{ records, recordBytes, swaps, serial, reads, writes, logged, commands, trips float64 }
+
+func (m made) minus(o made) made {
+	return made{m.records - o.records, m.recordBytes - o.recordBytes, m.swaps - o.swaps, m.serial - o.serial, m.reads - o.reads,
+		m.writes - o.writes, m.logged - o.logged, m.commands - o.commands, m.trips - o.trips}
+}
+
+func (c *serverChain) measure(ctx context.Context, w chainWork) {
+	if c.only != "" && !slices.Contains(strings.Split(c.only, ","), w.key) {
+		return
+	}
+	d := c.length(10*time.Second, 3*time.Second)
+	r := c.run(ctx, w, d)
+	floor := c.floor(ctx, r.made)
+	per := func(v float64) float64 { return v / float64(r.n) }
+	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g writes, %.3g logged batches; Redis: %.3g commands in %.3g round trips",
+		w.key, r.n, r.took.Seconds(), r.cores, floor.Seconds(), per(r.made.records), r.made.recordBytes/max(r.made.records, 1),
+		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.writes), per(r.made.logged), per(r.made.commands), per(r.made.trips))
+	rate := func(d time.Duration) float64 { return float64(r.n) / d.Seconds() }
+	c.add(result{
+		ID: "P11", Key: w.key, Work: fmt.Sprintf("%s, from the request to the durable end on real servers; ref: the same requests by the bare clients", w.work),
+		Value: rate(r.took), Unit: "/s", Reference: rate(floor), main: true,
+	}, chainNeed)
+}
+
+// run offers a step for d and waits for the durable end of all that was accepted.
+func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r chainRun) {
+	s := w.step
+	s.Workers = cmp.Or(s.Workers, chainCallers)
+	s.Payload, s.Users.Count = load.Payload{Text: text}, 1_000_000
+	if w.later {
+		s.Scheduled = &load.LaterSpec{At: load.Duration(d + 4*time.Second)}
+	}
+	c.m.reset()
+	before, ended := c.made(ctx), c.ended(ctx, w)
+	began, used := time.Now(), cpu()
+	res := run(ctx, load.One(w.key, d, s), load.Config{Target: &load.HTTP{Client: c.node.client}, Callback: c.hooks.url + "x", Timeout: time.Minute})
+	accepted := time.Now()
+	r.n = res.Totals.Acked
+	wait := time.Duration(0)
+	if w.later {
+		wait = max(time.Until(began.Add(d+4*time.Second)), 0)
+		if early := c.ended(ctx, w) - ended; early > 0 && wait > 0 {
+			panic(fmt.Errorf("%d of %s ended before they were due", early, w.key))
+		}
+		rig.Ok(rig.Pause(ctx, wait))
+	}
+	for limit := time.Now().Add(5 * time.Minute); c.ended(ctx, w)-ended < r.n; {
+		if time.Now().After(limit) {
+			panic(fmt.Errorf("%s: %d of %d ended in five minutes", w.key, c.ended(ctx, w)-ended, r.n))
+		}
+		rig.Ok(rig.Pause(ctx, 10*time.Millisecond))
+	}
+	r.took = time.Since(began) - wait
+	r.cores = (cpu() - used).Seconds() / r.took.Seconds()
+	c.notef("%s: accepted in %.1f s, ended %.1f s later", w.key, accepted.Sub(began).Seconds(), (time.Since(accepted) - wait).Seconds())
+	r.made = c.made(ctx).minus(before)
+	return r
+}
+
+// ended is how many have their durable end.
+func (c *serverChain) ended(ctx context.Context, w chainWork) int64 {
+	if w.step.Target != load.Trigger {
+		return c.m.count()
+	}
+	return int64(c.metrics(ctx)[`notifyd_triggers_ended_total{state="FIRED"}`])
+}
+
+func (c *serverChain) metrics(ctx context.Context) map[string]float64 {
+	return rig.Must(rig.Scrape(ctx, "http://"+c.node.Admin()+"/metrics"))
+}
+
+// made is what was asked of the servers up to now.
+func (c *serverChain) made(ctx context.Context) (m made) {
+	ends := rig.Must(c.adm.ListEndOffsets(ctx))
+	ends.Each(func(o kadm.ListedOffset) { m.records += float64(o.Offset) })
+	dirs := rig.Must(c.adm.DescribeAllLogDirs(ctx, nil))
+	dirs.Each(func(d kadm.DescribedLogDir) { m.recordBytes += float64(d.Size()) })
+	all := c.metrics(ctx)
+	of := func(server, kind string) float64 {
+		return all[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, kind, server)]
+	}
+	m.swaps, m.serial, m.reads = of("cassandra", "swap"), of("cassandra", "serial_read"), of("cassandra", "read")
+	m.writes, m.logged = of("cassandra", "write"), of("cassandra", "logged_batch")
+	m.commands, m.trips = of("redis", "command"), of("redis", "round_trip")
+	return m
+}
+
+// floor asks the servers for as much as the chain did, by the bare clients, and
+// returns how long that took.
+func (c *serverChain) floor(ctx context.Context, m made) time.Duration {
+	value := noise(int(m.recordBytes / max(m.records, 1)))
+	var g errgroup.Group
+	began := time.Now()
+	g.Go(func() error {
+		var failed atomic.Pointer[error]
+		for range int(m.records) {
+			c.kafka.Produce(ctx, &kgo.Record{Topic: c.topic, Value: value}, func(_ *kgo.Record, err error) {
+				if err != nil {
+					failed.Store(&err)
+				}
+			})
+		}
+		if err := c.kafka.Flush(ctx); err != nil {
+			return err
+		}
+		if err := failed.Load(); err != nil {
+			return *err
+		}
+		return nil
+	})
+	g.Go(func() error { return rig.Try(func() { c.statements(ctx, m) }) })
+	g.Go(func() error {
+		return rig.Try(func() {
+			each := max(1, int(m.commands/max(m.trips, 1)))
+			manyOf(ctx, int(m.trips), chainCallers, func(i int) {
+				rig.Must(c.redis.Pipelined(ctx, func(p goredis.Pipeliner) error {
+					for k := range each {
+						p.Set(ctx, fmt.Sprintf("%s-%d-%d", c.topic, i, k), "value of a hundred bytes", time.Minute)
+					}
+					return nil
+				}))
+			})
+		})
+	})
+	rig.Ok(g.Wait())
+	return time.Since(began)
+}
+
+// statements are those of the floor, mixed as the chain mixes them.
+func (c *serverChain) statements(ctx context.Context, m made) {
+	kinds := make([]byte, 0, int(m.swaps+m.serial+m.reads+m.writes+m.logged))
+	for _, k := range []struct {
+		kind byte
+		n    float64
+	}{{'w', m.writes + m.logged}, {'r', m.reads}, {'s', m.serial}, {'c', m.swaps}} {
+		for range int(k.n) {
+			kinds = append(kinds, k.kind)
+		}
+	}
+	rand.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
+	data := noise(rowBytes)
+	manyOf(ctx, len(kinds), 4*chainCallers, func(i int) {
+		base := notify.NewBase(time.Now())
+		switch q := c.session; kinds[i] {
+		case 'w':
+			rig.Ok(q.Query(insertRow, base[:], 0, int64(0), 0, 0, 0, int64(0), int16(0), data, keepSeconds).ExecContext(ctx))
+		case 'r', 's':
+			s := q.Query(`SELECT data FROM chunks WHERE base = ?`, base[:])
+			if kinds[i] == 's' {
+				s = s.Consistency(gocql.LocalSerial)
+			}
+			rig.Ok(s.Iter().Close())
+		case 'c':
+			_ = rig.Must(q.Query(`INSERT INTO meta (name, value) VALUES (?, ?) IF NOT EXISTS`, base.String(), data).MapScanCASContext(ctx, map[string]any{}))
+		}
+	})
+}
+
+// connect opens the bare clients, and makes the topic of the floor.
+func (c *serverChain) connect(at map[string]string, keyspace string) {
+	c.topic = keyspace + "-floor"
+	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(at["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes)))
+	c.adm = kadm.NewClient(c.kafka)
+	rig.Must(c.adm.CreateTopic(context.Background(), kafkaPartitions, 1, nil, c.topic))
+	cl := gocql.NewCluster(at["cassandra"])
+	cl.Keyspace, cl.Consistency, cl.SerialConsistency, cl.NumConns = keyspace, gocql.LocalQuorum, gocql.LocalSerial, 4
+	cl.Timeout, cl.WriteTimeout, cl.ConnectTimeout = time.Minute, time.Minute, time.Minute
+	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(gocql.RoundRobinHostPolicy())
+	c.session = rig.Must(cl.CreateSession())
+	c.redis = goredis.NewClient(&goredis.Options{Addr: at["redis"], PoolSize: chainCallers, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+}
+
+func (c *serverChain) close(ctx context.Context, keyspace string) {
+	if err := c.session.Query(`DROP KEYSPACE ` + keyspace).ExecContext(ctx); err != nil {
+		c.notef("the keyspace %s is left behind: %v", keyspace, err)
+	}
+	if _, err := c.adm.DeleteTopics(ctx, c.topic); err != nil {
+		c.notef("the topic %s is left behind: %v", c.topic, err)
+	}
+	c.session.Close()
+	c.adm.Close()
+	_ = c.redis.Close()
+}
