@@ -132,26 +132,13 @@ type Config struct {
 	} `koanf:"workers"`
 
 	Providers struct {
-		Stub          bool          `koanf:"stub" doc:"accept everything inside the process, to measure the rest"`
-		CAFile        string        `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
-		ConfigOpenFor time.Duration `koanf:"config_open_for" default:"5m" above:"0" doc:"how long a provider that refused our credentials or settings is not called before it is tried again; its notifications wait"`
-		APNs          struct {
-			URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL"`
-			KeyFile     string `koanf:"key_file" doc:"PKCS#8 key (.p8) that signs provider tokens"`
-			KeyID       string `koanf:"key_id" doc:"its id"`
-			TeamID      string `koanf:"team_id" doc:"the team's id"`
-			Topic       string `koanf:"topic" doc:"bundle id of the app"`
-			Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"HTTP/2 connections"`
-			Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
-		} `koanf:"apns"`
-		FCM struct {
-			URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
-			TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
-			Credentials string `koanf:"credentials_file" doc:"service account JSON"`
-			Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
-		} `koanf:"fcm"`
-		Twilio   provider.TwilioConfig   `koanf:"twilio"`
-		SendGrid provider.SendGridConfig `koanf:"sendgrid"`
+		Stub          bool                    `koanf:"stub" doc:"accept everything inside the process, to measure the rest"`
+		CAFile        string                  `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
+		ConfigOpenFor time.Duration           `koanf:"config_open_for" default:"5m" above:"0" doc:"how long a provider that refused our credentials or settings is not called before it is tried again; its notifications wait"`
+		APNs          provider.APNsConfig     `koanf:"apns"`
+		FCM           provider.FCMConfig      `koanf:"fcm"`
+		Twilio        provider.TwilioConfig   `koanf:"twilio"`
+		SendGrid      provider.SendGridConfig `koanf:"sendgrid"`
 	} `koanf:"providers"`
 
 	Tracing struct {

@@ -44,28 +44,17 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 	if err != nil {
 		return nil, err
 	}
-	end := func(url string) provider.Endpoint { return provider.Endpoint{BaseURL: url, RootCAs: roots} }
-	confirm := func(on bool) provider.Confirmation {
-		if on {
-			return provider.ConfirmAccepted
-		}
-		return provider.ConfirmReceipt
-	}
 	var apns, fcm provider.Sender
 	if c := cfg.Providers.APNs; c.KeyFile != "" {
 		pem, err := secrets.ReadFile(c.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("providers.apns.key_file: %w", err)
 		}
-		key, err := provider.ParseAPNsKey(pem)
-		if err != nil {
+		if c.Key, err = provider.ParseAPNsKey(pem); err != nil {
 			return nil, fmt.Errorf("providers.apns.key_file: %s: %w", c.KeyFile, err)
 		}
-		p.apns, err = provider.NewAPNs(provider.APNsConfig{
-			PushConfig: provider.PushConfig{Endpoint: end(c.URL), Connections: c.Connections, Confirm: confirm(c.Confirmed), Log: log},
-			TeamID:     c.TeamID, KeyID: c.KeyID, Key: key, Topic: c.Topic,
-		})
-		if err != nil {
+		c.Endpoint.RootCAs, c.Log = roots, log
+		if p.apns, err = provider.NewAPNs(c); err != nil {
 			return nil, err
 		}
 		apns = p.apns
@@ -75,19 +64,11 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		if err != nil {
 			return nil, fmt.Errorf("providers.fcm.credentials_file: %w", err)
 		}
-		sa, err := provider.ParseServiceAccount(b)
-		if err != nil {
+		if c.Account, err = provider.ParseServiceAccount(b); err != nil {
 			return nil, fmt.Errorf("providers.fcm.credentials_file: %s: %w", c.Credentials, err)
 		}
-		url := c.TokenURL
-		if url == "" {
-			url = sa.TokenURL
-		}
-		p.fcm, err = provider.NewFCM(provider.FCMConfig{
-			PushConfig: provider.PushConfig{Endpoint: end(c.URL), Confirm: confirm(c.Confirmed), Log: log},
-			Project:    sa.Project, Email: sa.Email, Key: sa.Key, KeyID: sa.KeyID, TokenURL: url,
-		})
-		if err != nil {
+		c.Endpoint.RootCAs, c.Log = roots, log
+		if p.fcm, err = provider.NewFCM(c); err != nil {
 			return nil, err
 		}
 		fcm = p.fcm

@@ -10,28 +10,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Confirmation says what "accepted" means for a provider: whether an accepted
-// item is Sent or already Delivered.
-type Confirmation uint8
-
-const (
-	// ConfirmDefault is ConfirmAccepted for push, whose providers report
-	// nothing further, and ConfirmReceipt for the others.
-	ConfirmDefault Confirmation = iota
-	// ConfirmAccepted: accepted is the last thing this provider will confirm,
-	// so it counts as Delivered.
-	ConfirmAccepted
-	// ConfirmReceipt: accepted is Sent; Delivered comes by receipt.
-	ConfirmReceipt
-)
-
-func (c Confirmation) or(d Confirmation) Confirmation {
-	if c == ConfirmDefault {
-		return d
-	}
-	return c
-}
-
 // verdict is a line of an error table: what an answer means for the item.
 type verdict struct {
 	class notify.Class

@@ -1,36 +1,33 @@
 package provider
 
 import (
-	"cmp"
 	"crypto/ecdsa"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider/h2"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// APNsConfig is how to reach Apple's push service.
+// APNsConfig is how to reach Apple's push service. The tagged fields are the section
+// providers.apns of the configuration file; the others are set by the program only.
 type APNsConfig struct {
-	// PushConfig; its BaseURL defaults to https://api.push.apple.com.
+	URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL"`
+	KeyFile     string `koanf:"key_file" doc:"PKCS#8 key (.p8) that signs provider tokens"`
+	KeyID       string `koanf:"key_id" doc:"its id"`
+	TeamID      string `koanf:"team_id" doc:"the team's id"`
+	Topic       string `koanf:"topic" doc:"bundle id of the app"`
+	Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"HTTP/2 connections"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+
 	PushConfig
-	// TeamID and KeyID of the signing key (10 characters each). Required.
-	TeamID, KeyID string
-	// Key is the signing key (P-256), as from ParseAPNsKey. Required.
+	// Key is what KeyFile holds (P-256), as from ParseAPNsKey. Required.
 	Key *ecdsa.PrivateKey
-	// Topic is the bundle id. Required.
-	Topic string
-	// PushType of what has a title or body. Default "alert". (What has neither
-	// is sent as "background".)
-	PushType string
-	// Store is how long APNs keeps a push that never expires for a device that
-	// is off. Default 30 days, its own limit; negative: try once, keep nothing.
-	Store time.Duration
 }
 
 func (c APNsConfig) withDefaults() APNsConfig {
-	c.PushConfig = c.PushConfig.withDefaults("apns", "https://api.push.apple.com")
-	c.Store = cmp.Or(c.Store, 30*24*time.Hour)
-	c.PushType = cmp.Or(c.PushType, "alert")
+	confirmed := c.Confirmed // false says that it is not
+	c = setting.Fill(c)
+	c.Confirmed, c.PushConfig = confirmed, c.PushConfig.withDefaults("apns", c.URL)
 	return c
 }
 
@@ -41,7 +38,7 @@ func (c APNsConfig) validate() error {
 	if c.Key == nil || c.Key.Curve.Params().BitSize != 256 {
 		return notify.Invalid("bad_key", "apns.key", "an ECDSA key on P-256 is needed")
 	}
-	return c.PushConfig.validate("apns")
+	return setting.Err("apns", &c)
 }
 
 // APNs is the client of Apple's push service: a fixed number of HTTP/2
@@ -57,7 +54,7 @@ func NewAPNs(cfg APNsConfig) (*APNs, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	p, err := newPushClient("apns", cfg.PushConfig)
+	p, err := newPushClient("apns", cfg.PushConfig, cfg.Connections, cfg.Confirmed)
 	if err != nil {
 		return nil, err
 	}

@@ -14,10 +14,13 @@ import (
 
 // Limits of APNs, in bytes.
 const (
-	apnsMaxPayload     = 4096
-	apnsMaxVoIPPayload = 5120
-	apnsMaxCollapse    = 64
+	apnsMaxPayload  = 4096
+	apnsMaxCollapse = 64
 )
+
+// apnsStore is how long APNs keeps a push that never expires for a device that is off:
+// as long as it can.
+const apnsStore = 30 * 24 * time.Hour
 
 // apnsCall is what all items of a call share: the header fields, and the payload
 // up to what differs.
@@ -33,7 +36,6 @@ type apnsCall struct {
 	between []byte // after the title's value
 	suffix  []byte // after the last template, up to the id's value
 	static  bool
-	max     int
 	id      idText
 }
 
@@ -48,20 +50,16 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (pushCall, error) {
 		return nil, err
 	}
 	c := &apnsCall{
-		pushText: text, of: pushKind{a.cfg.PushType, "10"}, path: a.base.EscapedPath() + "/3/device/",
-		max: apnsMaxPayload,
-	}
-	if a.cfg.PushType == "voip" {
-		c.max = apnsMaxVoIPPayload
+		pushText: text, of: pushKind{"alert", "10"}, path: a.base.EscapedPath() + "/3/device/",
 	}
 	if call.Category.Bulk() {
 		c.of.priority = "5" // lets the device save power
 	}
 	alert := !text.title.Empty() || !text.body.Empty()
-	if !alert && a.cfg.PushType == "alert" {
+	if !alert {
 		c.of = pushKind{"background", "5"} // the only priority APNs allows
 	}
-	c.own = h2.AppendField(c.own, "apns-expiration", strconv.FormatInt(apnsExpiration(call.Expires, a.cfg.Store, now), 10))
+	c.own = h2.AppendField(c.own, "apns-expiration", strconv.FormatInt(apnsExpiration(call.Expires, now), 10))
 	if k := call.Content.CollapseKey; k != "" {
 		c.own = h2.AppendField(c.own, "apns-collapse-id", collapseID(k))
 	}
@@ -168,18 +166,18 @@ func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 		if err != nil {
 			return b, err
 		}
-		if b, err = c.title.Append(b, &c.vars, c.max); err != nil {
+		if b, err = c.title.Append(b, &c.vars, apnsMaxPayload); err != nil {
 			return b, err
 		}
 		b = append(b, c.between...)
-		if b, err = c.body.Append(b, &c.vars, c.max); err != nil {
+		if b, err = c.body.Append(b, &c.vars, apnsMaxPayload); err != nil {
 			return b, err
 		}
 		b = append(b, c.suffix...)
 	}
 	b = c.id.append(b, it.ID())
 	b = append(b, `"}`...)
-	if len(b) > c.max {
+	if len(b) > apnsMaxPayload {
 		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs takes"}
 	}
 	return b, nil
@@ -187,14 +185,11 @@ func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 
 // apnsExpiration is the apns-expiration header, in seconds since 1970. Zero has
 // a meaning of its own there: try once, store nothing.
-func apnsExpiration(expires int64, store time.Duration, now time.Time) int64 {
-	switch {
-	case expires > 0:
+func apnsExpiration(expires int64, now time.Time) int64 {
+	if expires > 0 {
 		return max(1, expires/1000)
-	case store < 0:
-		return 0
 	}
-	return now.Add(store).Unix()
+	return now.Add(apnsStore).Unix()
 }
 
 // collapseID fits any key into what APNs allows: 64 bytes that a header can

@@ -34,7 +34,7 @@ var testECKey = func() *ecdsa.PrivateKey {
 
 func testAPNs(t testing.TB, e Endpoint, change func(*APNsConfig)) *APNs {
 	t.Helper()
-	cfg := APNsConfig{PushConfig: testPushConfig(e), TeamID: "TEAM123456", KeyID: "KEY1234567", Key: testECKey, Topic: "com.example.app"}
+	cfg := APNsConfig{PushConfig: testPushConfig(e), Connections: 2, Confirmed: true, TeamID: "TEAM123456", KeyID: "KEY1234567", Key: testECKey, Topic: "com.example.app"}
 	if change != nil {
 		change(&cfg)
 	}
@@ -152,16 +152,15 @@ func TestAPNsPayloads(t *testing.T) {
 
 func TestAPNsExpiration(t *testing.T) {
 	t.Parallel()
-	f := func(expires int64, store time.Duration, want int64) {
+	f := func(expires, want int64) {
 		t.Helper()
-		if got := apnsExpiration(expires, store, testNow); got != want {
-			t.Errorf("%d %v: %d, want %d", expires, store, got, want)
+		if got := apnsExpiration(expires, testNow); got != want {
+			t.Errorf("%d: %d, want %d", expires, got, want)
 		}
 	}
-	f(5_000_999, time.Hour, 5000)
-	f(1, time.Hour, 1) // not 0: that means try once
-	f(0, 30*24*time.Hour, testNow.Unix()+30*24*3600)
-	f(0, -1, 0)
+	f(5_000_999, 5000)
+	f(1, 1) // not 0: that means try once
+	f(0, testNow.Unix()+30*24*3600)
 }
 
 func TestCollapseID(t *testing.T) {

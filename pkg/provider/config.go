@@ -1,11 +1,6 @@
 package provider
 
-import (
-	"io"
-	"log/slog"
-
-	"github.com/notifyd/notifyd/pkg/notify"
-)
+import "github.com/notifyd/notifyd/pkg/notify"
 
 // required reports the first field that is empty. fields are name, value pairs.
 func required(provider string, fields ...string) error {
@@ -15,11 +10,4 @@ func required(provider string, fields ...string) error {
 		}
 	}
 	return nil
-}
-
-func orDiscard(l *slog.Logger) *slog.Logger {
-	if l == nil {
-		return slog.New(slog.NewTextHandler(io.Discard, nil))
-	}
-	return l
 }

@@ -3,51 +3,52 @@ package provider
 import (
 	"cmp"
 	"context"
-	"crypto/rsa"
 	"net/http"
 	"net/url"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// FCMConfig is how to reach Firebase Cloud Messaging (HTTP v1).
+// fcmQuotaBlock is how long a used-up quota holds everything back when FCM names no
+// time: quotas refill by the minute.
+const fcmQuotaBlock = time.Minute
+
+// FCMConfig is how to reach Firebase Cloud Messaging (HTTP v1). The tagged fields are the
+// section providers.fcm of the configuration file; the others are set by the program only.
 type FCMConfig struct {
-	// PushConfig; its BaseURL defaults to https://fcm.googleapis.com.
+	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
+	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
+	Credentials string `koanf:"credentials_file" doc:"service account JSON"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+
 	PushConfig
-	// Project is the Firebase project's id. Required.
-	Project string
-	// Email and Key are of the service account, as from ParseServiceAccount.
-	// Required.
-	Email string
-	Key   *rsa.PrivateKey
-	KeyID string
-	// TokenURL exchanges the account's assertion for a token. Default
-	// https://oauth2.googleapis.com/token.
-	TokenURL string
-	// QuotaBlock is how long a used-up quota holds everything back when FCM
-	// names no time. Default 60 s: quotas refill by the minute.
-	QuotaBlock time.Duration
+	// Connections to keep open; FCM gives each 100 streams.
+	Connections int `default:"10" min:"1" max:"1000"`
+	// Account is what Credentials holds, as from ParseServiceAccount. Required.
+	Account ServiceAccount
 }
 
 func (c FCMConfig) withDefaults() FCMConfig {
-	c.PushConfig = c.PushConfig.withDefaults("fcm", "https://fcm.googleapis.com")
-	c.TokenURL = cmp.Or(c.TokenURL, "https://oauth2.googleapis.com/token")
-	c.QuotaBlock = cmp.Or(c.QuotaBlock, time.Minute)
+	confirmed := c.Confirmed // false says that it is not
+	c = setting.Fill(c)
+	c.Confirmed, c.PushConfig = confirmed, c.PushConfig.withDefaults("fcm", c.URL)
+	c.TokenURL = cmp.Or(c.TokenURL, c.Account.TokenURL, "https://oauth2.googleapis.com/token")
 	return c
 }
 
 func (c FCMConfig) validate() error {
-	if err := required("fcm", "project", c.Project, "email", c.Email); err != nil {
+	if err := required("fcm", "project", c.Account.Project, "email", c.Account.Email); err != nil {
 		return err
 	}
-	if c.Key == nil {
+	if c.Account.Key == nil {
 		return notify.Invalid("bad_key", "fcm.key", "an RSA key is needed")
 	}
 	if u, err := url.Parse(c.TokenURL); err != nil || u.Host == "" {
 		return notify.Invalid("bad_url", "fcm.token_url", "a URL with a host is needed")
 	}
-	return c.PushConfig.validate("fcm")
+	return setting.Err("fcm", &c)
 }
 
 // FCM is the client of Firebase Cloud Messaging: one request per device over
@@ -65,15 +66,15 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	p, err := newPushClient("fcm", cfg.PushConfig)
+	p, err := newPushClient("fcm", cfg.PushConfig, cfg.Connections, cfg.Confirmed)
 	if err != nil {
 		return nil, err
 	}
-	f := &FCM{p, cfg, under(p.base, "/v1/projects/"+cfg.Project+"/messages:send"), cfg.Endpoint.transport()}
+	f := &FCM{p, cfg, under(p.base, "/v1/projects/"+cfg.Account.Project+"/messages:send"), cfg.Endpoint.transport()}
 	p.guard = tokenGuard{code: "fcm_bad_token_spike", log: cfg.Log}
 	p.token = newBearer("Bearer", fcmMinTokenAge, cfg.Log, f.mint)
 	p.prepare = f.newCall
-	p.meaning = func(a *answer, now time.Time) (notify.Result, action) { return fcmResult(a, now, cfg.QuotaBlock) }
+	p.meaning = func(a *answer, now time.Time) (notify.Result, action) { return fcmResult(a, now, fcmQuotaBlock) }
 	return f, nil
 }
 

@@ -50,12 +50,13 @@ func (s *fcmServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func testFCM(t testing.TB, s *fcmServer) *FCM {
 	t.Helper()
 	_, e := tlsServer(t, s, nil)
-	return startFCM(t, FCMConfig{PushConfig: testPushConfig(e), TokenURL: e.BaseURL + "/token"})
+	return startFCM(t, FCMConfig{PushConfig: testPushConfig(e), Connections: 2, TokenURL: e.BaseURL + "/token"})
 }
 
 func startFCM(t testing.TB, cfg FCMConfig) *FCM {
 	t.Helper()
-	cfg.Project, cfg.Email, cfg.Key, cfg.KeyID = "demo", "svc@demo.iam", testRSAKey, "kid1"
+	cfg.Account = ServiceAccount{Project: "demo", Email: "svc@demo.iam", Key: testRSAKey, KeyID: "kid1"}
+	cfg.Confirmed = true
 	f, err := NewFCM(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +103,7 @@ func TestFCMRequest(t *testing.T) {
 
 func TestFCMMessages(t *testing.T) {
 	t.Parallel()
-	fcm, err := NewFCM(FCMConfig{Project: "demo", Email: "e", Key: testRSAKey})
+	fcm, err := NewFCM(FCMConfig{Account: ServiceAccount{Project: "demo", Email: "e", Key: testRSAKey}})
 	if err != nil {
 		t.Fatal(err)
 	}

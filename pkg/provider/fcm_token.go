@@ -65,13 +65,13 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	var never time.Time
 	now := time.Now()
 	t := jwt.NewWithClaims(jwt.SigningMethodRS256, jwt.MapClaims{
-		"iss": f.cfg.Email, "scope": fcmScope, "aud": f.cfg.TokenURL,
+		"iss": f.cfg.Account.Email, "scope": fcmScope, "aud": f.cfg.TokenURL,
 		"iat": now.Unix(), "exp": now.Add(time.Hour).Unix(),
 	})
-	if f.cfg.KeyID != "" {
-		t.Header["kid"] = f.cfg.KeyID
+	if f.cfg.Account.KeyID != "" {
+		t.Header["kid"] = f.cfg.Account.KeyID
 	}
-	assertion, err := t.SignedString(f.cfg.Key)
+	assertion, err := t.SignedString(f.cfg.Account.Key)
 	if err != nil {
 		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_bad_key", Msg: "the assertion could not be signed", Err: err}
 	}

@@ -84,7 +84,7 @@ func tlsServer(t testing.TB, h http.Handler, change func(*httptest.Server)) (*ht
 }
 
 func testPushConfig(e Endpoint) PushConfig {
-	return PushConfig{Endpoint: e, Connections: 2, Stagger: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond}
+	return PushConfig{Endpoint: e, Stagger: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond}
 }
 
 // pusher is the client of APNs or of FCM.

@@ -13,46 +13,27 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider/h2"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // PushConfig is what the clients of APNs and FCM have in common.
 type PushConfig struct {
 	// Endpoint; BaseURL defaults to the provider's own.
 	Endpoint Endpoint
-	// Connections to keep open; FCM gives each 100 streams. Default 10.
-	Connections int
-	// Stagger is the least time between opening two of them. Default 200 ms.
-	Stagger time.Duration
+	// Stagger is the least time between opening two connections.
+	Stagger time.Duration `default:"200ms"`
 	// BackoffMin and BackoffMax bound the doubling time between attempts to
 	// open a connection that failed. Default 500 ms and 30 s.
 	BackoffMin, BackoffMax time.Duration
-	// Concurrency is how many items of one call are sent at a time. Default
-	// 1,000; the connections' streams bound all calls together.
-	Concurrency int
-	// Confirm: default ConfirmAccepted, since neither reports anything further.
-	Confirm Confirmation
-	// Log gets connection and token trouble. Default: nowhere.
-	Log *slog.Logger
+	// Log gets connection and token trouble.
+	Log *slog.Logger `default:"discard"`
 }
 
 func (c PushConfig) withDefaults(provider, base string) PushConfig {
+	c = setting.Fill(c)
 	c.Endpoint = c.Endpoint.withDefaults(base, 10*time.Second)
-	c.Connections = cmp.Or(c.Connections, 10)
-	c.Concurrency = cmp.Or(c.Concurrency, 1000)
-	c.Stagger = cmp.Or(c.Stagger, 200*time.Millisecond)
-	c.Confirm = c.Confirm.or(ConfirmAccepted)
-	c.Log = orDiscard(c.Log).With("provider", provider)
+	c.Log = c.Log.With("provider", provider)
 	return c
-}
-
-func (c PushConfig) validate(provider string) error {
-	switch {
-	case c.Connections < 1 || c.Connections > 1000:
-		return notify.Invalid("bad_connections", provider+".connections", "1 to 1000 connections")
-	case c.Concurrency < 1:
-		return notify.Invalid("bad_concurrency", provider+".concurrency", "at least 1")
-	}
-	return nil
 }
 
 // pushClient sends the pushes of one provider by pkg/provider/h2. The goroutine
@@ -61,9 +42,11 @@ func (c PushConfig) validate(provider string) error {
 type pushClient struct {
 	provider string // as in Result.Provider
 	push     PushConfig
-	base     *url.URL
-	token    *bearer
-	guard    tokenGuard
+	// confirmed: what the provider accepts is DELIVERED, since it reports nothing further.
+	confirmed bool
+	base      *url.URL
+	token     *bearer
+	guard     tokenGuard
 	// prepare makes a call ready, or says what is wrong with it.
 	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
@@ -94,14 +77,14 @@ type pushCall interface {
 }
 
 // newPushClient returns a client without its token, guard, prepare, meaning and header.
-func newPushClient(provider string, cfg PushConfig) (*pushClient, error) {
+func newPushClient(provider string, cfg PushConfig, connections int, confirmed bool) (*pushClient, error) {
 	base, err := cfg.Endpoint.parse(provider)
 	if err != nil {
 		return nil, err
 	}
-	p := &pushClient{provider: provider, push: cfg, base: base, kinds: map[pushKind]*h2.Fields{}}
+	p := &pushClient{provider: provider, push: cfg, confirmed: confirmed, base: base, kinds: map[pushKind]*h2.Fields{}}
 	p.sends.New = func() any { return &pushSend{batch: h2.NewBatch()} }
-	p.pool = p.newPool(cfg.Connections, p.judge, cfg.Log)
+	p.pool = p.newPool(connections, p.judge, cfg.Log)
 	return p, nil
 }
 
@@ -210,6 +193,10 @@ const keptAnswer = 1 << 10
 // renderAhead is how many items are rendered before they are handed over.
 const renderAhead = 64
 
+// maxPushes is how many items of one call are sent at a time. The connections' streams
+// bound all calls together.
+const maxPushes = 1000
+
 // Send delivers every item of call and reports each once. Addresses are
 // "apns:<token>" or "fcm:<token>", or the bare token.
 func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.Report) {
@@ -219,7 +206,7 @@ func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.
 		return
 	}
 	s := p.sends.Get().(*pushSend)
-	s.reset(min(len(call.Items), p.push.Concurrency))
+	s.reset(min(len(call.Items), maxPushes))
 	s.batch.Rank = int(call.Category)
 	next, busy := 0, 0
 	for next < len(call.Items) || busy > 0 {
@@ -311,7 +298,7 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	r, then := p.meaning(&s.answer, now)
 	switch r.Class {
 	case notify.ClassAccepted:
-		r.Confirmed = p.push.Confirm == ConfirmAccepted
+		r.Confirmed = p.confirmed
 		p.guard.accepted()
 	case notify.ClassThrottled:
 		p.hold.set(&r)

@@ -80,14 +80,13 @@ func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration, change 
 	if err != nil {
 		t.Fatal(err)
 	}
-	apns := must[*provider.APNs](t)(provider.NewAPNs(provider.APNsConfig{PushConfig: push(at.APNs), TeamID: cred.APNs.TeamID, KeyID: cred.APNs.KeyID,
+	apns := must[*provider.APNs](t)(provider.NewAPNs(provider.APNsConfig{PushConfig: push(at.APNs), Confirmed: true, TeamID: cred.APNs.TeamID, KeyID: cred.APNs.KeyID,
 		Key: key, Topic: cred.APNs.Topic}))
 	account, err := provider.ParseServiceAccount(cred.FCM.ServiceAccountJSON)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fcm := must[*provider.FCM](t)(provider.NewFCM(provider.FCMConfig{PushConfig: push(at.FCM), Project: account.Project, Email: account.Email,
-		Key: account.Key, KeyID: account.KeyID, TokenURL: account.TokenURL}))
+	fcm := must[*provider.FCM](t)(provider.NewFCM(provider.FCMConfig{PushConfig: push(at.FCM), Confirmed: true, Account: account}))
 	var accounts []provider.TwilioAccount
 	for _, a := range cred.Twilio {
 		accounts = append(accounts, provider.TwilioAccount{SID: a.SID, Token: a.Token, From: a.From})

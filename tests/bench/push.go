@@ -102,9 +102,10 @@ func (s *pushSink) send(ctx context.Context, b *bench, key *ecdsa.PrivateKey, d 
 	}
 	a := rig.Must(provider.NewAPNs(provider.APNsConfig{
 		PushConfig: provider.PushConfig{
-			Endpoint:    provider.Endpoint{BaseURL: "https://" + s.addr, RootCAs: s.roots, Timeout: 30 * time.Second, DialTimeout: 30 * time.Second},
-			Connections: pushConns, Stagger: time.Millisecond, Log: log,
+			Endpoint: provider.Endpoint{BaseURL: "https://" + s.addr, RootCAs: s.roots, Timeout: 30 * time.Second, DialTimeout: 30 * time.Second},
+			Stagger:  time.Millisecond, Log: log,
 		},
+		Connections: pushConns, Confirmed: true,
 		TeamID: "TEAM123456", KeyID: "KEY1234567", Key: key, Topic: "com.example.app",
 	}))
 	ctx, cancel := context.WithCancel(ctx)
