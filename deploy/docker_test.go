@@ -232,7 +232,7 @@ func TestCompose(t *testing.T) {
 			t.Errorf("no service %s", host)
 		}
 	}
-	for _, file := range []string{cfg.Auth.HS256, cfg.Redis.PasswordFile, cfg.Postgres.PasswordFile} {
+	for _, file := range []string{cfg.Auth.SecretFile, cfg.Redis.PasswordFile, cfg.Postgres.PasswordFile} {
 		if dir, name := path.Split(file); dir != "/run/secrets/" || c.Secrets[name].File == "" {
 			t.Errorf("no secret for %q", file)
 		}

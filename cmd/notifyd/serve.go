@@ -128,7 +128,7 @@ func newConfig(p *program) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			l, err := cf.load(p, nil)
 			if err == nil {
-				err = l.Config.CheckAuth()
+				err = l.Config.Auth.Check()
 			}
 			if err != nil {
 				return err

@@ -12,9 +12,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/setting"
+	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -33,30 +36,14 @@ type Config struct {
 	Engines   string           `koanf:"engines" default:"embedded" oneof:"embedded distributed" doc:"embedded: log and stores in this process and its data_dir; distributed: the servers of kafka, cassandra, redis and postgres, which many processes share"`
 	Roles     []string         `koanf:"roles" default:"all" doc:"what this process does, with engines: distributed: all, or some of api, worker (or worker:push, worker:sms-bulk, ...), scheduler, dispatcher, operator"`
 	Instance  string           `koanf:"instance" doc:"name of this process in leases and logs; empty: the host's name; each start adds what makes it unique"`
-	Kafka     Kafka            `koanf:"kafka"`
+	Kafka     log.Config       `koanf:"kafka"`
 	Cassandra cassandra.Config `koanf:"cassandra"`
 	Redis     redis.Config     `koanf:"redis"`
 	Postgres  postgres.Config  `koanf:"postgres"`
 	SQS       sqs.Config       `koanf:"sqs"`
 
-	API struct {
-		Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`
-		Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where HTTP without TLS may listen: loopback, or anywhere, where something in front encrypts"`
-		Admin     string  `koanf:"admin" default:"127.0.0.1:7421" is:"address" empty:"yes" doc:"address of /metrics and pprof; empty: none"`
-		PublicURL string  `koanf:"public_url" is:"url" empty:"yes" doc:"where providers reach the API for receipts; empty: http://<listen>"`
-		Rate      float64 `koanf:"rate" default:"50000" above:"0" doc:"requests a second a caller may make that has no rate of its own"`
-		Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests such a caller may make at once"`
-		BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // a fan-out of 64 MiB of each of two callers
-	} `koanf:"api"`
-
-	Auth struct {
-		Issuer   string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
-		Audience string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
-		JWKSURL  string `koanf:"jwks_url" doc:"where the verification keys are published"`
-		JWKSFile string `koanf:"jwks_file" doc:"file with verification keys"`
-		KeyFile  string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
-		HS256    string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
-	} `koanf:"auth"`
+	API  server.Config     `koanf:"api"`
+	Auth server.AuthConfig `koanf:"auth"`
 
 	Secrets struct {
 		KeyFile string `koanf:"key_file" doc:"file with the key that seals callers' signing secrets in the store: 32 bytes in base64 (openssl rand -base64 32); a new key goes on the line above the old one. Keep it with the configuration, apart from backups. With engines: distributed every process has the same file; empty: they are stored in clear. With engines: embedded it is made where nothing is sealed yet; empty: data_dir with .secrets-key behind its name"`
@@ -141,12 +128,7 @@ type Config struct {
 		SendGrid      provider.SendGridConfig `koanf:"sendgrid"`
 	} `koanf:"providers"`
 
-	Tracing struct {
-		Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that takes OpenTelemetry traces by OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (a traceparent travels all the same)"`
-		Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; those with one say themselves whether they are recorded"`
-		HeadersFile string  `koanf:"headers_file" doc:"file of headers for the collector, a line each: Name: value; they may be secret"`
-		Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
-	} `koanf:"tracing"`
+	Tracing trace.Config `koanf:"tracing"`
 
 	Logging struct {
 		Level  string `koanf:"level" default:"info" oneof:"debug info warn error" doc:"debug, info, warn or error"`

@@ -11,25 +11,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
-	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
-
-// kafka is how the brokers are reached.
-func (c *Config) kafka(logger *slog.Logger) (log.Conn, error) {
-	k := &c.Kafka
-	conn := log.Conn{Brokers: k.Brokers, Rack: k.Rack, TLS: k.TLS, Logger: logger}
-	if k.SASL.Mechanism == "" {
-		return conn, nil
-	}
-	password := func() (string, error) {
-		return secretOf("kafka.sasl.password_file", k.SASL.Password, k.SASL.PasswordFile)
-	}
-	conn.SASL = &log.SASL{Mechanism: log.Mechanism(k.SASL.Mechanism), User: k.SASL.User, Password: password}
-	_, err := password()
-	return conn, err
-}
 
 // cassandra is how a cluster is reached: the one of cassandra.hosts but for what
 // a part says otherwise.
@@ -43,17 +28,17 @@ func (c *Config) cassandra(part cassandra.Cluster, logger *slog.Logger) (cassand
 		out.Keyspace = part.Keyspace
 	}
 	var err error
-	out.Password, err = secretOf("cassandra.password_file", out.Password, out.PasswordFile)
+	out.Password, err = secrets.Of("cassandra.password_file", out.Password, out.PasswordFile)
 	return out, err
 }
 
 func (c *Config) redis(logger *slog.Logger) (out redis.Config, err error) {
 	out = c.Redis
 	out.Logger = logger
-	if out.Password, err = secretOf("redis.password_file", out.Password, out.PasswordFile); err != nil {
+	if out.Password, err = secrets.Of("redis.password_file", out.Password, out.PasswordFile); err != nil {
 		return out, err
 	}
-	out.SentinelPassword, err = secretOf("redis.sentinel_password_file", "", out.SentinelFile)
+	out.SentinelPassword, err = secrets.Of("redis.sentinel_password_file", "", out.SentinelFile)
 	return out, err
 }
 
@@ -63,7 +48,7 @@ func (c *Config) postgres() (postgres.Config, error) {
 	if err := errors.Join(checkSecret("postgres.password_file", out.PasswordFile), checkSecret("postgres.key_file", out.KeyFile)); err != nil {
 		return out, err
 	}
-	dsn, err := secretOf("postgres.dsn_file", out.DSN, out.DSNFile)
+	dsn, err := secrets.Of("postgres.dsn_file", out.DSN, out.DSNFile)
 	out.DSN = strings.TrimSpace(dsn)
 	return out, err
 }

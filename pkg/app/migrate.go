@@ -64,7 +64,7 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 
 // migrateKafka makes topics. It never removes one: that is for who owns them.
 func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
-	conn, err := cfg.kafka(logger)
+	conn, err := cfg.Kafka.Conn(logger)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ type clusters struct {
 // PostgreSQL may be away for now.
 func openServers(ctx context.Context, n *Node) (err error) {
 	cfg, st := &n.cfg, &n.st
-	if st.conn, err = cfg.kafka(n.log); err != nil {
+	if st.conn, err = cfg.Kafka.Conn(n.log); err != nil {
 		return err
 	}
 	n.progress("connecting to Cassandra")

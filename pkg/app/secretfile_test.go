@@ -20,7 +20,7 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	logger := slog.New(slog.DiscardHandler)
 	cassandraOf := func(c *Config) error { _, err := c.cassandra(cassandra.Cluster{}, logger); return err }
-	kafka := func(c *Config) error { _, err := c.kafka(logger); return err }
+	kafka := func(c *Config) error { _, err := c.Kafka.Conn(logger); return err }
 	redisOf := func(c *Config) error { _, err := c.redis(logger); return err }
 	// The clients read the files of TLS themselves, before they connect.
 	cassandraTLS := func(c *Config) error {
@@ -32,7 +32,7 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 	}
 	kafkaTLS := func(c *Config) error {
 		c.Kafka.Brokers = []string{"127.0.0.1:1"}
-		conn, err := c.kafka(logger)
+		conn, err := c.Kafka.Conn(logger)
 		if err == nil {
 			_, err = log.NewReader(conn)
 		}

@@ -59,15 +59,11 @@ func (n builder) counted() intake.Log {
 
 func (n builder) buildServer() error {
 	cfg := &n.cfg
-	auth := server.AuthConfig{
-		Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, JWKSURL: cfg.Auth.JWKSURL, JWKSFile: cfg.Auth.JWKSFile,
-		KeyFile: cfg.Auth.KeyFile, SecretFile: cfg.Auth.HS256,
-	}
-	err := cfg.CheckAuth()
+	err := cfg.Auth.Check()
 	if err != nil {
 		return err
 	}
-	if n.verifier, err = server.NewVerifier(auth); err != nil {
+	if n.verifier, err = server.NewVerifier(cfg.Auth); err != nil {
 		return err
 	}
 	key, err := pageKey(context.Background(), n.st.meta)
@@ -75,16 +71,11 @@ func (n builder) buildServer() error {
 		return err
 	}
 	sum := sha256.Sum256([]byte("cursors of " + n.st.id))
-	admin := cfg.API.Admin
-	if admin == "" {
-		admin = server.NoAdmin
-	}
 	list, _ := n.st.history.(engine.HistoryList)
 	see := views(n)
-	n.server, err = server.New(server.Config{
-		Listener: n.listener, AdminListener: n.adminListener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
-		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
-	}, server.Deps{
+	api := cfg.API
+	api.Listener, api.AdminListener, api.CursorKey, api.DrainTimeout = n.listener, n.adminListener, sum[:], cfg.Workers.Drain
+	n.server, err = server.New(api, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,

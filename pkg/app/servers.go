@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/secrets"
@@ -15,23 +14,6 @@ const (
 	EnginesEmbedded    = "embedded"
 	EnginesDistributed = "distributed"
 )
-
-// Kafka is the log of engines: distributed.
-type Kafka struct {
-	Brokers []string    `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
-	TLS     secrets.TLS `koanf:"tls"`
-	SASL    struct {
-		Mechanism    string `koanf:"mechanism" oneof:"SCRAM-SHA-512 SCRAM-SHA-256" empty:"yes" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
-		User         string `koanf:"user" doc:"name to authenticate with"`
-		PasswordFile string `koanf:"password_file" doc:"file with its password"`
-		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
-	} `koanf:"sasl"`
-	AppendTimeout time.Duration `koanf:"append_timeout" default:"1s" min:"1s" max:"1m" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503"`
-	Keep          time.Duration `koanf:"keep" default:"168h" min:"1h" doc:"how long records of the lanes stay that every reader is done with; what is not read stays whatever its age. Not below audit.window, which is read again"`
-	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
-	Replication   int           `koanf:"replication" min:"0" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
-	MinInSync     int           `koanf:"min_insync" min:"0" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
-}
 
 // validateServers returns what is wrong between the values of servers.
 func validateServers(c *Config, bad func(key, format string, args ...any)) {
@@ -95,18 +77,6 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.Archive.Dir != "" {
 		bad("archive.dir", "is set: the archive reads the embedded history; with engines: distributed keep rows longer by history.retention")
 	}
-}
-
-// secretOf is a secret from its file, or as it is.
-func secretOf(key, value, file string) (string, error) {
-	if file == "" {
-		return value, nil
-	}
-	b, err := secrets.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", key, err)
-	}
-	return strings.TrimRight(string(b), "\r\n"), nil
 }
 
 // checkSecret returns an error for a secret file that another package reads and

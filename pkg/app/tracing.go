@@ -22,22 +22,19 @@ import (
 
 // newTracer makes the tracer; nil where no collector is configured.
 func newTracer(n *Node) (*trace.Tracer, error) {
-	c := &n.cfg.Tracing
+	c := n.cfg.Tracing
 	if c.Endpoint == "" {
 		return nil, nil
 	}
-	headers, err := collectorHeaders(c.HeadersFile)
-	if err != nil {
+	var err error
+	if c.Headers, err = collectorHeaders(c.HeadersFile); err != nil {
 		return nil, err
 	}
 	m := n.metrics
-	return trace.New(trace.Config{
-		Endpoint: c.Endpoint, Sample: c.Sample, Headers: headers, Service: c.Service, Version: n.cfg.Version,
-		MaxQueue: n.seams.traceQueue, Every: n.seams.traceEvery,
-		Exported: func(k int) { m.SpansExported.Add(float64(k)) },
-		Dropped:  func(reason string, k int) { metrics.Add(m.SpansDropped, k, reason) },
-		Logger:   n.log,
-	})
+	c.Version, c.MaxQueue, c.Every, c.Logger = n.cfg.Version, n.seams.traceQueue, n.seams.traceEvery, n.log
+	c.Exported = func(k int) { m.SpansExported.Add(float64(k)) }
+	c.Dropped = func(reason string, k int) { metrics.Add(m.SpansDropped, k, reason) }
+	return trace.New(c)
 }
 
 // collectorHeaders reads a file of headers. What is wrong with it is told without

@@ -196,22 +196,8 @@ func (c *Config) validate() (problems []problem) {
 	if c.Archive.S3.Bucket != "" && c.Archive.Dir == "" {
 		bad("archive.s3.bucket", "needs archive.dir: files are written there first")
 	}
-	if n := len(c.keySources()); n > 1 {
+	if n := len(c.Auth.KeySources()); n > 1 {
 		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", n)
 	}
 	return problems
-}
-
-// keySources are the values that say where the keys of tokens are.
-func (c *Config) keySources() []string {
-	return slices.DeleteFunc([]string{c.Auth.JWKSURL, c.Auth.JWKSFile, c.Auth.KeyFile, c.Auth.HS256}, func(s string) bool { return s == "" })
-}
-
-// CheckAuth returns notify.KindInvalid where c names no key to check tokens with. The
-// defaults name none, so this is not one of the problems of a file.
-func (c *Config) CheckAuth() error {
-	if len(c.keySources()) > 0 {
-		return nil
-	}
-	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file: no token could be checked")
 }

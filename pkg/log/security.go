@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
-
-	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // Mechanism is how a user proves to know the password.
@@ -29,36 +26,13 @@ type SASL struct {
 	Mechanism Mechanism
 	User      string // required
 	// Password is asked for at every authentication, so that a changed one needs
-	// no restart: FromFile, FromEnv. Required. It is a function, not a string, so
+	// no restart. Required. It is a function, not a string, so
 	// that no log, however it formats this, can show it.
 	Password Secret `json:"-"`
 }
 
 // Secret returns a secret. It may be called from any goroutine.
 type Secret func() (string, error)
-
-// FromFile reads a secret from a file, without the end of its last line. A file that
-// everybody on the machine can read is refused (notify.KindInvalid "secret_exposed").
-func FromFile(name string) Secret {
-	return func() (string, error) {
-		b, err := secrets.ReadFile(name)
-		if err == nil && len(strings.TrimRight(string(b), "\r\n")) == 0 {
-			err = fmt.Errorf("%s is empty", name)
-		}
-		return strings.TrimRight(string(b), "\r\n"), err
-	}
-}
-
-// FromEnv takes a secret from a variable of the environment.
-func FromEnv(name string) Secret {
-	return func() (string, error) {
-		v := os.Getenv(name)
-		if v == "" {
-			return "", fmt.Errorf("%s is not set", name)
-		}
-		return v, nil
-	}
-}
 
 func (s *SASL) mechanism() (sasl.Mechanism, error) {
 	switch {

@@ -55,7 +55,7 @@ func (p papers) conn(brokers ...string) Conn {
 	return Conn{
 		Brokers: brokers,
 		TLS:     secrets.TLS{Enabled: true, CAFile: p.file("ca.pem"), CertFile: p.file("client.pem"), KeyFile: p.file("client.key")},
-		SASL:    &SASL{User: "notifyd", Password: FromFile(p.file("notifyd.password"))},
+		SASL:    &SASL{User: "notifyd", Password: fromFile(p.file("notifyd.password"))},
 	}
 }
 
@@ -186,7 +186,7 @@ func secured(t *testing.T, p papers, addr string) {
 	}{
 		"plain":                 {func(c *Conn) { c.TLS.Enabled = false }, "plaintext"},
 		"nobody":                {func(c *Conn) { c.SASL = nil }, "SASL"},
-		"wrong password":        {func(c *Conn) { c.SASL.Password = FromFile(p.file("wrong.password")) }, "invalid credentials|EOF"},
+		"wrong password":        {func(c *Conn) { c.SASL.Password = fromFile(p.file("wrong.password")) }, "invalid credentials|EOF"},
 		"unknown user":          {func(c *Conn) { c.SASL.User = "mallory" }, "invalid credentials|EOF"},
 		"another authority":     {func(c *Conn) { c.TLS.CAFile = p.file("other-ca.pem") }, "unknown authority"},
 		"the system's":          {func(c *Conn) { c.TLS.CAFile = "" }, "unknown authority"},
@@ -251,7 +251,7 @@ func (l *lockedBuffer) String() string {
 // However a connection is printed, the password is not there.
 func TestPasswordsAreNeverPrinted(t *testing.T) {
 	t.Setenv("STREAM_TEST_PASSWORD", "hunter2")
-	conn := Conn{Brokers: []string{"b:1"}, SASL: &SASL{User: "notifyd", Password: FromEnv("STREAM_TEST_PASSWORD")}, TLS: secrets.TLS{Enabled: true}, Rack: "a"}
+	conn := Conn{Brokers: []string{"b:1"}, SASL: &SASL{User: "notifyd", Password: fromEnv("STREAM_TEST_PASSWORD")}, TLS: secrets.TLS{Enabled: true}, Rack: "a"}
 	p := newProducer(t, ProducerConfig{Conn: conn})
 	var out lockedBuffer
 	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
@@ -275,7 +275,7 @@ func TestConnIsChecked(t *testing.T) {
 	p := makePapers(t)
 	ok := func() Conn {
 		c := p.conn("b:1")
-		c.SASL.Password = FromEnv("STREAM_TEST_PASSWORD")
+		c.SASL.Password = fromEnv("STREAM_TEST_PASSWORD")
 		return c
 	}
 	c := ok()
@@ -294,10 +294,10 @@ func TestConnIsChecked(t *testing.T) {
 		"dialer":        {func(c *Conn) { c.Dial = (&net.Dialer{}).DialContext }, "dialer"},
 		"no user":       {func(c *Conn) { c.SASL.User = "" }, "user"},
 		"no password":   {func(c *Conn) { c.SASL.Password = nil }, "password"},
-		"unset":         {func(c *Conn) { c.SASL.Password = FromEnv("STREAM_TEST_NOT_SET") }, "STREAM_TEST_NOT_SET is not set"},
-		"missing file":  {func(c *Conn) { c.SASL.Password = FromFile(p.file("missing")) }, "missing"},
-		"empty file":    {func(c *Conn) { c.SASL.Password = FromFile(p.secret(t, "empty", "", 0o600)) }, "empty"},
-		"open password": {func(c *Conn) { c.SASL.Password = FromFile(p.secret(t, "open", "x", 0o644)) }, "can be read by everybody on this machine: chmod 600"},
+		"unset":         {func(c *Conn) { c.SASL.Password = fromEnv("STREAM_TEST_NOT_SET") }, "STREAM_TEST_NOT_SET is not set"},
+		"missing file":  {func(c *Conn) { c.SASL.Password = fromFile(p.file("missing")) }, "missing"},
+		"empty file":    {func(c *Conn) { c.SASL.Password = fromFile(p.secret(t, "empty", "", 0o600)) }, "empty"},
+		"open password": {func(c *Conn) { c.SASL.Password = fromFile(p.secret(t, "open", "x", 0o644)) }, "can be read by everybody on this machine: chmod 600"},
 		"open key": {func(c *Conn) {
 			b, err := os.ReadFile(c.TLS.KeyFile)
 			if err != nil {
@@ -343,5 +343,28 @@ func TestRackIsTold(t *testing.T) {
 	b.collect(t, "topic")
 	if r := <-racks; r != "rack-7" {
 		t.Errorf("rack %q", r)
+	}
+}
+
+// fromFile reads a secret from a file, without the end of its last line. A file that
+// everybody on the machine can read is refused (notify.KindInvalid "secret_exposed").
+func fromFile(name string) Secret {
+	return func() (string, error) {
+		b, err := secrets.ReadFile(name)
+		if err == nil && len(strings.TrimRight(string(b), "\r\n")) == 0 {
+			err = fmt.Errorf("%s is empty", name)
+		}
+		return strings.TrimRight(string(b), "\r\n"), err
+	}
+}
+
+// fromEnv takes a secret from a variable of the environment.
+func fromEnv(name string) Secret {
+	return func() (string, error) {
+		v := os.Getenv(name)
+		if v == "" {
+			return "", fmt.Errorf("%s is not set", name)
+		}
+		return v, nil
 	}
 }

@@ -5,6 +5,7 @@ package secrets
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -30,4 +31,17 @@ func ReadFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	return os.ReadFile(path)
+}
+
+// Of returns a secret of the configuration: what file holds, without the end of its last
+// line, or value where file is empty. Errors name key, which is file's.
+func Of(key, value, file string) (string, error) {
+	if file == "" {
+		return value, nil
+	}
+	b, err := ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", key, err)
+	}
+	return strings.TrimRight(string(b), "\r\n"), nil
 }

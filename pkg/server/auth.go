@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
@@ -20,17 +21,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// AuthConfig says which tokens are good. Exactly one of JWKSURL, JWKSFile,
-// KeyFile and SecretFile is set; it also fixes the algorithms: RS256, ES256 and
-// EdDSA, each only with its own kind of key, or HS256.
+// AuthConfig says which tokens are good. Exactly one of JWKSURL (https, or http on
+// loopback), JWKSFile, KeyFile (public keys, or private ones whose public halves count)
+// and SecretFile (at least 32 bytes) is set. It also fixes the algorithms: RS256, ES256
+// and EdDSA, each only with its own kind of key, or HS256. The tagged fields are the
+// section auth of the configuration file; the others are set by the program only.
 type AuthConfig struct {
-	Issuer   string // required: claim iss
-	Audience string // required: in claim aud
-
-	JWKSURL    string // https, or http on loopback
-	JWKSFile   string // read again every Refresh
-	KeyFile    string // PEM: public keys, or private ones whose public halves count
-	SecretFile string // HS256, at least 32 bytes, not readable by everybody; for one machine
+	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
+	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
+	JWKSURL    string `koanf:"jwks_url" doc:"where the verification keys are published"`
+	JWKSFile   string `koanf:"jwks_file" doc:"file with verification keys"` // read again every Refresh
+	KeyFile    string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
+	SecretFile string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
 
 	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // for clocks that differ, at most 30 s
 	MaxLifetime time.Duration `default:"744h"`                  // a token may not be good for longer
@@ -43,6 +45,20 @@ type AuthConfig struct {
 
 	HTTPClient *http.Client     // for JWKSURL; default: one with a timeout of 5 s
 	Now        func() time.Time // default time.Now
+}
+
+// KeySources are the values that say where the keys of tokens are.
+func (c *AuthConfig) KeySources() []string {
+	return slices.DeleteFunc([]string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile}, func(s string) bool { return s == "" })
+}
+
+// Check returns notify.KindInvalid where c names no key to check tokens with. The
+// defaults name none, so this is not one of the problems of a file.
+func (c *AuthConfig) Check() error {
+	if len(c.KeySources()) > 0 {
+		return nil
+	}
+	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file: no token could be checked")
 }
 
 // maxToken bounds a token, in bytes.
@@ -65,15 +81,15 @@ type cached struct {
 // NewVerifier reads the configured keys; a JWK set is fetched by Run or by the
 // first token.
 func NewVerifier(cfg AuthConfig) (*Verifier, error) {
+	if cfg.Issuer == "" || cfg.Audience == "" {
+		return nil, notify.Invalid("bad_config", "auth", "issuer and audience must be set")
+	}
 	cfg = setting.Fill(cfg)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if err := setting.Err("auth", &cfg); err != nil {
+	if err := errors.Join(cfg.Check(), setting.Err("auth", &cfg)); err != nil {
 		return nil, err
-	}
-	if cfg.Issuer == "" || cfg.Audience == "" {
-		return nil, notify.Invalid("bad_config", "auth", "issuer and audience must be set")
 	}
 	v := &Verifier{cfg: cfg, cache: newRecent[[sha256.Size]byte, cached](max(1, cfg.CacheSize/2))}
 	methods := []string{"RS256", "ES256", "EdDSA"}

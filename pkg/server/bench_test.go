@@ -30,7 +30,7 @@ func stubIntake(b testing.TB) (*Server, string) {
 	w := newWorld()
 	deps := w.deps(b)
 	deps.Intake = parsing{}
-	s, err := New(Config{Addr: "127.0.0.1:0", AdminAddr: "127.0.0.1:0", CallerRate: 1e9}, deps)
+	s, err := New(Config{Listener: listenOn(b, "127.0.0.1:0"), Rate: 1e9, Burst: 1e9}, deps)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,23 +20,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// NoAdmin is the AdminAddr of a server without a listener for metrics and pprof.
-const NoAdmin = "none"
-
-// Config are the server's addresses and limits. The zero value listens on
-// loopback with the defaults.
+// Config are the server's addresses and limits. The tagged fields are the section api of
+// the configuration file; the others are set by the program only.
 type Config struct {
-	Addr      string `default:"127.0.0.1:8080"` // of the API
-	AdminAddr string `default:"127.0.0.1:9090"` // of metrics and pprof; NoAdmin: none
-	// Listener and AdminListener are used instead of opening Addr and AdminAddr.
-	Listener, AdminListener net.Listener
+	Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`
+	Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where HTTP without TLS may listen: loopback, or anywhere, where something in front encrypts"`
+	Admin     string  `koanf:"admin" default:"127.0.0.1:7421" is:"address" empty:"yes" doc:"address of /metrics and pprof; empty: none"`
+	PublicURL string  `koanf:"public_url" is:"url" empty:"yes" doc:"where providers reach the API for receipts; empty: http://<listen>"`
+	Rate      float64 `koanf:"rate" default:"50000" above:"0" doc:"requests a second a caller may make that has no rate of its own"`
+	Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests such a caller may make at once"`
+	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // a fan-out of 64 MiB of each of two callers
 
-	// TLS serves the API encrypted. nil: plain HTTP, on loopback only unless
-	// Plaintext says otherwise. MinVersion below 1.2 is raised to it.
-	TLS *tls.Config
-	// Plaintext says where HTTP without TLS may listen: "loopback", or "anywhere" where
-	// something in front encrypts. It holds for both listeners.
-	Plaintext string `default:"loopback" oneof:"loopback anywhere"`
+	// Listener is where Listen is served, AdminListener where Admin is; nil: nowhere.
+	Listener, AdminListener net.Listener
 
 	ReadHeaderTimeout time.Duration `default:"5s" above:"0"`
 	ReadTimeout       time.Duration `default:"15s" above:"0"`   // a whole request but large ones
@@ -57,16 +52,14 @@ type Config struct {
 	MaxConns int `default:"16384" above:"0"`
 	// The next four are shared out: a caller may have as much as it leaves free,
 	// so one alone has half; over that it is answered 429.
-	MaxInFlight int   `default:"2048" above:"0"`   // requests at a time, over it 503
-	MaxStreams  int   `default:"256" above:"0"`    // tails and waiting feed requests at a time
-	SmallMemory int64 `default:"64MiB" above:"0"`  // bytes of bodies of single requests at a time
-	BulkMemory  int64 `default:"512MiB" above:"0"` // the same of batches and fan-outs
+	MaxInFlight int   `default:"2048" above:"0"`  // requests at a time, over it 503
+	MaxStreams  int   `default:"256" above:"0"`   // tails and waiting feed requests at a time
+	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of bodies of single requests at a time
+	BulkMemory  int64 `min:"0"`                   // the same of batches and fan-outs; default: BodyMiB
 	// MemoryWait is how long a batch or fan-out waits for memory before it is refused.
 	MemoryWait time.Duration `default:"2s" above:"0"`
 
-	CallerRate  float64 `default:"50000" above:"0"` // requests per second of a caller
-	CallerBurst int     `above:"0"`                 // default: one second's worth
-	MaxCallers  int     `default:"10000" above:"0"` // callers whose rates are kept
+	MaxCallers int `default:"10000" above:"0"` // callers whose rates are kept
 
 	PageSize    int `default:"50" above:"0"` // items of a page where the request names no limit
 	MaxPageSize int `default:"1000" above:"0" max:"1000"`
@@ -88,8 +81,8 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c = setting.Fill(c)
-	if c.CallerBurst == 0 {
-		c.CallerBurst = int(c.CallerRate) + 1
+	if c.BulkMemory == 0 {
+		c.BulkMemory = int64(c.BodyMiB) << 20
 	}
 	return c
 }
@@ -97,22 +90,27 @@ func (c Config) withDefaults() Config {
 // validate returns an error for a value that no configuration leads to.
 func (c Config) validate() error {
 	switch {
+	case c.Listener == nil:
+		return errors.New("server: a listener is required")
 	case max(c.MaxFanout, c.MaxBatch, c.MaxSingle) > maxBuffer || c.SmallMemory < c.MaxSingle || c.BulkMemory < 2*c.MaxFanout:
 		return errors.New("server: bodies are above what a buffer, small_memory or half of bulk_memory holds")
 	case c.PageSize > c.MaxPageSize || c.CursorKey != nil && len(c.CursorKey) < 32:
 		return errors.New("server: page_size is above max_page_size, or cursor_key has below 32 bytes")
 	}
-	return setting.Err("server", &c)
+	return setting.Err("api", &c)
 }
 
 // mayListen refuses to serve plain HTTP beyond this machine unasked.
-func (c Config) mayListen(field string, ln net.Listener, tlsOn *tls.Config) error {
+func (c Config) mayListen(key string, ln net.Listener) error {
+	if ln == nil {
+		return nil // metrics and pprof are nowhere
+	}
 	tcp, ok := ln.Addr().(*net.TCPAddr)
-	if !ok || tcp.IP.IsLoopback() || tlsOn != nil || c.Plaintext == "anywhere" {
+	if !ok || tcp.IP.IsLoopback() || c.Plaintext == "anywhere" {
 		return nil
 	}
-	return notify.Invalid("bad_config", "server."+field,
-		fmt.Sprintf("%s is reachable from other machines without TLS; set tls, or plaintext: anywhere where something in front encrypts", ln.Addr()))
+	return notify.Invalid("bad_config", "api."+key,
+		fmt.Sprintf("%s is reachable from other machines without TLS; set plaintext: anywhere where something in front encrypts", ln.Addr()))
 }
 
 // Intake stores notifications. It keeps nothing of the body after it returned:

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"container/list"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"io"
 	"net"
@@ -129,21 +128,12 @@ func (l *wire) move(c *wireConn, busy, caller bool) {
 	}
 }
 
-// wireOf returns the connection below c, which TLS may lie over; nil: c is none of a
-// wire.
-func wireOf(c net.Conn) *wireConn {
-	if t, ok := c.(*tls.Conn); ok {
-		c = t.NetConn()
-	}
-	w, _ := c.(*wireConn)
-	return w
-}
-
 type connKey struct{}
 
 // withConn is the server's ConnContext: it lets a request find its connection.
 func withConn(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, wireOf(c))
+	w, _ := c.(*wireConn)
+	return context.WithValue(ctx, connKey{}, w)
 }
 
 // ofCaller marks the connection of a request whose token was verified.
@@ -229,15 +219,12 @@ func (l *wire) Close() error {
 
 // state is the server's ConnState.
 func (l *wire) state(c net.Conn, s http.ConnState) {
-	w := wireOf(c)
-	if w == nil {
+	w, ok := c.(*wireConn)
+	if !ok {
 		return
 	}
 	if s == http.StateActive || s == http.StateIdle {
 		l.move(w, s == http.StateActive, w.caller.Load())
-	}
-	if w != c {
-		return // TLS lies over it: what it carries is not ours to answer
 	}
 	w.mu.Lock()
 	w.asked, w.answered = s == http.StateActive, false

@@ -2,12 +2,10 @@ package server
 
 import (
 	"bufio"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,11 +21,6 @@ type client struct {
 
 // asks sends a request and returns the status of its answer; 0: the connection was closed.
 func (c *client) asks(text string) int {
-	// First the handshake: a goroutine that waits for the lock of another's is none that
-	// synctest knows to wait.
-	if t, ok := c.Conn.(*tls.Conn); ok && t.Handshake() != nil {
-		return 0
-	}
 	go func() { _, _ = io.WriteString(c, text+"\r\nHost: x\r\n\r\n") }()
 	resp, err := http.ReadResponse(c.r, nil)
 	if err != nil {
@@ -40,46 +33,29 @@ func (c *client) asks(text string) int {
 // crowd is a server of few connections.
 type crowd struct {
 	ln   *pipes
-	tls  *tls.Config // of clients; nil: plain
 	open []net.Conn
 }
 
 const most = 64
 
-// inCrowd runs f with a server of most connections, plain and over TLS.
+// inCrowd runs f with a server of most connections.
 func inCrowd(t *testing.T, w func() *world, f func(t *testing.T, d *crowd)) {
-	certs := httptest.NewUnstartedServer(nil)
-	certs.StartTLS()
-	cert := certs.TLS.Certificates
-	certs.Close()
-	for _, name := range []string{"plain", "TLS"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				cfg, d := Config{MaxConns: most, IdleTimeout: time.Hour}, &crowd{}
-				if name == "TLS" {
-					cfg.TLS = &tls.Config{Certificates: cert, MinVersion: tls.VersionTLS12}
-					d.tls = &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}} //nolint:gosec // a test's own server
-				}
-				ln, _, stop := pipeServer(t, w(), cfg)
-				d.ln = ln
-				f(t, d)
-				for _, c := range d.open {
-					c.Close()
-				}
-				if err := stop(); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ln, _, stop := pipeServer(t, w(), Config{MaxConns: most, IdleTimeout: time.Hour})
+		d := &crowd{ln: ln}
+		f(t, d)
+		for _, c := range d.open {
+			c.Close()
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func (d *crowd) dial() *client {
 	c := d.ln.dial()
 	d.open = append(d.open, c)
-	if d.tls != nil {
-		c = tls.Client(c, d.tls)
-	}
 	return &client{c, bufio.NewReader(c)}
 }
 
@@ -243,7 +219,7 @@ func TestAcceptEndsWhileItWaits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.move(wireOf(c), true, true)
+		l.move(c.(*wireConn), true, true)
 		go ln.dial()
 		ended := make(chan error, 1)
 		go func() { _, err := l.Accept(); ended <- err }()

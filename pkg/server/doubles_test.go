@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -376,6 +377,17 @@ func (w *world) deps(t testing.TB) Deps {
 	}
 }
 
+// listenOn listens until the test ends.
+func listenOn(t testing.TB, addr string) net.Listener {
+	t.Helper()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	return ln
+}
+
 // start makes a server over w without serving it.
 func (w *world) start(t testing.TB, cfg Config, change func(*Deps)) *Server {
 	t.Helper()
@@ -384,9 +396,9 @@ func (w *world) start(t testing.TB, cfg Config, change func(*Deps)) *Server {
 		change(&deps)
 	}
 	if cfg.Listener == nil {
-		cfg.Addr = "127.0.0.1:0"
+		cfg.Listener = listenOn(t, "127.0.0.1:0")
 	}
-	cfg.AdminAddr = "127.0.0.1:0"
+	cfg.AdminListener = listenOn(t, "127.0.0.1:0")
 	s, err := New(cfg, deps)
 	if err != nil {
 		t.Fatal(err)

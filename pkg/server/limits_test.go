@@ -238,7 +238,7 @@ func TestCallerRate(t *testing.T) {
 	w.callers["slow"] = engine.Caller{ID: "slow", Rate: 0.5, Burst: 2}
 	w.callers["off"] = engine.Caller{ID: "off", Disabled: true}
 	now := time.Unix(1_800_000_000, 0)
-	s := w.start(t, Config{CallerRate: 10, CallerBurst: 3}, func(d *Deps) {
+	s := w.start(t, Config{Rate: 10, Burst: 3}, func(d *Deps) {
 		d.Callers = callersOf{world: w}
 		d.Now = func() time.Time { return now }
 		d.Auth = newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey()), Now: func() time.Time { return now }})
@@ -282,7 +282,7 @@ func TestCallerRate(t *testing.T) {
 func TestSettingsOfACallerBindAtOnce(t *testing.T) {
 	t.Parallel()
 	w, _ := matrixWorld()
-	s := w.start(t, Config{CallerRate: 100, CallerBurst: 100}, func(d *Deps) { d.Callers = w.later.Callers() })
+	s := w.start(t, Config{Rate: 100, Burst: 100}, func(d *Deps) { d.Callers = w.later.Callers() })
 	shop, sre := token(t, "shop", api.ScopeSend), token(t, "sre", api.ScopeOperate)
 	send := func() int { return ask(s, "POST", "/v1/notifications", shop, "{}").status }
 	set := func(settings string) {

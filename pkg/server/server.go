@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,19 +14,15 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Server is the HTTP API of one process.
 type Server struct {
-	cfg     Config
-	deps    Deps
-	api     http.Handler
-	admin   http.Handler
-	page    http.Handler // nil: there is none
-	apiLn   net.Listener
-	adminLn net.Listener
+	cfg   Config
+	deps  Deps
+	api   http.Handler
+	admin http.Handler
+	page  http.Handler // nil: there is none
 
 	callers *callers
 	cursors cursors
@@ -49,9 +44,8 @@ type Server struct {
 	drainOnce   sync.Once
 }
 
-// New checks the configuration and opens the listeners, so that Addr is known;
-// nothing is served before Run. Close gives the listeners back where Run is
-// never called.
+// New checks the configuration. Nothing is served before Run. Close gives the
+// listeners back where Run is never called.
 func New(cfg Config, deps Deps) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -61,6 +55,9 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := errors.Join(cfg.mayListen("listen", cfg.Listener), cfg.mayListen("admin", cfg.AdminListener)); err != nil {
+		return nil, err
+	}
 	key := cfg.CursorKey
 	if key == nil {
 		key = make([]byte, 32)
@@ -68,7 +65,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, deps: deps,
-		callers:     newCallers(deps.Callers, cfg.CallerRate, cfg.CallerBurst, cfg.MaxCallers),
+		callers:     newCallers(deps.Callers, cfg.Rate, cfg.Burst, cfg.MaxCallers),
 		cursors:     cursors{key},
 		small:       newMemory(cfg.SmallMemory, 0),
 		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
@@ -86,9 +83,6 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	s.api = s.mux(routes())
 	s.admin = s.adminMux()
-	if err := s.listen(); err != nil {
-		return nil, err
-	}
 	return s, nil
 }
 
@@ -106,52 +100,24 @@ func (d Deps) withDefaults() (Deps, error) {
 	return d, nil
 }
 
-func (s *Server) listen() (err error) {
-	open := func(ln net.Listener, addr string) (net.Listener, error) {
-		if ln != nil {
-			return ln, nil
-		}
-		if ln, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr); err != nil {
-			return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: "cannot listen on " + addr, Err: err}
-		}
-		return ln, nil
-	}
-	if s.apiLn, err = open(s.cfg.Listener, s.cfg.Addr); err != nil {
-		return err
-	}
-	if s.cfg.AdminAddr != NoAdmin || s.cfg.AdminListener != nil {
-		if s.adminLn, err = open(s.cfg.AdminListener, s.cfg.AdminAddr); err != nil {
-			return errors.Join(err, s.apiLn.Close())
-		}
-	}
-	err = s.cfg.mayListen("addr", s.apiLn, s.cfg.TLS)
-	if err == nil && s.adminLn != nil {
-		err = s.cfg.mayListen("admin_addr", s.adminLn, nil)
-	}
-	if err != nil {
-		return errors.Join(err, s.Close())
-	}
-	return nil
-}
-
 // Close closes the listeners of a server that was not run.
 func (s *Server) Close() error {
-	err := s.apiLn.Close()
-	if s.adminLn != nil {
-		err = errors.Join(err, s.adminLn.Close())
+	err := s.cfg.Listener.Close()
+	if s.cfg.AdminListener != nil {
+		err = errors.Join(err, s.cfg.AdminListener.Close())
 	}
 	return err
 }
 
 // Addr is where the API listens.
-func (s *Server) Addr() string { return s.apiLn.Addr().String() }
+func (s *Server) Addr() string { return s.cfg.Listener.Addr().String() }
 
 // AdminAddr is where metrics and pprof are; empty: nowhere.
 func (s *Server) AdminAddr() string {
-	if s.adminLn == nil {
+	if s.cfg.AdminListener == nil {
 		return ""
 	}
-	return s.adminLn.Addr().String()
+	return s.cfg.AdminListener.Addr().String()
 }
 
 // Handler is the API, for tests and for other listeners than Run's.
@@ -168,26 +134,15 @@ func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)
 	admin.WriteTimeout = maxProfile
-	ln := newWire(s.apiLn, s.cfg.MaxConns, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
+	ln := newWire(s.cfg.Listener, s.cfg.MaxConns, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
 	main.ConnState, main.ConnContext = ln.state, withConn
-	if s.cfg.TLS != nil {
-		t := s.cfg.TLS.Clone()
-		t.MinVersion = max(t.MinVersion, tls.VersionTLS12)
-		t.NextProtos = []string{"h2", "http/1.1"}
-		main.TLSConfig = t
-	}
 
 	// Serving does not end with ctx but with the drain.
 	g, serving := errgroup.WithContext(context.WithoutCancel(ctx))
 	background, stop := context.WithCancel(serving)
-	g.Go(func() error {
-		if main.TLSConfig != nil {
-			return served(ln, main.ServeTLS(ln, "", ""))
-		}
-		return served(ln, main.Serve(ln))
-	})
-	if s.adminLn != nil {
-		g.Go(func() error { return served(s.adminLn, admin.Serve(s.adminLn)) })
+	g.Go(func() error { return served(ln, main.Serve(ln)) })
+	if s.cfg.AdminListener != nil {
+		g.Go(func() error { return served(s.cfg.AdminListener, admin.Serve(s.cfg.AdminListener)) })
 	}
 	g.Go(func() error {
 		return s.deps.Auth.Run(background, func(err error) {

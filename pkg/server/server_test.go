@@ -227,20 +227,19 @@ func TestDrainHasADeadline(t *testing.T) {
 
 func TestPlaintextBeyondLoopbackIsRefused(t *testing.T) {
 	t.Parallel()
-	if _, err := New(Config{Addr: "0.0.0.0:0", AdminAddr: "127.0.0.1:0"}, newWorld().deps(t)); err == nil {
+	local, everywhere := listenOn(t, "127.0.0.1:0"), listenOn(t, "0.0.0.0:0")
+	if _, err := New(Config{Listener: everywhere, AdminListener: local}, newWorld().deps(t)); err == nil {
 		t.Error("the API listens on every address without TLS")
 	}
-	if _, err := New(Config{Addr: "127.0.0.1:0", AdminAddr: "0.0.0.0:0"}, newWorld().deps(t)); err == nil {
+	if _, err := New(Config{Listener: local, AdminListener: everywhere}, newWorld().deps(t)); err == nil {
 		t.Error("metrics and pprof listen on every address")
 	}
-	s, err := New(Config{Addr: "0.0.0.0:0", AdminAddr: "127.0.0.1:0", Plaintext: "anywhere"}, newWorld().deps(t))
-	if err != nil {
+	if _, err := New(Config{Listener: everywhere, AdminListener: local, Plaintext: "anywhere"}, newWorld().deps(t)); err != nil {
 		t.Fatal(err)
 	}
-	s.Close()
 	var c Config
-	if c = c.withDefaults(); !strings.HasPrefix(c.Addr, "127.0.0.1:") || !strings.HasPrefix(c.AdminAddr, "127.0.0.1:") {
-		t.Errorf("by default: %s %s", c.Addr, c.AdminAddr)
+	if c = c.withDefaults(); !strings.HasPrefix(c.Listen, "127.0.0.1:") || !strings.HasPrefix(c.Admin, "127.0.0.1:") {
+		t.Errorf("by default: %s %s", c.Listen, c.Admin)
 	}
 }
 

@@ -21,18 +21,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config of a Tracer. The zero value is off.
+// Config of a Tracer. The zero value is off. The tagged fields are the section tracing of
+// the configuration file; the others are set by the program only.
 type Config struct {
-	// Endpoint is the URL of a collector that takes OTLP by HTTP, with /v1/traces
-	// or without a path; empty: there is no tracer.
-	Endpoint string
-	// Sample is the share of requests without a traceparent that begin a trace, 0
-	// to 1. One with a traceparent says itself whether it is recorded.
-	Sample float64 `min:"0" max:"1"`
-	// Headers are sent to the collector, e.g. Authorization. They may be secret.
+	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that takes OpenTelemetry traces by OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (a traceparent travels all the same)"`
+	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; those with one say themselves whether they are recorded"`
+	HeadersFile string  `koanf:"headers_file" doc:"file of headers for the collector, a line each: Name: value; they may be secret"`
+	Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
+
+	// Headers are what HeadersFile holds.
 	Headers map[string]string
-	// Service is service.name of the spans, Version service.version.
-	Service, Version string
+	// Version is service.version of the spans.
+	Version string
 	// MaxQueue is how many spans wait for the collector at most; more are dropped and counted.
 	MaxQueue int `default:"2048" min:"1"`
 	// Timeout of one export.
@@ -57,7 +57,9 @@ const (
 )
 
 func (c Config) withDefaults() Config {
+	sample := c.Sample // 0 says that no request begins a trace
 	c = setting.Fill(c)
+	c.Sample = sample
 	if c.Exported == nil {
 		c.Exported = func(int) {}
 	}

@@ -1,0 +1,40 @@
+package log
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/secrets"
+)
+
+// Config is how Kafka is used: the section kafka of the configuration file.
+type Config struct {
+	Brokers []string    `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
+	TLS     secrets.TLS `koanf:"tls"`
+	SASL    struct {
+		Mechanism    string `koanf:"mechanism" oneof:"SCRAM-SHA-512 SCRAM-SHA-256" empty:"yes" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
+		User         string `koanf:"user" doc:"name to authenticate with"`
+		PasswordFile string `koanf:"password_file" doc:"file with its password"`
+		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
+	} `koanf:"sasl"`
+	AppendTimeout time.Duration `koanf:"append_timeout" default:"1s" min:"1s" max:"1m" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503"`
+	Keep          time.Duration `koanf:"keep" default:"168h" min:"1h" doc:"how long records of the lanes stay that every reader is done with; what is not read stays whatever its age. Not below audit.window, which is read again"`
+	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
+	Replication   int           `koanf:"replication" min:"0" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
+	MinInSync     int           `koanf:"min_insync" min:"0" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
+}
+
+// Conn returns how the brokers are reached. It returns an error where the password
+// cannot be read.
+func (c *Config) Conn(logger *slog.Logger) (Conn, error) {
+	conn := Conn{Brokers: c.Brokers, Rack: c.Rack, TLS: c.TLS, Logger: logger}
+	if c.SASL.Mechanism == "" {
+		return conn, nil
+	}
+	password := func() (string, error) {
+		return secrets.Of("kafka.sasl.password_file", c.SASL.Password, c.SASL.PasswordFile)
+	}
+	conn.SASL = &SASL{Mechanism: Mechanism(c.SASL.Mechanism), User: c.SASL.User, Password: password}
+	_, err := password()
+	return conn, err
+}
