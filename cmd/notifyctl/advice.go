@@ -146,7 +146,7 @@ func (p *program) dead() []string {
 	if _, err := t.token(context.Background()); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	next := "context " + quote(t.name) + " names a token file that is not there"
+	next := "context " + term.Quote(t.name) + " names a token file that is not there"
 	if strings.HasPrefix(t.name, "dev") {
 		next += ": notifyd dev makes one"
 	}
@@ -163,7 +163,7 @@ func again(ctx context.Context, err error, key, what string) error {
 			return err
 		}
 	}
-	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not " + what + " twice"}}
+	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + term.Quote(key) + " does not " + what + " twice"}}
 }
 
 // human reports whether results are printed for people to read.

@@ -129,7 +129,7 @@ func restoreLine(name string, m backup.Manifest) string {
 	if strings.HasPrefix(name, "-") {
 		name = "./" + name
 	}
-	line := "notifyd restore " + quote(name) + " --data-dir DIR"
+	line := "notifyd restore " + term.Quote(name) + " --data-dir DIR"
 	if m.Dev {
 		return line + "/data && notifyd dev --data-dir DIR"
 	}

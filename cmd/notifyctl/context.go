@@ -145,7 +145,7 @@ func runContextAdd(p *program, name string, x term.Context, use bool) error {
 		p.note("context %q is stored and in use", name)
 		return nil
 	}
-	p.note("context %q is stored; choose it with: notifyctl context use %s", name, quote(name))
+	p.note("context %q is stored; choose it with: notifyctl context use %s", name, term.Quote(name))
 	return nil
 }
 

@@ -105,7 +105,7 @@ func exportDashboards(p *program, dir, runbooks string, force bool) error {
 		case err == nil && !force && !bytes.Equal(there, b):
 			return &term.Error{
 				Exit: term.ExitConflict, Err: fmt.Errorf("%s is there and differs; nothing was written", filepath.Join(dir, f.File)),
-				Next: []string{"notifyctl dashboards export " + quote(dir) + " --force"},
+				Next: []string{"notifyctl dashboards export " + term.Quote(dir) + " --force"},
 			}
 		}
 	}

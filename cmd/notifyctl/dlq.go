@@ -156,9 +156,9 @@ func showTop(p *program, top *api.LetterTop) error {
 	p.more(len(top.Groups), "")
 	if len(top.Groups) > 0 {
 		g := &top.Groups[0]
-		args := []string{"notifyctl dlq replay", "--channel " + quote(g.Channel), "--class " + quote(g.Class), "--code " + quote(g.Code)}
+		args := []string{"notifyctl dlq replay", "--channel " + term.Quote(g.Channel), "--class " + term.Quote(g.Class), "--code " + term.Quote(g.Code)}
 		if g.Template != "" {
-			args = append(args, "--template "+quote(g.Template))
+			args = append(args, "--template "+term.Quote(g.Template))
 		}
 		p.note("the first: %s --dry-run", strings.Join(args, " "))
 	}

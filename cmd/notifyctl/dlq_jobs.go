@@ -221,7 +221,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		if err != nil {
 			return err
 		}
-		p.note("plan %s is in %s; carry it out with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, quote(j.planOut))
+		p.note("plan %s is in %s; carry it out with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, term.Quote(j.planOut))
 	}
 	if j.dryRun || j.planOut != "" {
 		return p.printer().Record(plan, planFields(p, &plan))

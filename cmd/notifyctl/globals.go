@@ -268,12 +268,12 @@ func (p *program) commandLine(words ...string) string {
 	line := []string{"notifyctl"}
 	for flag, v := range map[string]string{"--context": p.global.context, "--server": p.global.server, "--token-file": p.global.tokenFile} {
 		if v != "" {
-			line = append(line, flag+"="+quote(v))
+			line = append(line, flag+"="+term.Quote(v))
 		}
 	}
 	slices.Sort(line[1:])
 	for _, w := range words {
-		line = append(line, quote(w))
+		line = append(line, term.Quote(w))
 	}
 	return strings.Join(line, " ")
 }

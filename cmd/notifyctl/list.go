@@ -140,7 +140,7 @@ func (p *program) more(n int, cursor string) {
 	case n == 0:
 		p.note("none")
 	case cursor != "":
-		p.note("there are more: %s --cursor %s", givenLine(p.running, p.args), quote(cursor))
+		p.note("there are more: %s --cursor %s", givenLine(p.running, p.args), term.Quote(cursor))
 	}
 }
 
@@ -149,7 +149,7 @@ func (p *program) more(n int, cursor string) {
 func givenLine(c *cobra.Command, args []string) string {
 	words := []string{c.CommandPath()}
 	for _, a := range args {
-		words = append(words, quote(a))
+		words = append(words, term.Quote(a))
 	}
 	c.Flags().Visit(func(f *pflag.Flag) {
 		if f.Name == "cursor" {
@@ -164,24 +164,13 @@ func givenLine(c *cobra.Command, args []string) string {
 			case f.NoOptDefVal != "" && v == f.NoOptDefVal:
 				words = append(words, "--"+f.Name)
 			case f.NoOptDefVal != "" || strings.HasPrefix(v, "-"): // else it reads as another flag
-				words = append(words, "--"+f.Name+"="+quote(v))
+				words = append(words, "--"+f.Name+"="+term.Quote(v))
 			default:
-				words = append(words, "--"+f.Name, quote(v))
+				words = append(words, "--"+f.Name, term.Quote(v))
 			}
 		}
 	})
 	return strings.Join(words, " ")
-}
-
-// quote writes a word as a POSIX shell reads it back.
-func quote(word string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,~", r)
-	}
-	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 && word[0] != '~' {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 func newList(p *program) *cobra.Command {

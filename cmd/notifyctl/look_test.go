@@ -90,15 +90,6 @@ func TestCount(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]string{"a/b.csv": "a/b.csv", "": "''", "a b": "'a b'", "it's": `'it'\''s'`, "$x": "'$x'", "~x": "'~x'"} {
-		if got := quote(in); got != want {
-			t.Errorf("%q: got %s, want %s", in, got, want)
-		}
-	}
-}
-
 // TestWait checks what a wait says and exits with, by the states it meets.
 func TestWait(t *testing.T) {
 	t.Parallel()

@@ -55,7 +55,7 @@ func (r *fanoutRun) resume() string {
 		words = append(words, "--wait", "--timeout", g.timeout.String())
 	}
 	for i := range words {
-		words[i] = quote(words[i])
+		words[i] = term.Quote(words[i])
 	}
 	cmd := strings.Join(words, " ")
 	if r.o.fanout == "-" {
@@ -88,7 +88,7 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 	case waited != nil:
 		return waited
 	case r.result.Rejected > 0:
-		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + quote(r.result.RejectedFile)}}
+		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + term.Quote(r.result.RejectedFile)}}
 	}
 	if n := undelivered(r.result.Counts); n > 0 {
 		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were not delivered", count(n), count(r.result.Accepted)), Next: show}

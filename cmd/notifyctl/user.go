@@ -275,7 +275,7 @@ It is suppressed again when a provider calls it dead again.`,
 				return err
 			}
 			if out.Still {
-				p.note("another profile still suppresses it: notifyctl suppression show %s", quote(out.Address))
+				p.note("another profile still suppresses it: notifyctl suppression show %s", term.Quote(out.Address))
 			}
 			return nil
 		})

@@ -5,6 +5,8 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Span writes a length of time, at least 0, with the two units that matter.
@@ -38,11 +40,39 @@ func two(d, big time.Duration, bigName string, small time.Duration, smallName st
 
 // Count writes a number with separators: 1,204,000.
 func Count[N int | int64 | uint32 | uint64](n N) string {
-	s := fmt.Sprint(n)
+	return Separated(fmt.Sprint(n))
+}
+
+// Separated puts the separators into a whole number.
+func Separated(s string) string {
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]
 	}
 	return s
+}
+
+// Quote writes a word as a shell reads it back. One with control characters is
+// written so that whoever copies it sees them, and pastes no line end.
+func Quote(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)
+	}
+	switch {
+	case notify.EscapeControls(word) != word:
+		var b strings.Builder
+		b.WriteString("$'")
+		for i := range len(word) {
+			if c := word[i]; c < ' ' || c > '~' || c == '\'' || c == '\\' {
+				fmt.Fprintf(&b, `\x%02x`, c)
+			} else {
+				b.WriteByte(c)
+			}
+		}
+		return b.String() + "'"
+	case word != "" && word[0] != '~' && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0:
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // Version returns the version of this program: what the linker was told, else the

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -60,26 +59,16 @@ func dict(kv ...any) (map[string]any, error) {
 
 // number writes an integer with a comma every three digits.
 func number(v any) string {
-	s := ""
 	switch n := v.(type) {
 	case *int64:
 		if n == nil {
 			return "–"
 		}
-		return number(*n)
+		return term.Count(*n)
 	case float64:
-		s = strconv.FormatFloat(math.Round(n), 'f', 0, 64)
-	default:
-		s = fmt.Sprint(n)
+		return term.Count(int64(math.Round(n)))
 	}
-	sign := ""
-	if strings.HasPrefix(s, "-") {
-		sign, s = "-", s[1:]
-	}
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return sign + s
+	return term.Separated(fmt.Sprint(v))
 }
 
 // rate writes a number per second with as many digits as say something.
@@ -189,32 +178,8 @@ func command(args ...string) string {
 			i++
 		case args[i] == "":
 		default:
-			out = append(out, quote(args[i]))
+			out = append(out, term.Quote(args[i]))
 		}
 	}
 	return strings.Join(out, " ")
-}
-
-// quote writes a word as a shell reads it back. One with control characters is
-// written so that whoever copies it sees them, and pastes no line end.
-func quote(word string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)
-	}
-	switch {
-	case notify.EscapeControls(word) != word:
-		var b strings.Builder
-		b.WriteString("$'")
-		for i := range len(word) {
-			if c := word[i]; c < ' ' || c > '~' || c == '\'' || c == '\\' {
-				fmt.Fprintf(&b, `\x%02x`, c)
-			} else {
-				b.WriteByte(c)
-			}
-		}
-		return b.String() + "'"
-	case word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0:
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
