@@ -100,8 +100,8 @@ func (c *cassandraBench) byPartition(ctx context.Context, parts map[minuteShard]
 
 const (
 	keepSeconds = 35 * 24 * 3600
-	insertRow   = `INSERT INTO chunks (base, part, block, epoch, attempt, deferrals, first, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`
-	bareIndex   = `INSERT INTO chunks_by_minute (minute, shard, base) VALUES (?, ?, ?) USING TTL ?`
+	insertRow   = `INSERT INTO chunks (minute, shard, base, part, block, epoch, attempt, deferrals, first, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`
+	selectRow   = `SELECT writetime(data), data FROM chunks WHERE minute = ? AND shard = ? AND base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`
 )
 
 // row is an outcome as a worker writes it.
@@ -117,8 +117,19 @@ func row(k notify.RowKey, receivers uint32) notify.Row {
 // rowBytes is about what such a row takes as the engine packs it.
 const rowBytes = 128
 
-func bareRow(k *notify.RowKey) insert {
-	return insert{insertRow, []any{k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind), noise(rowBytes), keepSeconds}}
+// bareKey is the columns of a row's key.
+func bareKey(p minuteShard, k *notify.RowKey) []any {
+	return []any{p.minute, p.shard, k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
+}
+
+// bareRows are rows by the partition they are in.
+func bareRows(ks []notify.RowKey) map[minuteShard][]insert {
+	parts := map[minuteShard][]insert{}
+	for i := range ks {
+		p := rowShard(ks[i].Chunk.Base)
+		parts[p] = append(parts[p], insert{insertRow, append(bareKey(p, &ks[i]), noise(rowBytes), keepSeconds)})
+	}
+	return parts
 }
 
 type minuteShard struct {
@@ -126,14 +137,12 @@ type minuteShard struct {
 	shard  int16
 }
 
-func indexRow(parts map[minuteShard][]insert, b notify.Base) {
-	p := minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % 4)}
-	base := append([]byte(nil), b[:]...)
-	parts[p] = append(parts[p], insert{bareIndex, []any{p.minute, p.shard, base, keepSeconds}})
+func rowShard(b notify.Base) minuteShard {
+	return minuteShard{b.Time().UnixMilli() / 60_000, int16(b[15] % manyShards)}
 }
 
-// singles are outcomes of single sends: a partition of one row each, written as a
-// claim and then as an outcome, and found again by the minute.
+// singles are outcomes of single sends, written as a claim and then as an outcome, and
+// found again by the minute.
 func (c *cassandraBench) singles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {
@@ -165,17 +174,12 @@ func (c *cassandraBench) singles(ctx context.Context) {
 	}
 	theirs := func(ctx context.Context, _ int) int {
 		ks := keys()
-		index := map[minuteShard][]insert{}
-		for i := range ks {
-			indexRow(index, ks[i].Chunk.Base)
-		}
-		c.byPartition(ctx, index)
 		for range 2 {
-			manyOf(ctx, len(ks), cassandraAtOnce, func(i int) { bareRow(&ks[i]).run(ctx, c) })
+			c.byPartition(ctx, bareRows(ks))
 		}
 		return wrote(1, ks)
 	}
-	c.turns(ctx, "cassandra_singles", "outcome rows of single sends, claim and end, indexed; calls of 512", "rows/s", ours, theirs)
+	c.turns(ctx, "cassandra_singles", "outcome rows of single sends, claim and end; calls of 512", "rows/s", ours, theirs)
 }
 
 // turns is against with floods of the usual number of callers.
@@ -203,15 +207,7 @@ func (c *cassandraBench) chunks(ctx context.Context) {
 		return rig.Must(each, status.Put(ctx, rows))
 	}
 	theirs := func(ctx context.Context, _ int) int {
-		ks := keys()
-		index := map[minuteShard][]insert{}
-		indexRow(index, ks[0].Chunk.Base)
-		c.byPartition(ctx, index)
-		rows := make([]insert, each)
-		for i := range ks {
-			rows[i] = bareRow(&ks[i])
-		}
-		c.batch(ctx, gocql.UnloggedBatch, rows)
+		c.byPartition(ctx, bareRows(keys()))
 		return each
 	}
 	c.turns(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
@@ -241,8 +237,7 @@ func (c *cassandraBench) reads(ctx context.Context) {
 			k := &ks[i]
 			var at int64
 			var v []byte
-			rig.Ok(c.session.Query(`SELECT writetime(data), data FROM chunks WHERE base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`,
-				k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)).ScanContext(ctx, &at, &v))
+			rig.Ok(c.session.Query(selectRow, bareKey(rowShard(k.Chunk.Base), k)...).ScanContext(ctx, &at, &v))
 		})
 		return len(ks)
 	}

@@ -5,10 +5,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 	goredis "github.com/redis/go-redis/v9"
@@ -60,22 +63,32 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
 	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{at["kafka"]}, []string{at["cassandra"]}, []string{at["redis"]}
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
-	cfg.Postgres.DSN = at["postgres"]
+	cfg.Postgres.DSN = database(ctx, at["postgres"], keyspace)
 	cfg.Triggers.Plain, cfg.Triggers.Ports, cfg.Triggers.Allow = true, []int{0}, []string{"127.0.0.0/8"}
 	rig.Must(app.Migrate(ctx, &cfg, engine.Up, nil))
 	c.connect(at, keyspace)
-	defer c.close(context.WithoutCancel(ctx), keyspace)
+	defer c.close(context.WithoutCancel(ctx), at["postgres"], keyspace)
 	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.m.finished) })
 	defer c.node.end()
 	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
 	for _, w := range []chainWork{
-		{key: "chain_singles", work: "single pushes", step: load.Step{Target: load.Single, Channel: "email", Addresses: true}},
-		{key: "chain_fanouts", work: "receivers of fan-outs of 5,000", step: load.Step{Target: load.Fanout, Size: 5000, Channel: "email", Addresses: true}},
-		{key: "chain_scheduled", work: "scheduled singles", later: true, step: load.Step{Target: load.Schedule, Channel: "email", Addresses: true}},
+		{key: "chain_singles", work: "single pushes", step: load.Step{Target: load.Single, Addresses: true}},
+		{key: "chain_fanouts", work: "receivers of fan-outs of 5,000", step: load.Step{Target: load.Fanout, Size: 5000, Addresses: true}},
+		{key: "chain_scheduled", work: "scheduled singles", later: true, step: load.Step{Target: load.Schedule, Addresses: true}},
 		{key: "chain_triggers", work: "triggers", later: true, step: load.Step{Target: load.Trigger}},
 	} {
 		c.measure(ctx, w)
 	}
+}
+
+// database makes an empty one: callers and their sealed secrets are kept in it.
+func database(ctx context.Context, server, name string) string {
+	conn := rig.Must(pgx.Connect(ctx, server))
+	defer conn.Close(ctx)
+	rig.Must(conn.Exec(ctx, "CREATE DATABASE "+name))
+	u := rig.Must(url.Parse(server))
+	u.Path = "/" + name
+	return u.String()
 }
 
 // chainWork is a line of P11.
@@ -94,11 +107,11 @@ type chainRun struct {
 }
 
 // made is what was asked of the servers.
-type made struct{ records, recordBytes, swaps, serial, reads, writes, logged, commands, trips float64 }
+type made struct{ records, recordBytes, swaps, serial, reads, writes, rows, logged, commands, trips float64 }
 
 func (m made) minus(o made) made {
 	return made{m.records - o.records, m.recordBytes - o.recordBytes, m.swaps - o.swaps, m.serial - o.serial, m.reads - o.reads,
-		m.writes - o.writes, m.logged - o.logged, m.commands - o.commands, m.trips - o.trips}
+		m.writes - o.writes, m.rows - o.rows, m.logged - o.logged, m.commands - o.commands, m.trips - o.trips}
 }
 
 func (c *serverChain) measure(ctx context.Context, w chainWork) {
@@ -109,9 +122,9 @@ func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	r := c.run(ctx, w, d)
 	floor := c.floor(ctx, r.made)
 	per := func(v float64) float64 { return v / float64(r.n) }
-	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g writes, %.3g logged batches; Redis: %.3g commands in %.3g round trips",
+	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows in %.3g writes and %.3g logged batches; Redis: %.3g commands in %.3g round trips",
 		w.key, r.n, r.took.Seconds(), r.cores, floor.Seconds(), per(r.made.records), r.made.recordBytes/max(r.made.records, 1),
-		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.writes), per(r.made.logged), per(r.made.commands), per(r.made.trips))
+		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.rows), per(r.made.writes), per(r.made.logged), per(r.made.commands), per(r.made.trips))
 	rate := func(d time.Duration) float64 { return float64(r.n) / d.Seconds() }
 	c.add(result{
 		ID: "P11", Key: w.key, Work: fmt.Sprintf("%s, from the request to the durable end on real servers; ref: the same requests by the bare clients", w.work),
@@ -177,7 +190,7 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 		return all[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, kind, server)]
 	}
 	m.swaps, m.serial, m.reads = of("cassandra", "swap"), of("cassandra", "serial_read"), of("cassandra", "read")
-	m.writes, m.logged = of("cassandra", "write"), of("cassandra", "logged_batch")
+	m.writes, m.rows, m.logged = of("cassandra", "write"), of("cassandra", "row"), of("cassandra", "logged_batch")
 	m.commands, m.trips = of("redis", "command"), of("redis", "round_trip")
 	return m
 }
@@ -235,14 +248,20 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 		}
 	}
 	rand.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
-	data := noise(rowBytes)
+	data, each := noise(rowBytes), max(1, int(m.rows/max(m.writes+m.logged, 1)))
+	bare := &cassandraBench{bench: c.bench, session: c.session}
 	manyOf(ctx, len(kinds), 4*chainCallers, func(i int) {
 		base := notify.NewBase(time.Now())
 		switch q := c.session; kinds[i] {
 		case 'w':
-			rig.Ok(q.Query(insertRow, base[:], 0, int64(0), 0, 0, 0, int64(0), int16(0), data, keepSeconds).ExecContext(ctx))
+			ks := make([]notify.RowKey, each)
+			for i := range ks {
+				ks[i].Chunk = notify.Chunk{Base: base, Block: uint32(i)}
+			}
+			bare.byPartition(ctx, bareRows(ks))
 		case 'r', 's':
-			s := q.Query(`SELECT data FROM chunks WHERE base = ?`, base[:])
+			k := notify.RowKey{Chunk: notify.Chunk{Base: base}}
+			s := q.Query(selectRow, bareKey(rowShard(base), &k)...)
 			if kinds[i] == 's' {
 				s = s.Consistency(gocql.LocalSerial)
 			}
@@ -267,7 +286,12 @@ func (c *serverChain) connect(at map[string]string, keyspace string) {
 	c.redis = goredis.NewClient(&goredis.Options{Addr: at["redis"], PoolSize: chainCallers, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
 }
 
-func (c *serverChain) close(ctx context.Context, keyspace string) {
+func (c *serverChain) close(ctx context.Context, postgres, keyspace string) {
+	conn := rig.Must(pgx.Connect(ctx, postgres))
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, "DROP DATABASE "+keyspace+" WITH (FORCE)"); err != nil {
+		c.notef("the database %s is left behind: %v", keyspace, err)
+	}
 	if err := c.session.Query(`DROP KEYSPACE ` + keyspace).ExecContext(ctx); err != nil {
 		c.notef("the keyspace %s is left behind: %v", keyspace, err)
 	}

@@ -149,30 +149,5 @@ func keepUntil(ms int64, after time.Duration) int64 {
 	return (ms+after.Milliseconds())/engine.DayMs*engine.DayMs + engine.DayMs
 }
 
-// baseCache remembers bases that were lately put into an index.
-type baseCache struct {
-	mu         sync.Mutex
-	young, old map[notify.Base]struct{}
-}
-
-const basesKept = 1 << 15 // of each generation
-
-func (c *baseCache) has(b notify.Base) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, young := c.young[b]
-	_, old := c.old[b]
-	return young || old
-}
-
-func (c *baseCache) add(b notify.Base) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.young == nil || len(c.young) >= basesKept {
-		c.old, c.young = c.young, make(map[notify.Base]struct{}, 1024)
-	}
-	c.young[b] = struct{}{}
-}
-
 // shardOfBase spreads the rows of one bucket of an index.
 func shardOfBase(b []byte, shards uint64) int16 { return int16(notify.ColumnDigest(b) % shards) }

@@ -19,6 +19,10 @@
 // seen as a whole, or it is named by a row that is written last. Where neither
 // holds, the accessor's comment says what is promised instead.
 //
+// Outcomes and the history lie by the minute in which a request was made, in few
+// partitions a minute: what many single sends write together is one write to each of
+// these, where a partition a request would be one write each.
+//
 // Nothing is searched for: which buckets of time hold rows is noted in the table
 // buckets before the rows are answered. Timers go a minute at a time, with one
 // partition delete. What a purge worked off goes with one delete of a range

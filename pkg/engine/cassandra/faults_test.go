@@ -472,9 +472,9 @@ func TestStatusOfManyRequests(t *testing.T) {
 	if err := s.Status().Put(t.Context(), rows); err != nil {
 		t.Fatal(err)
 	}
-	// The index of a request is written once, not with each of its rows.
-	if n := s.Counts().Writes - before.Writes; n != 300 {
-		t.Errorf("%d writes for 300 rows that were there", n)
+	// The rows of a partition are one write, and the minutes are known from the first call.
+	if n := s.Counts().Writes - before.Writes; n > 2*statusShards {
+		t.Errorf("%d writes for 300 rows of two minutes at most", n)
 	}
 }
 

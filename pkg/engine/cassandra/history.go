@@ -43,33 +43,42 @@ type chunkRef struct {
 	topic       string
 	part        int32
 	offset      int64
+	data        []byte // nil: in notification_content
+}
+
+const chunkColumns = `part, block, first, last, fan, topic, log_part, log_offset, data`
+
+// scanRef reads the columns of chunkColumns, behind those of more.
+func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, more ...any) bool {
+	var part int
+	var block, first, last int64
+	*r = chunkRef{}
+	ok := scan(append(more, &part, &block, &first, &last, &r.fan, &r.topic, &r.part, &r.offset, &r.data)...)
+	r.chunk = notify.Chunk{Base: base, Partition: uint16(part), Block: uint32(block)}
+	r.first, r.last = uint32(first), uint32(last)
+	return ok
 }
 
 // refs returns the chunks of a request, in order.
 func (h history) refs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
+	p := shardOfMinute(base)
 	err = h.s.rows(ctx, func(scan func(...any) bool) error {
-		for {
-			var part int
-			var block, first, last int64
-			r := chunkRef{}
-			if !scan(&part, &block, &first, &last, &r.fan, &r.topic, &r.part, &r.offset) {
-				return nil
-			}
-			r.chunk = notify.Chunk{Base: base, Partition: uint16(part), Block: uint32(block)}
-			r.first, r.last = uint32(first), uint32(last)
+		for r := (chunkRef{}); scanRef(scan, base, &r); {
 			out = append(out, r)
 		}
-	}, `SELECT part, block, first, last, fan, topic, log_part, log_offset FROM notification_chunks WHERE base = ?`, base[:])
+		return nil
+	}, `SELECT `+chunkColumns+` FROM notification_chunks WHERE minute = ? AND shard = ? AND base = ?`, p.minute, p.shard, base[:])
 	return out, err
 }
 
 // open reads a chunk's content; ok is false where it is gone.
 func (h history) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
-	var v []byte
-	c := r.chunk
-	ok, err = h.s.get(ctx, `SELECT data FROM notification_content WHERE base = ? AND part = ? AND block = ?`, []any{c.Base[:], int(c.Partition), int64(c.Block)}, &v)
-	if err != nil || !ok {
-		return false, err
+	v, c := r.data, r.chunk
+	if v == nil {
+		ok, err = h.s.get(ctx, `SELECT data FROM notification_content WHERE base = ? AND part = ? AND block = ?`, []any{c.Base[:], int(c.Partition), int64(c.Block)}, &v)
+		if err != nil || !ok {
+			return false, err
+		}
 	}
 	*f = engine.Found{Topic: r.topic, LogPart: r.part, Offset: r.offset}
 	err = notify.DecodeEnvelope(v, &f.Envelope)
@@ -262,9 +271,9 @@ func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Foun
 	found, have := make([]engine.Found, len(page)), make([]bool, len(page))
 	err := parallel(len(page), func(i int) error {
 		p := &page[i]
-		r := chunkRef{chunk: notify.Chunk{Base: p.base, Partition: uint16(p.part), Block: uint32(p.block)}}
-		ok, err := h.s.get(ctx, `SELECT topic, log_part, log_offset FROM notification_chunks WHERE base = ? AND part = ? AND block = ?`,
-			[]any{p.base[:], p.part, p.block}, &r.topic, &r.part, &r.offset)
+		r, in := chunkRef{chunk: notify.Chunk{Base: p.base, Partition: uint16(p.part), Block: uint32(p.block)}}, shardOfMinute(p.base)
+		ok, err := h.s.get(ctx, `SELECT topic, log_part, log_offset, data FROM notification_chunks WHERE minute = ? AND shard = ? AND base = ? AND part = ? AND block = ?`,
+			[]any{in.minute, in.shard, p.base[:], p.part, p.block}, &r.topic, &r.part, &r.offset, &r.data)
 		if err != nil || !ok {
 			return err
 		}

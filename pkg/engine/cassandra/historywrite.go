@@ -49,8 +49,7 @@ func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error 
 		}
 	}
 	s.history.mu.Unlock()
-	err := parallel(len(todo), func(i int) error { return appendRecord(ctx, s, &todo[i]) })
-	if err != nil {
+	if err := appendRecords(ctx, s, todo); err != nil {
 		return err
 	}
 	return advanceHistoryPart(ctx, s, next)
@@ -100,8 +99,41 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 	return out, nil
 }
 
-// appendRecord stores the content before what points to it.
-func appendRecord(ctx context.Context, s *Store, r *HistoryRecord) error {
+// inlineChunk is how large, in bytes, the data of a chunk may be to be stored with it.
+// Larger data would make the partitions of a minute too large.
+const inlineChunk = 1 << 10
+
+// historyRows is what records become, by the order in which it is stored.
+type historyRows struct {
+	contents []stmt // of large chunks
+	chunks   map[minuteShard][]stmt
+	users    []stmt
+}
+
+// appendRecords stores the content before what points to it.
+func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
+	rows := historyRows{chunks: map[minuteShard][]stmt{}}
+	for i := range recs {
+		if err := rows.add(s, &recs[i]); err != nil {
+			return err
+		}
+	}
+	if err := separateIndex(ctx, s, rows.contents); err != nil {
+		return err
+	}
+	var batches [][]stmt
+	for _, part := range rows.chunks {
+		batches = append(batches, split(part)...)
+	}
+	at := s.clock.now()
+	if err := parallel(len(batches), func(i int) error { return s.write(ctx, at, batches[i]...) }); err != nil {
+		return err
+	}
+	return separateIndex(ctx, s, rows.users)
+}
+
+// add is the rows of a record.
+func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	var env notify.Envelope
 	err := notify.DecodeEnvelope(r.Value, &env)
 	if errors.Is(err, notify.ErrNewer) {
@@ -116,7 +148,6 @@ func appendRecord(ctx context.Context, s *Store, r *HistoryRecord) error {
 	}
 	c, keep := env.Chunk, int(s.cfg.StatusTTL/time.Second)
 	left := released(&env, r.Time)
-	var rows []stmt
 	first, last := int64(-1), int64(0)
 	rd, x := notify.ReadReceivers(env.Receivers), notify.Receiver{}
 	for pos := int64(0); rd.Next(&x); pos++ {
@@ -124,28 +155,26 @@ func appendRecord(ctx context.Context, s *Store, r *HistoryRecord) error {
 			first = last
 		}
 		if (!env.Fan || s.cfg.EveryReceiver) && len(x.User) > 0 {
-			rows = append(rows, stmt{
+			h.users = append(h.users, stmt{
 				`INSERT INTO notifications (user_id, month, released, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
 				[]any{append([]byte(nil), x.User...), left / monthMs, left, c.Base[:], last, env.Caller, int(c.Partition), int64(c.Block), pos, keep},
 			})
 		}
 	}
-	at := s.clock.now()
-	err = s.write(ctx, at, stmt{
-		`INSERT INTO notification_content (base, part, block, data) VALUES (?, ?, ?, ?) USING TTL ?`,
-		[]any{c.Base[:], int(c.Partition), int64(c.Block), r.Value, keep},
-	})
-	if err != nil {
-		return err
+	data := r.Value
+	if len(data) > inlineChunk {
+		h.contents = append(h.contents, stmt{
+			`INSERT INTO notification_content (base, part, block, data) VALUES (?, ?, ?, ?) USING TTL ?`,
+			[]any{c.Base[:], int(c.Partition), int64(c.Block), data, keep},
+		})
+		data = nil
 	}
-	err = s.write(ctx, at, stmt{
-		`INSERT INTO notification_chunks (base, part, block, first, last, fan, topic, log_part, log_offset) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
-		[]any{c.Base[:], int(c.Partition), int64(c.Block), max(first, 0), last, env.Fan, r.Topic, r.Partition, r.Offset, keep},
+	p := shardOfMinute(c.Base)
+	h.chunks[p] = append(h.chunks[p], stmt{
+		`INSERT INTO notification_chunks (minute, shard, base, ` + chunkColumns + `) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
+		[]any{p.minute, p.shard, c.Base[:], int(c.Partition), int64(c.Block), max(first, 0), last, env.Fan, r.Topic, r.Partition, r.Offset, data, keep},
 	})
-	if err != nil {
-		return err
-	}
-	return separateIndex(ctx, s, rows)
+	return nil
 }
 
 // EachHistory calls fn with every original chunk whose record want names. It reads
@@ -154,20 +183,15 @@ func appendRecord(ctx context.Context, s *Store, r *HistoryRecord) error {
 func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
 	var refs []chunkRef
 	err := s.rows(ctx, func(scan func(...any) bool) error {
-		for {
-			var base []byte
-			var part int
-			var block int64
-			r := chunkRef{}
-			if !scan(&base, &part, &block, &r.topic, &r.part, &r.offset) {
-				return nil
-			}
+		var base []byte
+		for r := (chunkRef{}); scanRef(scan, notify.Base{}, &r, &base); {
 			if len(base) == len(notify.Base{}) && want(HistoryPart{r.topic, r.part}, r.offset) {
-				r.chunk = notify.Chunk{Base: notify.Base(base), Partition: uint16(part), Block: uint32(block)}
+				r.chunk.Base = notify.Base(base)
 				refs = append(refs, r)
 			}
 		}
-	}, `SELECT base, part, block, topic, log_part, log_offset FROM notification_chunks`)
+		return nil
+	}, `SELECT base, `+chunkColumns+` FROM notification_chunks`)
 	if err != nil {
 		return err
 	}

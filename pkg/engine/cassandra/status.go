@@ -3,7 +3,9 @@ package cassandra
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
+	"iter"
 	"slices"
 	"time"
 
@@ -15,19 +17,32 @@ import (
 type status struct{ s *Store }
 
 const (
-	indexShards  = 4 // of a minute of chunks_by_minute
 	scopeMinutes = "chunks"
+
+	// statusShards is how many partitions the rows of a minute have. At 5M receivers a
+	// second in fan-outs a partition gets some 15,000 rows.
+	statusShards = 16
 )
 
 const (
-	rowColumns = `base, part, block, epoch, attempt, deferrals, first, kind, data`
-	insertRow  = `INSERT INTO chunks (` + rowColumns + `) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`
-	selectRow  = `SELECT writetime(data), data FROM chunks WHERE base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`
-	selectRows = `SELECT part, block, epoch, attempt, deferrals, first, kind, writetime(data), data FROM chunks WHERE base = ?`
+	insertRow  = `INSERT INTO chunks (minute, shard, base, part, block, epoch, attempt, deferrals, first, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`
+	selectRow  = `SELECT writetime(data), data FROM chunks WHERE minute = ? AND shard = ? AND base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`
+	selectRows = `SELECT base, part, block, epoch, attempt, deferrals, first, kind, writetime(data), data FROM chunks WHERE minute = ? AND shard = ?`
 )
 
+// minuteShard is a partition of the outcomes: those of some requests of one minute.
+type minuteShard struct {
+	minute int64
+	shard  int16
+}
+
+func shardOfMinute(b notify.Base) minuteShard {
+	return minuteShard{b.Time().UnixMilli() / engine.MinuteMs, shardOfBase(b[:], statusShards)}
+}
+
 func keyArgs(k *notify.RowKey) []any {
-	return []any{k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
+	p := shardOfMinute(k.Chunk.Base)
+	return []any{p.minute, p.shard, k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
 }
 
 func (t status) Put(ctx context.Context, rows []notify.Row) error {
@@ -46,19 +61,20 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 		}
 	}
 	now := t.s.clock.now()
-	of := map[notify.Base]int{}
-	var bases []notify.Base
+	of := map[minuteShard]int{}
+	var minutes []int64
 	var parts [][]stmt
 	for i := range rows {
 		r := &rows[i]
 		if last[r.Key] != i {
 			continue
 		}
-		n, ok := of[r.Key.Chunk.Base]
+		p := shardOfMinute(r.Key.Chunk.Base)
+		n, ok := of[p]
 		if !ok {
 			n = len(parts)
-			of[r.Key.Chunk.Base] = n
-			bases, parts = append(bases, r.Key.Chunk.Base), append(parts, nil)
+			of[p] = n
+			minutes, parts = append(minutes, p.minute), append(parts, nil)
 		}
 		at, err := t.timestamp(ctx, r, now)
 		if err != nil {
@@ -66,7 +82,7 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 		}
 		parts[n] = append(parts[n], t.insert(r, store.AppendRow(nil, r), at))
 	}
-	if err := t.index(ctx, bases); err != nil {
+	if err := t.noteMinutes(ctx, minutes); err != nil {
 		return err
 	}
 	return parallel(len(parts), func(i int) error {
@@ -97,44 +113,18 @@ func split(stmts []stmt) (out [][]stmt) {
 	return append(out, stmts[from:])
 }
 
-// index makes sure that Scan finds requests. It goes before their rows.
-func (t status) index(ctx context.Context, bases []notify.Base) error {
-	type part struct {
-		minute int64
-		shard  int16
-	}
-	of := map[part][]stmt{}
-	var order []part
-	keep := int((t.s.cfg.StatusTTL + 24*time.Hour) / time.Second)
-	var fresh []notify.Base
-	for _, b := range bases {
-		if t.s.bases.has(b) {
-			continue
-		}
-		fresh = append(fresh, b)
-		p := part{b.Time().UnixMilli() / engine.MinuteMs, shardOfBase(b[:], indexShards)}
-		if of[p] == nil {
-			order = append(order, p)
-		}
-		of[p] = append(of[p], stmt{`INSERT INTO chunks_by_minute (minute, shard, base) VALUES (?, ?, ?) USING TTL ?`, []any{p.minute, p.shard, b[:], keep}})
-	}
-	err := parallel(len(order), func(i int) error {
-		p := order[i]
-		day := p.minute * engine.MinuteMs / engine.DayMs
-		keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
+// noteMinutes makes sure that Scan finds the rows of minutes. It goes before the rows.
+func (t status) noteMinutes(ctx context.Context, minutes []int64) error {
+	slices.Sort(minutes)
+	keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
+	for _, minute := range slices.Compact(minutes) {
+		day := minute * engine.MinuteMs / engine.DayMs
 		if err := noteBucket(ctx, t.s, scopeMinutes, day, keeps, true); err != nil {
 			return err
 		}
-		if err := noteBucket(ctx, t.s, scopeOf(scopeMinutes, day), p.minute, keeps, true); err != nil {
+		if err := noteBucket(ctx, t.s, scopeOf(scopeMinutes, day), minute, keeps, true); err != nil {
 			return err
 		}
-		return t.s.write(ctx, t.s.clock.now(), of[p]...)
-	})
-	if err != nil {
-		return err
-	}
-	for _, b := range fresh {
-		t.s.bases.add(b)
 	}
 	return nil
 }
@@ -179,19 +169,22 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	return nil
 }
 
-// each calls fn with the rows of a partition, or of one chunk of it, in order.
-func (t status) each(ctx context.Context, base notify.Base, fn func(*notify.Row) error, where string, args ...any) error {
+// each calls fn with the rows of a partition that where names, in order.
+func (t status) each(ctx context.Context, p minuteShard, fn func(*notify.Row) error, where string, args ...any) error {
 	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var (
+			base, v                         []byte
 			part, epoch, attempt, deferrals int
 			block, first, at                int64
 			kind                            int16
-			v                               []byte
 		)
-		for scan(&part, &block, &epoch, &attempt, &deferrals, &first, &kind, &at, &v) {
+		for scan(&base, &part, &block, &epoch, &attempt, &deferrals, &first, &kind, &at, &v) {
+			if len(base) != len(notify.Base{}) {
+				return corrupt("chunks")
+			}
 			r := new(notify.Row)
 			k := notify.RowKey{
-				Chunk: notify.Chunk{Base: base, Partition: uint16(part), Block: uint32(block)},
+				Chunk: notify.Chunk{Base: notify.Base(base), Partition: uint16(part), Block: uint32(block)},
 				Epoch: uint16(epoch), Attempt: uint16(attempt), Deferrals: uint16(deferrals), First: uint32(first), Kind: notify.RowKind(kind),
 			}
 			if err := t.decode(r, k, at, v); err != nil {
@@ -202,14 +195,14 @@ func (t status) each(ctx context.Context, base notify.Base, fn func(*notify.Row)
 			}
 		}
 		return nil
-	}, selectRows+where, append([]any{base[:]}, args...)...)
+	}, selectRows+where, append([]any{p.minute, p.shard}, args...)...)
 }
 
 func (t status) Chunk(ctx context.Context, c notify.Chunk) (rows []notify.Row, err error) {
-	err = t.each(ctx, c.Base, func(r *notify.Row) error {
+	err = t.each(ctx, shardOfMinute(c.Base), func(r *notify.Row) error {
 		rows = append(rows, *r)
 		return nil
-	}, ` AND part = ? AND block = ?`, int(c.Partition), int64(c.Block))
+	}, ` AND base = ? AND part = ? AND block = ?`, c.Base[:], int(c.Partition), int64(c.Block))
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +210,7 @@ func (t status) Chunk(ctx context.Context, c notify.Chunk) (rows []notify.Row, e
 }
 
 func (t status) Request(ctx context.Context, base notify.Base, fn func(*notify.Row) error) error {
-	return t.each(ctx, base, fn, "")
+	return t.each(ctx, shardOfMinute(base), fn, ` AND base = ?`, base[:])
 }
 
 func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error {
@@ -237,45 +230,73 @@ func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) e
 			return err
 		}
 		for _, minute := range minutes {
-			bases, err := t.basesOf(ctx, minute)
-			if err != nil {
+			if err := t.scanMinute(ctx, minute, from, to, fn); err != nil {
 				return err
-			}
-			for _, b := range bases {
-				if ms := b.Time().UnixMilli(); ms < from || ms >= to {
-					continue
-				}
-				if err := t.Request(ctx, b, fn); err != nil {
-					return err
-				}
 			}
 		}
 	}
 	return nil
 }
 
-// basesOf returns the requests of a minute that have rows, in order.
-func (t status) basesOf(ctx context.Context, minute int64) ([]notify.Base, error) {
-	var shards [indexShards][]notify.Base
-	err := parallel(indexShards, func(i int) error {
-		return t.s.rows(ctx, func(scan func(...any) bool) error {
-			for b := []byte(nil); scan(&b); {
-				if len(b) != len(notify.Base{}) {
-					return corrupt("chunks_by_minute")
-				}
-				shards[i] = append(shards[i], notify.Base(b))
+// scanMinute merges the partitions of a minute. Requests from (ms since 1970) up to to
+// count.
+func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(*notify.Row) error) error {
+	errEnough := errors.New("enough") // a partition that is not read to its end
+	var next [statusShards]func() (*notify.Row, error, bool)
+	var heads [statusShards]*notify.Row
+	var stops [statusShards]func()
+	defer func() {
+		for _, stop := range stops {
+			if stop != nil {
+				stop()
 			}
-			return nil
-		}, `SELECT base FROM chunks_by_minute WHERE minute = ? AND shard = ?`, minute, int16(i))
-	})
-	if err != nil {
-		return nil, err
+		}
+	}()
+	advance := func(i int) (err error) {
+		heads[i], err, _ = next[i]()
+		return err
 	}
-	all := slices.Concat(shards[:]...)
-	slices.SortFunc(all, compareBases)
-	return all, nil
+	for i := range next {
+		rows := func(yield func(*notify.Row, error) bool) {
+			err := t.each(ctx, minuteShard{minute, int16(i)}, func(r *notify.Row) error {
+				if !yield(r, nil) {
+					return errEnough
+				}
+				return nil
+			}, ` AND base >= ? AND base < ?`, prefixOf(from), prefixOf(to))
+			if err != nil && !errors.Is(err, errEnough) {
+				yield(nil, err)
+			}
+		}
+		next[i], stops[i] = iter.Pull2(rows)
+		if err := advance(i); err != nil {
+			return err
+		}
+	}
+	for {
+		least := -1
+		for i, r := range heads {
+			if r != nil && (least < 0 || bytes.Compare(r.Key.Chunk.Base[:], heads[least].Key.Chunk.Base[:]) < 0) {
+				least = i
+			}
+		}
+		if least < 0 {
+			return nil
+		}
+		if err := fn(heads[least]); err != nil {
+			return err
+		}
+		if err := advance(least); err != nil {
+			return err
+		}
+	}
 }
 
-func compareBases(a, b notify.Base) int {
-	return bytes.Compare(a[:], b[:])
+// prefixOf is what the bases made at ms begin with; for a later time than a base can
+// have it is above all of them.
+func prefixOf(ms int64) []byte {
+	if ms >= 1<<48 {
+		return bytes.Repeat([]byte{0xff}, len(notify.Base{})+1)
+	}
+	return binary.BigEndian.AppendUint64(nil, uint64(ms))[2:]
 }

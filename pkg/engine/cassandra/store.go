@@ -28,7 +28,6 @@ type Store struct {
 	counts  counters
 	locks   keyLocks
 	buckets bucketCache
-	bases   baseCache
 	history historyNext
 
 	tidyBehind time.Duration // tidyBehind, unless a test says otherwise
@@ -161,15 +160,16 @@ type Counts struct {
 	SerialReads int64 // reads that see every swap answered before
 	Reads       int64 // all others, a page each
 	Writes      int64 // plain writes and batches of one partition
+	Rows        int64 // statements in Writes and Logged
 	Logged      int64 // batches over several partitions
 }
 
-type counters struct{ swaps, serial, reads, writes, logged atomic.Int64 }
+type counters struct{ swaps, serial, reads, writes, rows, logged atomic.Int64 }
 
 // Counts returns how many requests were made since Open, for budgets and metrics.
 func (s *Store) Counts() Counts {
 	c := &s.counts
-	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.logged.Load()}
+	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.rows.Load(), c.logged.Load()}
 }
 
 const (
@@ -236,6 +236,7 @@ func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 		return nil
 	}
 	s.counts.writes.Add(1)
+	s.counts.rows.Add(int64(len(stmts)))
 	if len(stmts) == 1 {
 		return translate(s.query(stmts[0].cql, stmts[0].args...).WithTimestamp(at).ExecContext(ctx))
 	}
@@ -249,6 +250,7 @@ func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 		return s.write(ctx, at, stmts...)
 	}
 	s.counts.logged.Add(1)
+	s.counts.rows.Add(int64(len(stmts)))
 	return s.batch(ctx, gocql.LoggedBatch, at, stmts)
 }
 

@@ -129,9 +129,6 @@ func (s *Store) forgetAll() {
 	s.buckets.mu.Lock()
 	s.buckets.have = nil
 	s.buckets.mu.Unlock()
-	s.bases.mu.Lock()
-	s.bases.young, s.bases.old = nil, nil
-	s.bases.mu.Unlock()
 }
 
 var timerTables = []string{"timers", "timer_hints", "timers_cold", "timer_shards", "timer_heads", "timer_requests"}
@@ -142,7 +139,7 @@ func scheduling(s *Store) enginetest.Scheduling {
 
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	enginetest.Status(t, suite(t, (*Store).Status, "chunks", "chunks_by_minute", "tenures"), func(s engine.Status, k notify.RowKey, value []byte) error {
+	enginetest.Status(t, suite(t, (*Store).Status, "chunks", "tenures"), func(s engine.Status, k notify.RowKey, value []byte) error {
 		st, r := s.(status), notify.Row{Key: k}
 		at := st.s.clock.now()
 		return st.s.write(t.Context(), at, st.insert(&r, value, at))
