@@ -36,7 +36,7 @@ func (rs *receipts) webhooks() map[string]server.Receipt {
 	out := map[string]server.Receipt{}
 	if tw := rs.provs.twilio; tw != nil {
 		out["twilio"] = server.Receipt{Signature: provider.TwilioSignature, Take: func(r *http.Request, body []byte) error {
-			list, err := provider.ParseTwilioPool(withBody(r, body), tw.AuthToken, rs.publicURL)
+			list, err := provider.ParseTwilio(withBody(r, body), tw.AuthToken, rs.publicURL)
 			return rs.received(r.Context(), notify.SMS, list, err)
 		}}
 	}

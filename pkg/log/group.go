@@ -22,7 +22,6 @@ type Group struct {
 	mu       sync.Mutex
 	assigned map[TopicPartition]*assignment
 	commits  commits
-	stop     error // set by a callback: Run ends with it
 
 	// committing holds a token while somebody reads the marks and waits for the
 	// broker to take them. A revocation takes it before it lets go of its
@@ -66,8 +65,8 @@ const commitTimeout = 5 * time.Second
 
 // Run joins the group and hands records to the handler until ctx ends; then it
 // stops polling, waits up to DrainTimeout for what is in flight, commits, leaves
-// the group, and returns nil. It returns an error when the group cannot go on
-// (OutOfRange is Stop) or a handler does not come back after its context ended.
+// the group, and returns nil. It returns an error when a handler does not come back
+// after its context ended.
 func (g *Group) Run(ctx context.Context) error {
 	for {
 		err := g.session(ctx)
@@ -117,17 +116,10 @@ func (g *Group) session(ctx context.Context) error {
 	err = g.leave(base, cl)
 	stopConfirming() // not before: what a drain settles asks
 	confirms.Wait()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case err != nil:
-		return err
-	case g.stop != nil:
-		return g.stop
-	case errors.Is(cause, errRejoin):
+	if err == nil && errors.Is(cause, errRejoin) {
 		return errRejoin
 	}
-	return nil
+	return err
 }
 
 func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []kgo.Opt {
@@ -319,12 +311,4 @@ func (g *Group) release(base context.Context, as []*assignment, lost bool) error
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func (g *Group) fatal(err *notify.Error, end context.CancelCauseFunc) error {
-	g.mu.Lock()
-	g.stop = err
-	g.mu.Unlock()
-	end(err)
-	return err
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/notifyd/notifyd/internal/killpoint"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // commitEvery commits the marks until ctx ends.
@@ -127,24 +126,14 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 			a.begin(committed, committed, end)
 			continue
 		}
-		r := Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset, Next: start.Offset}
-		if g.cfg.OutOfRange == Stop {
-			r.Next = -1
-		}
 		g.count(func(c *commits) { c.resets++ })
 		if f := g.cfg.Events.Reset; f != nil {
-			f(r)
-		}
-		if r.Next < 0 {
-			return nil, g.fatal(&notify.Error{
-				Kind: notify.KindInternal, Code: "log_reset",
-				Msg: fmt.Sprintf("group %s stands at %s@%d; the log holds %d to %d", g.cfg.Group, a.tp, committed, start.Offset, finish.Offset),
-			}, end)
+			f(Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset})
 		}
 		// The mark begins below what is committed when the log lost its end:
 		// the commit is lowered to where reading really is.
-		a.begin(r.Next, -1, end)
-		at[a.tp.Topic][a.tp.Partition] = kgo.NewOffset().At(r.Next).WithEpoch(-1)
+		a.begin(start.Offset, -1, end)
+		at[a.tp.Topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}
 	return at, nil
 }

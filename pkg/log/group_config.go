@@ -39,20 +39,6 @@ type Drainer interface {
 	Drain(ctx context.Context)
 }
 
-// OutOfRange says what to do with a committed offset that is not in the log.
-type OutOfRange string
-
-// The policies.
-const (
-	// FromStart goes on at the first record still there: nothing that exists is
-	// skipped. When the offset lay beyond the end (the log lost records, or the
-	// topic was made anew) that replays what is left, and dedup drops what was
-	// done; it is reported through Events.Reset.
-	FromStart OutOfRange = "from-start"
-	// Stop ends Run with an error of code "log_reset", for an operator to decide.
-	Stop OutOfRange = "stop"
-)
-
 // GroupConfig configures a Group. The zero value of a field means its default.
 type GroupConfig struct {
 	Conn   Conn
@@ -80,8 +66,6 @@ type GroupConfig struct {
 	FetchWait time.Duration `default:"250ms" min:"0"`
 	// RetryBackoff is the first wait after a failed Handle, doubled up to 5 s.
 	RetryBackoff time.Duration `default:"100ms" min:"0"`
-	// OutOfRange defaults to FromStart.
-	OutOfRange OutOfRange `default:"from-start" oneof:"from-start stop"`
 	// Poison, when set, is called instead of Handle for a record whose Attempt
 	// reached MaxAttempts (default 5); it puts the record aside and marks it
 	// (Poisoner.Poison). Default: a record is tried for ever.
@@ -99,7 +83,10 @@ type GroupEvents struct {
 	Failed func(tp TopicPartition, cause error)
 	// Held: the partition stands at a record of a newer release. It is told once.
 	Held func(tp TopicPartition, cause error)
-	// Reset: a position was not in the log.
+	// Reset: a committed offset is not in the log. Reading goes on at the first record
+	// still there, so nothing that exists is skipped. Where the offset lay beyond the end
+	// (the log lost records, or the topic was made anew) that replays what is left, and
+	// dedup drops what was done.
 	Reset func(r Reset)
 	// Trouble: the client reports an error it goes on from: a broker away, no
 	// authorization, a commit refused.
@@ -126,7 +113,6 @@ type Reset struct {
 	TP         TopicPartition
 	Committed  int64
 	Start, End int64 // of the log
-	Next       int64 // where reading goes on; -1: it does not
 }
 
 // Panic is a panic of a handler.

@@ -2,19 +2,16 @@ package log
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func TestPositionOutsideTheLogIsReported(t *testing.T) {
-	f := func(name string, policy OutOfRange, committed, trimmed, wantFirst int64) {
+	f := func(name string, committed, trimmed, wantFirst int64) {
 		t.Run(name, func(t *testing.T) {
 			onClusters(t, 1, func(t *testing.T, b *broker) {
 				tp := TopicPartition{b.topic, 0}
@@ -30,7 +27,7 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 				}
 				resets := make(chan Reset, 100)
 				first := make(chan int64, 100)
-				m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}, OutOfRange: policy,
+				m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic},
 					Events: GroupEvents{Reset: func(r Reset) { resets <- r }}},
 					handlerFunc(func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
 						first <- msgs[0].Offset
@@ -39,16 +36,9 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 						}
 						return nil
 					}))
-				want := Reset{TP: tp, Committed: committed, Start: trimmed, End: 20, Next: wantFirst}
+				want := Reset{TP: tp, Committed: committed, Start: trimmed, End: 20}
 				if r := <-resets; r != want {
 					t.Errorf("reset %+v, want %+v", r, want)
-				}
-				if policy == Stop {
-					if e, ok := errors.AsType[*notify.Error](<-m.done); !ok || e.Code != "log_reset" {
-						t.Errorf("Run returned %v", e)
-					}
-					m.done <- nil
-					return
 				}
 				if got := <-first; got != wantFirst {
 					t.Errorf("began at %d, want %d", got, wantFirst)
@@ -62,10 +52,8 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 			})
 		})
 	}
-	f("trimmed away", FromStart, 5, 10, 10)
-	f("log cut short", FromStart, 30, 10, 10)
-	f("log cut short, stop", Stop, 30, 10, -1)
-	f("trimmed away, stop", Stop, 5, 10, -1)
+	f("trimmed away", 5, 10, 10)
+	f("log cut short", 30, 10, 10)
 }
 
 // What is trimmed from under a running member is noticed too.
@@ -96,7 +84,7 @@ func TestTrimmedUnderARunningMember(t *testing.T) {
 		}
 		close(release)
 		r := <-resets
-		if r.Next != 40 || r.Committed >= 40 {
+		if r.Start != 40 || r.Committed >= 40 {
 			t.Errorf("%+v", r)
 		}
 		for last := int64(-1); last != 49; {
@@ -160,7 +148,6 @@ func TestGroupConfigIsChecked(t *testing.T) {
 		func(c *GroupConfig) { c.Conn.Brokers = nil },
 		func(c *GroupConfig) { c.MaxInFlight = -1 },
 		func(c *GroupConfig) { c.CommitEvery = -1 },
-		func(c *GroupConfig) { c.OutOfRange = "maybe" },
 	} {
 		c := ok
 		change(&c)

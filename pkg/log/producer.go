@@ -14,17 +14,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Compression of batches on their way to the broker and on its disk.
-type Compression string
-
-// The codecs.
-const (
-	None   Compression = "none"
-	Snappy Compression = "snappy"
-	LZ4    Compression = "lz4"
-	Zstd   Compression = "zstd"
-)
-
 // ProducerConfig configures a Producer. The zero value of a field means its
 // default.
 type ProducerConfig struct {
@@ -49,8 +38,6 @@ type ProducerConfig struct {
 	// Appended, when set, is told of every record that is acknowledged: the offset
 	// behind it. It must be quick.
 	Appended func(tp TopicPartition, next int64)
-	// Compression default none: the records are dense and the network is a loopback.
-	Compression Compression `default:"none"`
 	// Brokers says how many there are. Default ManyBrokers.
 	Brokers Brokers
 }
@@ -63,8 +50,8 @@ const (
 	ManyBrokers Brokers = ""
 	// OneBroker leads every partition, as the embedded one does: small records
 	// are then appended in fewer steps, and without the broker knowing the
-	// producer. Not with compression, and not for Kafka: there a moved leader, and
-	// a copy of a request that was sent again, are the library's to handle.
+	// producer. Not for Kafka: there a moved leader, and a copy of a request that was
+	// sent again, are the library's to handle.
 	OneBroker Brokers = "one"
 )
 
@@ -81,15 +68,7 @@ func (c ProducerConfig) validate() error {
 	case c.Brokers == OneBroker && (len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
 		return errors.New("stream: OneBroker is the embedded broker, and this is a cluster")
 	}
-	if _, ok := codecs[c.Compression]; !ok {
-		return fmt.Errorf("stream: no compression is called %q", c.Compression)
-	}
 	return errors.Join(setting.Err("producer", &c), c.Conn.validate())
-}
-
-var codecs = map[Compression]kgo.CompressionCodec{
-	None: kgo.NoCompression(), Snappy: kgo.SnappyCompression(),
-	LZ4: kgo.Lz4Compression(), Zstd: kgo.ZstdCompression(),
 }
 
 const (
@@ -130,7 +109,7 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 		kgo.ProduceRequestTimeout(max(cfg.AppendTimeout, time.Second)),
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
-		kgo.ProducerBatchCompression(codecs[cfg.Compression]),
+		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
 		kgo.RecordPartitioner(partitioner()),
@@ -140,7 +119,7 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 		return nil, fmt.Errorf("stream: producer: %w", err)
 	}
 	p := &Producer{cfg: cfg, cl: cl, turns: turns{length: cfg.AppendTimeout}}
-	if cfg.Brokers == OneBroker && cfg.Compression == None {
+	if cfg.Brokers == OneBroker {
 		if p.direct, err = newDirect(cfg); err != nil {
 			cl.Close()
 			return nil, err

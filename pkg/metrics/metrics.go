@@ -235,7 +235,7 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 		Reset: func(r log.Reset) {
 			Add(m.Resets, 1, r.TP.Topic)
 			logger.Error("committed position is not in the log", "topic", r.TP.Topic, "partition", r.TP.Partition,
-				"committed", r.Committed, "start", r.Start, "end", r.End, "next", r.Next)
+				"committed", r.Committed, "start", r.Start, "end", r.End)
 		},
 		Trouble: func(err error) { logger.Warn("consumer group", "err", err) },
 	}

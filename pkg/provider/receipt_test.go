@@ -18,6 +18,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+// tokenOf gives every account one token.
+func tokenOf(token string) func(string) string { return func(string) string { return token } }
+
 func TestParseTwilio(t *testing.T) {
 	t.Parallel()
 	const token, public = "secret", "https://notify.example.com"
@@ -35,7 +38,7 @@ func TestParseTwilio(t *testing.T) {
 	}
 	f := func(status, code string, state notify.State, want string, dead, out bool) {
 		t.Helper()
-		rs, err := ParseTwilio(post(form(status, code), public+target, token), token, public+"/")
+		rs, err := ParseTwilio(post(form(status, code), public+target, token), tokenOf(token), public+"/")
 		if err != nil || len(rs) != 1 {
 			t.Fatal(err)
 		}
@@ -64,12 +67,12 @@ func TestParseTwilio(t *testing.T) {
 
 	good := form("delivered", "")
 	// signed with the port
-	if _, err := ParseTwilio(post(good, "https://notify.example.com:443"+target, token), token, public); err != nil {
+	if _, err := ParseTwilio(post(good, "https://notify.example.com:443"+target, token), tokenOf(token), public); err != nil {
 		t.Error(err)
 	}
 	refused := func(what string, r *http.Request, token, public string) {
 		t.Helper()
-		if rs, err := ParseTwilio(r, token, public); notify.KindOf(err) != notify.KindUnauthorized || rs != nil {
+		if rs, err := ParseTwilio(r, tokenOf(token), public); notify.KindOf(err) != notify.KindUnauthorized || rs != nil {
 			t.Errorf("%s: %v %v", what, rs, err)
 		}
 	}
@@ -91,12 +94,12 @@ func TestParseTwilio(t *testing.T) {
 	r.Header.Set("X-Twilio-Signature", "%%%")
 	refused("no base64", r, token, public)
 	r = post(good, public+target, token)
-	if _, err := ParseTwilioPool(r, func(a string) string { return map[string]string{"AC2": token}[a] }, public); notify.KindOf(err) != notify.KindUnauthorized {
+	if _, err := ParseTwilio(r, func(a string) string { return map[string]string{"AC2": token}[a] }, public); notify.KindOf(err) != notify.KindUnauthorized {
 		t.Errorf("another account: %v", err)
 	}
 	big := form("delivered", "")
 	big.Set("Body", strings.Repeat("x", maxTwilioReceipt))
-	if _, err := ParseTwilio(post(big, public+target, token), token, public); notify.KindOf(err) != notify.KindTooLarge {
+	if _, err := ParseTwilio(post(big, public+target, token), tokenOf(token), public); notify.KindOf(err) != notify.KindTooLarge {
 		t.Errorf("too large: %v", err)
 	}
 }

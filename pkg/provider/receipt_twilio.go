@@ -26,15 +26,10 @@ var twilioReceipts = map[int]struct{ dead, optedOut bool }{
 	30006: {dead: true}, // landline or carrier out of reach
 }
 
-// ParseTwilio reads a status callback. publicURL is TwilioConfig.PublicURL: the
-// signature covers the URL Twilio was given, whatever stands between.
-func ParseTwilio(r *http.Request, authToken, publicURL string) ([]Receipt, error) {
-	return ParseTwilioPool(r, func(string) string { return authToken }, publicURL)
-}
-
-// ParseTwilioPool is ParseTwilio for several accounts: authToken returns the
-// token of an account, empty for one that is not ours (see Twilio.AuthToken).
-func ParseTwilioPool(r *http.Request, authToken func(account string) string, publicURL string) ([]Receipt, error) {
+// ParseTwilio reads a status callback. authToken returns the token of an account, empty
+// for one that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL:
+// the signature covers the URL Twilio was given, whatever stands between.
+func ParseTwilio(r *http.Request, authToken func(account string) string, publicURL string) ([]Receipt, error) {
 	body, err := readReceipt(r, maxTwilioReceipt)
 	if err != nil {
 		return nil, err

@@ -106,7 +106,7 @@ func (w *world) receive(rw http.ResponseWriter, r *http.Request) {
 	var rs []provider.Receipt
 	var err error
 	if r.URL.Path == "/v1/receipts/twilio" {
-		rs, err = provider.ParseTwilioPool(r, w.twilio.AuthToken, "http://"+r.Host)
+		rs, err = provider.ParseTwilio(r, w.twilio.AuthToken, "http://"+r.Host)
 	} else {
 		key, kerr := provider.ParseSendGridKey(w.sim.Credentials().SendGrid.WebhookPublicKey)
 		if err = kerr; err == nil {

@@ -169,7 +169,7 @@ func changed(code, what string) error {
 
 // corrupt reports a value that this package did not write.
 func corrupt(what, key string) error {
-	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s %q", notify.ErrCorrupt, what, key))
+	return notify.Corrupt("store", fmt.Sprintf("%s %q", what, key))
 }
 
 // Callers returns the contract of callers.

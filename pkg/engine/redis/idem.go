@@ -171,7 +171,7 @@ func fields(r *engine.Reservation) []any {
 func reservation(key engine.IdemKey, l []any) (r engine.Reservation, err error) {
 	fp, base := asString(at(l, 0)), asString(at(l, 1))
 	if len(l) != 13 || len(fp) != len(r.Fingerprint) || len(base) != len(r.Base) {
-		return r, notify.Unavailable("redis", 0, fmt.Errorf("%w: a reservation", notify.ErrCorrupt))
+		return r, notify.Corrupt("redis", "a reservation")
 	}
 	r = engine.Reservation{
 		Key: key, Accepted: asInt(l[2]), Fire: asInt(l[3]), Partitions: uint16(asInt(l[4])), BlockSize: uint32(asInt(l[5])),
