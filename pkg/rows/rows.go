@@ -51,16 +51,33 @@ type Range struct {
 	Back   bool
 }
 
-// Rows keeps rows.
-type Rows interface {
-	// Get returns the values of keys, in their order; nil where there is no row. It
-	// waits for a Swap of those rows that is under way: what it returns of If and Do of
-	// any Swap is durable.
-	Get(ctx context.Context, p Part, keys ...string) ([][]byte, error)
+// Reader reads rows.
+type Reader interface {
 	// Scan calls fn with the rows of a range, in order, until fn returns false or an
 	// error, which Scan returns. A value is valid until fn returns. Scan does not wait
 	// for a Swap: what it returns may be not durable yet.
 	Scan(ctx context.Context, p Part, r Range, fn func(Row) (more bool, err error)) error
+	// Look calls fn with the values of n rows, in order; nil where there is no row. key
+	// appends the key of row i to b. A value is valid until fn returns. Look waits for no
+	// write, as Scan does.
+	Look(ctx context.Context, p Part, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
+}
+
+// View is the rows as they were at one moment.
+type View interface {
+	Reader
+	Close() error
+}
+
+// Rows keeps rows.
+type Rows interface {
+	Reader
+	// View returns the rows as they are now. The caller closes it.
+	View() View
+	// Get returns the values of keys, in their order; nil where there is no row. It
+	// waits for a Swap of those rows that is under way: what it returns of If and Do of
+	// any Swap is durable.
+	Get(ctx context.Context, p Part, keys ...string) ([][]byte, error)
 	// Swap does the changes, all or nothing, if each row of each If is stored as it
 	// says. It returns false, and has changed nothing, if one of them is not. It calls
 	// the functions Number in the order of cs.
@@ -72,14 +89,21 @@ type Rows interface {
 	// written by Write or by Swap, never by both: Write does not wait for a Swap, and a
 	// Swap may compare what a Write is about to replace.
 	Write(ctx context.Context, fill func(Batch)) error
-	// Look calls fn with the values of n rows, in order; nil where there is no row. key
-	// appends the key of row i to b. A value is valid until fn returns. Look waits for no
-	// write, as Scan does.
-	Look(ctx context.Context, p Part, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
+	// Post is Write without the wait. What fill puts becomes durable before what any
+	// later Write or Swap puts, and a loss of power before that undoes it.
+	Post(ctx context.Context, fill func(Batch)) error
+	// Failed is closed when the engine has failed and takes no more writes.
+	Failed() <-chan struct{}
+	// Err says why it has failed; nil while it is well.
+	Err() error
 }
 
 // Batch takes the rows of a Write. It keeps neither key nor value.
 type Batch interface {
 	Set(p Part, key, value []byte)
-	Delete(p Part, key string)
+	Delete(p Part, key []byte)
+	// Settled calls fn once what the batch holds is durable, or with the error for which
+	// it is not, also if the caller of Write has left. Functions are called in the order
+	// of their fills and do not wait. After a failure of the engine it may never call fn.
+	Settled(fn func(err error))
 }

@@ -30,28 +30,30 @@ func overEach(t *testing.T, test func(t *testing.T, open func(t *testing.T) *ope
 	})
 	t.Run("pebble", func(t *testing.T) {
 		t.Parallel()
-		test(t, func(t *testing.T) *opened {
-			var s *pebble.Store
-			o := &opened{}
-			start := func(fs *vfs.MemFS) {
-				var err error
-				if s, err = pebble.Open(pebble.Config{Dir: "data", FS: fs, CacheBytes: 1 << 20, MemTableBytes: 256 << 10}); err != nil {
-					t.Fatal(err)
-				}
-				o.Contracts = s.Contracts
-			}
-			fs := vfs.NewCrashableMem()
-			start(fs)
-			t.Cleanup(func() { must(t, s.Close()) })
-			o.reopen = func() {
-				left := fs.CrashClone(vfs.CrashCloneCfg{})
-				must(t, s.Close())
-				fs = left
-				start(fs)
-			}
-			return o
-		})
+		test(t, onPebble)
 	})
+}
+
+func onPebble(t *testing.T) *opened {
+	var s *pebble.Store
+	o := &opened{}
+	start := func(fs *vfs.MemFS) {
+		var err error
+		if s, err = pebble.Open(pebble.Config{Dir: "data", FS: fs, CacheBytes: 1 << 20, MemTableBytes: 256 << 10}); err != nil {
+			t.Fatal(err)
+		}
+		o.Contracts = s.Contracts
+	}
+	fs := vfs.NewCrashableMem()
+	start(fs)
+	t.Cleanup(func() { must(t, s.Close()) })
+	o.reopen = func() {
+		left := fs.CrashClone(vfs.CrashCloneCfg{})
+		must(t, s.Close())
+		fs = left
+		start(fs)
+	}
+	return o
 }
 
 func must(t *testing.T, err error) {

@@ -38,36 +38,25 @@ func newStatus(r rows.Rows) *status {
 	return &status{rows: r, tenures: map[topicPartition]tenure{}}
 }
 
-// packed holds the keys and values of outcome rows until a Write copies them.
-type packed struct {
-	b    []byte
-	ends []int // of each row
-}
-
-var packedPool = sync.Pool{New: func() any { return new(packed) }}
-
 func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	if len(in) == 0 {
 		return nil
 	}
 	// Rows are packed before the Write: under its lock they are only copied.
-	p := packedPool.Get().(*packed)
+	p := newPacked()
 	defer packedPool.Put(p)
-	p.b, p.ends = p.b[:0], p.ends[:0]
 	for i := range in {
 		if err := CheckRow(&in[i]); err != nil {
 			return err
 		}
 		p.b = AppendRow(appendRowKey(p.b, &in[i].Key), &in[i])
-		p.ends = append(p.ends, len(p.b))
+		p.mark()
 	}
 	return s.rows.Write(ctx, func(b rows.Batch) {
-		start := 0
-		for i, end := range p.ends {
-			if !s.fenced(&in[i]) {
-				b.Set(tableStatus, p.b[start:start+rowKeyLen], p.b[start+rowKeyLen:end])
+		for i := range in {
+			if row := p.part(i); !s.fenced(&in[i]) {
+				b.Set(tableStatus, row[:rowKeyLen], row[rowKeyLen:])
 			}
-			start = end
 		}
 	})
 }
@@ -160,7 +149,7 @@ func (s *status) fenced(r *notify.Row) bool {
 // TakeOver implements engine.Status.
 func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engine.Tenure, err error) {
 	if ctx.Err() != nil {
-		return next, notify.Unavailable("store", 0, context.Cause(ctx))
+		return next, ended(ctx)
 	}
 	s.change(topicPartition{topic, n}, func(t *tenure) {
 		next = engine.NextTenure(topic, n, t.begun, time.Now().UnixMicro())
@@ -218,7 +207,7 @@ func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (tota
 		}
 		err = c.rows.Write(ctx, func(b rows.Batch) {
 			for _, key := range old {
-				b.Delete(tableStatus, key)
+				b.Delete(tableStatus, []byte(key))
 			}
 		})
 		if err != nil {

@@ -3,7 +3,10 @@
 //
 // A method that changes a row reads it, decides, and swaps the row it has read for the
 // new one. If another was faster it reads again. So no method holds a lock, and what
-// it answers is durable: see rows.Rows.Get.
+// it answers is durable: see rows.Rows.Get. Triggers are the exception: see there.
+//
+// Two things are not durable when they are answered, because losing them only repeats a
+// delivery: an acknowledgement of a message of a queue, and until when somebody has it.
 package store
 
 import (
@@ -12,6 +15,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -19,7 +23,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables; each has one partition. The comment says its keys and values: str is two
+// Tables; each has one partition. Those of timers, queues and triggers are in their
+// files. The comment says its keys and values: str is two
 // bytes of length and the bytes, and numbers are 8 bytes, big-endian. Times have their
 // sign bit flipped. Where no value is named it is empty: the row is of an index.
 var (
@@ -55,11 +60,26 @@ type Contracts struct {
 	spill   *spill
 	letters *letters
 	status  *status
+
+	triggers *triggers
+	queues   queues
 }
 
 // Over returns the contracts over r.
 func Over(r rows.Rows) *Contracts {
-	return &Contracts{r, &prefs{rows: r}, &spill{rows: r}, &letters{rows: r}, newStatus(r)}
+	return &Contracts{
+		rows: r, prefs: &prefs{rows: r}, spill: &spill{rows: r}, letters: &letters{rows: r}, status: newStatus(r),
+		triggers: newTriggers(r), queues: queues{rows: r, byName: map[string]*queue{}},
+	}
+}
+
+// Load reads what triggers and queues keep in memory of what is stored. An engine that
+// keeps rows longer than its process calls it before any method of a contract.
+func (c *Contracts) Load(ctx context.Context) error {
+	if err := c.triggers.load(ctx); err != nil {
+		return err
+	}
+	return c.queues.load(ctx)
 }
 
 // Rows returns what the contracts are over.
@@ -101,6 +121,31 @@ func (c *Contracts) DeadLetters() engine.DeadLetters { return c.letters }
 // Schedules returns the contract of scheduled requests.
 func (c *Contracts) Schedules() engine.Schedules { return schedules{c} }
 
+// Triggers returns the contract of triggers.
+func (c *Contracts) Triggers() engine.Triggers { return c.triggers }
+
+// Queue returns the delay queue of a name of at most 65,535 bytes, made when it
+// is asked for the first time. Its messages are given out at most maxReceives
+// times, 1 to 65,535. The same name is the same queue, with the maxReceives of
+// the first call.
+func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
+	q := c.queues.get(name)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.maxReceives == 0 {
+		q.maxReceives = min(max(maxReceives, 1), maxCounted)
+		q.countUnwrittenLocked()
+	}
+	return q
+}
+
+// QueueBodies calls fn with every message of the queue of a name that is there
+// when it begins and has not been acknowledged since, dead ones included, in no
+// order. A body is valid until fn returns. Memory is 8 bytes a message.
+func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
+	return c.queues.get(name).all(ctx, fn)
+}
+
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
 
@@ -115,6 +160,29 @@ func str(s string) string { return string(appendStr(make([]byte, 0, 2+len(s)), s
 func appendStr(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
+
+// cutStr returns the text that str has put before rest.
+func cutStr(b string) (s, rest string, ok bool) {
+	if len(b) < 2 {
+		return "", "", false
+	}
+	n := 2 + (int(b[0])<<8 | int(b[1]))
+	if len(b) < n {
+		return "", "", false
+	}
+	return b[2:n], b[n:], true
+}
+
+// following returns the first key behind every key that begins with prefix, which has
+// bytes that are not 0xff.
+func following(prefix string) string {
+	b := []byte(strings.TrimRight(prefix, "\xff"))
+	b[len(b)-1]++
+	return string(b)
+}
+
+// ended is the error of a call whose context has ended.
+func ended(ctx context.Context) error { return notify.Unavailable("store", 0, context.Cause(ctx)) }
 
 func num(n uint64) string {
 	var b [8]byte
@@ -177,7 +245,7 @@ func load[V any](ctx context.Context, r rows.Rows, p rows.Part, key string) (v V
 }
 
 // list returns the first max records of a range, as read reads them.
-func list[V any](ctx context.Context, r rows.Rows, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
+func list[V any](ctx context.Context, r rows.Reader, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}

@@ -11,7 +11,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 )
 
 // competingReceivers: 8 receivers take 400 messages that 4 enqueue, some acked,
@@ -93,12 +92,12 @@ func competingReceivers(t *testing.T, q engine.Queue) {
 	same(t, "depth", depth(t, q), engine.QueueDepth{})
 }
 
-// queueModel compares random programs with the memory engine's. Whole seconds
+// queueModel compares random programs with those of modelQueue. Whole seconds
 // pass, so that both agree about what is due.
 func queueModel(t *testing.T, open Opener[engine.Queue]) {
 	modelInTime(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		q, _ := open(rt)
-		m := memory.New().Queue("q", QueueReceives)
+		var m modelQueue
 		n := 0
 		var have, want []string // receipts, of the same deliveries
 		secs := rapid.Custom(func(rt *rapid.T) time.Duration {
@@ -125,43 +124,51 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 					ms = append(ms, message(strconv.Itoa(n), secs.Draw(rt, "delay")))
 				}
 				must(rt, q.Enqueue(bg, ms))
-				must(rt, m.Enqueue(bg, ms))
+				m.enqueue(ms)
 			},
 			"receive": func(rt *rapid.T) {
 				n, hold := rapid.IntRange(0, 5).Draw(rt, "max"), secs.Draw(rt, "visibility")+time.Second
-				a, b := receive(rt, q, n, hold), receive(rt, m, n, hold)
+				a, b := receive(rt, q, n, hold), m.receive(n, hold)
 				same(rt, "Receive", seen(a), seen(b))
 				have, want = append(have, receipts(a)...), append(want, receipts(b)...)
 			},
 			"ack": func(rt *rapid.T) {
 				a, b := some(rt)
 				must(rt, q.Ack(bg, a))
-				must(rt, m.Ack(bg, b))
+				m.remove(m.held(b))
 			},
 			"extend": func(rt *rapid.T) {
 				a, b := some(rt)
 				by := secs.Draw(rt, "by") + time.Second
 				must(rt, q.Extend(bg, a, by))
-				must(rt, m.Extend(bg, b, by))
+				for _, x := range m.held(b) {
+					x.visible = time.Now().Add(by)
+				}
 			},
 			"ackDead": func(rt *rapid.T) {
 				n := rapid.IntRange(0, 2).Draw(rt, "dead")
 				must(rt, q.Ack(bg, receipts(val(q.Dead(bg, n))(rt))))
-				must(rt, m.Ack(bg, receipts(val(m.Dead(bg, n))(rt))))
+				m.remove(m.dead(n))
 			},
 			"release": func(rt *rapid.T) {
 				if a, b := some(rt); len(a) > 0 {
 					delay := secs.Draw(rt, "delay")
 					must(rt, q.Release(bg, a[0], delay))
-					must(rt, m.Release(bg, b[0], delay))
+					for _, x := range m.held(b[:1]) {
+						x.held, x.visible = false, time.Now().Add(delay)
+					}
 				}
 			},
 			"pass": func(rt *rapid.T) { time.Sleep(secs.Draw(rt, "time")) },
 			"": func(rt *rapid.T) {
-				a, b := depth(rt, q), depth(rt, m)
+				a, b := depth(rt, q), m.depth()
 				a.Oldest, b.Oldest = a.Oldest.Truncate(time.Second).UTC(), b.Oldest.Truncate(time.Second).UTC()
 				same(rt, "Depth", a, b)
-				same(rt, "Dead", seen(val(q.Dead(bg, 100))(rt)), seen(val(m.Dead(bg, 100))(rt)))
+				var dead []engine.Delivery
+				for _, x := range m.dead(100) {
+					dead = append(dead, x.Delivery)
+				}
+				same(rt, "Dead", seen(val(q.Dead(bg, 100))(rt)), seen(dead))
 			},
 		}
 	})

@@ -248,7 +248,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 				}
 			}
 		})
-		must(t, s.Write(bg, func(b rows.Batch) { b.Delete(q, "\x00\x00\x00\x01"); b.Delete(q, "none") }))
+		must(t, s.Write(bg, func(b rows.Batch) { b.Delete(q, []byte("\x00\x00\x00\x01")); b.Delete(q, []byte("none")) }))
 		if reopen != nil {
 			s = reopen()
 		}
@@ -257,8 +257,75 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		all := scanRows(t, s, q, rows.Range{})
 		same(t, "rows", len(all), 100)
 		same(t, "first", all[:2], []rows.Row{{Key: "\x00", Value: last}, {Key: "\x00\x00\x00\x02", Value: []byte{}}})
-		if err := s.Write(ended(), func(b rows.Batch) { b.Delete(p, "\x00") }); err == nil {
+		if err := s.Write(ended(), func(b rows.Batch) { b.Delete(p, []byte("\x00")) }); err == nil {
 			t.Error("no error of a context that has ended")
+		}
+	})
+	t.Run("Settled is called once what the batch holds is durable, in the order of the fills", func(t *testing.T) {
+		s, _ := open(t)
+		var filled, settled []int
+		together(4, func(i int) {
+			for n := range 25 {
+				err := s.Write(bg, func(b rows.Batch) {
+					me := 100*i + n
+					filled = append(filled, me)
+					b.Set(p, binary.BigEndian.AppendUint32(nil, uint32(me)), nil)
+					b.Settled(func(err error) {
+						if err != nil {
+							t.Error(err)
+						}
+						settled = append(settled, me)
+					})
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		same(t, "order", settled, filled)
+		same(t, "calls", len(settled), 100)
+		if err := s.Write(ended(), func(b rows.Batch) { b.Settled(func(error) { t.Error("called for a write that was refused") }) }); err == nil {
+			t.Error("no error of a context that has ended")
+		}
+	})
+	t.Run("what a Post puts becomes durable before what any later Write puts", func(t *testing.T) {
+		s, reopen := open(t)
+		must(t, s.Post(bg, func(b rows.Batch) { b.Set(p, []byte("a"), []byte("1")) }))
+		must(t, s.Post(bg, func(b rows.Batch) { b.Set(p, []byte("a"), []byte("2")); b.Set(p, []byte("b"), nil) }))
+		must(t, s.Write(bg, func(b rows.Batch) { b.Delete(p, []byte("b")) }))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "rows", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2")})
+		if err := s.Post(ended(), func(b rows.Batch) { b.Delete(p, []byte("a")) }); err == nil {
+			t.Error("no error of a context that has ended")
+		}
+	})
+	t.Run("View is the rows as they were at one moment", func(t *testing.T) {
+		s, _ := open(t)
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("b", "2")}})))
+		v := s.View()
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "9"), {Key: "b"}, row("c", "3")}})))
+		var seen []rows.Row
+		must(t, v.Scan(bg, p, rows.Range{}, func(r rows.Row) (bool, error) {
+			seen = append(seen, row(r.Key, string(r.Value)))
+			return true, nil
+		}))
+		same(t, "scanned", seen, []rows.Row{row("a", "1"), row("b", "2")})
+		keys := []string{"a", "b", "c"}
+		var looked []string
+		must(t, v.Look(bg, p, len(keys), func(b []byte, i int) []byte { return append(b, keys[i]...) }, func(_ int, value []byte) error {
+			looked = append(looked, string(value))
+			return nil
+		}))
+		same(t, "looked at", looked, []string{"1", "2", ""})
+		must(t, v.Close())
+		same(t, "now", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "9"), row("c", "3")})
+		must(t, s.Err())
+		select {
+		case <-s.Failed():
+			t.Error("it has failed")
+		default:
 		}
 	})
 	t.Run("what a Write holds becomes visible at once", func(t *testing.T) {
@@ -347,7 +414,7 @@ func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) 
 			must(rt, s.Write(bg, func(b rows.Batch) {
 				for _, r := range rs {
 					if delete(stored, r.Key); r.Value == nil {
-						b.Delete(p, r.Key)
+						b.Delete(p, []byte(r.Key))
 						continue
 					}
 					b.Set(p, []byte(r.Key), r.Value)

@@ -5,7 +5,7 @@
 //	func TestStatus(t *testing.T) { enginetest.Status(t, open) }
 //
 // Suites that end in a model test run random calls against the engine and
-// against the maps of engine/memory, restarts included, and compare all answers.
+// against models of a few lines, restarts included, and compare all answers.
 package enginetest
 
 import (

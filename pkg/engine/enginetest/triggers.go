@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -369,7 +368,7 @@ func purgeTriggers(t *testing.T, open Opener[engine.Triggers]) {
 func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
-		m := memory.New().Triggers()
+		m := modelTriggers{}
 		states := rapid.Custom(func(rt *rapid.T) engine.TriggerState {
 			return engine.TriggerState(rapid.Uint8Range(1, 6).Draw(rt, "state"))
 		})
@@ -389,13 +388,13 @@ func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
 		actions := map[string]func(*rapid.T){
 			"create": func(rt *rapid.T) {
 				ts := rapid.SliceOfN(rows, 0, 3).Draw(rt, "rows")
-				same(rt, "Create", val(s.Create(bg, ts))(rt), val(m.Create(bg, ts))(rt))
+				same(rt, "Create", val(s.Create(bg, ts))(rt), m.create(ts))
 			},
 			"swap": func(rt *rapid.T) {
 				ss := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) engine.TriggerSwap {
 					return engine.TriggerSwap{Old: rapid.Uint64Range(0, 4).Draw(rt, "old"), New: rows.Draw(rt, "row")}
 				}), 0, 5).Draw(rt, "swaps")
-				same(rt, "Swap", val(s.Swap(bg, ss))(rt), val(m.Swap(bg, ss))(rt))
+				same(rt, "Swap", val(s.Swap(bg, ss))(rt), m.swap(ss))
 			},
 			"list": func(rt *rapid.T) {
 				caller, n := callers.Draw(rt, "caller"), rapid.IntRange(0, 6).Draw(rt, "max")
@@ -404,18 +403,18 @@ func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
 					state = engine.TriggerOpen
 				}
 				after := engine.TriggerCursor{ID: rapid.SampledFrom([]string{"", triggerID(1), triggerID(3), "zzz"}).Draw(rt, "after")}
-				same(rt, "List", val(s.List(bg, caller, state, after, n))(rt), val(m.List(bg, caller, state, after, n))(rt))
+				same(rt, "List", val(s.List(bg, caller, state, after, n))(rt), m.list(caller, state, after.ID, n))
 			},
 			"purge": func(rt *rapid.T) {
 				before := rapid.Int64Range(0, 5).Draw(rt, "before")
-				same(rt, "Purge", val(s.Purge(bg, before, 100))(rt), val(m.Purge(bg, before, 100))(rt))
+				same(rt, "Purge", val(s.Purge(bg, before, 100))(rt), m.purge(before))
 			},
 			"look": func(rt *rapid.T) {
 				var names []string
 				for n := range 6 {
 					names = append(names, triggerID(n))
 				}
-				same(rt, "Get", val(s.Get(bg, names))(rt), val(m.Get(bg, names))(rt))
+				same(rt, "Get", val(s.Get(bg, names))(rt), m.get(names))
 			},
 		}
 		if reopen != nil {

@@ -3,6 +3,7 @@ package memory
 import (
 	"bytes"
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,7 +13,9 @@ import (
 
 // partRows implements rows.Rows: of each partition a sorted slice.
 type partRows struct {
-	mu    sync.Mutex
+	writing sync.Mutex // held by one writer, also while it calls what waits for its rows
+
+	mu    sync.Mutex // taken while writing is held, too
 	parts map[rows.Part]*part
 }
 
@@ -70,9 +73,26 @@ func (p *partRows) Get(ctx context.Context, name rows.Part, keys ...string) ([][
 	return out, nil
 }
 
+func (p *partRows) Failed() <-chan struct{} { return nil }
+
+func (p *partRows) Err() error { return nil }
+
+// View returns a copy of the rows, whose values are never changed in place.
+func (p *partRows) View() rows.View {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := &partRows{parts: maps.Clone(p.parts)}
+	for name, old := range v.parts {
+		v.parts[name] = &part{rows: slices.Clone(old.rows)}
+	}
+	return v
+}
+
+func (p *partRows) Close() error { return nil }
+
 func (p *partRows) Scan(ctx context.Context, name rows.Part, r rows.Range, fn func(rows.Row) (bool, error)) error {
 	p.mu.Lock()
-	var in []rows.Row // values are never changed in place
+	var in []rows.Row
 	for _, row := range p.part(name).rows {
 		if strings.HasPrefix(row.Key, r.Prefix) && row.Key > r.After && (r.Before == "" || row.Key < r.Before) {
 			in = append(in, row)
@@ -97,12 +117,26 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if err := check(ctx); err != nil {
 		return false, err
 	}
+	p.writing.Lock()
+	defer p.writing.Unlock()
+	if !p.swap(cs) {
+		return false, nil
+	}
+	for _, c := range cs {
+		if c.Stored != nil {
+			c.Stored()
+		}
+	}
+	return true, nil
+}
+
+func (p *partRows) swap(cs []rows.Change) (won bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range cs {
 		for _, r := range c.If {
 			if v := p.part(c.Part).get(r.Key); (v == nil) != (r.Value == nil) || !bytes.Equal(v, r.Value) {
-				return false, nil
+				return false
 			}
 		}
 	}
@@ -122,34 +156,42 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 			in.set(c.Number(i, in.last))
 		}
 	}
-	for _, c := range cs {
-		if c.Stored != nil {
-			c.Stored()
-		}
-	}
-	return true, nil
+	return true
 }
 
 func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 	if err := check(ctx); err != nil {
 		return err
 	}
+	p.writing.Lock()
+	defer p.writing.Unlock()
+	b := batch{p: p}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	fill(batch{p})
+	fill(&b)
+	p.mu.Unlock()
+	for _, fn := range b.settled {
+		fn(nil)
+	}
 	return nil
 }
 
-type batch struct{ p *partRows }
+func (p *partRows) Post(ctx context.Context, fill func(rows.Batch)) error { return p.Write(ctx, fill) }
 
-func (b batch) Set(p rows.Part, key, value []byte) {
+type batch struct {
+	p       *partRows
+	settled []func(error)
+}
+
+func (b *batch) Set(p rows.Part, key, value []byte) {
 	if value == nil {
 		value = []byte{}
 	}
 	b.p.part(p).set([]rows.Row{{Key: string(key), Value: value}})
 }
 
-func (b batch) Delete(p rows.Part, key string) { b.p.part(p).set([]rows.Row{{Key: key}}) }
+func (b *batch) Delete(p rows.Part, key []byte) { b.p.part(p).set([]rows.Row{{Key: string(key)}}) }
+
+func (b *batch) Settled(fn func(error)) { b.settled = append(b.settled, fn) }
 
 func (p *partRows) Look(ctx context.Context, name rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
 	keys := make([]string, n)

@@ -85,17 +85,14 @@ func (c *committer) newGroup() *group {
 	}
 }
 
+// Settled implements rows.Batch. When the store fails, fn may never run.
+func (g *group) Settled(fn func(error)) { g.after = append(g.after, fn) }
+
 // write adds what fill puts to the next group and waits until it is durable.
-// fill runs under the committer's lock: no I/O, no waiting. after runs once,
-// when the outcome is settled, even when the caller has left because of its
-// context; locks that guard a read-modify-write are released there. When the
-// store fails, after may never run.
-func (c *committer) write(ctx context.Context, fill func(tx), after func(error)) error {
-	g, err := c.join(ctx, fill, after)
+// fill runs under the committer's lock: no I/O, no waiting.
+func (c *committer) write(ctx context.Context, fill func(*group)) error {
+	g, err := c.join(ctx, fill)
 	if err != nil {
-		if after != nil {
-			after(err)
-		}
 		return err
 	}
 	return c.wait(ctx, g)
@@ -103,15 +100,15 @@ func (c *committer) write(ctx context.Context, fill func(tx), after func(error))
 
 // insert is write for rows that need no order among writes, so that a large call need
 // not queue behind others. rows is how many fill puts.
-func (c *committer) insert(ctx context.Context, rows int, fill func(tx)) error {
+func (c *committer) insert(ctx context.Context, rows int, fill func(*group)) error {
 	if rows < minAlone {
-		return c.write(ctx, fill, nil)
+		return c.write(ctx, fill)
 	}
 	if err := ctx.Err(); err != nil {
 		return translate(context.Cause(ctx))
 	}
 	g := c.newGroup()
-	fill(g.tx)
+	fill(g)
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -145,14 +142,8 @@ func (c *committer) wait(ctx context.Context, g *group) error {
 	}
 }
 
-// post is write without the wait: what fill puts stands in front of everything
-// that is written later, and is lost if the power fails before that is durable.
-func (c *committer) post(ctx context.Context, fill func(tx)) error {
-	_, err := c.join(ctx, fill, nil)
-	return err
-}
-
-func (c *committer) join(ctx context.Context, fill func(tx), after func(error)) (*group, error) {
+// join adds what fill puts to the next group, and returns the group.
+func (c *committer) join(ctx context.Context, fill func(*group)) (*group, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, translate(context.Cause(ctx))
@@ -167,10 +158,7 @@ func (c *committer) join(ctx context.Context, fill func(tx), after func(error)) 
 		}
 		g := c.filling
 		if g.b.Count() < maxGroupOps && g.b.Len() < maxGroupBytes {
-			fill(g.tx)
-			if after != nil {
-				g.after = append(g.after, after)
-			}
+			fill(g)
 			c.mu.Unlock()
 			c.writes.Add(1)
 			select {

@@ -49,15 +49,6 @@ func (l *latch) cause() error {
 	return l.err
 }
 
-// writable says why a call that writes nothing now could not: an ended context,
-// or a store that has failed.
-func writable(ctx context.Context, s *Store) error {
-	if ctx.Err() != nil {
-		return translate(context.Cause(ctx))
-	}
-	return translate(s.latch.cause())
-}
-
 // freeze never returns. Pebble answers a failure of its log or manifest by
 // ending the process, in one place (a failing log rotation) by a throw no
 // recover can stop, and a failed flush by trying again at once, for ever. The

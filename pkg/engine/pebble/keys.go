@@ -10,14 +10,6 @@ const (
 	tFormat = 0x00
 	tNumber = 'o'
 	tRows   = 'r'
-
-	tTriggerHead  = 'B'
-	tTriggerEnded = 'E'
-	tTrigger      = 'G'
-	tFlight       = 'K'
-	tTriggerList  = 'L'
-	tMessage      = 'Q'
-	tReceived     = 'V'
 )
 
 func key(table byte, parts ...string) []byte {
@@ -33,14 +25,6 @@ func appendStr(b []byte, s string) []byte {
 	return append(b, s...)
 }
 
-func appendInt(b []byte, v int64) []byte {
-	return binary.BigEndian.AppendUint64(b, uint64(v)^1<<63)
-}
-
-func uintKey(table byte, v uint64) []byte {
-	return binary.BigEndian.AppendUint64([]byte{table}, v)
-}
-
 // after returns the first key behind every key that begins with prefix.
 func after(prefix []byte) []byte {
 	b := slices.Clone(prefix)
@@ -51,6 +35,3 @@ func after(prefix []byte) []byte {
 	}
 	return nil
 }
-
-// manyAtOnce bounds what a purge holds locked and in one batch.
-const manyAtOnce = 1000

@@ -176,7 +176,7 @@ func report(b *testing.B, began time.Duration) {
 //
 // Of a life, memtables take 22 %, flushes and compactions 25 %, reads before
 // swaps 16 %: of a dispatcher that has just read a row, and has claimed it, the
-// header is in memory instead (triggercache.go), which took reads of headers from
+// header is in memory instead (triggercache.go of pkg/store), which took reads of headers from
 // 10 % of a callback's processor time to none.
 func BenchmarkTriggers(b *testing.B) {
 	ctx := context.Background()

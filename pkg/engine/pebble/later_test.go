@@ -71,62 +71,6 @@ func TestReadersWaitForTheDisk(t *testing.T) {
 	}
 }
 
-// countRows counts what is stored in tables.
-func countRows(t *testing.T, s *Store, tables ...byte) (n int) {
-	t.Helper()
-	for _, table := range tables {
-		if err := s.each(under([]byte{table}), func(_, _ []byte) (bool, error) { n++; return true, nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return n
-}
-
-// TestPurgeLooksAgain: a row that is swapped between a purge's scan and its turn
-// at the row's lock stays.
-func TestPurgeLooksAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := mustOpen(t, testConfig(vfs.NewMem()))
-		row := engine.Trigger{ID: "trg_1", Caller: "shop", State: engine.TriggerFired, Ended: 5}
-		if _, err := s.Triggers().Create(t.Context(), []engine.Trigger{row}); err != nil {
-			t.Fatal(err)
-		}
-		unlock, err := s.locks.lock(t.Context(), string(triggerKey(row.ID)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			if n, err := s.Triggers().Purge(context.Background(), 10, 10); n != 0 || err != nil {
-				t.Errorf("purged %d, %v", n, err)
-			}
-		}()
-		synctest.Wait() // it waits for the lock
-		w := triggerWrite{row: &row, old: headerOf(&row), new: triggerHeader{version: 2, state: row.State, ended: 50, caller: "shop"}}
-		row.Ended = 50
-		if err := s.commit.write(t.Context(), func(tx tx) {
-			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, &w.new, false), nil)
-		}, nil); err != nil {
-			t.Fatal(err)
-		}
-		unlock()
-		synctest.Wait()
-		got, err := s.Triggers().Get(t.Context(), []string{row.ID})
-		if err != nil || got[0].Ended != 50 {
-			t.Errorf("%+v, %v", got, err)
-		}
-		// And it is purged when its new time has come.
-		if n, err := s.Triggers().Purge(t.Context(), 51, 10); n != 1 || err != nil {
-			t.Errorf("purged %d, %v", n, err)
-		}
-		if n := countRows(t, s, tTrigger, tTriggerList, tTriggerEnded, tTriggerHead); n != 0 {
-			t.Errorf("%d rows are left", n)
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
 // TestTimersApart: the tables of timers share nothing.
 func TestTimersApart(t *testing.T) {
 	t.Parallel()

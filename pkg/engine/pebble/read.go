@@ -44,17 +44,17 @@ func (s *Store) getUint(key []byte) (uint64, error) {
 
 // each calls fn with the pairs of a span in order, until it returns false. Key
 // and value are valid until fn returns.
-func (s *Store) each(r span, fn func(k, v []byte) (more bool, err error)) error {
-	return s.walk(r, (*pebbledb.Iterator).First, (*pebbledb.Iterator).Next, fn)
+func each(from pebbledb.Reader, r span, fn func(k, v []byte) (more bool, err error)) error {
+	return walk(from, r, (*pebbledb.Iterator).First, (*pebbledb.Iterator).Next, fn)
 }
 
 // eachBack is each from the last to the first.
-func (s *Store) eachBack(r span, fn func(k, v []byte) (more bool, err error)) error {
-	return s.walk(r, (*pebbledb.Iterator).Last, (*pebbledb.Iterator).Prev, fn)
+func eachBack(from pebbledb.Reader, r span, fn func(k, v []byte) (more bool, err error)) error {
+	return walk(from, r, (*pebbledb.Iterator).Last, (*pebbledb.Iterator).Prev, fn)
 }
 
-func (s *Store) walk(r span, start, step func(*pebbledb.Iterator) bool, fn func(k, v []byte) (more bool, err error)) (err error) {
-	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
+func walk(from pebbledb.Reader, r span, start, step func(*pebbledb.Iterator) bool, fn func(k, v []byte) (more bool, err error)) (err error) {
+	it, err := from.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
 	if err != nil {
 		return translate(err)
 	}

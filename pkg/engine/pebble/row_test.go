@@ -1,14 +1,6 @@
 package pebble
 
-import (
-	"errors"
-	"testing"
-
-	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
-)
+import "github.com/notifyd/notifyd/pkg/notify"
 
 // single is the row of a single send that was taken at once.
 func single() notify.Row {
@@ -28,45 +20,4 @@ func chunk(failures int) notify.Row {
 		r.Exceptions = append(r.Exceptions, notify.Exception{Pos: uint32(i * 80), State: notify.Failed, Code: "apns_unregistered", Provider: "apns"})
 	}
 	return r
-}
-
-// A value of each form that a newer release wrote is told apart from damage.
-func TestNewerValuesAreNotDamaged(t *testing.T) {
-	t.Parallel()
-	s := mustOpen(t, testConfig(vfs.NewMem()))
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	read := map[string]func(version byte) error{
-		"trigger": func(v byte) error {
-			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger), false)
-			return err
-		},
-		"trigger's head": func(v byte) error {
-			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger), true)
-			return err
-		},
-		"trigger's header": func(v byte) error {
-			set(t, s, triggerKey("id"), []byte{v, 'x'})
-			_, _, err := s.Triggers().(*triggers).headerAt(triggerKey("id"))
-			return err
-		},
-	}
-	for name, fn := range read {
-		if err := fn(200); !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {
-			t.Errorf("%s of a newer release: %v", name, err)
-		}
-		if err := fn(0); errors.Is(err, notify.ErrNewer) || !errors.Is(err, notify.ErrCorrupt) {
-			t.Errorf("a damaged %s: %v", name, err)
-		}
-	}
-}
-
-func set(t *testing.T, s *Store, k, v []byte) {
-	t.Helper()
-	if err := s.db.Set(k, v, nil); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -15,6 +15,7 @@ import (
 // partRows implements rows.Rows. Rows that a Swap compares or stores are locked until
 // they are durable. Rows that Number returns are not locked.
 type partRows struct {
+	reader
 	s *Store
 
 	mu sync.Mutex
@@ -35,12 +36,26 @@ func (r *partRows) Get(ctx context.Context, p rows.Part, keys ...string) (_ [][]
 			return nil, err
 		}
 	}
-	return out, r.s.locks.settled(ctx, full)
+	return out, translate(r.s.locks.Settled(ctx, full))
 }
 
-func (r *partRows) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
+// reader implements rows.Reader over the store, or over a snapshot of it.
+type reader struct{ from pebbledb.Reader }
+
+// view implements rows.View.
+type view struct{ reader }
+
+func (v view) Close() error { return translate(v.from.Close()) }
+
+func (r *partRows) View() rows.View { return view{reader{r.s.db.NewSnapshot()}} }
+
+func (r *partRows) Failed() <-chan struct{} { return r.s.Failed() }
+
+func (r *partRows) Err() error { return r.s.Err() }
+
+func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
 	prefix := appendPart([]byte{tRows}, p)
-	walk, all := r.s.each, under(append(bytes.Clone(prefix), in.Prefix...))
+	walk, all := each, under(append(bytes.Clone(prefix), in.Prefix...))
 	if in.After >= in.Prefix {
 		all.From = append(append(bytes.Clone(prefix), in.After...), 0)
 	}
@@ -48,9 +63,9 @@ func (r *partRows) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func
 		all.To = to
 	}
 	if in.Back {
-		walk = r.s.eachBack
+		walk = eachBack
 	}
-	return walk(all, func(k, v []byte) (bool, error) {
+	return walk(r.from, all, func(k, v []byte) (bool, error) {
 		if ctx.Err() != nil {
 			return false, translate(context.Cause(ctx))
 		}
@@ -67,30 +82,38 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	}
 	alone = alone && named == 0
 	if alone {
-		err := r.s.commit.insert(ctx, adds, func(tx tx) { r.fill(tx, cs, nil) })
+		err := r.s.commit.insert(ctx, adds, func(g *group) { r.fill(g.tx, cs, nil) })
 		return err == nil, err
 	}
 	keys := make([]string, 0, named)
 	for i := range cs {
 		keys = appendKeys(appendKeys(keys, cs[i].Part, cs[i].If), cs[i].Part, cs[i].Do)
 	}
-	unlock, err := r.s.locks.lock(ctx, keys...)
+	unlock, err := r.s.locks.Lock(ctx, keys...)
 	if err != nil {
-		return false, err
+		return false, translate(err)
 	}
 	last, holds, err := r.prepare(cs, keys)
 	if err != nil || !holds {
 		unlock()
 		return false, err
 	}
-	err = r.s.commit.write(ctx, func(tx tx) { r.fill(tx, cs, last) }, func(err error) {
-		for i := range cs {
-			if err == nil && cs[i].Stored != nil {
-				cs[i].Stored()
+	filled := false
+	err = r.s.commit.write(ctx, func(g *group) {
+		filled = true
+		r.fill(g.tx, cs, last)
+		g.Settled(func(err error) {
+			for i := range cs {
+				if err == nil && cs[i].Stored != nil {
+					cs[i].Stored()
+				}
 			}
-		}
-		unlock()
+			unlock()
+		})
 	})
+	if !filled {
+		unlock()
+	}
 	return err == nil, err
 }
 
@@ -156,27 +179,38 @@ func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
 }
 
 func (r *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
-	return r.s.commit.write(ctx, func(tx tx) { fill(tx) }, nil)
+	return r.s.commit.write(ctx, func(g *group) { fill(g) })
+}
+
+func (r *partRows) Post(ctx context.Context, fill func(rows.Batch)) error {
+	_, err := r.s.commit.join(ctx, func(g *group) { fill(g) })
+	return err
 }
 
 // appendRowsKey appends the key of a row of a partition.
-func appendRowsKey[K string | []byte](b []byte, p rows.Part, key K) []byte {
+func appendRowsKey(b []byte, p rows.Part, key []byte) []byte {
 	return append(appendPart(append(b, tRows), p), key...)
 }
+
+func rowsKeyLen(p rows.Part, key []byte) int { return 1 + 1 + 2 + len(p.Name) + len(key) }
 
 // Set implements rows.Batch. It writes the key where the batch has it: that costs no
 // allocation.
 func (t tx) Set(p rows.Part, key, value []byte) {
-	op := t.b.SetDeferred(1+1+2+len(p.Name)+len(key), len(value))
+	op := t.b.SetDeferred(rowsKeyLen(p, key), len(value))
 	appendRowsKey(op.Key[:0], p, key)
 	copy(op.Value, value)
 	_ = op.Finish()
 }
 
 // Delete implements rows.Batch.
-func (t tx) Delete(p rows.Part, key string) { t.delete(appendRowsKey(nil, p, key)) }
+func (t tx) Delete(p rows.Part, key []byte) {
+	op := t.b.DeleteDeferred(rowsKeyLen(p, key))
+	appendRowsKey(op.Key[:0], p, key)
+	_ = op.Finish()
+}
 
-func (r *partRows) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
 	k := appendPart(append(make([]byte, 0, 64), tRows), p)
 	prefix, seen := len(k), 0
 	for i := range n {
@@ -184,7 +218,7 @@ func (r *partRows) Look(ctx context.Context, p rows.Part, n int, key func([]byte
 			return err
 		}
 		k = key(k[:prefix], i)
-		v, c, err := r.s.db.Get(k)
+		v, c, err := r.from.Get(k)
 		if errors.Is(err, pebbledb.ErrNotFound) {
 			if err := fn(i, nil); err != nil {
 				return err

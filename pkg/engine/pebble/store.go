@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +17,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 	"github.com/notifyd/notifyd/pkg/setting"
@@ -25,7 +25,7 @@ import (
 
 // formatVersion is the layout of keys and values that this build writes, and the only
 // one that it reads: no release had another.
-const formatVersion = 5
+const formatVersion = 6
 
 // Store is one database folder. Its accessors return the contracts; all of them
 // may be used from any goroutine until Close.
@@ -37,12 +37,9 @@ type Store struct {
 	lock    *pebbledb.Lock
 	latch   *latch
 	commit  *committer
-	locks   *keyLocks
+	locks   *rows.Locks
 
 	*store.Contracts // over rows.go
-
-	triggers triggers
-	queues   queues
 }
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
@@ -81,14 +78,14 @@ func Open(cfg Config) (_ *Store, err error) {
 		s.lock.Close()
 		return nil, opening(cfg.Dir, err)
 	}
-	s.locks = newKeyLocks(s.latch)
+	s.locks = rows.NewLocks(s.latch.failed, s.latch.cause)
+	s.Contracts = store.Over(&partRows{reader: reader{s.db}, s: s, last: map[rows.Part]*uint64{}})
 	if err = s.load(); err != nil {
 		return nil, errors.Join(translate(err), s.db.Close(), s.lock.Close())
 	}
 	s.latch.armed.Store(true)
 	s.commit = newCommitter(s.db, cfg.writes, s.latch)
 	go s.commit.run()
-	s.Contracts = store.Over(&partRows{s: s, last: map[rows.Part]*uint64{}})
 	return s, nil
 }
 
@@ -221,19 +218,12 @@ func (s *Store) backgroundError(err error) {
 	s.latch.trip(err)
 }
 
-// load checks the format and reads the counters that live in memory.
+// load checks the format and reads what lives in memory.
 func (s *Store) load() error {
 	if err := s.checkFormat(); err != nil {
 		return err
 	}
-	for _, load := range []func(*Store) error{
-		s.triggers.load, s.queues.load,
-	} {
-		if err := load(s); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.Load(context.Background())
 }
 
 func (s *Store) checkFormat() error {
@@ -244,7 +234,7 @@ func (s *Store) checkFormat() error {
 	}
 	if v == nil {
 		empty := true
-		if err := s.each(span{}, func(_, _ []byte) (bool, error) { empty = false; return false, nil }); err != nil {
+		if err := each(s.db, span{}, func(_, _ []byte) (bool, error) { empty = false; return false, nil }); err != nil {
 			return err
 		}
 		if !empty {
@@ -353,21 +343,3 @@ func (s *Store) Metrics() Metrics {
 		Writes:         s.commit.writes.Load(),
 	}
 }
-
-// Queue returns the delay queue of a name of at most 65,535 bytes, made when it
-// is asked for the first time. Its messages are given out at most maxReceives
-// times, 1 to 65,535. The same name is the same queue, with the maxReceives of
-// the first call.
-func (s *Store) Queue(name string, maxReceives int) engine.Queue {
-	q := s.queues.get(name)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.maxReceives == 0 {
-		q.maxReceives = min(max(maxReceives, 1), maxCounted)
-		q.countUnwrittenLocked()
-	}
-	return q
-}
-
-// Triggers returns the contract of triggers.
-func (s *Store) Triggers() engine.Triggers { return &s.triggers }

@@ -59,20 +59,20 @@ func TestFormats(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
 	s := mustOpen(t, testConfig(fs))
-	if err := s.db.Set(key(tFormat, "format"), []byte("6"), pebbledb.Sync); err != nil {
+	if err := s.db.Set(key(tFormat, "format"), []byte("7"), pebbledb.Sync); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Open(testConfig(fs))
-	wantCode(t, err, notify.KindConflict, "store_newer", "format 6, this build reads up to 5")
+	wantCode(t, err, notify.KindConflict, "store_newer", "format 7, this build reads up to 6")
 	_, err = Open(testConfig(fs)) // the refusal let go of the folder
 	wantCode(t, err, notify.KindConflict, "store_newer", "data")
 
 	fs = vfs.NewMem()
 	s = mustOpen(t, testConfig(fs))
-	if err := s.db.Set(key(tFormat, "format"), []byte("4"), pebbledb.Sync); err != nil {
+	if err := s.db.Set(key(tFormat, "format"), []byte("5"), pebbledb.Sync); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {

@@ -76,16 +76,7 @@ func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Stor
 func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
 func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }
 func TestTriggers(t *testing.T)   { t.Parallel(); enginetest.Triggers(t, open((*Store).Triggers)) }
-
-// The same with every row in two parts.
-func TestTriggersSplit(t *testing.T) {
-	t.Parallel()
-	enginetest.Triggers(t, open(func(s *Store) engine.Triggers {
-		s.triggers.splitFrom = 1
-		return s.Triggers()
-	}))
-}
-func TestQueue(t *testing.T) { t.Parallel(); enginetest.Queue(t, open(testQueue)) }
+func TestQueue(t *testing.T)      { t.Parallel(); enginetest.Queue(t, open(testQueue)) }
 
 func TestTimersDropHints(t *testing.T) {
 	t.Parallel()

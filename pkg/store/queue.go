@@ -1,6 +1,7 @@
-package pebble
+package store
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -9,12 +10,19 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// Tables of queues. Both have the same keys.
+var (
+	tableMessages = rows.Part{Table: 'Q'} // str queue, seq: enqueued and lane, visible, body
+	tableReceived = rows.Part{Table: 'V'} // str queue, seq: receives, released until
 )
 
 // queues are the queues by name: those that had messages at the start, and
 // those asked for since.
 type queues struct {
-	s *Store
+	rows rows.Rows
 
 	mu     sync.Mutex
 	byName map[string]*queue
@@ -25,7 +33,7 @@ func (qs *queues) get(name string) *queue {
 	defer qs.mu.Unlock()
 	q := qs.byName[name]
 	if q == nil {
-		q = &queue{s: qs.s, name: name, opened: time.Now(), look: make(chan struct{}, 1)}
+		q = &queue{rows: qs.rows, prefix: str(name), opened: time.Now(), look: make(chan struct{}, 1)}
 		rand.Read(q.life[:]) // never fails since Go 1.24
 		qs.byName[name] = q
 	}
@@ -39,18 +47,18 @@ func (qs *queues) get(name string) *queue {
 // everything that was not acknowledged is visible again, at its delay's end.
 //
 // Acknowledged messages are deleted without waiting for an fsync: a delete that
-// is lost is a delivery too many, which receivers must expect anyway. It stands
-// in the log in front of every write that comes later.
+// is lost is a delivery too many, which receivers must expect anyway. It is
+// durable before every write that comes later.
 type queue struct {
-	s      *Store
-	name   string
+	rows   rows.Rows
+	prefix string        // of its keys
 	life   [4]byte       // in receipts: those of another process are over
 	opened time.Time     // what times of the index count from, on the monotonic clock
 	look   chan struct{} // 1: one of those who wait should look
 
-	next uint64 // seq given to the latest message; under the committer's lock
+	next uint64 // seq given to the latest message; changed in fills of Write
 
-	mu          sync.Mutex // never held while waiting for the committer
+	mu          sync.Mutex // never held while calling rows
 	maxReceives int
 	index       queueIndex
 	turn        int // messages of the on-time lane since one of the backlog, while both waited
@@ -68,20 +76,13 @@ func (q *queue) wakeOne() {
 	}
 }
 
-func queueKey(b []byte, table byte, name string, seq uint64) []byte {
-	return binary.BigEndian.AppendUint64(appendStr(append(b, table), name), seq)
-}
-
-func (q *queue) key(table byte, seq uint64) []byte {
-	return queueKey(make([]byte, 0, 11+len(q.name)), table, q.name, seq)
+func (q *queue) appendKey(b []byte, seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(b, q.prefix...), seq)
 }
 
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
-	if err := engine.CheckMessages(ms); err != nil {
+	if err := engine.CheckMessages(ms); err != nil || len(ms) == 0 {
 		return err
-	}
-	if len(ms) == 0 {
-		return nil
 	}
 	now, since := time.Now(), q.now()
 	p := newPacked()
@@ -94,29 +95,29 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 			added[i].lane = backlog
 			stamp |= inBacklog
 		}
-		p.buf = binary.BigEndian.AppendUint64(p.buf, stamp)
-		p.buf = binary.BigEndian.AppendUint64(p.buf, uint64(ceilMs(now.Add(ms[i].Delay))))
-		p.buf = append(p.buf, ms[i].Body...)
+		p.b = binary.BigEndian.AppendUint64(p.b, stamp)
+		p.b = binary.BigEndian.AppendUint64(p.b, uint64(ceilMs(now.Add(ms[i].Delay))))
+		p.b = append(p.b, ms[i].Body...)
 		p.mark()
 	}
-	k := q.key(tMessage, 0)
-	return q.s.commit.write(ctx, func(tx tx) {
+	k := make([]byte, 0, len(q.prefix)+8)
+	return q.rows.Write(ctx, func(b rows.Batch) {
 		for i := range added {
 			q.next++
 			added[i].seq = q.next
-			binary.BigEndian.PutUint64(k[len(k)-8:], q.next)
-			tx.set(k, p.part(i))
+			b.Set(tableMessages, q.appendKey(k, q.next), p.part(i))
 		}
-	}, func(err error) {
-		if err != nil {
-			return
-		}
-		q.mu.Lock()
-		for i := range added {
-			q.index.add(added[i])
-		}
-		q.mu.Unlock()
-		q.wakeOne()
+		b.Settled(func(err error) {
+			if err != nil {
+				return
+			}
+			q.mu.Lock()
+			for i := range added {
+				q.index.add(added[i])
+			}
+			q.mu.Unlock()
+			q.wakeOne()
+		})
 	})
 }
 
@@ -127,17 +128,19 @@ const (
 	inBacklog   = 1 << 63
 )
 
-// body returns what a message says; nil when it is gone.
-func (q *queue) body(seq uint64) ([]byte, error) {
-	k := q.key(tMessage, seq)
-	v, err := q.s.get(k)
-	if err != nil || v == nil {
-		return nil, err
-	}
-	if len(v) < messageHead {
-		return nil, corrupt("message", k)
-	}
-	return v[messageHead:], nil
+// bodies calls fn with the bodies of n messages, in order; a body is valid until fn
+// returns, and nil if the message is gone.
+func (q *queue) bodies(ctx context.Context, n int, seq func(i int) uint64, fn func(i int, body []byte) error) error {
+	key := func(b []byte, i int) []byte { return q.appendKey(b, seq(i)) }
+	return q.rows.Look(ctx, tableMessages, n, key, func(i int, v []byte) error {
+		switch {
+		case v == nil:
+			return fn(i, nil)
+		case len(v) < messageHead:
+			return corrupt(string(key(nil, i)))
+		}
+		return fn(i, v[messageHead:])
+	})
 }
 
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
@@ -173,20 +176,17 @@ func (q *queue) wait(ctx context.Context, next int64) error {
 	case <-due:
 	case <-q.look:
 	case <-ctx.Done():
-	case <-q.s.latch.failed:
-		return translate(q.s.latch.cause())
+	case <-q.rows.Failed():
+		return q.rows.Err()
 	}
 	return nil
 }
 
-// took is a message that was taken, and what it was before.
+// took is a message, and where it is in the index. Of one that is being received it is
+// what the message was before.
 type took struct {
-	slot     uint32
-	receives uint16
-	seq      uint64
-	enqueued int64
-	visible  int64
-	lane     laneOf
+	slot uint32
+	queued
 }
 
 // take takes up to max ready messages. If there are none it says when the next
@@ -201,7 +201,7 @@ func (q *queue) take(max int, visibility int64) (taken []took, next int64, more 
 			break
 		}
 		m := &x.slots[slot]
-		taken = append(taken, took{slot, m.receives, m.seq, m.enqueued, m.visible, m.lane})
+		taken = append(taken, took{slot, *m})
 		m.receives, m.hold = m.receives+1, held
 		x.move(slot, now+visibility)
 	}
@@ -252,40 +252,37 @@ func (q *queue) readyLocked(l laneOf, now int64) (slot uint32, ok bool) {
 // deliver reads what was taken and makes durable that it was received.
 func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, error) {
 	out := make([]engine.Delivery, 0, len(taken))
-	for _, t := range taken {
-		body, err := q.body(t.seq)
-		if err == nil && body == nil {
-			err = corrupt("message", q.key(tMessage, t.seq))
+	err := q.bodies(ctx, len(taken), func(i int) uint64 { return taken[i].seq }, func(i int, body []byte) error {
+		t := taken[i]
+		if body == nil {
+			return corrupt(string(q.appendKey(nil, t.seq)))
 		}
-		if err != nil {
-			q.giveBack(taken)
-			return nil, err
+		t.receives++
+		out = append(out, q.delivery(receiptHeld, t, body))
+		return nil
+	})
+	if err == nil {
+		counted := taken
+		if q.rough() {
+			counted = slices.DeleteFunc(slices.Clone(taken), func(t took) bool { return t.receives == 0 })
 		}
-		out = append(out, engine.Delivery{
-			Receipt: q.receipt(t.slot, t.seq, t.receives+1), Body: body,
-			Receives: int(t.receives) + 1, Enqueued: time.UnixMilli(t.enqueued), Backlog: t.lane == backlog,
-		})
+		err = q.putReceived(ctx, counted...)
 	}
-	counted := taken
-	if q.rough() {
-		counted = slices.DeleteFunc(slices.Clone(taken), func(t took) bool { return t.receives == 0 })
-	}
-	if len(counted) == 0 {
+	if err == nil {
 		return out, nil
 	}
-	err := q.s.commit.write(ctx, func(tx tx) {
-		for _, t := range counted {
-			q.putReceived(tx, t.slot, t.seq)
-		}
-	}, nil)
-	if err != nil {
-		q.giveBack(taken)
-		if ctx.Err() != nil { // no error of a Receive
-			err = nil
-		}
-		return nil, err
+	q.giveBack(taken)
+	if ctx.Err() != nil { // no error of a Receive
+		err = nil
 	}
-	return out, nil
+	return nil, err
+}
+
+func (q *queue) delivery(kind byte, t took, body []byte) engine.Delivery {
+	return engine.Delivery{
+		Receipt: q.receipt(kind, t), Body: bytes.Clone(body),
+		Receives: int(t.receives), Enqueued: time.UnixMilli(t.enqueued), Backlog: t.lane == backlog,
+	}
 }
 
 // roughFrom is the limit of receives from which on a queue does not write the first
@@ -310,22 +307,35 @@ func (q *queue) countUnwrittenLocked() {
 	}
 }
 
-// putReceived writes how often a message was received and, if it was released,
-// until when. It writes what is true when the group is filled: the last write of
-// two is never the older one, and nothing is written of what was acknowledged.
-func (q *queue) putReceived(tx tx, slot uint32, seq uint64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	m := q.index.at(slot, seq)
-	if m == nil || m.pos == none {
-		return
+// receivedLen is the length of how often a message was received, 2 bytes, and when it is
+// visible again, if it was released, ms since 1970.
+const receivedLen = 2 + 8
+
+// putReceived writes how often messages were received and, if they were released,
+// until when. It writes what is true in the fill: the last write of two is never the
+// older one, and nothing is written of what was acknowledged.
+func (q *queue) putReceived(ctx context.Context, of ...took) error {
+	if len(of) == 0 {
+		return nil
 	}
-	v := binary.AppendUvarint(make([]byte, 0, 12), uint64(m.receives))
-	until := int64(0)
-	if m.hold != held {
-		until = ceilMs(time.Now().Add(time.Duration(m.visible - q.now())))
-	}
-	tx.set(q.key(tReceived, seq), appendInt64(v, until))
+	k, v := make([]byte, 0, len(q.prefix)+8), make([]byte, 0, receivedLen)
+	return q.rows.Write(ctx, func(b rows.Batch) {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		for _, t := range of {
+			m := q.index.at(t.slot, t.seq)
+			if m == nil || m.pos == none {
+				continue
+			}
+			until := int64(0)
+			if m.hold != held {
+				until = ceilMs(time.Now().Add(time.Duration(m.visible - q.now())))
+			}
+			v = binary.BigEndian.AppendUint16(v[:0], m.receives)
+			v = binary.BigEndian.AppendUint64(v, uint64(until))
+			b.Set(tableReceived, q.appendKey(k, t.seq), v)
+		}
+	})
 }
 
 // giveBack undoes a take: the messages are ready again, in their old places.

@@ -1,4 +1,4 @@
-package pebble
+package rows
 
 import (
 	"context"
@@ -6,10 +6,11 @@ import (
 	"sync"
 )
 
-// keyLocks serialises read-modify-writes of the same key. Different keys go on
+// Locks serialises read-modify-writes of the same key. Different keys go on
 // concurrently and share an fsync.
-type keyLocks struct {
-	latch *latch
+type Locks struct {
+	failed <-chan struct{}
+	cause  func() error
 
 	mu   sync.Mutex
 	held map[string]*keyLock
@@ -20,15 +21,17 @@ type keyLock struct {
 	refs int
 }
 
-func newKeyLocks(l *latch) *keyLocks {
-	return &keyLocks{latch: l, held: map[string]*keyLock{}}
+// NewLocks returns locks that nobody gets any more once failed is closed, for what
+// cause returns then.
+func NewLocks(failed <-chan struct{}, cause func() error) *Locks {
+	return &Locks{failed: failed, cause: cause, held: map[string]*keyLock{}}
 }
 
-// lock takes the keys, in an order that cannot deadlock, and returns what
-// releases them. It gives up when the context ends or the store fails.
-func (k *keyLocks) lock(ctx context.Context, keys ...string) (unlock func(), err error) {
-	if err := k.latch.cause(); err != nil {
-		return nil, translate(err) // no write begins, whatever a read would say
+// Lock takes the keys, in an order that cannot deadlock, and returns what
+// releases them. It gives up when the context ends, with its cause, or the store fails.
+func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
+	if err := k.cause(); err != nil {
+		return nil, err // no write begins, whatever a read would say
 	}
 	if len(keys) > 1 {
 		keys = slices.Clone(keys)
@@ -38,15 +41,15 @@ func (k *keyLocks) lock(ctx context.Context, keys ...string) (unlock func(), err
 	for i, key := range keys {
 		if err := k.take(ctx, key); err != nil {
 			k.release(keys[:i])
-			return nil, translate(err)
+			return nil, err
 		}
 	}
 	return func() { k.release(keys) }, nil
 }
 
-// settled waits until nobody holds the keys: what was read of them before is
+// Settled waits until nobody holds the keys: what was read of them before is
 // durable then. Nearly always nobody does, and it takes one lock for all.
-func (k *keyLocks) settled(ctx context.Context, keys []string) error {
+func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()
 	for _, key := range keys {
@@ -57,14 +60,14 @@ func (k *keyLocks) settled(ctx context.Context, keys []string) error {
 	k.mu.Unlock()
 	for _, key := range busy {
 		if err := k.take(ctx, key); err != nil {
-			return translate(err)
+			return err
 		}
 		k.release([]string{key})
 	}
 	return nil
 }
 
-func (k *keyLocks) take(ctx context.Context, key string) error {
+func (k *Locks) take(ctx context.Context, key string) error {
 	k.mu.Lock()
 	l := k.held[key]
 	if l == nil {
@@ -79,8 +82,8 @@ func (k *keyLocks) take(ctx context.Context, key string) error {
 		return nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)
-	case <-k.latch.failed:
-		err = k.latch.cause()
+	case <-k.failed:
+		err = k.cause()
 	}
 	k.mu.Lock()
 	k.unref(key, l)
@@ -88,7 +91,7 @@ func (k *keyLocks) take(ctx context.Context, key string) error {
 	return err
 }
 
-func (k *keyLocks) release(keys []string) {
+func (k *Locks) release(keys []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
@@ -99,7 +102,7 @@ func (k *keyLocks) release(keys []string) {
 }
 
 // unref must be called with mu held.
-func (k *keyLocks) unref(key string, l *keyLock) {
+func (k *Locks) unref(key string, l *keyLock) {
 	if l.refs--; l.refs == 0 {
 		delete(k.held, key)
 	}

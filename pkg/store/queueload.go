@@ -1,4 +1,4 @@
-package pebble
+package store
 
 import (
 	"cmp"
@@ -9,28 +9,28 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/rows"
 )
 
 // load builds the indexes anew. It reads the head of every message, some
 // hundred thousand a second.
-func (qs *queues) load(s *Store) error {
-	qs.s, qs.byName = s, map[string]*queue{}
+func (qs *queues) load(ctx context.Context) error {
 	var q *queue
-	err := s.each(under([]byte{tMessage}), func(k, v []byte) (bool, error) {
-		name, seq, ok := readQueueKey(k)
-		if !ok || len(v) < messageHead {
-			return false, corrupt("message", k)
+	err := qs.rows.Scan(ctx, tableMessages, rows.Range{}, func(r rows.Row) (bool, error) {
+		name, seq, ok := readQueueKey(r.Key)
+		if !ok || len(r.Value) < messageHead {
+			return false, corrupt(r.Key)
 		}
-		if q == nil || q.name != name {
+		if q == nil || q.prefix != r.Key[:len(r.Key)-8] {
 			q = qs.get(name)
 		}
-		stamp, lane := binary.BigEndian.Uint64(v), onTime
+		stamp, lane := binary.BigEndian.Uint64(r.Value), onTime
 		if stamp&inBacklog != 0 {
 			lane = backlog
 		}
 		q.index.add(queued{
 			seq: seq, enqueued: int64(stamp &^ inBacklog), lane: lane,
-			visible: q.since(int64(binary.BigEndian.Uint64(v[8:]))),
+			visible: q.since(int64(binary.BigEndian.Uint64(r.Value[8:]))),
 		})
 		q.next = seq
 		return true, nil
@@ -38,12 +38,10 @@ func (qs *queues) load(s *Store) error {
 	if err != nil {
 		return err
 	}
-	return s.each(under([]byte{tReceived}), func(k, v []byte) (bool, error) {
-		name, seq, ok := readQueueKey(k)
-		d := reader{b: v}
-		receives, until := d.uint(), d.int()
-		if !ok || !d.done() {
-			return false, corrupt("received", k)
+	return qs.rows.Scan(ctx, tableReceived, rows.Range{}, func(r rows.Row) (bool, error) {
+		name, seq, ok := readQueueKey(r.Key)
+		if !ok || len(r.Value) != receivedLen {
+			return false, corrupt(r.Key)
 		}
 		q := qs.get(name)
 		// As many slots as messages, in the order of their seqs.
@@ -52,8 +50,8 @@ func (qs *queues) load(s *Store) error {
 		if m == nil {
 			return true, nil // nothing depends on it
 		}
-		m.receives = uint16(min(receives, maxCounted))
-		if until != 0 {
+		m.receives = binary.BigEndian.Uint16(r.Value)
+		if until := int64(binary.BigEndian.Uint64(r.Value[2:])); until != 0 {
 			q.index.move(uint32(i), q.since(until))
 		}
 		return true, nil
@@ -63,11 +61,12 @@ func (qs *queues) load(s *Store) error {
 // since turns ms since 1970 into the time of the index.
 func (q *queue) since(ms int64) int64 { return int64(time.UnixMilli(ms).Sub(q.opened.Round(0))) }
 
-func readQueueKey(k []byte) (name string, seq uint64, ok bool) {
-	if len(k) < 11 || len(k) != 11+int(binary.BigEndian.Uint16(k[1:])) {
+func readQueueKey(k string) (name string, seq uint64, ok bool) {
+	name, rest, ok := cutStr(k)
+	if !ok || len(rest) != 8 {
 		return "", 0, false
 	}
-	return string(k[3 : len(k)-8]), binary.BigEndian.Uint64(k[len(k)-8:]), true
+	return name, numberAt(rest), true
 }
 
 // Depth looks at the index alone, at every message: 2 ms a million.
@@ -104,24 +103,14 @@ func (q *queue) Depth(context.Context) (d engine.QueueDepth, err error) {
 
 // Dead returns receipts with which Ack removes dead messages.
 func (q *queue) Dead(ctx context.Context, max int) (out []engine.Delivery, err error) {
-	n := -1
-	for _, m := range q.deadOnes(max) {
-		if err := sometimes(ctx, &n); err != nil {
-			return nil, err
+	ms := q.deadOnes(max)
+	err = q.bodies(ctx, len(ms), func(i int) uint64 { return ms[i].seq }, func(i int, body []byte) error {
+		if body != nil { // it was not removed meanwhile
+			out = append(out, q.delivery(receiptDead, ms[i], body))
 		}
-		body, err := q.body(m.seq)
-		if err != nil {
-			return nil, err
-		}
-		if body == nil {
-			continue // removed meanwhile
-		}
-		out = append(out, engine.Delivery{
-			Receipt: q.receiptOf(receiptDead, m.slot, m.seq, m.receives), Body: body,
-			Receives: int(m.receives), Enqueued: time.UnixMilli(m.enqueued), Backlog: m.lane == backlog,
-		})
-	}
-	return out, nil
+		return nil
+	})
+	return out, err
 }
 
 // deadOnes returns up to max dead messages, oldest first.
@@ -131,9 +120,28 @@ func (q *queue) deadOnes(limit int) (out []took) {
 	now := q.now()
 	for i := range q.index.slots {
 		if m := &q.index.slots[i]; m.seq != 0 && m.state(now, q.maxReceives) == messageDead {
-			out = append(out, took{uint32(i), m.receives, m.seq, m.enqueued, m.visible, m.lane})
+			out = append(out, took{uint32(i), *m})
 		}
 	}
 	slices.SortFunc(out, func(a, b took) int { return cmp.Compare(a.seq, b.seq) })
 	return out[:min(len(out), max(limit, 0))]
+}
+
+// all calls fn with the body of every message that is there when it begins and has not
+// been acknowledged since.
+func (q *queue) all(ctx context.Context, fn func(body []byte) error) error {
+	q.mu.Lock()
+	seqs := make([]uint64, 0, len(q.index.slots))
+	for i := range q.index.slots {
+		if m := &q.index.slots[i]; m.seq != 0 {
+			seqs = append(seqs, m.seq)
+		}
+	}
+	q.mu.Unlock()
+	return q.bodies(ctx, len(seqs), func(i int) uint64 { return seqs[i] }, func(_ int, body []byte) error {
+		if body == nil {
+			return nil // acknowledged meanwhile
+		}
+		return fn(body)
+	})
 }

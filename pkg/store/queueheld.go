@@ -1,4 +1,4 @@
-package pebble
+package store
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/rows"
 )
 
 // A receipt is a kind, the life of the queue, slot, seq and receives.
@@ -18,17 +19,21 @@ const (
 	receiptDead byte = 'd'
 )
 
-func (q *queue) receipt(slot uint32, seq uint64, receives uint16) string {
-	return q.receiptOf(receiptHeld, slot, seq, receives)
-}
-
-func (q *queue) receiptOf(kind byte, slot uint32, seq uint64, receives uint16) string {
+func (q *queue) receipt(kind byte, t took) string {
 	b := append(make([]byte, 0, receiptLen), kind)
 	b = append(b, q.life[:]...)
-	b = binary.BigEndian.AppendUint32(b, slot)
-	b = binary.BigEndian.AppendUint64(b, seq)
-	b = binary.BigEndian.AppendUint16(b, receives)
+	b = binary.BigEndian.AppendUint32(b, t.slot)
+	b = binary.BigEndian.AppendUint64(b, t.seq)
+	b = binary.BigEndian.AppendUint16(b, t.receives)
 	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// writable says why a call that writes nothing now could not.
+func (q *queue) writable(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	return q.rows.Err()
 }
 
 // named returns the message of a receipt, nil when that is over. Must be called
@@ -61,7 +66,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
-	if err := writable(ctx, q.s); err != nil {
+	if err := q.writable(ctx); err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -96,17 +101,16 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	}
 	q.mu.Unlock()
 	if len(gone) == 0 {
-		return writable(ctx, q.s)
+		return q.writable(ctx)
 	}
-	err := q.s.commit.post(ctx, func(tx tx) {
-		k := q.key(tMessage, 0)
-		for _, table := range []byte{tMessage, tReceived} {
-			k[0] = table
-			for _, g := range gone {
-				if table == tMessage || g.counted {
-					binary.BigEndian.PutUint64(k[len(k)-8:], g.seq)
-					tx.delete(k)
-				}
+	k := make([]byte, 0, len(q.prefix)+8)
+	err := q.rows.Post(ctx, func(b rows.Batch) {
+		for _, g := range gone {
+			b.Delete(tableMessages, q.appendKey(k, g.seq))
+		}
+		for _, g := range gone {
+			if g.counted {
+				b.Delete(tableReceived, q.appendKey(k, g.seq))
 			}
 		}
 	})
@@ -129,21 +133,20 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
-	if err := writable(ctx, q.s); err != nil {
+	if err := q.writable(ctx); err != nil {
 		return err
 	}
 	q.mu.Lock()
 	now := q.now()
 	slot, m := q.named(receipt, now, receiptHeld)
-	var seq uint64
-	if m != nil {
-		m.hold, seq = nobodys, m.seq
-		q.index.move(slot, now+int64(delay))
-	}
-	q.mu.Unlock()
-	if seq == 0 {
+	if m == nil {
+		q.mu.Unlock()
 		return nil
 	}
+	m.hold = nobodys
+	q.index.move(slot, now+int64(delay))
+	released := took{slot, *m}
+	q.mu.Unlock()
 	q.wakeOne()
-	return q.s.commit.write(ctx, func(tx tx) { q.putReceived(tx, slot, seq) }, nil)
+	return q.putReceived(ctx, released)
 }

@@ -1,10 +1,19 @@
-package pebble
+package store
 
 import (
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/store"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// Tables of triggers.
+var (
+	tableTriggers     = rows.Part{Table: 'G'} // id: trigger
+	tableTriggerHeads = rows.Part{Table: 'B'} // id: head of a large trigger, once it was swapped
+	tableTriggerList  = rows.Part{Table: 'L'} // state (a byte), str caller, id: -; IN_FLIGHT among PENDING
+	tableTriggerEnds  = rows.Part{Table: 'E'} // ended, id: - of terminal ones
+	tableFlights      = rows.Part{Table: 'K'} // seq: ids that one swap claimed
 )
 
 // A whole row of a trigger holds everything and is written anew by each swap. Of a
@@ -16,10 +25,6 @@ import (
 
 // splitFrom is the size of URL and payload, in bytes, from which a row is split.
 const splitFrom = 512
-
-func triggerHeadKey(id string) []byte { return key(tTriggerHead, id) }
-
-func triggerKey(id string) []byte { return key(tTrigger, id) }
 
 // triggerHeader is what a swap has to know of the row it replaces. It begins the
 // value, so that the rest is not taken apart.
@@ -51,51 +56,68 @@ func headerOf(t *engine.Trigger) triggerHeader {
 
 // digestOf is of everything a head does not hold. The payload is digested where it lies.
 func digestOf(t *engine.Trigger) uint64 {
-	c := codec.Packer(make([]byte, 0, 512), store.TriggerVersion)
-	store.TriggerTerms(&c, t)
+	c := codec.Packer(make([]byte, 0, 512), TriggerVersion)
+	TriggerTerms(&c, t)
 	h := notify.ColumnDigest(c.Packed())
 	return h ^ notify.ColumnDigest(t.Payload)*0x9e3779b97f4a7c15 ^ uint64(len(t.Payload))
 }
 
 // appendListKey is the prefix of a list: of a state and caller.
 func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
-	return appendStr(append(b, tTriggerList, byte(state)), caller)
+	return appendStr(append(b, byte(state)), caller)
+}
+
+// list is the state under which a trigger is listed.
+func (h *triggerHeader) list() engine.TriggerState {
+	if h.state == engine.TriggerInFlight {
+		return engine.TriggerPending // flights knows which
+	}
+	return h.state
+}
+
+func (h *triggerHeader) sameList(o *triggerHeader) bool {
+	return h.list() == o.list() && h.caller == o.caller
 }
 
 func (h *triggerHeader) listKey(id string) []byte {
-	list := h.state
-	if list == engine.TriggerInFlight {
-		list = engine.TriggerPending // flights knows which
-	}
-	return append(appendListKey(make([]byte, 0, 4+len(h.caller)+len(id)), list, h.caller), id...)
+	return append(appendListKey(make([]byte, 0, 3+len(h.caller)+len(id)), h.list(), h.caller), id...)
 }
 
 func (h *triggerHeader) endedKey(id string) []byte {
-	return append(appendInt(append(make([]byte, 0, 9+len(id)), tTriggerEnded), h.ended), id...)
+	return append(appendOrdered(make([]byte, 0, 8+len(id)), h.ended), id...)
 }
 
 // appendTrigger packs everything of t but its id, under a header; of a head only what
 // changes in the life of a split row.
 func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []byte {
-	c := codec.Packer(b, store.TriggerVersion)
+	c := codec.Packer(b, TriggerVersion)
 	h.fields(&c)
 	if !head {
-		store.TriggerRequest(&c, t)
+		TriggerRequest(&c, t)
 	}
-	store.TriggerProgress(&c, t)
+	TriggerProgress(&c, t)
 	return c.Packed()
+}
+
+// readHeader reads the header of a row, or of a head.
+func readHeader(id string, v []byte) (h triggerHeader, err error) {
+	c := codec.Unpacker(v, TriggerVersion)
+	if h.fields(&c); h.version == 0 { // what is damaged reads as zero
+		return h, notify.Unread("store", "trigger "+id, v, TriggerVersion)
+	}
+	return h, nil
 }
 
 // readTrigger reads a row, or a head over the row it belongs to, and returns its header.
 func readTrigger(id string, v []byte, t *engine.Trigger, head bool) (h triggerHeader, err error) {
-	c := codec.Unpacker(v, store.TriggerVersion)
+	c := codec.Unpacker(v, TriggerVersion)
 	h.fields(&c)
 	if !head {
-		store.TriggerRequest(&c, t)
+		TriggerRequest(&c, t)
 	}
-	store.TriggerProgress(&c, t)
+	TriggerProgress(&c, t)
 	if !c.Whole() || head && !h.split {
-		return h, notify.Unread("store", "trigger "+id, v, store.TriggerVersion)
+		return h, notify.Unread("store", "trigger "+id, v, TriggerVersion)
 	}
 	t.ID, t.Version, t.State, t.Ended, t.Caller = id, h.version, h.state, h.ended, h.caller
 	return h, nil

@@ -1,0 +1,145 @@
+package enginetest
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// modelQueue is what a queue does, said in the shortest way: a list of messages, whose
+// states are computed from the time. Programs of the suite run on it and on an engine.
+type modelQueue struct{ messages []*modelMessage }
+
+type modelMessage struct {
+	engine.Delivery           // as it was last received
+	visible         time.Time // when it may be received, or its visibility ends
+	held            bool      // by a receiver, until visible
+}
+
+// in returns the messages in a state, in the order in which they became visible.
+func (q *modelQueue) in(state string) (out []*modelMessage) {
+	for _, m := range q.messages {
+		if m.state() == state {
+			out = append(out, m)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *modelMessage) int { return a.visible.Compare(b.visible) })
+	return out
+}
+
+func (m *modelMessage) state() string {
+	switch over := !m.visible.After(time.Now()); {
+	case over && m.Receives >= QueueReceives:
+		return "dead"
+	case over:
+		return "ready"
+	case m.held:
+		return "held"
+	}
+	return "delayed"
+}
+
+func (q *modelQueue) enqueue(ms []engine.Message) {
+	now := time.Now()
+	for _, m := range ms {
+		q.messages = append(q.messages, &modelMessage{Delivery: engine.Delivery{Body: m.Body, Enqueued: now}, visible: now.Add(m.Delay)})
+	}
+}
+
+func (q *modelQueue) receive(max int, visibility time.Duration) (out []engine.Delivery) {
+	ready := q.in("ready")
+	for _, m := range ready[:min(len(ready), max)] {
+		m.Receives++
+		m.held, m.visible = true, time.Now().Add(visibility)
+		m.Receipt = string(m.Body) + strings.Repeat("!", m.Receives)
+		out = append(out, m.Delivery)
+	}
+	return out
+}
+
+// held returns the messages whose deliveries are not over.
+func (q *modelQueue) held(receipts []string) []*modelMessage {
+	return slices.DeleteFunc(q.in("held"), func(m *modelMessage) bool { return !slices.Contains(receipts, m.Receipt) })
+}
+
+func (q *modelQueue) remove(ms []*modelMessage) {
+	q.messages = slices.DeleteFunc(q.messages, func(m *modelMessage) bool { return slices.Contains(ms, m) })
+}
+
+func (q *modelQueue) dead(max int) []*modelMessage {
+	dead := slices.DeleteFunc(slices.Clone(q.messages), func(m *modelMessage) bool { return m.state() != "dead" })
+	return dead[:min(len(dead), max)]
+}
+
+func (q *modelQueue) depth() engine.QueueDepth {
+	ready := q.in("ready")
+	d := engine.QueueDepth{Ready: len(ready), Delayed: len(q.in("delayed")), InFlight: len(q.in("held")), Dead: len(q.in("dead"))}
+	for _, m := range ready {
+		if d.Oldest.IsZero() || m.Enqueued.Before(d.Oldest) {
+			d.Oldest = m.Enqueued
+		}
+	}
+	return d
+}
+
+// modelTriggers is what engine.Triggers does, said in the shortest way.
+type modelTriggers map[string]engine.Trigger
+
+// put stores a row if the stored one has the version old; 0: if there is none.
+func (m modelTriggers) put(old uint64, t engine.Trigger) bool {
+	if stored, ok := m[t.ID]; ok != (old > 0) || stored.Version != old {
+		return false
+	}
+	t.Version = old + 1
+	m[t.ID] = t
+	return true
+}
+
+func (m modelTriggers) create(ts []engine.Trigger) []bool {
+	won := make([]bool, len(ts))
+	for i := range ts {
+		won[i] = m.put(0, ts[i])
+	}
+	return won
+}
+
+func (m modelTriggers) swap(ss []engine.TriggerSwap) []bool {
+	won := make([]bool, len(ss))
+	for i := range ss {
+		won[i] = ss[i].Old > 0 && m.put(ss[i].Old, ss[i].New)
+	}
+	return won
+}
+
+func (m modelTriggers) get(ids []string) []engine.Trigger {
+	out := make([]engine.Trigger, len(ids))
+	for i, id := range ids {
+		out[i] = m[id]
+	}
+	return out
+}
+
+func (m modelTriggers) list(caller string, state engine.TriggerState, behind string, max int) (out []engine.Trigger) {
+	for _, t := range m {
+		fits := state == 0 || t.State == state || state == engine.TriggerOpen && t.IsOpen()
+		if fits && (caller == "" || t.Caller == caller) && (behind == "" || t.ID < behind) {
+			out = append(out, t)
+		}
+	}
+	slices.SortFunc(out, func(a, b engine.Trigger) int { return cmp.Compare(b.ID, a.ID) })
+	return out[:min(len(out), max)]
+}
+
+// purge removes all rows that ended before a time.
+func (m modelTriggers) purge(before int64) (n int) {
+	for id, t := range m {
+		if t.State.Terminal() && t.Ended < before {
+			delete(m, id)
+			n++
+		}
+	}
+	return n
+}

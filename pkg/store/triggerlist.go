@@ -1,0 +1,202 @@
+package store
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// List merges the lists of the index that the question is about: one for a
+// state of a caller, one a state for all of a caller's, one a caller for all of
+// a state. All of all are the rows themselves, and those IN_FLIGHT, who stand
+// among the waiting ones, are known by name. Index and rows are read from one
+// view, in which they agree.
+func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
+	if max <= 0 || len(caller) > maxPart {
+		return nil, nil
+	}
+	out, err := t.list(ctx, caller, state, behind.ID, max)
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, len(out))
+	for i := range out {
+		ids[i] = out[i].ID
+	}
+	if err := t.settled(ctx, ids); err != nil { // as Get
+		return nil, err
+	}
+	return out, nil
+}
+
+func (t *triggers) list(ctx context.Context, caller string, state engine.TriggerState, behind string, max int) (out []engine.Trigger, err error) {
+	view, flying := t.flights.view(t.rows)
+	defer func() { err = errors.Join(err, view.Close()) }()
+	switch {
+	case state == engine.TriggerInFlight:
+		return t.listFlights(ctx, view, flying, caller, behind, max)
+	case caller == "" && state == 0:
+		return t.listRows(ctx, view, behind, max)
+	}
+	lists := newestFirst{view: view}
+	if err := lists.find(ctx, caller, state, behind); err != nil {
+		return nil, err
+	}
+	for len(lists.lists) > 0 && len(out) < max {
+		id := lists.lists[0].ids[0]
+		var row engine.Trigger
+		if _, err := t.row(ctx, view, id, &row); err != nil {
+			return nil, err
+		}
+		if row.ID == "" {
+			return nil, corrupt(lists.lists[0].prefix + id) // without a row
+		}
+		switch {
+		case state == engine.TriggerPending && row.State != state: // it is IN_FLIGHT
+		case state == engine.TriggerOpen && !row.IsOpen():
+		default:
+			out = append(out, row)
+		}
+		if err := lists.pop(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// CountOpen counts up to most+1 rows.
+func (t *triggers) CountOpen(ctx context.Context, caller string, most int) (n int, err error) {
+	for behind, page := "", 1000; n <= most; {
+		rows, err := t.list(ctx, caller, engine.TriggerOpen, behind, page)
+		if n += len(rows); err != nil || len(rows) < page {
+			return n, err
+		}
+		behind = rows[len(rows)-1].ID
+	}
+	return n, nil
+}
+
+func (t *triggers) listRows(ctx context.Context, view rows.View, behind string, max int) (out []engine.Trigger, err error) {
+	return list(ctx, view, tableTriggers, rows.Range{Before: behind, Back: true}, max, func(r rows.Row) (row engine.Trigger, err error) {
+		h, err := readTrigger(r.Key, r.Value, &row, false)
+		if err == nil && h.split {
+			err = t.head(ctx, view, r.Key, &row, &h)
+		}
+		return row, err
+	})
+}
+
+// triggerList is a list of the index. Its ids are read in pages, each twice the one before.
+type triggerList struct {
+	prefix string   // of its keys
+	ids    []string // that were read, the highest first
+	page   int
+}
+
+const largestPage = 256
+
+// newestFirst merges lists by id, the highest first.
+type newestFirst struct {
+	view  rows.View
+	lists []*triggerList
+}
+
+func (l *newestFirst) Len() int           { return len(l.lists) }
+func (l *newestFirst) Less(i, j int) bool { return l.lists[i].ids[0] > l.lists[j].ids[0] }
+func (l *newestFirst) Swap(i, j int)      { l.lists[i], l.lists[j] = l.lists[j], l.lists[i] }
+func (l *newestFirst) Push(x any)         { l.lists = append(l.lists, x.(*triggerList)) }
+
+func (l *newestFirst) Pop() any {
+	last := l.lists[len(l.lists)-1]
+	l.lists = l.lists[:len(l.lists)-1]
+	return last
+}
+
+// pop goes on to the next id.
+func (l *newestFirst) pop(ctx context.Context) error {
+	first := l.lists[0]
+	id := first.ids[0]
+	if first.ids = first.ids[1:]; len(first.ids) == 0 {
+		if err := l.read(ctx, first, id); err != nil {
+			return err
+		}
+	}
+	if len(first.ids) == 0 {
+		heap.Pop(l)
+		return nil
+	}
+	heap.Fix(l, 0)
+	return nil
+}
+
+// read reads the next page of a list, behind an id.
+func (l *newestFirst) read(ctx context.Context, of *triggerList, behind string) (err error) {
+	in := rows.Range{Prefix: of.prefix, Back: true}
+	if behind != "" {
+		in.Before = of.prefix + behind
+	}
+	of.page = min(max(2*of.page, 1), largestPage)
+	of.ids, err = list(ctx, l.view, tableTriggerList, in, of.page, func(r rows.Row) (string, error) { return r.Key[len(of.prefix):], nil })
+	return err
+}
+
+// find adds the lists of a caller and state that have anything behind an id; empty and
+// 0: of any.
+func (l *newestFirst) find(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
+	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
+		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
+		if state != 0 && state != one && !open {
+			continue
+		}
+		if caller != "" {
+			if err := l.add(ctx, string(appendListKey(nil, one, caller)), behind); err != nil {
+				return err
+			}
+			continue
+		}
+		for prefix := ""; ; {
+			next, err := l.nextList(ctx, one, prefix)
+			if err == nil && next != "" {
+				err = l.add(ctx, next, behind)
+			}
+			if err != nil {
+				return err
+			}
+			if prefix = next; prefix == "" {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// add adds a list, if it has anything behind an id.
+func (l *newestFirst) add(ctx context.Context, prefix, behind string) error {
+	of := &triggerList{prefix: prefix}
+	err := l.read(ctx, of, behind)
+	if err == nil && len(of.ids) > 0 {
+		heap.Push(l, of)
+	}
+	return err
+}
+
+// nextList returns the prefix of the list of a state that follows another, ""; if there
+// is none, it returns "". It leaps there: it reads one row.
+func (l *newestFirst) nextList(ctx context.Context, state engine.TriggerState, prefix string) (next string, err error) {
+	in := rows.Range{Prefix: string([]byte{byte(state)})}
+	if prefix != "" {
+		in.After = following(prefix)
+	}
+	err = l.view.Scan(ctx, tableTriggerList, in, func(r rows.Row) (bool, error) {
+		caller, _, ok := cutStr(r.Key[1:])
+		if !ok {
+			return false, corrupt(r.Key)
+		}
+		next = r.Key[:1+2+len(caller)]
+		return false, nil
+	})
+	return next, err
+}
