@@ -56,7 +56,7 @@ var floors = []floor{
 	{"engines: one technology each", map[string]string{
 		"pkg/engine/memory":     "engine notify rows store",
 		"pkg/engine/pebble":     "codec engine notify rows setting store",
-		"pkg/engine/cassandra":  "codec engine notify secrets setting store",
+		"pkg/engine/cassandra":  "codec engine notify rows secrets setting store",
 		"pkg/engine/redis":      "engine notify secrets setting",
 		"pkg/engine/postgres":   "engine notify setting",
 		"pkg/engine/sqs":        "engine notify setting",

@@ -1,11 +1,7 @@
 package engine
 
 import (
-	"cmp"
 	"context"
-	"iter"
-	"slices"
-	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -29,30 +25,8 @@ type Campaigns interface {
 	AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error
 	// Get returns a campaign with its bases.
 	Get(ctx context.Context, campaign string) (c Campaign, ok bool, err error)
-	// List returns campaigns of a caller (empty: of all), the newest first, at most
-	// max of them, without their bases. It begins behind after, of which only
-	// Created and ID count; an empty ID means at the newest.
+	// List returns campaigns of a caller (empty: of all), the newest first and of one
+	// time the greatest id first, at most max of them, without their bases. It begins
+	// behind after, of which only Created and ID count; an empty ID means at the newest.
 	List(ctx context.Context, caller string, after Campaign, max int) ([]Campaign, error)
-}
-
-// CompareCampaigns orders campaigns as List does: the newer one is the lesser.
-func CompareCampaigns(a, b Campaign) int {
-	return cmp.Or(cmp.Compare(b.Created, a.Created), strings.Compare(b.ID, a.ID))
-}
-
-// ListCampaigns picks the page of Campaigns.List from all campaigns, in any order.
-func ListCampaigns(all iter.Seq2[Campaign, error], caller string, after Campaign, max int) ([]Campaign, error) {
-	var out []Campaign
-	for c, err := range all {
-		if err != nil {
-			return nil, err
-		}
-		if caller != "" && c.Caller != caller || after.ID != "" && CompareCampaigns(c, after) <= 0 {
-			continue
-		}
-		if at, _ := slices.BinarySearchFunc(out, c, CompareCampaigns); at < max {
-			out = slices.Insert(out[:min(len(out), max-1)], at, c)
-		}
-	}
-	return out, nil
 }

@@ -51,12 +51,36 @@ type Range struct {
 	Back   bool
 }
 
-// Reader reads rows.
-type Reader interface {
+// Scanner scans rows.
+type Scanner interface {
 	// Scan calls fn with the rows of a range, in order, until fn returns false or an
 	// error, which Scan returns. A value is valid until fn returns. Scan does not wait
 	// for a Swap: what it returns may be not durable yet.
 	Scan(ctx context.Context, p Part, r Range, fn func(Row) (more bool, err error)) error
+}
+
+// Partitions keeps rows of which one partition at a time is changed.
+type Partitions interface {
+	Scanner
+	// Get returns the values of keys, in their order; nil where there is no row. It
+	// waits for a Swap of those rows that is under way: what it returns of If and Do of
+	// any Swap is durable.
+	Get(ctx context.Context, p Part, keys ...string) ([][]byte, error)
+	// Swap does the changes, all or nothing, if each row of each If is stored as it
+	// says. It returns false, and has changed nothing, if one of them is not. It calls
+	// the functions Number in the order of cs. An engine that is not Rows takes one
+	// change that has no Add and no Number. After an error the change may be done.
+	Swap(ctx context.Context, cs ...Change) (won bool, err error)
+	// Turn waits until no other caller of this process has the turn of p. It is for
+	// callers that read, decide and swap: in an engine of many machines a swap that is
+	// lost costs as much as one that is won. Other engines return at once. A caller
+	// has one turn at a time.
+	Turn(ctx context.Context, p Part) (end func(), err error)
+}
+
+// Reader reads rows.
+type Reader interface {
+	Scanner
 	// Look calls fn with the values of n rows, in order; nil where there is no row. key
 	// appends the key of row i to b. A value is valid until fn returns. Look waits for no
 	// write, as Scan does.
@@ -69,19 +93,12 @@ type View interface {
 	Close() error
 }
 
-// Rows keeps rows.
+// Rows keeps rows of which several partitions can be changed together.
 type Rows interface {
+	Partitions
 	Reader
 	// View returns the rows as they are now. The caller closes it.
 	View() View
-	// Get returns the values of keys, in their order; nil where there is no row. It
-	// waits for a Swap of those rows that is under way: what it returns of If and Do of
-	// any Swap is durable.
-	Get(ctx context.Context, p Part, keys ...string) ([][]byte, error)
-	// Swap does the changes, all or nothing, if each row of each If is stored as it
-	// says. It returns false, and has changed nothing, if one of them is not. It calls
-	// the functions Number in the order of cs.
-	Swap(ctx context.Context, cs ...Change) (won bool, err error)
 	// Write stores the rows that fill puts into a batch, all or nothing, whatever is
 	// stored. Writes become visible, and durable, in the order in which their fills ran,
 	// and with all that their batches hold at once. An engine calls fill at most once,

@@ -2,10 +2,12 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -285,13 +287,13 @@ type campaignsOf struct {
 func (c campaignsOf) List(_ context.Context, caller string, after engine.Campaign, n int) ([]engine.Campaign, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return engine.ListCampaigns(func(yield func(engine.Campaign, error) bool) {
-		for _, x := range c.camps {
-			if !yield(x, nil) {
-				return
-			}
-		}
-	}, caller, after, n)
+	all := slices.SortedFunc(maps.Values(c.camps), func(a, b engine.Campaign) int {
+		return cmp.Or(cmp.Compare(b.Created, a.Created), strings.Compare(b.ID, a.ID))
+	})
+	all = slices.DeleteFunc(all, func(x engine.Campaign) bool {
+		return caller != "" && x.Caller != caller || after.ID != "" && (x.Created > after.Created || x.Created == after.Created && x.ID >= after.ID)
+	})
+	return all[:min(len(all), n)], nil
 }
 
 func (c campaignsOf) Get(_ context.Context, id string) (engine.Campaign, bool, error) {

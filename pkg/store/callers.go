@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"math"
 
@@ -44,31 +43,4 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 
 func (c callers) List(ctx context.Context) ([]engine.Caller, error) {
 	return list(ctx, c.rows, tableCallers, rows.Range{}, math.MaxInt, unpack[engine.Caller])
-}
-
-type meta struct{ rows rows.Rows }
-
-func (m meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
-	got, err := m.rows.Get(ctx, tableMeta, name)
-	if err != nil {
-		return nil, err
-	}
-	return got[0], nil
-}
-
-func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
-	_, err := m.rows.Swap(ctx, rows.Change{Part: tableMeta, Do: []rows.Row{{Key: name, Value: present(value)}}})
-	return err
-}
-
-func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
-	value = present(value)
-	won, err := m.rows.Swap(ctx, rows.Change{
-		Part: tableMeta, If: []rows.Row{{Key: name, Value: old}}, Do: []rows.Row{{Key: name, Value: value}},
-	})
-	if won || err != nil {
-		return won, err
-	}
-	have, err := m.GetMeta(ctx, name)
-	return have != nil && bytes.Equal(have, value), err
 }

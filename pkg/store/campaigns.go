@@ -2,27 +2,45 @@ package store
 
 import (
 	"context"
+	"math"
+	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-type campaigns struct{ rows rows.Rows }
+// campaigns keeps a partition for each campaign: its totals and parts. One more
+// partition names all campaigns, the newest first, of all and of each caller.
+type campaigns struct{ rows rows.Partitions }
+
+// CampaignsOver returns the contract of campaigns over p.
+func CampaignsOver(p rows.Partitions) engine.Campaigns { return campaigns{p} }
+
+func partOfCampaign(id string) rows.Part { return rows.Part{Table: tableCampaigns.Table, Name: id} }
 
 func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
-	if campaign == "" || len(campaign) > maxPart {
-		return notify.Invalid("bad_campaign", "campaign", "a campaign has an id")
+	if campaign == "" || len(campaign) > maxCampaign {
+		return notify.Invalid("bad_campaign", "campaign", "a campaign has an id of 1 to 1,024 bytes")
 	}
-	head, seen := "h"+campaign, "s"+str(campaign)+num(uint64(part))
+	if err := engine.CheckCaller("bad_campaign", caller); err != nil {
+		return err
+	}
+	in := partOfCampaign(campaign)
+	end, err := c.rows.Turn(ctx, in)
+	if err != nil {
+		return err
+	}
+	defer end()
+	seen := "s" + num(uint64(part))
 	for {
-		got, err := c.rows.Get(ctx, tableCampaigns, head, seen)
+		got, err := c.rows.Get(ctx, in, headOfCampaign, seen)
 		if err != nil {
 			return err
 		}
 		h := engine.Campaign{ID: campaign, Caller: caller, Created: at}
 		if got[0] != nil {
-			if h, err = unpack[engine.Campaign](rows.Row{Key: head, Value: got[0]}); err != nil {
+			if h, err = unpack[engine.Campaign](rows.Row{Key: campaign, Value: got[0]}); err != nil {
 				return err
 			}
 		}
@@ -32,7 +50,14 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 		if got[1] != nil {
 			return nil
 		}
-		key := "p" + str(campaign) + num(uint64(h.Parts))
+		if got[0] == nil {
+			// Before the campaign: an entry that leads nowhere is passed over, and a
+			// campaign without one would not be found.
+			if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, []byte{})}); err != nil {
+				return err
+			}
+		}
+		key := "p" + num(uint64(h.Parts))
 		h.Parts++
 		h.Accepted += accepted
 		h.Rejected += rejected
@@ -41,8 +66,8 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 			return err
 		}
 		won, err := c.rows.Swap(ctx, rows.Change{
-			Part: tableCampaigns, If: []rows.Row{{Key: head, Value: got[0]}},
-			Do: []rows.Row{{Key: head, Value: v}, {Key: seen, Value: []byte{}}, {Key: key, Value: base[:]}},
+			Part: in, If: []rows.Row{{Key: headOfCampaign, Value: got[0]}},
+			Do: []rows.Row{{Key: headOfCampaign, Value: v}, {Key: seen, Value: []byte{}}, {Key: key, Value: base[:]}},
 		})
 		if won || err != nil {
 			return err
@@ -50,13 +75,43 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 	}
 }
 
+const (
+	headOfCampaign = "h"
+	maxCampaign    = 1 << 10 // bytes of an id
+)
+
+// campaignList begins the entries of the list of a caller's campaigns; "": of all.
+func campaignList(caller string) string {
+	if caller == "" {
+		return "a"
+	}
+	return "c" + str(caller)
+}
+
+// campaignPlace is a campaign's place in a list: its time, then its id.
+func campaignPlace(created int64, id string) string { return ordered(created) + id }
+
+// campaignEntries returns the entries of a campaign in the lists, with a value; nil
+// removes them.
+func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
+	for _, list := range []string{campaignList(""), campaignList(c.Caller)} {
+		out = append(out, rows.Row{Key: list + campaignPlace(c.Created, c.ID), Value: value})
+	}
+	return out
+}
+
+// load returns a campaign without its bases.
+func (c campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
+	return load[engine.Campaign](ctx, c.rows, partOfCampaign(id), headOfCampaign)
+}
+
 func (c campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {
-	h, stored, err := load[engine.Campaign](ctx, c.rows, tableCampaigns, "h"+campaign)
+	h, stored, err := c.load(ctx, campaign)
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
 	}
 	// A part that was added since the totals were read is left out of both.
-	h.Bases, err = list(ctx, c.rows, tableCampaigns, rows.Range{Prefix: "p" + str(campaign)}, h.Parts, readBase)
+	h.Bases, err = list(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
 	if err != nil {
 		return engine.Campaign{}, false, err
 	}
@@ -70,35 +125,46 @@ func readBase(r rows.Row) (notify.Base, error) {
 	return notify.Base(r.Value), nil
 }
 
-// List reads the totals of all campaigns: ids are made by clients, so their order says
-// nothing, and there are few.
-func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error) {
-	return engine.ListCampaigns(func(yield func(engine.Campaign, error) bool) {
-		err := c.rows.Scan(ctx, tableCampaigns, rows.Range{Prefix: "h"}, func(r rows.Row) (bool, error) {
-			h, err := unpack[engine.Campaign](r)
-			return err == nil && yield(h, nil), err
+func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
+	prefix := campaignList(caller)
+	in := rows.Range{Prefix: prefix, Back: true}
+	if after.ID != "" {
+		in.Before = prefix + campaignPlace(after.Created, after.ID)
+	}
+	for len(out) < max {
+		entries, err := list(ctx, c.rows, tableCampaigns, in, max-len(out), func(r rows.Row) (string, error) { return r.Key, nil })
+		if err != nil || len(entries) == 0 {
+			return out, err
+		}
+		page, err := together(entries, func(entry string) (engine.Campaign, error) {
+			place := entry[len(prefix):]
+			head, err := list(ctx, c.rows, partOfCampaign(place[8:]), rows.Range{Prefix: headOfCampaign}, 1, unpack[engine.Campaign])
+			if err != nil || len(head) == 0 || head[0].Created != timeAt(place) { // else another process's time won
+				return engine.Campaign{}, err
+			}
+			return head[0], nil
 		})
 		if err != nil {
-			yield(engine.Campaign{}, err)
+			return nil, err
 		}
-	}, caller, after, max)
+		out = append(out, slices.DeleteFunc(page, func(h engine.Campaign) bool { return h.ID == "" })...)
+		in.Before = entries[len(entries)-1]
+	}
+	return out, nil
 }
 
 // PurgeCampaigns removes campaigns with their parts if they were created before a time,
 // ms since 1970, and so was their newest part. It returns how many it removed, also with
 // an error.
 func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int, err error) {
-	var old []engine.Campaign
-	err = c.rows.Scan(ctx, tableCampaigns, rows.Range{Prefix: "h"}, func(r rows.Row) (bool, error) {
-		h, err := unpack[engine.Campaign](r)
-		if h.Created < before {
-			old = append(old, h)
-		}
-		return true, err
+	all := campaignList("")
+	old, err := list(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + ordered(before)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
+		place := r.Key[len(all):]
+		return engine.Campaign{ID: place[8:], Created: timeAt(place)}, nil
 	})
 	for i := 0; i < len(old) && err == nil; i++ {
 		var gone bool
-		if gone, err = c.purgeCampaign(ctx, old[i].ID, before); gone {
+		if gone, err = c.purgeCampaign(ctx, old[i], before); gone {
 			total++
 		}
 	}
@@ -107,23 +173,21 @@ func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int
 
 // purgeCampaign removes a campaign unless its newest part is young. A part that is
 // added meanwhile changes the totals, and the campaign stays.
-func (c *Contracts) purgeCampaign(ctx context.Context, id string, before int64) (bool, error) {
-	_, stored, err := load[engine.Campaign](ctx, c.rows, tableCampaigns, "h"+id)
-	if err != nil || stored == nil {
+func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, before int64) (bool, error) {
+	in := partOfCampaign(old.ID)
+	h, stored, err := campaigns{c.rows}.load(ctx, old.ID)
+	if err != nil {
 		return false, err
 	}
-	parts := rows.Range{Prefix: "p" + str(id), Back: true}
-	newest, err := list(ctx, c.rows, tableCampaigns, parts, 1, readBase)
+	if h.Created != old.Created { // the entry leads nowhere
+		_, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: []rows.Row{{Key: campaignList("") + campaignPlace(old.Created, old.ID)}}})
+		return false, err
+	}
+	newest, err := list(ctx, c.rows, in, rows.Range{Prefix: "p", Back: true}, 1, readBase)
 	if err != nil || len(newest) > 0 && newest[0].Time().UnixMilli() >= before {
 		return false, err
 	}
-	gone := []rows.Row{{Key: "h" + id}}
-	for _, in := range []rows.Range{parts, {Prefix: "s" + str(id)}} {
-		more, err := removals(ctx, c.rows, tableCampaigns, in)
-		if err != nil {
-			return false, err
-		}
-		gone = append(gone, more...)
-	}
-	return c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, If: []rows.Row{{Key: "h" + id, Value: stored}}, Do: gone})
+	return c.rows.Swap(ctx,
+		rows.Change{Part: in, If: []rows.Row{{Key: headOfCampaign, Value: stored}}, Do: []rows.Row{{Key: headOfCampaign}}, Clear: []string{"p", "s"}},
+		rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, nil)})
 }

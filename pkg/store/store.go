@@ -18,19 +18,21 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables; each has one partition. Those of timers, queues and triggers are in their
-// files. The comment says its keys and values: str is two
+// Tables; each has one partition, unless its comment names more. Those of timers, queues
+// and triggers are in their files. The comment says its keys and values: str is two
 // bytes of length and the bytes, and numbers are 8 bytes, big-endian. Times have their
 // sign bit flipped. Where no value is named it is empty: the row is of an index.
 var (
 	tableAudit   = rows.Part{Table: 'a'} // seq: row
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
-	tableMeta    = rows.Part{Table: 'm'} // name: value
+	tableMeta    = rows.Part{Table: 'm'} // of the partition of each name: v: value
 	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
 	// base, partition, block, epoch, attempt, deferrals, first, kind: outcome row
 	tableStatus = rows.Part{Table: 's'}
@@ -38,10 +40,12 @@ var (
 	tablePrefs = rows.Part{Table: 'p'}
 	// n, version: cancellation; s, scope: its version
 	tableCancels = rows.Part{Table: 'c'}
-	// h, id: totals; p, str id, seq: base of a part, in the order they came;
-	// s, str id, part: the part was counted
+	// a, time, id; c, str caller, time, id. Of the partition of each campaign, which has
+	// its id: h: totals; p, seq: base of a part, in the order they came; s, part: the
+	// part was counted
 	tableCampaigns = rows.Part{Table: 'g'}
-	// j, id: job; n, str kind, name: its id; e, str id, at: entry of its report
+	// id: its kind and name. Of the partition of each kind and name: j: job;
+	// e, at: entry of its report
 	tableJobs = rows.Part{Table: 'j'}
 	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
 	tableIdem  = rows.Part{Table: 'i'}
@@ -95,10 +99,10 @@ func (c *Contracts) Audit() engine.Audit { return audit{c.rows} }
 func (c *Contracts) Cancels() engine.Cancels { return cancels{c.rows} }
 
 // Campaigns returns the contract of campaigns.
-func (c *Contracts) Campaigns() engine.Campaigns { return campaigns{c.rows} }
+func (c *Contracts) Campaigns() engine.Campaigns { return CampaignsOver(c.rows) }
 
 // Jobs returns the contract of operations jobs. There are few: List reads all.
-func (c *Contracts) Jobs() engine.Jobs { return jobs{c.rows} }
+func (c *Contracts) Jobs() engine.Jobs { return JobsOver(c.rows) }
 
 // Holds returns the contract of strict lanes.
 func (c *Contracts) Holds() engine.Holds { return HoldsOver(holdRows{c.rows}) }
@@ -147,7 +151,7 @@ func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body [
 }
 
 // Meta returns the table of identity and versions.
-func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
+func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 
 // manyAtOnce bounds the records that a purge or an import writes at once.
 const manyAtOnce = 1000
@@ -235,7 +239,7 @@ func corrupt(key string) error {
 }
 
 // load returns the record that is stored under a key, and its value; nil: there is none.
-func load[V any](ctx context.Context, r rows.Rows, p rows.Part, key string) (v V, stored []byte, err error) {
+func load[V any](ctx context.Context, r rows.Partitions, p rows.Part, key string) (v V, stored []byte, err error) {
 	got, err := r.Get(ctx, p, key)
 	if err != nil || got[0] == nil {
 		return v, nil, err
@@ -245,7 +249,7 @@ func load[V any](ctx context.Context, r rows.Rows, p rows.Part, key string) (v V
 }
 
 // list returns the first max records of a range, as read reads them.
-func list[V any](ctx context.Context, r rows.Reader, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
+func list[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
@@ -258,6 +262,21 @@ func list[V any](ctx context.Context, r rows.Reader, p rows.Part, in rows.Range,
 		return nil, err
 	}
 	return out, nil
+}
+
+// together calls get with each key, some at a time, and returns the values in the order
+// of keys.
+func together[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
+	out := make([]V, len(keys))
+	var g errgroup.Group
+	g.SetLimit(16)
+	for i, key := range keys {
+		g.Go(func() (err error) {
+			out[i], err = get(key)
+			return err
+		})
+	}
+	return out, g.Wait()
 }
 
 // removals returns the changes that remove the rows of a range.

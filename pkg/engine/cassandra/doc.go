@@ -7,13 +7,16 @@
 //   - rows that are inserted and never changed (timers, hints, schedules, indexes).
 //     Of two with one key the first counts: the moment of the write is the last
 //     part of the key;
-//   - rows that are overwritten (outcomes, meta, holds), whose timestamps come from
+//   - rows that are overwritten (outcomes, holds, values of names), whose timestamps come from
 //     a hybrid logical clock (clock.go): who reads a row and replaces it wins,
 //     whatever the machines' clocks say;
-//   - rows that are compared and swapped (triggers, heads, shards, jobs, logs), by
+//   - rows that are compared and swapped (triggers, heads, shards, records, logs), by
 //     lightweight transactions alone, and read at SERIAL. An answer that does not
 //     come is followed by a look (cas.go): the writer's number in the row says
 //     whose it is.
+//
+// Campaigns, jobs and names of values are rows of the table records. partitions.go
+// implements rows.Partitions with it, and pkg/store puts their contracts over that.
 //
 // What belongs to one call lies in one partition, where a batch is atomic and is
 // seen as a whole, or it is named by a row that is written last. Where neither

@@ -15,7 +15,7 @@ import (
 func lone(t *testing.T) *Store {
 	t.Helper()
 	s := shared.take(t)
-	for _, table := range []string{"triggers", "buckets", "listings", "timer_requests", "timer_heads", "logs", "jobs", "job_names", "jobs_by_time"} {
+	for _, table := range []string{"triggers", "buckets", "listings", "timer_requests", "timer_heads", "logs", "records"} {
 		if err := s.session.Query(`TRUNCATE ` + table).Exec(); err != nil {
 			t.Fatal(err)
 		}

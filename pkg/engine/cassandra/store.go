@@ -362,9 +362,8 @@ func hostPort(h *gocql.HostInfo) string {
 // process was faster.
 func (s *Store) Audit() engine.Audit { return audit{logOf(s, "audit")} }
 
-// Campaigns returns the contract of campaigns. A campaign is one partition, its
-// totals static columns of it: a part and the totals are swapped together.
-func (s *Store) Campaigns() engine.Campaigns { return campaigns{s} }
+// Campaigns returns the contract of campaigns.
+func (s *Store) Campaigns() engine.Campaigns { return store.CampaignsOver(partitions{s}) }
 
 // Cancels returns the contract of cancellations: a log, and a row for each scope
 // that says which of the log's rows about it counts.
@@ -398,17 +397,12 @@ func (s *Store) History(cfg HistoryConfig) engine.History {
 // an error leaves it open which parts were stored.
 func (s *Store) Holds() engine.Holds { return holds{store.HoldsOver(holdQueues{s}), s} }
 
-// Jobs returns the contract of operations jobs. A job and its entries are one
-// partition, where the job is static columns: both are swapped together. A name
-// is a row that says all that its job needs: who finds it without its job makes
-// it, so that a Create that was interrupted is finished by the next. A job that
-// is dropped leaves a mark, so that none of these makes it again.
-func (s *Store) Jobs() engine.Jobs { return jobs{s} }
+// Jobs returns the contract of operations jobs.
+func (s *Store) Jobs() engine.Jobs { return store.JobsOver(partitions{s}) }
 
-// Meta returns the contract of the small table of names and values. The last
-// PutMeta of a name wins; what SwapMeta writes is written by lightweight
-// transactions alone.
-func (s *Store) Meta() engine.Meta { return meta{s} }
+// Meta returns the contract of the small table of names and values. The last PutMeta of
+// a name wins.
+func (s *Store) Meta() engine.Meta { return store.MetaOver(partitions{s}) }
 
 // Schedules returns the contract of scheduled requests. Rows are inserted and
 // never changed; of two of one base the first counts. So the indexes may name

@@ -178,7 +178,7 @@ func TestTriggers(t *testing.T) {
 
 func TestMeta(t *testing.T) {
 	t.Parallel()
-	enginetest.Meta(t, suite(t, (*Store).Meta, "meta"))
+	enginetest.Meta(t, suite(t, (*Store).Meta, "records"))
 }
 
 func TestDeadLetters(t *testing.T) {
@@ -193,12 +193,12 @@ func TestCancels(t *testing.T) {
 
 func TestCampaigns(t *testing.T) {
 	t.Parallel()
-	enginetest.Campaigns(t, suite(t, (*Store).Campaigns, "campaigns"))
+	enginetest.Campaigns(t, suite(t, (*Store).Campaigns, "records"))
 }
 
 func TestJobs(t *testing.T) {
 	t.Parallel()
-	enginetest.Jobs(t, suite(t, (*Store).Jobs, "jobs", "job_names", "jobs_by_time"))
+	enginetest.Jobs(t, suite(t, (*Store).Jobs, "records"))
 }
 
 func TestAudit(t *testing.T) {
@@ -217,10 +217,8 @@ func TestCompeting(t *testing.T) {
 	t.Parallel()
 	t.Run("audit", func(t *testing.T) { enginetest.Audit(t, competing(t, (*Store).Audit, "logs")) })
 	t.Run("cancels", func(t *testing.T) { enginetest.Cancels(t, competing(t, (*Store).Cancels, "cancels", "logs")) })
-	t.Run("campaigns", func(t *testing.T) { enginetest.Campaigns(t, competing(t, (*Store).Campaigns, "campaigns")) })
-	t.Run("jobs", func(t *testing.T) {
-		enginetest.Jobs(t, competing(t, (*Store).Jobs, "jobs", "job_names", "jobs_by_time"))
-	})
+	t.Run("campaigns", func(t *testing.T) { enginetest.Campaigns(t, competing(t, (*Store).Campaigns, "records")) })
+	t.Run("jobs", func(t *testing.T) { enginetest.Jobs(t, competing(t, (*Store).Jobs, "records")) })
 }
 
 func competing[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.Opener[E] {

@@ -159,6 +159,9 @@ func (p *partRows) swap(cs []rows.Change) (won bool) {
 	return true
 }
 
+// Turn implements rows.Partitions.
+func (p *partRows) Turn(context.Context, rows.Part) (func(), error) { return func() {}, nil }
+
 func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 	if err := check(ctx); err != nil {
 		return err

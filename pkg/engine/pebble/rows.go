@@ -178,6 +178,9 @@ func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
 	}
 }
 
+// Turn implements rows.Partitions.
+func (r *partRows) Turn(context.Context, rows.Part) (func(), error) { return func() {}, nil }
+
 func (r *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 	return r.s.commit.write(ctx, func(g *group) { fill(g) })
 }

@@ -1,0 +1,44 @@
+package store
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// meta keeps a partition for each name, with one row.
+type meta struct{ rows rows.Partitions }
+
+// MetaOver returns the contract of the small table of names and values over p.
+func MetaOver(p rows.Partitions) engine.Meta { return meta{p} }
+
+const metaKey = "v"
+
+func partOfMeta(name string) rows.Part { return rows.Part{Table: tableMeta.Table, Name: name} }
+
+func (m meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
+	got, err := m.rows.Get(ctx, partOfMeta(name), metaKey)
+	if err != nil {
+		return nil, err
+	}
+	return got[0], nil
+}
+
+func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
+	_, err := m.rows.Swap(ctx, rows.Change{Part: partOfMeta(name), Do: []rows.Row{{Key: metaKey, Value: present(value)}}})
+	return err
+}
+
+func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	value = present(value)
+	won, err := m.rows.Swap(ctx, rows.Change{
+		Part: partOfMeta(name), If: []rows.Row{{Key: metaKey, Value: old}}, Do: []rows.Row{{Key: metaKey, Value: value}},
+	})
+	if won || err != nil {
+		return won, err
+	}
+	have, err := m.GetMeta(ctx, name)
+	return have != nil && bytes.Equal(have, value), err
+}
