@@ -15,7 +15,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -180,7 +179,10 @@ func cutStr(b string) (s, rest string, ok bool) {
 // following returns the first key behind every key that begins with prefix, which has
 // bytes that are not 0xff.
 func following(prefix string) string {
-	b := []byte(strings.TrimRight(prefix, "\xff"))
+	b := []byte(prefix)
+	for b[len(b)-1] == 0xff {
+		b = b[:len(b)-1]
+	}
 	b[len(b)-1]++
 	return string(b)
 }

@@ -89,10 +89,10 @@ func (t *triggers) row(ctx context.Context, from rows.Reader, id string, out *en
 		}
 		return err
 	})
-	if err != nil || !h.split {
-		return h, err
+	if err == nil && h.split {
+		err = t.head(ctx, from, id, out, &h)
 	}
-	return h, t.head(ctx, from, id, out, &h)
+	return h, err
 }
 
 // head reads the head of a split row, once that was swapped.
