@@ -205,7 +205,7 @@ func (q *queue) take(max int, visibility int64) (taken []took, next int64, more 
 		m.receives, m.hold = m.receives+1, held
 		x.move(slot, now+visibility)
 	}
-	for l := range x.heaps {
+	for l := range x.lanes {
 		if slot, ok := x.first(laneOf(l)); ok && len(taken) == 0 && (next == 0 || x.slots[slot].visible < next) {
 			next = x.slots[slot].visible
 		}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"container/heap"
 	"math"
 	"time"
 )
@@ -13,7 +14,7 @@ import (
 type queueIndex struct {
 	slots []queued
 	free  []uint32
-	heaps [2][]uint32 // by lane: slots of all that are not dead, the first to become visible on top
+	lanes [2]lane
 }
 
 type queued struct {
@@ -81,95 +82,73 @@ func (x *queueIndex) forget(slot uint32) {
 	}
 }
 
-func (x *queueIndex) before(a, b uint32) bool {
-	m, n := &x.slots[a], &x.slots[b]
+// lane is a heap of the slots of messages that are not dead, the first to become visible
+// on top.
+type lane struct {
+	x     *queueIndex
+	slots []uint32
+}
+
+func (x *queueIndex) laneOf(slot uint32) *lane {
+	l := &x.lanes[x.slots[slot].lane]
+	l.x = x
+	return l
+}
+
+// Less, Swap and Len implement heap.Interface, of which Fix needs no more.
+func (l *lane) Less(i, j int) bool {
+	m, n := &l.x.slots[l.slots[i]], &l.x.slots[l.slots[j]]
 	return m.visible < n.visible || m.visible == n.visible && m.seq < n.seq
 }
 
-func (x *queueIndex) push(slot uint32) {
-	h := &x.heaps[x.slots[slot].lane]
-	x.slots[slot].pos = uint32(len(*h))
-	*h = append(*h, slot)
-	x.up(*h, len(*h)-1)
+func (l *lane) Swap(i, j int) {
+	h := l.slots
+	h[i], h[j] = h[j], h[i]
+	l.x.slots[h[i]].pos, l.x.slots[h[j]].pos = uint32(i), uint32(j)
 }
 
-// remove takes a slot out of its heap, if it is in it.
+func (l *lane) Len() int { return len(l.slots) }
+func (l *lane) Push(any) {}
+func (l *lane) Pop() any { return nil }
+
+func (x *queueIndex) push(slot uint32) {
+	l := x.laneOf(slot)
+	x.slots[slot].pos = uint32(len(l.slots))
+	l.slots = append(l.slots, slot)
+	heap.Fix(l, len(l.slots)-1)
+}
+
+// remove takes a slot out of its lane, if it is in it.
 func (x *queueIndex) remove(slot uint32) {
-	h, i := &x.heaps[x.slots[slot].lane], x.slots[slot].pos
+	l, i := x.laneOf(slot), x.slots[slot].pos
 	if i == none {
 		return
 	}
-	last := len(*h) - 1
-	x.swap(*h, int(i), last)
-	*h = (*h)[:last]
+	last := len(l.slots) - 1
+	l.Swap(int(i), last)
+	l.slots = l.slots[:last]
 	x.slots[slot].pos = none
 	if int(i) < last {
-		x.fix(*h, int(i))
+		heap.Fix(l, int(i))
 	}
 }
 
 // move gives a message another visible time.
 func (x *queueIndex) move(slot uint32, visible int64) {
 	x.slots[slot].visible = visible
-	x.fix(x.heaps[x.slots[slot].lane], int(x.slots[slot].pos))
+	heap.Fix(x.laneOf(slot), int(x.slots[slot].pos))
 }
 
 // first returns the slot on top of a lane; false: there is none.
 func (x *queueIndex) first(l laneOf) (slot uint32, ok bool) {
-	if h := x.heaps[l]; len(h) > 0 {
+	if h := x.lanes[l].slots; len(h) > 0 {
 		return h[0], true
 	}
 	return 0, false
 }
 
 // live is how many are not dead.
-func (x *queueIndex) live() int { return len(x.heaps[onTime]) + len(x.heaps[backlog]) }
-
-func (x *queueIndex) fix(h []uint32, i int) {
-	if !x.down(h, i) {
-		x.up(h, i)
-	}
-}
-
-func (x *queueIndex) swap(h []uint32, i, j int) {
-	h[i], h[j] = h[j], h[i]
-	x.slots[h[i]].pos, x.slots[h[j]].pos = uint32(i), uint32(j)
-}
-
-func (x *queueIndex) up(h []uint32, i int) {
-	for i > 0 {
-		parent := (i - 1) / 4
-		if !x.before(h[i], h[parent]) {
-			return
-		}
-		x.swap(h, i, parent)
-		i = parent
-	}
-}
-
-// down reports whether it moved anything. Four children a node: half the depth,
-// and the siblings are one cache line.
-func (x *queueIndex) down(h []uint32, i int) bool {
-	began := i
-	for {
-		first := 4*i + 1
-		if first >= len(h) {
-			break
-		}
-		least := first
-		for c := first + 1; c < min(first+4, len(h)); c++ {
-			if x.before(h[c], h[least]) {
-				least = c
-			}
-		}
-		if !x.before(h[least], h[i]) {
-			break
-		}
-		x.swap(h, i, least)
-		i = least
-	}
-	return i > began
-}
+func (x *queueIndex) live() int { return len(x.lanes[onTime].slots) + len(x.lanes[backlog].slots) }
 
 type messageState uint8
 

@@ -74,7 +74,7 @@ func (q *queue) Depth(context.Context) (d engine.QueueDepth, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now, oldest := q.now(), int64(0)
-	d.Backlog = len(q.index.heaps[backlog])
+	d.Backlog = len(q.index.lanes[backlog].slots)
 	for i := range q.index.slots {
 		m := &q.index.slots[i]
 		if m.seq == 0 {
