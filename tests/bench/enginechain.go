@@ -63,6 +63,7 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
 	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{at["kafka"]}, []string{at["cassandra"]}, []string{at["redis"]}
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
+	cfg.Kafka.AppendTimeout = time.Minute // a busy machine must not end a measurement
 	cfg.Postgres.DSN = database(ctx, at["postgres"], keyspace)
 	cfg.Triggers.Plain, cfg.Triggers.Ports, cfg.Triggers.Allow = true, []int{0}, []string{"127.0.0.0/8"}
 	rig.Must(app.Migrate(ctx, &cfg, engine.Up, nil))

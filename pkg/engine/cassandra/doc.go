@@ -26,6 +26,9 @@
 // partitions a minute: what many single sends write together is one write to each of
 // these, where a partition a request would be one write each.
 //
+// What goes to a partition that a write is under way to waits for it, and goes with all
+// else that waits (combine.go): a busy cluster gets few large requests.
+//
 // Nothing is searched for: which buckets of time hold rows is noted in the table
 // buckets before the rows are answered. Timers go a minute at a time, with one
 // partition delete. What a purge worked off goes with one delete of a range

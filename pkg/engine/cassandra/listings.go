@@ -49,6 +49,9 @@ func listShard(key []byte) int64 { return int64(shardOfBase(key, listShards)) }
 // part is the partition of an entry as it is noted.
 func (e *listEntry) part() int64 { return listBucket(e.ms)*listShards + listShard(e.key) }
 
+// partition names the partition that the entry is in.
+func (e *listEntry) partition() string { return "listings/" + e.list + "/" + itoa(int(e.part())) }
+
 // listPart is the bucket and the shard of a note. Buckets may be below 0.
 func listPart(n int64) (bucket int64, shard int16) {
 	shard = int16(n & (listShards - 1))
@@ -66,9 +69,9 @@ func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) erro
 		if err := note(e, (listBucket(e.ms)+1)*listLength > began.UnixMilli()); err != nil {
 			return err
 		}
-		return s.write(ctx, s.clock.now(), stmt{
-			`INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?) USING TTL ?`,
-			[]any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key, ttl(keeps)},
+		return s.combiner.do(ctx, e.partition(), stmt{
+			`INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`,
+			[]any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key, ttl(keeps), s.clock.now()},
 		})
 	})
 	if err == nil && time.Since(began) > tidyBehind/2 {
@@ -82,8 +85,9 @@ func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) erro
 func removeFromList(ctx context.Context, s *Store, at int64, es ...listEntry) error {
 	return parallel(len(es), func(i int) error {
 		e := &es[i]
-		return s.write(ctx, at, stmt{
-			`DELETE FROM listings WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`, []any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key},
+		return s.combiner.do(ctx, e.partition(), stmt{
+			`DELETE FROM listings USING TIMESTAMP ? WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`,
+			[]any{at, e.list, listBucket(e.ms), int16(listShard(e.key)), e.key},
 		})
 	})
 }

@@ -5,8 +5,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"iter"
-	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -36,6 +36,9 @@ type minuteShard struct {
 	shard  int16
 }
 
+// name tells partitions of tables apart.
+func (p minuteShard) name(table string) string { return fmt.Sprint(table, "/", p.minute, "/", p.shard) }
+
 func shardOfMinute(b notify.Base) minuteShard {
 	return minuteShard{b.Time().UnixMilli() / engine.MinuteMs, shardOfBase(b[:], statusShards)}
 }
@@ -62,7 +65,7 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	}
 	now := t.s.clock.now()
 	of := map[minuteShard]int{}
-	var minutes []int64
+	var places []minuteShard
 	var parts [][]stmt
 	for i := range rows {
 		r := &rows[i]
@@ -74,7 +77,7 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 		if !ok {
 			n = len(parts)
 			of[p] = n
-			minutes, parts = append(minutes, p.minute), append(parts, nil)
+			places, parts = append(places, p), append(parts, nil)
 		}
 		at, err := t.timestamp(ctx, r, now)
 		if err != nil {
@@ -82,17 +85,10 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 		}
 		parts[n] = append(parts[n], t.insert(r, store.AppendRow(nil, r), at))
 	}
-	if err := t.noteMinutes(ctx, minutes); err != nil {
+	if err := t.noteMinutes(ctx, places); err != nil {
 		return err
 	}
-	return parallel(len(parts), func(i int) error {
-		for _, b := range split(parts[i]) {
-			if err := t.s.write(ctx, now, b...); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return parallel(len(parts), func(i int) error { return t.s.combiner.do(ctx, places[i].name("chunks"), parts[i]...) })
 }
 
 func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
@@ -114,11 +110,10 @@ func split(stmts []stmt) (out [][]stmt) {
 }
 
 // noteMinutes makes sure that Scan finds the rows of minutes. It goes before the rows.
-func (t status) noteMinutes(ctx context.Context, minutes []int64) error {
-	slices.Sort(minutes)
+func (t status) noteMinutes(ctx context.Context, places []minuteShard) error {
 	keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
-	for _, minute := range slices.Compact(minutes) {
-		day := minute * engine.MinuteMs / engine.DayMs
+	for _, p := range places {
+		minute, day := p.minute, p.minute*engine.MinuteMs/engine.DayMs
 		if err := noteBucket(ctx, t.s, scopeMinutes, day, keeps, true); err != nil {
 			return err
 		}

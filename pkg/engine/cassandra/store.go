@@ -20,15 +20,16 @@ import (
 // Store is one keyspace of one cluster. Its accessors return the contracts; all
 // of them may be used from any goroutine until Close.
 type Store struct {
-	cfg     Config
-	session *gocql.Session
-	cons    gocql.Consistency
-	serial  gocql.Consistency
-	clock   clock
-	counts  counters
-	locks   keyLocks
-	buckets bucketCache
-	history historyNext
+	cfg      Config
+	session  *gocql.Session
+	cons     gocql.Consistency
+	serial   gocql.Consistency
+	clock    clock
+	counts   counters
+	locks    keyLocks
+	combiner combiner
+	buckets  bucketCache
+	history  historyNext
 
 	tidyBehind time.Duration // tidyBehind, unless a test says otherwise
 }
@@ -60,6 +61,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			return nil, err
 		}
 	}
+	s.combiner.write = func(ctx context.Context, stmts []stmt) error { return writeParts(ctx, s, stmts) }
 	if s.session, err = connect(ctx, s.cfg, cfg.Keyspace); err != nil {
 		return nil, opening(ctx, cfg, err)
 	}
@@ -96,6 +98,7 @@ func opening(ctx context.Context, cfg Config, err error) error {
 // Close ends all connections.
 func (s *Store) Close() error {
 	s.session.Close()
+	s.combiner.runs.Wait()
 	return nil
 }
 

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -30,7 +31,7 @@ type timerTable struct {
 }
 
 func newTimerTable(name string, length int64) *timerTable {
-	return &timerTable{name, length, `INSERT INTO ` + name + ` (bucket, shard, fire_at, id, at, data, payload) VALUES (?, ?, ?, ?, ?, ?, ?) USING TTL ?`}
+	return &timerTable{name, length, `INSERT INTO ` + name + ` (bucket, shard, fire_at, id, at, data, payload) VALUES (?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`}
 }
 
 var (
@@ -45,6 +46,8 @@ type timerPart struct {
 	bucket int64
 	shard  int
 }
+
+func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p.bucket, "/", p.shard) }
 
 // timerStmts returns the inserts of timers by partition, in the order they came. at
 // must also be the timestamp they are written with: an owner sees it in the rows, and
@@ -71,7 +74,7 @@ func timerStmts(s *Store, t *timerTable, shards int, ts []engine.Timer, at int64
 		// behind the first, which is the one that is read.
 		of[p] = append(of[p], stmt{t.insert, []any{
 			p.bucket, p.shard, x.FireAt, x.ID, at,
-			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
+			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)), at,
 		}})
 	}
 	return parts, of
@@ -97,10 +100,8 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards int, ts []en
 			return err
 		}
 		for rows := range slices.Chunk(of[p], timerBatch) {
-			for _, part := range split(rows) {
-				if err := s.write(ctx, at, part...); err != nil {
-					return err
-				}
+			if err := s.combiner.do(ctx, p.name(t), rows...); err != nil {
+				return err
 			}
 		}
 		return nil
