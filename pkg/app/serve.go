@@ -75,7 +75,12 @@ func (n builder) buildServer() error {
 	see := views(n)
 	api := cfg.API
 	api.Listener, api.AdminListener, api.CursorKey, api.DrainTimeout = n.listener, n.adminListener, sum[:], cfg.Workers.Drain
+	var shared server.SharedTokens
+	if n.servers != nil && n.servers.limits != nil {
+		shared = n.servers.limits
+	}
 	n.server, err = server.New(api, server.Deps{
+		SharedTokens: shared,
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,

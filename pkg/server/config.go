@@ -181,12 +181,14 @@ type Deps struct {
 	// AdmitURL refuses a callback URL that may never be called, naming the field;
 	// nil: none is.
 	AdmitURL func(field, raw string) error
-	Callers  engine.Callers     // nil: every caller has the default rate
-	Receipts map[string]Receipt // by provider; nil: none
-	Tail     Tail               // nil: GET /v1/tail is 503
-	Doctor   Report             // nil: GET /v1/ops/doctor is 503
-	Lag      Report             // nil: GET /v1/ops/lag is 503
-	Debug    Report             // nil: GET /v1/ops/debug is 503
+	Callers  engine.Callers // nil: every caller has the default rate
+	// SharedTokens hold callers to their rates over all processes; nil: there is one process.
+	SharedTokens SharedTokens
+	Receipts     map[string]Receipt // by provider; nil: none
+	Tail         Tail               // nil: GET /v1/tail is 503
+	Doctor       Report             // nil: GET /v1/ops/doctor is 503
+	Lag          Report             // nil: GET /v1/ops/lag is 503
+	Debug        Report             // nil: GET /v1/ops/debug is 503
 	// Backup gathers what a backup holds; nil: GET /v1/ops/backup is 503.
 	Backup   func(context.Context) (Snapshot, error)
 	Rates    Report // nil: GET /v1/ops/rates is 503

@@ -13,10 +13,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	inmemory "github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
 )
@@ -308,13 +311,59 @@ func TestSettingsOfACallerBindAtOnce(t *testing.T) {
 	}
 }
 
+// Two processes that share buckets let through what one would, and each goes by its own
+// bucket while the shared one does not answer.
+func TestCallerRateOverProcesses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const perSecond, burst = 100.0, 40
+		tokens := &flakyLimits{Limits: inmemory.NewLimits()}
+		shared := limit.NewShared(tokens, limit.SharedConfig{})
+		both := []*callers{newCallers(nil, shared, perSecond, burst, 10), newCallers(nil, shared, perSecond, burst, 10)}
+		admitted := func(length time.Duration) (n int) {
+			for range length / (time.Millisecond) {
+				for _, c := range both {
+					_, err := c.admit(t.Context(), "shop", time.Now())
+					if err == nil {
+						n++
+					} else if e := (*throttled)(nil); !errors.As(err, &e) || e.err.RetryAfter <= 0 {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return n
+		}
+		if n := admitted(10 * time.Second); n < 980 || n > 10*perSecond+burst {
+			t.Errorf("%d requests in 10 s at %v a second with a burst of %d", n, perSecond, burst)
+		}
+		tokens.away = true
+		if n := admitted(10 * time.Second); n < 1960 {
+			t.Errorf("%d requests in 10 s of two processes for themselves", n)
+		}
+	})
+}
+
+// flakyLimits do not answer while they are away.
+type flakyLimits struct {
+	limit.Limits
+	away bool
+}
+
+func (l *flakyLimits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (int, time.Duration, error) {
+	if l.away {
+		return 0, 0, notify.Unavailable("redis", time.Second, errors.New("away"))
+	}
+	return l.Limits.Take(ctx, bucket, n, rate, burst)
+}
+
 // An answer of the store that was under way when a newer one came does not take
 // its place.
 func TestOlderSettingsDoNotComeBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
 	w.callers["shop"] = engine.Caller{ID: "shop", Disabled: true, Version: 2}
-	c := newCallers(callersOf{world: w}, 100, 100, 10)
+	c := newCallers(callersOf{world: w}, nil, 100, 100, 10)
 	now := time.Unix(1_800_000_000, 0)
 	if _, err := c.admit(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
 		t.Fatal(err)

@@ -21,14 +21,22 @@ const callerTTL = 30 * time.Second
 // callers keeps what each caller may do and has under way. One that is
 // forgotten for others (MaxCallers) begins anew.
 type callers struct {
-	store engine.Callers // nil: all have the default
-	rate  float64
-	burst int
-	known *recent[string, *caller]
+	store  engine.Callers // nil: all have the default
+	shared SharedTokens   // nil: no other process takes requests
+	rate   float64
+	burst  int
+	known  *recent[string, *caller]
+}
+
+// SharedTokens are buckets that all processes take from: limit.Shared. Where they do not
+// answer it gives all that is asked for, and each process goes by its own buckets.
+type SharedTokens interface {
+	TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration)
 }
 
 type caller struct {
 	limiter  *rate.Limiter
+	lease    lease
 	disabled atomic.Bool
 	looked   atomic.Int64 // when the store was last asked, ns since 1970; 0: never, or changed since
 
@@ -50,8 +58,8 @@ func (c *caller) share(ofBulk bool) *share {
 	return &c.small
 }
 
-func newCallers(store engine.Callers, perSecond float64, burst, max int) *callers {
-	return &callers{store: store, rate: perSecond, burst: burst, known: newRecent[string, *caller](max/2 + 1)}
+func newCallers(store engine.Callers, shared SharedTokens, perSecond float64, burst, max int) *callers {
+	return &callers{store: store, shared: shared, rate: perSecond, burst: burst, known: newRecent[string, *caller](max/2 + 1)}
 }
 
 // admit takes one request of id's rate. It fails open: while the store cannot
@@ -67,15 +75,49 @@ func (c *callers) admit(ctx context.Context, id string, now time.Time) (*caller,
 	if who.disabled.Load() {
 		return nil, &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "this caller is switched off"}
 	}
-	if who.limiter.AllowN(now, 1) {
+	wait, ok := time.Duration(0), who.limiter.AllowN(now, 1)
+	switch {
+	case !ok:
+		missing := 1 - who.limiter.TokensAt(now)
+		wait = time.Duration(missing / float64(who.limiter.Limit()) * float64(time.Second))
+	case c.shared != nil:
+		wait, ok = who.lease.take(ctx, now, c.shared, "caller/"+id, float64(who.limiter.Limit()), who.limiter.Burst())
+	}
+	if ok {
 		return who, nil
 	}
-	missing := 1 - who.limiter.TokensAt(now)
-	wait := time.Duration(missing / float64(who.limiter.Limit()) * float64(time.Second))
 	return nil, &throttled{
 		err:   &notify.Error{Kind: notify.KindThrottled, Code: "rate_limited", Msg: "this caller's request rate is used up", RetryAfter: max(wait, time.Millisecond)},
 		limit: float64(who.limiter.Limit()), burst: who.limiter.Burst(),
 	}
+}
+
+// lease is what this process has taken of a caller's shared bucket and not used yet.
+type lease struct {
+	mu    sync.Mutex
+	left  int
+	until time.Time // then the rest is void
+}
+
+const (
+	leaseShare = 20 // a lease is so much of a second's requests: one question serves many
+	leaseLasts = time.Second
+)
+
+// take takes one request of the shared bucket. Where there is none, wait says when.
+func (l *lease) take(ctx context.Context, now time.Time, from SharedTokens, bucket string, perSecond float64, burst int) (wait time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.left == 0 || now.After(l.until) {
+		n := min(max(int(perSecond/leaseShare), 1), burst)
+		l.left, wait = from.TakeUpTo(ctx, now, bucket, n, perSecond, burst)
+		l.until = now.Add(leaseLasts)
+	}
+	if l.left == 0 {
+		return wait, false
+	}
+	l.left--
+	return 0, true
 }
 
 // refresh reads the caller's settings if they are old; one request does it,

@@ -65,7 +65,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, deps: deps,
-		callers:     newCallers(deps.Callers, cfg.Rate, cfg.Burst, cfg.MaxCallers),
+		callers:     newCallers(deps.Callers, deps.SharedTokens, cfg.Rate, cfg.Burst, cfg.MaxCallers),
 		cursors:     cursors{key},
 		small:       newMemory(cfg.SmallMemory, 0),
 		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
