@@ -24,13 +24,14 @@ type headStripe struct {
 	slots []headSlot
 }
 
-// A slot has one header: what is not here is read. 16,384 in all, 2 MB.
+// A slot has one header: what is not here is read. There are 65,536 slots, 8 MB: a busy
+// dispatcher has read 32,768 rows and not swapped them yet.
 type headSlot struct {
 	id string
 	h  triggerHeader
 }
 
-const stripeSlots = 64
+const stripeSlots = 256
 
 func (c *triggerHeads) of(id string) (s *headStripe, slot int) {
 	h := uint32(notify.HashUser([]byte(id[max(len(id)-12, 0):])))

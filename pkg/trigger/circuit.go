@@ -82,6 +82,6 @@ func (d *Dispatcher) changeCircuit(caller string, change func(l *lane, now time.
 	l := d.lanes.ofLocked(caller)
 	change(l, now)
 	after := l.circuit(now)
-	d.lanes.pumpLocked(l, now)
+	d.launch(d.lanes.pumpLocked(l, now))
 	return after
 }

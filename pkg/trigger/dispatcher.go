@@ -42,6 +42,7 @@ type Dispatcher struct {
 	ids      map[notify.Base]*work // one per trigger that is being worked on
 	idle     chan struct{}         // closed when draining and nothing is held
 	room     chan struct{}         // something was let go
+	batches  uint64                // taken
 	stopping bool
 
 	toldNewer atomic.Bool // the log has the line about rows of a newer release
@@ -178,9 +179,9 @@ const newerWait = 30 * time.Second
 func (d *Dispatcher) take(ds []engine.Delivery) {
 	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()
-	before := make(map[notify.Base]*work, len(ds)) // of earlier batches
+	d.batches++
 	for i := range ds {
-		w := &work{d: ds[i]}
+		w := &work{d: ds[i], batch: d.batches}
 		d.held[w] = struct{}{}
 		var ok bool
 		if w.msg, ok = decodeMessage(ds[i].Body); !ok {
@@ -198,13 +199,12 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 		other := d.ids[w.msg.base]
 		if other == nil {
 			d.ids[w.msg.base], w.named = w, true
-			before[w.msg.base] = w
 			first = append(first, w)
 			continue
 		}
 		// It may be the other itself, received again because its visibility ended:
 		// then acknowledging it could lose the trigger.
-		if before[w.msg.base] != other && w.d.Enqueued.Equal(other.d.Enqueued) {
+		if other.batch != w.batch && w.d.Enqueued.Equal(other.d.Enqueued) {
 			w.delay, w.keep = d.cfg.Visibility, true
 			twice = append(twice, w)
 			continue

@@ -123,7 +123,7 @@ func (ls *lanes) admit(l *lane, ws []*work) {
 			ls.countLocked(w, 1)
 		}
 	}
-	ls.pumpLocked(l, now)
+	ls.d.launch(ls.pumpLocked(l, now))
 	ls.mu.Unlock()
 	ls.d.lookAgain(full)
 	ls.d.putOff(CauseShutdown, late...)
@@ -137,9 +137,11 @@ func (ls *lanes) countLocked(w *work, n int) {
 	ls.queued[w.line()] += n
 }
 
-// pumpLocked starts as many calls of a caller as may run. While its breaker is
-// open, what waits in memory is put off.
-func (ls *lanes) pumpLocked(l *lane, now time.Time) {
+// pumpLocked gives places to as many calls of a caller as may run. It claims the rows of
+// those that are not claimed yet. Of those that are it returns the last, which the caller
+// must launch or call, and launches the others. While the breaker is open, pumpLocked puts
+// off what waits in memory.
+func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	d := ls.d
 	var claim []*work
 	started := false
@@ -154,7 +156,8 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) {
 		ls.inFlight++
 		if w := pop(&l.ready); w != nil {
 			w.slot = true
-			d.launch(w)
+			d.launch(next)
+			next = w
 			continue
 		}
 		w := ls.nextLocked(l)
@@ -173,6 +176,7 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) {
 		d.cfg.Events.inFlight(l.caller, l.inFlight)
 	}
 	d.send(stepClaim, claim...)
+	return next
 }
 
 // mayCallLocked is how many calls of a caller may run at a time, now.
@@ -275,21 +279,24 @@ func (ls *lanes) goOnLocked(l *lane, now time.Time) {
 	if ls.stopping {
 		ls.returnLocked(l, CauseShutdown, 0)
 	} else {
-		ls.pumpLocked(l, now)
+		ls.d.launch(ls.pumpLocked(l, now))
 	}
 }
 
-// free gives a place back whose work was not called.
-func (ls *lanes) free(w *work) {
+// free gives a place back whose work was not called. It returns the work that has the
+// place now and must be launched or called, or nil.
+func (ls *lanes) free(w *work) (next *work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if w.slot {
-		ls.freeLocked(w, time.Now())
+	if !w.slot {
+		return nil
 	}
+	return ls.freeLocked(w, time.Now())
 }
 
-// called gives a place back after a call, whose outcome the breaker counts.
-func (ls *lanes) called(w *work, o limit.Outcome) {
+// called gives a place back after a call, whose outcome the breaker counts. It returns
+// what free returns.
+func (ls *lanes) called(w *work, o limit.Outcome) (next *work) {
 	now := time.Now()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -302,15 +309,15 @@ func (ls *lanes) called(w *work, o limit.Outcome) {
 	if l.ended = now; l.waiting()+len(l.ready)+l.claiming == 0 {
 		l.ended = time.Time{} // what follows is no pace of the receiver's
 	}
-	ls.freeLocked(w, now)
+	return ls.freeLocked(w, now)
 }
 
-func (ls *lanes) freeLocked(w *work, now time.Time) {
+func (ls *lanes) freeLocked(w *work, now time.Time) (next *work) {
 	w.slot = false
 	w.lane.inFlight--
 	ls.inFlight--
 	ls.d.cfg.Events.inFlight(w.lane.caller, w.lane.inFlight)
-	ls.pumpLocked(w.lane, now)
+	return ls.pumpLocked(w.lane, now)
 }
 
 // slacken gives back what waits too long for a place, of every caller.

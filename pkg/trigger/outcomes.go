@@ -59,8 +59,8 @@ func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
 	}
 	lost := 0
 	for i, w := range ws {
-		tried := w.next
-		tried.Version = w.row.Version + 1
+		tried := w.row
+		tried.Version++
 		switch {
 		case newer: // the rows decide, each by itself: read knows which are of a newer release
 			lost++
@@ -80,7 +80,7 @@ func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
 
 // written goes on with a work whose row was swapped.
 func (d *Dispatcher) written(w *work) {
-	w.stored()
+	w.row.Version++
 	switch {
 	case w.step == stepReturn:
 		d.send(stepPutOff, w)
@@ -120,8 +120,7 @@ func (d *Dispatcher) bury(ctx context.Context, ws []*work) {
 	d.cfg.Events.deadLettered(len(rs))
 	d.cfg.hit("trigger-dlq-before-mark")
 	for _, w := range ws {
-		w.next = w.row
-		w.next.NextAt = 0
+		w.row.NextAt = 0
 	}
 	d.send(stepBuried, ws...)
 }

@@ -28,10 +28,10 @@ const (
 	stepWait               // wait in the caller's lane, for a place or to be claimed ahead
 	stepClaim              // swap the row for its claim
 	stepCall               // make the call
-	stepSettle             // swap the row for work.next: what came of the call, or its end without one
-	stepReturn             // swap the row for work.next: it was claimed and not called
+	stepSettle             // swap the row: it says what came of the call, or that it ended without one
+	stepReturn             // swap the row: it was claimed and is not called
 	stepBury               // append the dead letter
-	stepBuried             // swap the row for work.next: its letter is written
+	stepBuried             // swap the row: its letter is written
 	stepPark               // write the index row that leads back to it
 	stepPutOff             // give the message back to the queue, to come again after work.delay
 	stepAck                // remove the message from the queue
@@ -43,11 +43,14 @@ const (
 type work struct {
 	d     engine.Delivery
 	msg   message
-	named bool // ids has its trigger
+	batch uint64 // of take
+	named bool   // ids has its trigger
 	step  step
-	row   engine.Trigger // as it is stored
-	next  engine.Trigger // what the row is to be swapped for
-	lane  *lane
+	// row is the row as it was read or written last. Before stepSettle, stepReturn and
+	// stepBuried it is what the row is to be swapped for. Its Version is always the stored
+	// one.
+	row  engine.Trigger
+	lane *lane
 
 	claimed time.Time     // before the claim was written: the lease is trusted from here
 	slot    bool          // it has a place among the calls under way
@@ -193,7 +196,7 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 		case owed:
 			d.send(stepBury, w)
 		case over:
-			w.next = d.terms.giveUp(w.row, ceilMillis(now))
+			w.row = d.terms.giveUp(w.row, ceilMillis(now))
 			d.send(stepSettle, w)
 		case due:
 			callable[w.row.Caller] = append(callable[w.row.Caller], w)
@@ -261,7 +264,7 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	if cause, wait := d.callsNothing(); cause != "" {
 		d.lanes.claimedAhead(ws, nil)
 		for _, w := range ws {
-			d.lanes.free(w)
+			d.launch(d.lanes.free(w))
 			w.delay = wait
 		}
 		d.putOff(cause, ws...)
@@ -270,7 +273,7 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	now := time.Now()
 	for _, w := range ws {
 		w.claimed = now
-		w.next = d.terms.claim(w.row, now, int(w.msg.deferrals))
+		w.row = d.terms.claim(w.row, now, int(w.msg.deferrals))
 	}
 	won, err := d.swapOnce(ctx, ws)
 	if err != nil {
@@ -290,7 +293,7 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 			lost = append(lost, w)
 			continue
 		}
-		w.stored()
+		w.row.Version++
 		w.msg.deferrals = 0 // the row has them
 		if w.slot {
 			start = append(start, w)
@@ -306,11 +309,11 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	d.cfg.Events.claimLost(len(lost))
 }
 
-// swapOnce asks for the next rows of works.
+// swapOnce swaps the rows of works.
 func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err error) {
 	ss := make([]engine.TriggerSwap, len(ws))
 	for i, w := range ws {
-		ss[i] = engine.TriggerSwap{Old: w.row.Version, New: w.next}
+		ss[i] = engine.TriggerSwap{Old: w.row.Version, New: w.row}
 	}
 	if won, err = d.cfg.Triggers.Swap(ctx, ss); err == nil {
 		d.cfg.Events.swaps(len(ws))
@@ -318,22 +321,17 @@ func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err 
 	return won, err
 }
 
-// stored notes that the swap has won.
-func (w *work) stored() {
-	old := w.row.Version
-	w.row = w.next
-	w.row.Version = old + 1
-}
-
 // again lets a message start over: its row is another one now.
 func (d *Dispatcher) again(w *work) {
-	d.lanes.free(w)
+	d.launch(d.lanes.free(w))
 	d.send(stepRead, w)
 }
 
-// launch begins the call of a claimed row.
+// launch begins the call of a claimed row. It does nothing with nil.
 func (d *Dispatcher) launch(w *work) {
-	w.step = stepCall
+	if w == nil {
+		return
+	}
 	select {
 	case d.jobs <- w:
 	default:
@@ -348,7 +346,10 @@ const maxIdlers = 256
 // grown to what a call needs; a fresh goroutine's would have to each time.
 func (d *Dispatcher) caller(w *work) {
 	for {
-		d.call(w)
+		for w != nil {
+			w.step = stepCall
+			w = d.call(w)
+		}
 		if d.idlers.Add(1) > maxIdlers {
 			d.idlers.Add(-1)
 			return
@@ -363,28 +364,25 @@ func (d *Dispatcher) caller(w *work) {
 	}
 }
 
-// call does stepCall, unless the call must not be made any more.
-func (d *Dispatcher) call(w *work) {
+// call does stepCall, unless the call must not be made any more. It returns the work whose
+// call begins now that this one has ended, or nil: the goroutine makes that call next.
+func (d *Dispatcher) call(w *work) (next *work) {
 	d.cfg.hit("trigger-claimed")
 	if cause, wait := d.callsNothing(); cause != "" {
-		d.back(w, cause, wait)
-		return
+		return d.back(w, cause, wait)
 	}
 	if now := time.Now().UnixMilli(); now < w.row.NextAt {
-		d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
-		return
+		return d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
 	}
 	rec, wait, ok := d.lanes.recordOf(d.on, w.lane)
 	if !ok {
-		d.back(w, CauseCaller, wait)
-		return
+		return d.back(w, CauseCaller, wait)
 	}
 	// The claim is trusted on this process's clock from before it was written. A
 	// process that was paused, or waited for the caller's record, must not call
 	// after its lease: this is the last look before the call.
 	if time.Since(w.claimed) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
-		d.back(w, CauseLeased, 0)
-		return
+		return d.back(w, CauseLeased, 0)
 	}
 	started := time.Now()
 	if w.row.Attempts == 0 && w.row.Epoch == 1 {
@@ -396,22 +394,25 @@ func (d *Dispatcher) call(w *work) {
 	}
 	d.cfg.hit("trigger-called-before-outcome")
 	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
-	d.lanes.called(w, health(r.class))
+	next = d.lanes.called(w, health(r.class))
 	// A clock that is set during the call moves no retry.
-	w.next = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
+	w.row = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
 	d.send(stepSettle, w)
+	return next
 }
 
-// back gives a place and a claim back: no call was made, and none is counted.
-func (d *Dispatcher) back(w *work, cause string, wait time.Duration) {
-	d.lanes.free(w)
+// back gives a place and a claim back: no call was made, and none is counted. It returns
+// the work that has the place now, or nil.
+func (d *Dispatcher) back(w *work, cause string, wait time.Duration) (next *work) {
+	next = d.lanes.free(w)
 	d.giveBack(w, cause, wait)
+	return next
 }
 
 // giveBack gives a claim back.
 func (d *Dispatcher) giveBack(w *work, cause string, wait time.Duration) {
 	d.cfg.Events.deferred(cause, 1)
-	w.next, w.delay = giveBack(w.row, cause), min(wait, engine.MaxQueueDelay)
+	w.row, w.delay = giveBack(w.row, cause), min(wait, engine.MaxQueueDelay)
 	d.send(stepReturn, w)
 }
 
