@@ -44,7 +44,7 @@ type Circuit struct {
 }
 
 func (l *lane) circuit(now time.Time) Circuit {
-	return Circuit{Caller: l.caller, BreakerStatus: l.breaker.State(now), InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting()}
+	return Circuit{Caller: l.caller, BreakerStatus: l.breaker.State(now), InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting() + len(l.lines[onTime].unread) + len(l.lines[backlog].unread)}
 }
 
 // Circuits returns every caller this process has made calls for, by name.

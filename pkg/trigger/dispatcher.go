@@ -153,7 +153,7 @@ func (d *Dispatcher) receive(ctx context.Context) {
 func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		d.mu.Lock()
-		full := len(d.held) >= 2*d.cfg.MaxQueued+d.cfg.MaxInFlight
+		full := len(d.held) >= (1+unreadShare)*d.cfg.MaxQueued+d.cfg.MaxInFlight
 		d.mu.Unlock()
 		if !full {
 			return true
@@ -226,7 +226,7 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 	d.putOff(CauseNewer, newer...)
 	d.putOff(CauseLeased, twice...)
 	d.drop("copy", copies...)
-	d.send(stepRead, d.lanes.skim(first)...)
+	d.send(stepRead, d.lanes.awaitRow(first)...)
 }
 
 // unname says that the triggers of messages are worked on no more. It comes before

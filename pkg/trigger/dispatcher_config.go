@@ -41,8 +41,8 @@ type DispatcherConfig struct {
 	// others out.
 	MaxInFlight int `default:"4096" min:"1"`
 	// MaxQueued is how many messages wait in memory for a place in all; one caller's may be
-	// half as many as are still free. While fewer are held, those for which there is no room
-	// stay in memory a while too, and are put off after that.
+	// half as many as are still free. Twice as many wait behind them, without their rows, and
+	// the others are put off.
 	MaxQueued int `default:"32768" min:"2"`
 	// MaxQueuedBytes bounds the same in bytes.
 	MaxQueuedBytes int `default:"64MiB" min:"2"`

@@ -99,9 +99,9 @@ func TestBulkheadLimit(t *testing.T) {
 	})
 }
 
-// Messages that find their caller's line full stay in memory while there is room, and are
-// not put off. A stop gives them back at once.
-func TestLooksAgainForRoom(t *testing.T) {
+// Messages that find their caller's line full wait behind it in memory while there is room,
+// and are not put off. A stop gives them back at once.
+func TestWaitBehindFullLine(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight, c.MaxQueued = 10, 300 })
 		p.sink.answer = func(string, string, int) (time.Duration, result) { return 5 * time.Millisecond, ok }
@@ -132,6 +132,81 @@ func TestLooksAgainForRoom(t *testing.T) {
 		}
 		if d, _ := p.queue.Depth(context.Background()); d.InFlight != 0 || d.Ready+d.Delayed != 240 || p.evs.get("deferred "+CauseShutdown) == 0 {
 			t.Errorf("after the stop: %+v, want 240 messages given back", d)
+		}
+	})
+}
+
+// Messages that wait behind a line are read in their turn although rows before them lead
+// to no call, even where a line has one place.
+func TestWaitBehindCancelledRows(t *testing.T) {
+	for _, most := range []int{2, 20} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			in(t, func(t *testing.T) { waitBehindCancelledRows(t, most) })
+		})
+	}
+}
+
+func waitBehindCancelledRows(t *testing.T, most int) {
+	p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight, c.MaxQueued, c.Batch = 1, most, 1 })
+	p.sink.answer = func(string, string, int) (time.Duration, result) { return time.Second, ok }
+	p.run()
+	first := p.create("shop", `"delay_seconds":1`)
+	var cancelled, rest []string
+	for range 17 {
+		cancelled = append(cancelled, p.create("shop", `"delay_seconds":1.5`))
+	}
+	for range 2 {
+		rest = append(rest, p.create("shop", `"delay_seconds":1.6`))
+	}
+	pass(1800 * time.Millisecond)
+	for _, id := range cancelled {
+		if err := p.cancel(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass(time.Minute)
+	if n := p.evs.get("deferred " + CauseBulkhead); most == 20 && n != 0 {
+		t.Errorf("%d messages were put off", n)
+	}
+	p.want(first, engine.TriggerFired)
+	for _, id := range rest {
+		p.want(id, engine.TriggerFired)
+	}
+	if n := p.sink.count(); n != 3 {
+		t.Errorf("%d calls, want 3", n)
+	}
+	if d, _ := p.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
+		t.Errorf("%+v are left", d)
+	}
+}
+
+// What waits behind a line is put off when its receiver becomes so slow that another
+// process may call it sooner.
+func TestWaitBehindSlowReceiver(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight, c.MaxQueued = 10, 300 })
+		took := 5 * time.Millisecond
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return took, ok }
+		d, _ := p.run()
+		for range 250 {
+			p.create("shop", `"delay_seconds":5`)
+		}
+		pass(6 * time.Second)
+		took = 5 * time.Second
+		for range 250 {
+			p.create("shop", `"delay_seconds":5`)
+		}
+		pass(6 * time.Second)
+		if n := p.evs.get("deferred " + CauseBulkhead); n != 0 || d.Circuits()[0].Queued <= 100 {
+			t.Errorf("%d put off and %d in memory at first, want 0 and more than a line's 100", n, d.Circuits()[0].Queued)
+		}
+		pass(20 * time.Second)
+		if n := d.Circuits()[0].Queued; n > 100 {
+			t.Errorf("%d in memory, want a line's 100 at most", n)
+		}
+		pass(10 * time.Minute)
+		if n := p.sink.count(); n != 500 {
+			t.Errorf("%d calls, want 500", n)
 		}
 	})
 }

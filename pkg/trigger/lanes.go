@@ -28,6 +28,7 @@ type lanes struct {
 	inFlight int              // calls under way, and claims for them
 	queued   [2]int           // over all lanes, by line, with those about to be read
 	bytes    [2]int           // of their rows
+	unread   [2]int           // over all lanes, by line: they wait without their rows
 	stopping bool
 }
 
@@ -59,12 +60,13 @@ type lane struct {
 	record  *record
 }
 
-// line is what waits for a place, of one lane of the delay queue.
+// line is what waits for a place, of one lane of the delay queue. See room.go.
 type line struct {
-	queue []*work
-	bytes int       // of its rows
-	reads int       // messages whose rows are about to be read: there is room for them
-	next  time.Time // when the last message that was put off comes again
+	queue  []*work
+	bytes  int       // of its rows
+	reads  int       // messages whose rows are about to be read: there is room for them
+	unread []*work   // behind them, without their rows
+	next   time.Time // when the last message that was put off comes again
 }
 
 // lineOf is which of a caller's lines a message stands in.
@@ -102,30 +104,30 @@ func (ls *lanes) ofLocked(caller string) *lane {
 	return l
 }
 
-// admit lets messages of one caller wait in their lines for their calls, and puts off
-// those that have no room there.
+// admit lets messages of one caller wait in their lines for their calls. Those that have
+// no room there wait behind the lines again, or are put off.
 func (ls *lanes) admit(l *lane, ws []*work) {
-	var full, late []*work
+	var off, late []*work
 	now := time.Now()
 	ls.mu.Lock()
 	for _, w := range ws {
+		ls.wasReadLocked(w, l)
 		w.lane = l
 		switch {
 		case ls.stopping:
 			w.delay = 0
 			late = append(late, w)
-		case ls.fullLocked(l, w.line()):
-			w.delay = l.waitLocked(w, now)
-			full = append(full, w)
-		default:
+		case ls.roomLocked(l, w.line()) > 0:
 			w.step = stepWait
 			l.lines[w.line()].queue = append(l.lines[w.line()].queue, w)
 			ls.countLocked(w, 1)
+		case !ls.holdLocked(w, l):
+			off = append(off, l.awayLocked(w, now))
 		}
 	}
 	ls.d.launch(ls.pumpLocked(l, now))
 	ls.mu.Unlock()
-	ls.d.lookAgain(full)
+	ls.d.putOff(CauseBulkhead, off...)
 	ls.d.putOff(CauseShutdown, late...)
 }
 
@@ -176,6 +178,7 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 		d.cfg.Events.inFlight(l.caller, l.inFlight)
 	}
 	d.send(stepClaim, claim...)
+	ls.readMoreLocked(l)
 	return next
 }
 
@@ -221,12 +224,16 @@ func pop(list *[]*work) (w *work) {
 	return w
 }
 
-// clearLocked takes all that waits in a lane's lines.
-func (ls *lanes) clearLocked(l *lane) []*work {
-	all := append(l.lines[onTime].queue, l.lines[backlog].queue...)
-	l.lines[onTime].queue, l.lines[backlog].queue = nil, nil
-	for _, w := range all {
-		ls.countLocked(w, -1)
+// clearLocked takes all that waits in a lane's lines and behind them.
+func (ls *lanes) clearLocked(l *lane) (all []*work) {
+	for of := range l.lines {
+		q := &l.lines[of]
+		for _, w := range q.queue {
+			ls.countLocked(w, -1)
+		}
+		ls.unread[of] -= len(q.unread)
+		all = append(append(all, q.queue...), q.unread...)
+		q.queue, q.unread = nil, nil
 	}
 	return all
 }
@@ -320,7 +327,7 @@ func (ls *lanes) freeLocked(w *work, now time.Time) (next *work) {
 	return ls.pumpLocked(w.lane, now)
 }
 
-// slacken gives back what waits too long for a place, of every caller.
+// slacken gives back what waits too long for a place, and puts off what would, of every caller.
 func (ls *lanes) slacken(ctx context.Context) {
 	t := time.NewTicker(aheadMost / 2)
 	defer t.Stop()
@@ -332,6 +339,7 @@ func (ls *lanes) slacken(ctx context.Context) {
 		}
 		ls.mu.Lock()
 		for _, l := range ls.byCaller {
+			ls.thinLocked(l, time.Now())
 			if len(l.ready) > 0 && time.Since(l.ready[0].claimed) > aheadMost {
 				l.calls, l.each = 0, 0 // the pace is another one now
 				ls.returnLocked(l, CauseBulkhead, 50*time.Millisecond)

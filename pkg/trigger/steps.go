@@ -38,8 +38,7 @@ const (
 )
 
 // work is a message in memory and what is being done about it. One goroutine at
-// a time has it: the one that does its step. While it waits, its lane has it, or a
-// goroutine of lookAgain.
+// a time has it: the one that does its step. While it waits, its lane has it.
 type work struct {
 	d     engine.Delivery
 	msg   message
@@ -54,8 +53,7 @@ type work struct {
 
 	claimed time.Time     // before the claim was written: the lease is trusted from here
 	slot    bool          // it has a place among the calls under way
-	toRead  *lane         // its line keeps room for it until its row is read
-	looks   int           // how often it looked again for room in its caller's line
+	toRead  *lane         // its line keeps room for it until its row was read
 	delay   time.Duration // how long to put the message off
 	cause   string        // of that, where it is a deferral
 	keep    bool          // it is put off as the message it is, with the receives it has
@@ -154,7 +152,6 @@ func (d *Dispatcher) callsNothing() (cause string, wait time.Duration) {
 // read does stepRead. While the store is away the messages stay held: giving them
 // back would wear out their receives.
 func (d *Dispatcher) read(ctx context.Context, ws []*work) {
-	d.lanes.reading(ws)
 	ids := make([]string, len(ws))
 	for i, w := range ws {
 		ids[i] = idOf(w.msg.base)
@@ -178,6 +175,7 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 	}
 	now := time.Now()
 	if d.cfg.Clock() != nil {
+		d.lanes.readInVain(ws...)
 		for _, w := range ws {
 			d.later(w, CauseClock, clockWait)
 		}
@@ -186,7 +184,11 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 	drops, callable := map[string][]*work{}, map[string][]*work{} // by cause, by caller
 	for i, w := range ws {
 		w.row = rows[i]
-		switch v, cause, at := d.terms.judge(&w.row, w.msg.gen, now.UnixMilli()); v {
+		v, cause, at := d.terms.judge(&w.row, w.msg.gen, now.UnixMilli())
+		if v != due {
+			d.lanes.readInVain(w)
+		}
+		switch v {
 		case drop:
 			drops[cause] = append(drops[cause], w)
 		case orphan:
@@ -208,6 +210,7 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 	for caller, list := range callable {
 		l := d.lanes.of(caller)
 		if _, wait, ok := d.lanes.recordOf(ctx, l); !ok {
+			d.lanes.readInVain(list...)
 			for _, w := range list {
 				w.delay = wait
 			}
@@ -232,6 +235,7 @@ func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	if d.toldNewer.CompareAndSwap(false, true) {
 		d.cfg.Logger.Error("a trigger is left to a process of a newer release; told once", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
 	}
+	d.lanes.readInVain(w)
 	w.asIs = true
 	d.later(w, CauseNewer, newerWait)
 }
@@ -414,41 +418,4 @@ func (d *Dispatcher) giveBack(w *work, cause string, wait time.Duration) {
 	d.cfg.Events.deferred(cause, 1)
 	w.row, w.delay = giveBack(w.row, cause), min(wait, engine.MaxQueueDelay)
 	d.send(stepReturn, w)
-}
-
-// A message looks from memory whether its caller's line has room at most maxLooks
-// times, and only after waits of at most lookWithin: a receiver that hangs fills no memory.
-const (
-	maxLooks   = 3
-	lookWithin = time.Second
-)
-
-// lookAgain takes messages that found their callers' lines full. While less is held
-// than may wait for a place they stay in memory, without their rows, and look again
-// after their delays: that writes nothing. Others are put off.
-func (d *Dispatcher) lookAgain(full []*work) {
-	d.mu.Lock()
-	room := len(d.held) <= d.cfg.MaxQueued
-	d.mu.Unlock()
-	var stay, off []*work
-	var wait time.Duration
-	for _, w := range full {
-		if !room || w.looks == maxLooks || w.delay > lookWithin {
-			off = append(off, w)
-			continue
-		}
-		w.looks, w.row = w.looks+1, engine.Trigger{}
-		stay, wait = append(stay, w), max(wait, w.delay)
-	}
-	d.putOff(CauseBulkhead, off...)
-	if len(stay) == 0 {
-		return
-	}
-	d.calls.Go(func() {
-		select {
-		case <-time.After(wait):
-		case <-d.draining:
-		}
-		d.send(stepRead, d.lanes.skim(stay)...)
-	})
 }
