@@ -2,7 +2,6 @@ package pebble
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -64,10 +63,6 @@ func (t tx) set(key, value []byte)       { _ = t.b.Set(key, value, nil) }
 func (t tx) insert(key, value []byte)    { _ = t.b.Merge(key, value, nil) }
 func (t tx) delete(key []byte)           { _ = t.b.Delete(key, nil) }
 func (t tx) deleteRange(from, to []byte) { _ = t.b.DeleteRange(from, to, nil) }
-
-func (t tx) setUint(key []byte, v uint64) {
-	t.set(key, binary.BigEndian.AppendUint64(nil, v))
-}
 
 func newCommitter(db *pebbledb.DB, opts *pebbledb.WriteOptions, l *latch) *committer {
 	c := &committer{

@@ -48,11 +48,6 @@ func opening(dir string, err error) error {
 	}
 }
 
-// corrupt reports a value that this package did not write.
-func corrupt(what string, key []byte) error {
-	return notify.Corrupt("store", fmt.Sprintf("%s at %x", what, key))
-}
-
 func locked(dir string, err error) error {
 	return &notify.Error{
 		Kind: notify.KindUnavailable, Code: "store_locked",

@@ -5,79 +5,109 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
+
+	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// span is a range of keys: From included, To not; nil is open.
-type span struct{ From, To []byte }
+// Tables; doc.go describes their keys and values.
+const (
+	tFormat = 0x00
+	tNumber = 'o'
+	tRows   = 'r'
+)
 
-// under is every key that begins with prefix.
-func under(prefix []byte) span { return span{prefix, after(prefix)} }
-
-// get returns a copy of a value, nil when there is none.
-func (s *Store) get(key []byte) ([]byte, error) {
-	v, c, err := s.db.Get(key)
-	if errors.Is(err, pebbledb.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, translate(err)
-	}
-	out := bytes.Clone(v)
-	if out == nil {
-		out = []byte{}
-	}
-	return out, c.Close()
+// appendPart appends what the keys of a partition begin with.
+func appendPart(b []byte, p rows.Part) []byte {
+	b = binary.BigEndian.AppendUint16(append(b, p.Table), uint16(len(p.Name)))
+	return append(b, p.Name...)
 }
 
-func (s *Store) getUint(key []byte) (uint64, error) {
-	v, err := s.get(key)
-	if err != nil || v == nil {
-		return 0, err
+// after returns the first key behind every key that begins with prefix.
+func after(prefix []byte) []byte {
+	b := slices.Clone(prefix)
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i]++; b[i] != 0 {
+			return b[:i+1]
+		}
 	}
-	if len(v) != 8 {
-		return 0, corrupt("counter", key)
+	return nil
+}
+
+// reader implements rows.Reader over the store, or over a snapshot of it.
+type reader struct{ from pebbledb.Reader }
+
+// view implements rows.View.
+type view struct{ reader }
+
+func (v view) Close() error { return translate(v.from.Close()) }
+
+func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) (err error) {
+	prefix := appendPart([]byte{tRows}, p)
+	from := append(bytes.Clone(prefix), in.Prefix...)
+	to := after(from)
+	if in.After >= in.Prefix {
+		from = append(append(bytes.Clone(prefix), in.After...), 0)
 	}
-	return binary.BigEndian.Uint64(v), nil
-}
-
-// each calls fn with the pairs of a span in order, until it returns false. Key
-// and value are valid until fn returns.
-func each(from pebbledb.Reader, r span, fn func(k, v []byte) (more bool, err error)) error {
-	return walk(from, r, (*pebbledb.Iterator).First, (*pebbledb.Iterator).Next, fn)
-}
-
-// eachBack is each from the last to the first.
-func eachBack(from pebbledb.Reader, r span, fn func(k, v []byte) (more bool, err error)) error {
-	return walk(from, r, (*pebbledb.Iterator).Last, (*pebbledb.Iterator).Prev, fn)
-}
-
-func walk(from pebbledb.Reader, r span, start, step func(*pebbledb.Iterator) bool, fn func(k, v []byte) (more bool, err error)) (err error) {
-	it, err := from.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
+	if before := append(bytes.Clone(prefix), in.Before...); in.Before != "" && bytes.Compare(before, to) < 0 {
+		to = before
+	}
+	it, err := r.from.NewIter(&pebbledb.IterOptions{LowerBound: from, UpperBound: to})
 	if err != nil {
 		return translate(err)
 	}
 	defer func() { err = errors.Join(err, translate(it.Close())) }()
-	for ok := start(it); ok; ok = step(it) {
+	first, next := it.First, it.Next
+	if in.Back {
+		first, next = it.Last, it.Prev
+	}
+	for ok := first(); ok; ok = next() {
+		if ctx.Err() != nil {
+			return translate(context.Cause(ctx))
+		}
 		v, err := it.ValueAndErr()
 		if err != nil {
 			return translate(err)
 		}
-		if more, err := fn(it.Key(), v); !more || err != nil {
+		if more, err := fn(rows.Row{Key: string(it.Key()[len(prefix):]), Value: v}); !more || err != nil {
 			return err
 		}
 	}
 	return translate(it.Error())
 }
 
-// sometimes lets long scans hear that their caller has left.
-func sometimes(ctx context.Context, n *int) error {
-	if *n++; *n&255 != 0 {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return translate(context.Cause(ctx))
+func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+	k := appendPart(append(make([]byte, 0, 64), tRows), p)
+	prefix := len(k)
+	for i := range n {
+		if i&255 == 255 && ctx.Err() != nil { // long ones hear that their caller has left
+			return translate(context.Cause(ctx))
+		}
+		k = key(k[:prefix], i)
+		if err := r.get(k, func(v []byte) error { return fn(i, v) }); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// get calls fn with the value of a key, which is valid until fn returns; nil: there is none.
+func (r reader) get(key []byte, fn func(v []byte) error) error {
+	v, c, err := r.from.Get(key)
+	if errors.Is(err, pebbledb.ErrNotFound) {
+		return fn(nil)
+	}
+	if err != nil {
+		return translate(err)
+	}
+	if v == nil {
+		v = []byte{}
+	}
+	err = fn(v)
+	if cerr := c.Close(); err == nil {
+		err = translate(cerr)
+	}
+	return err
 }

@@ -3,12 +3,14 @@ package pebble
 import (
 	"bytes"
 	"context"
-	"errors"
+	"encoding/binary"
+	"fmt"
 	"io"
 	"sync"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
 
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
@@ -24,54 +26,27 @@ type partRows struct {
 	last map[rows.Part]*uint64
 }
 
-// appendPart appends what the keys of a partition begin with.
-func appendPart(b []byte, p rows.Part) []byte { return appendStr(append(b, p.Table), p.Name) }
-
-func (r *partRows) Get(ctx context.Context, p rows.Part, keys ...string) (_ [][]byte, err error) {
+func (r *partRows) Get(ctx context.Context, p rows.Part, keys ...string) ([][]byte, error) {
 	prefix := string(appendPart([]byte{tRows}, p))
 	out, full := make([][]byte, len(keys)), make([]string, len(keys))
 	for i, key := range keys {
 		full[i] = prefix + key
-		if out[i], err = r.s.get([]byte(full[i])); err != nil {
+		err := r.get([]byte(full[i]), func(v []byte) error {
+			out[i] = bytes.Clone(v)
+			return nil
+		})
+		if err != nil {
 			return nil, err
 		}
 	}
 	return out, translate(r.s.locks.Settled(ctx, full))
 }
 
-// reader implements rows.Reader over the store, or over a snapshot of it.
-type reader struct{ from pebbledb.Reader }
-
-// view implements rows.View.
-type view struct{ reader }
-
-func (v view) Close() error { return translate(v.from.Close()) }
-
 func (r *partRows) View() rows.View { return view{reader{r.s.db.NewSnapshot()}} }
 
 func (r *partRows) Failed() <-chan struct{} { return r.s.Failed() }
 
 func (r *partRows) Err() error { return r.s.Err() }
-
-func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
-	prefix := appendPart([]byte{tRows}, p)
-	walk, all := each, under(append(bytes.Clone(prefix), in.Prefix...))
-	if in.After >= in.Prefix {
-		all.From = append(append(bytes.Clone(prefix), in.After...), 0)
-	}
-	if to := append(bytes.Clone(prefix), in.Before...); in.Before != "" && bytes.Compare(to, all.To) < 0 {
-		all.To = to
-	}
-	if in.Back {
-		walk = eachBack
-	}
-	return walk(r.from, all, func(k, v []byte) (bool, error) {
-		if ctx.Err() != nil {
-			return false, translate(context.Cause(ctx))
-		}
-		return fn(rows.Row{Key: string(k[len(prefix):]), Value: v})
-	})
-}
 
 func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	adds, named, alone := 0, 0, true // alone: the changes only add
@@ -137,8 +112,12 @@ func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, hol
 	for i := range cs {
 		c := &cs[i]
 		for k, row := range c.If {
-			v, err := r.s.get([]byte(keys[k]))
-			if err != nil || (v == nil) != (row.Value == nil) || !bytes.Equal(v, row.Value) {
+			same := false
+			err := r.get([]byte(keys[k]), func(v []byte) error {
+				same = (v == nil) == (row.Value == nil) && bytes.Equal(v, row.Value)
+				return nil
+			})
+			if err != nil || !same {
 				return nil, false, err
 			}
 		}
@@ -173,7 +152,7 @@ func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
 			key = tx.rows(key, c.Number(n, *last[i]), false)
 		}
 		if c.Numbers > 0 {
-			tx.setUint(appendPart([]byte{tNumber}, c.Part), *last[i])
+			tx.set(appendPart([]byte{tNumber}, c.Part), binary.BigEndian.AppendUint64(nil, *last[i]))
 		}
 	}
 }
@@ -213,38 +192,6 @@ func (t tx) Delete(p rows.Part, key []byte) {
 	_ = op.Finish()
 }
 
-func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
-	k := appendPart(append(make([]byte, 0, 64), tRows), p)
-	prefix, seen := len(k), 0
-	for i := range n {
-		if err := sometimes(ctx, &seen); err != nil {
-			return err
-		}
-		k = key(k[:prefix], i)
-		v, c, err := r.from.Get(k)
-		if errors.Is(err, pebbledb.ErrNotFound) {
-			if err := fn(i, nil); err != nil {
-				return err
-			}
-			continue
-		}
-		if err != nil {
-			return translate(err)
-		}
-		if v == nil {
-			v = []byte{}
-		}
-		err = fn(i, v)
-		if cerr := c.Close(); err == nil {
-			err = translate(cerr)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // rows puts rows of the partition with this prefix, which it returns. It may have grown.
 func (t tx) rows(prefix []byte, rs []rows.Row, add bool) []byte {
 	n := len(prefix)
@@ -269,7 +216,17 @@ func (r *partRows) counter(p rows.Part) (*uint64, error) {
 	if n := r.last[p]; n != nil {
 		return n, nil
 	}
-	n, err := r.s.getUint(appendPart([]byte{tNumber}, p))
+	key, n := appendPart([]byte{tNumber}, p), uint64(0)
+	err := r.get(key, func(v []byte) error {
+		switch len(v) {
+		case 0:
+		case 8:
+			n = binary.BigEndian.Uint64(v)
+		default:
+			return notify.Corrupt("store", fmt.Sprintf("counter at %x", key))
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -226,30 +226,39 @@ func (s *Store) load() error {
 	return s.Load(context.Background())
 }
 
+// formatKey is the key of the version of the layout.
+var formatKey = append([]byte{tFormat}, "format"...)
+
 func (s *Store) checkFormat() error {
-	name := key(tFormat, "format")
-	v, err := s.get(name)
+	return reader{s.db}.get(formatKey, func(v []byte) error {
+		if v == nil {
+			return s.writeFormat()
+		}
+		found, err := strconv.Atoi(string(v))
+		switch {
+		case err != nil || found < formatVersion:
+			return foreign(s.cfg.Dir)
+		case found > formatVersion:
+			return newer(s.cfg.Dir, found, formatVersion)
+		}
+		return nil
+	})
+}
+
+// writeFormat makes an empty database ours.
+func (s *Store) writeFormat() error {
+	it, err := s.db.NewIter(nil)
 	if err != nil {
 		return err
 	}
-	if v == nil {
-		empty := true
-		if err := each(s.db, span{}, func(_, _ []byte) (bool, error) { empty = false; return false, nil }); err != nil {
-			return err
-		}
-		if !empty {
-			return foreign(s.cfg.Dir)
-		}
-		return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
+	empty := !it.First()
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return err
 	}
-	found, err := strconv.Atoi(string(v))
-	switch {
-	case err != nil || found < formatVersion:
+	if !empty {
 		return foreign(s.cfg.Dir)
-	case found > formatVersion:
-		return newer(s.cfg.Dir, found, formatVersion)
 	}
-	return nil
+	return s.db.Set(formatKey, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 }
 
 // Close writes what was accepted and closes the database. After a failure it

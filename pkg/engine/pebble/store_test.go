@@ -59,7 +59,7 @@ func TestFormats(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
 	s := mustOpen(t, testConfig(fs))
-	if err := s.db.Set(key(tFormat, "format"), []byte("7"), pebbledb.Sync); err != nil {
+	if err := s.db.Set(formatKey, []byte("7"), pebbledb.Sync); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -72,7 +72,7 @@ func TestFormats(t *testing.T) {
 
 	fs = vfs.NewMem()
 	s = mustOpen(t, testConfig(fs))
-	if err := s.db.Set(key(tFormat, "format"), []byte("5"), pebbledb.Sync); err != nil {
+	if err := s.db.Set(formatKey, []byte("5"), pebbledb.Sync); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -134,7 +134,7 @@ func TestDamagedWriteAheadLogIsAnError(t *testing.T) {
 	t.Parallel()
 	s := mustOpen(t, Config{Dir: t.TempDir()})
 	for i := range 200 {
-		if err := s.db.Set(key(tFormat, "x", string(rune('a'+i))), bytes.Repeat([]byte{7}, 1000), pebbledb.Sync); err != nil {
+		if err := s.db.Set(append([]byte{tFormat, 'x'}, string(rune('a'+i))...), bytes.Repeat([]byte{7}, 1000), pebbledb.Sync); err != nil {
 			t.Fatal(err)
 		}
 	}
