@@ -130,7 +130,7 @@ func (n opener) useOwn() {
 		id: broker.StoreID(), status: store.Status(), history: kept, audited: kept, prefs: store.Prefs(), callers: store.Callers(),
 		cancels: store.Cancels(), campaigns: store.Campaigns(), idem: store.Idem(), exclusive: true, spill: store.Spill(), letters: store.DeadLetters(),
 		jobs: store.Jobs(), audit: store.Audit(), holds: store.Holds(), meta: store.Meta(), timers: store.Timers(), cold: store.ColdTimers(),
-		schedules: store.Schedules(), scheduled: store, triggers: store.Triggers(), limits: memory.NewLimits(),
+		schedules: store.Schedules(), triggers: store.Triggers(), limits: memory.NewLimits(),
 		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),
 		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
 		bodies: store.QueueBodies,

@@ -56,7 +56,7 @@ func (n builder) buildLater() error {
 	l.queue = queue
 	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{})
 	tc := timer.Config{
-		Store: n.st.timers, Schedules: n.st.schedules, Scheduled: n.st.scheduled, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
+		Store: n.st.timers, Schedules: n.st.schedules, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
 		Owner: n.owner, Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
 		Publish:   traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
 		CaughtUp:  traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
@@ -77,7 +77,7 @@ func (n builder) buildLater() error {
 		Schedules: n.st.schedules, Timers: n.st.timers, Cold: n.st.cold, Shards: cfg.Timers.Shards,
 		Park: l.timers.Park, Store: l.timers.ParkScheduled, Gate: n.st.laterGate,
 		Forget: func(ctx context.Context, ts []engine.Timer) error {
-			return n.st.scheduled.ForgetTimers(ctx, cfg.Timers.Shards, ts)
+			return n.st.schedules.ForgetTimers(ctx, cfg.Timers.Shards, ts)
 		},
 		Clock: n.clock.Err, Ended: cancelledTimers(n.producer), Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})

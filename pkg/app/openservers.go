@@ -53,7 +53,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		return err
 	}
 	st.status, st.timers, st.cold, st.triggers = c.status.Status(), c.timers.Timers(), c.timers.ColdTimers(), c.triggers.Triggers()
-	st.schedules, st.scheduled = c.timers.Schedules(), c.timers
+	st.schedules = c.timers.Schedules()
 	st.letters, st.jobs, st.audit, st.campaigns = c.main.DeadLetters(), c.main.Jobs(), c.main.Audit(), c.main.Campaigns()
 	st.cancels, st.holds, st.meta = c.main.Cancels(), c.main.Holds(), c.main.Meta()
 	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}

@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -71,7 +70,7 @@ func (n builder) buildServer() error {
 		return err
 	}
 	sum := sha256.Sum256([]byte("cursors of " + n.st.id))
-	list, _ := n.st.history.(engine.HistoryList)
+	list, _ := n.st.history.(server.Lister)
 	see := views(n)
 	api := cfg.API
 	api.Listener, api.AdminListener, api.CursorKey, api.DrainTimeout = n.listener, n.adminListener, sum[:], cfg.Workers.Drain

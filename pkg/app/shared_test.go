@@ -59,7 +59,7 @@ func (s *shared) open(_ context.Context, n *Node) error {
 	n.st = stores{
 		status: s.store.Status(), prefs: s.store.Prefs(), callers: s.store.Callers(), cancels: s.store.Cancels(), campaigns: s.store.Campaigns(),
 		idem: s.store.Idem(), spill: s.store.Spill(), letters: s.store.DeadLetters(), jobs: s.store.Jobs(), audit: s.store.Audit(), holds: s.store.Holds(),
-		meta: s.store.Meta(), timers: s.store.Timers(), cold: s.store.ColdTimers(), schedules: s.store.Schedules(), scheduled: s.store, triggers: s.store.Triggers(),
+		meta: s.store.Meta(), timers: s.store.Timers(), cold: s.store.ColdTimers(), schedules: s.store.Schedules(), triggers: s.store.Triggers(),
 		limits: s.limits, lease: s.lease, beats: s.beats,
 		queue: func(name string, maxReceives int) (engine.Queue, error) { return s.store.Queue(name, maxReceives), nil },
 		conn:  log.Conn{Brokers: []string{s.broker.Addr()}, Dial: s.broker.Dial, Logger: n.log},

@@ -34,7 +34,6 @@ type stores struct {
 	timers    engine.Timers
 	cold      engine.ColdTimers
 	schedules engine.Schedules
-	scheduled engine.Scheduled // its PutScheduled: nothing, where that is not one commit
 	triggers  engine.Triggers
 	limits    limit.Blocks
 	jobLease  engine.Lease      // of jobs

@@ -54,14 +54,3 @@ type ListQuery struct {
 	// chunk is Want's until it returns.
 	Want func(*notify.Envelope) bool
 }
-
-// HistoryList is a history that also lists without a user.
-type HistoryList interface {
-	// List calls fn with receivers of the chunks that q selects: the newest request
-	// first, within a request by the first index of the chunk, within a chunk by
-	// index. It stops before the receiver for which fn returns false, and when it has
-	// read as much as one call may, which can be before fn was called at all. The
-	// cursor continues there; nil means there is no more. Found is reused, and its
-	// slices are fn's until it returns.
-	List(ctx context.Context, q ListQuery, fn func(*Found) (bool, error)) (HistoryCursor, error)
-}

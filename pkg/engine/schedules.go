@@ -120,12 +120,7 @@ type Schedules interface {
 	// their own) is before a time, ms since 1970, and their heads, at most max;
 	// it returns how many.
 	Purge(ctx context.Context, before int64, max int) (int, error)
-}
-
-// Scheduled is what an engine offers that keeps schedules and timers in one
-// place.
-type Scheduled interface {
-	// PutScheduled is Schedules.Put and Timers.Put, all or none. In an engine of
+	// PutScheduled is Put and Timers.Put, all or none. In an engine of
 	// many machines an error may leave a large call (of many chunks) partly stored,
 	// schedules first: the same call again completes it.
 	PutScheduled(ctx context.Context, ss []Schedule, shards int, ts []Timer) error

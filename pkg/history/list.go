@@ -14,8 +14,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-var _ engine.HistoryList = (*Store)(nil)
-
 // listBounds is how much one List reads. Its memory is that of the chunks' rows and
 // of one body.
 type listBounds struct {
@@ -62,7 +60,7 @@ func parseListCursor(c engine.HistoryCursor) (*listPlace, error) {
 	return p, nil
 }
 
-// List implements engine.HistoryList. As with User, what was accepted in the last
+// List implements server.Lister. As with User, what was accepted in the last
 // moments and what is damaged may be missing.
 func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
 	n := newest{q: &q, most: s.listBounds.chunks}

@@ -322,9 +322,11 @@ func (h *history) get(s *Service, n int, base notify.Base, call int64) {
 func oneHistory(t *testing.T, seed uint64, change func(*history, *timer.Config)) (ops []porcupine.Operation) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &history{t: t, store: memory.New(), rng: rand.New(rand.NewPCG(seed, 7)), fired: map[notify.Base]map[uint32]int{}}
-		h.forget = func(ctx context.Context, ts []engine.Timer) error { return h.store.ForgetTimers(ctx, 2, ts) }
+		h.forget = func(ctx context.Context, ts []engine.Timer) error {
+			return h.store.Schedules().ForgetTimers(ctx, 2, ts)
+		}
 		cfg := timer.Config{
-			Store: h.store.Timers(), Scheduled: h.store, Cold: h.store.ColdTimers(), Queue: h.store.Queue("near", 1000),
+			Store: h.store.Timers(), Cold: h.store.ColdTimers(), Queue: h.store.Queue("near", 1000),
 			Schedules: flaky{h.store.Schedules(), h, true}, Lease: memory.NewLease(), Shards: 2, Publish: h.publish,
 			Cancelled: func(context.Context, []engine.Timer) error { return nil },
 		}

@@ -477,7 +477,9 @@ func TestMovedToo(t *testing.T) {
 		r := newRig()
 		cfg := r.cfg
 		cfg.MaxMoves = 5
-		cfg.Forget = func(ctx context.Context, ts []engine.Timer) error { return r.store.ForgetTimers(ctx, shards, ts) }
+		cfg.Forget = func(ctx context.Context, ts []engine.Timer) error {
+			return r.store.Schedules().ForgetTimers(ctx, shards, ts)
+		}
 		r.Service = New(cfg)
 		for _, base := range []notify.Base{r.single(t, time.Hour), r.fan(t, 40*24*time.Hour)} {
 			var v View

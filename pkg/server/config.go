@@ -152,6 +152,17 @@ type Receipt struct {
 // Report answers an operator's question with something that can be JSON.
 type Report func(ctx context.Context) (any, error)
 
+// Lister is a history that also lists without a user.
+type Lister interface {
+	// List calls fn with receivers of the chunks that q selects: the newest request
+	// first, within a request by the first index of the chunk, within a chunk by
+	// index. It stops before the receiver for which fn returns false, and when it has
+	// read as much as one call may, which can be before fn was called at all. The
+	// cursor continues there; nil means there is no more. Found is reused, and its
+	// slices are fn's until it returns.
+	List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error)
+}
+
 // Deps are the parts the server stands on. Auth, Intake, Users, History,
 // Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required.
 type Deps struct {
@@ -159,7 +170,7 @@ type Deps struct {
 	Intake        Intake
 	Users         Users
 	History       engine.History
-	List          engine.HistoryList // nil: GET /v1/notifications needs a user
+	List          Lister // nil: GET /v1/notifications needs a user
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters
 	Cancels       engine.Cancels

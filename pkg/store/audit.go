@@ -2,34 +2,76 @@ package store
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-type audit struct{ rows rows.Rows }
+// audit keeps blocks of rows, each a partition. One more partition has the number of the
+// last block; it is raised before the block has a row.
+type audit struct{ rows rows.Partitions }
+
+// AuditOver returns the contract of the audit log over p.
+func AuditOver(p rows.Partitions) engine.Audit { return audit{p} }
+
+const (
+	auditBlock     = 1024 // rows of a partition
+	lastAuditBlock = "last"
+)
+
+func partOfAudit(block uint64) rows.Part {
+	return rows.Part{Table: tableAudit.Table, Name: strconv.FormatUint(block, 10)}
+}
+
+func blockOfAudit(seq uint64) uint64 { return (seq - 1) / auditBlock }
+
+// lastBlock returns the number of the last block, and its row as it is stored.
+func (a audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err error) {
+	return load[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
+}
 
 // Append calls next again if another was faster.
 func (a audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
+	none := engine.AuditRow{}
+	end, err := a.rows.Turn(ctx, tableAudit)
+	if err != nil {
+		return none, err
+	}
+	defer end()
 	for {
-		last, err := a.Last(ctx)
+		last, block, stored, err := a.last(ctx)
 		if err != nil {
-			return engine.AuditRow{}, err
+			return none, err
 		}
-		key := num(last.Seq + 1)
 		row, err := next(last)
 		if err != nil {
-			return engine.AuditRow{}, err
+			return none, err
 		}
-		row.Seq = numberAt(key)
+		row.Seq = last.Seq + 1
 		v, err := pack("bad_audit", "row", row)
 		if err != nil {
-			return engine.AuditRow{}, err
+			return none, err
 		}
-		won, err := a.rows.Swap(ctx, rows.Change{Part: tableAudit, If: []rows.Row{{Key: key}}, Do: []rows.Row{{Key: key, Value: v}}})
+		if in := blockOfAudit(row.Seq); in > block {
+			n, err := pack("bad_audit", "row", in)
+			if err != nil {
+				return none, err
+			}
+			do := rows.Change{Part: tableAudit, If: []rows.Row{{Key: lastAuditBlock, Value: stored}}, Do: []rows.Row{{Key: lastAuditBlock, Value: n}}}
+			if won, err := a.rows.Swap(ctx, do); err != nil {
+				return none, err
+			} else if !won {
+				continue
+			}
+		}
+		key := num(row.Seq)
+		won, err := a.rows.Swap(ctx, rows.Change{
+			Part: partOfAudit(blockOfAudit(row.Seq)), If: []rows.Row{{Key: key}}, Do: []rows.Row{{Key: key, Value: v}},
+		})
 		switch {
 		case err != nil:
-			return engine.AuditRow{}, err
+			return none, err
 		case won:
 			return row, nil
 		}
@@ -44,14 +86,38 @@ func readAudit(r rows.Row) (engine.AuditRow, error) {
 	return row, err
 }
 
-func (a audit) Rows(ctx context.Context, after uint64, max int) ([]engine.AuditRow, error) {
-	return list(ctx, a.rows, tableAudit, rows.Range{After: num(after)}, max, readAudit)
+func (a audit) Rows(ctx context.Context, after uint64, max int) (out []engine.AuditRow, err error) {
+	last, _, err := a.lastBlock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for block := after / auditBlock; block <= last && len(out) < max; block++ {
+		page, err := list(ctx, a.rows, partOfAudit(block), rows.Range{After: num(after)}, max-len(out), readAudit)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, page...)
+	}
+	return out, nil
+}
+
+// last returns the last row, and what lastBlock does. The last block may be empty.
+func (a audit) last(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
+	block, stored, err = a.lastBlock(ctx)
+	for in := block; err == nil && row.Seq == 0; in-- {
+		var page []engine.AuditRow
+		page, err = list(ctx, a.rows, partOfAudit(in), rows.Range{Back: true}, 1, readAudit)
+		if len(page) > 0 {
+			row = page[0]
+		}
+		if in == 0 {
+			break
+		}
+	}
+	return row, block, stored, err
 }
 
 func (a audit) Last(ctx context.Context) (engine.AuditRow, error) {
-	last, err := list(ctx, a.rows, tableAudit, rows.Range{Back: true}, 1, readAudit)
-	if err != nil || len(last) == 0 {
-		return engine.AuditRow{}, err
-	}
-	return last[0], nil
+	row, _, _, err := a.last(ctx)
+	return row, err
 }

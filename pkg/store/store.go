@@ -29,7 +29,7 @@ import (
 // bytes of length and the bytes, and numbers are 8 bytes, big-endian. Times have their
 // sign bit flipped. Where no value is named it is empty: the row is of an index.
 var (
-	tableAudit   = rows.Part{Table: 'a'} // seq: row
+	tableAudit   = rows.Part{Table: 'a'} // last: number of the last block; of the partition of each block: seq: row
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
 	tableMeta    = rows.Part{Table: 'm'} // of the partition of each name: v: value
 	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
@@ -92,7 +92,7 @@ func (c *Contracts) Rows() rows.Rows { return c.rows }
 func (c *Contracts) Status() engine.Status { return c.status }
 
 // Audit returns the contract of the audit log.
-func (c *Contracts) Audit() engine.Audit { return audit{c.rows} }
+func (c *Contracts) Audit() engine.Audit { return AuditOver(c.rows) }
 
 // Cancels returns the contract of cancellations.
 func (c *Contracts) Cancels() engine.Cancels { return cancels{c.rows} }
@@ -356,36 +356,3 @@ func (c *Contracts) Timers() engine.Timers { return timers{hotTimers(c.rows)} }
 
 // ColdTimers returns the contract of timers far ahead.
 func (c *Contracts) ColdTimers() engine.ColdTimers { return coldTimers(c.rows) }
-
-// PutScheduled implements engine.Scheduled in one change: a registration waits for one
-// fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble has the numbers.
-func (c *Contracts) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
-	schedules, err := addSchedules(ss)
-	if err != nil {
-		return err
-	}
-	timers, err := addTimers(shards, ts)
-	if err != nil || len(ss)+len(ts) == 0 {
-		return err
-	}
-	_, err = c.rows.Swap(ctx, schedules, timers)
-	return err
-}
-
-// ForgetTimers implements engine.Scheduled. It removes single rows: those of moved
-// schedules, few beside those that are dropped with their minutes.
-func (c *Contracts) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
-	if len(ts) == 0 {
-		return nil
-	}
-	var cs []rows.Change
-	for _, t := range []timerTable{hotTimers(c.rows), coldTimers(c.rows)} {
-		gone := make([]rows.Row, len(ts))
-		for i := range ts {
-			gone[i].Key = string(t.appendKey(nil, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID))
-		}
-		cs = append(cs, rows.Change{Part: t.part, Do: gone})
-	}
-	_, err := c.rows.Swap(ctx, cs...)
-	return err
-}

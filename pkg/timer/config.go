@@ -16,8 +16,6 @@ type Config struct {
 	Store engine.Timers
 	// Schedules decides about timers with a Head. Nil: nobody can touch one.
 	Schedules engine.Schedules
-	// Scheduled stores schedules and timers in one commit. Nil: one after the other.
-	Scheduled engine.Scheduled
 	// Cold keeps what is more than ColdAfter ahead. Nil: Store keeps it.
 	Cold engine.ColdTimers
 	// Queue carries near timers from writers to whoever publishes them; it is

@@ -121,8 +121,7 @@ func (s *sim) config(n *node) Config {
 	if s.through != nil {
 		cfg.Store = s.through
 	}
-	cfg.Schedules = faulty.NewSchedules(storedHeads{s.mem.Schedules()}, n.plan)
-	cfg.Scheduled = &oneCommit{Schedules: s.mem.Schedules(), rows: cfg.Store}
+	cfg.Schedules = &oneCommit{Schedules: faulty.NewSchedules(storedHeads{s.mem.Schedules()}, n.plan), stored: s.mem.Schedules(), rows: cfg.Store}
 	cfg.Cold = faulty.NewColdTimers(s.mem.ColdTimers(), n.plan)
 	cfg.Queue = faulty.NewQueue(s.mem.Queue("near", 1000), n.plan)
 	if !s.unleased {

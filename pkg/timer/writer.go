@@ -31,14 +31,14 @@ func (w *writer) park(ctx context.Context, ts []engine.Timer) error {
 
 func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	hot, cold := w.split(ts)
-	if w.cfg.Scheduled == nil || len(cold) > 0 || len(hot) == 0 {
+	if len(cold) > 0 || len(hot) == 0 {
 		if err := w.cfg.Schedules.Put(ctx, ss); err != nil {
 			return err
 		}
 		return w.park(ctx, ts)
 	}
 	return w.put(ctx, hot, func(ctx context.Context, ts []engine.Timer) error {
-		return w.cfg.Scheduled.PutScheduled(ctx, ss, w.cfg.Shards, ts)
+		return w.cfg.Schedules.PutScheduled(ctx, ss, w.cfg.Shards, ts)
 	})
 }
 

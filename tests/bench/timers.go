@@ -48,7 +48,7 @@ func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, [
 	e.store = rig.Must(pebble.Open(pebble.Config{Dir: e.dir}))
 	// Everything that a node's engine has; see pkg/app/later.go.
 	e.Engine = timer.New(timer.Config{
-		Store: e.store.Timers(), Schedules: e.store.Schedules(), Scheduled: e.store, Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
+		Store: e.store.Timers(), Schedules: e.store.Schedules(), Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: "bench", Shards: timerShards, Publish: publish,
 	})
 	e.background = inBackground(ctx, e.Run)

@@ -15,8 +15,9 @@
 //     come is followed by a look (cas.go): the writer's number in the row says
 //     whose it is.
 //
-// Campaigns, jobs and names of values are rows of the table records. partitions.go
-// implements rows.Partitions with it, and pkg/store puts their contracts over that.
+// The audit log, campaigns, jobs and values of names are rows of the table records.
+// partitions.go implements rows.Partitions with it, and pkg/store puts their contracts
+// over that.
 //
 // What belongs to one call lies in one partition, where a batch is atomic and is
 // seen as a whole, or it is named by a row that is written last. Where neither

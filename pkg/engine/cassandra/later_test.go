@@ -133,7 +133,7 @@ func TestDropBehindTheWritersClock(t *testing.T) {
 	}
 	scheduled := timers(10)
 	x := engine.Schedule{Base: scheduled[0].Head, Caller: "shop", FireAt: due}
-	if err := ahead.PutScheduled(ctx, []engine.Schedule{x}, 1, scheduled); err != nil {
+	if err := ahead.Schedules().PutScheduled(ctx, []engine.Schedule{x}, 1, scheduled); err != nil {
 		t.Fatal(err)
 	}
 	p := engine.TimerPartition{Bucket: due / engine.MinuteMs}
@@ -151,7 +151,7 @@ func TestDropBehindTheWritersClock(t *testing.T) {
 	if err := ahead.Timers().Put(ctx, 1, ts); err != nil {
 		t.Fatal(err)
 	}
-	if err := owner.ForgetTimers(ctx, 1, ts); err != nil {
+	if err := owner.Schedules().ForgetTimers(ctx, 1, ts); err != nil {
 		t.Fatal(err)
 	}
 	if rows, err := owner.Timers().Scan(ctx, p, engine.TimerCursor{}, due, 100); err != nil || len(rows) != 0 {

@@ -84,7 +84,8 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 // than a batch may hold (40 KiB) is stored schedules first, and an error leaves
 // it open how much of it was: a schedule without timers is seen by the
 // reconciler, timers without a schedule there are none.
-func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+	s := t.s
 	if err := engine.CheckSchedules(ss); err != nil {
 		return err
 	}
@@ -119,7 +120,8 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 
 // ForgetTimers removes exactly the rows it finds, each by its whole key: a timer
 // that is stored again is another row, and never hidden by the removal.
-func (s *Store) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+func (t schedules) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+	s := t.s
 	if len(ts) == 0 {
 		return nil
 	}

@@ -361,9 +361,8 @@ func hostPort(h *gocql.HostInfo) string {
 	return net.JoinHostPort(h.ConnectAddress().String(), itoa(h.Port()))
 }
 
-// Audit returns the contract of the audit log. make is called again if another
-// process was faster.
-func (s *Store) Audit() engine.Audit { return audit{logOf(s, "audit")} }
+// Audit returns the contract of the audit log.
+func (s *Store) Audit() engine.Audit { return store.AuditOver(partitions{s}) }
 
 // Campaigns returns the contract of campaigns.
 func (s *Store) Campaigns() engine.Campaigns { return store.CampaignsOver(partitions{s}) }

@@ -134,7 +134,7 @@ func (s *Store) forgetAll() {
 var timerTables = []string{"timers", "timer_hints", "timers_cold", "timer_shards", "timer_heads", "timer_requests"}
 
 func scheduling(s *Store) enginetest.Scheduling {
-	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules(), Scheduled: s}
+	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules()}
 }
 
 func TestStatus(t *testing.T) {
@@ -203,7 +203,7 @@ func TestJobs(t *testing.T) {
 
 func TestAudit(t *testing.T) {
 	t.Parallel()
-	enginetest.Audit(t, suite(t, (*Store).Audit, "logs"))
+	enginetest.Audit(t, suite(t, (*Store).Audit, "records"))
 }
 
 func TestHolds(t *testing.T) {
@@ -215,7 +215,7 @@ func TestHolds(t *testing.T) {
 // keeps apart.
 func TestCompeting(t *testing.T) {
 	t.Parallel()
-	t.Run("audit", func(t *testing.T) { enginetest.Audit(t, competing(t, (*Store).Audit, "logs")) })
+	t.Run("audit", func(t *testing.T) { enginetest.Audit(t, competing(t, (*Store).Audit, "records")) })
 	t.Run("cancels", func(t *testing.T) { enginetest.Cancels(t, competing(t, (*Store).Cancels, "cancels", "logs")) })
 	t.Run("campaigns", func(t *testing.T) { enginetest.Campaigns(t, competing(t, (*Store).Campaigns, "records")) })
 	t.Run("jobs", func(t *testing.T) { enginetest.Jobs(t, competing(t, (*Store).Jobs, "records")) })

@@ -387,10 +387,9 @@ type Scheduling struct {
 	Timers    engine.Timers
 	Cold      engine.ColdTimers
 	Schedules engine.Schedules
-	Scheduled engine.Scheduled
 }
 
-// Scheduled runs the suite of engine.Scheduled.
+// Scheduled runs the suite of what engine.Schedules does with timers.
 func Scheduled(t *testing.T, open Opener[Scheduling]) {
 	const shards, minute = 2, 60_000
 	row := func(id string, fire int64) engine.Timer {
@@ -402,16 +401,16 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		hot = len(val(s.Timers.Scan(bg, engine.TimerPartition{Bucket: x.FireAt / minute, Shard: shard}, engine.TimerCursor{}, x.FireAt, 10))(t))
 		return hot, len(val(s.Cold.Scan(bg, engine.TimerPartition{Bucket: x.FireAt / day, Shard: shard}, engine.TimerCursor{}, math.MaxInt64, 10))(t))
 	}
-	t.Run("PutScheduled is Schedules.Put and Timers.Put, all or none", func(t *testing.T) {
+	t.Run("PutScheduled is Put and Timers.Put, all or none", func(t *testing.T) {
 		s, reopen := open(t)
 		x, row := schedule(base(1, 1), "shop", minute), row("a", minute)
-		wantKind(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row, {FireAt: 1}}), notify.KindInvalid)
-		wantKind(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{{}}, shards, []engine.Timer{row}), notify.KindInvalid)
+		wantKind(t, s.Schedules.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row, {FireAt: 1}}), notify.KindInvalid)
+		wantKind(t, s.Schedules.PutScheduled(bg, []engine.Schedule{{}}, shards, []engine.Timer{row}), notify.KindInvalid)
 		same(t, "schedules of a refused one", val(s.Schedules.List(bg, "", notify.Base{}, 10))(t), []engine.Schedule{})
 		hot, _ := in(t, s, row)
 		same(t, "timers of a refused one", hot, 0)
-		must(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row}))
-		must(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{schedule(x.Base, "thief", 1)}, shards, []engine.Timer{row}))
+		must(t, s.Schedules.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row}))
+		must(t, s.Schedules.PutScheduled(bg, []engine.Schedule{schedule(x.Base, "thief", 1)}, shards, []engine.Timer{row}))
 		if reopen != nil {
 			s = reopen()
 		}
@@ -426,8 +425,8 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		must(t, s.Cold.Put(bg, shards, []engine.Timer{a}))
 		p := engine.TimerPartition{Bucket: 5, Shard: engine.ShardOf(a.ID, shards)}
 		must(t, s.Schedules.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}}))
-		must(t, s.Scheduled.ForgetTimers(bg, shards, []engine.Timer{a, row("a", minute), row("c", minute)}))
-		must(t, s.Scheduled.ForgetTimers(bg, shards, nil))
+		must(t, s.Schedules.ForgetTimers(bg, shards, []engine.Timer{a, row("a", minute), row("c", minute)}))
+		must(t, s.Schedules.ForgetTimers(bg, shards, nil))
 		if reopen != nil {
 			s = reopen()
 		}
@@ -437,7 +436,7 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		same(t, "rows", left, 1)
 		same(t, "hints", val(s.Schedules.Hints(bg, p))(t), []notify.Base{base(1, 1)})
 		// A partition that holds hints alone is found, so that it is dropped.
-		must(t, s.Scheduled.ForgetTimers(bg, shards, []engine.Timer{b}))
+		must(t, s.Schedules.ForgetTimers(bg, shards, []engine.Timer{b}))
 		same(t, "minutes", val(s.Timers.Buckets(bg, p.Shard, 0, 9))(t), []int64{5})
 		same(t, "minutes of others", len(val(s.Timers.Buckets(bg, 1-p.Shard, 0, 9))(t))+len(val(s.Timers.Buckets(bg, p.Shard, 6, 9))(t)), 0)
 		must(t, s.Timers.Drop(bg, p))

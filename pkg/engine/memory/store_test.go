@@ -60,7 +60,7 @@ func TestLimits(t *testing.T) {
 }
 
 func scheduling(s *memory.Store) enginetest.Scheduling {
-	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules(), Scheduled: s}
+	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules()}
 }
 
 func TestScheduled(t *testing.T) { enginetest.Scheduled(t, open(scheduling)) }

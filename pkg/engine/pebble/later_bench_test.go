@@ -63,7 +63,9 @@ func (f filling) Swap(_ context.Context, cs ...rows.Change) (bool, error) {
 //	                       in two          570     234 us
 func BenchmarkPutScheduled(b *testing.B) {
 	ctx := context.Background()
-	both := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error { return s.PutScheduled(ctx, xs, 64, ts) }
+	both := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
+		return s.Schedules().PutScheduled(ctx, xs, 64, ts)
+	}
 	one := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
 		if err := s.Schedules().Put(ctx, xs); err != nil {
 			return err
@@ -74,7 +76,7 @@ func BenchmarkPutScheduled(b *testing.B) {
 	alone := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
 		batch := s.db.NewBatch()
 		filled := store.Over(filling{s.Rows().(*partRows), tx{batch}})
-		if err := filled.PutScheduled(ctx, xs, 64, ts); err != nil {
+		if err := filled.Schedules().PutScheduled(ctx, xs, 64, ts); err != nil {
 			return err
 		}
 		if err := batch.Commit(pebbledb.Sync); err != nil {

@@ -86,7 +86,7 @@ func TestTimersDropHints(t *testing.T) {
 func testQueue(s *Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }
 
 func scheduling(s *Store) enginetest.Scheduling {
-	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules(), Scheduled: s}
+	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules()}
 }
 
 func TestScheduled(t *testing.T) { t.Parallel(); enginetest.Scheduled(t, open(scheduling)) }
