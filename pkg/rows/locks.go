@@ -11,6 +11,7 @@ import (
 type Locks struct {
 	failed <-chan struct{}
 	cause  func() error
+	ended  func(context.Context) error
 
 	mu   sync.Mutex
 	held map[string]*keyLock
@@ -22,13 +23,13 @@ type keyLock struct {
 }
 
 // NewLocks returns locks that nobody gets any more once failed is closed, for what
-// cause returns then.
-func NewLocks(failed <-chan struct{}, cause func() error) *Locks {
-	return &Locks{failed: failed, cause: cause, held: map[string]*keyLock{}}
+// cause returns then. ended returns the error of a caller whose context has ended.
+func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
+	return &Locks{failed: failed, cause: cause, ended: ended, held: map[string]*keyLock{}}
 }
 
 // Lock takes the keys, in an order that cannot deadlock, and returns what
-// releases them. It gives up when the context ends, with its cause, or the store fails.
+// releases them. It gives up when the context ends or the store fails.
 func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := k.cause(); err != nil {
 		return nil, err // no write begins, whatever a read would say
@@ -81,7 +82,7 @@ func (k *Locks) take(ctx context.Context, key string) error {
 	case l.sem <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		err = k.ended(ctx)
 	case <-k.failed:
 		err = k.cause()
 	}

@@ -14,7 +14,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -279,11 +278,6 @@ func together[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 		})
 	}
 	return out, g.Wait()
-}
-
-// removals returns the changes that remove the rows of a range.
-func removals(ctx context.Context, r rows.Rows, p rows.Part, in rows.Range) ([]rows.Row, error) {
-	return list(ctx, r, p, in, math.MaxInt, func(row rows.Row) (rows.Row, error) { return rows.Row{Key: row.Key}, nil })
 }
 
 // settled is the number of the latest change of a partition that a loss of power cannot

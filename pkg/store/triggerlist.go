@@ -26,7 +26,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	for i := range out {
 		ids[i] = out[i].ID
 	}
-	if err := t.settled(ctx, ids); err != nil { // as Get
+	if err := t.locks.Settled(ctx, ids); err != nil { // as Get
 		return nil, err
 	}
 	return out, nil

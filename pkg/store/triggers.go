@@ -28,28 +28,9 @@ type triggers struct {
 
 func newTriggers(r rows.Rows) *triggers {
 	return &triggers{
-		rows: r, locks: rows.NewLocks(r.Failed(), r.Err), splitFrom: splitFrom,
+		rows: r, locks: rows.NewLocks(r.Failed(), r.Err, ended), splitFrom: splitFrom,
 		flights: flights{of: map[string]*flight{}},
 	}
-}
-
-// lock locks the rows of triggers.
-func (t *triggers) lock(ctx context.Context, ids []string) (unlock func(), err error) {
-	unlock, err = t.locks.Lock(ctx, ids...)
-	if err != nil && ctx.Err() != nil {
-		err = ended(ctx)
-	}
-	return unlock, err
-}
-
-// settled waits until what was read of triggers is durable: a swap is visible a moment
-// before. Nobody is shown a state that a loss of power takes back.
-func (t *triggers) settled(ctx context.Context, ids []string) error {
-	err := t.locks.Settled(ctx, ids)
-	if err != nil && ctx.Err() != nil {
-		err = ended(ctx)
-	}
-	return err
 }
 
 // headers calls fn with the header of each trigger that there is.
@@ -200,7 +181,7 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 		}
 		ids[i] = row(i).ID
 	}
-	unlock, err := t.lock(ctx, ids)
+	unlock, err := t.locks.Lock(ctx, ids...)
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +306,9 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 	if err != nil {
 		return nil, err
 	}
-	if err := t.settled(ctx, ids); err != nil {
+	// A swap is visible a moment before it is durable. Nobody is shown a state that a
+	// loss of power takes back.
+	if err := t.locks.Settled(ctx, ids); err != nil {
 		return nil, err
 	}
 	return out, nil
@@ -359,7 +342,7 @@ func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, m
 	if err != nil || len(ids) == 0 {
 		return 0, "", err
 	}
-	unlock, err := t.lock(ctx, ids)
+	unlock, err := t.locks.Lock(ctx, ids...)
 	if err != nil {
 		return 0, "", err
 	}

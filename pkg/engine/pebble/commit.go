@@ -100,7 +100,7 @@ func (c *committer) insert(ctx context.Context, rows int, fill func(*group)) err
 		return c.write(ctx, fill)
 	}
 	if err := ctx.Err(); err != nil {
-		return translate(context.Cause(ctx))
+		return ended(ctx)
 	}
 	g := c.newGroup()
 	fill(g)
@@ -131,7 +131,7 @@ func (c *committer) wait(ctx context.Context, g *group) error {
 	case <-g.done:
 		return g.err
 	case <-ctx.Done():
-		return translate(context.Cause(ctx))
+		return ended(ctx)
 	case <-c.latch.failed:
 		return translate(c.latch.cause())
 	}
@@ -141,7 +141,7 @@ func (c *committer) wait(ctx context.Context, g *group) error {
 func (c *committer) join(ctx context.Context, fill func(*group)) (*group, error) {
 	for {
 		if err := ctx.Err(); err != nil {
-			return nil, translate(context.Cause(ctx))
+			return nil, ended(ctx)
 		}
 		if err := c.latch.cause(); err != nil {
 			return nil, translate(err)

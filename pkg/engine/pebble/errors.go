@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,6 +34,9 @@ func translate(err error) error {
 	}
 	return notify.Unavailable(code, retryAfter, err)
 }
+
+// ended is the error of a call whose context has ended.
+func ended(ctx context.Context) error { return translate(context.Cause(ctx)) }
 
 // opening is translate for a store that cannot be opened: damage does not go
 // away by waiting, and whoever runs the server has to hear what it is.

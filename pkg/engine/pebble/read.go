@@ -65,7 +65,7 @@ func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(ro
 	}
 	for ok := first(); ok; ok = next() {
 		if ctx.Err() != nil {
-			return translate(context.Cause(ctx))
+			return ended(ctx)
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
@@ -83,7 +83,7 @@ func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, i
 	prefix := len(k)
 	for i := range n {
 		if i&255 == 255 && ctx.Err() != nil { // long ones hear that their caller has left
-			return translate(context.Cause(ctx))
+			return ended(ctx)
 		}
 		k = key(k[:prefix], i)
 		if err := r.get(k, func(v []byte) error { return fn(i, v) }); err != nil {

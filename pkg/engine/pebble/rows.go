@@ -39,7 +39,7 @@ func (r *partRows) Get(ctx context.Context, p rows.Part, keys ...string) ([][]by
 			return nil, err
 		}
 	}
-	return out, translate(r.s.locks.Settled(ctx, full))
+	return out, r.s.locks.Settled(ctx, full)
 }
 
 func (r *partRows) View() rows.View { return view{reader{r.s.db.NewSnapshot()}} }
@@ -66,7 +66,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	}
 	unlock, err := r.s.locks.Lock(ctx, keys...)
 	if err != nil {
-		return false, translate(err)
+		return false, err
 	}
 	last, holds, err := r.prepare(cs, keys)
 	if err != nil || !holds {

@@ -78,7 +78,7 @@ func Open(cfg Config) (_ *Store, err error) {
 		s.lock.Close()
 		return nil, opening(cfg.Dir, err)
 	}
-	s.locks = rows.NewLocks(s.latch.failed, s.latch.cause)
+	s.locks = rows.NewLocks(s.latch.failed, s.Err, ended)
 	s.Contracts = store.Over(&partRows{reader: reader{s.db}, s: s, last: map[rows.Part]*uint64{}})
 	if err = s.load(); err != nil {
 		return nil, errors.Join(translate(err), s.db.Close(), s.lock.Close())
