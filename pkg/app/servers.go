@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
@@ -37,8 +38,11 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.Kafka.Replication > 0 && c.Kafka.MinInSync > c.Kafka.Replication {
 		bad("kafka.min_insync", "%d is not from 0 to kafka.replication, %d", c.Kafka.MinInSync, c.Kafka.Replication)
 	}
-	if m := c.Kafka.SASL.Mechanism; m != "" && c.Kafka.SASL.User == "" {
+	switch m := log.Mechanism(c.Kafka.SASL.Mechanism); {
+	case m != "" && m != log.OAUTHBEARER && c.Kafka.SASL.User == "":
 		bad("kafka.sasl.user", "is empty, but kafka.sasl.mechanism is %s", m)
+	case (m == log.PLAIN || m == log.OAUTHBEARER) && !c.Kafka.TLS.Enabled:
+		bad("kafka.sasl.mechanism", "is %s, which sends the password: set kafka.tls.enabled", m)
 	}
 	switch {
 	case c.Redis.Mode == "single" && len(c.Redis.Addresses) > 1:

@@ -133,7 +133,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 		opts = append(opts, kgo.DialTimeout(dialTimeout))
 	}
 	if c.SASL != nil {
-		m, err := c.SASL.mechanism()
+		m, err := c.SASL.mechanism(c.TLS.Enabled)
 		if err != nil {
 			return nil, err
 		}

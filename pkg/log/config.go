@@ -12,9 +12,9 @@ type Config struct {
 	Brokers []string    `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
 	TLS     secrets.TLS `koanf:"tls"`
 	SASL    struct {
-		Mechanism    string `koanf:"mechanism" oneof:"SCRAM-SHA-512 SCRAM-SHA-256" empty:"yes" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
-		User         string `koanf:"user" doc:"name to authenticate with"`
-		PasswordFile string `koanf:"password_file" doc:"file with its password"`
+		Mechanism    string `koanf:"mechanism" oneof:"SCRAM-SHA-512 SCRAM-SHA-256 PLAIN OAUTHBEARER" empty:"yes" doc:"SCRAM-SHA-512, SCRAM-SHA-256, or with TLS alone PLAIN or OAUTHBEARER; empty: no authentication"`
+		User         string `koanf:"user" doc:"name to authenticate with; with OAUTHBEARER the token says it"`
+		PasswordFile string `koanf:"password_file" doc:"file with its password, or the token of OAUTHBEARER; read at each authentication, so that it may be replaced"`
 		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
 	} `koanf:"sasl"`
 	AppendTimeout time.Duration `koanf:"append_timeout" default:"1s" min:"1s" max:"1m" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503"`

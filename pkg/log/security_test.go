@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -127,12 +128,12 @@ func TestSecured(t *testing.T) {
 		}
 		server.Certificates = []tls.Certificate{cert}
 		c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.TLS(server), kfake.EnableSASL(),
-			kfake.Superuser("SCRAM-SHA-512", "notifyd", p.password), kfake.Superuser("SCRAM-SHA-256", "notifyd", p.password))
+			kfake.Superuser("PLAIN", "notifyd", p.password), kfake.Superuser("SCRAM-SHA-512", "notifyd", p.password), kfake.Superuser("SCRAM-SHA-256", "notifyd", p.password))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(c.Close)
-		secured(t, p, c.ListenAddrs()[0])
+		secured(t, p, c.ListenAddrs()[0], SCRAM512, SCRAM256, PLAIN)
 	})
 	t.Run("kafka", func(t *testing.T) {
 		t.Parallel()
@@ -141,15 +142,28 @@ func TestSecured(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		secured(t, papers{filepath.Join(k.dir, "kafka", "certs"), strings.TrimSpace(string(password))}, k.brokers[0])
+		secured(t, papers{filepath.Join(k.dir, "kafka", "certs"), strings.TrimSpace(string(password))}, k.brokers[0], SCRAM512, SCRAM256, PLAIN, OAUTHBEARER)
 	})
 }
 
-func secured(t *testing.T, p papers, addr string) {
+// unsignedToken is a JWT that a broker without an issuer takes: Kafka's own validator for
+// development.
+func unsignedToken(sub string) string {
+	part := func(v any) string {
+		b, _ := json.Marshal(v) // of strings and numbers
+		return base64.RawURLEncoding.EncodeToString(b)
+	}
+	now := time.Now().Unix()
+	return part(map[string]any{"alg": "none"}) + "." + part(map[string]any{"sub": sub, "iat": now, "exp": now + 3600}) + "."
+}
+
+func secured(t *testing.T, p papers, addr string, mechanisms ...Mechanism) {
 	topic := ""
-	for _, m := range []Mechanism{SCRAM512, SCRAM256} {
+	for _, m := range mechanisms {
 		conn := p.conn(addr)
-		conn.SASL.Mechanism = m
+		if conn.SASL.Mechanism = m; m == OAUTHBEARER {
+			conn.SASL.User, conn.SASL.Password = "", func() (string, error) { return unsignedToken("notifyd"), nil }
+		}
 		b := newKafka(t, conn, 1) // admin
 		topic = b.topic
 		b.append(t, numbered(topic, 0, 0, 10))
@@ -305,7 +319,9 @@ func TestConnIsChecked(t *testing.T) {
 			}
 			c.TLS.KeyFile = p.secret(t, "open.key", string(b), 0o604)
 		}, "can be read by everybody on this machine: chmod 600"},
-		"plain, please": {func(c *Conn) { c.SASL.Mechanism = "PLAIN" }, `"PLAIN"`},
+		"unknown":        {func(c *Conn) { c.SASL.Mechanism = "GSSAPI" }, `"GSSAPI"; there are`},
+		"plain in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = PLAIN, secrets.TLS{} }, "PLAIN sends the password: it needs tls.enabled"},
+		"token in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = OAUTHBEARER, secrets.TLS{} }, "OAUTHBEARER sends the password: it needs tls.enabled"},
 	} {
 		c := ok()
 		x.change(&c)

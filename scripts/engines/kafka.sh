@@ -3,7 +3,8 @@
 #
 # NODES=3: replication 3, min.insync.replicas 2, racks a, b and c; node n listens at
 # the port of the first + 100 (n - 1).
-# KAFKA_SECURE=1: SASL/SCRAM over TLS, and a client certificate is asked for; the
+# KAFKA_SECURE=1: SASL over TLS (SCRAM, PLAIN, and OAUTHBEARER with unsigned tokens), and a
+# client certificate is asked for; the
 # certificates are in DIR/certs (certs.sh), the users admin and notifyd, whose
 # passwords are the files DIR/certs/admin.password and notifyd.password.
 # KAFKA_RETENTION_CHECK_MS: how often retention removes segments; 5 minutes.
@@ -77,10 +78,12 @@ configure() {
 		broker.heartbeat.interval.ms=$((session / 4))
 	END
 	[ -z "$secure" ] || cat <<-END
-		sasl.enabled.mechanisms=SCRAM-SHA-512,SCRAM-SHA-256
+		sasl.enabled.mechanisms=SCRAM-SHA-512,SCRAM-SHA-256,PLAIN,OAUTHBEARER
 		sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
 		listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="admin" password="$(cat "$certs/admin.password")";
 		listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+		listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_notifyd="$(cat "$certs/notifyd.password")";
+		listener.name.sasl_ssl.oauthbearer.sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
 		ssl.keystore.type=PKCS12
 		ssl.keystore.location=$certs/server.p12
 		ssl.keystore.password=$(cat "$certs/store.password")
