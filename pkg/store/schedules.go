@@ -314,7 +314,7 @@ func (s schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 
 // PutScheduled implements engine.Schedules in one change: a registration waits for one
 // fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble has the numbers.
-func (c schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
 	schedules, err := addSchedules(ss)
 	if err != nil {
 		return err
@@ -323,24 +323,24 @@ func (c schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	if err != nil || len(ss)+len(ts) == 0 {
 		return err
 	}
-	_, err = c.rows.Swap(ctx, schedules, timers)
+	_, err = s.rows.Swap(ctx, schedules, timers)
 	return err
 }
 
 // ForgetTimers implements engine.Schedules. It removes single rows: those of moved
 // schedules, few beside those that are dropped with their minutes.
-func (c schedules) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+func (s schedules) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil
 	}
 	var cs []rows.Change
-	for _, t := range []timerTable{hotTimers(c.rows), coldTimers(c.rows)} {
+	for _, t := range []timerTable{hotTimers(s.rows), coldTimers(s.rows)} {
 		gone := make([]rows.Row, len(ts))
 		for i := range ts {
 			gone[i].Key = string(t.appendKey(nil, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID))
 		}
 		cs = append(cs, rows.Change{Part: t.part, Do: gone})
 	}
-	_, err := c.rows.Swap(ctx, cs...)
+	_, err := s.rows.Swap(ctx, cs...)
 	return err
 }
