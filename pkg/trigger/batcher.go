@@ -76,5 +76,5 @@ func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
 func (b *batcher) small() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.works) > 0 && len(b.works) < b.most/4
+	return len(b.works) > 0 && len(b.works) < b.most/2
 }

@@ -80,7 +80,7 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 
 // lingerFor is how long outcomes and acknowledgements wait for company: nobody
 // waits for them, and a commit of five costs as much as one of fifty.
-const lingerFor = 2 * time.Millisecond
+const lingerFor = 5 * time.Millisecond
 
 // receiversAtOnce is how many batches are received at a time: each may wait for the
 // disk once.
