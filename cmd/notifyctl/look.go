@@ -198,10 +198,8 @@ func checkKinds(channel, category string) error {
 }
 
 func nearest(word string, names []string) string {
-	for _, n := range names {
-		if term.Distance(n, word) < 3 {
-			return "; did you mean " + n + "?"
-		}
+	if n := term.Nearest(word, 2, names); n != "" {
+		return "; did you mean " + n + "?"
 	}
 	return ""
 }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
@@ -24,10 +25,19 @@ const (
 	maxLine    = 1 << 20
 )
 
-// sentItem is what became of one line of a batch.
+// sentItem is what became of one line of a batch of notifications, or of triggers.
 type sentItem struct {
-	Line int `json:"line"`
+	Line      int        `json:"line"`
+	TriggerID string     `json:"trigger_id,omitempty"`
+	FireAt    *time.Time `json:"fire_at,omitempty"`
 	api.BatchItem
+}
+
+// batchAnswer is the answer to one request of a batch.
+type batchAnswer struct {
+	Results  []sentItem `json:"results"` // without their lines
+	Accepted int        `json:"accepted"`
+	Rejected int        `json:"rejected"`
 }
 
 // batchTotal is the result of a whole batch.
@@ -43,8 +53,8 @@ type batchTotal struct {
 // maxFailed bounds the failed items that are kept for the result.
 const maxFailed = 10_000
 
-// batchSender sends a file of notifications, chunk by chunk in order: two lines
-// for one user arrive in the order of the file.
+// batchSender sends a file of notifications or triggers, chunk by chunk in order: two
+// lines for one user arrive in the order of the file.
 type batchSender struct {
 	p     *program
 	o     *sendOptions
@@ -153,7 +163,7 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 
 // postChunks sends the chunks of a file to path, each under a key that begins with key,
 // and gives take every answer. Of a stream the key follows from everything up to the chunk.
-func postChunks[R any](ctx context.Context, p *program, cl *api.Client, file, path, key string, take func(c *chunk, r *R, replayed bool) error) error {
+func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key string, take func(c *chunk, r *batchAnswer, replayed bool) error) error {
 	chain := sha256.New()
 	return eachChunk(p, file, func(c *chunk) error {
 		key := fmt.Sprintf("%s-%d", key, c.number)
@@ -165,7 +175,7 @@ func postChunks[R any](ctx context.Context, p *program, cl *api.Client, file, pa
 		if err != nil {
 			return err
 		}
-		var r R
+		var r batchAnswer
 		if err := json.Unmarshal(reply.Body, &r); err != nil {
 			return badAnswer(err)
 		}
@@ -174,7 +184,7 @@ func postChunks[R any](ctx context.Context, p *program, cl *api.Client, file, pa
 }
 
 // take keeps what has to be said about the items; a line each is said now.
-func (s *batchSender) take(c *chunk, r *api.BatchResult, replayed bool) error {
+func (s *batchSender) take(c *chunk, r *batchAnswer, replayed bool) error {
 	if len(r.Results) != len(c.lines) {
 		return badAnswer(nil)
 	}
@@ -186,23 +196,23 @@ func (s *batchSender) take(c *chunk, r *api.BatchResult, replayed bool) error {
 	}
 	pr := s.p.printer()
 	each := pr.Format == "jsonl"
-	for i, r := range r.Results {
-		item := sentItem{c.lines[i], r}
+	for i, item := range r.Results {
+		item.Line = c.lines[i]
 		if each {
 			if err := pr.Line(item, nil); err != nil {
 				return err
 			}
 		}
 		switch {
-		case r.Error != nil:
+		case item.Error != nil:
 			if len(s.total.Failed) < maxFailed {
 				s.total.Failed = append(s.total.Failed, item)
 			}
 		case len(s.few) <= shownItems:
 			s.few = append(s.few, item)
 		}
-		if r.Error == nil && s.o.wait {
-			s.ids = append(s.ids, r.NotificationID)
+		if item.Error == nil && s.o.wait {
+			s.ids = append(s.ids, item.NotificationID)
 		}
 	}
 	return nil

@@ -286,21 +286,6 @@ func newTriggerReschedule(p *program) *cobra.Command {
 	return c
 }
 
-// triggerItem is what became of one line of a file.
-type triggerItem struct {
-	Line int `json:"line"`
-	api.TriggerItem
-}
-
-// triggerTotal is the result of a whole file.
-type triggerTotal struct {
-	Sent     int           `json:"sent"`
-	Accepted int           `json:"accepted"`
-	Rejected int           `json:"rejected"`
-	Replayed int           `json:"replayed"` // of the accepted, those an earlier run had registered
-	Failed   []triggerItem `json:"failed,omitempty"`
-}
-
 // runTriggerFile registers the triggers of a file, a thousand a request. As for
 // a batch of notifications its keys follow from the file's content: what an
 // earlier run registered is not registered twice.
@@ -316,29 +301,9 @@ func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 	if err != nil {
 		return err
 	}
-	pr := p.printer()
-	var sum triggerTotal
-	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, func(c *chunk, r *api.TriggerBatchResult, replayed bool) error {
-		if len(r.Results) != len(c.lines) {
-			return badAnswer(nil)
-		}
-		sum.Sent, sum.Accepted, sum.Rejected = sum.Sent+len(r.Results), sum.Accepted+r.Accepted, sum.Rejected+r.Rejected
-		if replayed {
-			sum.Replayed += r.Accepted
-		}
-		for i, item := range r.Results {
-			line := triggerItem{c.lines[i], item}
-			if pr.Format == "jsonl" {
-				if err := pr.Line(line, nil); err != nil {
-					return err
-				}
-			}
-			if item.Error != nil && len(sum.Failed) < maxFailed {
-				sum.Failed = append(sum.Failed, line)
-			}
-		}
-		return nil
-	})
+	b := &batchSender{p: p, o: &sendOptions{}}
+	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, b.take)
+	pr, sum := p.printer(), &b.total
 	if err == nil && sum.Sent == 0 {
 		return term.Usage("%s holds no triggers", label(o.file))
 	}

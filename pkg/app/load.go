@@ -136,13 +136,7 @@ func known(defaults map[string]setting.Field, key string) bool {
 }
 
 func suggest(defaults map[string]setting.Field, key string) string {
-	best, dist := "", 4
-	for k := range defaults {
-		if d := term.Distance(k, key); d < dist || (d == dist && k < best) {
-			best, dist = k, d
-		}
-	}
-	if best != "" {
+	if best := term.Nearest(key, 3, slices.Collect(maps.Keys(defaults))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
 	}
 	// The right name in another section, or the name of a section.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // Search finds the highest rate that holds: doubled until one does not, then
@@ -232,7 +233,7 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 			return out, err
 		}
 		out.Verdict = res.Verdict
-		if res.Partial && res.Exit == exitInterrupt {
+		if res.Partial && res.Exit == term.ExitInterrupt {
 			out.Limit = LimitStopped
 			break
 		}

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -79,7 +80,7 @@ func (f *FaultSpec) label() string {
 	case f.Action != "":
 		return f.Action
 	}
-	return f.Do + " " + or(f.Provider, "all providers")
+	return f.Do + " " + cmp.Or(f.Provider, "all providers")
 }
 
 // faults runs those of a phase side by side, but those of the process one by one: the

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"os"
 	"runtime"
 	"runtime/metrics"
@@ -105,7 +106,7 @@ func countSockets() (n int) {
 func readEnvironment() Environment {
 	e := Environment{
 		Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
-		CPUs: runtime.NumCPU(), MaxProcs: runtime.GOMAXPROCS(0), Collector: or(os.Getenv("GOGC"), "100"),
+		CPUs: runtime.NumCPU(), MaxProcs: runtime.GOMAXPROCS(0), Collector: cmp.Or(os.Getenv("GOGC"), "100"),
 	}
 	e.Host, _ = os.Hostname() // without one it stays empty
 	var u unix.Utsname

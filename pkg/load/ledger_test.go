@@ -18,6 +18,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // providers are a control listener whose ledger is empty until a time, and full
@@ -130,11 +131,11 @@ func TestDrain(t *testing.T) {
 		})
 	}
 	f("comes late", 50*time.Second, says(notify.Deferred), LedgerResult{Delivered: n}, 0, 50*time.Second, limit)
-	f("waits", 0, says(notify.Deferred), LedgerResult{Pending: n}, exitPending, limit, limit+time.Second)
-	f("is lost", 0, says(notify.None), LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
-	f("is lost, and nobody asked", 0, nil, LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
-	f("is said to be delivered", 0, says(notify.Delivered), LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
-	f("failed", 0, says(notify.Failed), LedgerResult{Ended: n, Unexpected: n}, exitPartial, limit/2, limit/2+time.Second)
+	f("waits", 0, says(notify.Deferred), LedgerResult{Pending: n}, term.ExitPending, limit, limit+time.Second)
+	f("is lost", 0, says(notify.None), LedgerResult{Lost: n}, term.ExitPartial, limit/2, limit/2+time.Second)
+	f("is lost, and nobody asked", 0, nil, LedgerResult{Lost: n}, term.ExitPartial, limit/2, limit/2+time.Second)
+	f("is said to be delivered", 0, says(notify.Delivered), LedgerResult{Lost: n}, term.ExitPartial, limit/2, limit/2+time.Second)
+	f("failed", 0, says(notify.Failed), LedgerResult{Ended: n, Unexpected: n}, term.ExitPartial, limit/2, limit/2+time.Second)
 }
 
 // TestStillMoving: what still comes in when the drain's time is over is on its way,
@@ -147,7 +148,7 @@ func TestStillMoving(t *testing.T) {
 		p := &providers{n: n, growing: time.Now()}
 		res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}})
 		l := res.Ledger
-		if l.Lost != 0 || l.Unverified != 0 || l.Pending != n-l.Delivered || l.Delivered < 55 || l.Delivered > 65 || res.Exit != exitPending {
+		if l.Lost != 0 || l.Unverified != 0 || l.Pending != n-l.Delivered || l.Delivered < 55 || l.Delivered > 65 || res.Exit != term.ExitPending {
 			t.Errorf("%+v, exit %d", l, res.Exit)
 		}
 	})
@@ -214,7 +215,7 @@ func TestBrokenWorkerLoses(t *testing.T) {
 		s.Thresholds = []Threshold{{Expr: "lost == 0"}, {Expr: "failed == 0"}}
 		p := &providers{full: time.Now(), n: 200, lose: 3}
 		res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}})
-		if res.Ledger.Lost != 3 || res.Totals.Lost != 3 || res.Totals.Failed != 0 || res.Exit != exitThreshold || res.Thresholds[0].OK || !res.Thresholds[1].OK {
+		if res.Ledger.Lost != 3 || res.Totals.Lost != 3 || res.Totals.Failed != 0 || res.Exit != term.ExitSLO || res.Thresholds[0].OK || !res.Thresholds[1].OK {
 			t.Errorf("%+v exit %d %+v", res.Ledger, res.Exit, res.Thresholds)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -185,25 +186,12 @@ func lastLine(err error) string {
 	return yamlLine.ReplaceAllString(s, "")
 }
 
-func or(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
-}
-
 // suggest names the key that was probably meant.
 func suggest[T any](word string, known map[string]T) string {
-	best, dist := "", 1+len(word)/3
-	for k := range known {
-		if d := term.Distance(strings.ToLower(word), k); d < dist+1 && (best == "" || d < dist || k < best) {
-			best, dist = k, d
-		}
+	if best := term.Nearest(strings.ToLower(word), 1+len(word)/3, slices.Collect(maps.Keys(known))); best != "" {
+		return fmt.Sprintf("; did you mean %q?", best)
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
+	return ""
 }
 
 // Number is a count or a rate: 200, 1_000, 50k, 5M, 2.5M/s.
@@ -265,37 +253,35 @@ func (d Duration) MarshalYAML() (any, error) { return time.Duration(d).String(),
 
 func (d Duration) of() time.Duration { return time.Duration(d) }
 
+// decodeOr reads a scalar by scalar, and else what has keys into plain.
+func decodeOr(node *yaml.Node, scalar func() error, plain any) error {
+	if node.Kind == yaml.ScalarNode {
+		return scalar()
+	}
+	return node.Decode(plain)
+}
+
 // UnmarshalYAML takes a word for the shape.
 func (a *Arrival) UnmarshalYAML(node *yaml.Node) error {
-	if node.Kind == yaml.ScalarNode {
-		a.Shape = node.Value
-		return nil
-	}
 	type plain Arrival
-	return node.Decode((*plain)(a))
+	return decodeOr(node, func() error { a.Shape = node.Value; return nil }, (*plain)(a))
 }
 
 // UnmarshalYAML takes a number for the count.
 func (u *Users) UnmarshalYAML(node *yaml.Node) error {
-	if node.Kind == yaml.ScalarNode {
-		return u.Count.UnmarshalYAML(node)
-	}
 	type plain Users
-	return node.Decode((*plain)(u))
+	return decodeOr(node, func() error { return u.Count.UnmarshalYAML(node) }, (*plain)(u))
 }
 
 // UnmarshalYAML takes a number for the bytes.
 func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
-	if node.Kind == yaml.ScalarNode {
-		var n Number
-		if err := n.UnmarshalYAML(node); err != nil {
-			return err
-		}
-		p.Bytes = int(n)
-		return nil
-	}
 	type plain Payload
-	return node.Decode((*plain)(p))
+	return decodeOr(node, func() error {
+		var n Number
+		err := n.UnmarshalYAML(node)
+		p.Bytes = int(n)
+		return err
+	}, (*plain)(p))
 }
 
 // Threshold is one condition and what missing it does.
@@ -307,10 +293,6 @@ type Threshold struct {
 
 // UnmarshalYAML takes a word for the condition.
 func (t *Threshold) UnmarshalYAML(node *yaml.Node) error {
-	if node.Kind == yaml.ScalarNode {
-		t.Expr = node.Value
-		return nil
-	}
 	type plain Threshold
-	return node.Decode((*plain)(t))
+	return decodeOr(node, func() error { t.Expr = node.Value; return nil }, (*plain)(t))
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // snapshot makes what readers see.
@@ -241,16 +243,17 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 		Intended: PerSecond(s.Totals.Intended, sending), Sent: PerSecond(s.Totals.Sent, sending), Acked: PerSecond(s.Totals.Acked, sending),
 		Failed: PerSecond(s.Totals.Failed+s.Totals.Rejected, sending), Delivered: PerSecond(s.Totals.Delivered, sending+found.took),
 	}
-	for i, st := range s.Steps {
-		h, err := c.histograms(r.steps, &s.Steps[i])
-		if err != nil {
+	for _, st := range r.steps {
+		if st.begin.Load() < 0 {
+			continue
+		}
+		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]} // of the same steps, in their order
+		var err error
+		if one.Histograms, err = c.histograms(st); err != nil {
 			return nil, err
 		}
-		one := StepResult{StepSnapshot: st, Histograms: h}
-		for of, e := range c.endToEnd {
-			if of.Name == st.Name && of.phase.Name == st.Phase {
-				one.EndToEndParts = e.briefs()
-			}
+		if e := c.endToEnd[st]; e != nil {
+			one.EndToEndParts = e.briefs()
 		}
 		res.Steps = append(res.Steps, one)
 	}
@@ -265,24 +268,19 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	return res, nil
 }
 
-func (c *coordinator) histograms(steps []*stepRun, want *StepSnapshot) (out Histograms, err error) {
-	for _, s := range steps {
-		if s.Name != want.Name || s.phase.Name != want.Phase {
-			continue
+func (c *coordinator) histograms(s *stepRun) (out Histograms, err error) {
+	enc := func(to *string, h *hdrhistogram.Histogram) {
+		if err == nil {
+			*to, err = EncodeHistogram(h)
 		}
-		enc := func(to *string, h *hdrhistogram.Histogram) {
-			if err == nil {
-				*to, err = EncodeHistogram(h)
-			}
-		}
-		enc(&out.Lag, s.total.lag)
-		enc(&out.Service, s.total.service)
-		enc(&out.Response, s.total.response)
-		if e := c.endToEnd[s]; e != nil {
-			enc(&out.EndToEnd, e.endToEnd)
-			enc(&out.Late, e.late)
-			enc(&out.Early, e.early)
-		}
+	}
+	enc(&out.Lag, s.total.lag)
+	enc(&out.Service, s.total.service)
+	enc(&out.Response, s.total.response)
+	if e := c.endToEnd[s]; e != nil {
+		enc(&out.EndToEnd, e.endToEnd)
+		enc(&out.Late, e.late)
+		enc(&out.Early, e.early)
 	}
 	return out, err
 }
@@ -303,14 +301,6 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 	return h
 }
 
-// Exit codes of a run, as notifyctl's.
-const (
-	exitPartial   = 3
-	exitPending   = 8
-	exitThreshold = 99
-	exitInterrupt = 130
-)
-
 // exitOf says how the command ends. Who stopped it knows; a threshold speaks
 // before the rest. repeats: duplicates are no surprise.
 func exitOf(r *Result, why string, repeats bool) int {
@@ -318,15 +308,15 @@ func exitOf(r *Result, why string, repeats bool) int {
 	l := &r.Ledger
 	switch {
 	case why != "" && why != errAborted.Error():
-		return exitInterrupt
+		return term.ExitInterrupt
 	case missed || why != "":
-		return exitThreshold
+		return term.ExitSLO
 	case l.Lost > 0 || l.Duplicates > 0 && !repeats || l.Early > 0 || l.Unexpected > 0:
-		return exitPartial
+		return term.ExitPartial
 	case l.Pending > 0 || l.Unverified > 0:
-		return exitPending
+		return term.ExitPending
 	case r.Totals.Acked == 0 && r.Totals.Sent > 0:
-		return 1
+		return term.ExitError
 	}
-	return 0
+	return term.ExitOK
 }

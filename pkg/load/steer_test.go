@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // What is due and how much is due agree, whatever people do.
@@ -83,7 +85,7 @@ func TestSteered(t *testing.T) {
 			if res.Verdict.Code != Inconclusive || !strings.Contains(strings.Join(res.Verdict.Reasons, ";"), "by hand: paused for 3s and at another rate") {
 				t.Errorf("%+v", res.Verdict)
 			}
-			if th := res.Thresholds[0]; th.Known || th.OK || res.Exit != exitThreshold {
+			if th := res.Thresholds[0]; th.Known || th.OK || res.Exit != term.ExitSLO {
 				t.Errorf("%+v, exit %d", th, res.Exit)
 			}
 			var said []string

@@ -2,6 +2,7 @@ package load
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -127,7 +128,7 @@ func (s *sink) Send(_ context.Context, r *Request) (Ack, error) {
 // classOf says what kind of failure an error is, for counting.
 func classOf(err error) (class, code string) {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
-		return e.Kind.String(), or(e.Code, "error")
+		return e.Kind.String(), cmp.Or(e.Code, "error")
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):

@@ -117,10 +117,8 @@ func (c *Contexts) Get(name string) (Context, error) {
 
 func (c *Contexts) unknown(name string) error {
 	e := &Error{Exit: ExitNotFound, Err: fmt.Errorf("no context is called %q", name), Next: []string{"notifyctl context ls"}}
-	for _, n := range c.Names() {
-		if Distance(n, name) < 3 {
-			e.Err = fmt.Errorf("no context is called %q; did you mean %q?", name, n)
-		}
+	if n := Nearest(name, 2, c.Names()); n != "" {
+		e.Err = fmt.Errorf("no context is called %q; did you mean %q?", name, n)
 	}
 	return e
 }

@@ -150,14 +150,14 @@ func flagError(c *cobra.Command, err error) error {
 	}
 	if name, ok := strings.CutPrefix(msg, "unknown flag: --"); ok {
 		name, _, _ = strings.Cut(name, "=")
-		best, dist := "", 4
+		var flags []string
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			// A distance of the name's whole length would make every short flag a suggestion.
-			if d := Distance(f.Name, name); d < min(dist, len(name)) && !f.Hidden {
-				best, dist = f.Name, d
+			if !f.Hidden {
+				flags = append(flags, f.Name)
 			}
 		})
-		if best != "" {
+		// A distance of the name's whole length would make every short flag a suggestion.
+		if best := Nearest(name, min(3, len(name)-1), flags); best != "" {
 			msg += fmt.Sprintf("; did you mean --%s?", best)
 		}
 	}
@@ -199,6 +199,17 @@ func calledAs(c *cobra.Command) string {
 		return strings.TrimSuffix(c.CommandPath(), c.Name()) + name
 	}
 	return c.CommandPath()
+}
+
+// Nearest returns the name that is fewest typing errors away from word, at most most, and
+// of several the first in the alphabet; empty: there is none.
+func Nearest(word string, most int, names []string) (best string) {
+	for _, n := range slices.Sorted(slices.Values(names)) {
+		if d := Distance(n, word); d <= most {
+			best, most = n, d-1
+		}
+	}
+	return best
 }
 
 // Distance is the number of typing errors between two short words: a letter
