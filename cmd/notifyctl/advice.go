@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -175,9 +176,9 @@ func (p *program) paged(ctx context.Context, write func() error) error {
 	if !p.outTerminal || !p.human() {
 		return write()
 	}
-	pager := first(p.getenv("PAGER"), "less")
+	pager := cmp.Or(p.getenv("PAGER"), "less")
 	run := exec.CommandContext(ctx, "sh", "-c", pager)
-	run.Env = append(run.Environ(), "LESS="+first(p.getenv("LESS"), "FRX")) // ends by itself if one screen is enough
+	run.Env = append(run.Environ(), "LESS="+cmp.Or(p.getenv("LESS"), "FRX")) // ends by itself if one screen is enough
 	out := p.out
 	run.Stdout, run.Stderr = out, p.err
 	if _, err := exec.LookPath("less"); err != nil && pager == "less" {

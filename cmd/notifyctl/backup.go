@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -197,7 +198,7 @@ func runArchiveVerify(p *program, dir string) error {
 		vs = append(vs, v)
 	}
 	if err := printList(p, api.List[verdict]{Items: vs}, vs, &columns[verdict]{head: "FILE  LINES  VERDICT", row: func(v *verdict) []string {
-		return []string{v.File, count(v.Lines), first(v.Error, "ok")}
+		return []string{v.File, count(v.Lines), cmp.Or(v.Error, "ok")}
 	}}); err != nil {
 		return err
 	}

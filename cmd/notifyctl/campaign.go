@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -136,7 +137,7 @@ type campaignState struct {
 }
 
 func campaignFile(getenv func(string) string, id string) string {
-	base := first(getenv("XDG_STATE_HOME"), filepath.Join(getenv("HOME"), ".local", "state"))
+	base := cmp.Or(getenv("XDG_STATE_HOME"), filepath.Join(getenv("HOME"), ".local", "state"))
 	return filepath.Join(base, "notifyctl", "campaigns", id+".json")
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -76,7 +77,7 @@ func newContextShow(p *program) *cobra.Command {
   notifyctl context show prod -o json`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
-			name := first(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
+			name := cmp.Or(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
 			if name == "" {
 				return term.Exitf(term.ExitNotFound, "no context is in use")
 			}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -129,7 +130,7 @@ func (l *letterFlags) top(ctx context.Context, p *program, state string, limit i
 	if err != nil {
 		return api.LetterTop{}, err
 	}
-	f.State = first(f.State, state)
+	f.State = cmp.Or(f.State, state)
 	return cl.TopDeadLetters(ctx, f, limit)
 }
 

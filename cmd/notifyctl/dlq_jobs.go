@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -196,9 +197,7 @@ func (j *jobFlags) plan(ctx context.Context, p *program, cl *api.Client) (plan a
 		if spec.AbortIf, err = parseAbort(j.abortIf); err != nil {
 			return plan, err
 		}
-		if spec.Canary == 0 {
-			spec.Canary = -1
-		}
+		spec.Canary = cmp.Or(spec.Canary, -1)
 		spec.RampMs = j.ramp.Milliseconds()
 	}
 	return cl.Plan(ctx, spec)

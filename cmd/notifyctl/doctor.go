@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +78,7 @@ func thisSide(ctx context.Context, p *program) []api.Finding {
 	if s == nil {
 		return nil
 	}
-	v := api.Finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + first(s.Version, "does not tell")}
+	v := api.Finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + cmp.Or(s.Version, "does not tell")}
 	if s.Skew {
 		v.Level, v.Repair = "warn", "install the notifyctl that came with notifyd "+s.Version
 	}

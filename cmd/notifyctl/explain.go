@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -132,7 +133,7 @@ func newVersion(p *program) *cobra.Command {
 			}
 			t := term.Table{{"notifyctl", b.Version}, {"go", b.Go}, {"platform", b.Platform}, {"revision", b.Revision}}
 			if b.Server != nil {
-				t = append(t, []string{"server", first(b.Server.Version, "does not tell its version") + "  (" + b.Server.URL + ")"})
+				t = append(t, []string{"server", cmp.Or(b.Server.Version, "does not tell its version") + "  (" + b.Server.URL + ")"})
 			}
 			return p.printer().Record(b, t)
 		},

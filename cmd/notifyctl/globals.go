@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -105,8 +106,8 @@ func (p *program) target() (t target, err error) {
 	if err != nil {
 		return t, err
 	}
-	server := first(p.global.server, p.getenv("NOTIFYCTL_SERVER"))
-	t.name = first(p.global.context, p.getenv("NOTIFYCTL_CONTEXT"))
+	server := cmp.Or(p.global.server, p.getenv("NOTIFYCTL_SERVER"))
+	t.name = cmp.Or(p.global.context, p.getenv("NOTIFYCTL_CONTEXT"))
 	if t.name == "" && server == "" {
 		t.name = cs.Current()
 	}
@@ -115,7 +116,7 @@ func (p *program) target() (t target, err error) {
 			return t, err
 		}
 	}
-	t.server = first(server, t.ctx.Server)
+	t.server = cmp.Or(server, t.ctx.Server)
 	if t.server == "" {
 		return t, &term.Error{Exit: term.ExitUsage, Err: fmt.Errorf("no server is chosen"), Next: []string{
 			"notifyd dev                      (starts one, and writes a context)",
@@ -131,16 +132,16 @@ func (p *program) target() (t target, err error) {
 
 // tokenGiven reports whether the token is not that of the context.
 func (p *program) tokenGiven() bool {
-	return first(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"), p.getenv("NOTIFYCTL_TOKEN")) != ""
+	return cmp.Or(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"), p.getenv("NOTIFYCTL_TOKEN")) != ""
 }
 
 // token returns where the token comes from; nil: nowhere.
 func (p *program) token(fromContext string) func(context.Context) (string, error) {
-	file := first(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"))
+	file := cmp.Or(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"))
 	if env := p.getenv("NOTIFYCTL_TOKEN"); file == "" && env != "" {
 		return func(context.Context) (string, error) { return env, nil }
 	}
-	if file = first(file, fromContext); file == "" {
+	if file = cmp.Or(file, fromContext); file == "" {
 		return nil
 	}
 	return func(context.Context) (string, error) { // read each time: it may be renewed during a long sending
@@ -234,15 +235,6 @@ func (p *program) contextNames() []string {
 		return nil
 	}
 	return cs.Names()
-}
-
-func first(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {

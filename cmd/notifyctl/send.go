@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -149,7 +150,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	if err != nil {
 		return err
 	}
-	key := first(o.key, newKey(p.now()))
+	key := cmp.Or(o.key, newKey(p.now()))
 	t, err := p.target()
 	if err != nil {
 		return err

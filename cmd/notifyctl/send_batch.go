@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -107,7 +108,7 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 // so that running it again repeats nothing; a stream is only known as it comes.
 func batchKey(p *program, file, asked string) (string, error) {
 	if file == "-" {
-		return first(asked, "ctl-stream"), nil
+		return cmp.Or(asked, "ctl-stream"), nil
 	}
 	f, _, err := openInput(p, file)
 	if err != nil {
@@ -118,7 +119,7 @@ func batchKey(p *program, file, asked string) (string, error) {
 	if _, err := io.Copy(sum, f); err != nil {
 		return "", err
 	}
-	return first(asked, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
+	return cmp.Or(asked, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
 }
 
 // chunk is the lines of one request.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,7 +126,7 @@ func (r *fanoutRun) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	id := first(o.campaign, "cmp_"+notify.NewBase(r.p.now()).String())
+	id := cmp.Or(o.campaign, "cmp_"+notify.NewBase(r.p.now()).String())
 	r.state = &campaignState{
 		Campaign: id, Server: r.t.server, Created: r.p.now().UTC(), PartSize: o.partSize,
 		Fanout: api.Fanout{Channel: n.Channel, Category: n.Category, Content: n.Content, ScheduledAt: n.ScheduledAt, ExpiresAt: n.ExpiresAt, Campaign: id},

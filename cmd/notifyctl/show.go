@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -274,10 +275,7 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		return pr.Print(t, nil)
 	}
 	if !p.global.noHeaders {
-		to := t.UserID
-		if to == "" {
-			to = "an address"
-		}
+		to := cmp.Or(t.UserID, "an address")
 		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n", term.Clean(t.NotificationID), term.Clean(t.Status.Status), term.Clean(t.Category), term.Clean(t.Channel), term.Clean(to), term.Clean(t.Caller))
 		if t.TraceID != "" {
 			fmt.Fprintf(p.out, "trace %s\n", term.Clean(t.TraceID))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -294,7 +295,7 @@ close (in order, taken but not answered).`,
 			if r.For > 0 {
 				until = "for " + span(time.Duration(r.For))
 			}
-			s.p.note("%s of %s, %s", string(r.Do), first(r.Provider.String(), "all providers"), until)
+			s.p.note("%s of %s, %s", string(r.Do), cmp.Or(r.Provider.String(), "all providers"), until)
 			return nil
 		}),
 	}
@@ -321,7 +322,7 @@ close (in order, taken but not answered).`,
 func (s *simulators) newRuleList() *cobra.Command {
 	cols := columns[simulator.Rule]{head: "RULE  DO  PROVIDER  STATUS  CODE  RATE  ENDS  MATCHED  PICKED", row: func(r *simulator.Rule) []string {
 		return []string{
-			fmt.Sprint(r.Number), string(r.Do), first(r.Provider.String(), "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
+			fmt.Sprint(r.Number), string(r.Do), cmp.Or(r.Provider.String(), "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
 			strconv.FormatFloat(r.Rate, 'g', -1, 64), s.p.when(r.Until), count(r.Matched), count(r.Picked),
 		}
 	}}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -80,7 +81,7 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 	if err != nil {
 		return err
 	}
-	key := first(o.key, newKey(p.now()))
+	key := cmp.Or(o.key, newKey(p.now()))
 	if o.dryRun {
 		return printRequest(p, t.server+"/v1/triggers", key, body)
 	}

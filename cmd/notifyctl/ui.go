@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -80,6 +81,6 @@ func readOnly(ctx context.Context, t *target) string {
 // utf8Locale reports whether the terminal shows more than ASCII, as POSIX says
 // it: by the first of these variables that is set.
 func utf8Locale(getenv func(string) string) bool {
-	locale := strings.ToLower(first(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
+	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -54,9 +55,7 @@ func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 		}
 		return terminal(s.Status), err
 	})
-	if s.NotificationID == "" {
-		s.NotificationID = id
-	}
+	s.NotificationID = cmp.Or(s.NotificationID, id)
 	switch {
 	case ctx.Err() != nil:
 		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("interrupted; %s goes on", id), Next: []string{"notifyctl why " + id}}
@@ -67,7 +66,7 @@ func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 		return perr
 	}
 	if err != nil {
-		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("still %s after %s; it goes on", first(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("still %s after %s; it goes on", cmp.Or(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
 	}
 	if !arrived(s.Status) {
 		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("it was not delivered: %s %s", s.Status, s.Code), Next: []string{"notifyctl why " + id}}

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -158,9 +159,7 @@ func sums(m map[string]int) string {
 			parts = append(parts, fmt.Sprintf("%d more", len(keys)-i))
 			break
 		}
-		if k == "" {
-			k = "none"
-		}
+		k = cmp.Or(k, "none")
 		parts = append(parts, term.Count(m[k])+" "+term.Clean(k))
 	}
 	return strings.Join(parts, ", ")

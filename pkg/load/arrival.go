@@ -2,6 +2,7 @@ package load
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -38,9 +39,7 @@ type Level struct {
 }
 
 func (a Arrival) withDefaults(rate float64) Arrival {
-	if a.Rate == 0 {
-		a.Rate = Number(rate)
-	}
+	a.Rate = cmp.Or(a.Rate, Number(rate))
 	if a.Shape == "" && a.Rate > 0 {
 		a.Shape = "constant"
 	}
@@ -108,10 +107,7 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 	case "constant", "poisson":
 		base = newFlat(float64(a.Rate) / per)
 	case "ramp":
-		over := a.Over.of()
-		if over == 0 {
-			over = length
-		}
+		over := cmp.Or(a.Over.of(), length)
 		base = newPieces([]piece{{length: over.Seconds(), from: float64(a.From) / per, to: float64(a.To) / per}})
 	case "steps":
 		var ps []piece
@@ -123,10 +119,7 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 		lo, hi := float64(a.Rate)/per, float64(a.Peak)/per
 		base = newPieces([]piece{{length: a.At.of().Seconds(), from: lo, to: lo}, {length: a.For.of().Seconds(), from: hi, to: hi}, {length: 1, from: lo, to: lo}})
 	case "sine":
-		period := a.Period.of()
-		if period == 0 {
-			period = length
-		}
+		period := cmp.Or(a.Period.of(), length)
 		mean := (float64(a.Rate) + float64(a.Peak)) / 2 / per
 		base = &wave{mean: mean, swing: float64(a.Peak)/per - mean, period: period.Seconds()}
 	case "trace":

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -84,9 +85,7 @@ func (s *Search) Tell(t Trial) {
 	switch {
 	case t.Held && s.confirm:
 		s.good, s.done = s.rate, true
-		if s.limit == "" {
-			s.limit = LimitObjective
-		}
+		s.limit = cmp.Or(s.limit, LimitObjective)
 		return
 	case t.Held:
 		s.good = s.rate
@@ -171,15 +170,9 @@ func (s *Scenario) objective() Objective {
 	if s.Objective != nil {
 		o = *s.Objective
 	}
-	if o.Hold == 0 {
-		o.Hold = Duration(10 * time.Second)
-	}
-	if o.Confirm == 0 {
-		o.Confirm = 3 * o.Hold
-	}
-	if o.Within == 0 {
-		o.Within = 0.05
-	}
+	o.Hold = cmp.Or(o.Hold, Duration(10*time.Second))
+	o.Confirm = cmp.Or(o.Confirm, 3*o.Hold)
+	o.Within = cmp.Or(o.Within, 0.05)
 	if len(o.Holds) == 0 {
 		o.Holds = []Threshold{{Expr: "lost == 0"}, {Expr: "failed == 0"}, {Expr: "backlog_slope < 0.01"}}
 	}

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -67,15 +68,9 @@ func (s Scenario) Shortened() Scenario {
 	if s.Short != nil {
 		sh = *s.Short
 	}
-	if sh.Rate == 0 {
-		sh.Rate = 0.1
-	}
-	if sh.Time == 0 {
-		sh.Time = 0.1
-	}
-	if sh.Count == 0 {
-		sh.Count = sh.Rate * sh.Time
-	}
+	sh.Rate = cmp.Or(sh.Rate, 0.1)
+	sh.Time = cmp.Or(sh.Time, 0.1)
+	sh.Count = cmp.Or(sh.Count, sh.Rate*sh.Time)
 	out := s.scaled(sh.Rate, sh.Time, sh.Count)
 	if sh.Drain > 0 {
 		out.Drain = sh.Drain

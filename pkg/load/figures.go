@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -122,10 +123,7 @@ func (c *coordinator) counted(m *metric) (float64, bool) {
 		}
 		any = true
 		intended += s.intended(now)
-		end := time.Duration(s.ended.Load())
-		if end == 0 {
-			end = now
-		}
+		end := cmp.Or(time.Duration(s.ended.Load()), now)
 		length += end - begin
 	}
 	if m.window > 0 {

@@ -138,10 +138,7 @@ func (c *coordinator) gather(partial bool) Evidence {
 			continue
 		}
 		e.Closed = e.Closed && s.sched == nil
-		end := time.Duration(s.ended.Load())
-		if end == 0 {
-			end = now
-		}
+		end := cmp.Or(time.Duration(s.ended.Load()), now)
 		from, to = min(from, begin), max(to, end)
 		t := s.live()
 		if s.sched == nil {

@@ -2,6 +2,7 @@ package load
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"time"
@@ -182,19 +183,13 @@ func (s Scenario) WithDefaults() Scenario {
 		phases[i] = p
 	}
 	s.Phases = phases
-	if s.Drain == 0 {
-		s.Drain = Duration(2 * time.Minute)
-	}
+	s.Drain = cmp.Or(s.Drain, Duration(2*time.Minute))
 	return s
 }
 
 func (s Step) withDefaults() Step {
-	if s.Target == "" {
-		s.Target = Single
-	}
-	if s.Name == "" {
-		s.Name = s.Target
-	}
+	s.Target = cmp.Or(s.Target, Single)
+	s.Name = cmp.Or(s.Name, s.Target)
 	if s.Target == Null && s.As == "" {
 		s.As = Single
 	}
@@ -208,12 +203,8 @@ func (s Step) withDefaults() Step {
 	if s.Target == Null {
 		workers = 2
 	}
-	if s.Size == 0 {
-		s.Size = size
-	}
-	if s.Workers == 0 {
-		s.Workers = workers
-	}
+	s.Size = cmp.Or(s.Size, size)
+	s.Workers = cmp.Or(s.Workers, workers)
 	if len(s.Mix) == 0 {
 		if s.Channel == "" {
 			s.Channel = notify.Push.String()
@@ -229,12 +220,8 @@ func (s Step) withDefaults() Step {
 			}
 		}
 	}
-	if s.Users.Count == 0 {
-		s.Users.Count = 5_000_000
-	}
-	if s.Users.Pick == "" {
-		s.Users.Pick = "each"
-	}
+	s.Users.Count = cmp.Or(s.Users.Count, 5_000_000)
+	s.Users.Pick = cmp.Or(s.Users.Pick, "each")
 	if s.Users.Pick == "zipf" && s.Users.Skew == 0 {
 		s.Users.Skew = 1.1
 	}

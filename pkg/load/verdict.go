@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -53,9 +54,7 @@ const (
 func Judge(e *Evidence) Verdict {
 	var v Verdict
 	say := func(code, format string, args ...any) {
-		if v.Code == "" {
-			v.Code = code
-		}
+		v.Code = cmp.Or(v.Code, code)
 		if v.Code == code {
 			v.Reasons = append(v.Reasons, fmt.Sprintf(format, args...))
 		}
@@ -118,9 +117,7 @@ func Judge(e *Evidence) Verdict {
 	if e.Partial {
 		say(Inconclusive, "it was stopped early")
 	}
-	if v.Code == "" {
-		v.Code = Valid
-	}
+	v.Code = cmp.Or(v.Code, Valid)
 	return v
 }
 

@@ -1,6 +1,7 @@
 package log
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,9 +40,7 @@ type Admin struct {
 // NewAdmin returns an Admin. It does not connect.
 func NewAdmin(cfg AdminConfig) (*Admin, error) {
 	cfg.Conn = setting.Fill(cfg.Conn)
-	if cfg.MaxRecordBytes == 0 {
-		cfg.MaxRecordBytes = maxRecordBytes
-	}
+	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	switch {
 	case cfg.Replication < 0 || cfg.MinInSync < 0 || cfg.Replication > math.MaxInt16:
 		return nil, fmt.Errorf("stream: replication %d, min.insync.replicas %d", cfg.Replication, cfg.MinInSync)

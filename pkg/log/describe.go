@@ -1,6 +1,7 @@
 package log
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -173,9 +174,7 @@ type Finding struct {
 // partitions, and with how cfg would create them. It is pure. Findings are in
 // the order of topics.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
-	if cfg.MaxRecordBytes == 0 {
-		cfg.MaxRecordBytes = maxRecordBytes
-	}
+	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	var out []Finding
 	add := func(topic string, wrong bool, repair, format string, args ...any) {
 		out = append(out, Finding{topic, wrong, fmt.Sprintf(format, args...), repair})

@@ -1,6 +1,7 @@
 package log
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 
@@ -44,10 +45,7 @@ type Poisoner struct {
 // us: those of other producers. Of such a one the beginning is put aside
 // (HeaderCut): it would else be tried for ever, and its partition stand.
 func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
-	topic := p.Topic
-	if topic == "" {
-		topic = notify.TopicPoison
-	}
+	topic := cmp.Or(p.Topic, notify.TopicPoison)
 	why := "unknown"
 	if cause != nil {
 		why = cause.Error()

@@ -1,6 +1,7 @@
 package log
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,12 +40,8 @@ var (
 // first answer.
 func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	cfg.Conn = setting.Fill(cfg.Conn)
-	if cfg.Every == 0 {
-		cfg.Every = 250 * time.Millisecond
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 500 * time.Millisecond
-	}
+	cfg.Every = cmp.Or(cfg.Every, 250*time.Millisecond)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 500*time.Millisecond)
 	if err := cfg.Conn.validate(); err != nil {
 		return nil, err
 	}

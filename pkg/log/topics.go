@@ -1,6 +1,7 @@
 package log
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,10 +26,7 @@ const topicTriggersDLQ = "triggers-dlq"
 func Topics(perChannel map[notify.Channel]int) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {
-		n := perChannel[l.Channel]
-		if n == 0 {
-			n = defaultPartitions[l.Channel]
-		}
+		n := cmp.Or(perChannel[l.Channel], defaultPartitions[l.Channel])
 		ts[l.Topic()], ts[l.DLQTopic()] = n, n
 	}
 	return ts

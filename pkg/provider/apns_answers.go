@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -72,8 +73,6 @@ func apnsResult(a *answer, now time.Time) (notify.Result, action) {
 		v = byStatus(a.status)
 	}
 	r := notify.Result{Class: v.class, Code: code, Provider: "apns", RetryAfter: a.retryAfter(now)}
-	if r.RetryAfter == 0 {
-		r.RetryAfter = v.after
-	}
+	r.RetryAfter = cmp.Or(r.RetryAfter, v.after)
 	return r, v.then
 }

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -41,15 +42,9 @@ type Endpoint struct {
 }
 
 func (e Endpoint) withDefaults(base string, timeout time.Duration) Endpoint {
-	if e.BaseURL == "" {
-		e.BaseURL = base
-	}
-	if e.Timeout == 0 {
-		e.Timeout = timeout
-	}
-	if e.DialTimeout == 0 {
-		e.DialTimeout = 5 * time.Second
-	}
+	e.BaseURL = cmp.Or(e.BaseURL, base)
+	e.Timeout = cmp.Or(e.Timeout, timeout)
+	e.DialTimeout = cmp.Or(e.DialTimeout, 5*time.Second)
 	return e
 }
 

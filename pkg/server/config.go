@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,9 +82,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c = setting.Fill(c)
-	if c.BulkMemory == 0 {
-		c.BulkMemory = int64(c.BodyMiB) << 20
-	}
+	c.BulkMemory = cmp.Or(c.BulkMemory, int64(c.BodyMiB)<<20)
 	return c
 }
 

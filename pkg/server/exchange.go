@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -235,16 +236,12 @@ type told struct {
 }
 
 func (t *told) WriteHeader(status int) {
-	if t.x.status == 0 {
-		t.x.status = status
-	}
+	t.x.status = cmp.Or(t.x.status, status)
 	t.ResponseWriter.WriteHeader(status)
 }
 
 func (t *told) Write(b []byte) (int, error) {
-	if t.x.status == 0 {
-		t.x.status = http.StatusOK
-	}
+	t.x.status = cmp.Or(t.x.status, http.StatusOK)
 	n, err := t.ResponseWriter.Write(b)
 	t.x.out += int64(n)
 	return n, err

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/url"
@@ -70,9 +71,7 @@ func (p *Page) job(v *visit) error {
 		}
 		l := reportLine{Text: string(raw)}
 		_ = json.Unmarshal(raw, &l) // one without an id is shown all the same
-		if l.Result == "" {
-			l.Result = l.Class
-		}
+		l.Result = cmp.Or(l.Result, l.Class)
 		b.Report.V = append(b.Report.V, l)
 		return nil
 	})

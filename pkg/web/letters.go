@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 
@@ -140,9 +141,7 @@ func (b *lettersBody) Replayable() bool { return b.Filter.State == "dead" && len
 func (p *Page) deadLetters(v *visit) error {
 	q := v.r.URL.Query()
 	b := lettersBody{Filter: readFilter(q), Cursor: q.Get("cursor")}
-	if b.Filter.State == "" {
-		b.Filter.State = "dead"
-	}
+	b.Filter.State = cmp.Or(b.Filter.State, "dead")
 	f := &b.Filter
 	list, err := f.spec(p.cfg.Now())
 	if err != nil {
@@ -275,27 +274,17 @@ func (o *options) into(spec *api.JobSpec) (err error) {
 		}
 		return n
 	}
-	if o.Rate == "" {
-		o.Rate = "50"
-	}
-	if o.Canary == "" {
-		o.Canary = "10"
-	}
-	if o.AbortIf == "" {
-		o.AbortIf = "20"
-	}
+	o.Rate = cmp.Or(o.Rate, "50")
+	o.Canary = cmp.Or(o.Canary, "10")
+	o.AbortIf = cmp.Or(o.AbortIf, "20")
 	spec.Rate, spec.AbortIf = number("rate", o.Rate, maxRate), number("abort_if", o.AbortIf, 100)/100
-	if spec.AbortIf == 0 {
-		spec.AbortIf = -1
-	}
+	spec.AbortIf = cmp.Or(spec.AbortIf, -1)
 	// What is no whole number must not read as none.
 	canary := number("canary", o.Canary, maxCanary)
 	if spec.Canary = int(canary); float64(spec.Canary) != canary && err == nil {
 		err = notify.Invalid("bad_number", "canary", "a whole number; 0: none")
 	}
-	if spec.Canary == 0 {
-		spec.Canary = -1
-	}
+	spec.Canary = cmp.Or(spec.Canary, -1)
 	spec.Expired, spec.Collapse, spec.Order, spec.OpenCircuit = o.Expired, o.Collapse, o.Order, o.OpenCircuit
 	return err
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -29,12 +30,8 @@ type Rules struct {
 }
 
 func (r Rules) withDefaults() Rules {
-	if r.Percent == 0 {
-		r.Percent = 10
-	}
-	if r.Floor == 0 {
-		r.Floor = 100 * time.Microsecond
-	}
+	r.Percent = cmp.Or(r.Percent, 10)
+	r.Floor = cmp.Or(r.Floor, 100*time.Microsecond)
 	return r
 }
 

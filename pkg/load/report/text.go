@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -95,10 +96,7 @@ func (p *page) head(r *load.Result) {
 	}
 	p.para("", detail)
 	if r.Partial {
-		why := r.Stopped
-		if why == "" {
-			why = "it was stopped"
-		}
+		why := cmp.Or(r.Stopped, "it was stopped")
 		p.para("PARTIAL", "these are the figures until then: "+why)
 	}
 }

@@ -1,6 +1,7 @@
 package screen
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -213,9 +214,7 @@ func (m *model) keyInput(name string, k tea.KeyPressMsg) tea.Cmd {
 		if m.layer == layerFilter {
 			m.filter, m.scroll = text, 0
 		} else {
-			if text == "" {
-				text = "marker"
-			}
+			text = cmp.Or(text, "marker")
 			m.opt.Control.Mark(text)
 			m.say("marked: " + text)
 		}
