@@ -6,40 +6,64 @@ import (
 	"slices"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
 var errRecord = errors.New("a record of a batch cannot be read")
 
 // appendRecords appends the records of a whole batch from an offset on. They
-// alias it.
+// alias it, unless it is compressed.
 func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, from int64) ([]log.Record, error) {
 	attributes := binary.BigEndian.Uint16(raw[atAttributes:])
-	switch {
-	case attributes&controlBatch != 0:
+	if attributes&controlBatch != 0 {
 		return dst, nil
-	case attributes&compression != 0: // ours never are
-		return dst, errRecord
 	}
 	first, stamp := int64(binary.BigEndian.Uint64(raw)), int64(binary.BigEndian.Uint64(raw[atFrom:]))
+	appendTime := attributes&logAppendTime != 0
 	latest := int64(binary.BigEndian.Uint64(raw[atTo:]))
-	count := int(int32(binary.BigEndian.Uint32(raw[atCount:])))
-	rest := raw[batchHeader:]
-	dst = slices.Grow(dst, min(count, len(rest)/minRecord))
-	for range count {
-		var r plainRecord
-		var ok bool
-		if rest, ok = r.read(rest); !ok {
-			return dst, errRecord
-		}
-		offset, at := first+int64(r.offset), stamp+r.ms
+	add := func(delta int32, ms int64, key, value []byte, headers []log.Header) {
+		offset := first + int64(delta)
 		if offset < from {
-			continue
+			return
 		}
-		if attributes&logAppendTime != 0 {
+		at := stamp + ms
+		if appendTime {
 			at = latest
 		}
-		dst = append(dst, log.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: offset, Key: r.key, Value: r.value, Headers: r.headers, Time: time.UnixMilli(at)})
+		dst = append(dst, log.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: offset, Key: key, Value: value, Headers: headers, Time: time.UnixMilli(at)})
+	}
+	if attributes&compression == 0 {
+		count := int(int32(binary.BigEndian.Uint32(raw[atCount:])))
+		rest := raw[batchHeader:]
+		dst = slices.Grow(dst, min(count, len(rest)/minRecord))
+		for range count {
+			var r plainRecord
+			var ok bool
+			if rest, ok = r.read(rest); !ok {
+				return dst, errRecord
+			}
+			add(r.offset, r.ms, r.key, r.value, r.headers)
+		}
+		return dst, nil
+	}
+	var b kmsg.RecordBatch
+	if err := b.ReadFrom(raw); err != nil {
+		return dst, err
+	}
+	rs, err := kfake.BatchRecords(b)
+	if err != nil {
+		return dst, err
+	}
+	for i := range rs {
+		r := &rs[i]
+		var headers []log.Header
+		for _, h := range r.Headers {
+			headers = append(headers, log.Header{Key: h.Key, Value: h.Value})
+		}
+		add(r.OffsetDelta, r.TimestampDelta64, r.Key, r.Value, headers)
 	}
 	return dst, nil
 }
