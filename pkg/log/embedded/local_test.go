@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -62,6 +64,25 @@ func mixed(t *testing.T, b *Broker) {
 	}
 }
 
+// compressed appends records as a client of the socket may: in compressed batches.
+func compressed(t *testing.T, b *Broker) {
+	t.Helper()
+	for _, codec := range []kgo.CompressionCodec{kgo.Lz4Compression(), kgo.ZstdCompression(), kgo.SnappyCompression(), kgo.GzipCompression()} {
+		cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()), kgo.Dialer(b.Dial), kgo.ProducerBatchCompression(codec), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range 10 {
+			r := &kgo.Record{Topic: "t", Partition: int32(k % 2), Value: []byte(strings.Repeat("compressed ", 1+k*20)), Headers: []kgo.RecordHeader{{Key: "a", Value: []byte("1")}}}
+			if err := cl.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+			b.Appended(log.TopicPartition{Topic: "t", Partition: r.Partition}, r.Offset+1)
+		}
+		cl.Close()
+	}
+}
+
 // readAll reads every partition from the offsets on to its end.
 func readAll(t *testing.T, conn log.Conn, from map[log.TopicPartition]int64) map[log.TopicPartition][]log.Record {
 	t.Helper()
@@ -97,6 +118,7 @@ func TestLocalReadsWhatIsFetched(t *testing.T) {
 	t.Parallel()
 	b := rolling(t)
 	mixed(t, b)
+	compressed(t, b)
 	conn := log.Conn{Brokers: []string{b.Addr()}, Dial: b.Dial}
 	near := conn
 	near.Local = b.Local()
