@@ -66,12 +66,23 @@ func look(ctx context.Context, from rows.Reader, p rows.Part, keys []string, fn 
 func (t *triggers) row(ctx context.Context, from rows.Reader, id string, out *engine.Trigger) (h triggerHeader, err error) {
 	err = look(ctx, from, tableTriggers, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
-			h, err = readTrigger(id, v, out, false)
+			h, err = t.parts(ctx, from, id, v, out)
 		}
 		return err
 	})
-	if err == nil && h.split {
-		err = t.head(ctx, from, id, out, &h)
+	return h, err
+}
+
+// parts reads a row whose first part is v, and its head if there is one.
+func (t *triggers) parts(ctx context.Context, from rows.Reader, id string, v []byte, out *engine.Trigger) (h triggerHeader, err error) {
+	h, err = readTrigger(id, v, out, false)
+	if err != nil || !h.split {
+		return h, err
+	}
+	request := h.request
+	err = t.head(ctx, from, id, out, &h)
+	if err == nil && h.request != request {
+		return t.row(ctx, from, id, out) // a swap has replaced both parts in between
 	}
 	return h, err
 }
@@ -294,10 +305,7 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 		if v == nil {
 			return nil
 		}
-		h, err := readTrigger(ids[i], v, &out[i], false)
-		if err == nil && h.split {
-			err = t.head(ctx, t.rows, ids[i], &out[i], &h)
-		}
+		h, err := t.parts(ctx, t.rows, ids[i], v, &out[i])
 		if err == nil && !h.state.Terminal() {
 			t.heads.found(ids[i], h, seqs[i])
 		}

@@ -54,6 +54,38 @@ func listedAs(t *testing.T, s *opened, state engine.TriggerState) (ids []string)
 	return ids
 }
 
+// beforeHeads calls hook before the heads of triggers are looked at.
+type beforeHeads struct {
+	rows.Rows
+	hook func()
+}
+
+func (r *beforeHeads) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+	if hook := r.hook; p.Table == 'B' && hook != nil {
+		r.hook = nil
+		hook()
+	}
+	return r.Rows.Look(ctx, p, n, key, fn)
+}
+
+// TestReadsOneVersion: between the two parts of a large trigger a swap replaces both.
+func TestReadsOneVersion(t *testing.T) {
+	t.Parallel()
+	r := &beforeHeads{Rows: memory.New().Rows()}
+	s := &opened{Contracts: store.Over(r)}
+	row := engine.Trigger{ID: "trg_1", Caller: "shop", URL: "https://a.example", Payload: bytes.Repeat([]byte("a"), 4000), State: engine.TriggerPending}
+	same(t, "created", val(s.Triggers().Create(t.Context(), []engine.Trigger{row}))(t), []bool{true})
+	row.Version = 1
+	row = swapTo(t, s, row) // from now on it has a head
+	next := row
+	next.Payload = bytes.Repeat([]byte("b"), 4000)
+	r.hook = func() { next = swapTo(t, s, next) }
+	got := getTrigger(t, s, row.ID)
+	if got.Version != next.Version || !bytes.Equal(got.Payload, next.Payload) {
+		t.Errorf("version %d with the payload of %q, want %d and %q", got.Version, got.Payload[:1], next.Version, next.Payload[:1])
+	}
+}
+
 // TestSwapsLeaveTheRequest: the request of a large trigger is written once, and
 // again only when a swap changes it.
 func TestSwapsLeaveTheRequest(t *testing.T) {
