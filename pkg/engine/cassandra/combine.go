@@ -2,7 +2,6 @@ package cassandra
 
 import (
 	"context"
-	"slices"
 	"sync"
 )
 
@@ -11,7 +10,7 @@ import (
 // costs the cluster a request for many rows when it is busy, and nobody waits for others
 // when it is not. Each statement carries its own timestamp. Safe for concurrent use.
 type combiner struct {
-	write func(ctx context.Context, stmts []stmt) error
+	write func(ctx context.Context, sets [][]stmt) error
 
 	mu sync.Mutex
 	// next is what waits, by partition. A partition is in it while a write is under way,
@@ -20,12 +19,12 @@ type combiner struct {
 	runs sync.WaitGroup
 }
 
-// combined is the statements of several callers. stmts is guarded by combiner.mu until
-// the write begins; err may be read once done is closed.
+// combined is the statements of several callers, a set of each. sets is guarded by
+// combiner.mu until the write begins; err may be read once done is closed.
 type combined struct {
-	stmts []stmt
-	done  chan struct{}
-	err   error
+	sets [][]stmt
+	done chan struct{}
+	err  error
 }
 
 // do writes statements of a partition and returns when they are stored. After an error, or
@@ -40,13 +39,13 @@ func (c *combiner) do(ctx context.Context, part string, stmts ...stmt) error {
 		c.next[part] = nil
 		c.mu.Unlock()
 		defer c.handOver(context.WithoutCancel(ctx), part)
-		return c.write(ctx, stmts)
+		return c.write(ctx, [][]stmt{stmts})
 	}
 	if waiting == nil {
 		waiting = &combined{done: make(chan struct{})}
 		c.next[part] = waiting
 	}
-	waiting.stmts = append(waiting.stmts, stmts...)
+	waiting.sets = append(waiting.sets, stmts)
 	c.mu.Unlock()
 	select {
 	case <-waiting.done:
@@ -61,7 +60,7 @@ func (c *combiner) handOver(ctx context.Context, part string) {
 	if g := c.takeNext(part); g != nil {
 		c.runs.Go(func() {
 			for ; g != nil; g = c.takeNext(part) {
-				g.err = c.write(ctx, g.stmts)
+				g.err = c.write(ctx, g.sets)
 				close(g.done)
 			}
 		})
@@ -81,13 +80,38 @@ func (c *combiner) takeNext(part string) *combined {
 	return g
 }
 
-// writeParts writes statements of one partition in as few requests as they fit.
-func writeParts(ctx context.Context, s *Store, stmts []stmt) error {
+// writeSets writes the statements of one partition.
+func writeSets(ctx context.Context, s *Store, sets [][]stmt) error {
 	at := s.clock.now()
-	for _, b := range split(slices.Clip(stmts)) {
+	for _, b := range batchesOf(sets) {
 		if err := s.write(ctx, at, b...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// batchesOf joins sets to as few batches as they fit. It cuts no set in two that fits into
+// one: a set is seen as a whole.
+func batchesOf(sets [][]stmt) (out [][]stmt) {
+	var together []stmt
+	size := 0
+	for _, set := range sets {
+		n := 0
+		for i := range set {
+			n += set[i].size()
+		}
+		if n > maxBatch {
+			out = append(out, split(set)...)
+			continue
+		}
+		if size+n > maxBatch {
+			out, together, size = append(out, together), nil, 0
+		}
+		together, size = append(together, set...), size+n
+	}
+	if size > 0 {
+		out = append(out, together)
+	}
+	return out
 }

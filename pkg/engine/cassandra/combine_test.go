@@ -3,6 +3,7 @@ package cassandra
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 )
@@ -13,8 +14,8 @@ func TestCombinerJoinsWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan error)
 		var sizes []int
-		c := &combiner{write: func(_ context.Context, stmts []stmt) error {
-			sizes = append(sizes, len(stmts))
+		c := &combiner{write: func(_ context.Context, sets [][]stmt) error {
+			sizes = append(sizes, len(sets))
 			return <-free
 		}}
 		errs := make(chan error, 10)
@@ -61,7 +62,7 @@ func TestCombinerJoinsWhatWaits(t *testing.T) {
 func TestCombinerOutlivesItsCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
-		c := &combiner{write: func(ctx context.Context, _ []stmt) error {
+		c := &combiner{write: func(ctx context.Context, _ [][]stmt) error {
 			select {
 			case <-free:
 				return nil
@@ -90,4 +91,21 @@ func TestCombinerOutlivesItsCallers(t *testing.T) {
 			t.Errorf("who stayed: %v", err)
 		}
 	})
+}
+
+// A set that fits into one batch is never cut, however many wait with it.
+func TestBatchesKeepSetsWhole(t *testing.T) {
+	t.Parallel()
+	row := func(bytes int) stmt { return stmt{args: []any{make([]byte, bytes)}} }
+	third := maxBatch / 3
+	sets := [][]stmt{{row(third), row(third)}, {row(10)}, {row(third), row(third)}, {row(maxBatch / 2), row(maxBatch / 2), row(maxBatch / 2)}, {row(20)}}
+	var got []int
+	for _, b := range batchesOf(sets) {
+		got = append(got, len(b))
+	}
+	// The first with the second; the third, which does not fit beside them; the fourth
+	// is too large for one; the fifth goes with the third.
+	if want := []int{3, 1, 1, 1, 3}; !slices.Equal(got, want) {
+		t.Errorf("batches of %v statements, want %v", got, want)
+	}
 }

@@ -61,7 +61,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			return nil, err
 		}
 	}
-	s.combiner.write = func(ctx context.Context, stmts []stmt) error { return writeParts(ctx, s, stmts) }
+	s.combiner.write = func(ctx context.Context, sets [][]stmt) error { return writeSets(ctx, s, sets) }
 	if s.session, err = connect(ctx, s.cfg, cfg.Keyspace); err != nil {
 		return nil, opening(ctx, cfg, err)
 	}
