@@ -21,6 +21,7 @@ type membership struct {
 	beatAt time.Duration // Engine.clock of our latest beat
 	alive  []engine.Heartbeat
 	sick   bool              // Unhealthy was told
+	stands []bool            // by shard: this engine is to look for its lease; nil: it knows no members
 	moves  map[uint16]string // shards to hand over, with their new owners
 }
 
@@ -32,6 +33,7 @@ func (m *membership) beat(ctx context.Context) {
 	m.beatAt = m.clock()
 	m.mu.Unlock()
 	var before []string // members of the look before: a newcomer is believed the second time
+	unseen := 1         // looks in a row that did not show this engine among the members
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, m.cfg.Beat/2)
 		off, began := m.clockOff(), m.clock()
@@ -60,6 +62,16 @@ func (m *membership) beat(ctx context.Context) {
 		m.mu.Lock()
 		m.alive = alive
 		m.mu.Unlock()
+		switch {
+		case off || err != nil || !slices.Contains(fresh, m.cfg.Owner):
+			unseen++
+		case unseen > 0 || !slices.Equal(fresh, before):
+			m.stand(fresh)
+			unseen = 0
+		}
+		if unseen == 3 {
+			m.stand(nil)
+		}
 		if !off {
 			m.share(slices.DeleteFunc(slices.Clone(fresh), func(owner string) bool { return !slices.Contains(before, owner) }))
 		}
@@ -122,6 +134,33 @@ func (m *membership) share(members []string) {
 	}
 }
 
+// standbys is how many engines look for the lease of a shard: its owner's successors.
+// All others leave it alone, so that the lease's server is asked as often by a thousand
+// engines as by three.
+const standbys = 3
+
+// stand notes for which shards this engine is one of the standbys among members; nil:
+// nobody is known, and it is one for all.
+func (m *membership) stand(members []string) {
+	var stands []bool
+	if members != nil {
+		stands = make([]bool, m.cfg.Shards)
+		for n := range stands {
+			stands[n] = ranked(members, uint16(n), m.cfg.Owner) < standbys
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stands = stands
+}
+
+// standsFor reports whether this engine is to look for the lease of a shard.
+func (m *membership) standsFor(n uint16) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stands == nil || m.stands[n]
+}
+
 // heir is the engine a shard is to be handed over to; "": none.
 func (m *membership) heir(n uint16) string {
 	m.mu.Lock()
@@ -129,15 +168,30 @@ func (m *membership) heir(n uint16) string {
 	return m.moves[n]
 }
 
-// preferred is the member with the highest hash for a shard: a member that comes
+// preferred is the member with the highest weight for a shard: a member that comes
 // or goes moves its own shards only.
 func preferred(members []string, shard uint16) (best string) {
 	var top uint64
 	for _, m := range members {
-		h := notify.HashUser(append([]byte{byte(shard >> 8), byte(shard)}, m...))
-		if best == "" || h > top || h == top && m < best {
-			best, top = m, h
+		if w := weight(m, shard); best == "" || w > top || w == top && m < best {
+			best, top = m, w
 		}
 	}
 	return best
+}
+
+// ranked is how many members come before one of them for a shard.
+func ranked(members []string, shard uint16, one string) (n int) {
+	mine := weight(one, shard)
+	for _, m := range members {
+		if w := weight(m, shard); w > mine || w == mine && m < one {
+			n++
+		}
+	}
+	return n
+}
+
+// weight is a member's for a shard, of rendezvous hashing.
+func weight(member string, shard uint16) uint64 {
+	return notify.HashUser(append([]byte{byte(shard >> 8), byte(shard)}, member...))
 }

@@ -33,7 +33,7 @@ func (e *Engine) keep(ctx context.Context, n uint16) {
 	wait := time.Duration(0)
 	for notify.Sleep(ctx, wait) {
 		wait = e.cfg.LeaseLook
-		if e.clockOff() {
+		if e.clockOff() || !e.members.standsFor(n) {
 			continue
 		}
 		t, err := e.acquire(ctx, n)
