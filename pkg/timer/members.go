@@ -158,7 +158,7 @@ func (m *membership) stand(members []string) {
 func (m *membership) standsFor(n uint16) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.stands == nil || m.stands[n]
+	return len(m.stands) == 0 || m.stands[n]
 }
 
 // heir is the engine a shard is to be handed over to; "": none.
