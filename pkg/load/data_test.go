@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,6 +110,62 @@ func TestBodies(t *testing.T) {
 	}
 }
 
+// Bodies that are made one after the other are those that are made one by one, of a
+// segment too.
+func TestSingles(t *testing.T) {
+	t.Parallel()
+	whole := 0
+	for _, st := range []Step{
+		{Target: Single, Payload: Payload{Text: "hello"}},
+		{Target: Null, Payload: Payload{Text: "hello"}, Users: Users{Count: 64}},
+		{Target: Null, Payload: Payload{Text: "hello"}, Users: Users{Count: 10, Pick: "uniform"}},
+		{Target: Null, Payload: Payload{Text: "hello"}, Triggers: 0.5},
+		{Target: Null, Payload: Payload{Text: "hello"}, Mix: []Share{{70, "push", "transactional"}, {30, "email", "transactional"}}},
+		{Target: Null, Payload: Payload{Text: "hello"}, Scheduled: &LaterSpec{After: Duration(time.Minute)}},
+		{Target: Single, Payload: Payload{Bytes: 10, Max: 200}},
+		{Target: Single, Channel: "push", Addresses: true, Payload: Payload{Text: "hello"}},
+	} {
+		st.Rate = 1
+		d := dataOf(t, st, 3)
+		for _, apart := range []uint64{1, 3, 64, 100} {
+			const first = 5
+			s := d.singles(nil, first, apart)
+			if s.whole != nil {
+				whole++
+			}
+			for i := range uint64(300) {
+				n := first + i*apart
+				s.next(n, time.Second)
+				if want := d.request(nil, n, n, 1, time.Second); string(s.body) != string(want) {
+					t.Fatalf("%+v, %d apart, message %d:\n%s, want\n%s", st, apart, n, s.body, want)
+				}
+			}
+		}
+	}
+	if whole != 2*4 {
+		t.Errorf("%d walk", whole)
+	}
+}
+
+// BenchmarkSingles is the making of one message after the other, and of each by itself.
+func BenchmarkSingles(b *testing.B) {
+	s := One("t", time.Second, Step{Target: Null, Rate: 1, Payload: Payload{Text: "Your order is on its way."}}).WithDefaults()
+	d := newData(&s.Phases[0].Steps[0], 1)
+	run := func(name string, body func(n uint64)) {
+		b.Run(name, func(b *testing.B) {
+			n, began := uint64(0), processCPU()
+			for b.Loop() {
+				body(n)
+				n++
+			}
+			b.ReportMetric(float64(processCPU()-began)/float64(n), "cpu-ns/message")
+		})
+	}
+	walk, buf := d.singles(nil, 0, 1), []byte{}
+	run("walk", func(n uint64) { walk.next(n, 0) })
+	run("alone", func(n uint64) { buf = d.request(buf[:0], n, n, 1, 0) })
+}
+
 // TestEightDigits: every half of a number is written as it is.
 func TestEightDigits(t *testing.T) {
 	t.Parallel()
@@ -117,6 +174,25 @@ func TestEightDigits(t *testing.T) {
 		b := make([]byte, 8)
 		if putUser(b, u); string(b) != fmt.Sprintf("%08d", u) {
 			t.Fatalf("%d is written %q", u, b)
+		}
+	}
+}
+
+// TestWalk: the users of a fan-out in one go are those one by one, ids or more, and
+// nothing behind them or before.
+func TestWalk(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{`"u00000000",`, `00000000,`, `"uid-00000000",`, `"user-00000000",`, `{"user_id":"u00000000","address":"u00000000@example.invalid"},`} {
+		p := newPattern([]byte(text))
+		want, u := []byte("before"), uint64(99_999_990)
+		for range 50 {
+			want = append(want, strings.ReplaceAll(text, "00000000", fmt.Sprintf("%08d", u))...)
+			if u += 7; u >= maxUsers {
+				u -= maxUsers
+			}
+		}
+		if got := p.walk([]byte("before"), 99_999_990, 7, maxUsers, 50); string(got) != string(want) {
+			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
 }

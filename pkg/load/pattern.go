@@ -3,6 +3,8 @@ package load
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -34,6 +36,73 @@ func (p *pattern) append(b []byte, u uint64) []byte {
 		putUser(b[from+at:from+at+8], u)
 	}
 	return b
+}
+
+// walk appends the pattern for so many users, one after the other, stride numbers
+// apart and around at users. A pattern of a user id is two words, of which the digits
+// take the place of some bytes: 4.1 ns a user where append takes 9.8 (BenchmarkBodies).
+func (p *pattern) walk(b []byte, u, stride, users uint64, size int) []byte {
+	n := len(p.text)
+	if n > 16 || len(p.at) != 1 {
+		for range size {
+			b = p.append(b, u)
+			if u += stride; u >= users {
+				u -= users
+			}
+		}
+		return b
+	}
+	from := len(b)
+	b = slices.Grow(b, size*n+16)[:from+size*n+16]
+	var text [16]byte
+	copy(text[:], p.text)
+	lo, hi := binary.LittleEndian.Uint64(text[:8]), binary.LittleEndian.Uint64(text[8:])
+	digits := p.at[0]
+	for range size {
+		to := b[from : from+16]
+		binary.LittleEndian.PutUint64(to, lo)
+		binary.LittleEndian.PutUint64(to[8:], hi) // what is beyond the pattern is the next one's
+		binary.LittleEndian.PutUint64(to[digits:], eightDigits(u))
+		from += n
+		if u += stride; u >= users {
+			u -= users
+		}
+	}
+	return b[:from]
+}
+
+// singles makes the bodies of single messages whose numbers are so many apart, in one
+// buffer. Where only the user differs, that is found by adding, and its digits alone are
+// written: a third of what a body takes by itself (BenchmarkSingles).
+type singles struct {
+	d     *data
+	body  []byte   // the last one
+	whole *pattern // nil: they are made by request
+	u     uint64   // of the next one
+	far   uint64   // to the user after
+}
+
+func (d *data) singles(buf []byte, first, apart uint64) singles {
+	s := singles{d: d, body: buf[:0], u: d.nth(first), far: apart % d.users * d.stride % d.users}
+	whole := &d.variants[0].whole
+	if len(d.variants) == 1 && whole.text != nil && d.step.Users.Pick == "each" && d.step.Triggers == 0 && d.kind(first) == kindSingle {
+		s.whole, s.body = whole, append(s.body, whole.text...)
+	}
+	return s
+}
+
+// next makes the body of message n, which is the next one.
+func (s *singles) next(n uint64, intended time.Duration) {
+	if s.whole == nil {
+		s.body = s.d.request(s.body[:0], n, n, 1, intended)
+		return
+	}
+	for _, at := range s.whole.at {
+		putUser(s.body[at:at+8], s.u)
+	}
+	if s.u += s.far; s.u >= s.d.users {
+		s.u -= s.d.users
+	}
 }
 
 // putUser writes the number of a user over b, eight digits.

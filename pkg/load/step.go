@@ -301,10 +301,10 @@ const slot = time.Millisecond
 func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
 	sent := time.Since(start)
 	begin := time.Duration(s.begin.Load())
+	bodies := s.data.singles(body, uint64(s.first+s.global(from)), uint64(s.run.cfg.Segment.N))
 	for l := from; l < to; l++ {
 		g := s.global(l)
-		n := uint64(s.first + g)
-		body = s.data.request(body[:0], n, n, 1, begin+sent)
+		bodies.next(uint64(s.first+g), begin+sent)
 	}
 	n := to - from
 	s.sink.taken.Add(n)
@@ -334,7 +334,7 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 	w.requests += n
 	w.sent += n
 	w.acked += n
-	return body
+	return bodies.body
 }
 
 // again reports whether a request whose outcome is unknown may be repeated
