@@ -11,7 +11,7 @@
 //     a hybrid logical clock (clock.go): who reads a row and replaces it wins,
 //     whatever the machines' clocks say;
 //   - rows that are compared and swapped (triggers, heads, shards, records, logs), by
-//     lightweight transactions alone, and read at SERIAL. An answer that does not
+//     lightweight transactions alone; all but triggers are read at SERIAL. An answer that does not
 //     come is followed by a look (cas.go): the writer's number in the row says
 //     whose it is.
 //
