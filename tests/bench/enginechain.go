@@ -268,7 +268,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 			}
 			rig.Ok(s.Iter().Close())
 		case 'c':
-			_ = rig.Must(q.Query(`INSERT INTO meta (name, value) VALUES (?, ?) IF NOT EXISTS`, base.String(), data).MapScanCASContext(ctx, map[string]any{}))
+			_ = rig.Must(q.Query(`INSERT INTO swapped (id, value) VALUES (?, ?) IF NOT EXISTS`, base.String(), data).MapScanCASContext(ctx, map[string]any{}))
 		}
 	})
 }
@@ -284,6 +284,7 @@ func (c *serverChain) connect(at map[string]string, keyspace string) {
 	cl.Timeout, cl.WriteTimeout, cl.ConnectTimeout = time.Minute, time.Minute, time.Minute
 	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(gocql.RoundRobinHostPolicy())
 	c.session = rig.Must(cl.CreateSession())
+	rig.Ok(c.session.Query(`CREATE TABLE swapped (id text PRIMARY KEY, value blob)`).ExecContext(context.Background())) // of the floor
 	c.redis = goredis.NewClient(&goredis.Options{Addr: at["redis"], PoolSize: chainCallers, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
 }
 
