@@ -17,7 +17,7 @@ var (
 	descLimitFail = desc("shared_limits_failures_total", "Questions to the shared limits that were not answered in time.")
 	descLimitOwn  = desc("shared_limits_alone_total", "Takes of tokens that this process decided alone.")
 	descLimitOff  = desc("shared_limits_off", "1 while the shared limits are not asked, for they do not answer, else 0.")
-	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write (one partition), logged_batch, and row, the statements in the last two; Redis: command, round_trip.", "server", "kind")
+	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write (one partition), logged_batch, and row and byte, what the last two have sent; Redis: command, round_trip.", "server", "kind")
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
@@ -66,11 +66,12 @@ func requestCounts(cs []*cassandra.Store, rd redis.Counts) map[requestKind]int64
 	for _, s := range cs {
 		c := s.Counts()
 		sum.Swaps, sum.SerialReads, sum.Reads = sum.Swaps+c.Swaps, sum.SerialReads+c.SerialReads, sum.Reads+c.Reads
-		sum.Writes, sum.Rows, sum.Logged = sum.Writes+c.Writes, sum.Rows+c.Rows, sum.Logged+c.Logged
+		sum.Writes, sum.Logged = sum.Writes+c.Writes, sum.Logged+c.Logged
+		sum.Rows, sum.Bytes = sum.Rows+c.Rows, sum.Bytes+c.Bytes
 	}
 	return map[requestKind]int64{
 		{"cassandra", "swap"}: sum.Swaps, {"cassandra", "serial_read"}: sum.SerialReads, {"cassandra", "read"}: sum.Reads,
-		{"cassandra", "write"}: sum.Writes, {"cassandra", "row"}: sum.Rows, {"cassandra", "logged_batch"}: sum.Logged,
+		{"cassandra", "write"}: sum.Writes, {"cassandra", "row"}: sum.Rows, {"cassandra", "byte"}: sum.Bytes, {"cassandra", "logged_batch"}: sum.Logged,
 		{"redis", "command"}: rd.Commands, {"redis", "round_trip"}: rd.RoundTrips,
 	}
 }

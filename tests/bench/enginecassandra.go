@@ -123,11 +123,11 @@ func bareKey(p minuteShard, k *notify.RowKey) []any {
 }
 
 // bareRows are rows by the partition they are in.
-func bareRows(ks []notify.RowKey) map[minuteShard][]insert {
+func bareRows(ks []notify.RowKey, data []byte) map[minuteShard][]insert {
 	parts := map[minuteShard][]insert{}
 	for i := range ks {
 		p := rowShard(ks[i].Chunk.Base)
-		parts[p] = append(parts[p], insert{insertRow, append(bareKey(p, &ks[i]), noise(rowBytes), keepSeconds)})
+		parts[p] = append(parts[p], insert{insertRow, append(bareKey(p, &ks[i]), data, keepSeconds)})
 	}
 	return parts
 }
@@ -175,7 +175,7 @@ func (c *cassandraBench) singles(ctx context.Context) {
 	theirs := func(ctx context.Context, _ int) int {
 		ks := keys()
 		for range 2 {
-			c.byPartition(ctx, bareRows(ks))
+			c.byPartition(ctx, bareRows(ks, noise(rowBytes)))
 		}
 		return wrote(1, ks)
 	}
@@ -207,7 +207,7 @@ func (c *cassandraBench) chunks(ctx context.Context) {
 		return rig.Must(each, status.Put(ctx, rows))
 	}
 	theirs := func(ctx context.Context, _ int) int {
-		c.byPartition(ctx, bareRows(keys()))
+		c.byPartition(ctx, bareRows(keys(), noise(rowBytes)))
 		return each
 	}
 	c.turns(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)

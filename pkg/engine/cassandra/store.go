@@ -164,15 +164,25 @@ type Counts struct {
 	Reads       int64 // all others, a page each
 	Writes      int64 // plain writes and batches of one partition
 	Rows        int64 // statements in Writes and Logged
+	Bytes       int64 // about what these have sent
 	Logged      int64 // batches over several partitions
 }
 
-type counters struct{ swaps, serial, reads, writes, rows, logged atomic.Int64 }
+type counters struct{ swaps, serial, reads, writes, rows, bytes, logged atomic.Int64 }
+
+func (c *counters) rowsOf(stmts []stmt) {
+	n := 0
+	for i := range stmts {
+		n += stmts[i].size()
+	}
+	c.rows.Add(int64(len(stmts)))
+	c.bytes.Add(int64(n))
+}
 
 // Counts returns how many requests were made since Open, for budgets and metrics.
 func (s *Store) Counts() Counts {
 	c := &s.counts
-	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.rows.Load(), c.logged.Load()}
+	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.rows.Load(), c.bytes.Load(), c.logged.Load()}
 }
 
 const (
@@ -239,7 +249,7 @@ func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 		return nil
 	}
 	s.counts.writes.Add(1)
-	s.counts.rows.Add(int64(len(stmts)))
+	s.counts.rowsOf(stmts)
 	if len(stmts) == 1 {
 		return translate(s.query(stmts[0].cql, stmts[0].args...).WithTimestamp(at).ExecContext(ctx))
 	}
@@ -253,7 +263,7 @@ func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 		return s.write(ctx, at, stmts...)
 	}
 	s.counts.logged.Add(1)
-	s.counts.rows.Add(int64(len(stmts)))
+	s.counts.rowsOf(stmts)
 	return s.batch(ctx, gocql.LoggedBatch, at, stmts)
 }
 
