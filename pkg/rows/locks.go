@@ -22,8 +22,8 @@ type keyLock struct {
 	refs int
 }
 
-// NewLocks returns locks that nobody gets any more once failed is closed, for what
-// cause returns then. ended returns the error of a caller whose context has ended.
+// NewLocks returns locks. Once failed is closed, Lock returns the error that cause
+// returns. ended returns the error of a caller whose context has ended.
 func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
 	return &Locks{failed: failed, cause: cause, ended: ended, held: map[string]*keyLock{}}
 }
@@ -48,8 +48,8 @@ func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return func() { k.release(keys) }, nil
 }
 
-// Settled waits until nobody holds the keys: what was read of them before is
-// durable then. Nearly always nobody does, and it takes one lock for all.
+// Settled waits until the keys are free: what was read of them before is durable then.
+// They nearly always are, so it takes one mutex for all keys.
 func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()

@@ -327,8 +327,8 @@ func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	return err
 }
 
-// ForgetTimers implements engine.Schedules. It removes single rows: those of moved
-// schedules, few beside those that are dropped with their minutes.
+// ForgetTimers implements engine.Schedules. It removes the rows of moved schedules one by
+// one. They are few: other timers are dropped with their minute.
 func (s schedules) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil

@@ -9,11 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// List merges the lists of the index that the question is about: one for a
-// state of a caller, one a state for all of a caller's, one a caller for all of
-// a state. All of all are the rows themselves, and those IN_FLIGHT, who stand
-// among the waiting ones, are known by name. Index and rows are read from one
-// view, in which they agree.
+// List merges the lists of the index that the query needs. A query for one state of one
+// caller needs one list. A query for all states of a caller needs one list per state, and a
+// query for one state of all callers one list per caller. A query for everything reads the
+// rows themselves. IN_FLIGHT triggers are in the list of PENDING ones; flights knows their
+// ids. Index and rows are read from one view, so they agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > maxPart {
 		return nil, nil

@@ -15,8 +15,8 @@ import (
 // Unlike the other contracts it does not swap rows for rows: a swap here decides about
 // each trigger for itself, and reads its header, mostly from memory (triggercache.go),
 // where a rows.Swap would read it all. So a swap locks its rows, reads their headers,
-// and writes those that it wins at once. The locks are held until that is durable:
-// whoever is told that he lost, lost against what survives.
+// and writes the triggers that it wins in one batch. The locks are held until the batch is
+// durable: a caller that lost a swap lost it to a row that survives a loss of power.
 type triggers struct {
 	rows      rows.Rows
 	locks     *rows.Locks // by id
@@ -163,7 +163,7 @@ func (t *triggers) plan(x *engine.Trigger, stored triggerHeader, first bool, ver
 	return w
 }
 
-// stored returns the headers of rows whose locks are held, of those that there are.
+// stored returns the headers of the rows that exist. The caller holds their locks.
 func (t *triggers) stored(ctx context.Context, ids []string) (map[string]triggerHeader, error) {
 	all := make(map[string]triggerHeader, len(ids))
 	var unknown []string
@@ -314,7 +314,7 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 	if err != nil {
 		return nil, err
 	}
-	// A swap is visible a moment before it is durable. Nobody is shown a state that a
+	// A swap is visible a moment before it is durable. Get does not return a state that a
 	// loss of power takes back.
 	if err := t.locks.Settled(ctx, ids); err != nil {
 		return nil, err

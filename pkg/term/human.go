@@ -51,8 +51,8 @@ func Separated(s string) string {
 	return s
 }
 
-// Quote writes a word as a shell reads it back. One with control characters is
-// written so that whoever copies it sees them, and pastes no line end.
+// Quote writes a word so that a shell reads it back. Control characters are written as
+// escapes: the reader sees them, and a copied word has no line end.
 func Quote(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)

@@ -139,8 +139,8 @@ func (m *membership) share(members []string) {
 // engines as by three.
 const standbys = 3
 
-// stand notes for which shards this engine is one of the standbys among members; nil:
-// nobody is known, and it is one for all.
+// stand stores for which shards this engine is one of the standbys. With members nil, when
+// the members are not known, it stands by for all shards.
 func (m *membership) stand(members []string) {
 	var stands []bool
 	if members != nil {

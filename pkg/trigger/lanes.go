@@ -140,8 +140,8 @@ func (ls *lanes) countLocked(w *work, n int) {
 }
 
 // pumpLocked gives places to as many calls of a caller as may run. It claims the rows of
-// those that are not claimed yet. Of those that are it returns the last, which the caller
-// must launch or call, and launches the others. While the breaker is open, pumpLocked puts
+// the works that are not claimed yet. It launches the claimed ones but the last, which it
+// returns: the caller must launch or call that one. While the breaker is open, pumpLocked puts
 // off what waits in memory.
 func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	d := ls.d

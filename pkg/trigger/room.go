@@ -170,7 +170,7 @@ var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * t
 func (l *lane) awayLocked(w *work, now time.Time) *work {
 	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
 	each, q := l.each*4/5, &l.lines[w.line()]
-	// Half of those that wait: the line must not run dry before they come.
+	// After half of the waiting messages: the line must not run empty before it comes.
 	if first := now.Add(each * time.Duration((len(q.queue)+len(q.unread))/2)); q.next.Before(first) {
 		q.next = first
 	}

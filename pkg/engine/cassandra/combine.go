@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// combiner joins plain writes of one partition: while one of them is under way, those that
-// come wait, and go together as the next. So a partition that many callers write to
-// costs the cluster a request for many rows when it is busy, and nobody waits for others
-// when it is not. Each statement carries its own timestamp. Safe for concurrent use.
+// combiner joins plain writes to one partition. While a write to it is under way, the next
+// ones wait. When it ends, all that waited are sent as one request. So many callers that
+// write to one partition cost the cluster few requests. A write to an idle partition is sent
+// at once. Each statement carries its own timestamp. Safe for concurrent use.
 type combiner struct {
 	write func(ctx context.Context, sets [][]stmt) error
 

@@ -110,7 +110,7 @@ type historyRows struct {
 	users    []stmt
 }
 
-// appendRecords stores the content before what points to it.
+// appendRecords stores the content of records first, and then the rows that point to it.
 func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 	rows := historyRows{chunks: map[minuteShard][]stmt{}}
 	for i := range recs {
@@ -132,7 +132,7 @@ func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 	return separateIndex(ctx, s, rows.users)
 }
 
-// add is the rows of a record.
+// add adds the rows of a record.
 func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	var env notify.Envelope
 	err := notify.DecodeEnvelope(r.Value, &env)

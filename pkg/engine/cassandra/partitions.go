@@ -153,7 +153,7 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	return stmts
 }
 
-// lookAt bounds the rows that a look reads beside those that the change compares.
+// lookAt is how many rows a look reads at most, besides the rows that the change compares.
 const lookAt = 4
 
 // look says what became of a change that compares.

@@ -438,8 +438,8 @@ func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} 
 func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
 
 // Triggers returns the contract of triggers. A state row is written by compare
-// and swap alone. It is read plainly: a swap that was answered has been committed, and
-// whoever acts on what he read swaps it. A trigger's life costs a swap for each
+// and swap alone. It is read without SERIAL: a swap that was answered has been committed, and
+// a caller that acts on a row swaps it. A trigger's life costs a swap for each
 // change of state: one to create it, and two, claim and end, for one that fires
 // at its first attempt. Lists follow indexes that are plain rows: they hold
 // every row that was created, and each row they return is as of every swap

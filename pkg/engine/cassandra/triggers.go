@@ -54,8 +54,8 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 	return x, nil
 }
 
-// Get settles no swaps that are under way: whoever acts on what it returns swaps, which
-// does.
+// Get does not settle a swap that is under way. A caller that acts on a row swaps it, and
+// that swap settles the one before.
 func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	return readEach(ids, func(id string) (engine.Trigger, error) {
 		x, err := t.plainRow(ctx, id)

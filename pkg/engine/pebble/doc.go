@@ -7,8 +7,8 @@
 // the next start (failstop.go): a write that was not stored is never answered
 // with nil. A folder that lost its newest log is refused (newest.go).
 //
-// Reads of rows that are swapped wait for whoever is writing them, so that nobody
-// acts on what a loss of power takes back.
+// A read of a row that is being swapped waits until the swap is durable. So no caller
+// acts on a value that a loss of power takes back.
 //
 // Keys begin with one byte that names the table. Integers are big-endian. str is two
 // bytes of length and the bytes.
