@@ -78,7 +78,7 @@ type QueueDepth struct {
 
 // Queue hands messages to one of its receivers at a time, at least once each.
 // A message received more than the engine's MaxReceives times without an
-// acknowledgement is dead: kept apart, given to nobody.
+// acknowledgement is dead: kept apart, counted by Depth, given to nobody.
 type Queue interface {
 	// Enqueue stores messages, each durable when it returns nil. After an error
 	// any of them may be stored. A delay out of range is notify.KindInvalid and
@@ -98,6 +98,4 @@ type Queue interface {
 	Release(ctx context.Context, receipt string, delay time.Duration) error
 	// Depth counts.
 	Depth(ctx context.Context) (QueueDepth, error)
-	// Dead returns up to max dead messages, oldest first.
-	Dead(ctx context.Context, max int) ([]Delivery, error)
 }

@@ -258,7 +258,7 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 			return corrupt(string(q.appendKey(nil, t.seq)))
 		}
 		t.receives++
-		out = append(out, q.delivery(receiptHeld, t, body))
+		out = append(out, q.delivery(t, body))
 		return nil
 	})
 	if err == nil {
@@ -278,9 +278,9 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 	return nil, err
 }
 
-func (q *queue) delivery(kind byte, t took, body []byte) engine.Delivery {
+func (q *queue) delivery(t took, body []byte) engine.Delivery {
 	return engine.Delivery{
-		Receipt: q.receipt(kind, t), Body: bytes.Clone(body),
+		Receipt: q.receipt(t), Body: bytes.Clone(body),
 		Receives: int(t.receives), Enqueued: time.UnixMilli(t.enqueued), Backlog: t.lane == backlog,
 	}
 }

@@ -4,24 +4,17 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
-	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// A receipt is a kind, the life of the queue, slot, seq and receives.
-const receiptLen = 1 + 4 + 4 + 8 + 2
+// A receipt is the life of the queue, slot, seq and receives.
+const receiptLen = 4 + 4 + 8 + 2
 
-const (
-	receiptHeld byte = 'h'
-	receiptDead byte = 'd'
-)
-
-func (q *queue) receipt(kind byte, t took) string {
-	b := append(make([]byte, 0, receiptLen), kind)
-	b = append(b, q.life[:]...)
+func (q *queue) receipt(t took) string {
+	b := append(make([]byte, 0, receiptLen), q.life[:]...)
 	b = binary.BigEndian.AppendUint32(b, t.slot)
 	b = binary.BigEndian.AppendUint64(b, t.seq)
 	b = binary.BigEndian.AppendUint16(b, t.receives)
@@ -36,27 +29,20 @@ func (q *queue) writable(ctx context.Context) error {
 	return q.rows.Err()
 }
 
-// named returns the message of a receipt, nil when that is over. Must be called
+// named returns the held message of a receipt, nil when that is over. Must be called
 // with mu held.
-func (q *queue) named(receipt string, now int64, kinds ...byte) (slot uint32, m *queued) {
+func (q *queue) named(receipt string, now int64) (slot uint32, m *queued) {
 	var b [receiptLen + 3]byte
 	if len(receipt) != base64.RawURLEncoding.EncodedLen(receiptLen) {
 		return 0, nil
 	}
 	n, err := base64.RawURLEncoding.Decode(b[:], []byte(receipt))
-	if err != nil || n != receiptLen || !slices.Contains(kinds, b[0]) || [4]byte(b[1:5]) != q.life {
+	if err != nil || n != receiptLen || [4]byte(b[:4]) != q.life {
 		return 0, nil
 	}
-	slot = binary.BigEndian.Uint32(b[5:])
-	m = q.index.at(slot, binary.BigEndian.Uint64(b[9:]))
-	if m == nil || m.receives != binary.BigEndian.Uint16(b[17:]) {
-		return 0, nil
-	}
-	want := messageHeld
-	if b[0] == receiptDead {
-		want = messageDead
-	}
-	if m.state(now, q.maxReceives) != want {
+	slot = binary.BigEndian.Uint32(b[4:])
+	m = q.index.at(slot, binary.BigEndian.Uint64(b[8:]))
+	if m == nil || m.receives != binary.BigEndian.Uint16(b[16:]) || m.state(now, q.maxReceives) != messageHeld {
 		return 0, nil
 	}
 	return slot, m
@@ -72,7 +58,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	q.mu.Lock()
 	now := q.now()
 	for _, r := range receipts {
-		if slot, m := q.named(r, now, receiptHeld); m != nil {
+		if slot, m := q.named(r, now); m != nil {
 			q.index.move(slot, now+int64(visibility))
 		}
 	}
@@ -91,11 +77,8 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	q.mu.Lock()
 	now := q.now()
 	for _, r := range receipts {
-		if slot, m := q.named(r, now, receiptHeld, receiptDead); m != nil {
+		if slot, m := q.named(r, now); m != nil {
 			q.index.remove(slot) // nobody gets it meanwhile
-			if m.hold == dead {
-				m.hold = nobodys
-			}
 			gone = append(gone, leaving{slot, m.seq, m.receives > 1 || !q.rough()})
 		}
 	}
@@ -138,7 +121,7 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	}
 	q.mu.Lock()
 	now := q.now()
-	slot, m := q.named(receipt, now, receiptHeld)
+	slot, m := q.named(receipt, now)
 	if m == nil {
 		q.mu.Unlock()
 		return nil

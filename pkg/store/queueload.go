@@ -1,10 +1,8 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
-	"slices"
 	"sort"
 	"time"
 
@@ -99,32 +97,6 @@ func (q *queue) Depth(context.Context) (d engine.QueueDepth, err error) {
 		d.Oldest = time.UnixMilli(oldest)
 	}
 	return d, nil
-}
-
-// Dead returns receipts with which Ack removes dead messages.
-func (q *queue) Dead(ctx context.Context, max int) (out []engine.Delivery, err error) {
-	ms := q.deadOnes(max)
-	err = q.bodies(ctx, len(ms), func(i int) uint64 { return ms[i].seq }, func(i int, body []byte) error {
-		if body != nil { // it was not removed meanwhile
-			out = append(out, q.delivery(receiptDead, ms[i], body))
-		}
-		return nil
-	})
-	return out, err
-}
-
-// deadOnes returns up to max dead messages, oldest first.
-func (q *queue) deadOnes(limit int) (out []took) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	now := q.now()
-	for i := range q.index.slots {
-		if m := &q.index.slots[i]; m.seq != 0 && m.state(now, q.maxReceives) == messageDead {
-			out = append(out, took{uint32(i), *m})
-		}
-	}
-	slices.SortFunc(out, func(a, b took) int { return cmp.Compare(a.seq, b.seq) })
-	return out[:min(len(out), max(limit, 0))]
 }
 
 // all calls fn with the body of every message that is there when it begins and has not

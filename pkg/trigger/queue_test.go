@@ -25,7 +25,7 @@ type heapQueue struct {
 	byRef   map[string]*queued // by receipt
 	lanes   [2]messageHeap     // on time, and backlog; the dead are not in them
 	turn    int                // received on time since one of the backlog, while both waited
-	dead    []*queued
+	dead    int
 	changed chan struct{}
 }
 
@@ -109,13 +109,10 @@ func (q *heapQueue) sweepAll(now time.Time) {
 	}
 }
 
-// bury gives a dead message a receipt of its own: the one it was received with
-// is over.
+// bury counts a dead message and forgets it.
 func (q *heapQueue) bury(m *queued) {
 	delete(q.byRef, m.Receipt)
-	m.Receipt = fmt.Sprintf("dead-%d", m.seq)
-	q.byRef[m.Receipt] = m
-	q.dead = append(q.dead, m)
+	q.dead++
 }
 
 // sweep sets apart what was received too often. Must be called with mu held.
@@ -236,19 +233,8 @@ func (q *heapQueue) Ack(ctx context.Context, receipts []string) error {
 	now := time.Now()
 	q.sweepAll(now)
 	for _, r := range receipts {
-		m := q.byRef[r]
-		switch {
-		case m == nil:
-		case m.at >= 0 && m.held && m.visible.After(now):
+		if m := q.byRef[r]; m != nil && m.held && m.visible.After(now) {
 			heap.Remove(q.lane(m), m.at)
-			delete(q.byRef, r)
-		case m.at < 0: // dead
-			for i, x := range q.dead {
-				if x == m {
-					q.dead = append(q.dead[:i:i], q.dead[i+1:]...)
-					break
-				}
-			}
 			delete(q.byRef, r)
 		}
 	}
@@ -273,7 +259,7 @@ func (q *heapQueue) Depth(ctx context.Context) (d engine.QueueDepth, err error) 
 	defer q.mu.Unlock()
 	now := time.Now()
 	q.sweep(now)
-	d.Dead = len(q.dead)
+	d.Dead = q.dead
 	for _, m := range slices.Concat(q.lanes[0], q.lanes[1]) {
 		over := !m.visible.After(now) && m.Receives >= q.maxReceives
 		if m.Backlog && !over {
@@ -293,20 +279,6 @@ func (q *heapQueue) Depth(ctx context.Context) (d engine.QueueDepth, err error) 
 		}
 	}
 	return d, nil
-}
-
-func (q *heapQueue) Dead(ctx context.Context, most int) (out []engine.Delivery, err error) {
-	if ctx.Err() != nil {
-		return nil, notify.Unavailable("queue", 0, ctx.Err())
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.sweepAll(time.Now())
-	slices.SortFunc(q.dead, func(a, b *queued) int { return cmp.Compare(a.seq, b.seq) })
-	for i := 0; i < min(len(q.dead), most); i++ {
-		out = append(out, q.dead[i].Delivery)
-	}
-	return out, nil
 }
 
 func TestHeapQueue(t *testing.T) {

@@ -69,11 +69,6 @@ func (q *modelQueue) remove(ms []*modelMessage) {
 	q.messages = slices.DeleteFunc(q.messages, func(m *modelMessage) bool { return slices.Contains(ms, m) })
 }
 
-func (q *modelQueue) dead(max int) []*modelMessage {
-	dead := slices.DeleteFunc(slices.Clone(q.messages), func(m *modelMessage) bool { return m.state() != "dead" })
-	return dead[:min(len(dead), max)]
-}
-
 func (q *modelQueue) depth() engine.QueueDepth {
 	ready := q.in("ready")
 	d := engine.QueueDepth{Ready: len(ready), Delayed: len(q.in("delayed")), InFlight: len(q.in("held")), Dead: len(q.in("dead"))}

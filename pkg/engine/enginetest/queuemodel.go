@@ -145,11 +145,6 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 					x.visible = time.Now().Add(by)
 				}
 			},
-			"ackDead": func(rt *rapid.T) {
-				n := rapid.IntRange(0, 2).Draw(rt, "dead")
-				must(rt, q.Ack(bg, receipts(val(q.Dead(bg, n))(rt))))
-				m.remove(m.dead(n))
-			},
 			"release": func(rt *rapid.T) {
 				if a, b := some(rt); len(a) > 0 {
 					delay := secs.Draw(rt, "delay")
@@ -164,11 +159,6 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 				a, b := depth(rt, q), m.depth()
 				a.Oldest, b.Oldest = a.Oldest.Truncate(time.Second).UTC(), b.Oldest.Truncate(time.Second).UTC()
 				same(rt, "Depth", a, b)
-				var dead []engine.Delivery
-				for _, x := range m.dead(100) {
-					dead = append(dead, x.Delivery)
-				}
-				same(rt, "Dead", seen(val(q.Dead(bg, 100))(rt)), seen(dead))
 			},
 		}
 	})

@@ -134,7 +134,3 @@ func (w queue) Release(ctx context.Context, receipt string, delay time.Duration)
 func (w queue) Depth(ctx context.Context) (engine.QueueDepth, error) {
 	return get(ctx, w.plan, "Queue.Depth", func() (engine.QueueDepth, error) { return w.Queue.Depth(ctx) })
 }
-
-func (w queue) Dead(ctx context.Context, max int) ([]engine.Delivery, error) {
-	return get(ctx, w.plan, "Queue.Dead", func() ([]engine.Delivery, error) { return w.Queue.Dead(ctx, max) })
-}

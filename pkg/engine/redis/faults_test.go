@@ -56,7 +56,6 @@ func calls(t testing.TB, s *Store) []call {
 		{"Queue.Ack", func(ctx context.Context) error { return q.Ack(ctx, []string{"1-1"}) }},
 		{"Queue.Release", func(ctx context.Context) error { return q.Release(ctx, "1-1", 0) }},
 		{"Queue.Depth", func(ctx context.Context) error { _, err := q.Depth(ctx); return err }},
-		{"Queue.Dead", func(ctx context.Context) error { _, err := q.Dead(ctx, 1); return err }},
 	}
 }
 

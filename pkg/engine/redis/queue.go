@@ -201,9 +201,6 @@ for i = 3, #ARGV do
   if id then
     ids[#ids + 1] = id
     counts[#ids] = tonumber(n)
-  else
-    local name = string.match(ARGV[i], '^(%d+)-dead$')
-    if name and redis.call('ZREM', dead, name) == 1 then gone[#gone + 1] = name end
   end
 end
 local known = rowsOf(ids)
@@ -246,13 +243,6 @@ end
 return {ready, all - ready + redis.call('ZCARD', last), redis.call('ZCARD', held), redis.call('ZCARD', dead),
   redis.call('HGET', head, 'backlog') or '0', oldest}`)
 	// ARGV then max.
-	queueDead = queueScript(`
-local out = {}
-for _, id in ipairs(redis.call('ZRANGE', dead, 0, ARGV[3] - 1)) do
-  local r, e, l = row(id)
-  out[#out + 1] = {id, r, e, l, redis.call('HGET', bodies, id)}
-end
-return out`)
 )
 
 func (q *queue) run(ctx context.Context, sc *client.Script, args ...any) (any, error) {
@@ -304,25 +294,21 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 		}
 		l := asList(v)
 		if _, ok := at(l, 0).([]any); ok {
-			return deliveries(l, false), nil
+			return deliveries(l), nil
 		}
 		q.wake.wait(ctx, asInt(at(l, 0)), asString(at(l, 1)))
 	}
 	return nil, nil
 }
 
-func deliveries(l []any, dead bool) (out []engine.Delivery) {
+func deliveries(l []any) (out []engine.Delivery) {
 	for _, v := range l {
 		f := asList(v)
 		id, receives := asString(at(f, 0)), asInt(at(f, 1))
-		d := engine.Delivery{
+		out = append(out, engine.Delivery{
 			Receipt: fmt.Sprintf("%s-%d", id, receives), Body: []byte(asString(at(f, 4))), Receives: int(receives),
 			Enqueued: time.UnixMicro(asInt(at(f, 2))), Backlog: asInt(at(f, 3)) == 1,
-		}
-		if dead {
-			d.Receipt = id + "-dead"
-		}
-		out = append(out, d)
+		})
 	}
 	return out
 }
@@ -335,7 +321,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	return q.change(ctx, queueExtend, append([]any{ceilMicros(visibility)}, anys(receipts)...)...)
 }
 
-// Ack removes messages, and dead ones by the receipts that Dead gives.
+// Ack removes messages.
 func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	if len(receipts) == 0 {
 		return nil
@@ -374,18 +360,6 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 		d.Oldest = time.UnixMicro(us)
 	}
 	return d, nil
-}
-
-// Dead returns up to max dead messages, oldest first.
-func (q *queue) Dead(ctx context.Context, max int) ([]engine.Delivery, error) {
-	if max <= 0 {
-		return nil, nil
-	}
-	v, err := q.run(ctx, queueDead, max)
-	if err != nil {
-		return nil, err
-	}
-	return deliveries(asList(v), true), nil
 }
 
 // QueueBodies calls fn with the body of every message that the queue of a name holds

@@ -2,7 +2,6 @@ package sqs
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"time"
 
@@ -39,10 +38,11 @@ func (q *queue) current(receipts []string) (by [3][]string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, r := range receipts {
-		if len(r) < 2 || r[0] < '0' || r[0] > '0'+dead {
+		if len(r) < 2 || r[0] < '0' || r[0] > '0'+backlog {
 			continue
 		}
-		if l := int(r[0] - '0'); l == dead || q.held[r].After(now) {
+		if q.held[r].After(now) {
+			l := r[0] - '0'
 			by[l] = append(by[l], r)
 		}
 	}
@@ -97,13 +97,11 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	})
 }
 
-// Extend leaves out dead messages: nobody holds them.
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
 	by := q.current(receipts)
-	by[dead] = nil
 	return q.batches(ctx, by, func(ctx context.Context, url *string, some []string) error {
 		until := time.Now().Add(visibility)
 		if err := q.show(ctx, url, some, seconds(visibility+time.Second/2)); err != nil {
@@ -140,7 +138,6 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 		return err
 	}
 	by := q.current([]string{receipt})
-	by[dead] = nil
 	return q.batches(ctx, by, func(ctx context.Context, url *string, some []string) error {
 		err := q.show(ctx, url, some, seconds(delay))
 		if err == nil {
@@ -185,32 +182,4 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 		Dead:    of[dead][0] + of[dead][1] + of[dead][2],
 		Backlog: late[0] + late[1] + late[2],
 	}, nil
-}
-
-// Dead looks at the dead messages; another look within a second may not find them.
-func (q *queue) Dead(ctx context.Context, max int) (out []engine.Delivery, err error) {
-	seen := map[string]bool{}
-	for len(out) < max && ctx.Err() == nil {
-		ds, err := q.poll(ctx, dead, min(max-len(out), perRequest), time.Second/2, 0)
-		if err != nil {
-			return nil, err
-		}
-		fresh := false
-		for _, d := range ds {
-			if id := string(d.Body) + d.Enqueued.String(); !seen[id] {
-				seen[id], fresh = true, true
-				d.Receives = q.maxReceives
-				out = append(out, d)
-			}
-		}
-		if !fresh {
-			break
-		}
-	}
-	sortByAge(out)
-	return out, nil
-}
-
-func sortByAge(ds []engine.Delivery) {
-	slices.SortStableFunc(ds, func(a, b engine.Delivery) int { return a.Enqueued.Compare(b.Enqueued) })
 }
