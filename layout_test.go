@@ -60,8 +60,8 @@ var floors = []floor{
 		"pkg/engine/redis":      "engine notify secrets setting",
 		"pkg/engine/postgres":   "engine notify setting",
 		"pkg/engine/sqs":        "engine notify setting",
-		"pkg/engine/enginetest": "engine notify rows",
-		"pkg/engine/faulty":     "engine notify",
+		"pkg/engine/enginetest": "engine notify rows store",
+		"pkg/engine/faulty":     "engine notify rows",
 		"pkg/archive/s3":        "",
 	}},
 	{"the log and what follows it", map[string]string{
@@ -89,7 +89,7 @@ var floors = []floor{
 		"pkg/simulator": "notify setting",
 	}},
 	{"what callers and operators see", map[string]string{
-		"pkg/deadletter":  "engine notify api log history setting",
+		"pkg/deadletter":  "engine notify api log history setting store",
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
 		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",
 		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile setting",

@@ -9,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // stores are the engines of a process as its stages see them: one field a
@@ -22,13 +23,13 @@ type stores struct {
 	prefs     engine.Prefs
 	callers   engine.Callers
 	cancels   engine.Cancels
-	campaigns engine.Campaigns
+	campaigns *store.Campaigns
 	idem      engine.Idem
 	exclusive bool         // no other process can have idem open
 	spill     engine.Spill // nil: there is none, and critical messages are refused as others are while the log is away
 	letters   engine.DeadLetters
-	jobs      engine.Jobs
-	audit     engine.Audit
+	jobs      *store.Jobs
+	audit     *store.Audit
 	holds     engine.Holds
 	meta      engine.Meta
 	timers    engine.Timers

@@ -12,13 +12,14 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // AuditLog chains what operators do: each row's hash covers the row before, so
 // that a row changed, taken out or put in between is noticed. A cut end is
 // noticed by whoever kept the hash of a later row.
 type AuditLog struct {
-	Store engine.Audit
+	Store *store.Audit
 	Now   func() time.Time // nil: time.Now
 }
 
@@ -90,11 +91,16 @@ func (l *AuditLog) Last(ctx context.Context) (uint64, error) {
 // Verify reads the whole chain. With expect, "<seq>:<hash>" of an earlier head,
 // that row must still be what it was.
 func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, error) {
+	return verify(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
+}
+
+// verify is Verify of the rows that read returns, those behind after, some at a time.
+func verify(expect string, read func(after uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
 	var v api.AuditCheck
 	var prev []byte
 	met := expect == ""
 	for {
-		rows, err := l.Store.Rows(ctx, v.Rows, 500)
+		rows, err := read(v.Rows)
 		if err != nil {
 			return v, err
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // States of a job. A paused, stopped or failed one can be resumed.
@@ -85,7 +86,7 @@ type Triggers interface {
 // ManagerConfig of a Manager. Jobs, Letters, Status, History, Log, Lease, Owner
 // and Audit are required.
 type ManagerConfig struct {
-	Jobs     engine.Jobs
+	Jobs     *store.Jobs
 	Letters  engine.DeadLetters
 	Status   engine.Status
 	History  Finder

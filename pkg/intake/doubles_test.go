@@ -186,11 +186,10 @@ func (f *fakeIdem) edit(t testing.TB, fn func(*engine.Reservation)) engine.Reser
 }
 
 type fakeCampaigns struct {
-	engine.Campaigns // of the methods that intake does not call
-	mu               sync.Mutex
-	rows             map[string]engine.Campaign
-	parts            map[string]map[uint32]bool
-	fail             error
+	mu    sync.Mutex
+	rows  map[string]engine.Campaign
+	parts map[string]map[uint32]bool
+	fail  error
 }
 
 func (f *fakeCampaigns) AddPart(_ context.Context, id, caller string, part uint32, base notify.Base, accepted, rejected, at int64) error {

@@ -7,20 +7,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/request"
-
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // stores is what intake needs of an engine.
 type stores interface {
 	Idem() engine.Idem
-	Campaigns() engine.Campaigns
+	Campaigns() *store.Campaigns
 	Cancels() engine.Cancels
 	Spill() engine.Spill
 }

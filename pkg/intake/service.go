@@ -38,12 +38,18 @@ type Later interface {
 	Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
 }
 
+// Campaigns are store.Campaigns.
+type Campaigns interface {
+	AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error
+	Get(ctx context.Context, campaign string) (c engine.Campaign, ok bool, err error)
+}
+
 // Stores are what intake writes to.
 type Stores struct {
 	Log        Log                    // required
 	Partitions func(topic string) int // partitions of a topic, 1..65535; required
 	Idem       engine.Idem            // required
-	Campaigns  engine.Campaigns       // required
+	Campaigns  Campaigns              // required
 	Cancels    engine.Cancels         // required
 	Spill      engine.Spill           // nil: critical messages are refused too while the log is away
 	Gate       Gate                   // nil: always open

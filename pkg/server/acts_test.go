@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // TestOperatorsChangeWhatIsAnothers: what an operator cancels or moves of a caller
@@ -67,8 +68,10 @@ func TestOperatorsChangeWhatIsAnothers(t *testing.T) {
 			}
 			operator := token(t, "sre", append(scopes, api.ScopeOperate)...)
 			plan := faulty.NewPlan(1)
-			plan.Add(faulty.Rule{Method: "Audit.Append", Err: faulty.ErrDown})
-			away := w.start(t, Config{}, func(d *Deps) { d.Audit = &deadletter.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)} })
+			plan.Add(faulty.Rule{Method: "Rows.Swap", Err: faulty.ErrDown})
+			away := w.start(t, Config{}, func(d *Deps) {
+				d.Audit = &deadletter.AuditLog{Store: store.AuditOver(faulty.NewPartitions(w.later.Rows(), plan))}
+			})
 			if got := ask(away, c.method, path, operator, c.body); got.status < 500 {
 				t.Fatalf("without an audit log: %d %s", got.status, got.body)
 			}

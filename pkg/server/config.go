@@ -162,6 +162,12 @@ type Lister interface {
 	List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error)
 }
 
+// Campaigns are store.Campaigns.
+type Campaigns interface {
+	Get(ctx context.Context, id string) (c engine.Campaign, ok bool, err error)
+	List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error)
+}
+
 // Deps are the parts the server stands on. Auth, Intake, Users, History,
 // Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required.
 type Deps struct {
@@ -173,7 +179,7 @@ type Deps struct {
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters
 	Cancels       engine.Cancels
-	Campaigns     engine.Campaigns
+	Campaigns     Campaigns
 	CampaignHolds CampaignHolds
 	Schedules     Schedules            // nil: nothing was ever scheduled
 	Triggers      Triggers             // nil: the routes of triggers are 503

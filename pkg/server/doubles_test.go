@@ -279,10 +279,7 @@ func (c cancelsOf) Get(_ context.Context, scope string) (engine.Cancel, bool, er
 	return x, ok, nil
 }
 
-type campaignsOf struct {
-	engine.Campaigns
-	*world
-}
+type campaignsOf struct{ *world }
 
 func (c campaignsOf) List(_ context.Context, caller string, after engine.Campaign, n int) ([]engine.Campaign, error) {
 	c.mu.Lock()
@@ -366,7 +363,7 @@ func (w *world) deps(t testing.TB) Deps {
 	return Deps{
 		Auth:   newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey())}),
 		Intake: w, Users: usersOf{w}, History: historyOf{w}, List: listOf{w}, Status: statusOfWorld{world: w},
-		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{world: w}, CampaignHolds: fakeHolds{},
+		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{w}, CampaignHolds: fakeHolds{},
 		Schedules: w.schedules(), Triggers: w.triggers(t), Lanes: fakeLanes{}, Suppressions: fakeSuppressions{}, Circuits: fakeCircuits{"caller:shop": {Name: "caller:shop"}},
 		Jobs: fakeJobs{}, Audit: &deadletter.AuditLog{Store: w.later.Audit()},
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // acted counts what operators had done where the doubles keep no state.
@@ -146,8 +147,10 @@ func TestNoActWithoutItsRow(t *testing.T) {
 	var log *deadletter.AuditLog
 	s := w.server(t, func(d *Deps) { log = d.Audit })
 	plan := faulty.NewPlan(1)
-	plan.Add(faulty.Rule{Method: "Audit.Append", Err: faulty.ErrDown})
-	away := w.server(t, func(d *Deps) { d.Audit = &deadletter.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)} })
+	plan.Add(faulty.Rule{Method: "Rows.Swap", Err: faulty.ErrDown})
+	away := w.server(t, func(d *Deps) {
+		d.Audit = &deadletter.AuditLog{Store: store.AuditOver(faulty.NewPartitions(w.later.Rows(), plan))}
+	})
 	sre := token(t, "sre", api.Scopes[:]...)
 	left := recorded(t)
 	for i, c := range w.auditedCalls() {

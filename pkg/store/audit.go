@@ -8,12 +8,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// audit keeps blocks of rows, each a partition. One more partition has the number of the
+// Audit keeps the audit log. Rows are added, and never changed.
+//
+// It keeps blocks of rows, each a partition. One more partition has the number of the
 // last block; it is raised before the block has a row.
-type audit struct{ rows rows.Partitions }
+type Audit struct{ rows rows.Partitions }
 
-// AuditOver returns the contract of the audit log over p.
-func AuditOver(p rows.Partitions) engine.Audit { return audit{p} }
+// AuditOver returns the audit log over p.
+func AuditOver(p rows.Partitions) *Audit { return &Audit{p} }
 
 const (
 	auditBlock     = 1024 // rows of a partition
@@ -27,12 +29,14 @@ func partOfAudit(block uint64) rows.Part {
 func blockOfAudit(seq uint64) uint64 { return (seq - 1) / auditBlock }
 
 // lastBlock returns the number of the last block, and its row as it is stored.
-func (a audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err error) {
+func (a *Audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err error) {
 	return load[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
 }
 
-// Append calls next again if another was faster.
-func (a audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
+// Append adds the row that next returns for the last row (the zero AuditRow: there is
+// none), as its next: Seq is its Seq + 1. Of many who append at a time each sees the one
+// before: Append calls next again if another was faster.
+func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
 	none := engine.AuditRow{}
 	end, err := a.rows.Turn(ctx, tableAudit)
 	if err != nil {
@@ -86,7 +90,8 @@ func readAudit(r rows.Row) (engine.AuditRow, error) {
 	return row, err
 }
 
-func (a audit) Rows(ctx context.Context, after uint64, max int) (out []engine.AuditRow, err error) {
+// Rows returns rows with Seq > after, ascending.
+func (a *Audit) Rows(ctx context.Context, after uint64, max int) (out []engine.AuditRow, err error) {
 	last, _, err := a.lastBlock(ctx)
 	if err != nil {
 		return nil, err
@@ -102,7 +107,7 @@ func (a audit) Rows(ctx context.Context, after uint64, max int) (out []engine.Au
 }
 
 // last returns the last row, and what lastBlock does. The last block may be empty.
-func (a audit) last(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
+func (a *Audit) last(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
 	block, stored, err = a.lastBlock(ctx)
 	for in := block; err == nil && row.Seq == 0; in-- {
 		var page []engine.AuditRow
@@ -117,7 +122,8 @@ func (a audit) last(ctx context.Context) (row engine.AuditRow, block uint64, sto
 	return row, block, stored, err
 }
 
-func (a audit) Last(ctx context.Context) (engine.AuditRow, error) {
+// Last returns the last row; the zero AuditRow: there is none.
+func (a *Audit) Last(ctx context.Context) (engine.AuditRow, error) {
 	row, _, _, err := a.last(ctx)
 	return row, err
 }

@@ -10,16 +10,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// campaigns keeps a partition for each campaign: its totals and parts. One more
-// partition names all campaigns, the newest first, of all and of each caller.
-type campaigns struct{ rows rows.Partitions }
+// Campaigns keeps which requests belong to a campaign.
+//
+// It keeps a partition for each campaign: its totals and parts. One more partition names
+// all campaigns, the newest first, of all and of each caller.
+type Campaigns struct{ rows rows.Partitions }
 
-// CampaignsOver returns the contract of campaigns over p.
-func CampaignsOver(p rows.Partitions) engine.Campaigns { return campaigns{p} }
+// CampaignsOver returns the campaigns over p.
+func CampaignsOver(p rows.Partitions) *Campaigns { return &Campaigns{p} }
 
 func partOfCampaign(id string) rows.Part { return rows.Part{Table: tableCampaigns.Table, Name: id} }
 
-func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
+// AddPart records that part of the campaign was accepted as base. The same
+// (campaign, part) again changes nothing. A campaign of another caller is
+// notify.KindNotFound.
+func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
 	if campaign == "" || len(campaign) > maxCampaign {
 		return notify.Invalid("bad_campaign", "campaign", "a campaign has an id of 1 to 1,024 bytes")
 	}
@@ -101,11 +106,12 @@ func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
 }
 
 // load returns a campaign without its bases.
-func (c campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
+func (c *Campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
 	return load[engine.Campaign](ctx, c.rows, partOfCampaign(id), headOfCampaign)
 }
 
-func (c campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {
+// Get returns a campaign with its bases.
+func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {
 	h, stored, err := c.load(ctx, campaign)
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
@@ -125,7 +131,10 @@ func readBase(r rows.Row) (notify.Base, error) {
 	return notify.Base(r.Value), nil
 }
 
-func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
+// List returns campaigns of a caller (empty: of all), the newest first and of one
+// time the greatest id first, at most max of them, without their bases. It begins
+// behind after, of which only Created and ID count; an empty ID means at the newest.
+func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
 	prefix := campaignList(caller)
 	in := rows.Range{Prefix: prefix, Back: true}
 	if after.ID != "" {
@@ -175,7 +184,7 @@ func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int
 // added meanwhile changes the totals, and the campaign stays.
 func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, before int64) (bool, error) {
 	in := partOfCampaign(old.ID)
-	h, stored, err := campaigns{c.rows}.load(ctx, old.ID)
+	h, stored, err := CampaignsOver(c.rows).load(ctx, old.ID)
 	if err != nil {
 		return false, err
 	}

@@ -13,13 +13,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// jobs keeps a partition for each kind and name: the job that has the name, and its
+// Jobs keeps jobs and their reports.
+//
+// It keeps a partition for each kind and name: the job that has the name, and its
 // report. One more partition says of each id which kind and name its job has. It is
 // written before the job and removed behind it, so it may name a job that is not there.
-type jobs struct{ rows rows.Partitions }
+type Jobs struct{ rows rows.Partitions }
 
-// JobsOver returns the contract of operations jobs over p.
-func JobsOver(p rows.Partitions) engine.Jobs { return jobs{p} }
+// JobsOver returns the jobs over p.
+func JobsOver(p rows.Partitions) *Jobs { return &Jobs{p} }
 
 const (
 	jobKey      = "j"
@@ -53,7 +55,7 @@ func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 }
 
 // in returns the job of a partition, nil if there is none, and its row.
-func (j jobs) in(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, error) {
+func (j *Jobs) in(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, error) {
 	job, stored, err := load[engine.Job](ctx, j.rows, part, jobKey)
 	if err != nil || stored == nil {
 		return nil, []rows.Row{{Key: jobKey}}, err
@@ -62,7 +64,7 @@ func (j jobs) in(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, 
 }
 
 // find returns the job that has an id, nil if there is none, its partition and its row.
-func (j jobs) find(ctx context.Context, id string) (*engine.Job, rows.Part, []rows.Row, error) {
+func (j *Jobs) find(ctx context.Context, id string) (*engine.Job, rows.Part, []rows.Row, error) {
 	part := rows.Part{Table: tableJobs.Table}
 	name, err := j.rows.Get(ctx, tableJobs, id)
 	if err != nil || name[0] == nil {
@@ -77,11 +79,14 @@ func (j jobs) find(ctx context.Context, id string) (*engine.Job, rows.Part, []ro
 }
 
 // changeID stores which partition an id has, nil for none, if it has another one.
-func (j jobs) changeID(ctx context.Context, id string, from, to []byte) (bool, error) {
+func (j *Jobs) changeID(ctx context.Context, id string, from, to []byte) (bool, error) {
 	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, If: []rows.Row{{Key: id, Value: from}}, Do: []rows.Row{{Key: id, Value: to}}})
 }
 
-func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
+// Create stores a job, or returns the one that has its (Kind, Name) and false. The
+// entries are stored with it, both or none. Its id must never have been used, not even
+// by a job that was dropped: Create may refuse it then (notify.KindConflict).
+func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	none, part := engine.Job{}, partOfJob(&in)
 	if in.ID == "" || len(in.ID) > maxJobID || len(in.Kind) > maxJobID || len(in.Name) > maxJobName {
 		return none, false, notify.Invalid("bad_job", "id", "a job has an id of 1 to 1,024 bytes, a kind and a name")
@@ -133,7 +138,7 @@ func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEn
 }
 
 // change looks for the job that has an id and a version, and swaps what to makes of it.
-func (j jobs) change(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
+func (j *Jobs) change(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Part{Table: tableJobs.Table, Name: id})
 	if err != nil {
 		return err
@@ -158,7 +163,9 @@ func (j jobs) change(ctx context.Context, id string, version uint64, to func(*en
 	return err
 }
 
-func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
+// Put stores in if the stored version is in.Version; else notify.KindConflict. The
+// entries are stored with it, both or none.
+func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	err := j.change(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
 		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // its identity
 		in.Version++
@@ -171,7 +178,8 @@ func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry
 	return in, nil
 }
 
-func (j jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
+// Get returns the job of an id.
+func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	job, _, _, err := j.find(ctx, id)
 	if err != nil || job == nil {
 		return engine.Job{}, false, err
@@ -179,7 +187,9 @@ func (j jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	return *job, true, nil
 }
 
-func (j jobs) Drop(ctx context.Context, id string, version uint64) error {
+// Drop forgets a job, its name and its entries, all or none, if the stored version is
+// version; else, and for no job, notify.KindConflict.
+func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	var name []byte
 	err := j.change(ctx, id, version, func(old *engine.Job) (rows.Change, error) {
 		name = []byte(partOfJob(old).Name)
@@ -191,7 +201,8 @@ func (j jobs) Drop(ctx context.Context, id string, version uint64) error {
 	return err
 }
 
-func (j jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {
+// Entries returns a job's entries with At > after, ascending.
+func (j *Jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {
 	job, part, _, err := j.find(ctx, id)
 	if err != nil || job == nil {
 		return nil, err
@@ -202,8 +213,9 @@ func (j jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]
 	})
 }
 
-// List reads all jobs: there are few. Operators list them every second, so it scans.
-func (j jobs) List(ctx context.Context, max int) ([]engine.Job, error) {
+// List returns jobs, newest first. It reads all: there are few. Operators list them every
+// second, so it scans.
+func (j *Jobs) List(ctx context.Context, max int) ([]engine.Job, error) {
 	names, err := list(ctx, j.rows, tableJobs, rows.Range{}, math.MaxInt, func(r rows.Row) (rows.Row, error) {
 		return rows.Row{Key: r.Key, Value: bytes.Clone(r.Value)}, nil
 	})

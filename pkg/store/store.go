@@ -90,17 +90,17 @@ func (c *Contracts) Rows() rows.Rows { return c.rows }
 // Status returns the contract of outcome rows.
 func (c *Contracts) Status() engine.Status { return c.status }
 
-// Audit returns the contract of the audit log.
-func (c *Contracts) Audit() engine.Audit { return AuditOver(c.rows) }
+// Audit returns the audit log.
+func (c *Contracts) Audit() *Audit { return AuditOver(c.rows) }
 
 // Cancels returns the contract of cancellations.
 func (c *Contracts) Cancels() engine.Cancels { return cancels{c.rows} }
 
-// Campaigns returns the contract of campaigns.
-func (c *Contracts) Campaigns() engine.Campaigns { return CampaignsOver(c.rows) }
+// Campaigns returns the campaigns.
+func (c *Contracts) Campaigns() *Campaigns { return CampaignsOver(c.rows) }
 
-// Jobs returns the contract of operations jobs. There are few: List reads all.
-func (c *Contracts) Jobs() engine.Jobs { return JobsOver(c.rows) }
+// Jobs returns the operations jobs.
+func (c *Contracts) Jobs() *Jobs { return JobsOver(c.rows) }
 
 // Holds returns the contract of strict lanes.
 func (c *Contracts) Holds() engine.Holds { return HoldsOver(holdRows{c.rows}) }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // What a run of the programs came to; printed as the last line.
@@ -59,9 +60,9 @@ type engines struct {
 	schedules engine.Schedules
 	triggers  engine.Triggers
 	letters   engine.DeadLetters
-	jobs      engine.Jobs
-	audit     engine.Audit
-	campaigns engine.Campaigns
+	jobs      *store.Jobs
+	audit     *store.Audit
+	campaigns *store.Campaigns
 	cancels   engine.Cancels
 	holds     engine.Holds
 	meta      engine.Meta

@@ -371,11 +371,11 @@ func hostPort(h *gocql.HostInfo) string {
 	return net.JoinHostPort(h.ConnectAddress().String(), itoa(h.Port()))
 }
 
-// Audit returns the contract of the audit log.
-func (s *Store) Audit() engine.Audit { return store.AuditOver(partitions{s}) }
+// Audit returns the audit log.
+func (s *Store) Audit() *store.Audit { return store.AuditOver(partitions{s}) }
 
-// Campaigns returns the contract of campaigns.
-func (s *Store) Campaigns() engine.Campaigns { return store.CampaignsOver(partitions{s}) }
+// Campaigns returns the campaigns.
+func (s *Store) Campaigns() *store.Campaigns { return store.CampaignsOver(partitions{s}) }
 
 // Cancels returns the contract of cancellations: a log, and a row for each scope
 // that says which of the log's rows about it counts.
@@ -409,8 +409,8 @@ func (s *Store) History(cfg HistoryConfig) engine.History {
 // an error leaves it open which parts were stored.
 func (s *Store) Holds() engine.Holds { return holds{store.HoldsOver(holdQueues{s}), s} }
 
-// Jobs returns the contract of operations jobs.
-func (s *Store) Jobs() engine.Jobs { return store.JobsOver(partitions{s}) }
+// Jobs returns the operations jobs.
+func (s *Store) Jobs() *store.Jobs { return store.JobsOver(partitions{s}) }
 
 // Meta returns the contract of the small table of names and values. The last PutMeta of
 // a name wins.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Callers runs the suite of engine.Callers.
@@ -272,8 +273,8 @@ func Cancels(t *testing.T, open Opener[engine.Cancels]) {
 	})
 }
 
-// Campaigns runs the suite of engine.Campaigns.
-func Campaigns(t *testing.T, open Opener[engine.Campaigns]) {
+// Campaigns runs the suite of store.Campaigns.
+func Campaigns(t *testing.T, open Opener[*store.Campaigns]) {
 	t.Run("AddPart records that part of the campaign was accepted as base", func(t *testing.T) {
 		s, reopen := open(t)
 		for i, part := range []uint32{7, 0, 3} {
@@ -368,9 +369,9 @@ func job(id, name string) engine.Job {
 	return engine.Job{ID: id, Kind: "replay", Name: name, State: "running", Cursor: []byte{1}, Spec: []byte(`{"a":1}`), Created: 1000, Updated: 1000}
 }
 
-// Jobs runs the suite of engine.Jobs.
-func Jobs(t *testing.T, open Opener[engine.Jobs]) {
-	create := func(t T, s engine.Jobs, j engine.Job) (engine.Job, bool) {
+// Jobs runs the suite of store.Jobs.
+func Jobs(t *testing.T, open Opener[*store.Jobs]) {
+	create := func(t T, s *store.Jobs, j engine.Job) (engine.Job, bool) {
 		t.Helper()
 		got, ok, err := s.Create(bg, j)
 		must(t, err)
@@ -492,7 +493,7 @@ func Jobs(t *testing.T, open Opener[engine.Jobs]) {
 }
 
 // jobsDrop is what Jobs wants of Drop.
-func jobsDrop(t *testing.T, open Opener[engine.Jobs]) {
+func jobsDrop(t *testing.T, open Opener[*store.Jobs]) {
 	t.Run("Drop forgets a job, its name and its entries, if the stored version is version", func(t *testing.T) {
 		s, reopen := open(t)
 		one := engine.JobEntry{At: 1, Doc: []byte("with it")}
@@ -524,8 +525,8 @@ func jobsDrop(t *testing.T, open Opener[engine.Jobs]) {
 	})
 }
 
-// Audit runs the suite of engine.Audit.
-func Audit(t *testing.T, open Opener[engine.Audit]) {
+// Audit runs the suite of store.Audit.
+func Audit(t *testing.T, open Opener[*store.Audit]) {
 	next := func(doc string) func(engine.AuditRow) (engine.AuditRow, error) {
 		return func(last engine.AuditRow) (engine.AuditRow, error) {
 			return engine.AuditRow{Prev: last.Hash, Hash: append([]byte(doc), byte(last.Seq)), Doc: []byte(doc)}, nil

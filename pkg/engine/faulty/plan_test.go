@@ -32,7 +32,6 @@ func TestTimers(t *testing.T) {
 }
 func TestPrefs(t *testing.T) { enginetest.Prefs(t, through((*memory.Store).Prefs, faulty.NewPrefs)) }
 func TestIdem(t *testing.T)  { enginetest.Idem(t, through((*memory.Store).Idem, faulty.NewIdem)) }
-func TestAudit(t *testing.T) { enginetest.Audit(t, through((*memory.Store).Audit, faulty.NewAudit)) }
 func TestCallers(t *testing.T) {
 	enginetest.Callers(t, through((*memory.Store).Callers, faulty.NewCallers))
 }

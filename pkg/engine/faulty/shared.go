@@ -78,15 +78,3 @@ func (w filter) Seen(ctx context.Context, ids []uint64) ([]bool, time.Time, erro
 func (w filter) Incomplete(ctx context.Context) error {
 	return w.plan.do(ctx, "Filter.Incomplete", func() error { return w.Filter.Incomplete(ctx) })
 }
-
-type audit struct {
-	engine.Audit
-	plan *Plan
-}
-
-// NewAudit wraps next.
-func NewAudit(next engine.Audit, p *Plan) engine.Audit { return audit{next, p} }
-
-func (w audit) Append(ctx context.Context, row func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
-	return get(ctx, w.plan, "Audit.Append", func() (engine.AuditRow, error) { return w.Audit.Append(ctx, row) })
-}

@@ -1,0 +1,19 @@
+package faulty
+
+import (
+	"context"
+
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+type partitions struct {
+	rows.Partitions
+	plan *Plan
+}
+
+// NewPartitions wraps next: what pkg/store keeps over it fails as its rows do.
+func NewPartitions(next rows.Partitions, p *Plan) rows.Partitions { return partitions{next, p} }
+
+func (w partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
+	return get(ctx, w.plan, "Rows.Swap", func() (bool, error) { return w.Partitions.Swap(ctx, cs...) })
+}
