@@ -28,7 +28,7 @@ type groups struct {
 	admin  *log.Admin
 	log    *slog.Logger
 
-	read atomic.Pointer[[]api.GroupLag] // of shared groups, as watch read them last
+	read atomic.Pointer[[]api.GroupLag] // of shared groups, as one process read them last for all
 }
 
 // topicsOf are the topics of every group.
@@ -102,7 +102,7 @@ func (gs *groups) lags() []api.GroupLag {
 		switch {
 		case k >= 0:
 		case gs.shared:
-			return // watch does not read this group
+			return // it is not watched
 		default: // of a group that reads more than one topic, each by itself
 			k = slices.IndexFunc(out, func(l api.GroupLag) bool { return l.Group == group }) + 1
 			out = slices.Insert(out, k, api.GroupLag{Group: group})
@@ -119,9 +119,8 @@ func (gs *groups) lags() []api.GroupLag {
 	return out
 }
 
-// watched returns the groups whose lag a process with these tasks reads. The API
-// and operators tell of all of them; a worker reads its own alone, because hundreds
-// of workers would ask the brokers for every topic and group every two seconds.
+// watched returns the groups that a process with these tasks tells the lag of. The API and
+// operators tell of all of them, a worker of its own.
 func (gs *groups) watched(do cluster.Tasks) (names []string) {
 	if do.API || do.Operator {
 		return gs.names
@@ -132,25 +131,18 @@ func (gs *groups) watched(do cluster.Tasks) (names []string) {
 	return names
 }
 
-// watch reads how far groups are behind, over all processes, until ctx ends.
-func (gs *groups) watch(ctx context.Context, names []string) error {
-	for ctx.Err() == nil {
-		call, stop := context.WithTimeout(ctx, 5*time.Second)
-		ls, err := gs.readLags(call, names)
-		stop()
-		if err == nil {
-			gs.read.Store(&ls)
-		} else if ctx.Err() == nil {
-			gs.log.Warn("how far groups are behind cannot be read", "err", err)
-		}
-		notify.Sleep(ctx, 2*time.Second)
-	}
-	return nil
+// take notes how far the named groups are behind, of what was read of all.
+func (gs *groups) take(all []api.GroupLag, names []string) {
+	all = slices.DeleteFunc(all, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
+	gs.read.Store(&all)
 }
 
-func (gs *groups) readLags(ctx context.Context, names []string) (out []api.GroupLag, err error) {
+// readLags asks the brokers how far each group is behind, over all processes.
+func (gs *groups) readLags(ctx context.Context) (out []api.GroupLag, err error) {
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
 	topics := map[string]bool{}
-	for _, g := range names {
+	for _, g := range gs.names {
 		for _, t := range topicsOf[g] {
 			topics[t] = true
 		}
@@ -164,7 +156,7 @@ func (gs *groups) readLags(ctx context.Context, names []string) (out []api.Group
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range names {
+	for _, g := range gs.names {
 		at, err := gs.admin.Committed(ctx, g)
 		if err != nil {
 			return nil, err

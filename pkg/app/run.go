@@ -153,8 +153,7 @@ func (n runner) innerParts(do cluster.Tasks) parts {
 // middleParts are what does the work.
 func (n runner) middleParts(do cluster.Tasks) parts {
 	ps := parts{}
-	// Where processes share a store not every process reads it to count.
-	if n.own != nil || do.Operator {
+	if n.own != nil { // where processes share a store one of them counts
 		ps["deferred"] = n.deferred.Run
 	}
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}

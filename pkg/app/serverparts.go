@@ -1,9 +1,11 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -11,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/store"
+	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // servers is what a process over shared engines keeps beside its stages.
@@ -32,6 +35,12 @@ type serverCheck func(ctx context.Context) engine.Findings
 // followEvery is how often what operators changed in another process is read.
 const followEvery = time.Second
 
+// Pauses between two looks of the process that looks for all.
+const (
+	lagsEvery     = 2 * time.Second
+	deferredEvery = 5 * time.Second
+)
+
 // addServerParts adds the inner parts of a process whose engines are servers.
 func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	s := n.servers
@@ -49,9 +58,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 		ps["seen-filter"] = s.seen.Run
 	}
 	ps["follower"] = n.follow
-	if groups := n.groups.watched(do); len(groups) > 0 {
-		ps["lags"] = func(ctx context.Context) error { return n.groups.watch(ctx, groups) }
-	}
+	n.addFigures(ps, do)
 	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
 	if len(n.clock.Servers) > 0 {
 		ps["clock"] = n.clock.Run
@@ -62,6 +69,23 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 			ps[name] = n.alone(name, run)
 		}
 		ps["trim"] = n.alone("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
+	}
+}
+
+// addFigures adds the parts that find out, in one process for all, what the servers would
+// be asked by each process else, and those that follow it.
+func (n runner) addFigures(ps parts, do cluster.Tasks) {
+	lags := &cluster.Figure[[]api.GroupLag]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "lags", Log: n.log}
+	deferred := &cluster.Figure[worker.DeferredCount]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "deferred", Log: n.log}
+	if do.API || do.Operator {
+		ps["lags"] = lags.Find(lagsEvery, n.groups.readLags)
+		ps["deferred seen"] = deferred.Follow(n.deferred.Take)
+	}
+	if do.Operator {
+		ps["deferred"] = deferred.Find(cmp.Or(n.deferred.Pause, deferredEvery), func(ctx context.Context) (worker.DeferredCount, error) { return n.deferred.Count(ctx, time.Now()) })
+	}
+	if names := n.groups.watched(do); len(names) > 0 {
+		ps["lags seen"] = lags.Follow(func(all []api.GroupLag) { n.groups.take(all, names) })
 	}
 }
 

@@ -307,8 +307,8 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	b.becomes(t, sent.NotificationID, "DELIVERED")
 }
 
-// TestLagsOfAProcess: the API reads how far every group is behind, a worker reads its
-// own groups, and a process that works no group asks the brokers nothing.
+// TestLagsOfAProcess: one process asks the brokers how far every group is behind. The API
+// tells of all groups, a worker of its own, and a process that works no group asks nothing.
 func TestLagsOfAProcess(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -335,8 +335,14 @@ func TestLagsOfAProcess(t *testing.T) {
 	if got := groups(mails); !slices.Equal(got, want) {
 		t.Errorf("the worker reads %v, want %v", got, want)
 	}
-	if _, reads := (runner{mails.Node}).innerParts(cluster.Tasks{Scheduler: true, Dispatcher: true})["lags"]; reads {
-		t.Error("a process without groups reads lags")
+	told, _, err := s.beats.Alive(t.Context(), "figure:lags", 0)
+	if err != nil || len(told) != 1 || told[0].Owner != front.owner {
+		t.Errorf("%d processes tell lags, %v", len(told), err)
+	}
+	for _, part := range []string{"lags", "lags seen"} {
+		if _, reads := (runner{mails.Node}).innerParts(cluster.Tasks{Scheduler: true, Dispatcher: true})[part]; reads {
+			t.Error("a process without groups has the part", part)
+		}
 	}
 }
 

@@ -25,6 +25,10 @@ type Peers struct {
 	group string
 	self  string
 
+	// The last look's, of the goroutine that looks: Run's, and After's before that.
+	version int64
+	alive   []engine.Heartbeat
+
 	mu       sync.Mutex
 	seen     map[string]time.Time // when each was last alive; monotonic
 	answered time.Time            // of the last look
@@ -52,12 +56,15 @@ func (p *Peers) Run(ctx context.Context) error {
 func (p *Peers) look(ctx context.Context) error {
 	call, stop := context.WithTimeout(ctx, peerBeat)
 	defer stop()
-	if err := p.beats.Beat(call, p.group, p.self, peerTTL); err != nil {
-		return err
+	version, err := p.beats.Beat(call, p.group, p.self, "", peerTTL)
+	if err == nil && version != p.version {
+		var alive []engine.Heartbeat
+		if alive, version, err = p.beats.Alive(call, p.group, 0); err == nil {
+			p.alive, p.version = alive, version
+		}
 	}
-	alive, err := p.beats.Alive(call, p.group)
 	if err == nil {
-		p.note(alive, time.Now())
+		p.note(p.alive, time.Now())
 	}
 	return err
 }

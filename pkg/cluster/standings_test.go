@@ -46,7 +46,7 @@ func TestStandingIsShared(t *testing.T) {
 		}
 		members := func(n int) {
 			t.Helper()
-			if all, err := beats.Alive(ctx, standingGroup); err != nil || len(all) != n {
+			if all, _, err := beats.Alive(ctx, standingGroup, 0); err != nil || len(all) != n {
 				t.Errorf("%d beat, want %d: %v", len(all), n, err)
 			}
 		}
@@ -74,7 +74,7 @@ func TestStandingIsShared(t *testing.T) {
 		members(0)
 		// A process that was killed is forgotten, although its time is far away.
 		killed := NewStandings(beats, "killed")
-		killed.tell(ctx, "", []notify.Lane{lane}, func(notify.Lane) (server.Standing, bool) {
+		killed.tell(ctx, false, []notify.Lane{lane}, func(notify.Lane) (server.Standing, bool) {
 			return server.Standing{Account: "gone", Until: time.Now().Add(time.Hour)}, true
 		})
 		want(operator, "gone")

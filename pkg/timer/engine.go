@@ -52,7 +52,7 @@ func New(cfg Config) *Engine {
 		e.water[n] = cfg.Wall().UnixMilli() // nobody has seen it move since
 	}
 	e.writer, e.releaser, e.heads, e.near = &writer{e}, newReleaser(e), &heads{e}, &nearLine{e}
-	e.members, e.housekeeper = &membership{Engine: e, moves: map[uint16]string{}}, &housekeeper{Engine: e}
+	e.members, e.housekeeper = &membership{Engine: e, moves: map[uint16]string{}, change: make(chan struct{})}, &housekeeper{Engine: e}
 	e.troubl.log = cfg.Logger
 	return e
 }

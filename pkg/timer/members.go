@@ -18,10 +18,12 @@ type membership struct {
 	*Engine
 
 	// Guarded by Engine.mu: what the last beats have shown.
-	beatAt time.Duration // Engine.clock of our latest beat
-	alive  []engine.Heartbeat
+	beatAt time.Duration     // Engine.clock of our latest beat
+	alive  []string          // owners
 	sick   bool              // Unhealthy was told
 	stands []bool            // by shard: this engine is to look for its lease; nil: it knows no members
+	stood  []bool            // stands when it was known last; nil: it never was
+	change chan struct{}     // closed when stands is another
 	moves  map[uint16]string // shards to hand over, with their new owners
 }
 
@@ -32,50 +34,55 @@ func (m *membership) beat(ctx context.Context) {
 	m.mu.Lock()
 	m.beatAt = m.clock()
 	m.mu.Unlock()
-	var before []string // members of the look before: a newcomer is believed the second time
-	unseen := 1         // looks in a row that did not show this engine among the members
+	var before, alive []string // members of the look before, and of this one: a newcomer is believed the second time
+	known := int64(0)          // the version of the group that alive is of
+	unseen := 1                // looks in a row that did not show this engine among the members
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, m.cfg.Beat/2)
 		off, began := m.clockOff(), m.clock()
-		var err error
+		version, err := int64(0), error(nil)
 		if off {
 			err = m.cfg.Heartbeats.Leave(call, group, m.cfg.Owner)
 		} else {
-			err = m.cfg.Heartbeats.Beat(call, group, m.cfg.Owner, 3*m.cfg.Beat)
+			version, err = m.cfg.Heartbeats.Beat(call, group, m.cfg.Owner, "", 2*m.cfg.Beat)
 		}
-		var alive []engine.Heartbeat
 		if err == nil {
 			m.beaten(began)
-			alive, err = m.cfg.Heartbeats.Alive(call, group)
+		}
+		if err == nil && (off || version != known) {
+			var hs []engine.Heartbeat
+			if hs, version, err = m.cfg.Heartbeats.Alive(call, group, known); err == nil && version != known {
+				known, alive = version, nil
+				for _, h := range hs {
+					alive = append(alive, h.Owner)
+				}
+			}
 		}
 		stop()
+		if err != nil {
+			known, alive = 0, nil
+		}
 		if err != nil && ctx.Err() == nil {
 			m.troubl.say("cannot exchange heartbeats of timer engines", err)
 		}
 		m.checkHealth()
-		var fresh []string
-		for _, h := range alive {
-			if h.Age < 2*m.cfg.Beat {
-				fresh = append(fresh, h.Owner)
-			}
-		}
 		m.mu.Lock()
 		m.alive = alive
 		m.mu.Unlock()
 		switch {
-		case off || err != nil || !slices.Contains(fresh, m.cfg.Owner):
+		case off || err != nil || !slices.Contains(alive, m.cfg.Owner):
 			unseen++
-		case unseen > 0 || !slices.Equal(fresh, before):
-			m.stand(fresh)
+		case unseen > 0 || !slices.Equal(alive, before):
+			m.stand(alive)
 			unseen = 0
 		}
 		if unseen == 3 {
 			m.stand(nil)
 		}
 		if !off {
-			m.share(slices.DeleteFunc(slices.Clone(fresh), func(owner string) bool { return !slices.Contains(before, owner) }))
+			m.share(slices.DeleteFunc(slices.Clone(alive), func(owner string) bool { return !slices.Contains(before, owner) }))
 		}
-		before = fresh
+		before = alive
 	}
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer stop()
@@ -151,15 +158,25 @@ func (m *membership) stand(members []string) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.stands = stands
+	if m.stands = stands; stands != nil {
+		m.stood = stands
+	}
+	close(m.change)
+	m.change = make(chan struct{})
 }
 
-// standsFor reports whether this engine is to look for the lease of a shard.
-func (m *membership) standsFor(n uint16) bool {
+// standsFor reports whether this engine is to look for the lease of a shard. change is
+// closed when that may be different.
+func (m *membership) standsFor(n uint16) (is bool, change <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.stands) == 0 || m.stands[n]
+	return len(m.stands) == 0 || m.stands[n], m.change
 }
+
+// watchesLocked reports whether this engine is to look how far a shard is that it does
+// not own: its standbys do, or else the store would be asked processes times shards. While
+// the members are not known, those who were the standbys do.
+func (m *membership) watchesLocked(n uint16) bool { return len(m.stood) == 0 || m.stood[n] }
 
 // heir is the engine a shard is to be handed over to; "": none.
 func (m *membership) heir(n uint16) string {

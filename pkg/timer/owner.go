@@ -33,7 +33,15 @@ func (e *Engine) keep(ctx context.Context, n uint16) {
 	wait := time.Duration(0)
 	for notify.Sleep(ctx, wait) {
 		wait = e.cfg.LeaseLook
-		if e.clockOff() || !e.members.standsFor(n) {
+		if e.clockOff() {
+			continue
+		}
+		if stands, change := e.members.standsFor(n); !stands {
+			select {
+			case <-change:
+				wait = 0
+			case <-ctx.Done():
+			}
 			continue
 		}
 		t, err := e.acquire(ctx, n)

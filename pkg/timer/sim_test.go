@@ -336,12 +336,12 @@ type heartbeats struct {
 	n *node
 }
 
-func (h heartbeats) Beat(ctx context.Context, group, owner string, ttl time.Duration) error {
+func (h heartbeats) Beat(ctx context.Context, group, owner, value string, ttl time.Duration) (int64, error) {
 	h.n.hang()
 	if h.n.isDead() {
-		return faulty.ErrDown
+		return 0, faulty.ErrDown
 	}
-	return h.Heartbeats.Beat(ctx, group, owner, ttl)
+	return h.Heartbeats.Beat(ctx, group, owner, value, ttl)
 }
 
 func (h heartbeats) Leave(ctx context.Context, group, owner string) error {

@@ -29,11 +29,11 @@ type Stats struct {
 	Pending      int          // timers in memory
 	PendingBytes int          // their payload
 	Shards       []ShardStats // owned by this engine
-	Others       []ShardStats // owned by others, or by nobody, as they were last seen
+	Others       []ShardStats // that this engine is a standby of, as they were last seen
 	Backlog      Backlog
 
-	HeartbeatAge time.Duration      // since the last one of this engine; 0 without Heartbeats
-	Members      []engine.Heartbeat // as of the last beat
+	HeartbeatAge time.Duration // since the last one of this engine; 0 without Heartbeats
+	Members      []string      // owners, as of the last beat
 	ClockOffset  time.Duration
 
 	// Counted since the start.
@@ -97,6 +97,9 @@ func (e *Engine) Stats() Stats {
 	s.Pending = e.pendingLocked()
 	s.Backlog.Limit = float64(e.cfg.CatchUpRate)
 	for n, t := range e.tenures {
+		if t == nil && !e.members.watchesLocked(uint16(n)) {
+			continue
+		}
 		if t == nil {
 			s.Others = append(s.Others, ShardStats{Shard: uint16(n), WatermarkAge: time.Duration(now-e.water[n]) * time.Millisecond})
 			continue
@@ -126,15 +129,15 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// watch looks every Beat how far shards are that this engine does not own, until
-// ctx ends: what nobody releases must be seen somewhere.
+// watch looks every Beat how far the shards are that this engine is a standby of and does
+// not own, until ctx ends: a shard that no engine releases must be seen by some.
 func (e *Engine) watch(ctx context.Context) {
 	for notify.Sleep(ctx, e.cfg.Beat) {
 		for n := range e.cfg.Shards {
 			e.mu.Lock()
-			owned := e.tenures[n] != nil
+			look := e.tenures[n] == nil && e.members.watchesLocked(uint16(n))
 			e.mu.Unlock()
-			if owned {
+			if !look {
 				continue
 			}
 			call, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)

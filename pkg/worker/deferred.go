@@ -41,12 +41,12 @@ type Deferred struct {
 	Next      time.Time // the earliest of their times
 }
 
-// deferredCount is what one count found. It is immutable.
-type deferredCount struct {
-	at time.Time // when the count began
-	// topics holds the largest first. Behind them are reasons that an earlier count found
+// DeferredCount is what one count found. It is immutable.
+type DeferredCount struct {
+	At time.Time // when the count began
+	// Topics holds the largest first. Behind them are reasons that an earlier count found
 	// and this one did not, of no receivers: their metrics go to 0 and do not end.
-	topics map[string][]Deferred
+	Topics map[string][]Deferred
 }
 
 // DeferredCounter counts deferred receivers from the rows of the timer store. Rows
@@ -57,13 +57,13 @@ type DeferredCounter struct {
 	Pause  time.Duration // between two counts; 0: 5 s
 	Logger *slog.Logger
 
-	last atomic.Pointer[deferredCount] // nil: nothing was counted yet
+	last atomic.Pointer[DeferredCount] // nil: nothing was counted yet
 }
 
 // Run counts until ctx ends. After an error the last count stands, and its age grows.
 func (d *DeferredCounter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if err := d.Count(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if _, err := d.Count(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			d.Logger.Warn("deferred notifications cannot be counted; trying again", "err", err)
 		}
 		notify.Sleep(ctx, cmp.Or(d.Pause, deferredEvery))
@@ -71,30 +71,33 @@ func (d *DeferredCounter) Run(ctx context.Context) error {
 	return nil
 }
 
+// Take makes what another process counted the last count.
+func (d *DeferredCounter) Take(c DeferredCount) { d.last.Store(&c) }
+
 // Count reads every timer that is due at now or later and before now + deferredAhead.
-func (d *DeferredCounter) Count(ctx context.Context, now time.Time) error {
+func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none DeferredCount, err error) {
 	sums := map[string]map[string]*Deferred{}
 	from := now.UnixMilli()
 	for shard := range d.Shards {
 		minutes, err := d.Timers.Buckets(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
 		if err != nil {
-			return err
+			return none, err
 		}
 		for _, m := range minutes {
 			if err := countMinute(ctx, d.Timers, engine.TimerPartition{Bucket: m, Shard: uint16(shard)}, from, sums); err != nil {
-				return err
+				return none, err
 			}
 		}
 	}
-	c := &deferredCount{at: now, topics: map[string][]Deferred{}}
+	c := &DeferredCount{At: now, Topics: map[string][]Deferred{}}
 	for topic, reasons := range sums {
-		c.topics[topic] = largest(reasons)
+		c.Topics[topic] = largest(reasons)
 	}
 	if was := d.last.Load(); was != nil {
 		c.keepZero(was)
 	}
 	d.last.Store(c)
-	return nil
+	return *c, nil
 }
 
 // countMinute adds the deferred envelopes of one partition to sums, by topic and
@@ -185,12 +188,12 @@ func largest(reasons map[string]*Deferred) []Deferred {
 
 // keepZero notes the reasons of an earlier count that c has not. Beyond twice
 // deferredReasons of a topic the earlier ones end.
-func (c *deferredCount) keepZero(was *deferredCount) {
-	for topic, earlier := range was.topics {
+func (c *DeferredCount) keepZero(was *DeferredCount) {
+	for topic, earlier := range was.Topics {
 		for _, d := range earlier {
-			now := c.topics[topic]
+			now := c.Topics[topic]
 			if len(now) < 2*deferredReasons && !slices.ContainsFunc(now, func(n Deferred) bool { return n.Reason == d.Reason }) {
-				c.topics[topic] = append(now, Deferred{Reason: d.Reason, Oldest: c.at, Next: c.at})
+				c.Topics[topic] = append(now, Deferred{Reason: d.Reason, Oldest: c.At, Next: c.At})
 			}
 		}
 	}
@@ -202,11 +205,11 @@ func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	if c == nil {
 		return nil
 	}
-	return slices.DeleteFunc(append([]Deferred{}, c.topics[topic]...), func(d Deferred) bool { return d.Receivers == 0 })
+	return slices.DeleteFunc(append([]Deferred{}, c.Topics[topic]...), func(d Deferred) bool { return d.Receivers == 0 })
 }
 
 // OfLane returns what is deferred of a lane, by reason, and when the count began. It
-// returns reasons of no receivers too: see deferredCount. ok is false before the first
+// returns reasons of no receivers too: see DeferredCount. ok is false before the first
 // count.
 func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, at time.Time, ok bool) {
 	c := d.last.Load()
@@ -215,9 +218,9 @@ func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, a
 	}
 	reasons = map[string]*Deferred{}
 	for _, topic := range []string{l.Topic(), l.DLQTopic()} {
-		for _, d := range c.topics[topic] {
+		for _, d := range c.Topics[topic] {
 			merge(reasons, d)
 		}
 	}
-	return reasons, c.at, true
+	return reasons, c.At, true
 }

@@ -66,17 +66,17 @@ func TestDeferredRows(t *testing.T) {
 	}
 	for name, timers := range map[string]engine.Timers{"with payloads": mem, "without payloads": payloadless{mem}} {
 		d := &DeferredCounter{Timers: timers, Shards: 4}
-		if err := d.Count(t.Context(), now); err != nil {
+		if _, err := d.Count(t.Context(), now); err != nil {
 			t.Fatal(err)
 		}
 		c := d.last.Load()
-		got := c.topics[topic]
+		got := c.Topics[topic]
 		sum := int64(0)
 		for _, d := range got {
 			sum += d.Receivers
 		}
-		if len(c.topics) != 1 || len(got) != deferredReasons || sum != int64(2*(len(rows)-3)) {
-			t.Errorf("%s: %d topics, %d reasons, %d receivers of %d rows", name, len(c.topics), len(got), sum, len(rows))
+		if len(c.Topics) != 1 || len(got) != deferredReasons || sum != int64(2*(len(rows)-3)) {
+			t.Errorf("%s: %d topics, %d reasons, %d receivers of %d rows", name, len(c.Topics), len(got), sum, len(rows))
 			continue
 		}
 		oldest := now.Add(-time.Duration(3+3*deferredPage) * time.Second)

@@ -914,9 +914,14 @@ func beatsProgram(t *rapid.T, n int) []step {
 	owner := func(t *rapid.T) string { return fmt.Sprint("owner-", draw(t, "owner", 3)) }
 	return steps(t, 12,
 		func(t *rapid.T) step {
-			g, o := group(t), owner(t)
-			return step{"beat " + g + " " + o, func(ctx context.Context, e *engines, _ *known) (string, error) {
-				return "", e.beats.Beat(ctx, g, o, time.Hour)
+			g, o, v := group(t), owner(t), fmt.Sprint("value-", draw(t, "value", 1))
+			return step{"beat " + g + " " + o + " " + v, func(ctx context.Context, e *engines, _ *known) (string, error) {
+				_, before, err := e.beats.Alive(ctx, g, 0)
+				if err != nil {
+					return "", err
+				}
+				after, err := e.beats.Beat(ctx, g, o, v, time.Hour)
+				return fmt.Sprint("changed ", before != after), err
 			}}
 		},
 		func(t *rapid.T) step {
@@ -928,8 +933,8 @@ func beatsProgram(t *rapid.T, n int) []step {
 		func(t *rapid.T) step {
 			g := group(t)
 			return step{"alive " + g, func(ctx context.Context, e *engines, _ *known) (string, error) {
-				hs, err := e.beats.Alive(ctx, g)
-				return names(hs, func(h engine.Heartbeat) string { return h.Owner }), err
+				hs, _, err := e.beats.Alive(ctx, g, 0)
+				return names(hs, func(h engine.Heartbeat) string { return h.Owner + " " + h.Value }), err
 			}}
 		})
 }

@@ -11,8 +11,16 @@ import (
 // d.
 func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.Duration)) {
 	const ttl = 100 * time.Millisecond
+	read := func(t T, s engine.Heartbeats, group string) []engine.Heartbeat {
+		hs, _, err := s.Alive(bg, group, 0)
+		must(t, err)
+		return hs
+	}
+	beat := func(t T, s engine.Heartbeats, group, owner string, ttl time.Duration) (version int64) {
+		return val(s.Beat(bg, group, owner, "", ttl))(t)
+	}
 	owners := func(t T, s engine.Heartbeats, group string) (out []string) {
-		for _, h := range val(s.Alive(bg, group))(t) {
+		for _, h := range read(t, s, group) {
 			out = append(out, h.Owner)
 		}
 		return out
@@ -20,10 +28,10 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 	t.Run("Beat says that owner is alive; it is a member of group for ttl from now", func(t *testing.T) {
 		inTime(t, func(t *testing.T) {
 			s, _ := open(t)
-			must(t, s.Beat(bg, "g", "a", ttl))
+			beat(t, s, "g", "a", ttl)
 			pass(ttl * 6 / 10)
 			same(t, "within ttl", owners(t, s, "g"), []string{"a"})
-			must(t, s.Beat(bg, "g", "a", ttl))
+			beat(t, s, "g", "a", ttl)
 			pass(ttl * 6 / 10)
 			same(t, "prolonged", owners(t, s, "g"), []string{"a"})
 			pass(ttl)
@@ -34,9 +42,9 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 		inTime(t, func(t *testing.T) {
 			s, _ := open(t)
 			for _, owner := range []string{"b", "c", "a"} {
-				must(t, s.Beat(bg, "g", owner, time.Hour))
+				beat(t, s, "g", owner, time.Hour)
 			}
-			must(t, s.Beat(bg, "other", "d", time.Hour))
+			beat(t, s, "other", "d", time.Hour)
 			same(t, "members", owners(t, s, "g"), []string{"a", "b", "c"})
 			same(t, "of no group", owners(t, s, "empty"), []string(nil))
 		})
@@ -44,27 +52,92 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 	t.Run("Age is since its last beat", func(t *testing.T) {
 		inTime(t, func(t *testing.T) {
 			s, _ := open(t)
-			must(t, s.Beat(bg, "g", "a", time.Hour))
+			beat(t, s, "g", "a", time.Hour)
 			pass(ttl)
-			if age := val(s.Alive(bg, "g"))(t)[0].Age; age < ttl || age > ttl+time.Minute {
+			if age := read(t, s, "g")[0].Age; age < ttl || age > ttl+time.Minute {
 				t.Fatalf("age %v after %v", age, ttl)
 			}
-			must(t, s.Beat(bg, "g", "a", time.Hour))
-			if age := val(s.Alive(bg, "g"))(t)[0].Age; age < 0 || age >= ttl {
+			beat(t, s, "g", "a", time.Hour)
+			if age := read(t, s, "g")[0].Age; age < 0 || age >= ttl {
 				t.Fatalf("age %v after a beat", age)
 			}
 		})
 	})
 	t.Run("Leave ends owner's membership before its ttl is over", func(t *testing.T) {
 		s, _ := open(t)
-		must(t, s.Beat(bg, "g", "a", time.Hour))
-		must(t, s.Beat(bg, "g", "b", time.Hour))
+		beat(t, s, "g", "a", time.Hour)
+		beat(t, s, "g", "b", time.Hour)
 		must(t, s.Leave(bg, "g", "a"))
 		same(t, "members", owners(t, s, "g"), []string{"b"})
 	})
+	t.Run("a member has the value that its last beat gave", func(t *testing.T) {
+		s, _ := open(t)
+		for _, value := range []string{"", "12:13:x", "two\nlines", ""} {
+			val(s.Beat(bg, "g", "a", value, time.Hour))(t)
+			same(t, "value", read(t, s, "g")[0].Value, value)
+		}
+	})
+	t.Run("the version is another one after each time that a member joined, left, ran out of time or changed its value", func(t *testing.T) {
+		inTime(t, func(t *testing.T) {
+			s, _ := open(t)
+			seen := map[int64]bool{0: true}
+			last := int64(0)
+			changed := func(what string, is bool, version int64) {
+				t.Helper()
+				if is && seen[version] || !is && version != last {
+					t.Errorf("%s: version %d after %d, seen %v", what, version, last, seen)
+				}
+				seen[version], last = true, version
+			}
+			look := func() int64 {
+				_, version, err := s.Alive(bg, "g", 0)
+				must(t, err)
+				return version
+			}
+			changed("of no members", true, look())
+			changed("looked at again", false, look())
+			changed("a joined", true, beat(t, s, "g", "a", time.Hour))
+			changed("a beats", false, beat(t, s, "g", "a", time.Hour))
+			changed("b joined", true, beat(t, s, "g", "b", time.Hour))
+			beat(t, s, "other", "c", time.Hour)
+			changed("c joined another group", false, beat(t, s, "g", "a", time.Hour))
+			must(t, s.Leave(bg, "g", "b"))
+			changed("b left", true, beat(t, s, "g", "a", time.Hour))
+			must(t, s.Leave(bg, "g", "b"))
+			changed("b left again", false, look())
+			changed("a has a value", true, val(s.Beat(bg, "g", "a", "v", time.Hour))(t))
+			changed("a has the same value", false, val(s.Beat(bg, "g", "a", "v", time.Hour))(t))
+			changed("b joined for a while", true, beat(t, s, "g", "b", ttl))
+			changed("b is there", false, val(s.Beat(bg, "g", "a", "v", time.Hour))(t))
+			pass(2 * ttl)
+			changed("b ran out of time", true, val(s.Beat(bg, "g", "a", "v", time.Hour))(t))
+			must(t, s.Leave(bg, "g", "a"))
+			changed("one left and another joined", true, beat(t, s, "g", "b", time.Hour))
+			same(t, "members", owners(t, s, "g"), []string{"b"})
+			beat(t, s, "g", "c", ttl)
+			last = look()
+			pass(2 * ttl)
+			changed("all but one ran out of time, seen by a look", true, look())
+		})
+	})
+	t.Run("while known is still the version, Alive returns no members", func(t *testing.T) {
+		s, _ := open(t)
+		known := beat(t, s, "g", "a", time.Hour)
+		hs, version, err := s.Alive(bg, "g", known)
+		must(t, err)
+		same(t, "unchanged", len(hs), 0)
+		same(t, "version", version, known)
+		beat(t, s, "g", "b", time.Hour)
+		hs, version, err = s.Alive(bg, "g", known)
+		must(t, err)
+		same(t, "changed", len(hs), 2)
+		if version == known {
+			t.Error("the version is the same")
+		}
+	})
 	t.Run("Leaving a group one is not in changes nothing", func(t *testing.T) {
 		s, _ := open(t)
-		must(t, s.Beat(bg, "g", "a", time.Hour))
+		beat(t, s, "g", "a", time.Hour)
 		must(t, s.Leave(bg, "g", "nobody"))
 		must(t, s.Leave(bg, "nothing", "a"))
 		same(t, "members", owners(t, s, "g"), []string{"a"})

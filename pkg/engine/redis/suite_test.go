@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -111,6 +112,51 @@ func TestHeartbeats(t *testing.T) {
 	t.Parallel()
 	addr := enginetest.Server(t, enginetest.RedisEnv)
 	enginetest.Heartbeats(t, open(addr, (*Store).Heartbeats), time.Sleep)
+}
+
+// TestHeartbeatsOfAnEarlierRelease: a member that beats without a value and without a
+// version is a member, changes the version when it comes and goes, and has no other
+// members that are alive.
+func TestHeartbeatsOfAnEarlierRelease(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(enginetest.Server(t, enginetest.RedisEnv))
+	now := time.Now()
+	cfg.clock = func() time.Time { return now }
+	s, ctx := mustConnect(t, cfg), t.Context()
+	h := s.Heartbeats()
+	beat := func() int64 {
+		t.Helper()
+		version, err := h.Beat(ctx, "g", "new", "v", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return version
+	}
+	first := beat()
+	key, us := s.key("beats:g"), now.UnixMicro()
+	if err := s.c.HSet(ctx, key, "old", fmt.Sprintf("%d:%d", us, us+10e6)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	second := beat()
+	hs, _, err := h.Alive(ctx, "g", first)
+	if want := []engine.Heartbeat{{Owner: "new", Value: "v"}, {Owner: "old"}}; err != nil || second == first || !slices.Equal(hs, want) {
+		t.Errorf("versions %d, %d: %+v, %v", first, second, hs, err)
+	}
+	now = now.Add(11 * time.Second)
+	if third := beat(); third == second {
+		t.Error("the old one has ended, and the version is the same")
+	}
+	// What the earlier release reads of each: it takes what beat less than 10 s ago.
+	all, err := s.c.HGetAll(ctx, key).Result()
+	if err != nil || len(all) != 2 {
+		t.Fatal(all, err)
+	}
+	for owner, text := range all {
+		var from, to int64
+		if _, err := fmt.Sscanf(text, "%d:%d", &from, &to); err != nil || to <= now.UnixMicro() || (from > now.UnixMicro()-10e6) != (owner == "new") {
+			t.Errorf("%q: %q", owner, text)
+		}
+	}
 }
 
 func TestLimits(t *testing.T) {
