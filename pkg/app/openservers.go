@@ -91,7 +91,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 
 // cassandraHistory is the history in Cassandra as its group writes it.
 type cassandraHistory struct {
-	engine.History
+	*cassandra.History
 	to *cassandra.Store
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -22,7 +23,7 @@ import (
 type receipts struct {
 	provs     *providers
 	publicURL string // where providers reach the API
-	history   engine.History
+	history   history.Reader
 	status    engine.Status
 	prefs     *users.Service
 	asked     *outcomehook.Asked

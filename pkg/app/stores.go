@@ -5,6 +5,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
@@ -18,7 +19,7 @@ type stores struct {
 	id string // names the installation: the same in every process over the same stores
 
 	status    engine.Status
-	history   engine.History
+	history   history.Reader
 	audited   conserve.History // the history as an audit reads it
 	prefs     engine.Prefs
 	callers   engine.Callers
@@ -30,7 +31,7 @@ type stores struct {
 	letters   engine.DeadLetters
 	jobs      *store.Jobs
 	audit     *store.Audit
-	holds     engine.Holds
+	holds     *store.Holds
 	meta      engine.Meta
 	timers    engine.Timers
 	cold      engine.ColdTimers

@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"context"
-
-	"github.com/notifyd/notifyd/pkg/notify"
-)
+import "github.com/notifyd/notifyd/pkg/notify"
 
 // Found is one receiver of one original chunk.
 type Found struct {
@@ -28,21 +24,6 @@ type HistoryQuery struct {
 	Caller string // empty: of every caller
 	Before HistoryCursor
 	Limit  int // 1..1000
-}
-
-// History answers who got what. It reads what the log and the sealed segments
-// hold; State is not its business.
-type History interface {
-	// Find returns the receiver with this id: notify.KindNotFound when there
-	// is none, notify.KindGone when its retention has passed. An id answered
-	// 201 before the call is found.
-	Find(ctx context.Context, id notify.ID) (Found, error)
-	// Each calls fn with every receiver of a request, in index order within
-	// each chunk; it stops at fn's error and returns it.
-	Each(ctx context.Context, base notify.Base, fn func(*Found) error) error
-	// User lists notifications of a user, newest first, and where to go on;
-	// a nil cursor means there is no more.
-	User(ctx context.Context, q HistoryQuery) ([]Found, HistoryCursor, error)
 }
 
 // ListQuery selects notifications of every user, by what their chunks say.

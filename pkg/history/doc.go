@@ -1,6 +1,6 @@
 // Package history answers who got what: one notification by its id, every
 // receiver of a request, the notifications of a user, newest first. It
-// implements engine.History without a row per receiver.
+// implements Reader without a row per receiver.
 //
 // # What is stored
 //

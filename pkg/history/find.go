@@ -148,7 +148,7 @@ func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chu
 	return l, found
 }
 
-// Find implements engine.History. On a miss it waits at the barrier and looks
+// Find implements Reader. On a miss it waits at the barrier and looks
 // once more.
 func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	f, err := s.find(id)
@@ -209,7 +209,7 @@ func (s *Store) missing(base notify.Base, damaged error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "not found, but part of the history is damaged", Err: damaged}
 }
 
-// Each implements engine.History. It waits at the barrier first: a part of a
+// Each implements Reader. It waits at the barrier first: a part of a
 // request would be a wrong answer. Chunks come by their first index; found is
 // reused, its slices are not.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {

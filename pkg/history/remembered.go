@@ -19,9 +19,24 @@ const WritersGroup = "history-writers"
 // rememberedWait bounds how long a read waits for the history to catch up.
 const rememberedWait = 5 * time.Second
 
+// Reader answers who got what. It reads what the log and the sealed segments
+// hold; State is not its business.
+type Reader interface {
+	// Find returns the receiver with this id: notify.KindNotFound when there
+	// is none, notify.KindGone when its retention has passed. An id answered
+	// 201 before the call is found.
+	Find(ctx context.Context, id notify.ID) (engine.Found, error)
+	// Each calls fn with every receiver of a request, in index order within
+	// each chunk; it stops at fn's error and returns it.
+	Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error
+	// User lists notifications of a user, newest first, and where to go on;
+	// a nil cursor means there is no more.
+	User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error)
+}
+
 // Historian is a history that somebody writes.
 type Historian interface {
-	engine.History
+	Reader
 	// Append stores the original chunks among records of the log, in the order of
 	// their offsets. The same again changes nothing; of copies of a chunk one is
 	// kept. Values may be reused after the return.
@@ -78,7 +93,7 @@ type Remembered struct {
 	Retention time.Duration
 }
 
-// Find implements engine.History.
+// Find implements Reader.
 func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	f, err := h.Historian.Find(ctx, id)
 	if notify.KindOf(err) != notify.KindNotFound {
@@ -90,7 +105,7 @@ func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, erro
 	return h.Historian.Find(ctx, id)
 }
 
-// Each implements engine.History.
+// Each implements Reader.
 func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := h.await(ctx); err != nil {
 		return err
@@ -98,7 +113,7 @@ func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine
 	return h.Historian.Each(ctx, base, fn)
 }
 
-// User implements engine.History.
+// User implements Reader.
 func (h *Remembered) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Before == nil {
 		if err := h.await(ctx); err != nil {

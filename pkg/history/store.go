@@ -16,12 +16,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-var _ engine.History = (*Store)(nil)
+var _ Reader = (*Store)(nil)
 
 // Store keeps the history of the whole log of one process. All methods may be
 // called from any goroutine; Append calls of one partition follow each other.

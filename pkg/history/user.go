@@ -40,7 +40,7 @@ func parseCursor(c engine.HistoryCursor, user uint64) (p position, err error) {
 	return p, nil
 }
 
-// User implements engine.History. A page may hold fewer than Limit although
+// User implements Reader. A page may hold fewer than Limit although
 // there is more; the cursor says so. What was accepted in the last moments may
 // be missing: there is no barrier here.
 func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {

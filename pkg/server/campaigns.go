@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
@@ -149,7 +150,7 @@ type place struct {
 
 // count counts the receivers of bases from place on; complete is false when it
 // stopped for having counted enough, at next.
-func (t *tally) count(ctx context.Context, h engine.History, bases []notify.Base, from place) (next place, complete bool, err error) {
+func (t *tally) count(ctx context.Context, h history.Reader, bases []notify.Base, from place) (next place, complete bool, err error) {
 	for i := from.base; i < len(bases); i++ {
 		skip := int64(0)
 		if i == from.base {

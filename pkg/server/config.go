@@ -15,6 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/setting"
@@ -174,7 +175,7 @@ type Deps struct {
 	Auth          *Verifier
 	Intake        Intake
 	Users         Users
-	History       engine.History
+	History       history.Reader
 	List          Lister // nil: GET /v1/notifications needs a user
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters

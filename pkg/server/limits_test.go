@@ -19,6 +19,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	inmemory "github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
@@ -390,7 +391,7 @@ func TestHistoryIsNotWaitedForLong(t *testing.T) {
 }
 
 // stuckHistory answers nothing before its context ends.
-type stuckHistory struct{ engine.History }
+type stuckHistory struct{ history.Reader }
 
 func (stuckHistory) User(ctx context.Context, _ engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	<-ctx.Done()

@@ -14,6 +14,9 @@ type HoldKey struct{ Lane, User string }
 
 // HoldQueues keeps the packed queue of each lane and user.
 type HoldQueues interface {
+	// Turn waits until no other Update of this process is between its Load and its Swap,
+	// if Swap cannot see that a queue has changed. Other engines return at once.
+	Turn(ctx context.Context) (end func(), err error)
 	// Load returns queues in the order of keys; nil where a queue is empty.
 	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)
 	// Swap stores queues in place of those that were loaded. It returns false, and has
@@ -21,10 +24,11 @@ type HoldQueues interface {
 	Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error)
 }
 
-// HoldsOver returns the contract of strict lanes over queues.
-func HoldsOver(q HoldQueues) engine.Holds { return holds{q} }
+// Holds keeps, per lane and user, the notifications that wait, in their order.
+type Holds struct{ queues HoldQueues }
 
-type holds struct{ queues HoldQueues }
+// HoldsOver returns the holds over queues.
+func HoldsOver(q HoldQueues) *Holds { return &Holds{q} }
 
 // queueRecord is a queue. The lane and the user of its holds are its key.
 var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Codec, q *[]engine.Hold) {
@@ -40,7 +44,7 @@ var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Cod
 }}
 
 // load returns queues, packed and unpacked.
-func (h holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.Hold, error) {
+func (h *Holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.Hold, error) {
 	packed, err := h.queues.Load(ctx, keys)
 	if err != nil {
 		return nil, nil, err
@@ -60,7 +64,16 @@ func (h holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.H
 	return packed, out, nil
 }
 
-func (h holds) Update(ctx context.Context, add, remove []engine.Hold) error {
+// Update removes and adds, all or none; where it takes more than a batch of an engine of
+// many machines, by parts. (Lane, User, ID, Epoch) names a hold. A new one goes behind
+// those of its user; one that is there keeps its place and gets the new Wake. Removing
+// one that is not there changes nothing.
+func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
+	end, err := h.queues.Turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
 	all := slices.Concat(remove, add)
 	places := map[HoldKey]int{} // of a queue in keys
 	var keys []HoldKey
@@ -102,7 +115,8 @@ func (h holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	return nil
 }
 
-func (h holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
+// Get returns the holds of users of a lane, the first to go first, in the order of users.
+func (h *Holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
 	keys := make([]HoldKey, len(users))
 	for i, u := range users {
 		keys[i] = HoldKey{lane, u}
@@ -113,6 +127,8 @@ func (h holds) Get(ctx context.Context, lane string, users []string) ([][]engine
 
 // holdRows keeps one row per lane and user.
 type holdRows struct{ rows rows.Rows }
+
+func (h holdRows) Turn(context.Context) (func(), error) { return func() {}, nil }
 
 func (h holdRows) Load(ctx context.Context, keys []HoldKey) ([][]byte, error) {
 	names := make([]string, len(keys))

@@ -34,6 +34,21 @@ type SeenStats struct {
 	Off      bool   // the filter is not asked now
 }
 
+// Filter remembers ids for a while, in little room. It can be sure of one thing
+// only, that it does not know an id: what it may know has to be looked up.
+// Ids are hashes, spread over all 64 bits.
+type Filter interface {
+	// Add remembers ids for at least the filter's window. After an error any of
+	// them may be remembered; then call Incomplete before a Seen is believed.
+	Add(ctx context.Context, ids []uint64) error
+	// Seen reports of each id whether it may have been added. False means that
+	// it was not, to the filter's knowledge since complete: an id that may have
+	// been added before then must be looked up.
+	Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error)
+	// Incomplete says that something was not added: complete is now at least.
+	Incomplete(ctx context.Context) error
+}
+
 // Seen is an engine.Status behind a filter, which keeps workers from reading outcome
 // rows that cannot be there. It remembers in the filter whatever was claimed, before it is
 // claimed; a key that the filter does not know, made since the filter is complete, has
@@ -48,7 +63,7 @@ type SeenStats struct {
 // that is not there.
 type Seen struct {
 	engine.Status
-	filter engine.Filter
+	filter Filter
 	log    *slog.Logger
 	off    atomic.Bool
 	wake   chan struct{} // the filter has just failed
@@ -58,7 +73,7 @@ type Seen struct {
 
 // NewSeen returns next behind a filter. log gets a line when the filter fails, and one
 // when it is back. Run must run.
-func NewSeen(next engine.Status, filter engine.Filter, log *slog.Logger) *Seen {
+func NewSeen(next engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: next, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 

@@ -76,9 +76,27 @@ type T interface {
 	Fatal(...any)
 }
 
-func start(t T, status engine.Status, f engine.Filter) *rig {
+// faultyFilter is a filter whose calls fail as a plan says.
+type faultyFilter struct {
+	store.Filter
+	plan *faulty.Plan
+}
+
+func (w faultyFilter) Add(ctx context.Context, ids []uint64) error {
+	return w.plan.Do(ctx, "Filter.Add", func() error { return w.Filter.Add(ctx, ids) })
+}
+
+func (w faultyFilter) Seen(ctx context.Context, ids []uint64) ([]bool, time.Time, error) {
+	return faulty.Get2(ctx, w.plan, "Filter.Seen", func() ([]bool, time.Time, error) { return w.Filter.Seen(ctx, ids) })
+}
+
+func (w faultyFilter) Incomplete(ctx context.Context) error {
+	return w.plan.Do(ctx, "Filter.Incomplete", func() error { return w.Filter.Incomplete(ctx) })
+}
+
+func start(t T, status engine.Status, f store.Filter) *rig {
 	r := &rig{plan: faulty.NewPlan(1), store: &reads{Status: status}}
-	r.Seen = store.NewSeen(r.store, faulty.NewFilter(f, r.plan), slog.New(slog.DiscardHandler))
+	r.Seen = store.NewSeen(r.store, faultyFilter{f, r.plan}, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -102,8 +102,8 @@ func (c *Contracts) Campaigns() *Campaigns { return CampaignsOver(c.rows) }
 // Jobs returns the operations jobs.
 func (c *Contracts) Jobs() *Jobs { return JobsOver(c.rows) }
 
-// Holds returns the contract of strict lanes.
-func (c *Contracts) Holds() engine.Holds { return HoldsOver(holdRows{c.rows}) }
+// Holds returns the holds of strict lanes.
+func (c *Contracts) Holds() *Holds { return HoldsOver(holdRows{c.rows}) }
 
 // Callers returns the contract of callers.
 func (c *Contracts) Callers() engine.Callers { return callers{c.rows} }

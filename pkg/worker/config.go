@@ -52,6 +52,12 @@ type Cancels interface {
 	Fresh(now time.Time) bool
 }
 
+// Holds keeps the notifications of strict lanes that wait: it is store.Holds.
+type Holds interface {
+	Update(ctx context.Context, add, remove []engine.Hold) error
+	Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error)
+}
+
 // Log takes records; nil means every one is acknowledged.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
@@ -124,10 +130,10 @@ type Config struct {
 	Parker    Parker
 	Provider  Provider
 	Health    *Health
-	Gate      *Gate        // shut while operators pause the lane; nil: never
-	Campaigns *Campaigns   // paused ones, and those with a rate; nil: none
-	Solo      *Solo        // of all workers of the process; nil: one of its own
-	Holds     engine.Holds // of a strict lane
+	Gate      *Gate      // shut while operators pause the lane; nil: never
+	Campaigns *Campaigns // paused ones, and those with a rate; nil: none
+	Solo      *Solo      // of all workers of the process; nil: one of its own
+	Holds     Holds      // of a strict lane
 	// Seen returns the request indexes of the envelope a row is about, read
 	// from history or the log; used when a chunk comes again with other
 	// receivers.

@@ -295,7 +295,7 @@ func (j *job) ended(row *notify.Row) (recs []log.Record) {
 }
 
 // A strict lane keeps a queue per user of the notifications that wait (see
-// engine.Holds). The rules:
+// store.Holds). The rules:
 //
 //   - before a call, in its turn: who finds another at the head of its user's
 //     queue is deferred, and joins the queue;

@@ -57,7 +57,7 @@ func newPlant(t *testing.T, lane notify.Lane, change ...func(*Config)) *plant {
 	p.cfg = Config{
 		Lane: lane, Routes: oneRoute("prov"), Log: p.log, Status: faulty.NewStatus(p.store.Status(), p.plan),
 		Prefs: p.prefs, Cancels: p.cancel, Provider: p.prov, Seen: p.seen,
-		Holds: faulty.NewHolds(p.store.Holds(), p.plan),
+		Holds: faultyHolds{p.store.Holds(), p.plan},
 	}
 	for _, f := range change {
 		f(&p.cfg)
@@ -404,4 +404,18 @@ func (s *slowGet) Resume(ctx context.Context, t engine.Tenure, keys []notify.Row
 	rows, err := s.Status.Resume(ctx, t, keys)
 	time.Sleep(s.after) // of the bubble
 	return rows, err
+}
+
+// faultyHolds are holds whose calls fail as a plan says.
+type faultyHolds struct {
+	Holds
+	plan *faulty.Plan
+}
+
+func (w faultyHolds) Update(ctx context.Context, add, remove []engine.Hold) error {
+	return w.plan.Do(ctx, "Holds.Update", func() error { return w.Holds.Update(ctx, add, remove) })
+}
+
+func (w faultyHolds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
+	return faulty.Get(ctx, w.plan, "Holds.Get", func() ([][]engine.Hold, error) { return w.Holds.Get(ctx, lane, users) })
 }

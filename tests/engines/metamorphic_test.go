@@ -64,7 +64,7 @@ type engines struct {
 	audit     *store.Audit
 	campaigns *store.Campaigns
 	cancels   engine.Cancels
-	holds     engine.Holds
+	holds     *store.Holds
 	meta      engine.Meta
 	prefs     engine.Prefs
 	callers   engine.Callers

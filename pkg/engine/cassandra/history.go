@@ -28,7 +28,8 @@ type HistoryConfig struct {
 	MaxWait time.Duration
 }
 
-type history struct {
+// History reads who got what: it is a history.Reader.
+type History struct {
 	s   *Store
 	cfg HistoryConfig
 }
@@ -60,7 +61,7 @@ func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, more ...any)
 }
 
 // refs returns the chunks of a request, in order.
-func (h history) refs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
+func (h *History) refs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
 	p := shardOfMinute(base)
 	err = h.s.rows(ctx, func(scan func(...any) bool) error {
 		for r := (chunkRef{}); scanRef(scan, base, &r); {
@@ -72,7 +73,7 @@ func (h history) refs(ctx context.Context, base notify.Base) (out []chunkRef, er
 }
 
 // open reads a chunk's content; ok is false where it is gone.
-func (h history) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
+func (h *History) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
 	v, c := r.data, r.chunk
 	if v == nil {
 		ok, err = h.s.get(ctx, `SELECT data FROM notification_content WHERE base = ? AND part = ? AND block = ?`, []any{c.Base[:], int(c.Partition), int64(c.Block)}, &v)
@@ -91,7 +92,8 @@ func (h history) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok boo
 	return true, nil
 }
 
-func (h history) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
+// Find implements history.Reader.
+func (h *History) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	f, err := h.find(ctx, id)
 	if h.cfg.Barrier == nil || notify.KindOf(err) != notify.KindNotFound {
 		return f, err
@@ -102,7 +104,7 @@ func (h history) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	return h.find(ctx, id)
 }
 
-func (h history) find(ctx context.Context, id notify.ID) (engine.Found, error) {
+func (h *History) find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	refs, err := h.refs(ctx, id.Base)
 	if err != nil {
 		return engine.Found{}, err
@@ -129,7 +131,7 @@ func (h history) find(ctx context.Context, id notify.ID) (engine.Found, error) {
 }
 
 // missing is the error for what was not found.
-func (h history) missing(base notify.Base) error {
+func (h *History) missing(base notify.Base) error {
 	if time.Since(base.Time()) > h.s.cfg.StatusTTL {
 		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
 	}
@@ -137,7 +139,7 @@ func (h history) missing(base notify.Base) error {
 }
 
 // await waits until what is in the log now has been appended.
-func (h history) await(ctx context.Context) error {
+func (h *History) await(ctx context.Context) error {
 	if h.cfg.Barrier == nil {
 		return nil
 	}
@@ -165,9 +167,9 @@ func (h history) await(ctx context.Context) error {
 	}
 }
 
-// Each implements engine.History. It waits at the barrier first: a part of a
+// Each implements history.Reader. It waits at the barrier first: a part of a
 // request would be a wrong answer.
-func (h history) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
+func (h *History) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := h.await(ctx); err != nil {
 		return err
 	}
@@ -209,9 +211,9 @@ func historyCursor(user string, released int64, base notify.Base, index uint32) 
 	return binary.BigEndian.AppendUint32(append(b, base[:]...), index)
 }
 
-// User implements engine.History. A page may hold fewer than Limit although
+// User implements history.Reader. A page may hold fewer than Limit although
 // there is more; the cursor says so.
-func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
+func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
 	}

@@ -140,7 +140,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-func userPages(t *testing.T, h engine.History, q engine.HistoryQuery) (ids []string) {
+func userPages(t *testing.T, h *History, q engine.HistoryQuery) (ids []string) {
 	t.Helper()
 	for {
 		page, next, err := h.User(t.Context(), q)

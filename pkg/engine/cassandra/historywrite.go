@@ -195,7 +195,7 @@ func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset
 	if err != nil {
 		return err
 	}
-	h := history{s: s}
+	h := History{s: s}
 	for i := range refs {
 		var f engine.Found
 		ok, err := h.open(ctx, &refs[i], &f)

@@ -4,27 +4,13 @@ import (
 	"context"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// holds lets one Update of this process run at a time: no queue is compared when it is
-// replaced.
-type holds struct {
-	engine.Holds
-	s *Store
-}
-
-func (h holds) Update(ctx context.Context, add, remove []engine.Hold) error {
-	unlock, err := h.s.locks.lock(ctx, "holds")
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return h.Holds.Update(ctx, add, remove)
-}
-
 type holdQueues struct{ s *Store }
+
+// Turn lets one Update of this process run at a time: Swap compares nothing.
+func (h holdQueues) Turn(ctx context.Context) (func(), error) { return h.s.locks.lock(ctx, "holds") }
 
 // emptyQueue is how long a row stays that holds nothing: it is overwritten, not
 // removed, and ends by itself.
@@ -42,7 +28,7 @@ func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, e
 	})
 }
 
-// Swap compares nothing: see holds.
+// Swap compares nothing: see Turn.
 func (h holdQueues) Swap(ctx context.Context, keys []store.HoldKey, _, next [][]byte) (bool, error) {
 	var stmts []stmt
 	size := 0

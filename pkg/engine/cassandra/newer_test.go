@@ -58,6 +58,8 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 // fixedQueue is what each queue of holds is stored as.
 type fixedQueue []byte
 
+func (fixedQueue) Turn(context.Context) (func(), error) { return func() {}, nil }
+
 func (q fixedQueue) Load(context.Context, []store.HoldKey) ([][]byte, error) { return [][]byte{q}, nil }
 
 func (fixedQueue) Swap(context.Context, []store.HoldKey, [][]byte, [][]byte) (bool, error) {

@@ -395,19 +395,19 @@ func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, logOf(s
 // Config.StatusTTL; older ids are KindGone. User lists single sends, and each
 // receiver of a fan-out only if Config.EveryReceiver was set where it was
 // appended.
-func (s *Store) History(cfg HistoryConfig) engine.History {
+func (s *Store) History(cfg HistoryConfig) *History {
 	if cfg.MaxWait == 0 {
 		cfg.MaxWait = 5 * time.Second
 	}
-	return history{s, cfg}
+	return &History{s, cfg}
 }
 
-// Holds returns the contract of strict lanes: one row per lane and user, which
+// Holds returns the holds of strict lanes: one row per lane and user, which
 // the worker of the user's partition reads and replaces. The rows of an Update
 // go into one logged batch: once the cluster took it all of them are replaced,
 // not at one moment. An Update of more than a batch may hold (40 KiB) is cut, and
 // an error leaves it open which parts were stored.
-func (s *Store) Holds() engine.Holds { return holds{store.HoldsOver(holdQueues{s}), s} }
+func (s *Store) Holds() *store.Holds { return store.HoldsOver(holdQueues{s}) }
 
 // Jobs returns the operations jobs.
 func (s *Store) Jobs() *store.Jobs { return store.JobsOver(partitions{s}) }

@@ -8,10 +8,10 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// What openers of the suite of engine.Filter set.
+// What openers of the suite of store.Filter set.
 const (
 	FilterRate   = 100.0 // ids per second
 	FilterWindow = time.Minute
@@ -32,7 +32,7 @@ func filterIDs(from, to int) (ids []uint64) {
 	return ids
 }
 
-func seen(t T, f engine.Filter, ids []uint64) (known int, complete time.Time) {
+func seen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	t.Helper()
 	maybe, complete, err := f.Seen(bg, ids)
 	must(t, err)
@@ -45,9 +45,9 @@ func seen(t T, f engine.Filter, ids []uint64) (known int, complete time.Time) {
 	return known, complete
 }
 
-// Filter runs the suite of engine.Filter, in bubbles of synctest.
-func Filter(t *testing.T, open Opener[engine.Filter]) {
-	run := func(name string, fn func(t *testing.T, f engine.Filter)) {
+// Filter runs the suite of store.Filter, in bubbles of synctest.
+func Filter(t *testing.T, open Opener[store.Filter]) {
+	run := func(name string, fn func(t *testing.T, f store.Filter)) {
 		t.Run(name, func(t *testing.T) {
 			inTime(t, func(t *testing.T) {
 				f, _ := open(t)
@@ -56,7 +56,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 		})
 	}
 	full := int(FilterRate * FilterWindow.Seconds())
-	run("Add remembers ids for at least the filter's window", func(t *testing.T, f engine.Filter) {
+	run("Add remembers ids for at least the filter's window", func(t *testing.T, f store.Filter) {
 		must(t, f.Add(bg, filterIDs(0, full)))
 		must(t, f.Add(bg, nil))
 		for range 4 {
@@ -68,7 +68,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 		known, _ := seen(t, f, filterIDs(0, full))
 		same(t, "known at the end of the window", known, full)
 	})
-	run("Seen reports of each id whether it may have been added, and is rarely wrong", func(t *testing.T, f engine.Filter) {
+	run("Seen reports of each id whether it may have been added, and is rarely wrong", func(t *testing.T, f store.Filter) {
 		for i := range 3 { // more windows than it keeps
 			must(t, f.Add(bg, filterIDs(i*full, (i+1)*full)))
 			time.Sleep(FilterWindow)
@@ -80,7 +80,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 		known, _ = seen(t, f, nil)
 		same(t, "of none", known, 0)
 	})
-	run("what was added long ago is forgotten, and complete says so", func(t *testing.T, f engine.Filter) {
+	run("what was added long ago is forgotten, and complete says so", func(t *testing.T, f store.Filter) {
 		start := time.Now()
 		must(t, f.Add(bg, filterIDs(0, 100)))
 		for range 4 {
@@ -99,7 +99,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 			t.Fatalf("complete since %v ago, want one window to two", time.Since(complete))
 		}
 	})
-	run("complete begins when the filter does", func(t *testing.T, f engine.Filter) {
+	run("complete begins when the filter does", func(t *testing.T, f store.Filter) {
 		start := time.Now()
 		_, complete := seen(t, f, filterIDs(0, 1))
 		if complete.Before(start.Truncate(time.Millisecond)) || complete.After(time.Now()) {
@@ -109,7 +109,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 		_, later := seen(t, f, filterIDs(0, 1))
 		same(t, "later", later.UnixMilli(), complete.UnixMilli())
 	})
-	run("Incomplete says that something was not added: complete is now at least", func(t *testing.T, f engine.Filter) {
+	run("Incomplete says that something was not added: complete is now at least", func(t *testing.T, f store.Filter) {
 		must(t, f.Add(bg, filterIDs(0, 10)))
 		time.Sleep(time.Second)
 		now := time.Now()
@@ -120,7 +120,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 		}
 		same(t, "still known", known, 10)
 	})
-	run("many add and ask together", func(t *testing.T, f engine.Filter) {
+	run("many add and ask together", func(t *testing.T, f store.Filter) {
 		together(8, func(i int) {
 			for n := range 10 {
 				ids := filterIDs(i*1000+n*50, i*1000+n*50+50)
@@ -140,7 +140,7 @@ func Filter(t *testing.T, open Opener[engine.Filter]) {
 }
 
 // filterModel: what was added is known, or complete lies after it.
-func filterModel(t *testing.T, open Opener[engine.Filter]) {
+func filterModel(t *testing.T, open Opener[store.Filter]) {
 	modelInTime(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		f, _ := open(rt)
 		added := map[int]time.Time{}

@@ -9,15 +9,16 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Holds runs the suite of engine.Holds.
-func Holds(t *testing.T, open Opener[engine.Holds]) {
+// Holds runs the suite of store.Holds.
+func Holds(t *testing.T, open Opener[*store.Holds]) {
 	hold := func(user string, n int, wake int64) engine.Hold {
 		id := notify.ID{Base: notify.Base{byte(n)}, Index: uint32(n), Fan: n%2 == 1}
 		return engine.Hold{Lane: "push", User: user, ID: id, Epoch: uint16(n / 4), Wake: wake}
 	}
-	get := func(t T, s engine.Holds, users ...string) [][]engine.Hold {
+	get := func(t T, s *store.Holds, users ...string) [][]engine.Hold {
 		return val(s.Get(bg, "push", users))(t)
 	}
 	t.Run("Update adds behind, keeps places and removes", func(t *testing.T) {

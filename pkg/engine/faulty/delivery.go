@@ -16,23 +16,23 @@ type status struct {
 func NewStatus(next engine.Status, p *Plan) engine.Status { return status{next, p} }
 
 func (w status) Put(ctx context.Context, rows []notify.Row) error {
-	return w.plan.do(ctx, "Status.Put", func() error { return w.Status.Put(ctx, rows) })
+	return w.plan.Do(ctx, "Status.Put", func() error { return w.Status.Put(ctx, rows) })
 }
 
 func (w status) TakeOver(ctx context.Context, topic string, partition int32) (engine.Tenure, error) {
-	return get(ctx, w.plan, "Status.TakeOver", func() (engine.Tenure, error) { return w.Status.TakeOver(ctx, topic, partition) })
+	return Get(ctx, w.plan, "Status.TakeOver", func() (engine.Tenure, error) { return w.Status.TakeOver(ctx, topic, partition) })
 }
 
 func (w status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
-	return get(ctx, w.plan, "Status.Resume", func() ([]notify.Row, error) { return w.Status.Resume(ctx, t, keys) })
+	return Get(ctx, w.plan, "Status.Resume", func() ([]notify.Row, error) { return w.Status.Resume(ctx, t, keys) })
 }
 
 func (w status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
-	return get(ctx, w.plan, "Status.Get", func() ([]notify.Row, error) { return w.Status.Get(ctx, keys) })
+	return Get(ctx, w.plan, "Status.Get", func() ([]notify.Row, error) { return w.Status.Get(ctx, keys) })
 }
 
 func (w status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error {
-	return w.plan.do(ctx, "Status.Scan", func() error { return w.Status.Scan(ctx, from, to, fn) })
+	return w.plan.Do(ctx, "Status.Scan", func() error { return w.Status.Scan(ctx, from, to, fn) })
 }
 
 type deadLetters struct {
@@ -44,21 +44,5 @@ type deadLetters struct {
 func NewDeadLetters(next engine.DeadLetters, p *Plan) engine.DeadLetters { return deadLetters{next, p} }
 
 func (w deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
-	return w.plan.do(ctx, "DeadLetters.Put", func() error { return w.DeadLetters.Put(ctx, ds) })
-}
-
-type holds struct {
-	engine.Holds
-	plan *Plan
-}
-
-// NewHolds wraps next.
-func NewHolds(next engine.Holds, p *Plan) engine.Holds { return holds{next, p} }
-
-func (w holds) Update(ctx context.Context, add, remove []engine.Hold) error {
-	return w.plan.do(ctx, "Holds.Update", func() error { return w.Holds.Update(ctx, add, remove) })
-}
-
-func (w holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
-	return get(ctx, w.plan, "Holds.Get", func() ([][]engine.Hold, error) { return w.Holds.Get(ctx, lane, users) })
+	return w.plan.Do(ctx, "DeadLetters.Put", func() error { return w.DeadLetters.Put(ctx, ds) })
 }

@@ -17,27 +17,27 @@ type schedules struct {
 func NewSchedules(next engine.Schedules, p *Plan) engine.Schedules { return schedules{next, p} }
 
 func (w schedules) Put(ctx context.Context, ss []engine.Schedule) error {
-	return w.plan.do(ctx, "Schedules.Put", func() error { return w.Schedules.Put(ctx, ss) })
+	return w.plan.Do(ctx, "Schedules.Put", func() error { return w.Schedules.Put(ctx, ss) })
 }
 
 func (w schedules) Get(ctx context.Context, base notify.Base) (engine.Schedule, bool, error) {
-	return get2(ctx, w.plan, "Schedules.Get", func() (engine.Schedule, bool, error) { return w.Schedules.Get(ctx, base) })
+	return Get2(ctx, w.plan, "Schedules.Get", func() (engine.Schedule, bool, error) { return w.Schedules.Get(ctx, base) })
 }
 
 func (w schedules) Hint(ctx context.Context, hs []engine.Hint) error {
-	return w.plan.do(ctx, "Schedules.Hint", func() error { return w.Schedules.Hint(ctx, hs) })
+	return w.plan.Do(ctx, "Schedules.Hint", func() error { return w.Schedules.Hint(ctx, hs) })
 }
 
 func (w schedules) Hints(ctx context.Context, p engine.TimerPartition) ([]notify.Base, error) {
-	return get(ctx, w.plan, "Schedules.Hints", func() ([]notify.Base, error) { return w.Schedules.Hints(ctx, p) })
+	return Get(ctx, w.plan, "Schedules.Hints", func() ([]notify.Base, error) { return w.Schedules.Hints(ctx, p) })
 }
 
 func (w schedules) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
-	return get2(ctx, w.plan, "Schedules.Head", func() (engine.ScheduleHead, bool, error) { return w.Schedules.Head(ctx, base) })
+	return Get2(ctx, w.plan, "Schedules.Head", func() (engine.ScheduleHead, bool, error) { return w.Schedules.Head(ctx, base) })
 }
 
 func (w schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
-	return get2(ctx, w.plan, "Schedules.Swap", func() (engine.ScheduleHead, bool, error) { return w.Schedules.Swap(ctx, old, h) })
+	return Get2(ctx, w.plan, "Schedules.Swap", func() (engine.ScheduleHead, bool, error) { return w.Schedules.Swap(ctx, old, h) })
 }
 
 // timerTable is of Timers or ColdTimers.
@@ -53,23 +53,23 @@ func NewColdTimers(next engine.ColdTimers, p *Plan) engine.ColdTimers {
 }
 
 func (w timerTable) Put(ctx context.Context, shards int, ts []engine.Timer) error {
-	return w.plan.do(ctx, w.name+"Put", func() error { return w.TimerTable.Put(ctx, shards, ts) })
+	return w.plan.Do(ctx, w.name+"Put", func() error { return w.TimerTable.Put(ctx, shards, ts) })
 }
 
 func (w timerTable) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return get(ctx, w.plan, w.name+"Scan", func() ([]engine.Timer, error) { return w.TimerTable.Scan(ctx, p, after, until, max) })
+	return Get(ctx, w.plan, w.name+"Scan", func() ([]engine.Timer, error) { return w.TimerTable.Scan(ctx, p, after, until, max) })
 }
 
 func (w timerTable) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return get(ctx, w.plan, w.name+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.Outline(ctx, p, after, until, max) })
+	return Get(ctx, w.plan, w.name+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.Outline(ctx, p, after, until, max) })
 }
 
 func (w timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
-	return get(ctx, w.plan, w.name+"Buckets", func() ([]int64, error) { return w.TimerTable.Buckets(ctx, shard, from, to) })
+	return Get(ctx, w.plan, w.name+"Buckets", func() ([]int64, error) { return w.TimerTable.Buckets(ctx, shard, from, to) })
 }
 
 func (w timerTable) Drop(ctx context.Context, p engine.TimerPartition) error {
-	return w.plan.do(ctx, w.name+"Drop", func() error { return w.TimerTable.Drop(ctx, p) })
+	return w.plan.Do(ctx, w.name+"Drop", func() error { return w.TimerTable.Drop(ctx, p) })
 }
 
 type timers struct {
@@ -83,19 +83,19 @@ func NewTimers(next engine.Timers, p *Plan) engine.Timers {
 }
 
 func (w timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
-	return get(ctx, w.plan, "Timers.Shard", func() (engine.ShardState, error) { return w.shards.Shard(ctx, shard) })
+	return Get(ctx, w.plan, "Timers.Shard", func() (engine.ShardState, error) { return w.shards.Shard(ctx, shard) })
 }
 
 func (w timers) Closed(ctx context.Context, shard uint16) (int64, error) {
-	return get(ctx, w.plan, "Timers.Closed", func() (int64, error) { return w.shards.Closed(ctx, shard) })
+	return Get(ctx, w.plan, "Timers.Closed", func() (int64, error) { return w.shards.Closed(ctx, shard) })
 }
 
 func (w timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
-	return get(ctx, w.plan, "Timers.TakeOver", func() (engine.ShardState, error) { return w.shards.TakeOver(ctx, shard, term, owner) })
+	return Get(ctx, w.plan, "Timers.TakeOver", func() (engine.ShardState, error) { return w.shards.TakeOver(ctx, shard, term, owner) })
 }
 
 func (w timers) Advance(ctx context.Context, shard uint16, s engine.ShardState) error {
-	return w.plan.do(ctx, "Timers.Advance", func() error { return w.shards.Advance(ctx, shard, s) })
+	return w.plan.Do(ctx, "Timers.Advance", func() error { return w.shards.Advance(ctx, shard, s) })
 }
 
 type queue struct {
@@ -108,11 +108,11 @@ type queue struct {
 func NewQueue(next engine.Queue, p *Plan) engine.Queue { return queue{next, p} }
 
 func (w queue) Enqueue(ctx context.Context, ms []engine.Message) error {
-	return w.plan.do(ctx, "Queue.Enqueue", func() error { return w.Queue.Enqueue(ctx, ms) })
+	return w.plan.Do(ctx, "Queue.Enqueue", func() error { return w.Queue.Enqueue(ctx, ms) })
 }
 
 func (w queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
-	ds, err := get(ctx, w.plan, "Queue.Receive", func() ([]engine.Delivery, error) { return w.Queue.Receive(ctx, max, visibility) })
+	ds, err := Get(ctx, w.plan, "Queue.Receive", func() ([]engine.Delivery, error) { return w.Queue.Receive(ctx, max, visibility) })
 	if err != nil && ctx.Err() != nil { // an ended ctx is no error, also while a rule holds the call
 		return nil, nil
 	}
@@ -120,17 +120,17 @@ func (w queue) Receive(ctx context.Context, max int, visibility time.Duration) (
 }
 
 func (w queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
-	return w.plan.do(ctx, "Queue.Extend", func() error { return w.Queue.Extend(ctx, receipts, visibility) })
+	return w.plan.Do(ctx, "Queue.Extend", func() error { return w.Queue.Extend(ctx, receipts, visibility) })
 }
 
 func (w queue) Ack(ctx context.Context, receipts []string) error {
-	return w.plan.do(ctx, "Queue.Ack", func() error { return w.Queue.Ack(ctx, receipts) })
+	return w.plan.Do(ctx, "Queue.Ack", func() error { return w.Queue.Ack(ctx, receipts) })
 }
 
 func (w queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
-	return w.plan.do(ctx, "Queue.Release", func() error { return w.Queue.Release(ctx, receipt, delay) })
+	return w.plan.Do(ctx, "Queue.Release", func() error { return w.Queue.Release(ctx, receipt, delay) })
 }
 
 func (w queue) Depth(ctx context.Context) (engine.QueueDepth, error) {
-	return get(ctx, w.plan, "Queue.Depth", func() (engine.QueueDepth, error) { return w.Queue.Depth(ctx) })
+	return Get(ctx, w.plan, "Queue.Depth", func() (engine.QueueDepth, error) { return w.Queue.Depth(ctx) })
 }

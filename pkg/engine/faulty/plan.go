@@ -122,8 +122,8 @@ func (p *Plan) pick(method string) (Rule, bool) {
 	return Rule{}, false
 }
 
-// do runs call as the plan says.
-func (p *Plan) do(ctx context.Context, method string, call func() error) error {
+// Do runs call as the plan says. A wrapper of a contract calls it for each method.
+func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
 	r, ok := p.pick(method)
 	if !ok {
 		return call()
@@ -147,10 +147,10 @@ func (p *Plan) do(ctx context.Context, method string, call func() error) error {
 	return r.Err
 }
 
-// get is do for calls with a result, which an error takes away.
-func get[V any](ctx context.Context, p *Plan, method string, call func() (V, error)) (V, error) {
+// Get is Plan.Do for calls with a result, which an error takes away.
+func Get[V any](ctx context.Context, p *Plan, method string, call func() (V, error)) (V, error) {
 	var v V
-	err := p.do(ctx, method, func() (err error) {
+	err := p.Do(ctx, method, func() (err error) {
 		v, err = call()
 		return err
 	})
@@ -167,8 +167,9 @@ type two[A, B any] struct {
 	b B
 }
 
-func get2[A, B any](ctx context.Context, p *Plan, method string, call func() (A, B, error)) (A, B, error) {
-	r, err := get(ctx, p, method, func() (r two[A, B], err error) {
+// Get2 is Get for calls with two results.
+func Get2[A, B any](ctx context.Context, p *Plan, method string, call func() (A, B, error)) (A, B, error) {
+	r, err := Get(ctx, p, method, func() (r two[A, B], err error) {
 		r.a, r.b, err = call()
 		return r, err
 	})

@@ -15,5 +15,5 @@ type partitions struct {
 func NewPartitions(next rows.Partitions, p *Plan) rows.Partitions { return partitions{next, p} }
 
 func (w partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
-	return get(ctx, w.plan, "Rows.Swap", func() (bool, error) { return w.Partitions.Swap(ctx, cs...) })
+	return Get(ctx, w.plan, "Rows.Swap", func() (bool, error) { return w.Partitions.Swap(ctx, cs...) })
 }

@@ -16,7 +16,7 @@ type callers struct {
 func NewCallers(next engine.Callers, p *Plan) engine.Callers { return callers{next, p} }
 
 func (w callers) Put(ctx context.Context, c engine.Caller) error {
-	return w.plan.do(ctx, "Callers.Put", func() error { return w.Callers.Put(ctx, c) })
+	return w.plan.Do(ctx, "Callers.Put", func() error { return w.Callers.Put(ctx, c) })
 }
 
 type lease struct {
@@ -28,15 +28,15 @@ type lease struct {
 func NewLease(next engine.Lease, p *Plan) engine.Lease { return lease{next, p} }
 
 func (w lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
-	return get(ctx, w.plan, "Lease.Acquire", func() (bool, error) { return w.Lease.Acquire(ctx, name, owner, ttl) })
+	return Get(ctx, w.plan, "Lease.Acquire", func() (bool, error) { return w.Lease.Acquire(ctx, name, owner, ttl) })
 }
 
 func (w lease) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
-	return get(ctx, w.plan, "Lease.Renew", func() (bool, error) { return w.Lease.Renew(ctx, name, owner, ttl) })
+	return Get(ctx, w.plan, "Lease.Renew", func() (bool, error) { return w.Lease.Renew(ctx, name, owner, ttl) })
 }
 
 func (w lease) Release(ctx context.Context, name, owner string) error {
-	return w.plan.do(ctx, "Lease.Release", func() error { return w.Lease.Release(ctx, name, owner) })
+	return w.plan.Do(ctx, "Lease.Release", func() error { return w.Lease.Release(ctx, name, owner) })
 }
 
 type limits struct {
@@ -48,33 +48,13 @@ type limits struct {
 func NewLimits(next engine.Limits, p *Plan) engine.Limits { return limits{next, p} }
 
 func (w limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (int, time.Duration, error) {
-	return get2(ctx, w.plan, "Limits.Take", func() (int, time.Duration, error) { return w.Limits.Take(ctx, bucket, n, rate, burst) })
+	return Get2(ctx, w.plan, "Limits.Take", func() (int, time.Duration, error) { return w.Limits.Take(ctx, bucket, n, rate, burst) })
 }
 
 func (w limits) Block(ctx context.Context, account string, until time.Time) error {
-	return w.plan.do(ctx, "Limits.Block", func() error { return w.Limits.Block(ctx, account, until) })
+	return w.plan.Do(ctx, "Limits.Block", func() error { return w.Limits.Block(ctx, account, until) })
 }
 
 func (w limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
-	return get(ctx, w.plan, "Limits.Blocked", func() ([]time.Time, error) { return w.Limits.Blocked(ctx, accounts) })
-}
-
-type filter struct {
-	engine.Filter
-	plan *Plan
-}
-
-// NewFilter wraps next.
-func NewFilter(next engine.Filter, p *Plan) engine.Filter { return filter{next, p} }
-
-func (w filter) Add(ctx context.Context, ids []uint64) error {
-	return w.plan.do(ctx, "Filter.Add", func() error { return w.Filter.Add(ctx, ids) })
-}
-
-func (w filter) Seen(ctx context.Context, ids []uint64) ([]bool, time.Time, error) {
-	return get2(ctx, w.plan, "Filter.Seen", func() ([]bool, time.Time, error) { return w.Filter.Seen(ctx, ids) })
-}
-
-func (w filter) Incomplete(ctx context.Context) error {
-	return w.plan.do(ctx, "Filter.Incomplete", func() error { return w.Filter.Incomplete(ctx) })
+	return Get(ctx, w.plan, "Limits.Blocked", func() ([]time.Time, error) { return w.Limits.Blocked(ctx, accounts) })
 }

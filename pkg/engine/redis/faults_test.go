@@ -374,13 +374,13 @@ func TestFilterIsComplete(t *testing.T) {
 	for i := range ids {
 		ids[i] = notify.Mix(uint64(i))
 	}
-	since := func(f engine.Filter) time.Time {
+	since := func(f *Filter) time.Time {
 		t.Helper()
 		_, complete, err := f.Seen(bg, ids)
 		must(t, err)
 		return complete
 	}
-	hourly := func(s *Store, rate float64) engine.Filter {
+	hourly := func(s *Store, rate float64) *Filter {
 		f, err := s.Filter(FilterConfig{Name: "x", Rate: rate, Window: time.Hour})
 		must(t, err)
 		return f
@@ -426,7 +426,7 @@ func TestFilterParts(t *testing.T) {
 	s := srv.connect()
 	f, err := s.Filter(FilterConfig{Name: "big", Rate: 10_000, Window: 1000 * time.Second})
 	must(t, err)
-	if n := f.(*filter).parts; n < 2 {
+	if n := f.parts; n < 2 {
 		t.Fatalf("%d parts", n)
 	}
 	ids := make([]uint64, 2000)

@@ -44,7 +44,8 @@ const falsePositives = 0.02
 // idsPerCall bounds how long one command keeps everybody else waiting: 0.4 ms.
 const idsPerCall = 200
 
-type filter struct {
+// Filter is a store.Filter that the processes of a name share.
+type Filter struct {
 	s      *Store
 	tag    string
 	window time.Duration
@@ -93,12 +94,12 @@ if mark[1] ~= of or tonumber(mark[2]) ~= since or tonumber(mark[3]) ~= turn then
 end
 return {turn, string.format('%.0f', math.max(since, (turn - 1) * window))}`)
 
-func (f *filter) keys(part uint64) []string {
+func (f *Filter) keys(part uint64) []string {
 	return []string{f.tag + "mark", fmt.Sprintf("%s%da", f.tag, part), fmt.Sprintf("%s%db", f.tag, part)}
 }
 
 // roll runs filterRoll on a part, and what else put asks for, in one transaction.
-func (f *filter) roll(ctx context.Context, part uint64, incomplete int, put func(p client.Pipeliner, a, b string)) (turn int64, complete time.Time, err error) {
+func (f *Filter) roll(ctx context.Context, part uint64, incomplete int, put func(p client.Pipeliner, a, b string)) (turn int64, complete time.Time, err error) {
 	if ctx.Err() != nil {
 		return 0, complete, translate(context.Cause(ctx))
 	}
@@ -117,7 +118,7 @@ func (f *filter) roll(ctx context.Context, part uint64, incomplete int, put func
 }
 
 // each calls fn with the ids of each part, idsPerCall at most.
-func (f *filter) each(ids []uint64, fn func(part uint64, at []int) error) error {
+func (f *Filter) each(ids []uint64, fn func(part uint64, at []int) error) error {
 	byPart := make([][]int, f.parts)
 	for i, id := range ids {
 		part := (id >> 32) % f.parts
@@ -136,7 +137,7 @@ func (f *filter) each(ids []uint64, fn func(part uint64, at []int) error) error 
 }
 
 // places calls fn with the bits of an id.
-func (f *filter) places(id uint64, fn func(bit uint64)) {
+func (f *Filter) places(id uint64, fn func(bit uint64)) {
 	id = notify.Mix(id) // the bits that chose the part must not choose again
 	step := notify.Mix(id) | 1
 	for range f.hashes {
@@ -146,7 +147,7 @@ func (f *filter) places(id uint64, fn func(bit uint64)) {
 }
 
 // Add remembers ids for at least the filter's window.
-func (f *filter) Add(ctx context.Context, ids []uint64) error {
+func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 	return f.each(ids, func(part uint64, which []int) error {
 		args := make([]any, 0, 4*len(which)*f.hashes)
 		for _, i := range which {
@@ -168,7 +169,7 @@ func (f *filter) Add(ctx context.Context, ids []uint64) error {
 
 // Seen reports of each id whether it may have been added. Without ids it tells
 // since when the filter is complete.
-func (f *filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error) {
+func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error) {
 	maybe = make([]bool, len(ids))
 	ask := func(part uint64, which []int) error {
 		args := make([]any, 0, 3*len(which)*f.hashes)
@@ -217,7 +218,7 @@ func (f *filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 }
 
 // Incomplete says that something was not added: complete is now at least.
-func (f *filter) Incomplete(ctx context.Context) error {
+func (f *Filter) Incomplete(ctx context.Context) error {
 	_, _, err := f.roll(ctx, 0, 1, func(client.Pipeliner, string, string) {})
 	return err
 }

@@ -180,7 +180,7 @@ func conflict(code, msg string) error {
 // Filter returns the shared seen-filter of a name. Rate*Window is at most 2^31
 // ids; each takes 2.5 bytes of Redis's memory. Small filters have a part of
 // their own size.
-func (s *Store) Filter(cfg FilterConfig) (engine.Filter, error) {
+func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	n := cfg.Rate * cfg.Window.Seconds()
 	switch {
 	case cfg.Name == "" || strings.ContainsAny(cfg.Name, "{}"):
@@ -188,7 +188,7 @@ func (s *Store) Filter(cfg FilterConfig) (engine.Filter, error) {
 	case !(cfg.Rate > 0) || cfg.Window < time.Second || n > 1<<31:
 		return nil, notify.Invalid("bad_filter", "rate", "a filter needs a rate above 0, a window of at least 1s, and at most 2^31 ids in it")
 	}
-	f := &filter{s: s, window: cfg.Window, hashes: int(math.Ceil(math.Log2(2 / falsePositives)))}
+	f := &Filter{s: s, window: cfg.Window, hashes: int(math.Ceil(math.Log2(2 / falsePositives)))}
 	bits := math.Max(n*float64(f.hashes)/math.Ln2, 1024)
 	f.parts = uint64(math.Ceil(bits / partBits))
 	f.bits = uint64(math.Ceil(bits / float64(f.parts)))

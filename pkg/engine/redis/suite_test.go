@@ -17,6 +17,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // The keys of one run of the tests begin with run; the tests of others may use
@@ -183,7 +184,7 @@ func TestQueue(t *testing.T) {
 	enginetest.Queue(t, lasting(open(addr, testQueue)))
 }
 
-func testFilter(t fataler, s *Store) engine.Filter {
+func testFilter(t fataler, s *Store) store.Filter {
 	f, err := s.Filter(FilterConfig{Name: "f", Rate: enginetest.FilterRate, Window: enginetest.FilterWindow})
 	if err != nil {
 		t.Fatal(err)
@@ -196,8 +197,8 @@ type fataler interface{ Fatal(args ...any) }
 func TestFilter(t *testing.T) {
 	t.Parallel()
 	addr := enginetest.Server(t, enginetest.RedisEnv)
-	enginetest.Filter(t, func(t enginetest.T) (engine.Filter, func() engine.Filter) {
-		return open(addr, func(s *Store) engine.Filter { return testFilter(t, s) })(t)
+	enginetest.Filter(t, func(t enginetest.T) (store.Filter, func() store.Filter) {
+		return open(addr, func(s *Store) store.Filter { return testFilter(t, s) })(t)
 	})
 }
 
