@@ -60,7 +60,6 @@ var floors = []floor{
 		"pkg/engine/redis":      "engine notify secrets setting",
 		"pkg/engine/postgres":   "engine notify setting",
 		"pkg/engine/sqs":        "engine notify setting",
-		"pkg/engine/enginetest": "engine notify rows store",
 		"pkg/engine/faulty":     "engine notify rows",
 		"pkg/archive/s3":        "",
 	}},
@@ -75,6 +74,9 @@ var floors = []floor{
 		"pkg/timer/wheel": "",
 		"pkg/api":         "notify",                           // what is on the wire
 		"pkg/request":     "engine notify internal/killpoint", // bodies, keys and answers of both front doors
+	}},
+	{"suites that every engine passes", map[string]string{
+		"pkg/engine/enginetest": "engine notify rows store limit request users",
 	}},
 	{"stages", map[string]string{
 		"pkg/timer":       "engine notify log timer/wheel internal/killpoint setting",

@@ -98,7 +98,7 @@ type seams struct {
 	segment    int64         // bytes of a segment of the log
 	gathered   func()        // between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
-	cancels    func(engine.Cancels) engine.Cancels
+	cancels    func(users.CancelStore) users.CancelStore
 	settle     time.Duration                            // between two looks of an audit
 	recount    time.Duration                            // between two counts of deferred receivers
 	traceQueue int                                      // spans that wait for the collector

@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // endless is a store whose purge never comes to an end.
@@ -25,7 +26,7 @@ func (e *endless) Purge(ctx context.Context, _ int64, max int) (int, error) {
 }
 
 type countedKeys struct {
-	engine.Idem
+	request.Idem
 	purged int
 }
 

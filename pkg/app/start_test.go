@@ -13,11 +13,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/users"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // unreadable is a store of cancellations whose changes cannot be read.
-type unreadable struct{ engine.Cancels }
+type unreadable struct{ users.CancelStore }
 
 var errUnreadable = errors.New("cannot be read")
 
@@ -56,7 +57,7 @@ func TestNothingIsCalledBeforeCancelsAreKnown(t *testing.T) {
 	called := make(chan struct{})
 	first := sync.OnceFunc(func() { close(called) })
 	n, err := newNode(cfg, discard, seams{
-		cancels:  func(c engine.Cancels) engine.Cancels { return unreadable{c} },
+		cancels:  func(c users.CancelStore) users.CancelStore { return unreadable{c} },
 		provider: func(p worker.Provider) worker.Provider { return watched{p, first} },
 	})
 	if err != nil {

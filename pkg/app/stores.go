@@ -10,7 +10,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/store"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // stores are the engines of a process as its stages see them: one field a
@@ -21,13 +23,13 @@ type stores struct {
 	status    engine.Status
 	history   history.Reader
 	audited   conserve.History // the history as an audit reads it
-	prefs     engine.Prefs
+	prefs     users.ProfileStore
 	callers   engine.Callers
-	cancels   engine.Cancels
+	cancels   users.CancelStore
 	campaigns *store.Campaigns
-	idem      engine.Idem
+	idem      request.Idem
 	exclusive bool         // no other process can have idem open
-	spill     engine.Spill // nil: there is none, and critical messages are refused as others are while the log is away
+	spill     intake.Spill // nil: there is none, and critical messages are refused as others are while the log is away
 	letters   engine.DeadLetters
 	jobs      *store.Jobs
 	audit     *store.Audit

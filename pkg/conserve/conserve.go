@@ -71,6 +71,11 @@ type Producer interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
+// Spill holds what was accepted while the log was away: intake.Spill.
+type Spill interface {
+	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
+}
+
 // Config of an Auditor. What has no default is required. Checks of triggers alone
 // need Rows, Triggers, Timers and Shards.
 type Config struct {
@@ -79,7 +84,7 @@ type Config struct {
 	Status    engine.Status
 	Timers    engine.Timers
 	Cold      engine.ColdTimers
-	Spill     engine.Spill
+	Spill     Spill
 	Schedules Schedules
 	Rows      engine.Triggers // of triggers
 	Triggers  Triggers

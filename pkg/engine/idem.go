@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"context"
-
-	"github.com/notifyd/notifyd/pkg/notify"
-)
+import "github.com/notifyd/notifyd/pkg/notify"
 
 // IdemKey is an Idempotency-Key in its scope.
 type IdemKey struct {
@@ -30,29 +26,4 @@ type Reservation struct {
 	Done        bool
 	Status      int    // HTTP status of the answer, when Done
 	Body        []byte // the answer, when Done
-}
-
-// Idem keeps reservations.
-type Idem interface {
-	// Reserve stores r if its key is free or forgotten (Expires <= now), and
-	// returns r and true; else it returns what is stored and false.
-	Reserve(ctx context.Context, r Reservation, now int64) (stored Reservation, won bool, err error)
-	// TakeOver makes owner the owner until leaseUntil if the stored
-	// reservation is not done and its lease is the one in old; false when
-	// somebody was faster.
-	TakeOver(ctx context.Context, old Reservation, owner string, leaseUntil int64) (bool, error)
-	// Freeze stores the layout (Fire, Partitions, BlockSize, Version) of a
-	// reservation that owner holds, before its first append;
-	// notify.KindConflict when it does not hold it any more.
-	Freeze(ctx context.Context, r Reservation) error
-	// Finish stores the answer of a reservation.
-	Finish(ctx context.Context, key IdemKey, status int, body []byte, expires int64) error
-	// Release forgets a reservation that stored nothing, so that its key can
-	// be used again: the request was refused before its first append. It does so
-	// only while the stored owner and lease equal held's; else it returns
-	// notify.KindConflict and the reservation stays: another process took it over and may
-	// have appended under its ids. No reservation at all is no error.
-	Release(ctx context.Context, held Reservation) error
-	// Purge forgets keys with Expires <= now and returns how many.
-	Purge(ctx context.Context, now int64) (int, error)
 }

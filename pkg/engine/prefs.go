@@ -1,7 +1,5 @@
 package engine
 
-import "context"
-
 // Profile is what a user set: preferences and addresses. Users are shared by
 // all callers; a token may be bound to a namespace of them (claim users).
 type Profile struct {
@@ -30,25 +28,3 @@ type Change struct {
 // CodeRegressed is the code of an error of Changes: versions that were shown are
 // gone.
 const CodeRegressed = "store_regressed"
-
-// Prefs keeps profiles and the order in which they changed.
-type Prefs interface {
-	// Get returns the profile of a user; ok is false when there is none.
-	Get(ctx context.Context, user string) (p Profile, ok bool, err error)
-	// Put stores a profile if the stored version is p.Version (0: there is none),
-	// and returns its version, higher than every version before it; else the result
-	// is notify.KindConflict and nothing is stored.
-	Put(ctx context.Context, p Profile) (version uint64, err error)
-	// PutMany stores profiles unconditionally; for imports.
-	PutMany(ctx context.Context, ps []Profile) error
-	// Changes returns profiles changed after since, in version order, at most
-	// max. A user changed twice may appear once, at its later version. An engine
-	// that lost versions it has shown, as a standby that lacked them does when it
-	// takes over, answers notify.KindUnavailable with CodeRegressed until Version
-	// is called: whoever follows reads all anew.
-	Changes(ctx context.Context, since uint64, max int) ([]Change, error)
-	// Version returns the version of the latest change.
-	Version(ctx context.Context) (uint64, error)
-	// Scan calls fn with every profile; for a snapshot at start.
-	Scan(ctx context.Context, fn func(*Profile) error) error
-}

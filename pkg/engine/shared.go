@@ -16,19 +16,6 @@ type Lease interface {
 	Release(ctx context.Context, name, owner string) error
 }
 
-// Limits keeps token buckets and blocked accounts that all workers share.
-type Limits interface {
-	// Take takes up to n tokens of a bucket refilled at rate per second up to
-	// burst, and returns how many it got and, if fewer than n, how long until
-	// the next is there.
-	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error)
-	// Block marks an account as blocked until a time; an earlier time than the
-	// stored one changes nothing.
-	Block(ctx context.Context, account string, until time.Time) error
-	// Blocked returns until when each account is blocked; the zero time: it is not.
-	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
-}
-
 // Meta is a small durable table for identity and format versions.
 type Meta interface {
 	// GetMeta returns the value of a name; nil when there is none.

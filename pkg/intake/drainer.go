@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -19,7 +18,7 @@ import (
 // spilling is over. A crash between the two appends a record twice, as the same
 // chunk.
 type Drainer struct {
-	Spill  engine.Spill
+	Spill  Spill
 	Log    Log
 	Every  time.Duration // how often an empty buffer, or a failing log, is tried. Default 100 ms
 	Batch  int           // records per append. Default 256

@@ -19,10 +19,10 @@ import (
 
 // stores is what intake needs of an engine.
 type stores interface {
-	Idem() engine.Idem
+	Idem() store.Idem
 	Campaigns() *store.Campaigns
-	Cancels() engine.Cancels
-	Spill() engine.Spill
+	Cancels() store.Cancels
+	Spill() *store.Spill
 }
 
 // over makes a service over an engine and a log.
@@ -165,7 +165,7 @@ func TestPowerLoss(t *testing.T) {
 }
 
 // endLease lets the lease of a key run out.
-func endLease(t *testing.T, idem engine.Idem, key engine.IdemKey) {
+func endLease(t *testing.T, idem request.Idem, key engine.IdemKey) {
 	t.Helper()
 	now := time.Now().UnixMilli()
 	stored, won, err := idem.Reserve(context.Background(), engine.Reservation{Key: key, Expires: now + 1000}, now)

@@ -44,14 +44,19 @@ type Campaigns interface {
 	Get(ctx context.Context, campaign string) (c engine.Campaign, ok bool, err error)
 }
 
+// Cancels knows what was cancelled: users.CancelStore.
+type Cancels interface {
+	Get(ctx context.Context, scope string) (c engine.Cancel, ok bool, err error)
+}
+
 // Stores are what intake writes to.
 type Stores struct {
 	Log        Log                    // required
 	Partitions func(topic string) int // partitions of a topic, 1..65535; required
-	Idem       engine.Idem            // required
+	Idem       request.Idem           // required
 	Campaigns  Campaigns              // required
-	Cancels    engine.Cancels         // required
-	Spill      engine.Spill           // nil: critical messages are refused too while the log is away
+	Cancels    Cancels                // required
+	Spill      Spill                  // nil: critical messages are refused too while the log is away
 	Gate       Gate                   // nil: always open
 	Later      Later                  // nil: scheduling is refused
 	LaterGate  Gate                   // of what Later writes to; nil: always open

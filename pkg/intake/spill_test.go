@@ -250,7 +250,7 @@ func TestSpillUnreadable(t *testing.T) {
 }
 
 // slowSpill answers nothing.
-type slowSpill struct{ engine.Spill }
+type slowSpill struct{ Spill }
 
 func (slowSpill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	<-ctx.Done()

@@ -9,10 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Blocks shares until when accounts are blocked, between all workers. Of an
-// account's times the latest counts; the zero time: it is not blocked.
+// Blocks shares until when accounts are blocked, between all workers.
 type Blocks interface {
+	// Block marks an account as blocked until a time; an earlier time than the
+	// stored one changes nothing.
 	Block(ctx context.Context, account string, until time.Time) error
+	// Blocked returns until when each account is blocked; the zero time: it is not.
 	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
 }
 

@@ -6,9 +6,12 @@ import (
 	"time"
 )
 
-// Limits is what Shared asks: engine.Limits.
+// Limits keeps token buckets and blocked accounts that all workers share.
 type Limits interface {
 	Blocks
+	// Take takes up to n tokens of a bucket refilled at rate per second up to
+	// burst, and returns how many it got and, if fewer than n, how long until
+	// the next is there.
 	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error)
 }
 

@@ -41,7 +41,7 @@ func between(t *testing.T, what string, got, least, most int) {
 func TestSharedRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plan := faulty.NewPlan(1)
-		l := faulty.NewLimits(memory.NewLimits(), plan)
+		l := faultyLimits{memory.NewLimits(), plan}
 		ss := []*Shared{NewShared(l, SharedConfig{}), NewShared(l, SharedConfig{})}
 		between(t, "together", flow(ss, 10*time.Second), 900, 1020)
 
@@ -75,7 +75,7 @@ func TestSharedRate(t *testing.T) {
 func TestSharedBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plan := faulty.NewPlan(1)
-		l := faulty.NewLimits(memory.NewLimits(), plan)
+		l := faultyLimits{memory.NewLimits(), plan}
 		a, b := NewShared(l, SharedConfig{}), NewShared(l, SharedConfig{})
 		until := time.Now().Add(time.Hour)
 		if err := a.Block(t.Context(), "x", until); err != nil {
@@ -97,4 +97,26 @@ func TestSharedBlocks(t *testing.T) {
 			t.Errorf("%v, %v", got, err)
 		}
 	})
+}
+
+// faultyLimits are limits whose calls fail as a plan says.
+type faultyLimits struct {
+	Limits
+	plan *faulty.Plan
+}
+
+func (w faultyLimits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
+	err = w.plan.Do(ctx, "Limits.Take", func() (err error) {
+		got, wait, err = w.Limits.Take(ctx, bucket, n, rate, burst)
+		return err
+	})
+	return got, wait, err
+}
+
+func (w faultyLimits) Block(ctx context.Context, account string, until time.Time) error {
+	return w.plan.Do(ctx, "Limits.Block", func() error { return w.Limits.Block(ctx, account, until) })
+}
+
+func (w faultyLimits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
+	return faulty.Get(ctx, w.plan, "Limits.Blocked", func() ([]time.Time, error) { return w.Limits.Blocked(ctx, accounts) })
 }

@@ -18,7 +18,7 @@ import (
 func TestTwoProcessesShareARate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plan := faulty.NewPlan(1)
-		shared := faulty.NewLimits(memory.NewLimits(), plan)
+		shared := faultyLimits{memory.NewLimits(), plan}
 		var procs []*accounts
 		for range 2 {
 			p, err := newAccounts("twilio", []slot{{Account: limit.Account{Name: "a", Rate: 50, Burst: 5}, calls: 4}}, 0.5, limit.BreakerConfig{},
@@ -67,4 +67,26 @@ func TestTwoProcessesShareARate(t *testing.T) {
 			}
 		}
 	})
+}
+
+// faultyLimits are limits whose calls fail as a plan says.
+type faultyLimits struct {
+	limit.Limits
+	plan *faulty.Plan
+}
+
+func (w faultyLimits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
+	err = w.plan.Do(ctx, "Limits.Take", func() (err error) {
+		got, wait, err = w.Limits.Take(ctx, bucket, n, rate, burst)
+		return err
+	})
+	return got, wait, err
+}
+
+func (w faultyLimits) Block(ctx context.Context, account string, until time.Time) error {
+	return w.plan.Do(ctx, "Limits.Block", func() error { return w.Limits.Block(ctx, account, until) })
+}
+
+func (w faultyLimits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
+	return faulty.Get(ctx, w.plan, "Limits.Blocked", func() ([]time.Time, error) { return w.Limits.Blocked(ctx, accounts) })
 }

@@ -44,7 +44,7 @@ type Plan interface {
 // keep the answer. A repeat of a key gets the answer, or goes on with the work of a
 // request that died. Its fields must not change after the first Do.
 type Once struct {
-	Idem    engine.Idem
+	Idem    Idem
 	Version uint16 // how this build makes records of a request; another version could not make the same ones
 	Newer   error  // for a key that another version reserved; notify.KindUnavailable
 	// Lease is how long a request may work on a key before a repeat takes over.

@@ -163,6 +163,12 @@ type Lister interface {
 	List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error)
 }
 
+// Cancels knows what was cancelled: users.CancelStore.
+type Cancels interface {
+	Put(ctx context.Context, c engine.Cancel) (version uint64, err error)
+	Get(ctx context.Context, scope string) (c engine.Cancel, ok bool, err error)
+}
+
 // Campaigns are store.Campaigns.
 type Campaigns interface {
 	Get(ctx context.Context, id string) (c engine.Campaign, ok bool, err error)
@@ -179,7 +185,7 @@ type Deps struct {
 	List          Lister // nil: GET /v1/notifications needs a user
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters
-	Cancels       engine.Cancels
+	Cancels       Cancels
 	Campaigns     Campaigns
 	CampaignHolds CampaignHolds
 	Schedules     Schedules            // nil: nothing was ever scheduled

@@ -1,10 +1,12 @@
 package server
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	inmemory "github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -14,9 +16,7 @@ import (
 // An opt-out that could not be stored is never answered as if it were.
 func TestOptOutWhileTheStoreIsAway(t *testing.T) {
 	t.Parallel()
-	plan := faulty.NewPlan(1)
-	plan.Add(faulty.Rule{Method: "Prefs.Put", Err: faulty.ErrDown})
-	service, err := users.New(faulty.NewPrefs(inmemory.New().Prefs(), plan), users.Config{})
+	service, err := users.New(awayPrefs{inmemory.New().Prefs()}, users.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,3 +32,8 @@ func TestOptOutWhileTheStoreIsAway(t *testing.T) {
 		t.Errorf("%v here alone, of what was refused", v.Action)
 	}
 }
+
+// awayPrefs are profiles that cannot be stored.
+type awayPrefs struct{ users.ProfileStore }
+
+func (awayPrefs) Put(context.Context, engine.Profile) (uint64, error) { return 0, faulty.ErrDown }

@@ -9,10 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// cancels keeps a log of cancellations, and per scope the version that counts.
-type cancels struct{ rows rows.Rows }
+// Cancels keeps a log of cancellations, and per scope the version that counts.
+type Cancels struct{ rows rows.Rows }
 
-func (c cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err error) {
+// Put implements users.CancelStore.
+func (c Cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err error) {
 	if in.Scope == "" {
 		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope")
 	}
@@ -45,7 +46,8 @@ func readCancel(r rows.Row) (engine.Cancel, error) {
 	return c, err
 }
 
-func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, error) {
+// Get implements users.CancelStore.
+func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, error) {
 	version, err := c.rows.Get(ctx, tableCancels, "s"+scope)
 	if err != nil || version[0] == nil {
 		return engine.Cancel{}, false, err
@@ -60,7 +62,8 @@ func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-func (c cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.Cancel, error) {
+// Changes implements users.CancelStore.
+func (c Cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.Cancel, error) {
 	return list(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
 
@@ -70,7 +73,7 @@ func (c cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.C
 // that is young.
 func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, err error) {
 	for {
-		old, err := cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)
+		old, err := Cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)
 		if err != nil {
 			return total, err
 		}

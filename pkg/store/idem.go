@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// idem keeps one row a key and one row of the index by Expires. Both change together.
-type idem struct{ rows rows.Rows }
+// Idem keeps one row a key and one row of the index by Expires. Both change together.
+type Idem struct{ rows rows.Rows }
 
 var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *codec.Codec, r *engine.Reservation) {
 	c.Raw(r.Fingerprint[:])
@@ -42,7 +42,7 @@ func idemExpiry(expires int64, name string) string { return "e" + ordered(expire
 
 // change returns what stores next, or nothing if it is nil, in the place of what is
 // stored: old, packed as value; nil: there is none.
-func (idem) change(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
+func (Idem) change(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, If: []rows.Row{{Key: key, Value: value}}, Do: []rows.Row{{Key: key}}}
 	moves := value == nil || next == nil || old.Expires != next.Expires
@@ -60,7 +60,7 @@ func (idem) change(name string, old *engine.Reservation, value []byte, next *eng
 }
 
 // read returns what is stored of a name, and its packed value; nil: there is none.
-func (i idem) read(ctx context.Context, name string) (r engine.Reservation, value []byte, err error) {
+func (i Idem) read(ctx context.Context, name string) (r engine.Reservation, value []byte, err error) {
 	got, err := i.rows.Get(ctx, tableIdem, "k"+name)
 	if err == nil && got[0] != nil {
 		err = reservationRecord.Unpack(got[0], &r)
@@ -73,7 +73,7 @@ func (i idem) read(ctx context.Context, name string) (r engine.Reservation, valu
 
 // update stores what decide returns for what is stored under the key (nil: there is
 // none). keep says that nothing changes. It decides again if another was faster.
-func (i idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
+func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
 	name, err := idemName(key)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (i idem) update(ctx context.Context, key engine.IdemKey, decide func(stored
 }
 
 // Reserve expects a key to be new: it reads what is stored only if that fails.
-func (i idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
+func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
 	name, err := idemName(r.Key)
 	if err != nil {
 		return engine.Reservation{}, false, err
@@ -122,7 +122,8 @@ func (i idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out
 	return out, won, nil
 }
 
-func (i idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (won bool, err error) {
+// TakeOver implements request.Idem.
+func (i Idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (won bool, err error) {
 	err = i.update(ctx, old.Key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
 		won = stored != nil && !stored.Done && stored.LeaseUntil == old.LeaseUntil && stored.Owner == old.Owner
 		if won {
@@ -137,7 +138,8 @@ func errReservationLost() error {
 	return &notify.Error{Kind: notify.KindConflict, Code: "reservation_lost", Msg: "somebody else works on this request"}
 }
 
-func (i idem) Freeze(ctx context.Context, r engine.Reservation) error {
+// Freeze implements request.Idem.
+func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	return i.update(ctx, r.Key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
 		if stored == nil || stored.Done || stored.Owner != r.Owner {
 			return nil, false, errReservationLost()
@@ -147,7 +149,8 @@ func (i idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	})
 }
 
-func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
+// Finish implements request.Idem.
+func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
 	return i.update(ctx, key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
 		if stored == nil {
 			return nil, false, notify.NotFound("reservation")
@@ -157,7 +160,8 @@ func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	})
 }
 
-func (i idem) Release(ctx context.Context, held engine.Reservation) error {
+// Release implements request.Idem.
+func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	return i.update(ctx, held.Key, func(stored *engine.Reservation) (_ *engine.Reservation, keep bool, err error) {
 		switch {
 		case stored == nil:
@@ -172,7 +176,7 @@ func (i idem) Release(ctx context.Context, held engine.Reservation) error {
 }
 
 // Purge removes a key only if it is still as it was read: it may be taken again.
-func (i idem) Purge(ctx context.Context, now int64) (int, error) {
+func (i Idem) Purge(ctx context.Context, now int64) (int, error) {
 	return purge(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
 		keys := make([]string, len(entries))
 		for n, e := range entries {

@@ -10,9 +10,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// prefs keeps one row a user and one row a user's latest change, so that the change
+// Prefs keeps one row a user and one row a user's latest change, so that the change
 // table is as long as there are users.
-type prefs struct {
+type Prefs struct {
 	rows    rows.Rows
 	settled settled // version up to which every change is durable
 }
@@ -33,7 +33,8 @@ func versionIn(stored []byte) uint64 {
 	return binary.BigEndian.Uint64(stored)
 }
 
-func (p *prefs) Get(ctx context.Context, user string) (engine.Profile, bool, error) {
+// Get implements users.ProfileStore.
+func (p *Prefs) Get(ctx context.Context, user string) (engine.Profile, bool, error) {
 	stored, err := p.rows.Get(ctx, tablePrefs, "p"+user)
 	if err != nil || stored[0] == nil {
 		return engine.Profile{}, false, err
@@ -42,11 +43,13 @@ func (p *prefs) Get(ctx context.Context, user string) (engine.Profile, bool, err
 	return out, err == nil, err
 }
 
-func (p *prefs) Put(ctx context.Context, in engine.Profile) (uint64, error) {
+// Put implements users.ProfileStore.
+func (p *Prefs) Put(ctx context.Context, in engine.Profile) (uint64, error) {
 	return p.put(ctx, []engine.Profile{in}, true)
 }
 
-func (p *prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
+// PutMany implements users.ProfileStore.
+func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	for len(ps) > 0 {
 		n := min(len(ps), manyAtOnce)
 		if _, err := p.put(ctx, ps[:n], false); err != nil {
@@ -59,7 +62,7 @@ func (p *prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 
 // put stores profiles and returns the version of the last one. If check is set, their
 // versions must be the stored ones.
-func (p *prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given uint64, err error) {
+func (p *Prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given uint64, err error) {
 	last := make(map[string]int, len(ps)) // a user named twice: the later one holds
 	for i := range ps {
 		if user := ps[i].User; user == "" || len(user) > notify.MaxUserID {
@@ -117,7 +120,8 @@ func (p *prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given
 	}
 }
 
-func (p *prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Change, error) {
+// Changes implements users.ProfileStore.
+func (p *Prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Change, error) {
 	return list(ctx, p.rows, tablePrefs, rows.Range{Prefix: "n", After: "n" + num(since)}, max, func(r rows.Row) (engine.Change, error) {
 		profile, ok, err := p.Get(ctx, string(r.Value))
 		if err == nil && !ok {
@@ -128,7 +132,7 @@ func (p *prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Ch
 }
 
 // Version returns durable versions only: a loss of power cannot take them back.
-func (p *prefs) Version(ctx context.Context) (uint64, error) {
+func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	return p.settled.get(func() (last uint64, err error) {
 		err = p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "n", Back: true}, func(r rows.Row) (bool, error) {
 			last = numberAt(r.Key)
@@ -138,7 +142,8 @@ func (p *prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-func (p *prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
+// Scan implements users.ProfileStore.
+func (p *Prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
 	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p"}, func(r rows.Row) (bool, error) {
 		profile, err := readProfile(r)
 		if err != nil {

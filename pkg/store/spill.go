@@ -12,9 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// spill is a queue. A record counts the bytes of its topic, key and value. Totals are in
+// Spill is a queue. A record counts the bytes of its topic, key and value. Totals are in
 // memory: every request of the fast lanes asks, and nearly always there is nothing.
-type spill struct {
+type Spill struct {
 	rows rows.Rows
 
 	mu      sync.Mutex
@@ -41,7 +41,7 @@ func readSpilled(row rows.Row) (r engine.Spilled, err error) {
 func spilledSize(r *engine.Spilled) int64 { return int64(len(r.Topic) + len(r.Key) + len(r.Value)) }
 
 // count reads the totals once.
-func (p *spill) count(ctx context.Context) error {
+func (p *Spill) count(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.counted {
@@ -58,7 +58,8 @@ func (p *spill) count(ctx context.Context) error {
 	return err
 }
 
-func (p *spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
+// Push implements intake.Spill.
+func (p *Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
 	if len(recs) == 0 {
 		return nil
 	}
@@ -104,19 +105,20 @@ func (p *spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) er
 }
 
 // waiting is the range of records that were not dropped.
-func (p *spill) waiting() rows.Range {
+func (p *Spill) waiting() rows.Range {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return rows.Range{After: num(p.dropped)}
 }
 
-func (p *spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
+// Peek implements intake.Spill.
+func (p *Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
 	return list(ctx, p.rows, tableSpill, p.waiting(), max, readSpilled)
 }
 
 // Drop removes some at a time, from the oldest on. Of two that begin at the same record
 // one wins, so that each record is counted out once.
-func (p *spill) Drop(ctx context.Context, seq uint64) error {
+func (p *Spill) Drop(ctx context.Context, seq uint64) error {
 	if err := p.count(ctx); err != nil {
 		return err
 	}
@@ -153,7 +155,8 @@ func (p *spill) Drop(ctx context.Context, seq uint64) error {
 	}
 }
 
-func (p *spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
+// Stats implements intake.Spill.
+func (p *Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	if err := p.count(ctx); err != nil {
 		return 0, 0, 0, err
 	}

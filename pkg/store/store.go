@@ -58,8 +58,8 @@ var (
 // Contracts are the contracts over rows.
 type Contracts struct {
 	rows    rows.Rows
-	prefs   *prefs
-	spill   *spill
+	prefs   *Prefs
+	spill   *Spill
 	letters *letters
 	status  *status
 
@@ -70,7 +70,7 @@ type Contracts struct {
 // Over returns the contracts over r.
 func Over(r rows.Rows) *Contracts {
 	return &Contracts{
-		rows: r, prefs: &prefs{rows: r}, spill: &spill{rows: r}, letters: &letters{rows: r}, status: newStatus(r),
+		rows: r, prefs: &Prefs{rows: r}, spill: &Spill{rows: r}, letters: &letters{rows: r}, status: newStatus(r),
 		triggers: newTriggers(r), queues: queues{rows: r, byName: map[string]*queue{}},
 	}
 }
@@ -94,7 +94,7 @@ func (c *Contracts) Status() engine.Status { return c.status }
 func (c *Contracts) Audit() *Audit { return AuditOver(c.rows) }
 
 // Cancels returns the contract of cancellations.
-func (c *Contracts) Cancels() engine.Cancels { return cancels{c.rows} }
+func (c *Contracts) Cancels() Cancels { return Cancels{c.rows} }
 
 // Campaigns returns the campaigns.
 func (c *Contracts) Campaigns() *Campaigns { return CampaignsOver(c.rows) }
@@ -109,13 +109,13 @@ func (c *Contracts) Holds() *Holds { return HoldsOver(holdRows{c.rows}) }
 func (c *Contracts) Callers() engine.Callers { return callers{c.rows} }
 
 // Prefs returns the contract of profiles.
-func (c *Contracts) Prefs() engine.Prefs { return c.prefs }
+func (c *Contracts) Prefs() *Prefs { return c.prefs }
 
 // Idem returns the contract of idempotency keys.
-func (c *Contracts) Idem() engine.Idem { return idem{c.rows} }
+func (c *Contracts) Idem() Idem { return Idem{c.rows} }
 
 // Spill returns the contract of the spill buffer.
-func (c *Contracts) Spill() engine.Spill { return c.spill }
+func (c *Contracts) Spill() *Spill { return c.spill }
 
 // DeadLetters returns the contract of what failed for good.
 func (c *Contracts) DeadLetters() engine.DeadLetters { return c.letters }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // mortal is a process that can die: from then on nothing it does has an effect.
@@ -122,7 +123,7 @@ func (l mortalDead) Append(ctx context.Context, rs []DeadRecord) error {
 
 type mortalIdem struct {
 	m *mortal
-	engine.Idem
+	request.Idem
 }
 
 func (i mortalIdem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {

@@ -375,7 +375,7 @@ func TestRegisterWithoutKeys(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t, nil)
 	cfg, plan := p.scfg, faulty.NewPlan(1)
-	cfg.Idem = faulty.NewIdem(p.store.Idem(), plan)
+	cfg.Idem = faultyIdem{p.store.Idem(), plan}
 	svc, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -402,4 +402,34 @@ func TestRegisterWithoutKeys(t *testing.T) {
 	if a, err := svc.Register(t.Context(), m, body); err != nil || !a.Replayed {
 		t.Errorf("%+v, %v", a, err)
 	}
+}
+
+// faultyIdem are keys whose calls fail as a plan says.
+type faultyIdem struct {
+	request.Idem
+	plan *faulty.Plan
+}
+
+func (w faultyIdem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
+	return faulty.Get2(ctx, w.plan, "Idem.Reserve", func() (engine.Reservation, bool, error) { return w.Idem.Reserve(ctx, r, now) })
+}
+
+func (w faultyIdem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
+	return faulty.Get(ctx, w.plan, "Idem.TakeOver", func() (bool, error) { return w.Idem.TakeOver(ctx, old, owner, leaseUntil) })
+}
+
+func (w faultyIdem) Freeze(ctx context.Context, r engine.Reservation) error {
+	return w.plan.Do(ctx, "Idem.Freeze", func() error { return w.Idem.Freeze(ctx, r) })
+}
+
+func (w faultyIdem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
+	return w.plan.Do(ctx, "Idem.Finish", func() error { return w.Idem.Finish(ctx, key, status, body, expires) })
+}
+
+func (w faultyIdem) Release(ctx context.Context, held engine.Reservation) error {
+	return w.plan.Do(ctx, "Idem.Release", func() error { return w.Idem.Release(ctx, held) })
+}
+
+func (w faultyIdem) Purge(ctx context.Context, now int64) (int, error) {
+	return faulty.Get(ctx, w.plan, "Idem.Purge", func() (int, error) { return w.Idem.Purge(ctx, now) })
 }

@@ -23,7 +23,7 @@ const Version = 2 // 1 derived the ids of a batch by SHA-256
 type Config struct {
 	Triggers engine.Triggers
 	Callers  engine.Callers
-	Idem     engine.Idem
+	Idem     request.Idem
 	Later    Later
 	// Egress knows which URLs are admitted; the Service calls none.
 	Egress *Egress

@@ -14,7 +14,7 @@ import (
 )
 
 // Cancels is the set of cancelled requests, receivers and campaigns as one
-// process sees it now. It follows engine.Cancels as the Service follows
+// process sees it now. It follows a CancelStore as the Service follows
 // profiles.
 //
 // Cancellations are kept in the store for as long as a timer may wait behind one and
@@ -30,7 +30,7 @@ import (
 // nobody cancelled a part of.
 type Cancels struct {
 	cfg   Config
-	store engine.Cancels
+	store CancelStore
 
 	count  atomic.Int64 // of scopes
 	camps  atomic.Int64 // of them campaigns
@@ -62,7 +62,7 @@ const (
 const dropFilter = 8
 
 // NewCancels returns a follower of a store. Call Run.
-func NewCancels(store engine.Cancels, cfg Config) (*Cancels, error) {
+func NewCancels(store CancelStore, cfg Config) (*Cancels, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
 		return nil, err

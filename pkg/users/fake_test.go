@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// store is engine.Prefs over a map. fail, when set, is asked before each call.
+// store is a ProfileStore over a map. fail, when set, is asked before each call.
 type store struct {
 	mu      sync.Mutex
 	users   map[string]engine.Profile
@@ -103,7 +103,7 @@ func (s *store) Scan(_ context.Context, fn func(*engine.Profile) error) error {
 	return s.check("scan")
 }
 
-// cancelStore is engine.Cancels over a slice.
+// cancelStore is a CancelStore over a slice.
 type cancelStore struct {
 	mu    sync.Mutex
 	list  []engine.Cancel
@@ -144,7 +144,7 @@ func (s *cancelStore) Changes(_ context.Context, since uint64, max int) ([]engin
 	return slices.Clone(rest[:min(len(rest), max)]), nil
 }
 
-func loaded(t testing.TB, st engine.Prefs) *Service {
+func loaded(t testing.TB, st ProfileStore) *Service {
 	t.Helper()
 	s, err := New(st, Config{})
 	must(t, err)

@@ -1,5 +1,5 @@
 // Package users answers, for every single send, whether a user wants it, when,
-// and at which addresses. Profiles are kept by engine.Prefs; each process holds
+// and at which addresses. Profiles are kept by a ProfileStore; each process holds
 // a Snapshot of all of them that its workers read without waiting, and follows
 // the change table, so that an opt-out binds everywhere within a second.
 package users
@@ -37,7 +37,7 @@ type Config struct {
 // be called from any goroutine.
 type Service struct {
 	cfg   Config
-	store engine.Prefs
+	store ProfileStore
 	snap  *Snapshot
 
 	woken chan struct{} // Run looks for changes at once
@@ -54,7 +54,7 @@ type Service struct {
 }
 
 // New returns a Service over a store. Call Load, then Run.
-func New(store engine.Prefs, cfg Config) (*Service, error) {
+func New(store ProfileStore, cfg Config) (*Service, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
 		return nil, err

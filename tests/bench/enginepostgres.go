@@ -53,7 +53,7 @@ func postgresFigures(ctx context.Context, b *bench, at string) {
 
 type postgresBench struct {
 	*bench
-	prefs engine.Prefs
+	prefs *postgres.Prefs
 	pool  *pgxpool.Pool
 }
 

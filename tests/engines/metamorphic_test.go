@@ -17,8 +17,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/store"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // What a run of the programs came to; printed as the last line.
@@ -63,14 +67,14 @@ type engines struct {
 	jobs      *store.Jobs
 	audit     *store.Audit
 	campaigns *store.Campaigns
-	cancels   engine.Cancels
+	cancels   users.CancelStore
 	holds     *store.Holds
 	meta      engine.Meta
-	prefs     engine.Prefs
+	prefs     users.ProfileStore
 	callers   engine.Callers
-	idem      engine.Idem
-	spill     engine.Spill
-	limits    engine.Limits
+	idem      request.Idem
+	spill     intake.Spill
+	limits    limit.Limits
 	lease     engine.Lease
 	beats     engine.Heartbeats
 	queue     func(name string, maxReceives int) engine.Queue

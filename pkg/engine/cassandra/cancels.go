@@ -9,12 +9,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-type cancels struct {
+// Cancels is a users.CancelStore.
+type Cancels struct {
 	s   *Store
 	log numbered
 }
 
-func (c cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
+// Put implements users.CancelStore.
+func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	if in.Scope == "" || len(in.Scope) > 1<<10 {
 		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope of 1 to 1,024 bytes")
 	}
@@ -53,7 +55,7 @@ func (c cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 }
 
 // version is that of a scope's cancellation, as of every Put answered before.
-func (c cancels) version(ctx context.Context, scope string) (uint64, bool, error) {
+func (c Cancels) version(ctx context.Context, scope string) (uint64, bool, error) {
 	var v int64
 	ok, err := c.s.getSerial(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{scope}, &v)
 	return uint64(v), ok, err
@@ -67,7 +69,8 @@ func readCancel(r logRow) (out engine.Cancel, err error) {
 	return out, nil
 }
 
-func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, error) {
+// Get implements users.CancelStore.
+func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, error) {
 	if scope == "" {
 		return engine.Cancel{}, false, nil
 	}
@@ -88,7 +91,7 @@ func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 
 // Changes leaves out rows of the log whose Put found, in the end, that another
 // was first. One whose Put has not got so far is in: it cancels the same scope.
-func (c cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
+func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))
 		if err != nil || len(page) == 0 {

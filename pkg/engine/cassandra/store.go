@@ -379,7 +379,7 @@ func (s *Store) Campaigns() *store.Campaigns { return store.CampaignsOver(partit
 
 // Cancels returns the contract of cancellations: a log, and a row for each scope
 // that says which of the log's rows about it counts.
-func (s *Store) Cancels() engine.Cancels { return cancels{s, logOf(s, "cancels")} }
+func (s *Store) Cancels() Cancels { return Cancels{s, logOf(s, "cancels")} }
 
 // DeadLetters returns the contract of what failed for good. A letter is a row,
 // swapped alone; its Ord is the number of its row in the log of all, its Seq that

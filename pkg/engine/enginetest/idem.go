@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 func reservation(key string) engine.Reservation {
@@ -22,7 +23,7 @@ func reservation(key string) engine.Reservation {
 }
 
 // stored looks at a reservation without changing it: it lives for ever.
-func stored(t T, s engine.Idem, key engine.IdemKey) (engine.Reservation, bool) {
+func stored(t T, s request.Idem, key engine.IdemKey) (engine.Reservation, bool) {
 	t.Helper()
 	probe := engine.Reservation{Key: key, Owner: "probe", Expires: 1 << 60}
 	r, won, err := s.Reserve(bg, probe, -1<<60)
@@ -33,8 +34,8 @@ func stored(t T, s engine.Idem, key engine.IdemKey) (engine.Reservation, bool) {
 	return r, !won
 }
 
-// Idem runs the suite of engine.Idem.
-func Idem(t *testing.T, open Opener[engine.Idem]) {
+// Idem runs the suite of request.Idem.
+func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 	t.Run("Reserve stores r if its key is free, and returns r and true", func(t *testing.T) {
 		s, reopen := open(t)
 		r := reservation("k")
@@ -262,7 +263,7 @@ func Idem(t *testing.T, open Opener[engine.Idem]) {
 }
 
 // idemModel compares an engine with a map.
-func idemModel(t *testing.T, open Opener[engine.Idem]) {
+func idemModel[E request.Idem](t *testing.T, open Opener[E]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored := map[engine.IdemKey]engine.Reservation{}

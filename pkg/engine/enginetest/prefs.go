@@ -12,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 func profile(user string) engine.Profile {
@@ -23,9 +24,9 @@ func profile(user string) engine.Profile {
 	}
 }
 
-// Prefs runs the suite of engine.Prefs.
-func Prefs(t *testing.T, open Opener[engine.Prefs]) {
-	get := func(t T, s engine.Prefs, user string) (engine.Profile, bool) {
+// Prefs runs the suite of users.ProfileStore.
+func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
+	get := func(t T, s E, user string) (engine.Profile, bool) {
 		t.Helper()
 		p, ok, err := s.Get(bg, user)
 		must(t, err)
@@ -273,7 +274,7 @@ func byUser(a, b engine.Profile) int { return cmp.Compare(a.User, b.User) }
 func ignore[V any](_ V, err error) error { return err }
 
 // prefsModel compares an engine with a map.
-func prefsModel(t *testing.T, open Opener[engine.Prefs]) {
+func prefsModel[E users.ProfileStore](t *testing.T, open Opener[E]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored, last := map[string]engine.Profile{}, uint64(0)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -72,9 +73,9 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 // inTime runs fn on a clock that jumps when everybody sleeps.
 func inTime(t *testing.T, fn func(t *testing.T)) { synctest.Test(t, fn) }
 
-// Limits runs the suite of engine.Limits. pass lets time pass, at least d.
-func Limits(t *testing.T, open Opener[engine.Limits], pass func(d time.Duration)) {
-	take := func(t *testing.T, s engine.Limits, bucket string, n int, rate float64, burst int) (int, time.Duration) {
+// Limits runs the suite of limit.Limits. pass lets time pass, at least d.
+func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Duration)) {
+	take := func(t *testing.T, s E, bucket string, n int, rate float64, burst int) (int, time.Duration) {
 		t.Helper()
 		got, wait, err := s.Take(bg, bucket, n, rate, burst)
 		must(t, err)

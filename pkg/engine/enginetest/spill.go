@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"context"
 	"strconv"
 	"sync"
 	"testing"
@@ -30,15 +31,23 @@ func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
 	return out
 }
 
-func stats(t T, s engine.Spill) [3]int64 {
+// spill is intake.Spill, whose package this one cannot import.
+type spill interface {
+	Push(ctx context.Context, recs []engine.Spilled, limit int64) error
+	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
+	Drop(ctx context.Context, seq uint64) error
+	Stats(ctx context.Context) (records, bytes, oldest int64, err error)
+}
+
+func stats(t T, s spill) [3]int64 {
 	t.Helper()
 	records, bytes, oldest, err := s.Stats(bg)
 	must(t, err)
 	return [3]int64{records, bytes, oldest}
 }
 
-// Spill runs the suite of engine.Spill.
-func Spill(t *testing.T, open Opener[engine.Spill]) {
+// Spill runs the suite of intake.Spill.
+func Spill[E spill](t *testing.T, open Opener[E]) {
 	const roomy = 1 << 30
 	t.Run("Push stores records in order", func(t *testing.T) {
 		s, reopen := open(t)
@@ -175,7 +184,7 @@ func Spill(t *testing.T, open Opener[engine.Spill]) {
 }
 
 // spillModel compares an engine with a slice.
-func spillModel(t *testing.T, open Opener[engine.Spill]) {
+func spillModel[E spill](t *testing.T, open Opener[E]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		var waiting []engine.Spilled

@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/store"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // Callers runs the suite of engine.Callers.
@@ -173,8 +174,8 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 	})
 }
 
-// Cancels runs the suite of engine.Cancels.
-func Cancels(t *testing.T, open Opener[engine.Cancels]) {
+// Cancels runs the suite of users.CancelStore.
+func Cancels[E users.CancelStore](t *testing.T, open Opener[E]) {
 	t.Run("Put returns its version, higher than every one before", func(t *testing.T) {
 		s, reopen := open(t)
 		last := uint64(0)

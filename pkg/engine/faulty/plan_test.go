@@ -30,8 +30,6 @@ func TestStatus(t *testing.T) {
 func TestTimers(t *testing.T) {
 	enginetest.Timers(t, through((*memory.Store).Timers, faulty.NewTimers))
 }
-func TestPrefs(t *testing.T) { enginetest.Prefs(t, through((*memory.Store).Prefs, faulty.NewPrefs)) }
-func TestIdem(t *testing.T)  { enginetest.Idem(t, through((*memory.Store).Idem, faulty.NewIdem)) }
 func TestCallers(t *testing.T) {
 	enginetest.Callers(t, through((*memory.Store).Callers, faulty.NewCallers))
 }
@@ -53,11 +51,6 @@ func queue(s *memory.Store) engine.Queue { return s.Queue("q", enginetest.QueueR
 func TestLease(t *testing.T) {
 	enginetest.Lease(t, func(enginetest.T) (engine.Lease, func() engine.Lease) {
 		return faulty.NewLease(memory.NewLease(), faulty.NewPlan(1)), nil
-	}, time.Sleep)
-}
-func TestLimits(t *testing.T) {
-	enginetest.Limits(t, func(enginetest.T) (engine.Limits, func() engine.Limits) {
-		return faulty.NewLimits(memory.NewLimits(), faulty.NewPlan(1)), nil
 	}, time.Sleep)
 }
 

@@ -56,7 +56,7 @@ func TestLease(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	enginetest.Limits(t, func(enginetest.T) (engine.Limits, func() engine.Limits) { return memory.NewLimits(), nil }, time.Sleep)
+	enginetest.Limits(t, func(enginetest.T) (*memory.Limits, func() *memory.Limits) { return memory.NewLimits(), nil }, time.Sleep)
 }
 
 func scheduling(s *memory.Store) enginetest.Scheduling {

@@ -12,7 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-type prefs struct {
+// Prefs is a users.ProfileStore.
+type Prefs struct {
 	s *Store
 
 	mu   sync.Mutex
@@ -26,7 +27,8 @@ type counter struct {
 	began    int64
 }
 
-func (p *prefs) Get(ctx context.Context, user string) (out engine.Profile, ok bool, err error) {
+// Get implements users.ProfileStore.
+func (p *Prefs) Get(ctx context.Context, user string) (out engine.Profile, ok bool, err error) {
 	var version int64
 	var doc []byte
 	ok, err = p.s.one(ctx, []any{&version, &doc}, `SELECT version, doc FROM profiles WHERE user_id = $1`, user)
@@ -45,7 +47,8 @@ func readProfile(user string, version int64, doc []byte, p *engine.Profile) erro
 	return nil
 }
 
-func (p *prefs) Put(ctx context.Context, pr engine.Profile) (version uint64, err error) {
+// Put implements users.ProfileStore.
+func (p *Prefs) Put(ctx context.Context, pr engine.Profile) (version uint64, err error) {
 	doc, err := encode(&pr)
 	if err != nil {
 		return 0, err
@@ -79,7 +82,8 @@ func encode(p *engine.Profile) ([]byte, error) {
 // the others wait for the counter: some 40 ms.
 const manyAtOnce = 5000
 
-func (p *prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
+// PutMany implements users.ProfileStore.
+func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	docs := make([]string, len(ps))
 	for i := range ps { // all are checked before the first is stored
 		doc, err := encode(&ps[i])
@@ -100,7 +104,7 @@ func (p *prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 
 // putSome copies profiles into a table of the connection's own, and then into
 // place: the counter is locked for the second step alone.
-func (p *prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string) error {
+func (p *Prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string) error {
 	last := make(map[string]int, len(ps)) // a user named twice: the later one holds
 	for i := range ps {
 		last[ps[i].User] = i
@@ -132,7 +136,8 @@ func (p *prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string)
 	})
 }
 
-func (p *prefs) Changes(ctx context.Context, since uint64, max int) (out []engine.Change, err error) {
+// Changes implements users.ProfileStore.
+func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engine.Change, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
@@ -163,7 +168,7 @@ func (p *prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 // follow remembers the counter, unless versions that were shown are gone: then a
 // standby that lacked them took over, and who followed must read all anew,
 // beginning with Version.
-func (p *prefs) follow(now counter) error {
+func (p *Prefs) follow(now counter) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now.value < p.seen.value || now.timeline != p.seen.timeline && now.began < p.seen.value {
@@ -173,7 +178,8 @@ func (p *prefs) follow(now counter) error {
 	return nil
 }
 
-func (p *prefs) Version(ctx context.Context) (uint64, error) {
+// Version implements users.ProfileStore.
+func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	var now counter
 	ok, err := p.s.one(ctx, []any{&now.value, &now.timeline, &now.began}, `SELECT value, timeline, began FROM counters WHERE name = 'profiles'`)
 	if err == nil && !ok {
@@ -189,7 +195,7 @@ func (p *prefs) Version(ctx context.Context) (uint64, error) {
 }
 
 // Scan reads rows as they come: neither side holds all of them.
-func (p *prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
+func (p *Prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
 	rows, err := p.s.pool.Query(ctx, `SELECT user_id, version, doc FROM profiles`)
 	if err != nil {
 		return p.s.failed(err)

@@ -20,7 +20,7 @@ import (
 type Store struct {
 	pool    *pgxpool.Pool
 	timeout time.Duration
-	prefs   prefs
+	prefs   Prefs
 
 	closing sync.Once
 }
@@ -176,4 +176,4 @@ func corrupt(what, key string) error {
 func (s *Store) Callers() engine.Callers { return callers{s} }
 
 // Prefs returns the contract of profiles.
-func (s *Store) Prefs() engine.Prefs { return &s.prefs }
+func (s *Store) Prefs() *Prefs { return &s.prefs }

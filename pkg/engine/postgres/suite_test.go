@@ -13,6 +13,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -103,4 +104,4 @@ func TestCallers(t *testing.T) {
 }
 func TestMeta(t *testing.T) { t.Parallel(); enginetest.Meta(t, open(t, (*Store).Meta)) }
 
-var _ engine.Prefs = (*prefs)(nil)
+var _ users.ProfileStore = (*Prefs)(nil)

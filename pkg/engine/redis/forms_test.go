@@ -359,10 +359,10 @@ func TestCluster(t *testing.T) {
 		t.Errorf("%d masters", masters)
 	}
 	t.Run("Idem", func(t *testing.T) {
-		enginetest.Idem(t, func(t enginetest.T) (engine.Idem, func() engine.Idem) { return connect(t).Idem(), nil })
+		enginetest.Idem(t, func(t enginetest.T) (Idem, func() Idem) { return connect(t).Idem(), nil })
 	})
 	t.Run("Spill", func(t *testing.T) {
-		enginetest.Spill(t, func(t enginetest.T) (engine.Spill, func() engine.Spill) { return connect(t).Spill(), nil })
+		enginetest.Spill(t, func(t enginetest.T) (Spill, func() Spill) { return connect(t).Spill(), nil })
 	})
 	t.Run("Queue", func(t *testing.T) { workThrough(t, in(t, "work:"), in(t, "work:")) })
 }

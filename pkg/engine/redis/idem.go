@@ -16,7 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-type idem struct{ s *Store }
+// Idem is a request.Idem.
+type Idem struct{ s *Store }
 
 // idemParts is over how many hash tags keys are spread, so that the nodes of a
 // cluster share them. Changing it loses the keys that are stored.
@@ -102,7 +103,7 @@ const (
 
 // keys returns the two keys of a reservation and its name in the second. The
 // name is a hash: callers choose their keys, and what they hold is theirs.
-func (i idem) keys(k engine.IdemKey) (keys []string, member string) {
+func (i Idem) keys(k engine.IdemKey) (keys []string, member string) {
 	h := sha256.New()
 	var n [8]byte
 	for _, part := range [...]string{k.Caller, k.Route, k.Key} {
@@ -116,10 +117,10 @@ func (i idem) keys(k engine.IdemKey) (keys []string, member string) {
 	return []string{prefix + member, prefix + "ends"}, member
 }
 
-func (i idem) prefix(part int) string { return i.s.key(fmt.Sprintf("{idem:%d}:", part)) }
+func (i Idem) prefix(part int) string { return i.s.key(fmt.Sprintf("{idem:%d}:", part)) }
 
 // do runs a script that answers 1 or 0.
-func (i idem) do(ctx context.Context, sc *client.Script, keys []string, args ...any) (bool, error) {
+func (i Idem) do(ctx context.Context, sc *client.Script, keys []string, args ...any) (bool, error) {
 	if ctx.Err() != nil {
 		return false, translate(context.Cause(ctx))
 	}
@@ -129,7 +130,7 @@ func (i idem) do(ctx context.Context, sc *client.Script, keys []string, args ...
 
 // Reserve stores r if its key is free or forgotten (Expires <= now), and
 // returns r and true; else it returns what is stored and false.
-func (i idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
+func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
 	if ctx.Err() != nil {
 		return engine.Reservation{}, false, translate(context.Cause(ctx))
 	}
@@ -188,14 +189,14 @@ func reservation(key engine.IdemKey, l []any) (r engine.Reservation, err error) 
 
 // TakeOver makes owner the owner until leaseUntil if the stored reservation is
 // not done and its lease is the one in old; false when somebody was faster.
-func (i idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
+func (i Idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
 	keys, _ := i.keys(old.Key)
 	return i.do(ctx, idemTakeOver, keys[:1], token(), old.Owner, old.LeaseUntil, owner, leaseUntil)
 }
 
 // Freeze stores the layout of a reservation that owner holds;
 // notify.KindConflict when it does not hold it any more.
-func (i idem) Freeze(ctx context.Context, r engine.Reservation) error {
+func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	keys, _ := i.keys(r.Key)
 	ok, err := i.do(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))
 	if err == nil && !ok {
@@ -205,7 +206,7 @@ func (i idem) Freeze(ctx context.Context, r engine.Reservation) error {
 }
 
 // Finish stores the answer of a reservation.
-func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
+func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
 	keys, member := i.keys(key)
 	ok, err := i.do(ctx, idemFinish, keys, member, status, body, expires, keep)
 	if err == nil && !ok {
@@ -215,7 +216,7 @@ func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 }
 
 // Release forgets a reservation that held's owner holds and that stored nothing.
-func (i idem) Release(ctx context.Context, held engine.Reservation) error {
+func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	keys, member := i.keys(held.Key)
 	ok, err := i.do(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
 	if err == nil && !ok {
@@ -226,7 +227,7 @@ func (i idem) Release(ctx context.Context, held engine.Reservation) error {
 
 // Purge forgets keys with Expires <= now and returns how many; those that the
 // server has forgotten by itself are not counted.
-func (i idem) Purge(ctx context.Context, now int64) (n int, err error) {
+func (i Idem) Purge(ctx context.Context, now int64) (n int, err error) {
 	const most = 500
 	for part := range idemParts {
 		for looked := int64(math.MaxInt64); looked >= most; {

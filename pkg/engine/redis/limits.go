@@ -12,7 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-type limits struct{ s *Store }
+// Limits is a limit.Limits.
+type Limits struct{ s *Store }
 
 var (
 	// KEYS bucket; ARGV n, rate, burst. Lua truncates numbers it returns, and
@@ -54,7 +55,7 @@ return 1`)
 // burst, and returns how many it got and, if fewer than n, how long until the
 // next is there. A bucket nobody asked for yet is full. A rate of 0 or less
 // never refills.
-func (l limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
+func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
 		return 0, 0, notify.Invalid("bad_limit", "burst", "a bucket holds at least one token")
 	}
@@ -72,13 +73,13 @@ func (l limits) Take(ctx context.Context, bucket string, n int, rate float64, bu
 
 // Block marks an account as blocked until a time; an earlier time than the
 // stored one changes nothing. Times are kept in microseconds.
-func (l limits) Block(ctx context.Context, account string, until time.Time) error {
+func (l Limits) Block(ctx context.Context, account string, until time.Time) error {
 	_, err := l.s.run(ctx, block, []string{l.s.key("blocked:" + account)}, until.UnixMicro())
 	return err
 }
 
 // Blocked returns until when each account is blocked; the zero time: it is not.
-func (l limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
+func (l Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
 	}

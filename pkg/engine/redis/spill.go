@@ -12,11 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// spill is a stream whose ids are the seqs. A record counts the bytes of its
+// Spill is a stream whose ids are the seqs. A record counts the bytes of its
 // topic, key and value. A seq is the server's time in µs, or one more than the
 // seq before: after Redis was emptied, the Drop of somebody who had peeked
 // before must not remove what came later.
-type spill struct{ s *Store }
+type Spill struct{ s *Store }
 
 const spillTag = "{spill}:"
 
@@ -54,7 +54,7 @@ if #first > 0 then at = first[1][2][10] end
 return {redis.call('XLEN', KEYS[1]), redis.call('HGET', KEYS[2], 'bytes') or '0', at}`)
 )
 
-func (p spill) keys() []string {
+func (p Spill) keys() []string {
 	return []string{p.s.key(spillTag + "records"), p.s.key(spillTag + "head")}
 }
 
@@ -62,7 +62,7 @@ func (p spill) keys() []string {
 // be passed, and nothing is stored. So it is where Redis neither fsyncs always
 // nor has a replica (code spill_not_durable); where a replica did not confirm in
 // time the records may be stored.
-func (p spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
+func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
 	if len(recs) == 0 {
 		return nil
 	}
@@ -131,7 +131,7 @@ func moved(ctx context.Context, s *Store, err error) {
 }
 
 // Peek returns the oldest max records.
-func (p spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
+func (p Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
 	}
@@ -163,7 +163,7 @@ func asBytes(v any) []byte {
 }
 
 // Drop removes the records up to seq, which are in the log now.
-func (p spill) Drop(ctx context.Context, seq uint64) error {
+func (p Spill) Drop(ctx context.Context, seq uint64) error {
 	const most = 1000 // a script holds up everybody else
 	for {
 		v, err := p.s.run(ctx, spillDrop, p.keys(), strconv.FormatUint(seq, 10)+"-0", most)
@@ -174,7 +174,7 @@ func (p spill) Drop(ctx context.Context, seq uint64) error {
 }
 
 // Stats returns how many records and bytes wait, and since when.
-func (p spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
+func (p Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	v, err := p.s.run(ctx, spillStats, p.keys())
 	l := asList(v)
 	return asInt(at(l, 0)), asInt(at(l, 1)), asInt(at(l, 2)), err

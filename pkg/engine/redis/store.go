@@ -203,14 +203,14 @@ func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
 // Idem returns the contract of idempotency keys. Every transition is one
 // script. Times in it are the caller's, as everywhere in the contract; the
 // server only forgets a key by itself an hour after it should have been purged.
-func (s *Store) Idem() engine.Idem { return idem{s} }
+func (s *Store) Idem() Idem { return Idem{s} }
 
 // Lease returns the contract of leases: SET NX PX, and compare before anything
 // else. Their ttl runs on the server, with a precision of a millisecond.
 func (s *Store) Lease() engine.Lease { return lease{s} }
 
 // Limits returns the contract of shared token buckets and blocked accounts.
-func (s *Store) Limits() engine.Limits { return limits{s} }
+func (s *Store) Limits() Limits { return Limits{s} }
 
 // Queue returns the delay queue of a name, whose messages are given out at most
 // maxReceives times (1 or more). Processes that share it agree about that.
@@ -225,4 +225,4 @@ func (s *Store) Queue(name string, maxReceives int) engine.Queue {
 }
 
 // Spill returns the contract of the spill buffer.
-func (s *Store) Spill() engine.Spill { return spill{s} }
+func (s *Store) Spill() Spill { return Spill{s} }

@@ -214,7 +214,7 @@ func TestEndsOfForgottenKeys(t *testing.T) {
 		if _, won, err := ids.Reserve(t.Context(), engine.Reservation{Key: k, Expires: now + 1}, now+int64(i)); err != nil || !won {
 			t.Fatal(won, err)
 		}
-		keys, _ := idem{s}.keys(k)
+		keys, _ := Idem{s}.keys(k)
 		return keys
 	}
 	const n = 2000
@@ -226,7 +226,7 @@ func TestEndsOfForgottenKeys(t *testing.T) {
 	}
 	left := int64(0)
 	for part := range idemParts {
-		k, err := s.c.ZCard(t.Context(), idem{s}.prefix(part)+"ends").Result()
+		k, err := s.c.ZCard(t.Context(), Idem{s}.prefix(part)+"ends").Result()
 		if err != nil {
 			t.Fatal(err)
 		}
