@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -25,19 +26,19 @@ type Peers struct {
 	group string
 	self  string
 
-	// The last look's, of the goroutine that looks: Run's, and After's before that.
-	version int64
-	alive   []engine.Heartbeat
+	version int64 // of the group, as of the last look; of the goroutine that looks: After's, then Run's
 
 	mu       sync.Mutex
-	seen     map[string]time.Time // when each was last alive; monotonic
+	alive    []string             // as of the last look
+	gone     map[string]time.Time // not among alive any more, and when each was last; monotonic
 	answered time.Time            // of the last look
+	names    []string             // alive, gone and self, in order
 }
 
 // NewPeers returns the peers of a group as self sees them; it knows nobody before After
 // or Run.
 func NewPeers(beats engine.Heartbeats, group, self string) *Peers {
-	return &Peers{beats: beats, group: group, self: self, seen: map[string]time.Time{}}
+	return &Peers{beats: beats, group: group, self: self, gone: map[string]time.Time{}, names: []string{self}}
 }
 
 // Run beats and looks until ctx ends.
@@ -57,34 +58,51 @@ func (p *Peers) look(ctx context.Context) error {
 	call, stop := context.WithTimeout(ctx, peerBeat)
 	defer stop()
 	version, err := p.beats.Beat(call, p.group, p.self, "", peerTTL)
+	var members []engine.Heartbeat
 	if err == nil && version != p.version {
-		var alive []engine.Heartbeat
-		if alive, version, err = p.beats.Alive(call, p.group, 0); err == nil {
-			p.alive, p.version = alive, version
-		}
+		members, version, err = p.beats.Alive(call, p.group, p.version)
 	}
-	if err == nil {
-		p.note(p.alive, time.Now())
+	if err != nil {
+		return err
 	}
-	return err
+	p.note(members, version != p.version, time.Now())
+	p.version = version
+	return nil
 }
 
-func (p *Peers) note(alive []engine.Heartbeat, now time.Time) {
+// note notes a look at now: if changed, members are those that are alive, else they are
+// those of the look before.
+func (p *Peers) note(members []engine.Heartbeat, changed bool, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.answered) > 3*peerBeat { // nobody could be seen meanwhile
-		for owner := range p.seen {
-			p.seen[owner] = now
+	last := p.answered
+	if now.Sub(last) > 3*peerBeat { // none could be seen meanwhile
+		last = now
+		for owner := range p.gone {
+			p.gone[owner] = now
 		}
 	}
 	p.answered = now
-	for _, h := range alive {
-		p.seen[h.Owner] = now
-	}
-	for owner, at := range p.seen {
-		if now.Sub(at) > peerTTL {
-			delete(p.seen, owner)
+	if changed {
+		for _, owner := range p.alive {
+			p.gone[owner] = last
 		}
+		p.alive = nil
+		for _, h := range members {
+			p.alive = append(p.alive, h.Owner)
+			delete(p.gone, h.Owner)
+		}
+	}
+	for owner, at := range p.gone {
+		if now.Sub(at) > peerTTL {
+			delete(p.gone, owner)
+			changed = true
+		}
+	}
+	if changed {
+		p.names = slices.AppendSeq(append([]string{p.self}, p.alive...), maps.Keys(p.gone))
+		slices.Sort(p.names)
+		p.names = slices.Compact(p.names)
 	}
 }
 
@@ -94,9 +112,10 @@ func (p *Peers) others() bool { return len(p.Names()) > 1 }
 // Share is this process's part of a limit: those of all add up to it, as long as
 // it is not below their number.
 func (p *Peers) Share(limit int) int {
-	names := p.Names()
-	part := limit / len(names)
-	if slices.Index(names, p.self) < limit%len(names) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	part := limit / len(p.names)
+	if at, _ := slices.BinarySearch(p.names, p.self); at < limit%len(p.names) {
 		part++
 	}
 	return max(part, 1)
@@ -128,12 +147,5 @@ func (p *Peers) After(calls time.Duration, run func(context.Context) error) func
 func (p *Peers) Names() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := []string{p.self}
-	for owner := range p.seen {
-		if owner != p.self {
-			out = append(out, owner)
-		}
-	}
-	slices.Sort(out)
-	return out
+	return slices.Clone(p.names)
 }

@@ -34,9 +34,10 @@ func (m *membership) beat(ctx context.Context) {
 	m.mu.Lock()
 	m.beatAt = m.clock()
 	m.mu.Unlock()
-	var before, alive []string // members of the look before, and of this one: a newcomer is believed the second time
-	known := int64(0)          // the version of the group that alive is of
-	unseen := 1                // looks in a row that did not show this engine among the members
+	var before []string  // members of the look before: a newcomer is believed the second time
+	var members []string // as they were read last
+	known := int64(0)    // the version of the group that members is of
+	unseen := 1          // looks in a row that did not show this engine among the members
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, m.cfg.Beat/2)
 		off, began := m.clockOff(), m.clock()
@@ -52,15 +53,16 @@ func (m *membership) beat(ctx context.Context) {
 		if err == nil && (off || version != known) {
 			var hs []engine.Heartbeat
 			if hs, version, err = m.cfg.Heartbeats.Alive(call, group, known); err == nil && version != known {
-				known, alive = version, nil
+				known, members = version, nil
 				for _, h := range hs {
-					alive = append(alive, h.Owner)
+					members = append(members, h.Owner)
 				}
 			}
 		}
 		stop()
+		alive := members
 		if err != nil {
-			known, alive = 0, nil
+			alive = nil // who is there now is not known
 		}
 		if err != nil && ctx.Err() == nil {
 			m.troubl.say("cannot exchange heartbeats of timer engines", err)
@@ -80,7 +82,10 @@ func (m *membership) beat(ctx context.Context) {
 			m.stand(nil)
 		}
 		if !off {
-			m.share(slices.DeleteFunc(slices.Clone(alive), func(owner string) bool { return !slices.Contains(before, owner) }))
+			m.share(slices.DeleteFunc(slices.Clone(alive), func(owner string) bool {
+				_, was := slices.BinarySearch(before, owner) // Alive has ordered them
+				return !was
+			}))
 		}
 		before = alive
 	}

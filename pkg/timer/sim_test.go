@@ -41,9 +41,8 @@ type sim struct {
 	seen     func(*engine.Timer)
 	refuse   func(*engine.Timer) bool
 	unleased bool
-	keeps    bool          // engines keep what they have
-	counted  *atomic.Int64 // requests to the lease's server; nil: not counted
-	faults   []string      // what must not have happened
+	keeps    bool     // engines keep what they have
+	faults   []string // what must not have happened
 }
 
 func (s *sim) failf(format string, args ...any) {
@@ -127,9 +126,6 @@ func (s *sim) config(n *node) Config {
 	cfg.Queue = faulty.NewQueue(s.mem.Queue("near", 1000), n.plan)
 	if !s.unleased {
 		cfg.Lease = faulty.NewLease(s.lease, n.plan)
-		if s.counted != nil {
-			cfg.Lease = countedLease{cfg.Lease, s.counted}
-		}
 	}
 	if !s.keeps {
 		cfg.Heartbeats = heartbeats{s.beats, n}
