@@ -93,7 +93,7 @@ func (n builder) build() error {
 	if err != nil {
 		return err
 	}
-	n.deferred = &worker.DeferredCounter{Timers: n.st.timers, Shards: cfg.Timers.Shards, Pause: n.seams.recount, Logger: n.log}
+	n.deferred = &worker.DeferredCounter{Timers: n.st.timers, Shards: n.shards.Now, Pause: n.seams.recount, Logger: n.log}
 	n.auditor = newAuditor(n.Node)
 	if err := n.buildJobs(); err != nil {
 		return err

@@ -78,7 +78,7 @@ type Config struct {
 	} `koanf:"archive"`
 
 	Timers struct {
-		Shards      int           `koanf:"shards" default:"16" min:"1" max:"4096" doc:"partitions of each minute; with engines: distributed 64 unless set; a store keeps the number it was first started with"`
+		Shards      int           `koanf:"shards" default:"16" min:"1" max:"4096" doc:"partitions of each minute; with engines: distributed 64 unless set; a store keeps the number it was first started with; with engines: distributed, notifyd migrate up raises it while processes run"`
 		MaxDelay    time.Duration `koanf:"max_delay" default:"8784h" above:"0" doc:"how far ahead notifications and triggers may be scheduled"`
 		Jitter      time.Duration `koanf:"jitter" default:"5s" min:"0" max:"1h" doc:"largest spread of scheduled notifications and triggers: later only, at most a tenth of the delay; never otp, alert or exact"`
 		CatchUpRate int           `koanf:"catch_up_rate" default:"20000" min:"1" doc:"timers a second released of what came due while the process was away"`
@@ -144,8 +144,7 @@ type Lane struct {
 }
 
 // DefaultFor returns the defaults for an engine. With servers, topics and minutes have
-// the partition counts of the source's capacity sheet (pkg/tool/capacity), since they cannot
-// grow later. Embedded, one process owns all of them and fewer cost it less.
+// the partition counts of the source's capacity sheet (pkg/tool/capacity). Embedded, one process owns all of them and fewer cost it less.
 func DefaultFor(engines string) Config {
 	c := Default()
 	if engines == EnginesDistributed {

@@ -33,7 +33,7 @@ func newAuditor(n *Node) *conserve.Auditor {
 	}
 	return conserve.New(conserve.Config{
 		Log: conserve.OverLog{Admin: n.admin, Reader: n.reader, Gone: lost}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
-		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: notify.FirstTopics(), Settle: n.seams.settle,
+		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.shards.Now, First: notify.FirstTopics(), Settle: n.seams.settle,
 		Apart: n.own == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: held,
 		Waiting: n.later.census.Set, Producer: n.producer, Away: away, Logger: n.log, Hit: killpoint.Hit,
 	})

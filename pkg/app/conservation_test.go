@@ -163,7 +163,7 @@ func TestAuditFindsDrift(t *testing.T) {
 		}
 		tid = append(tid, 0, 0, 0, 0)
 		tm := engine.Timer{FireAt: fire, ID: tid, Kind: timer.KindEnvelope, Target: notify.LaneOf(e.Channel, e.Category).Topic(), Payload: notify.AppendEnvelope(nil, e)}
-		if err := l.own.store.Timers().Put(ctx, l.cfg.Timers.Shards, []engine.Timer{tm}); err != nil {
+		if err := l.own.store.Timers().Put(ctx, notify.SpreadOver(l.cfg.Timers.Shards), []engine.Timer{tm}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -266,7 +266,7 @@ func TestAuditOfTriggersAndSchedules(t *testing.T) {
 	}
 	var ps []engine.TimerPartition
 	if err := l.own.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
-		ps = append(ps, engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, cfg.Timers.Shards)})
+		ps = append(ps, engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, notify.SpreadOver(cfg.Timers.Shards))})
 		return nil
 	}); err != nil || len(ps) != 2 {
 		t.Fatal(ps, err)

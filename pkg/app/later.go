@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"strconv"
 	"time"
@@ -46,7 +47,8 @@ const (
 func (n builder) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
-	if err := keepShards(context.Background(), n.st.meta, cfg.Timers.Shards); err != nil {
+	var err error
+	if n.shards, err = openShards(context.Background(), n.st.meta, cfg, n.log); err != nil {
 		return err
 	}
 	queue, err := n.st.queue(triggerQueue, triggerReceives)
@@ -57,7 +59,7 @@ func (n builder) buildLater() error {
 	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{})
 	tc := timer.Config{
 		Store: n.st.timers, Schedules: n.st.schedules, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
-		Owner: n.owner, Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
+		Owner: n.owner, Spread: n.shards.Now, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
 		Publish:   traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
 		CaughtUp:  traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
 		Cancelled: cancelledTimers(n.producer),
@@ -74,12 +76,10 @@ func (n builder) buildLater() error {
 	}
 	l.timers = timer.New(tc)
 	l.schedules = schedule.New(schedule.Config{
-		Schedules: n.st.schedules, Timers: n.st.timers, Cold: n.st.cold, Shards: cfg.Timers.Shards,
+		Schedules: n.st.schedules, Timers: n.st.timers, Cold: n.st.cold, Shards: n.shards.Now,
 		Park: l.timers.Park, Store: l.timers.ParkScheduled, Gate: n.st.laterGate,
-		Forget: func(ctx context.Context, ts []engine.Timer) error {
-			return n.st.schedules.ForgetTimers(ctx, cfg.Timers.Shards, ts)
-		},
-		Clock: n.clock.Err, Ended: cancelledTimers(n.producer), Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
+		Forget: n.st.schedules.ForgetTimers,
+		Clock:  n.clock.Err, Ended: cancelledTimers(n.producer), Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})
 	policy, err := cfg.egress()
 	if err != nil {
@@ -128,21 +128,25 @@ func (g gate) Err() error { return g() }
 // shardsMeta is the row with that number.
 const shardsMeta = "timer_shards"
 
-// keepShards remembers how many shards a store's timers are spread over, at its
-// first start: with another number their rows would not be found again.
-func keepShards(ctx context.Context, meta engine.Meta, shards int) error {
-	stored, err := meta.GetMeta(ctx, shardsMeta)
+// openShards reads over how many shards the timers of a store are spread. At its first
+// start that is the configured number. A process may be configured with a number that
+// counted before, or, over servers, with one that Migrate has not raised it to yet.
+func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog.Logger) (*cluster.Spread, error) {
+	want, alone := cfg.Timers.Shards, cfg.Engines != EnginesDistributed
+	shards, err := cluster.OpenSpread(ctx, meta, shardsMeta, want, alone)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	want := strconv.Itoa(shards)
-	switch string(stored) {
-	case want:
-		return nil
-	case "":
-		return meta.PutMeta(ctx, shardsMeta, []byte(want))
+	stored, err := shards.Now()
+	switch has := strconv.Itoa(stored.Most()); {
+	case err != nil || stored.Had(want):
+		return shards, err
+	case !alone && want > stored.Most():
+		logger.Warn("timers are spread over fewer shards than configured; notifyd migrate up raises their number", "timers.shards", want, "shards", stored.Most())
+		return shards, nil
+	default:
+		return nil, notify.Invalid("bad_config", "timers.shards", "is "+strconv.Itoa(want)+", but the timers of this store are spread over "+has+" shards; set it to "+has+", or use another data_dir")
 	}
-	return notify.Invalid("bad_config", "timers.shards", "is "+want+", but the timers of this store are spread over "+string(stored)+" shards; set it to "+string(stored)+", or use another data_dir")
 }
 
 // handOn hands due timers on by their kind. Those of an unknown one go with the

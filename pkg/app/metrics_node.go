@@ -178,7 +178,9 @@ func (c *nodeCollector) collectTimers(ch chan<- prometheus.Metric, gauge func(d 
 	count(descRehomed, st.Rehomed)
 	count(descDropped, st.Dropped)
 	count(descHeads, st.HeadSwaps)
-	gauge(descAllShard, float64(c.n.cfg.Timers.Shards))
+	if all, err := c.n.shards.Now(); err == nil {
+		gauge(descAllShard, float64(all.Most()))
+	}
 	count(descTookOver, st.TookOver)
 	count(descShardsGo, st.Lost)
 	count(descTimerErr, st.PublishFailures)

@@ -191,8 +191,8 @@ func countedDeferral(t *testing.T) *worker.DeferredCounter {
 		Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Channel: notify.Push, Category: notify.Alert, Caller: "shop", Accepted: time.Now().UnixMilli(),
 		Attempt: 1, Cause: "quiet_hours", Count: 1, Receivers: w.Bytes(),
 	}
-	c := &worker.DeferredCounter{Timers: memory.New().Timers(), Shards: 1}
-	err := c.Timers.Put(t.Context(), 1, []engine.Timer{{
+	c := &worker.DeferredCounter{Timers: memory.New().Timers(), Shards: engine.FixedShards(1)}
+	err := c.Timers.Put(t.Context(), notify.SpreadOver(1), []engine.Timer{{
 		FireAt: time.Now().Add(time.Minute).UnixMilli(), ID: []byte("row"), Kind: timer.KindEnvelope,
 		Target: notify.Lane{Channel: notify.Push}.DLQTopic(), Payload: notify.AppendEnvelope(nil, &e),
 	}})

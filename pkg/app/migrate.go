@@ -8,10 +8,10 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
@@ -187,28 +187,40 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	return metaRows(ctx, s.Meta(), cfg, to)
+	ahead, _, err := s.ClockOffset(ctx) // the processes keep to the clocks of the servers
+	if err != nil {
+		return nil, err
+	}
+	return metaRows(ctx, s.Meta(), cfg, to, time.Now().Add(ahead))
 }
 
-func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction) (out []Migration, err error) {
-	for _, row := range [][2]string{
-		{storeIDMeta, notify.NewBase(time.Now()).String()}, {shardsMeta, strconv.Itoa(cfg.Timers.Shards)},
-	} {
-		have, err := meta.GetMeta(ctx, row[0])
-		if err != nil {
-			return out, err
-		}
-		if len(have) == 0 && to == engine.Up {
-			if err := meta.PutMeta(ctx, row[0], []byte(row[1])); err != nil {
-				return out, err
-			}
-			have = []byte(row[1])
-		}
-		step := row[0]
-		if len(have) > 0 {
-			step += " " + string(have)
-		}
-		out = append(out, Migration{Engine: "meta", Step: step, Applied: len(have) > 0})
+// metaRows makes the rows that are missing, and raises the number of timer shards.
+func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
+	id, err := meta.GetMeta(ctx, storeIDMeta)
+	if err == nil && len(id) == 0 && to == engine.Up {
+		id = []byte(notify.NewBase(now).String())
+		err = meta.PutMeta(ctx, storeIDMeta, id)
 	}
-	return out, nil
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, Migration{Engine: "meta", Step: strings.TrimSpace(storeIDMeta + " " + string(id)), Applied: len(id) > 0})
+	spread := func() (notify.Spread, error) { return cluster.ReadSpread(ctx, meta, shardsMeta) }
+	if to == engine.Up {
+		spread = func() (notify.Spread, error) {
+			return cluster.RaiseSpread(ctx, meta, shardsMeta, cfg.Timers.Shards, now)
+		}
+	}
+	shards, err := spread()
+	if err != nil {
+		return out, err
+	}
+	m := Migration{Engine: "meta", Step: shardsMeta, Applied: shards.Most() > 0}
+	switch {
+	case cfg.Timers.Shards > shards.Most() && m.Applied:
+		m.Step, m.Applied = fmt.Sprintf("%s from %d to %d", shardsMeta, shards.Most(), cfg.Timers.Shards), false
+	case m.Applied:
+		m.Step, m.At = fmt.Sprintf("%s %d", shardsMeta, shards.Most()), shards.Since()
+	}
+	return append(out, m), nil
 }

@@ -49,6 +49,7 @@ type Node struct {
 	prefs         *users.Service
 	cancels       *users.Cancels
 	sealed        *users.SealedCallers // what st.callers is
+	shards        *cluster.Spread      // over which timers are spread
 	later         later
 	feeds         *deadletter.Feeds
 	archive       *archive.Archiver // nil: there is none

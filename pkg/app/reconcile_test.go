@@ -214,7 +214,7 @@ func TestReconcileNotifications(t *testing.T) {
 	send("missing", later)
 	drop := map[engine.TimerPartition]bool{}
 	if err := l.own.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
-		drop[engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, l.cfg.Timers.Shards)}] = true
+		drop[engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, notify.SpreadOver(l.cfg.Timers.Shards))}] = true
 		return nil
 	}); err != nil || len(drop) != 1 {
 		t.Fatal(drop, err)

@@ -89,14 +89,15 @@ func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	}
 }
 
-// follow applies what operators changed through another process: which lanes and
-// campaigns are paused, and which circuits of callers are held.
+// follow applies what operators changed through another process: over how many shards
+// timers are spread, which lanes and campaigns are paused, and which circuits of callers
+// are held.
 func (n runner) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		notify.Sleep(ctx, followEvery)
 		call, stop := context.WithTimeout(ctx, 5*time.Second)
 		var err error
-		for _, follow := range []func(context.Context) error{n.lanes.Follow, n.campaigns.Follow, n.circuits.Follow} {
+		for _, follow := range []func(context.Context) error{n.shards.Follow, n.lanes.Follow, n.campaigns.Follow, n.circuits.Follow} {
 			if err = follow(call); err != nil {
 				break
 			}

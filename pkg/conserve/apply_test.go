@@ -45,7 +45,7 @@ type plant struct {
 func newPlant(t *testing.T) *plant {
 	p := &plant{t: t, store: memory.New(), drift: map[notify.ID]api.Drift{}, kept: map[notify.ID]engine.Found{}, views: map[notify.Base]schedule.View{}}
 	p.cfg = Config{
-		History: keptHistory{p: p}, Status: p.store.Status(), Timers: p.store.Timers(), Schedules: keptSchedules{p: p}, Producer: p, Shards: shards,
+		History: keptHistory{p: p}, Status: p.store.Status(), Timers: p.store.Timers(), Schedules: keptSchedules{p: p}, Producer: p, Shards: engine.FixedShards(shards),
 		Rows: p.store.Triggers(), Triggers: trigger.Mender{},
 	}
 	p.build(nil)
@@ -399,7 +399,7 @@ func TestLate(t *testing.T) {
 			if edit != nil {
 				edit(&tm)
 			}
-			if err := p.store.Timers().Put(t.Context(), shards, []engine.Timer{tm}); err != nil {
+			if err := p.store.Timers().Put(t.Context(), notify.SpreadOver(shards), []engine.Timer{tm}); err != nil {
 				t.Fatal(err)
 			}
 			if late {

@@ -109,7 +109,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		store := memory.New()
 		a := New(Config{
 			Log: passed{int64(h.chunks)}, History: h, Status: store.Status(), Timers: store.Timers(), Cold: store.ColdTimers(),
-			Spill: store.Spill(), Schedules: noSchedules{}, Shards: 16, First: []string{"notifications-push"}, Batch: 20_000,
+			Spill: store.Spill(), Schedules: noSchedules{}, Shards: engine.FixedShards(16), First: []string{"notifications-push"}, Batch: 20_000,
 		})
 		base = heap()
 		rep, err := a.Run(t.Context(), time.Time{})

@@ -252,12 +252,16 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 	}
 	got := map[uint32]bool{}
 	prefix := timerPrefix(c.env.Chunk, k.envelopeKey)
-	shards := make([]uint16, 0, r.cfg.Shards)
+	spread, err := r.cfg.Shards()
+	if err != nil {
+		return nil, err
+	}
+	shards := make([]uint16, 0, spread.Most())
 	if c.env.Count == 1 {
 		id := append(bytes.Clone(prefix), byte(index>>24), byte(index>>16), byte(index>>8), byte(index))
-		shards = append(shards, engine.ShardOf(id, r.cfg.Shards))
+		shards = append(shards, engine.ShardOf(id, spread))
 	} else {
-		for n := range r.cfg.Shards {
+		for n := range spread.Most() {
 			shards = append(shards, uint16(n))
 		}
 	}

@@ -89,7 +89,7 @@ type Config struct {
 	Rows      engine.Triggers // of triggers
 	Triggers  Triggers
 	Producer  Producer
-	Shards    int // of the timer engine
+	Shards    engine.Shards // of the timer engine
 
 	// Queue calls fn with the body of every message of the delay queue, those
 	// that a dispatcher holds included. nil: the engine does not show them.

@@ -131,7 +131,11 @@ func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
 // that nobody released.
 func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
-	for shard := range uint16(a.cfg.Shards) {
+	shards, err := a.cfg.Shards()
+	if err != nil {
+		return err
+	}
+	for shard := range uint16(shards.Most()) {
 		state, err := a.cfg.Timers.Shard(ctx, shard)
 		if err != nil {
 			return err

@@ -79,7 +79,7 @@ func auditOnce(t *testing.T, h *oneChunk, log *shownLog, rows ...notify.Row) api
 	log.env = &h.env
 	rep, err := New(Config{
 		Log: log, History: h, Status: store.Status(), Timers: store.Timers(), Cold: store.ColdTimers(),
-		Spill: store.Spill(), Schedules: noSchedules{}, Shards: 1, First: []string{pushLog.Topic},
+		Spill: store.Spill(), Schedules: noSchedules{}, Shards: engine.FixedShards(1), First: []string{pushLog.Topic},
 	}).Run(t.Context(), time.Time{})
 	if err != nil {
 		t.Fatal(err)

@@ -54,7 +54,11 @@ func rowsOf(ctx context.Context, a *Auditor, state engine.TriggerState, fn func(
 
 // timed reports whether a timer is stored, near or cold.
 func timed(ctx context.Context, a *Auditor, want *engine.Timer) (has bool, err error) {
-	at, shard := want.FireAt, engine.ShardOf(want.ID, a.cfg.Shards)
+	shards, err := a.cfg.Shards()
+	if err != nil {
+		return false, err
+	}
+	at, shard := want.FireAt, engine.ShardOf(want.ID, shards)
 	found := func(t *engine.Timer) error {
 		has = has || bytes.Equal(t.ID, want.ID)
 		return nil

@@ -123,8 +123,8 @@ type Schedules interface {
 	// PutScheduled is Put and Timers.Put, all or none. In an engine of
 	// many machines an error may leave a large call (of many chunks) partly stored,
 	// schedules first: the same call again completes it.
-	PutScheduled(ctx context.Context, ss []Schedule, shards int, ts []Timer) error
+	PutScheduled(ctx context.Context, ss []Schedule, shards notify.Spread, ts []Timer) error
 	// ForgetTimers removes rows (FireAt, ID) of Timers and ColdTimers; their hints
 	// stay until the partition is dropped. One that is not there changes nothing.
-	ForgetTimers(ctx context.Context, shards int, ts []Timer) error
+	ForgetTimers(ctx context.Context, shards notify.Spread, ts []Timer) error
 }

@@ -34,8 +34,8 @@ const (
 )
 
 // CheckTimers returns notify.KindInvalid if Put must refuse ts.
-func CheckTimers(shards int, ts []Timer) error {
-	if shards < 1 || shards > 1<<16 {
+func CheckTimers(shards notify.Spread, ts []Timer) error {
+	if n := shards.Most(); n < 1 || n > 1<<16 {
 		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
 	}
 	for i := range ts {
@@ -49,9 +49,20 @@ func CheckTimers(shards int, ts []Timer) error {
 // TimerOfTrigger is the Kind of a timer that leads to a trigger.
 const TimerOfTrigger = 2
 
-// ShardOf is the shard of a timer id: the same in every engine and release.
-func ShardOf(id []byte, shards int) uint16 {
-	return uint16(notify.ColumnDigest(id) % uint64(shards))
+// ShardOf is the shard of a timer id, which begins with the base of its request: the same
+// in every engine and release, and after the number of shards was raised.
+func ShardOf(id []byte, shards notify.Spread) uint16 {
+	return uint16(notify.ColumnDigest(id) % uint64(shards.Of(id)))
+}
+
+// Shards returns over how many shards timers are spread now. It returns an error if the
+// process cannot know that at this moment; then it must not store, find or touch a timer.
+// A timer's base must be made before Shards is called for it.
+type Shards func() (notify.Spread, error)
+
+// FixedShards returns a number of shards that is never raised.
+func FixedShards(n int) Shards {
+	return func() (notify.Spread, error) { return notify.SpreadOver(n), nil }
 }
 
 // TimerPartition is one bucket of one shard: a minute of Timers, a day of ColdTimers.
@@ -84,7 +95,7 @@ func StaleTerm() error {
 // bucket is dropped whole. Timers holds what comes soon, ColdTimers what is far ahead.
 type TimerTable interface {
 	// Put stores timers, each in shard ShardOf(ID, shards). Storing the same (FireAt, ID) again changes nothing.
-	Put(ctx context.Context, shards int, ts []Timer) error
+	Put(ctx context.Context, shards notify.Spread, ts []Timer) error
 	// Scan returns up to max rows of p behind after with FireAt <= until, in
 	// order.
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)

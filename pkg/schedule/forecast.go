@@ -26,7 +26,11 @@ type Due struct {
 func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due []Due, complete bool, err error) {
 	f := forecast{s: s, left: most, sums: map[dueKey]*Due{}, heads: map[notify.Base]*View{}}
 	first, last := from/60_000, (to-1)/60_000
-	for shard := range s.cfg.Shards {
+	shards, err := s.cfg.Shards()
+	if err != nil {
+		return nil, false, err
+	}
+	for shard := range shards.Most() {
 		minutes, err := s.cfg.Timers.Buckets(ctx, uint16(shard), first, last)
 		if err != nil {
 			return nil, false, err

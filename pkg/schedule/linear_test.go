@@ -115,7 +115,7 @@ type history struct {
 	rng    *rand.Rand
 	bases  []notify.Base
 	fired  map[notify.Base]map[uint32]int // rows released, by generation
-	forget func(ctx context.Context, ts []engine.Timer) error
+	forget func(ctx context.Context, shards notify.Spread, ts []engine.Timer) error
 }
 
 func (h *history) random(n int) int {
@@ -211,7 +211,7 @@ func (h *history) heads() engine.Schedules {
 // service is a process that schedules, cancels and moves.
 func (h *history) service(w *timer.Engine) *Service {
 	return New(Config{
-		Schedules: flaky{h.heads(), h, false}, Timers: h.store.Timers(), Cold: h.store.ColdTimers(), Shards: 2,
+		Schedules: flaky{h.heads(), h, false}, Timers: h.store.Timers(), Cold: h.store.ColdTimers(), Shards: engine.FixedShards(2),
 		Park: w.Park, Store: w.ParkScheduled, Forget: h.forget, Guard: guard,
 		Ended: func(context.Context, []engine.Timer) error { return nil },
 	})
@@ -322,8 +322,8 @@ func (h *history) get(s *Service, n int, base notify.Base, call int64) {
 func oneHistory(t *testing.T, seed uint64, change func(*history, *timer.Config)) (ops []porcupine.Operation) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &history{t: t, store: memory.New(), rng: rand.New(rand.NewPCG(seed, 7)), fired: map[notify.Base]map[uint32]int{}}
-		h.forget = func(ctx context.Context, ts []engine.Timer) error {
-			return h.store.Schedules().ForgetTimers(ctx, 2, ts)
+		h.forget = func(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
+			return h.store.Schedules().ForgetTimers(ctx, shards, ts)
 		}
 		cfg := timer.Config{
 			Store: h.store.Timers(), Cold: h.store.ColdTimers(), Queue: h.store.Queue("near", 1000),

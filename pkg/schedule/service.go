@@ -18,7 +18,7 @@ type Config struct {
 	Schedules engine.Schedules
 	Timers    engine.Timers
 	Cold      engine.ColdTimers
-	Shards    int // as the timer engine's
+	Shards    engine.Shards // as the timer engine's
 
 	// Park stores timers where they belong; nil means durable.
 	Park func(ctx context.Context, ts []engine.Timer) error
@@ -27,7 +27,7 @@ type Config struct {
 	Store func(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
 	// Forget removes rows of generations that count no more. Default: they stay
 	// until their minute is closed.
-	Forget func(ctx context.Context, ts []engine.Timer) error
+	Forget func(ctx context.Context, shards notify.Spread, ts []engine.Timer) error
 	// Gate says why nothing more can be stored, as an error for the caller; nil:
 	// it can. It is asked before a move, never before a cancel.
 	Gate func() error
@@ -189,9 +189,13 @@ func weight(ts []engine.Timer) (n uint32) {
 
 // rows reads the rows of v's generation.
 func (s *Service) rows(ctx context.Context, v *View) ([]engine.Timer, error) {
+	shards, err := s.cfg.Shards()
+	if err != nil {
+		return nil, err
+	}
 	var out []engine.Timer
 	for c := range v.chunks() {
-		t, ok, err := s.row(ctx, c, v.Gen, v.FireAt)
+		t, ok, err := s.row(ctx, c, v.Gen, v.FireAt, shards)
 		if err != nil {
 			return nil, err
 		}
@@ -220,9 +224,9 @@ func (v *View) chunks() func(yield func(notify.Chunk) bool) {
 }
 
 // row reads one timer, hot or cold.
-func (s *Service) row(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64) (engine.Timer, bool, error) {
+func (s *Service) row(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64, shards notify.Spread) (engine.Timer, bool, error) {
 	id := c.TimerID(gen)
-	shard := engine.ShardOf(id, s.cfg.Shards)
+	shard := engine.ShardOf(id, shards)
 	after := engine.TimerCursor{FireAt: fireAt, ID: before(id)}
 	rows, err := s.cfg.Timers.Scan(ctx, engine.TimerPartition{Bucket: fireAt / 60_000, Shard: shard}, after, fireAt, 1)
 	if err != nil {

@@ -58,14 +58,14 @@ func newRig() *rig {
 	r := &rig{store: memory.New()}
 	r.swaps = &swaps{Schedules: r.store.Schedules()}
 	r.Service = New(Config{
-		Schedules: r.swaps, Timers: r.store.Timers(), Cold: r.store.ColdTimers(), Shards: shards,
+		Schedules: r.swaps, Timers: r.store.Timers(), Cold: r.store.ColdTimers(), Shards: engine.FixedShards(shards),
 		Park: func(ctx context.Context, ts []engine.Timer) error {
 			for _, t := range ts {
 				put := r.store.Timers().Put
 				if time.Until(time.UnixMilli(t.FireAt)) > 30*24*time.Hour {
 					put = r.store.ColdTimers().Put
 				}
-				if err := put(ctx, shards, []engine.Timer{t}); err != nil {
+				if err := put(ctx, notify.SpreadOver(shards), []engine.Timer{t}); err != nil {
 					return err
 				}
 			}
@@ -138,7 +138,7 @@ func (r *rig) hinted(t *testing.T, v View) (with, without int) {
 		t.Fatal(err)
 	}
 	for _, x := range ts {
-		p := engine.TimerPartition{Bucket: x.FireAt / 60_000, Shard: engine.ShardOf(x.ID, shards)}
+		p := engine.TimerPartition{Bucket: x.FireAt / 60_000, Shard: engine.ShardOf(x.ID, notify.SpreadOver(shards))}
 		hints, err := r.store.Schedules().Hints(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)
@@ -477,8 +477,8 @@ func TestMovedToo(t *testing.T) {
 		r := newRig()
 		cfg := r.cfg
 		cfg.MaxMoves = 5
-		cfg.Forget = func(ctx context.Context, ts []engine.Timer) error {
-			return r.store.Schedules().ForgetTimers(ctx, shards, ts)
+		cfg.Forget = func(ctx context.Context, over notify.Spread, ts []engine.Timer) error {
+			return r.store.Schedules().ForgetTimers(ctx, over, ts)
 		}
 		r.Service = New(cfg)
 		for _, base := range []notify.Base{r.single(t, time.Hour), r.fan(t, 40*24*time.Hour)} {
@@ -605,7 +605,7 @@ func TestForecastReadsNoPayloads(t *testing.T) {
 	r := newRig()
 	due := time.Now().Add(time.Hour).UnixMilli()
 	x := engine.Timer{FireAt: due, ID: []byte("a"), Target: "notifications-push-bulk", Weight: 7, Payload: []byte("much")}
-	if err := r.store.Timers().Put(t.Context(), shards, []engine.Timer{x}); err != nil {
+	if err := r.store.Timers().Put(t.Context(), notify.SpreadOver(shards), []engine.Timer{x}); err != nil {
 		t.Fatal(err)
 	}
 	r.cfg.Timers = noPayloads{r.store.Timers(), t}

@@ -43,10 +43,14 @@ func (s *Service) open(v *View) error {
 
 // hint tells whoever releases the rows of v's generation to ask the head.
 func (s *Service) hint(ctx context.Context, v *View) error {
+	shards, err := s.cfg.Shards()
+	if err != nil {
+		return err
+	}
 	var hs []engine.Hint
 	seen := map[uint16]bool{}
 	for c := range v.chunks() {
-		shard := engine.ShardOf(c.TimerID(v.Gen), s.cfg.Shards)
+		shard := engine.ShardOf(c.TimerID(v.Gen), shards)
 		if !seen[shard] {
 			seen[shard] = true
 			hs = append(hs, engine.Hint{Partition: engine.TimerPartition{Bucket: v.FireAt / 60_000, Shard: shard}, Base: v.Base})
@@ -243,7 +247,11 @@ func (s *Service) forget(ctx context.Context, ts []engine.Timer) {
 	if s.cfg.Forget == nil || len(ts) == 0 {
 		return
 	}
-	if err := s.cfg.Forget(ctx, ts); err != nil {
+	shards, err := s.cfg.Shards()
+	if err == nil {
+		err = s.cfg.Forget(ctx, shards, ts)
+	}
+	if err != nil {
 		s.cfg.Logger.Warn("rows of a moved schedule stay until their minute is closed", "base", ts[0].Head.String(), "err", err)
 	}
 }

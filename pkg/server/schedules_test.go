@@ -17,8 +17,10 @@ const laterShards = 4
 
 func (w *world) schedules() *schedule.Service {
 	return schedule.New(schedule.Config{
-		Schedules: w.later.Schedules(), Timers: w.later.Timers(), Cold: w.later.ColdTimers(), Shards: laterShards,
-		Park: func(ctx context.Context, ts []engine.Timer) error { return w.later.Timers().Put(ctx, laterShards, ts) },
+		Schedules: w.later.Schedules(), Timers: w.later.Timers(), Cold: w.later.ColdTimers(), Shards: engine.FixedShards(laterShards),
+		Park: func(ctx context.Context, ts []engine.Timer) error {
+			return w.later.Timers().Put(ctx, notify.SpreadOver(laterShards), ts)
+		},
 		Ended: func(_ context.Context, ts []engine.Timer) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 type putter struct{ *world }
 
 func (p putter) Put(ctx context.Context, ts []engine.Timer) error {
-	return p.later.Timers().Put(ctx, laterShards, ts)
+	return p.later.Timers().Put(ctx, notify.SpreadOver(laterShards), ts)
 }
 
 // triggers is the real service over stores in memory; of callers it knows those

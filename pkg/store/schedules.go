@@ -314,7 +314,7 @@ func (s schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 
 // PutScheduled implements engine.Schedules in one change: a registration waits for one
 // fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble has the numbers.
-func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	schedules, err := addSchedules(ss)
 	if err != nil {
 		return err
@@ -329,7 +329,7 @@ func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 
 // ForgetTimers implements engine.Schedules. It removes the rows of moved schedules one by
 // one. They are few: other timers are dropped with their minute.
-func (s schedules) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+func (s schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil
 	}

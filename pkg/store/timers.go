@@ -64,7 +64,7 @@ const TimerVersion = 1
 
 // adds returns the rows of timers. All keys are parts of one text and all values of one
 // slice, so that a timer costs no allocation.
-func (t timerTable) adds(shards int, ts []engine.Timer) ([]rows.Row, error) {
+func (t timerTable) adds(shards notify.Spread, ts []engine.Timer) ([]rows.Row, error) {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (t timerTable) read(r rows.Row, x *engine.Timer) error {
 	return notify.Unread("store", fmt.Sprintf("timer at %x", r.Key), r.Value, TimerVersion)
 }
 
-func (t timerTable) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+func (t timerTable) Put(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	add, err := t.adds(shards, ts)
 	if err != nil || len(add) == 0 {
 		return err
@@ -261,7 +261,7 @@ func (t timers) update(ctx context.Context, shard uint16, term uint64, change fu
 }
 
 // addTimers returns the change that Timers.Put makes.
-func addTimers(shards int, ts []engine.Timer) (rows.Change, error) {
+func addTimers(shards notify.Spread, ts []engine.Timer) (rows.Change, error) {
 	t := hotTimers(nil)
 	add, err := t.adds(shards, ts)
 	return rows.Change{Part: t.part, Add: add}, err

@@ -13,7 +13,7 @@ import (
 func TestDamagedTimers(t *testing.T) {
 	t.Parallel()
 	timers := hotTimers(nil)
-	add, err := timers.adds(1, []engine.Timer{{FireAt: 61_000, ID: []byte("id"), Target: "t", Payload: []byte("payload")}})
+	add, err := timers.adds(notify.SpreadOver(1), []engine.Timer{{FireAt: 61_000, ID: []byte("id"), Target: "t", Payload: []byte("payload")}})
 	if err != nil {
 		t.Fatal(err)
 	}

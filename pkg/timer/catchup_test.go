@@ -26,7 +26,7 @@ func backlogSim(t *testing.T, n int, change ...func(*Config)) *sim {
 	for i := range n {
 		ts = append(ts, timerIn(fmt.Sprintf("old%d", i), -time.Hour+time.Duration(i)*time.Hour/time.Duration(n)))
 	}
-	if err := s.rows.Put(context.Background(), s.base.Shards, ts); err != nil {
+	if err := s.rows.Put(context.Background(), notify.SpreadOver(s.base.Shards), ts); err != nil {
 		t.Fatal(err)
 	}
 	ts = ts[:0]
@@ -326,7 +326,7 @@ func TestRefusedInTheBacklog(t *testing.T) {
 		for i := range 100 {
 			ts = append(ts, timerIn(fmt.Sprint(i), -time.Hour+time.Duration(i)*time.Second))
 		}
-		if err := r.store.Put(t.Context(), 1, ts); err != nil {
+		if err := r.store.Put(t.Context(), notify.SpreadOver(1), ts); err != nil {
 			t.Fatal(err)
 		}
 		r.setFail(func(ts []engine.Timer) error {

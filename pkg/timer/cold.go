@@ -27,12 +27,12 @@ type housekeeper struct {
 // promote moves the rows of the shards this engine owns from the cold table to
 // the hot one, until ctx ends.
 func (k *housekeeper) promote(ctx context.Context) {
-	begun := make([]uint64, k.cfg.Shards) // term of the last look at a shard
+	begun := map[int]uint64{} // by shard: term of the last look at it
 	tick := time.NewTicker(promoteEvery)
 	defer tick.Stop()
 	for all := false; ; {
 		failed := false
-		for n := range k.cfg.Shards {
+		for n := range k.shards() {
 			term, ok := k.termOf(uint16(n))
 			// A shard that has just been taken over is looked at without delay.
 			if !ok || !all && begun[n] == term {
@@ -93,9 +93,13 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 			// What is overdue is put under the minute of now, and released at once. It
 			// never stands under its own minute: a scan might find it there long after
 			// its head was purged, and release what was cancelled.
-			moved, kept, err := k.writer.move(ctx, ps, map[uint16]int64{n: k.now()/60_000 - 1})
+			spread, err := k.cfg.Spread()
+			if err != nil {
+				return err
+			}
+			moved, kept, err := k.writer.move(ctx, ps, spread, map[uint16]int64{n: k.now()/60_000 - 1})
 			if err == nil {
-				err = k.writer.put(ctx, append(kept, moved...), k.writer.store)
+				err = k.writer.put(ctx, append(kept, moved...), spread, k.writer.cfg.Store.Put)
 			}
 			if err != nil {
 				return err

@@ -10,8 +10,8 @@ import (
 )
 
 // Config of an Engine. The zero value of a number means its
-// default. Every process over one store has the same Shards, for as long as the
-// store lives, and the same Poll, Lookahead, WriteTimeout and Skew.
+// default. Every process over one store has the same Spread, Poll, Lookahead,
+// WriteTimeout and Skew.
 type Config struct {
 	Store engine.Timers
 	// Schedules decides about timers with a Head. Nil: nobody can touch one.
@@ -43,6 +43,10 @@ type Config struct {
 	// it they are dropped.
 	Cancelled func(ctx context.Context, ts []engine.Timer) error
 
+	// Spread says over how many shards timers are spread. The engine asks it for each
+	// write and, every Poll, for the shards it competes for. Nil: Shards of them, for
+	// as long as the store lives.
+	Spread       engine.Shards
 	Shards       int           `default:"16"`    // partitions of a minute
 	Poll         time.Duration `default:"1s"`    // between loads
 	Lookahead    time.Duration `default:"2s"`    // how far ahead of now rows are loaded
@@ -120,6 +124,9 @@ func (c Config) withDefaults() Config {
 	c = setting.Fill(c)
 	if c.CaughtUp == nil {
 		c.CaughtUp = c.Publish
+	}
+	if c.Spread == nil {
+		c.Spread = engine.FixedShards(c.Shards)
 	}
 	if c.Wall == nil {
 		c.Wall = time.Now

@@ -62,13 +62,18 @@ const (
 func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	stop := l.extend(ctx, ds)
 	defer stop()
+	spread, err := l.cfg.Spread()
+	if err != nil { // they are received again
+		l.troubl.say("cannot tell the shards of near timers", err)
+		return
+	}
 	now := l.now()
 	var due []near
 	var early []engine.Message
 	var waiting, done []string
 	for _, d := range ds {
 		n := near{receipt: d.Receipt, receives: d.Receives}
-		switch l.judge(ctx, d.Body, &n, now) {
+		switch l.judge(ctx, d.Body, &n, now, spread) {
 		case fateForget:
 			done = append(done, d.Receipt)
 		case fateWait:
@@ -86,7 +91,7 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 			done = append(done, waiting...)
 		}
 	}
-	due, discarded := l.askNear(ctx, due)
+	due, discarded := l.askNear(ctx, due, spread)
 	done = append(done, discarded...)
 	done = append(done, l.handNear(ctx, due)...)
 	if len(done) == 0 {
@@ -99,7 +104,7 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 
 // judge reads a message into n and says what becomes of it. A timer of a shard that
 // this engine owns goes into its wheel.
-func (l *nearLine) judge(ctx context.Context, body []byte, n *near, now int64) fate {
+func (l *nearLine) judge(ctx context.Context, body []byte, n *near, now int64, spread notify.Spread) fate {
 	p, whole, err := readNear(body)
 	n.parked = p
 	switch {
@@ -110,7 +115,7 @@ func (l *nearLine) judge(ctx context.Context, body []byte, n *near, now int64) f
 		return fateWait
 	}
 	if !whole {
-		there, err := l.fill(ctx, n)
+		there, err := l.fill(ctx, n, spread)
 		if err != nil {
 			l.troubl.say("cannot read the rows of near timers", err)
 			return fateAgain
@@ -119,7 +124,7 @@ func (l *nearLine) judge(ctx context.Context, body []byte, n *near, now int64) f
 			return fateForget
 		}
 	}
-	if others := l.admit([]parked{n.parked}); len(others) == 0 {
+	if others := l.admit([]parked{n.parked}, spread); len(others) == 0 {
 		return fateForget // the wheel has it, and its row is durable
 	}
 	return fateRelease
@@ -146,8 +151,8 @@ func (l *nearLine) extend(ctx context.Context, ds []engine.Delivery) (stop func(
 }
 
 // fill reads the payload of a row that was too large for its message.
-func (l *nearLine) fill(ctx context.Context, n *near) (there bool, err error) {
-	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, l.cfg.Shards)}
+func (l *nearLine) fill(ctx context.Context, n *near, spread notify.Spread) (there bool, err error) {
+	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, spread)}
 	cursor := engine.TimerCursor{FireAt: n.FireAt, ID: before(n.ID)}
 	rows, err := l.cfg.Store.Scan(ctx, p, cursor, n.FireAt, 1)
 	if err != nil || len(rows) == 0 || !bytes.Equal(rows[0].ID, n.ID) {
@@ -173,10 +178,10 @@ func before(id []byte) []byte {
 
 // askNear asks the heads of touched schedules, and returns what is released and
 // the receipts of what is not.
-func (l *nearLine) askNear(ctx context.Context, ns []near) (due []near, done []string) {
+func (l *nearLine) askNear(ctx context.Context, ns []near, spread notify.Spread) (due []near, done []string) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, n := range ns {
-		v, head, err := l.verdictNear(ctx, &n, read)
+		v, head, err := l.verdictNear(ctx, &n, spread, read)
 		if err != nil && ctx.Err() == nil {
 			l.troubl.say("cannot decide about touched timers", err)
 		}
@@ -198,11 +203,11 @@ func (l *nearLine) askNear(ctx context.Context, ns []near) (due []near, done []s
 	return due, done
 }
 
-func (l *nearLine) verdictNear(ctx context.Context, n *near, read map[engine.TimerPartition]map[notify.Base]struct{}) (verdict, engine.ScheduleHead, error) {
+func (l *nearLine) verdictNear(ctx context.Context, n *near, spread notify.Spread, read map[engine.TimerPartition]map[notify.Base]struct{}) (verdict, engine.ScheduleHead, error) {
 	if l.cfg.Schedules == nil || n.Head.IsZero() {
 		return publish, engine.ScheduleHead{}, nil
 	}
-	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, l.cfg.Shards)}
+	p := engine.TimerPartition{Bucket: n.FireAt / 60_000, Shard: engine.ShardOf(n.ID, spread)}
 	hints, ok := read[p]
 	if !ok {
 		var err error

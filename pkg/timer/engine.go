@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Engine owns shards, as many as it can get, and releases their timers. Park may
@@ -35,7 +36,7 @@ type Engine struct {
 	troubl complaints
 
 	mu      sync.Mutex
-	tenures []*tenure // by shard; nil: not owned
+	tenures []*tenure // by shard; nil: not owned. A shard that was added has no place before its keeper starts.
 	water   []int64   // by shard: the end of its watermark when it was last seen, ms since 1970
 	owned   int
 }
@@ -45,12 +46,9 @@ func New(cfg Config) *Engine {
 	cfg = cfg.withDefaults()
 	e := &Engine{
 		cfg: cfg, began: time.Now(), gained: make(chan struct{}, 1),
-		scans:   [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
-		tenures: make([]*tenure, cfg.Shards), water: make([]int64, cfg.Shards),
+		scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
 	}
-	for n := range e.water {
-		e.water[n] = cfg.Wall().UnixMilli() // nobody has seen it move since
-	}
+	e.addShards()
 	e.writer, e.releaser, e.heads, e.near = &writer{e}, newReleaser(e), &heads{e}, &nearLine{e}
 	e.members, e.housekeeper = &membership{Engine: e, moves: map[uint16]string{}, change: make(chan struct{})}, &housekeeper{Engine: e}
 	e.troubl.log = cfg.Logger
@@ -63,9 +61,7 @@ func New(cfg Config) *Engine {
 // else's; nothing of that ends it. It is called once.
 func (e *Engine) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for n := range e.cfg.Shards {
-		g.Go(func() error { e.keep(ctx, uint16(n)); return nil })
-	}
+	g.Go(func() error { e.compete(ctx, g); return nil })
 	g.Go(func() error { e.watch(ctx); return nil })
 	g.Go(func() error { e.releaser.run(ctx); return nil })
 	if e.cfg.Queue != nil {
@@ -83,6 +79,46 @@ func (e *Engine) Run(ctx context.Context) error {
 		g.Go(func() error { e.housekeeper.purge(ctx); return nil })
 	}
 	return g.Wait()
+}
+
+// compete starts a keeper of each shard, also of those that are added before ctx ends.
+func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
+	for kept, wait := 0, time.Duration(0); notify.Sleep(ctx, wait); wait = e.cfg.Poll {
+		for e.addShards(); kept < e.shards(); kept++ {
+			n := uint16(kept)
+			g.Go(func() error { e.keep(ctx, n); return nil })
+		}
+	}
+}
+
+// addShards makes places for shards that were added. While it is not known how many
+// there are, those that were known stay.
+func (e *Engine) addShards() {
+	spread, err := e.cfg.Spread()
+	if err != nil {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.tenures) < spread.Most() {
+		e.tenures = append(e.tenures, nil)
+		e.water = append(e.water, e.now()) // nobody has seen it move since
+	}
+}
+
+// shards is how many shards there are, as far as this engine knows.
+func (e *Engine) shards() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.tenures)
+}
+
+// tenureLocked returns this engine's tenure of a shard, nil if it has none.
+func (e *Engine) tenureLocked(n uint16) *tenure {
+	if int(n) >= len(e.tenures) {
+		return nil
+	}
+	return e.tenures[n]
 }
 
 // Park stores timers; nil means that each is durable in a place where its

@@ -249,7 +249,7 @@ func TestRowsBelowTheWatermark(t *testing.T) {
 		r := newRig(t)
 		r.run()
 		wait(10 * time.Minute)
-		if err := r.store.Put(t.Context(), r.cfg.Shards, []engine.Timer{timerIn("orphan", -5*time.Minute)}); err != nil {
+		if err := r.store.Put(t.Context(), notify.SpreadOver(r.cfg.Shards), []engine.Timer{timerIn("orphan", -5*time.Minute)}); err != nil {
 			t.Fatal(err)
 		}
 		r.crash()

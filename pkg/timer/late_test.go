@@ -13,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // A row whose write is delayed, by up to five minutes and so past its minute's
@@ -112,7 +113,7 @@ func TestLateRowInACaughtUpMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 1 })
 		defer s.close()
-		if err := s.rows.Put(t.Context(), 1, []engine.Timer{timerIn("early", -5*time.Minute)}); err != nil {
+		if err := s.rows.Put(t.Context(), notify.SpreadOver(1), []engine.Timer{timerIn("early", -5*time.Minute)}); err != nil {
 			t.Fatal(err)
 		}
 		var up func()
@@ -143,7 +144,7 @@ func TestOrphanIsFoundWithinTheHour(t *testing.T) {
 		defer s.close()
 		s.start("a")
 		wait(10 * time.Minute)
-		if err := s.rows.Put(t.Context(), 4, []engine.Timer{timerIn("orphan", -5*time.Minute)}); err != nil {
+		if err := s.rows.Put(t.Context(), notify.SpreadOver(4), []engine.Timer{timerIn("orphan", -5*time.Minute)}); err != nil {
 			t.Fatal(err)
 		}
 		wait(time.Hour)
@@ -383,7 +384,7 @@ type oneCommit struct {
 	calls  atomic.Int64
 }
 
-func (c *oneCommit) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+func (c *oneCommit) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	c.calls.Add(1)
 	if err := c.stored.Put(context.Background(), ss); err != nil {
 		return err
@@ -391,7 +392,7 @@ func (c *oneCommit) PutScheduled(ctx context.Context, ss []engine.Schedule, shar
 	return c.rows.Put(ctx, shards, ts)
 }
 
-func (c *oneCommit) ForgetTimers(context.Context, int, []engine.Timer) error { return nil }
+func (c *oneCommit) ForgetTimers(context.Context, notify.Spread, []engine.Timer) error { return nil }
 
 // A schedule and its timers are one commit, and their rows fire however late it
 // is: also past the close of their minute.

@@ -38,6 +38,7 @@ func (m *membership) beat(ctx context.Context) {
 	var members []string // as they were read last
 	known := int64(0)    // the version of the group that members is of
 	unseen := 1          // looks in a row that did not show this engine among the members
+	stoodFor := 0        // shards that the last stand was about
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, m.cfg.Beat/2)
 		off, began := m.clockOff(), m.clock()
@@ -74,8 +75,8 @@ func (m *membership) beat(ctx context.Context) {
 		switch {
 		case off || err != nil || !slices.Contains(alive, m.cfg.Owner):
 			unseen++
-		case unseen > 0 || !slices.Equal(alive, before):
-			m.stand(alive)
+		case unseen > 0 || !slices.Equal(alive, before) || stoodFor != m.shards():
+			stoodFor = m.stand(alive)
 			unseen = 0
 		}
 		if unseen == 3 {
@@ -152,11 +153,12 @@ func (m *membership) share(members []string) {
 const standbys = 3
 
 // stand stores for which shards this engine is one of the standbys. With members nil, when
-// the members are not known, it stands by for all shards.
-func (m *membership) stand(members []string) {
+// the members are not known, it stands by for all shards. It returns how many shards there
+// were.
+func (m *membership) stand(members []string) int {
 	var stands []bool
 	if members != nil {
-		stands = make([]bool, m.cfg.Shards)
+		stands = make([]bool, m.shards())
 		for n := range stands {
 			stands[n] = ranked(members, uint16(n), m.cfg.Owner) < standbys
 		}
@@ -168,6 +170,7 @@ func (m *membership) stand(members []string) {
 	}
 	close(m.change)
 	m.change = make(chan struct{})
+	return len(stands)
 }
 
 // standsFor reports whether this engine is to look for the lease of a shard. change is
@@ -175,13 +178,14 @@ func (m *membership) stand(members []string) {
 func (m *membership) standsFor(n uint16) (is bool, change <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.stands) == 0 || m.stands[n], m.change
+	// A shard that was added has as standbys all, until the next look at the members.
+	return int(n) >= len(m.stands) || m.stands[n], m.change
 }
 
 // watchesLocked reports whether this engine is to look how far a shard is that it does
 // not own: its standbys do, or else the store would be asked processes times shards. While
 // the members are not known, those who were the standbys do.
-func (m *membership) watchesLocked(n uint16) bool { return len(m.stood) == 0 || m.stood[n] }
+func (m *membership) watchesLocked(n uint16) bool { return int(n) >= len(m.stood) || m.stood[n] }
 
 // heir is the engine a shard is to be handed over to; "": none.
 func (m *membership) heir(n uint16) string {

@@ -126,10 +126,10 @@ func TestNearWhoseRowIsGone(t *testing.T) {
 		defer s.close()
 		at := time.Now().UnixMilli()
 		p := parked{engine.Timer{FireAt: at, ID: []byte("gone"), Payload: make([]byte, nearPayload+1)}, at}
-		if err := s.rows.Put(t.Context(), 4, []engine.Timer{{FireAt: at, ID: []byte("gonf"), Payload: []byte("other")}}); err != nil {
+		if err := s.rows.Put(t.Context(), notify.SpreadOver(4), []engine.Timer{{FireAt: at, ID: []byte("gonf"), Payload: []byte("other")}}); err != nil {
 			t.Fatal(err)
 		}
-		if engine.ShardOf([]byte("gone"), 4) != engine.ShardOf([]byte("gonf"), 4) {
+		if engine.ShardOf([]byte("gone"), notify.SpreadOver(4)) != engine.ShardOf([]byte("gonf"), notify.SpreadOver(4)) {
 			t.Fatal("the ids lie in different shards")
 		}
 		if err := w.cfg.Queue.Enqueue(t.Context(), []engine.Message{nearMessage(&p, at)}); err != nil {

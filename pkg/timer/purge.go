@@ -48,7 +48,7 @@ func (k *housekeeper) purgeOnce(ctx context.Context) error {
 // forgotten before its timers were released would release what was cancelled.
 func (k *housekeeper) settledBefore(ctx context.Context) (int64, error) {
 	before := k.now() - k.cfg.Retention.Milliseconds()
-	for n := range k.cfg.Shards {
+	for n := range k.shards() {
 		// Cold days first: a day that is promoted after that look still counts,
 		// and one promoted before it has been noted.
 		var days []int64

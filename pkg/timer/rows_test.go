@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // rows is a timer table that keeps each partition in order: a scan costs what it
@@ -32,7 +33,7 @@ func byTime(a, b engine.Timer) int {
 	return slices.Compare(a.ID, b.ID)
 }
 
-func (s *rows) Put(_ context.Context, shards int, ts []engine.Timer) error {
+func (s *rows) Put(_ context.Context, shards notify.Spread, ts []engine.Timer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range ts {

@@ -95,7 +95,7 @@ func (v *service) touch(x schedule) (engine.ScheduleHead, answer) {
 	var hints []engine.Hint
 	for _, t := range x.timers(h.Gen, h.FireAt) {
 		hints = append(hints, engine.Hint{
-			Partition: engine.TimerPartition{Bucket: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, v.s.base.Shards)}, Base: x.base,
+			Partition: engine.TimerPartition{Bucket: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, notify.SpreadOver(v.s.base.Shards))}, Base: x.base,
 		})
 	}
 	if err := v.heads.Hint(ctx, hints); err != nil {

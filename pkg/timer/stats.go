@@ -133,7 +133,7 @@ func (e *Engine) Stats() Stats {
 // not own, until ctx ends: a shard that no engine releases must be seen by some.
 func (e *Engine) watch(ctx context.Context) {
 	for notify.Sleep(ctx, e.cfg.Beat) {
-		for n := range e.cfg.Shards {
+		for n := range e.shards() {
 			e.mu.Lock()
 			look := e.tenures[n] == nil && e.members.watchesLocked(uint16(n))
 			e.mu.Unlock()

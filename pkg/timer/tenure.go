@@ -377,12 +377,12 @@ func (t *tenure) begin(st engine.ShardState) {
 // admit puts stored rows that loading has passed into the wheel, and returns
 // those of shards that are not this engine's. A row of a minute that was closed
 // meanwhile is stored again anyway.
-func (e *Engine) admit(ps []parked) (others []parked) {
+func (e *Engine) admit(ps []parked, spread notify.Spread) (others []parked) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i := range ps {
 		p := &ps[i]
-		t := e.tenures[engine.ShardOf(p.ID, e.cfg.Shards)]
+		t := e.tenureLocked(engine.ShardOf(p.ID, spread))
 		switch {
 		case t == nil || !t.aliveLocked():
 			others = append(others, *p)
@@ -405,7 +405,7 @@ func (e *Engine) admit(ps []parked) (others []parked) {
 func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.tenures[n]
+	t := e.tenureLocked(n)
 	if t == nil || !t.aliveLocked() {
 		return 0, false
 	}
@@ -415,7 +415,7 @@ func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
 func (e *Engine) termOf(n uint16) (term uint64, owned bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.tenures[n]
+	t := e.tenureLocked(n)
 	if t == nil || !t.aliveLocked() {
 		return 0, false
 	}

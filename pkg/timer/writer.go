@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // writer stores timers.
@@ -20,13 +21,17 @@ type parked struct {
 }
 
 func (w *writer) park(ctx context.Context, ts []engine.Timer) error {
+	spread, err := w.cfg.Spread()
+	if err != nil {
+		return err
+	}
 	hot, cold := w.split(ts)
 	if len(cold) > 0 {
-		if err := w.cfg.Cold.Put(ctx, w.cfg.Shards, cold); err != nil {
+		if err := w.cfg.Cold.Put(ctx, spread, cold); err != nil {
 			return err
 		}
 	}
-	return w.put(ctx, hot, w.store)
+	return w.put(ctx, hot, spread, w.cfg.Store.Put)
 }
 
 func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
@@ -37,8 +42,12 @@ func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []e
 		}
 		return w.park(ctx, ts)
 	}
-	return w.put(ctx, hot, func(ctx context.Context, ts []engine.Timer) error {
-		return w.cfg.Schedules.PutScheduled(ctx, ss, w.cfg.Shards, ts)
+	spread, err := w.cfg.Spread()
+	if err != nil {
+		return err
+	}
+	return w.put(ctx, hot, spread, func(ctx context.Context, spread notify.Spread, ts []engine.Timer) error {
+		return w.cfg.Schedules.PutScheduled(ctx, ss, spread, ts)
 	})
 }
 
@@ -56,32 +65,28 @@ func (w *writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	return hot, cold
 }
 
-func (w *writer) store(ctx context.Context, ts []engine.Timer) error {
-	return w.cfg.Store.Put(ctx, w.cfg.Shards, ts)
-}
-
 // put stores rows of the hot table until each is in a minute that is not closed.
 // first is what stores them the first time.
-func (w *writer) put(ctx context.Context, ps []parked, first func(context.Context, []engine.Timer) error) error {
+func (w *writer) put(ctx context.Context, ps []parked, spread notify.Spread, first func(context.Context, notify.Spread, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
 	}
 	// What the engine of this process has closed itself need not be tried.
-	moved, kept, err := w.move(ctx, ps, w.known(ps))
-	for ps, store := append(kept, moved...), first; err == nil && len(ps) > 0; ps, store = moved, w.store {
+	moved, kept, err := w.move(ctx, ps, spread, w.known(ps, spread))
+	for ps, store := append(kept, moved...), first; err == nil && len(ps) > 0; ps, store = moved, w.cfg.Store.Put {
 		ts := make([]engine.Timer, len(ps))
 		for i := range ps {
 			ts[i] = ps[i].Timer
 		}
-		if err = store(ctx, ts); err != nil {
+		if err = store(ctx, spread, ts); err != nil {
 			return err
 		}
-		w.handOn(ctx, ps)
+		w.handOn(ctx, ps, spread)
 		// Read after the write: whoever closes a minute later than this scans it
 		// after that, and finds the row.
 		var closed map[uint16]int64
-		if closed, err = w.closed(ctx, ps); err == nil {
-			moved, _, err = w.move(ctx, ps, closed)
+		if closed, err = w.closed(ctx, ps, spread); err == nil {
+			moved, _, err = w.move(ctx, ps, spread, closed)
 		}
 	}
 	return err
@@ -89,11 +94,11 @@ func (w *writer) put(ctx context.Context, ps []parked, first func(context.Contex
 
 // move puts rows that lie in closed minutes under the minute and key time of
 // now, and returns the others as well.
-func (w *writer) move(ctx context.Context, ps []parked, closed map[uint16]int64) (moved, kept []parked, err error) {
+func (w *writer) move(ctx context.Context, ps []parked, spread notify.Spread, closed map[uint16]int64) (moved, kept []parked, err error) {
 	now := w.cfg.Wall().UnixMilli()
 	var hints []engine.Hint
 	for _, p := range ps {
-		n := engine.ShardOf(p.ID, w.cfg.Shards)
+		n := engine.ShardOf(p.ID, spread)
 		last, ok := closed[n]
 		if !ok || p.FireAt/60_000 > last {
 			kept = append(kept, p)
@@ -117,8 +122,8 @@ func (w *writer) move(ctx context.Context, ps []parked, closed map[uint16]int64)
 // handOn gives rows that a scan may have passed to who releases them: the engine
 // of this process if the shard is its own, else the queue. The rows are durable:
 // one that cannot be handed on is released when its minute is closed.
-func (w *writer) handOn(ctx context.Context, ps []parked) {
-	ps = w.admit(ps)
+func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) {
+	ps = w.admit(ps, spread)
 	if w.cfg.Queue == nil {
 		return
 	}
@@ -142,10 +147,10 @@ func (w *writer) handOn(ctx context.Context, ps []parked) {
 }
 
 // known returns the last closed minutes of shards this process's engine owns.
-func (w *writer) known(ps []parked) map[uint16]int64 {
+func (w *writer) known(ps []parked, spread notify.Spread) map[uint16]int64 {
 	closed := map[uint16]int64{}
 	for i := range ps {
-		n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
+		n := engine.ShardOf(ps[i].ID, spread)
 		if last, ok := w.closedOf(n); ok {
 			closed[n] = last
 		}
@@ -158,16 +163,16 @@ func (w *writer) known(ps []parked) map[uint16]int64 {
 // answered. If that was before this look, Store.Closed tells, and the row is written
 // elsewhere; if not, the scan comes behind the row's write, and finds it. Rows whose
 // minute is over are few, and are asked about as the owner would (Store.Shard).
-func (w *writer) closed(ctx context.Context, ps []parked) (map[uint16]int64, error) {
+func (w *writer) closed(ctx context.Context, ps []parked, spread notify.Spread) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
-	closed := w.known(ps)
+	closed := w.known(ps, spread)
 	ask := map[uint16]func(context.Context, uint16) (int64, error){}
 	exact := func(ctx context.Context, n uint16) (int64, error) {
 		st, err := w.cfg.Store.Shard(ctx, n)
 		return st.Closed, err
 	}
 	for i := range ps {
-		n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
+		n := engine.ShardOf(ps[i].ID, spread)
 		// The engine's word counts for minutes that nobody can have closed yet:
 		// of others an owner that has been replaced may not know.
 		over := ps[i].FireAt/60_000 < now/60_000

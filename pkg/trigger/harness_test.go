@@ -165,7 +165,7 @@ const closedAfter = 10_000
 const testShards = 4
 
 func (l *wheel) Put(ctx context.Context, ts []engine.Timer) error {
-	if err := l.store.Put(ctx, testShards, ts); err != nil {
+	if err := l.store.Put(ctx, notify.SpreadOver(testShards), ts); err != nil {
 		return err
 	}
 	l.mu.Lock()

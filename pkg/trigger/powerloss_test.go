@@ -48,7 +48,7 @@ type life struct {
 
 // Put stores index rows and hands each on at its time, in this life.
 func (l *life) Put(ctx context.Context, ts []engine.Timer) error {
-	if err := l.store.Timers().Put(ctx, testShards, ts); err != nil {
+	if err := l.store.Timers().Put(ctx, notify.SpreadOver(testShards), ts); err != nil {
 		return err
 	}
 	l.lead(ts)

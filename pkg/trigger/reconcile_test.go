@@ -16,7 +16,7 @@ import (
 
 func (p *plant) reconciler(change func(*conserve.Config), hit func(string)) *conserve.Auditor {
 	cfg := conserve.Config{
-		Rows: p.store.Triggers(), Timers: p.store.Timers(), Cold: p.store.ColdTimers(), Shards: testShards, Waiting: p.cfg.Census.Set, Page: 3,
+		Rows: p.store.Triggers(), Timers: p.store.Timers(), Cold: p.store.ColdTimers(), Shards: engine.FixedShards(testShards), Waiting: p.cfg.Census.Set, Page: 3,
 		Triggers: Mender{Triggers: p.store.Triggers(), Later: p.wheel, Dead: p.dead, hit: hit},
 	}
 	if change != nil {
@@ -58,7 +58,7 @@ func (p *plant) put(n int, t engine.Trigger, indexGen, messageGen int) string {
 		}
 	}
 	if indexGen >= 0 {
-		if err := p.store.Timers().Put(ctx, testShards, []engine.Timer{indexRow(b, &engine.Trigger{Gen: uint32(indexGen), NextAt: t.NextAt})}); err != nil {
+		if err := p.store.Timers().Put(ctx, notify.SpreadOver(testShards), []engine.Timer{indexRow(b, &engine.Trigger{Gen: uint32(indexGen), NextAt: t.NextAt})}); err != nil {
 			p.t.Fatal(err)
 		}
 	}
@@ -228,7 +228,7 @@ func TestReport(t *testing.T) {
 		fine := p.put(6, engine.Trigger{State: engine.TriggerPending, NextAt: now.Add(time.Hour).UnixMilli()}, 0, -1)
 		p.put(7, engine.Trigger{NextAt: past}, 0, -1) // a minute of an hour ago that nobody dropped
 		ctx := context.Background()
-		if err := p.store.Timers().Put(ctx, testShards, []engine.Timer{{FireAt: now.Add(time.Hour).UnixMilli(), ID: []byte("x"), Kind: TimerKind, Payload: []byte("y")}, {FireAt: now.Add(time.Hour).UnixMilli(), ID: []byte("z"), Kind: 1}}); err != nil {
+		if err := p.store.Timers().Put(ctx, notify.SpreadOver(testShards), []engine.Timer{{FireAt: now.Add(time.Hour).UnixMilli(), ID: []byte("x"), Kind: TimerKind, Payload: []byte("y")}, {FireAt: now.Add(time.Hour).UnixMilli(), ID: []byte("z"), Kind: 1}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := p.store.Triggers().Create(ctx, []engine.Trigger{{ID: "bad", State: engine.TriggerPending}}); err != nil {

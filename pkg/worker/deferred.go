@@ -53,7 +53,7 @@ type DeferredCount struct {
 // are the only place that every process, a restarted one as well, can count from.
 type DeferredCounter struct {
 	Timers engine.Timers
-	Shards int
+	Shards engine.Shards
 	Pause  time.Duration // between two counts; 0: 5 s
 	Logger *slog.Logger
 
@@ -78,7 +78,11 @@ func (d *DeferredCounter) Take(c DeferredCount) { d.last.Store(&c) }
 func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none DeferredCount, err error) {
 	sums := map[string]map[string]*Deferred{}
 	from := now.UnixMilli()
-	for shard := range d.Shards {
+	shards, err := d.Shards()
+	if err != nil {
+		return DeferredCount{}, err
+	}
+	for shard := range shards.Most() {
 		minutes, err := d.Timers.Buckets(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
 		if err != nil {
 			return none, err

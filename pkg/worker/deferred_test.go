@@ -61,11 +61,11 @@ func TestDeferredRows(t *testing.T) {
 		}
 	}
 	mem := memory.New().Timers()
-	if err := mem.Put(t.Context(), 4, rows); err != nil {
+	if err := mem.Put(t.Context(), notify.SpreadOver(4), rows); err != nil {
 		t.Fatal(err)
 	}
 	for name, timers := range map[string]engine.Timers{"with payloads": mem, "without payloads": payloadless{mem}} {
-		d := &DeferredCounter{Timers: timers, Shards: 4}
+		d := &DeferredCounter{Timers: timers, Shards: engine.FixedShards(4)}
 		if _, err := d.Count(t.Context(), now); err != nil {
 			t.Fatal(err)
 		}

@@ -255,7 +255,7 @@ func bareTimers(ts []engine.Timer) map[minuteShard][]insert {
 	parts := map[minuteShard][]insert{}
 	for i := range ts {
 		t := &ts[i]
-		p := minuteShard{t.FireAt / 60_000, int16(engine.ShardOf(t.ID, manyShards))}
+		p := minuteShard{t.FireAt / 60_000, int16(engine.ShardOf(t.ID, notify.SpreadOver(manyShards)))}
 		parts[p] = append(parts[p], insert{bareTimer, []any{p.minute, int(p.shard), t.FireAt, t.ID, time.Now().UnixMicro(), append(noise(45), t.Payload...), keepSeconds}})
 	}
 	return parts
@@ -273,7 +273,9 @@ func (c *cassandraBench) timers(ctx context.Context) {
 		return out
 	}
 	contract := c.store.Timers()
-	ours := func(ctx context.Context, _ int) int { return rig.Must(each, contract.Put(ctx, manyShards, ahead(0))) }
+	ours := func(ctx context.Context, _ int) int {
+		return rig.Must(each, contract.Put(ctx, notify.SpreadOver(manyShards), ahead(0)))
+	}
 	theirs := func(ctx context.Context, _ int) int {
 		c.byPartition(ctx, bareTimers(ahead(1)))
 		return each
@@ -294,7 +296,7 @@ func (c *cassandraBench) fires(ctx context.Context) {
 		for i := range ts {
 			ts[i] = newTimer(minute*60_000 + int64(from*1000+i)%60_000)
 		}
-		rig.Ok(c.store.Timers().Put(ctx, manyShards, ts))
+		rig.Ok(c.store.Timers().Put(ctx, notify.SpreadOver(manyShards), ts))
 	}
 	contract := c.store.Timers()
 	var terms [cassandraCallers]uint64

@@ -28,7 +28,7 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 	}
 	ours := func(ctx context.Context, _ int) int {
 		s, t := make1()
-		return rig.Must(1, c.store.Schedules().PutScheduled(ctx, []engine.Schedule{s}, manyShards, []engine.Timer{t}))
+		return rig.Must(1, c.store.Schedules().PutScheduled(ctx, []engine.Schedule{s}, notify.SpreadOver(manyShards), []engine.Timer{t}))
 	}
 	theirs := func(ctx context.Context, _ int) int {
 		s, t := make1()

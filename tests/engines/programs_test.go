@@ -102,6 +102,8 @@ func statusProgram(t *rapid.T, n int) []step {
 
 const shards = 2
 
+var overShards = notify.SpreadOver(shards)
+
 func timer(t *rapid.T, at func(*rapid.T) int64) engine.Timer {
 	id := draw(t, "id", 4)
 	return engine.Timer{FireAt: at(t), ID: []byte(fmt.Sprint("timer-", id)), Kind: 1, Target: "topic", Payload: []byte(fmt.Sprint(id)), Weight: 1}
@@ -121,12 +123,12 @@ func timersProgram(t *rapid.T, n int) []step {
 			for range draw(t, "timers", 3) + 1 {
 				one := timer(t, at)
 				// Nobody writes into a minute that was dropped.
-				if !gone[engine.TimerPartition{Bucket: one.FireAt / 60_000, Shard: engine.ShardOf(one.ID, shards)}] {
+				if !gone[engine.TimerPartition{Bucket: one.FireAt / 60_000, Shard: engine.ShardOf(one.ID, overShards)}] {
 					ts = append(ts, one)
 				}
 			}
 			return step{"put " + showTimers(ts), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				return "", e.timers.Put(ctx, shards, ts)
+				return "", e.timers.Put(ctx, overShards, ts)
 			}}
 		},
 		func(t *rapid.T) step {
@@ -200,12 +202,12 @@ func coldProgram(t *rapid.T, n int) []step {
 		func(t *rapid.T) step {
 			var ts []engine.Timer
 			for range draw(t, "timers", 2) + 1 {
-				if one := timer(t, at); !gone[where(one.FireAt/86_400_000, engine.ShardOf(one.ID, shards))] {
+				if one := timer(t, at); !gone[where(one.FireAt/86_400_000, engine.ShardOf(one.ID, overShards))] {
 					ts = append(ts, one)
 				}
 			}
 			return step{"put " + showTimers(ts), func(ctx context.Context, e *engines, _ *known) (string, error) {
-				return "", e.cold.Put(ctx, shards, ts)
+				return "", e.cold.Put(ctx, overShards, ts)
 			}}
 		},
 		func(t *rapid.T) step {

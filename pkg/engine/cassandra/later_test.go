@@ -19,7 +19,7 @@ func TestTimersOfManyBytes(t *testing.T) {
 	for i := range 40 {
 		ts = append(ts, engine.Timer{FireAt: due, ID: fmt.Appendf(nil, "timer-%d-%d", time.Now().UnixNano(), i), Payload: bytes.Repeat([]byte{byte(i)}, 600<<10)})
 	}
-	if err := s.Timers().Put(ctx, 1, ts); err != nil {
+	if err := s.Timers().Put(ctx, notify.SpreadOver(1), ts); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := s.Timers().Scan(ctx, engine.TimerPartition{Bucket: due / engine.MinuteMs}, engine.TimerCursor{}, due, 1000)
@@ -128,12 +128,12 @@ func TestDropBehindTheWritersClock(t *testing.T) {
 		return ts
 	}
 	ts := timers(0)
-	if err := ahead.Timers().Put(ctx, 1, ts); err != nil {
+	if err := ahead.Timers().Put(ctx, notify.SpreadOver(1), ts); err != nil {
 		t.Fatal(err)
 	}
 	scheduled := timers(10)
 	x := engine.Schedule{Base: scheduled[0].Head, Caller: "shop", FireAt: due}
-	if err := ahead.Schedules().PutScheduled(ctx, []engine.Schedule{x}, 1, scheduled); err != nil {
+	if err := ahead.Schedules().PutScheduled(ctx, []engine.Schedule{x}, notify.SpreadOver(1), scheduled); err != nil {
 		t.Fatal(err)
 	}
 	p := engine.TimerPartition{Bucket: due / engine.MinuteMs}
@@ -148,10 +148,10 @@ func TestDropBehindTheWritersClock(t *testing.T) {
 	}
 	// So with one that is forgotten.
 	ts = timers(20)
-	if err := ahead.Timers().Put(ctx, 1, ts); err != nil {
+	if err := ahead.Timers().Put(ctx, notify.SpreadOver(1), ts); err != nil {
 		t.Fatal(err)
 	}
-	if err := owner.Schedules().ForgetTimers(ctx, 1, ts); err != nil {
+	if err := owner.Schedules().ForgetTimers(ctx, notify.SpreadOver(1), ts); err != nil {
 		t.Fatal(err)
 	}
 	if rows, err := owner.Timers().Scan(ctx, p, engine.TimerCursor{}, due, 100); err != nil || len(rows) != 0 {

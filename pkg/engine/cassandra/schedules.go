@@ -84,7 +84,7 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 // than a batch may hold (40 KiB) is stored schedules first, and an error leaves
 // it open how much of it was: a schedule without timers is seen by the
 // reconciler, timers without a schedule there are none.
-func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	s := t.s
 	if err := engine.CheckSchedules(ss); err != nil {
 		return err
@@ -120,13 +120,13 @@ func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 
 // ForgetTimers removes exactly the rows it finds, each by its whole key: a timer
 // that is stored again is another row, and never hidden by the removal.
-func (t schedules) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+func (t schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	s := t.s
 	if len(ts) == 0 {
 		return nil
 	}
-	if shards < 1 || shards > 1<<16 {
-		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
+	if err := engine.CheckTimers(shards, nil); err != nil {
+		return err
 	}
 	return parallel(2*len(ts), func(i int) error {
 		table, x := hotTimers, &ts[i/2]

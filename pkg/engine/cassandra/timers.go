@@ -52,7 +52,7 @@ func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p
 // timerStmts returns the inserts of timers by partition, in the order they came. at
 // must also be the timestamp they are written with: an owner sees it in the rows, and
 // its delete of the partition lies above it, whatever its clock says.
-func timerStmts(s *Store, t *timerTable, shards int, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
+func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
 		fire int64
@@ -88,7 +88,7 @@ func payloadOf(x *engine.Timer) []byte {
 	return x.Payload
 }
 
-func putTimers(ctx context.Context, s *Store, t *timerTable, shards int, ts []engine.Timer) error {
+func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error
 	return noteBucket(ctx, s, scopeOf(scope, day), p.bucket, keeps, ahead)
 }
 
-func (t timerRows) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+func (t timerRows) Put(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	return putTimers(ctx, t.s, t.t, shards, ts)
 }
 

@@ -391,7 +391,8 @@ type Scheduling struct {
 
 // Scheduled runs the suite of what engine.Schedules does with timers.
 func Scheduled(t *testing.T, open Opener[Scheduling]) {
-	const shards, minute = 2, 60_000
+	const minute = 60_000
+	shards := notify.SpreadOver(2)
 	row := func(id string, fire int64) engine.Timer {
 		return engine.Timer{FireAt: fire, ID: []byte(id), Kind: 1, Target: "x", Payload: []byte("p"), Head: base(1, 1), Weight: 1}
 	}

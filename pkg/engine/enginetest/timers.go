@@ -70,8 +70,8 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		bare := engine.Timer{FireAt: 0, ID: bytes.Repeat([]byte{0xff}, 64)}
 		ts := []engine.Timer{bare, timer(1000, "a"), timer(1000, "b"), timer(2000, "a")}
 		ts[3].Head, ts[3].Gen, ts[3].Weight = base(5, 1), 3, 8300
-		must(t, s.Put(bg, 1, ts))
-		must(t, s.Put(bg, 1, nil))
+		must(t, s.Put(bg, notify.SpreadOver(1), ts))
+		must(t, s.Put(bg, notify.SpreadOver(1), nil))
 		same(t, "timers", whole(t, s, engine.TimerPartition{}), ts)
 		if reopen != nil {
 			same(t, "timers after a restart", whole(t, reopen(), engine.TimerPartition{}), ts)
@@ -81,12 +81,12 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		s, reopen := open(t)
 		first, again := timer(1000, "a"), timer(1000, "a")
 		again.Payload, again.Kind, again.Head, again.Gen = []byte("other"), 9, base(1, 1), 1
-		must(t, s.Put(bg, 1, []engine.Timer{first, again}))
-		must(t, s.Put(bg, 1, []engine.Timer{again}))
+		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{first, again}))
+		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{again}))
 		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
 		if reopen != nil {
 			s = reopen()
-			must(t, s.Put(bg, 1, []engine.Timer{again}))
+			must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{again}))
 			same(t, "timers after a restart", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
 		}
 	})
@@ -96,12 +96,12 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		for i := range 200 {
 			ts = append(ts, timer(1000, "id"+strconv.Itoa(i)), timer(length+1000, "id"+strconv.Itoa(i)))
 		}
-		must(t, s.Put(bg, 8, ts))
+		must(t, s.Put(bg, notify.SpreadOver(8), ts))
 		total := 0
 		for shard := range uint16(8) {
 			one := whole(t, s, engine.TimerPartition{Shard: shard})
 			for i := range one {
-				same(t, "shard", engine.ShardOf(one[i].ID, 8), shard)
+				same(t, "shard", engine.ShardOf(one[i].ID, notify.SpreadOver(8)), shard)
 			}
 			two := whole(t, s, engine.TimerPartition{Bucket: 1, Shard: shard})
 			if len(one) != len(two) || len(one) < 5 {
@@ -117,7 +117,7 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	t.Run("Scan returns up to max rows behind after with FireAt <= until, in order", func(t *testing.T) {
 		s, _ := open(t)
 		a, b, c, d := timer(1000, "a"), timer(1000, "ab"), timer(1000, "b"), timer(2000, "a")
-		must(t, s.Put(bg, 1, []engine.Timer{d, c, b, a, timer(length, "next")}))
+		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{d, c, b, a, timer(length, "next")}))
 		scan := func(c engine.TimerCursor, until int64, max int) []engine.Timer {
 			return val(s.Scan(bg, engine.TimerPartition{}, c, until, max))(t)
 		}
@@ -137,7 +137,7 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		for _, m := range []int64{9, 3, 4, 1000} {
 			ts = append(ts, timer(m*length, "a"), timer(m*length+length-1, "b"))
 		}
-		must(t, s.Put(bg, 1, ts))
+		must(t, s.Put(bg, notify.SpreadOver(1), ts))
 		same(t, "some", val(s.Buckets(bg, 0, 4, 9))(t), []int64{4, 9})
 		same(t, "all", val(s.Buckets(bg, 0, 0, math.MaxInt64))(t), []int64{3, 4, 9, 1000})
 		same(t, "none", val(s.Buckets(bg, 0, 5, 8))(t), []int64{})
@@ -148,14 +148,14 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		s, reopen := open(t)
 		keep, next := timer(length-1, "a"), timer(2*length, "a")
 		gone := []engine.Timer{timer(length, "a"), timer(2*length-1, "z")}
-		must(t, s.Put(bg, 1, append([]engine.Timer{keep, next}, gone...)))
+		must(t, s.Put(bg, notify.SpreadOver(1), append([]engine.Timer{keep, next}, gone...)))
 		must(t, s.Drop(bg, engine.TimerPartition{Bucket: 1}))
 		same(t, "minutes", val(s.Buckets(bg, 0, 0, 10))(t), []int64{0, 2})
 		if reopen != nil {
 			s = reopen()
 			same(t, "minutes after a restart", val(s.Buckets(bg, 0, 0, 10))(t), []int64{0, 2})
 		}
-		must(t, s.Put(bg, 1, gone[:1])) // a new timer is stored all the same
+		must(t, s.Put(bg, notify.SpreadOver(1), gone[:1])) // a new timer is stored all the same
 		same(t, "again", whole(t, s, engine.TimerPartition{Bucket: 1}), gone[:1])
 	})
 	t.Run("Pending calls fn with every stored timer", func(t *testing.T) {
@@ -164,7 +164,7 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		for i := range 20 {
 			ts = append(ts, timer(int64(i)*length, "id"+strconv.Itoa(i)))
 		}
-		must(t, s.Put(bg, 4, ts))
+		must(t, s.Put(bg, notify.SpreadOver(4), ts))
 		got := collect(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
 		same(t, "timers", sorted(got, func(a, b engine.Timer) int { return cmp.Compare(a.FireAt, b.FireAt) }), ts)
 		stops(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
@@ -172,15 +172,15 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	t.Run("a bad timer is notify.KindInvalid and nothing is stored", func(t *testing.T) {
 		s, _ := open(t)
 		for _, bad := range []engine.Timer{{FireAt: -1, ID: []byte("a")}, {FireAt: 1}, {FireAt: 1, ID: make([]byte, 65)}} {
-			wantKind(t, s.Put(bg, 1, []engine.Timer{timer(1, "ok"), bad}), notify.KindInvalid)
+			wantKind(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{timer(1, "ok"), bad}), notify.KindInvalid)
 		}
-		wantKind(t, s.Put(bg, 0, []engine.Timer{timer(1, "ok")}), notify.KindInvalid)
+		wantKind(t, s.Put(bg, notify.SpreadOver(0), []engine.Timer{timer(1, "ok")}), notify.KindInvalid)
 		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{})
 	})
 	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
 		s, _ := open(t)
 		a := timer(1, "a")
-		must(t, s.Put(bg, 1, []engine.Timer{a}))
+		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{a}))
 		a.ID[0], a.Payload[0] = 'x', 'x'
 		got := whole(t, s, engine.TimerPartition{})
 		same(t, "timers", got, []engine.Timer{timer(1, "a")})
@@ -259,7 +259,7 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 		together(2, func(i int) {
 			var err error
 			if i == 0 {
-				if err = s.Put(bg, 1, []engine.Timer{{FireAt: at * minute, ID: []byte("x")}}); err == nil {
+				if err = s.Put(bg, notify.SpreadOver(1), []engine.Timer{{FireAt: at * minute, ID: []byte("x")}}); err == nil {
 					closed, err = s.Closed(bg, 0)
 				}
 			} else if err = s.Advance(bg, 0, engine.ShardState{Term: st.Term, Closed: at}); err == nil {
@@ -278,7 +278,7 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 // timerModel is an engine.TimerTable as a list.
 type timerModel struct {
 	length int64
-	shards int
+	shards notify.Spread
 	timers []engine.Timer
 }
 
@@ -314,7 +314,7 @@ func (m *timerModel) scan(p engine.TimerPartition, after engine.TimerCursor, unt
 func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
-		m := timerModel{length: length, shards: 3}
+		m := timerModel{length: length, shards: notify.SpreadOver(3)}
 		bucket := rapid.Int64Range(0, 3)
 		part := func(rt *rapid.T) engine.TimerPartition {
 			return engine.TimerPartition{Bucket: bucket.Draw(rt, "bucket"), Shard: rapid.Uint16Range(0, 2).Draw(rt, "shard")}

@@ -52,7 +52,7 @@ func NewColdTimers(next engine.ColdTimers, p *Plan) engine.ColdTimers {
 	return timerTable{next, p, "ColdTimers."}
 }
 
-func (w timerTable) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+func (w timerTable) Put(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	return w.plan.Do(ctx, w.name+"Put", func() error { return w.TimerTable.Put(ctx, shards, ts) })
 }
 

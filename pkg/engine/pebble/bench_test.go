@@ -186,7 +186,7 @@ func BenchmarkTimersPut(b *testing.B) {
 					base := benchBase(n*uint64(c.ts) + uint64(i))
 					ts[i] = engine.Timer{FireAt: 1_795_000_000_000 + int64(n%600_000), ID: base[:], Target: "notifications-push", Payload: payload}
 				}
-				if err := s.Timers().Put(b.Context(), 64, ts); err != nil {
+				if err := s.Timers().Put(b.Context(), notify.SpreadOver(64), ts); err != nil {
 					b.Error(err)
 				}
 			})

@@ -64,19 +64,19 @@ func (f filling) Swap(_ context.Context, cs ...rows.Change) (bool, error) {
 func BenchmarkPutScheduled(b *testing.B) {
 	ctx := context.Background()
 	both := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
-		return s.Schedules().PutScheduled(ctx, xs, 64, ts)
+		return s.Schedules().PutScheduled(ctx, xs, notify.SpreadOver(64), ts)
 	}
 	one := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
 		if err := s.Schedules().Put(ctx, xs); err != nil {
 			return err
 		}
-		return s.Timers().Put(ctx, 64, ts)
+		return s.Timers().Put(ctx, notify.SpreadOver(64), ts)
 	}
 	// The reference: the same keys and values by a batch of Pebble's own.
 	alone := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error {
 		batch := s.db.NewBatch()
 		filled := store.Over(filling{s.Rows().(*partRows), tx{batch}})
-		if err := filled.Schedules().PutScheduled(ctx, xs, 64, ts); err != nil {
+		if err := filled.Schedules().PutScheduled(ctx, xs, notify.SpreadOver(64), ts); err != nil {
 			return err
 		}
 		if err := batch.Commit(pebbledb.Sync); err != nil {

@@ -76,13 +76,13 @@ func TestTimersApart(t *testing.T) {
 	t.Parallel()
 	s := mustOpen(t, testConfig(vfs.NewMem()))
 	tm := []engine.Timer{{FireAt: engine.DayMs, ID: []byte("a")}}
-	if err := s.ColdTimers().Put(t.Context(), 1, tm); err != nil {
+	if err := s.ColdTimers().Put(t.Context(), notify.SpreadOver(1), tm); err != nil {
 		t.Fatal(err)
 	}
 	if hot, err := s.Timers().Buckets(t.Context(), 0, 0, 1<<40); len(hot) != 0 || err != nil {
 		t.Errorf("hot: %v, %v", hot, err)
 	}
-	if err := s.Timers().Put(t.Context(), 1, tm); err != nil {
+	if err := s.Timers().Put(t.Context(), notify.SpreadOver(1), tm); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.ColdTimers().Drop(t.Context(), engine.TimerPartition{Bucket: 1}); err != nil {
@@ -105,7 +105,7 @@ func TestLargeCallIsDurable(t *testing.T) {
 	for i := range ts {
 		ts[i] = engine.Timer{FireAt: 1000, ID: fmt.Append(nil, "t", i), Kind: 1}
 	}
-	if err := s.Timers().Put(t.Context(), 1, ts); err != nil {
+	if err := s.Timers().Put(t.Context(), notify.SpreadOver(1), ts); err != nil {
 		t.Fatal(err)
 	}
 	after := mustOpen(t, testConfig(fs.CrashClone(vfs.CrashCloneCfg{})))
@@ -116,7 +116,7 @@ func TestLargeCallIsDurable(t *testing.T) {
 	if err := errors.Join(s.Close(), after.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Timers().Put(t.Context(), 1, ts); notify.KindOf(err) != notify.KindUnavailable {
+	if err := s.Timers().Put(t.Context(), notify.SpreadOver(1), ts); notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("a closed store takes timers: %v", err)
 	}
 }

@@ -76,7 +76,7 @@ func laterWriters() map[string]writer {
 			x := engine.Schedule{Base: testRow(n, 0).Key.Chunk.Base, FireAt: int64(n)}
 			x.Base[0] = 3
 			minute := int64(n + 1<<20) // none of the other timers'
-			err := s.Schedules().PutScheduled(ctx, []engine.Schedule{x}, 1, []engine.Timer{{FireAt: minute * engine.MinuteMs, ID: []byte("scheduled"), Payload: make([]byte, 300)}})
+			err := s.Schedules().PutScheduled(ctx, []engine.Schedule{x}, notify.SpreadOver(1), []engine.Timer{{FireAt: minute * engine.MinuteMs, ID: []byte("scheduled"), Payload: make([]byte, 300)}})
 			if err == nil {
 				p.add("schedule and timer", func(s *Store) error {
 					_, ok, err := s.Schedules().Get(ctx, x.Base)
@@ -87,7 +87,7 @@ func laterWriters() map[string]writer {
 			return err
 		},
 		"cold": func(ctx context.Context, s *Store, p *promises, n int) error {
-			if err := s.ColdTimers().Put(ctx, 1, []engine.Timer{{FireAt: int64(n) * engine.DayMs, ID: []byte("c"), Payload: make([]byte, 300)}}); err != nil {
+			if err := s.ColdTimers().Put(ctx, notify.SpreadOver(1), []engine.Timer{{FireAt: int64(n) * engine.DayMs, ID: []byte("c"), Payload: make([]byte, 300)}}); err != nil {
 				return err
 			}
 			if n%2 == 0 {

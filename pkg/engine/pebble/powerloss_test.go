@@ -103,7 +103,7 @@ func firstWriters() map[string]writer {
 		"timer": func(ctx context.Context, s *Store, p *promises, n int) error {
 			at := int64(n) * engine.MinuteMs
 			id := []byte(strconv.Itoa(n))
-			if err := s.Timers().Put(ctx, 1, []engine.Timer{{FireAt: at, ID: id, Payload: make([]byte, 500)}}); err != nil {
+			if err := s.Timers().Put(ctx, notify.SpreadOver(1), []engine.Timer{{FireAt: at, ID: id, Payload: make([]byte, 500)}}); err != nil {
 				return err
 			}
 			if n%2 == 0 {

@@ -26,7 +26,7 @@ func (in *Input) limits(lines []Line) []Limit {
 			return "replicas were not counted: " + l.SustainedHow + "; deleting each row when it is done writes as often again"
 		},
 		"timer_shards": func(l *Line) string {
-			return fmt.Sprintf("one partition takes the writes of its whole minute on one set of replicas, however many nodes there are: %s", l.SustainedHow)
+			return fmt.Sprintf("one partition takes the writes of its whole minute on one set of replicas, however many nodes there are: %s; notifyd migrate up raises timers.shards without a stop", l.SustainedHow)
 		},
 		"release_owners": func(l *Line) string { return "one leader reads and publishes all: " + l.SustainedHow },
 	}

@@ -1,0 +1,108 @@
+package notify
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Spread says over how many parts requests are spread: their timers over shards. The
+// number can only be raised. A request keeps the number that counted at the time of its
+// base, so that what is stored of it is found again after the number was raised. A Spread
+// is immutable.
+type Spread struct{ steps []spreadStep } // ascending in both fields
+
+type spreadStep struct {
+	from  int64 // ms since 1970; 0 of the first
+	parts int
+}
+
+// SpreadOver returns a Spread over a number of parts that was never raised.
+func SpreadOver(parts int) Spread { return Spread{[]spreadStep{{0, parts}}} }
+
+// ParseSpread reads what String wrote. Any other text is an error.
+func ParseSpread(text string) (Spread, error) {
+	var s Spread
+	for i, field := range strings.Split(text, ",") {
+		parts, from, raised := strings.Cut(field, "@")
+		n, err := strconv.Atoi(parts)
+		at := int64(0)
+		if err == nil && raised {
+			at, err = strconv.ParseInt(from, 10, 64)
+		}
+		if err != nil || raised != (i > 0) || n < 1 || i > 0 && (n <= s.Most() || at <= s.steps[i-1].from) {
+			return Spread{}, fmt.Errorf("%q is no list of rising numbers, each but the first with @ and the time in ms from which it counts", text)
+		}
+		s.steps = append(s.steps, spreadStep{at, n})
+	}
+	return s, nil
+}
+
+// String returns the numbers in their order, each but the first with the time in ms since
+// 1970 from which it counts: "16" or "16,256@1790000000000".
+func (s Spread) String() string {
+	var b []byte
+	for i, step := range s.steps {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(step.parts), 10)
+		if i > 0 {
+			b = strconv.AppendInt(append(b, '@'), step.from, 10)
+		}
+	}
+	return string(b)
+}
+
+// Of returns the number that counts for what was made of the request of a base, given
+// the base or an id that begins with it.
+func (s Spread) Of(base []byte) int {
+	last := len(s.steps) - 1
+	if last <= 0 {
+		return s.Most()
+	}
+	made := int64(0)
+	if len(base) >= 6 {
+		for _, b := range base[:6] {
+			made = made<<8 | int64(b)
+		}
+	}
+	for last > 0 && made < s.steps[last].from {
+		last--
+	}
+	return s.steps[last].parts
+}
+
+// Most returns the greatest number, also if it does not count yet; 0 of the zero Spread.
+func (s Spread) Most() int {
+	if len(s.steps) == 0 {
+		return 0
+	}
+	return s.steps[len(s.steps)-1].parts
+}
+
+// Had reports whether the number of parts is one of the list.
+func (s Spread) Had(parts int) bool {
+	for _, step := range s.steps {
+		if step.parts == parts {
+			return true
+		}
+	}
+	return false
+}
+
+// Since returns when the greatest number begins to count; the zero time if the number
+// was never raised.
+func (s Spread) Since() time.Time {
+	if n := len(s.steps); n > 1 {
+		return time.UnixMilli(s.steps[n-1].from)
+	}
+	return time.Time{}
+}
+
+// Raised returns s with a greater number for requests made at from and later. It returns
+// an error if the number is not greater, or if from is not later than Since.
+func (s Spread) Raised(parts int, from time.Time) (Spread, error) {
+	return ParseSpread(fmt.Sprintf("%s,%d@%d", s, parts, from.UnixMilli()))
+}
