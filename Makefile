@@ -19,6 +19,7 @@ ONLY ?=
 MUTANT ?=
 NODES ?= 1
 SHORT ?=
+USERS ?=
 PKGS ?= ./...
 
 BIN := $(CURDIR)/bin
@@ -125,6 +126,10 @@ faults: go ## Kill, empty, pause and cut off those servers, and processes, under
 .PHONY: rolling
 rolling: go ## Restart every process over those servers, one after the other, under load; ROUNDS=3
 	@ROUNDS='$(ROUNDS)' scripts/rolling.sh
+
+.PHONY: users20m
+users20m: go ## Show over those servers what 4 workers hold of 20 million users, and that opt-outs bind (6 GB of disk); USERS=2000000
+	@USERS='$(USERS)' scripts/users20m.sh
 
 .PHONY: rules
 rules: go ## Run the alerts of dashboards/rules against recorded series with Prometheus' engine

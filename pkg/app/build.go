@@ -27,7 +27,7 @@ func (n builder) build() error {
 	cfg := &n.cfg
 	n.groups.shared, n.groups.admin, n.groups.log = n.own == nil, n.admin, n.log
 	var err error
-	if n.prefs, err = users.New(n.st.prefs, users.Config{Log: n.log}); err != nil {
+	if n.prefs, err = users.New(n.st.prefs, users.Config{Shares: n.own == nil, Log: n.log}); err != nil {
 		return err
 	}
 	cancels := n.st.cancels
@@ -133,6 +133,7 @@ func (n builder) lane(l notify.Lane) error {
 
 // addGroup makes a consumer group over the topics of its name.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
+	c.Owner = n.owner
 	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
 	g, err := log.NewGroup(c, h)
 	if err != nil {

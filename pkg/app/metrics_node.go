@@ -39,6 +39,8 @@ var (
 	descCountAge = desc("deferred_count_age_seconds", "Since the deferred receivers were counted.")
 	descTimers   = desc("timers_loaded", "Timers in the wheel or being published.")
 	descPrefs    = desc("preferences_age_seconds", "Age of the preferences workers decide by.")
+	descHeld     = desc("preferences_users", "Users whose preferences and addresses are in memory.")
+	descLoad     = desc("preferences_load_seconds", "How long the latest load of the users of assigned partitions took.")
 	descHistory  = desc("history_bytes", "Size of the sealed history.")
 	descTail     = desc("history_tail_receivers", "Receivers of the history that are not sealed yet.")
 	descStore    = desc("store_bytes", "Size of the store on disk.")
@@ -122,6 +124,8 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
 		gauge(descPrefs, n.prefs.Age(now).Seconds())
+		gauge(descHeld, float64(n.prefs.HeldUsers()))
+		gauge(descLoad, n.prefs.LastLoad().Seconds())
 		gauge(descCancels, n.cancels.Age(now).Seconds())
 	}
 	if n.does(func(t cluster.Tasks) bool { return t.Operator }) {

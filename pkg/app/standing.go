@@ -55,7 +55,11 @@ func (n *Node) unreachable(d *engine.DeadLetter) string {
 	if !ok || !known {
 		return ""
 	}
-	return n.prefs.Snapshot().Unreachable([]byte(d.User), ch, cat)
+	code, err := n.prefs.Unreachable(context.Background(), d.User, ch, cat)
+	if err != nil {
+		n.log.Warn("whether a user can be reached is not known", "err", err)
+	}
+	return code
 }
 
 // lookAtLane adds what this process knows of a lane.

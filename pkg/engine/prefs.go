@@ -28,3 +28,11 @@ type Change struct {
 // CodeRegressed is the code of an error of Changes: versions that were shown are
 // gone.
 const CodeRegressed = "store_regressed"
+
+// ProfileParts is in how many parts profiles are kept: the part of a user is the hash
+// that chooses the user's partition of the log (notify.Partition) modulo ProfileParts. So
+// the users of a partition of 18 are in 2 parts and those of one of 12 in 3, whichever
+// number of partitions the log has: one that has no factor in common with 36 alone
+// makes a process read all parts. PostgreSQL has a table for each part, and every look
+// for changes reads the end of each; so there are few.
+const ProfileParts = 36

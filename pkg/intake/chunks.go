@@ -20,7 +20,7 @@ type splitter struct {
 	edge    uint32 // index that starts the next block
 	start   uint32 // block number of the current block
 
-	partition log.Partitioner
+	partition notify.Partitioner
 	cols      []column
 	chunks    []chunk
 	users     seen
@@ -68,7 +68,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 	if cap(f.cols) < int(partitions) {
 		f.cols = append(f.cols[:cap(f.cols)], make([]column, int(partitions)-cap(f.cols))...)
 	}
-	f.cols, f.partition = f.cols[:partitions], log.NewPartitioner(int(partitions))
+	f.cols, f.partition = f.cols[:partitions], notify.NewPartitioner(int(partitions))
 	for i := range f.cols {
 		f.cols[i] = column{buf: f.cols[i].buf[:0]}
 	}

@@ -323,7 +323,7 @@ func TestFanoutConserves(tt *testing.T) {
 			notify.DecodeEnvelope(rec.Value, &e)
 			rd := notify.ReadReceivers(e.Receivers)
 			for x := (notify.Receiver{}); rd.Next(&x); {
-				if x.Index/block != e.Chunk.Block || log.Partition(x.User, parts) != rec.Partition || rec.Partition != int32(e.Chunk.Partition) {
+				if x.Index/block != e.Chunk.Block || notify.Partition(x.User, parts) != rec.Partition || rec.Partition != int32(e.Chunk.Partition) {
 					t.Fatalf("receiver %d (%s) lies in partition %d block %d", x.Index, x.User, rec.Partition, e.Chunk.Block)
 				}
 			}

@@ -158,7 +158,7 @@ func (s *Service) giveBackNotes(w *noteWriter, p *plan) {
 func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire int64, topic string, parts uint16) {
 	w.col.Reset()
 	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
-	part := log.Partition(n.user, int(parts))
+	part := notify.Partition(n.user, int(parts))
 	e := &w.env // the fields that differ between notifications; begin sets the others
 	e.Chunk.Base, e.Chunk.Partition = base, uint16(part)
 	e.Channel, e.Category, e.Expires, e.NotBefore = n.channel, n.category, n.expires, fire

@@ -10,7 +10,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -110,7 +109,7 @@ func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err
 		}
 		col.Reset()
 		col.Append(notify.Receiver{User: user, Address: address})
-		part := log.Partition(user, parts)
+		part := notify.Partition(user, parts)
 		env.Chunk = notify.Chunk{Base: items.Item(i), Partition: uint16(part)}
 		recs = append(recs, &kgo.Record{
 			Topic: topic, Partition: part, Key: append([]byte(nil), user...),

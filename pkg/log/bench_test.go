@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func diskBroker(b *testing.B, partitions int32, opts ...kfake.Opt) Conn {
@@ -96,7 +98,7 @@ func BenchmarkAppendSmall(b *testing.B) {
 					recs := make([]Record, n)
 					for i := range recs {
 						recs[i] = Record{Topic: "topic", Key: fmt.Appendf(nil, "u%08d", i), Value: make([]byte, 90)}
-						recs[i].Partition = Partition(recs[i].Key, partitions)
+						recs[i].Partition = notify.Partition(recs[i].Key, partitions)
 					}
 					if err := p.Append(b.Context(), recs); err != nil {
 						b.Fatal(err)

@@ -123,8 +123,13 @@ func (g *Group) session(ctx context.Context) error {
 }
 
 func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []kgo.Opt {
+	balancers := []kgo.GroupBalancer{kgo.CooperativeStickyBalancer()}
+	if g.cfg.Owner != "" {
+		balancers = []kgo.GroupBalancer{byOwner{g.cfg.Owner}, kgo.CooperativeStickyBalancer()}
+	}
 	return []kgo.Opt{
 		kgo.ConsumerGroup(g.cfg.Group),
+		kgo.Balancers(balancers...),
 		kgo.ConsumeTopics(g.cfg.Topics...),
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),

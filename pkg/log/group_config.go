@@ -45,6 +45,11 @@ type GroupConfig struct {
 	Group  string   // required
 	Topics []string // required
 
+	// Owner names the process. In groups of the same owners, an owner gets the same
+	// partitions of topics of the same size. Empty: partitions are assigned to each group
+	// by itself.
+	Owner string
+
 	// MaxPollRecords is the most records one Handle gets.
 	MaxPollRecords int `default:"10000" min:"1"`
 	// MaxInFlight and MaxInFlightBytes bound, per partition, the records polled and not done:

@@ -140,7 +140,7 @@ func partitioner() kgo.Partitioner {
 			case r.Key == nil:
 				return int(turn.Add(1) % uint32(n))
 			}
-			return int(Partition(r.Key, n))
+			return int(notify.Partition(r.Key, n))
 		}
 	})
 }

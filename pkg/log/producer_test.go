@@ -85,7 +85,7 @@ func TestAppend(t *testing.T) {
 					t.Errorf("explicit in %d", r.Partition)
 				}
 			case "keyed":
-				if r.Partition != Partition([]byte("user"), 6) || !r.Time.Equal(sent) || len(r.Headers) != 1 || string(r.Headers[0].Value) != "b" {
+				if r.Partition != notify.Partition([]byte("user"), 6) || !r.Time.Equal(sent) || len(r.Headers) != 1 || string(r.Headers[0].Value) != "b" {
 					t.Errorf("keyed: %+v", r)
 				}
 			case "any":

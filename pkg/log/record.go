@@ -6,7 +6,7 @@ import (
 )
 
 // Record is one record of a topic. On the way in, Partition -1 means: by the
-// murmur2 hash of the key (see Partition), or any partition when Key is nil;
+// murmur2 hash of the key (see notify.Partition), or any partition when Key is nil;
 // Offset is ignored, and a zero Time means now. Time has millisecond precision.
 type Record struct {
 	Topic     string

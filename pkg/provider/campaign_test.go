@@ -60,10 +60,11 @@ type someOut struct {
 	out func(user string) bool
 }
 
-func (p *someOut) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
+func (p *someOut) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) bool {
 	for i := range list {
 		answers[i] = users.NewAnswer(p.Decide(list[i], ch, cat, now))
 	}
+	return true
 }
 
 func (p *someOut) Decide(user []byte, _ notify.Channel, cat notify.Category, _ time.Time) users.Verdict {
@@ -81,6 +82,8 @@ func (*someOut) Suppresses() bool                                               
 func (*someOut) Suppress(context.Context, string, notify.Channel, string, string) error   { return nil }
 func (*someOut) Unsubscribe(context.Context, string, notify.Channel) error                { return nil }
 func (*someOut) Fresh(time.Time) bool                                                     { return true }
+func (*someOut) Hold(notify.Channel, int, int32) *users.Holding                           { return nil }
+func (*someOut) Fetch(context.Context, notify.Channel, [][]byte) error                    { return nil }
 func (*someOut) Loaded() bool                                                             { return true }
 
 type neverCancelled struct{}

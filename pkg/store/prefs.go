@@ -142,13 +142,46 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-// Scan implements users.ProfileStore.
-func (p *Prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
-	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p"}, func(r rows.Row) (bool, error) {
+// Scan reads all parts: the user ids order the rows.
+func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) error) error {
+	return p.after(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
+}
+
+// after calls fn with the profiles of users after one, in order, while it returns true.
+func (p *Prefs) after(ctx context.Context, user string, fn func(*engine.Profile) (bool, error)) error {
+	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p", After: "p" + user}, func(r rows.Row) (bool, error) {
 		profile, err := readProfile(r)
 		if err != nil {
 			return false, err
 		}
-		return true, fn(&profile)
+		return fn(&profile)
 	})
+}
+
+// GetMany implements users.ProfileStore.
+func (p *Prefs) GetMany(ctx context.Context, users []string) (out []engine.Profile, err error) {
+	for _, user := range users {
+		one, ok, err := p.Get(ctx, user)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, one)
+		}
+	}
+	return out, nil
+}
+
+// Suppressing implements users.ProfileStore.
+func (p *Prefs) Suppressing(ctx context.Context, after string, max int) (out []engine.Profile, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	err = p.after(ctx, after, func(pr *engine.Profile) (bool, error) {
+		if len(pr.Suppressed) > 0 {
+			out = append(out, *pr)
+		}
+		return len(out) < max, nil
+	})
+	return out, err
 }

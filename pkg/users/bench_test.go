@@ -27,7 +27,7 @@ type crowd struct {
 
 func userName(b []byte, i int) []byte { return fmt.Appendf(b, "user%07d", i) }
 
-func (c *crowd) Scan(_ context.Context, fn func(*engine.Profile) error) error {
+func (c *crowd) Scan(_ context.Context, _ []int, fn func(*engine.Profile) error) error {
 	var p engine.Profile
 	for i := range c.n {
 		p = engine.Profile{User: string(userName(nil, i)), Version: 1}

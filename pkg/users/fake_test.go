@@ -3,6 +3,7 @@ package users
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -21,6 +22,10 @@ type store struct {
 	users   map[string]engine.Profile
 	version uint64
 	fail    func(op string) error
+
+	scanned  int    // profiles that Scan has read
+	scanning func() // called when Scan has read all and handed out none
+	fetching func() // likewise, of GetMany
 }
 
 func newStore() *store { return &store{users: map[string]engine.Profile{}} }
@@ -88,19 +93,50 @@ func (s *store) Version(context.Context) (uint64, error) {
 	return s.version, s.check("version")
 }
 
-func (s *store) Scan(_ context.Context, fn func(*engine.Profile) error) error {
+func (s *store) Scan(_ context.Context, parts []int, fn func(*engine.Profile) error) error {
 	s.mu.Lock()
 	users := make([]engine.Profile, 0, len(s.users))
 	for _, p := range s.users {
-		users = append(users, p)
+		if parts == nil || slices.Contains(parts, int(notify.Partition([]byte(p.User), engine.ProfileParts))) {
+			users = append(users, p)
+		}
 	}
 	s.mu.Unlock()
+	s.scanned += len(users)
+	if s.scanning != nil {
+		s.scanning()
+	}
 	for i := range users {
 		if err := fn(&users[i]); err != nil {
 			return err
 		}
 	}
 	return s.check("scan")
+}
+
+func (s *store) GetMany(_ context.Context, users []string) (out []engine.Profile, err error) {
+	s.mu.Lock()
+	for _, user := range users {
+		if p, ok := s.users[user]; ok {
+			out = append(out, p)
+		}
+	}
+	s.mu.Unlock()
+	if s.fetching != nil {
+		s.fetching()
+	}
+	return out, s.check("getmany")
+}
+
+func (s *store) Suppressing(_ context.Context, after string, max int) (out []engine.Profile, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, user := range slices.Sorted(maps.Keys(s.users)) {
+		if p := s.users[user]; user > after && len(p.Suppressed) > 0 && len(out) < max {
+			out = append(out, p)
+		}
+	}
+	return out, s.check("suppressing")
 }
 
 // cancelStore is a CancelStore over a slice.

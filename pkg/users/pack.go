@@ -219,7 +219,7 @@ func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 type loader struct {
 	t       *table
 	entries [shards][]byte
-	sizes   [shards]sizes
+	items   []item // of one piece
 }
 
 func (l *loader) add(hash uint64, key, value []byte) {
@@ -228,53 +228,104 @@ func (l *loader) add(hash uint64, key, value []byte) {
 	}
 	i := hash >> (64 - shardBits)
 	l.entries[i] = appendEntry(l.entries[i], key, value)
-	l.sizes[i].add(entrySize(key, value))
 }
 
 // together is how many shards' memory is one piece: large enough for large
 // pages, without which a look-up among millions of entries takes twice as long
-// (BenchmarkLook). A piece is free once each of its shards has been packed again.
-const together = 256
+// (BenchmarkLook), and small enough for who waits for it: see Service.loadWanted. A piece
+// is free once each of its shards has been packed again.
+const together = 64
 
 // wholeLines is the least multiple of a cache line that is not below n.
 func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
 
-// done publishes, piece by piece: the peak is one piece above the sum.
-func (l *loader) done() {
-	n := 0
-	k := packers.Get().(*packer)
+// done publishes, piece by piece, in place of what the table held: the peak is one piece
+// above the sum.
+func (l *loader) done() { l.merge(nil, nil, nil) }
+
+// merge is done that leaves in the table what it held of the keys that stay names and
+// that were not added. An added key that skip names is left as the table has it. Both nil
+// are done. step, unless nil, is called around each piece: nobody writes to the table
+// inside it, and inside one step stay and skip say the same.
+func (l *loader) merge(stay, skip func(key []byte) bool, step func(piece func())) {
+	if step == nil {
+		step = func(piece func()) { piece() }
+	}
 	for from := 0; from < shards; from += together {
-		var plans [together]plan
-		size, pilots := 0, 0
-		for i := range plans {
-			plans[i] = l.sizes[from+i].plan()
-			size += wholeLines(plans[i].cells())
-			pilots += plans[i].pilots
+		step(func() { l.publish(from, stay, skip) })
+	}
+}
+
+// publish is merge of one piece, of the shards from one on.
+func (l *loader) publish(from int, stay, skip func(key []byte) bool) {
+	k := packers.Get().(*packer)
+	var plans [together]plan
+	var ends [together]int // of the shards' items in all
+	size, pilots := 0, 0
+	all := l.items[:0]
+	for i := range plans {
+		var c sizes
+		l.each(from+i, stay, skip, func(hash uint64, key, value []byte) {
+			all = append(all, item{hash, key, value})
+			c.add(entrySize(key, value))
+		})
+		plans[i], ends[i] = c.plan(), len(all)
+		size += wholeLines(plans[i].cells())
+		pilots += plans[i].pilots
+	}
+	cells, chosen := make([]byte, size), make([]uint16, pilots)
+	pieces := [...][]byte{cells, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(chosen))), 2*pilots)}
+	for _, p := range pieces {
+		preferLargePages(p)
+	}
+	n, begin, scratch := len(all), 0, k.items
+	for i := range plans {
+		p := plans[i]
+		k.items = all[begin:ends[i]:ends[i]]
+		begin = ends[i]
+		var s *state
+		if len(k.items) > 0 {
+			s = k.pack(p, chosen[:p.pilots:p.pilots], cells[:p.cells():p.cells()])
+			cells, chosen = cells[wholeLines(p.cells()):], chosen[p.pilots:]
 		}
-		cells, chosen := make([]byte, size), make([]uint16, pilots)
-		pieces := [...][]byte{cells, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(chosen))), 2*pilots)}
-		for _, p := range pieces {
-			preferLargePages(p)
-		}
-		for i := range plans {
-			p := plans[i]
-			for b := l.entries[from+i]; len(b) > 0; {
-				key, value := entry(b)
-				k.items = append(k.items, item{hashKey(key), key, value})
-				b = b[entrySize(key, value):]
-			}
-			var s *state
-			if n += len(k.items); len(k.items) > 0 {
-				s = k.pack(p, chosen[:p.pilots:p.pilots], cells[:p.cells():p.cells()])
-				cells, chosen = cells[wholeLines(p.cells()):], chosen[p.pilots:]
-			}
-			l.entries[from+i] = nil
-			l.t.shards[from+i].state.Store(s)
-		}
-		for _, p := range pieces {
-			makeLargePages(p)
+		l.entries[from+i] = nil
+		if old := l.t.shards[from+i].state.Swap(s); old != nil {
+			n -= old.len()
 		}
 	}
+	for _, p := range pieces {
+		makeLargePages(p)
+	}
+	l.items, k.items = all, scratch
 	packers.Put(k)
-	l.t.live.Store(int64(n))
+	l.t.live.Add(int64(n))
+}
+
+// each visits what a shard will hold, see merge.
+func (l *loader) each(shard int, stay, skip func(key []byte) bool, fn func(hash uint64, key, value []byte)) {
+	var old *state
+	if stay != nil {
+		old = l.t.shards[shard].state.Load()
+	}
+	added := map[string]struct{}(nil)
+	if old != nil {
+		added = map[string]struct{}{}
+	}
+	for b := l.entries[shard]; len(b) > 0; {
+		key, value := entry(b)
+		if b = b[entrySize(key, value):]; skip != nil && skip(key) {
+			continue
+		}
+		if fn(hashKey(key), key, value); added != nil {
+			added[unsafe.String(unsafe.SliceData(key), len(key))] = struct{}{} // the entries outlive it
+		}
+	}
+	if old == nil {
+		return
+	}
+	old.each(func(hash uint64, key, value []byte) {
+		if _, ok := added[string(key)]; !ok && stay(key) {
+			fn(hash, key, value)
+		}
+	})
 }

@@ -210,7 +210,7 @@ func TestUnreachable(t *testing.T) {
 	must(t, err)
 	is := func(user string, cat notify.Category, want string) {
 		t.Helper()
-		if got := s.snap.Unreachable([]byte(user), notify.SMS, cat); got != want {
+		if got, err := s.Unreachable(t.Context(), user, notify.SMS, cat); got != want || err != nil {
 			t.Errorf("%s %s: %q, want %q", user, cat, got, want)
 		}
 	}

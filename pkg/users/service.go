@@ -1,7 +1,9 @@
 // Package users answers, for every single send, whether a user wants it, when,
-// and at which addresses. Profiles are kept by a ProfileStore; each process holds
-// a Snapshot of all of them that its workers read without waiting, and follows
-// the change table, so that an opt-out binds everywhere within a second.
+// and at which addresses. Profiles are kept by a ProfileStore; each process that
+// delivers holds a Snapshot that its workers read without waiting, and follows
+// the change table, so that an opt-out binds everywhere within a second. One process
+// holds all users. Of several each holds the users of its share: those of the partitions
+// that its workers own (Hold); others it fetches by id (Fetch).
 package users
 
 import (
@@ -11,10 +13,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
-	"golang.org/x/time/rate"
 )
 
 // Config of a Service. The zero value is valid.
@@ -29,6 +32,9 @@ type Config struct {
 	MaxCancels int `default:"1048576" min:"0"`
 	// MaxSuppressed is how many dead addresses that no profile lists are held; see Suppress.
 	MaxSuppressed int `default:"500000" min:"0"`
+	// Shares says that several processes share the users: the profiles held are those
+	// of the parts that Hold names, not of all users.
+	Shares bool
 	// Log receives failures to follow.
 	Log *slog.Logger `default:"discard"`
 }
@@ -51,6 +57,8 @@ type Service struct {
 	applyMu sync.Mutex
 	own     map[string]uint64  // version of a write of ours that the cursor has not reached
 	pending map[string]*uint64 // users a write of ours is under way for: the latest version followed meanwhile
+
+	holdings holdings
 }
 
 // New returns a Service over a store. Call Load, then Run.
@@ -59,13 +67,17 @@ func New(store ProfileStore, cfg Config) (*Service, error) {
 	if err := setting.Err("prefs", &cfg); err != nil {
 		return nil, err
 	}
-	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}, woken: make(chan struct{}, 1), full: rate.Sometimes{Interval: time.Minute}}, nil
+	return &Service{
+		cfg: cfg, store: store, snap: newSnapshot(cfg.Shares), own: map[string]uint64{}, pending: map[string]*uint64{}, woken: make(chan struct{}, 1), full: rate.Sometimes{Interval: time.Minute},
+		holdings: holdings{wanted: map[part]int{}, asked: make(chan struct{}, 1), reading: map[*reading]bool{}},
+	}, nil
 }
 
 // Snapshot is what workers read. It is always the same one, and current.
 func (s *Service) Snapshot() *Snapshot { return s.snap }
 
-// Load reads every profile. Until it returns the snapshot is empty and not
+// Load reads every profile; with Config.Shares the suppression list alone, and Run reads
+// the parts that are held (anew). Until it returns the snapshot is empty and not
 // Fresh. Memory: the snapshot and one profile.
 func (s *Service) Load(ctx context.Context) error {
 	s.follower.mu.Lock()
@@ -79,11 +91,15 @@ func (s *Service) Load(ctx context.Context) error {
 	}
 	users, supp := &loader{t: &s.snap.users}, &loader{t: &s.snap.bySupp}
 	suppressed, listed := newSet(), int64(0)
+	keep := s.snap.scope // all
+	if s.cfg.Shares {
+		keep = newShare(nil)
+	}
 	var buf []byte
-	err = s.store.Scan(ctx, func(p *engine.Profile) error {
+	read := func(p *engine.Profile) error {
 		user := []byte(p.User)
 		h := hashKey(user)
-		if v := s.snap.packProfile(buf[:0], p); len(v) > 0 {
+		if v := s.snap.packProfile(buf[:0], p, keep.channels(user)); len(v) > 0 {
 			users.add(h, user, v)
 			buf = v
 		}
@@ -98,9 +114,17 @@ func (s *Service) Load(ctx context.Context) error {
 			}
 		}
 		return nil
-	})
+	}
+	if s.cfg.Shares {
+		err = s.eachSuppressing(ctx, "", read)
+	} else {
+		err = s.store.Scan(ctx, nil, read)
+	}
 	if err != nil {
 		return err
+	}
+	if s.cfg.Shares {
+		s.holdNothing()
 	}
 	s.snap.suppressed.become(suppressed)
 	s.snap.listed.Store(listed)
@@ -116,6 +140,40 @@ func (s *Service) Load(ctx context.Context) error {
 	return nil
 }
 
+// eachSuppressing calls fn with every profile that suppresses an address, by user, after
+// one, until it returns an error.
+func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*engine.Profile) error) error {
+	for {
+		ps, err := s.store.Suppressing(ctx, after, s.cfg.Batch)
+		if err != nil {
+			return err
+		}
+		for i := range ps {
+			if err := fn(&ps[i]); err != nil {
+				return err
+			}
+			after = ps[i].User
+		}
+		if len(ps) < s.cfg.Batch {
+			return nil
+		}
+	}
+}
+
+// holdNothing forgets all profiles; the loader reads those of the parts that are held
+// anew. The caller has applyMu.
+func (s *Service) holdNothing() {
+	s.snap.scope = newShare(nil)
+	s.snap.held.Store(s.snap.scope)
+	s.snap.guestMu.Lock()
+	s.snap.guests = guests{}
+	s.snap.guestMu.Unlock()
+	for r := range s.holdings.reading {
+		r.void = true
+	}
+	s.askLoader()
+}
+
 // Wake makes Run look for changes within 10 ms; it does not wait for that.
 func (s *Service) Wake() {
 	select {
@@ -126,8 +184,11 @@ func (s *Service) Wake() {
 
 // Run loads the snapshot if that was not done, and follows changes until ctx
 // ends; nil then. While the store is away the snapshot ages, see Fresh. When the
-// store lost changes it is loaded anew.
+// store lost changes it is loaded anew. Beside that it loads what Hold asks for.
 func (s *Service) Run(ctx context.Context) error {
+	var loader sync.WaitGroup
+	defer loader.Wait()
+	loader.Go(func() { s.runLoader(ctx) })
 	anew := false
 	return s.follower.run(ctx, &s.cfg, "preferences cannot follow changes", s.woken, func(ctx context.Context) (err error) {
 		if anew || !s.Loaded() {
@@ -153,7 +214,7 @@ func (s *Service) followed(changes []engine.Change) {
 	for i := range changes {
 		c := &changes[i]
 		if s.own[c.Profile.User] <= c.Version { // else ours is newer
-			s.snap.apply(&c.Profile)
+			s.apply(&c.Profile)
 		}
 		if v := s.pending[c.Profile.User]; v != nil {
 			*v = max(*v, c.Version)
@@ -269,6 +330,6 @@ func (s *Service) applied(p *engine.Profile) {
 	if p.Version < s.own[p.User] || p.Version < *s.pending[p.User] {
 		return
 	}
-	s.snap.apply(p)
+	s.apply(p)
 	s.own[p.User] = p.Version // until the follower has passed it
 }

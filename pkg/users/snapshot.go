@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,9 +22,12 @@ const (
 	OptedOut
 	// Quiet: it waits for the end of the user's quiet hours.
 	Quiet
+	// Unknown: this process does not hold the user's profile, see Service.Fetch. It is
+	// not that of a user who set nothing.
+	Unknown
 )
 
-func (a Action) String() string { return [...]string{"send", "opted_out", "quiet"}[a] }
+func (a Action) String() string { return [...]string{"send", "opted_out", "quiet", "unknown"}[a] }
 
 // Verdict is the answer of Decide.
 type Verdict struct {
@@ -31,8 +35,13 @@ type Verdict struct {
 	Until  int64 // Quiet: when the quiet hours end, ms since 1970
 }
 
-// Snapshot is every user's preferences and addresses as one process sees them
-// now. Readers never wait; users who set nothing cost nothing.
+// Snapshot is the preferences and addresses of the users of one process's share, as it
+// sees them now; without shares, of all users. Readers never wait; users who set nothing
+// cost nothing.
+//
+// What stands in the table is current, for changes of all users are followed. So a user
+// who is found there with an address on the channel is known. Of one who is not, the
+// share says whether that means that there is nothing, or that it is not held here.
 //
 // What a user set and where the user is reached stand in one value: one look-up,
 // not two; see find for what it takes. With 5M users with an address of 64 bytes it is
@@ -45,10 +54,43 @@ type Snapshot struct {
 	suppressed *set         // address -> number of profiles that say so
 	bySupp     table        // user -> {uvarint length, address}...: what the profile suppresses
 	listed     atomic.Int64 // addresses in bySupp
+
+	held  atomic.Pointer[share] // whose users are all in the table; nil: all users
+	scope *share                // held, and what is being loaded: apply keeps the users of it; Service.applyMu guards it
+
+	guestMu sync.RWMutex // its writers have Service.applyMu
+	guests  guests
 }
 
-func newSnapshot() *Snapshot {
-	return &Snapshot{zones: newZones(), suppressed: newSet()}
+func newSnapshot(shares bool) *Snapshot {
+	s := &Snapshot{zones: newZones(), suppressed: newSet()}
+	if shares {
+		s.scope = newShare(nil)
+		s.held.Store(s.scope)
+	}
+	return s
+}
+
+// knows reports whether the lack of an address of a user on a channel says that there
+// is none.
+func (s *Snapshot) knows(ch notify.Channel, user []byte) bool {
+	h := s.held.Load()
+	if h == nil || h.has(ch, user) {
+		return true
+	}
+	s.guestMu.RLock()
+	defer s.guestMu.RUnlock()
+	known, _ := s.guests.held(user)
+	return known
+}
+
+// keeps returns the channels of which a user is kept. The caller has Service.applyMu.
+func (s *Snapshot) keeps(user []byte) channels {
+	c := s.scope.channels(user)
+	if _, guest := s.guests.held(user); guest {
+		c = allChannels
+	}
+	return c
 }
 
 // Answer says whether, when and where a user is reached.
@@ -97,8 +139,10 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 }
 
 // Look asks for many users at once what becomes of a notification to each at now:
-// answers[i] is that for users[i]. Critical categories are always sent.
-func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
+// answers[i] is that for users[i]. Critical categories are always sent. It returns
+// false if one of the answers is Unknown.
+func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
+	known = true
 	f := finders.Get().(*finder)
 	defer finders.Put(f)
 	defer f.clear(min(len(users), block))
@@ -106,54 +150,36 @@ func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat
 		n := min(len(users), block)
 		s.users.find(f, users[:n])
 		for i, v := range f.found[:n] {
-			s.answer(&answers[i], v, ch, cat, now)
+			if s.answer(&answers[i], v, ch, cat, now); answers[i].of == 0 && !s.knows(ch, users[i]) {
+				answers[i].Verdict, known = Verdict{Action: Unknown}, false
+			}
 		}
 		answers, users = answers[n:], users[n:]
 	}
+	return known
+}
+
+// find is Look for one user.
+func (s *Snapshot) find(user []byte, ch notify.Channel, cat notify.Category, now time.Time) (a Answer) {
+	v, _ := s.users.get(hashKey(user), user)
+	if s.answer(&a, v, ch, cat, now); a.of == 0 && !s.knows(ch, user) {
+		a.Verdict = Verdict{Action: Unknown}
+	}
+	return a
 }
 
 // Decide says what becomes of a notification to one user at now. Critical
 // categories are always sent.
 func (s *Snapshot) Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict {
-	v, _ := s.users.get(hashKey(user), user)
-	var a Answer
-	s.answer(&a, v, ch, cat, now)
-	return a.Verdict
+	return s.find(user, ch, cat, now).Verdict
 }
 
 // Addresses appends the addresses of a user on a channel to dst, see
-// Answer.Targets.
+// Answer.Targets. It returns none of a user who is Unknown.
 func (s *Snapshot) Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target {
-	v, _ := s.users.get(hashKey(user), user)
-	var a Answer
-	s.answer(&a, v, ch, notify.OTP, time.Time{})
+	a := s.find(user, ch, notify.OTP, time.Time{})
 	dst, _ = a.Targets(dst, nil)
 	return dst
-}
-
-// Unreachable returns why a notification to a user on a channel would be suppressed
-// now: "opted_out", "suppressed_address" if every address of the profile is, or "" if
-// neither is known.
-func (s *Snapshot) Unreachable(user []byte, ch notify.Channel, cat notify.Category) string {
-	v, _ := s.users.get(hashKey(user), user)
-	var a Answer
-	s.answer(&a, v, ch, cat, time.Time{})
-	if a.Action == OptedOut {
-		return "opted_out"
-	}
-	if !s.Suppresses() {
-		return ""
-	}
-	targets, _ := a.Targets(nil, nil)
-	for i := range targets {
-		if !s.Suppressed(ch, targets[i].Address) {
-			return ""
-		}
-	}
-	if len(targets) == 0 {
-		return ""
-	}
-	return "suppressed_address"
 }
 
 // answer reads the value of a user; nil is one who set nothing.
@@ -223,7 +249,7 @@ func (s *Snapshot) apply(p *engine.Profile) {
 	user := []byte(p.User)
 	h := hashKey(user)
 	s.applySuppressed(h, user, p)
-	s.users.set(h, user, s.packProfile(nil, p))
+	s.users.set(h, user, s.packProfile(nil, p, s.keeps(user)))
 }
 
 func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
@@ -247,12 +273,16 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 	}
 }
 
-// packProfile appends the value of a user; nil when nothing was set.
+// packProfile appends the value of a user, with the addresses on some channels; nil when
+// nothing was set or of no channel the user is kept.
 //
 //	1 if a rule follows, else 0
 //	the rule
 //	of each channel: its number, count, uvarint size of {uvarint length, address as it is kept}...
-func (s *Snapshot) packProfile(b []byte, p *engine.Profile) []byte {
+func (s *Snapshot) packProfile(b []byte, p *engine.Profile, of channels) []byte {
+	if of == 0 {
+		return nil
+	}
 	from := len(b)
 	if r := s.zones.ruleOf(p); r.isDefault() {
 		b = append(b, 0)
@@ -262,7 +292,7 @@ func (s *Snapshot) packProfile(b []byte, p *engine.Profile) []byte {
 	empty := len(b) == from+1
 	for _, ch := range notify.Channels {
 		list := p.Addresses[ch.String()]
-		if len(list) == 0 {
+		if len(list) == 0 || !of.has(ch) {
 			continue
 		}
 		empty = false

@@ -24,8 +24,16 @@ type ProfileStore interface {
 	Changes(ctx context.Context, since uint64, max int) ([]engine.Change, error)
 	// Version returns the version of the latest change.
 	Version(ctx context.Context) (uint64, error)
-	// Scan calls fn with every profile; for a snapshot at start.
-	Scan(ctx context.Context, fn func(*engine.Profile) error) error
+	// Scan calls fn with every profile whose user is in one of the parts (0 to
+	// engine.ProfileParts-1), each at its latest version when Scan was called or later.
+	// Nil parts are all. An engine that does not keep parts apart may call fn with the
+	// profiles of other parts, too. fn keeps nothing of what it is given.
+	Scan(ctx context.Context, parts []int, fn func(*engine.Profile) error) error
+	// GetMany returns the profiles of those of the users that have one, in any order.
+	GetMany(ctx context.Context, users []string) ([]engine.Profile, error)
+	// Suppressing returns profiles that suppress an address, by user, from the first
+	// user after the given one on, at most max.
+	Suppressing(ctx context.Context, after string, max int) ([]engine.Profile, error)
 }
 
 // CancelStore keeps cancellations in the order they came, so that workers follow

@@ -179,6 +179,12 @@ func (t *table) set(hash uint64, key, value []byte) {
 	}
 }
 
+// len counts the live entries.
+func (s *state) len() (n int) {
+	s.each(func(uint64, []byte, []byte) { n++ })
+	return n
+}
+
 // each visits the live entries.
 func (s *state) each(fn func(hash uint64, key, value []byte)) {
 	for at := 0; at < len(s.cells); at += int(s.size) {

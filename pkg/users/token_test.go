@@ -39,11 +39,11 @@ func TestKeptAddresses(t *testing.T) {
 // A user with a token of APNs takes one cache line.
 func TestTokenTakesOneLine(t *testing.T) {
 	t.Parallel()
-	s := newSnapshot()
+	s := newSnapshot(false)
 	var c sizes
 	for i := range 100 {
 		user := fmt.Sprintf("u%08d", i)
-		v := s.packProfile(nil, &engine.Profile{User: user, OptOut: []string{"marketing"}, Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", i)}}})
+		v := s.packProfile(nil, &engine.Profile{User: user, OptOut: []string{"marketing"}, Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", i)}}}, allChannels)
 		c.add(entrySize([]byte(user), v))
 	}
 	if p := c.plan(); p.size != cacheLine || p.spill != 0 {

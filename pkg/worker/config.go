@@ -25,8 +25,8 @@ type Provider interface {
 // Preferences decides, from memory, whether and where a user is reached.
 type Preferences interface {
 	// Look decides for many users at once: answers[i] is for users[i]. One by one
-	// takes more than twice as long.
-	Look(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time)
+	// takes more than twice as long. False: one of them is users.Unknown.
+	Look(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool)
 	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) users.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
@@ -36,6 +36,11 @@ type Preferences interface {
 	// Unsubscribe opts a user who told a provider to stop out of what is not about
 	// something that they did: marketing and digest on the channel.
 	Unsubscribe(ctx context.Context, user string, ch notify.Channel) error
+	// Hold keeps the profiles of the users of a partition in memory until it is
+	// released. It does not wait for them to be loaded.
+	Hold(ch notify.Channel, partitions int, n int32) *users.Holding
+	// Fetch reads the profiles of users who are users.Unknown.
+	Fetch(ctx context.Context, ch notify.Channel, users [][]byte) error
 	// Fresh reports whether what is known is recent enough for bulk.
 	Fresh(now time.Time) bool
 	// Loaded reports whether anything is known: where users are reached is not,

@@ -13,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // handOn gives away what a finished row says goes on: retries, waits and
@@ -166,6 +167,9 @@ func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer,
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
+		if prefs := j.p.w.cfg.Prefs; prefs.Decide(rec.User, j.env.Channel, j.env.Category, time.Time{}).Action == users.Unknown {
+			j.p.fetch(j.env.Channel, [][]byte{rec.User})
+		}
 		all = j.p.w.cfg.Prefs.Addresses(buf[:0], rec.User, j.env.Channel)
 	}
 	var on []notify.Target

@@ -302,6 +302,9 @@ type fakePrefs struct {
 	unsubscribed map[string]bool // users
 	stale        bool            // older than bulk may go by
 	absent       bool            // never read
+	strange      map[string]bool // users whose profiles are not in memory
+	fetched      int             // users that Fetch was asked for
+	away         int             // how many calls of Fetch fail
 }
 
 func (p *fakePrefs) Loaded() bool {
@@ -319,13 +322,35 @@ func (p *fakePrefs) Decide(user []byte, _ notify.Channel, cat notify.Category, _
 	return p.verdict(string(user))
 }
 
-func (p *fakePrefs) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
+func (p *fakePrefs) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
+	known = true
 	for i, u := range list {
 		v := p.Decide(u, ch, cat, now)
 		p.mu.Lock()
 		answers[i] = users.NewAnswer(v, p.addresses[string(u)]...)
+		if _, strange := p.strange[string(u)]; strange {
+			answers[i], known = users.NewAnswer(users.Verdict{Action: users.Unknown}), false
+		}
 		p.mu.Unlock()
 	}
+	return known
+}
+
+func (p *fakePrefs) Hold(notify.Channel, int, int32) *users.Holding { return nil }
+
+// Fetch makes users known, unless it fails.
+func (p *fakePrefs) Fetch(_ context.Context, _ notify.Channel, list [][]byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fetched += len(list)
+	if p.away > 0 {
+		p.away--
+		return notify.Unavailable("preferences", time.Second, nil)
+	}
+	for _, u := range list {
+		delete(p.strange, string(u))
+	}
+	return nil
 }
 
 func (p *fakePrefs) Addresses(dst []notify.Target, user []byte, _ notify.Channel) []notify.Target {

@@ -38,7 +38,10 @@ func (r *round) look(i int, now time.Time) {
 			}
 			return
 		}
-		cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now)
+		if !cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now) {
+			p.job.p.fetch(e.Channel, l.asked(n, e.Category))
+			cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now)
+		}
 		r.mayCancel, r.maySuppress = cfg.Cancels.Maybe(e), cfg.Prefs.Suppresses()
 		for k := range n {
 			r.lookAt(i, pos+uint32(k), &l.recs[k], &l.answers[k], e, key, now)
@@ -55,6 +58,17 @@ type looks struct {
 	answers [64]users.Answer
 }
 
+// asked returns the users of the first n receivers whose profiles say something of the
+// call: none of a code to an address that is given.
+func (l *looks) asked(n int, cat notify.Category) (list [][]byte) {
+	for i := range n {
+		if l.answers[i].Action == users.Unknown && !(cat.Critical() && len(l.recs[i].Address) > 0) {
+			list = append(list, l.users[i])
+		}
+	}
+	return list
+}
+
 func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
@@ -65,6 +79,11 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *users.Answer,
 		return
 	}
 	switch a.Action {
+	case users.Unknown: // the store does not answer
+		if cfg.Lane.Bulk || len(rec.Address) == 0 {
+			putOffUnknown(r, i, pos, e, now)
+			return
+		}
 	case users.OptedOut:
 		r.unsent(i, pos, notify.Suppressed, "opted_out")
 		return
@@ -110,16 +129,24 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *users.Answer,
 	if taken > 0 {
 		return
 	}
-	switch wake := now.Add(unknownFor).UnixMilli(); {
+	switch {
 	case dead > 0:
 		r.unsent(i, pos, notify.Suppressed, codeSuppressed)
 	case len(rec.Address) > 0 || cfg.Prefs.Loaded():
 		r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
-	case e.Expires != 0 && wake >= e.Expires:
-		r.unsent(i, pos, notify.Expired, codeExpired)
 	default:
-		r.decided(i, pos, notify.Deferred, "preferences_away", wake)
+		putOffUnknown(r, i, pos, e, now)
 	}
+}
+
+// putOffUnknown puts a receiver off whose profile is not known.
+func putOffUnknown(r *round, i int, pos uint32, e *notify.Envelope, now time.Time) {
+	wake := now.Add(unknownFor).UnixMilli()
+	if e.Expires != 0 && wake >= e.Expires {
+		r.unsent(i, pos, notify.Expired, codeExpired)
+		return
+	}
+	r.decided(i, pos, notify.Deferred, codeAway, wake)
 }
 
 // take adds a receiver's address to the call; false: it is suppressed.
@@ -145,9 +172,12 @@ func (r *round) take(part int, pos uint32, rec *notify.Receiver, t *notify.Targe
 	return true
 }
 
-// unknownFor is how long a receiver waits whose addresses are not known because the
-// preferences could not be read since this process began.
-const unknownFor = 10 * time.Second
+// unknownFor is how long a receiver waits whose profile is not known because the
+// preferences could not be read.
+const (
+	unknownFor = 10 * time.Second
+	codeAway   = "preferences_away"
+)
 
 // unsent records the outcome of a receiver that ends without a call now.
 func (r *round) unsent(part int, pos uint32, s notify.State, code string) {
@@ -174,7 +204,12 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 		j := r.parts[refs[i].part].job
 		e := &j.env
 		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].of}
-		switch v := cfg.Prefs.Decide(items[i].User, e.Channel, e.Category, now); {
+		v := cfg.Prefs.Decide(items[i].User, e.Channel, e.Category, now)
+		if v.Action == users.Unknown && !e.Category.Critical() {
+			j.p.fetch(e.Channel, [][]byte{items[i].User})
+			v = cfg.Prefs.Decide(items[i].User, e.Channel, e.Category, now)
+		}
+		switch {
 		case e.Expired(now):
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case cfg.Cancels.Cancelled(e, items[i].Index):
@@ -187,6 +222,8 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case v.Action == users.Quiet:
 			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
+		case v.Action == users.Unknown && cfg.Lane.Bulk:
+			x.State, x.Code, x.Wake = notify.Deferred, codeAway, now.Add(unknownFor).UnixMilli()
 		case cfg.Campaigns.paused(e):
 			x.State, x.Code, x.Wake = notify.Deferred, codeCampaignPaused, before(roundUp(now.Add(pausedLook), paceStep), e)
 		default:

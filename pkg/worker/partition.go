@@ -11,6 +11,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // message is a record of the log that must be marked once.
@@ -30,6 +31,8 @@ type partition struct {
 	early  *quota // half of budget, for envelopes before their turn
 	mail   *mailbox
 	pace   pace
+	// profiles are those of the partition's users. They are let go when ctx has ended.
+	profiles *users.Holding
 
 	mu    sync.Mutex
 	going bool                   // Drain was called: accept takes nothing more
@@ -40,6 +43,8 @@ type partition struct {
 func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
 	soft, stop := context.WithCancel(ctx)
 	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}}
+	p.profiles = w.cfg.Prefs.Hold(w.cfg.Lane.Channel, w.cfg.Partitions, tp.Partition)
+	context.AfterFunc(ctx, p.profiles.Release)
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
 	p.budget.claims = w.claims
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
@@ -305,7 +310,8 @@ const (
 )
 
 // fresh holds a bulk window back while preferences or cancellations are too old
-// to be believed: an opt-out or a cancel may not be known yet.
+// to be believed: an opt-out or a cancel may not be known yet. It waits for the
+// partition's profiles, too: to fetch those of many users one by one would take longer.
 func (p *partition) fresh() bool {
 	for !p.isFresh() {
 		if !notify.Sleep(p.soft, 50*time.Millisecond) {
@@ -318,7 +324,24 @@ func (p *partition) fresh() bool {
 // isFresh is fresh that does not wait.
 func (p *partition) isFresh() bool {
 	cfg := &p.w.cfg
-	return !cfg.Lane.Bulk || cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
+	return !cfg.Lane.Bulk || p.profiles.Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
+}
+
+// fetch reads the profiles of those of the users that this process does not hold: their
+// partition has just come and is being loaded, or they were in it while the topic had
+// fewer partitions. While the store does not answer, bulk waits. In other lanes the users
+// stay unknown: see lookAt.
+func (p *partition) fetch(ch notify.Channel, users [][]byte) {
+	for pause := (notify.Pause{Most: time.Second}); ; {
+		err := p.w.cfg.Prefs.Fetch(p.ctx, ch, users)
+		if err == nil || p.soft.Err() != nil {
+			return
+		}
+		p.w.cfg.Logger.Error("profiles cannot be read", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
+		if !p.w.cfg.Lane.Bulk || !pause.Wait(p.soft) {
+			return
+		}
+	}
 }
 
 // mayCall reports whether an envelope may be claimed after a wait: what was shut

@@ -217,7 +217,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 					t.Error(err)
 				}
 				n, newer := 0, uint64(0)
-				err = s.Scan(bg, func(p *engine.Profile) error {
+				err = s.Scan(bg, nil, func(p *engine.Profile) error {
 					if p.Version <= v {
 						n++
 					}
@@ -248,9 +248,61 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 			p.Version = val(s.Put(bg, p))(t)
 			want = append(want, p)
 		}
-		scan := func(fn func(*engine.Profile) error) error { return s.Scan(bg, fn) }
+		scan := func(fn func(*engine.Profile) error) error { return s.Scan(bg, nil, fn) }
 		same(t, "profiles", sorted(collect(t, scan), byUser), want)
 		stops(t, scan)
+	})
+	t.Run("Scan calls fn with every profile whose user is in one of the parts", func(t *testing.T) {
+		s, _ := open(t)
+		// By notify.Partition(user, engine.ProfileParts), whose test has the same users.
+		parts := map[string]int{
+			"a": 4, "ab": 14, "abc": 3, "abcd": 20, "ü": 2, "user-1": 32, "user-22": 15, "user-333": 32, "user0000017": 20, "0123456789abcdef0": 6, "日本語": 22, "abcde": 1, "abcdefg": 13, "zz": 6,
+		}
+		for user := range parts {
+			must(t, ignore(s.Put(bg, profile(user))))
+		}
+		for user, part := range parts {
+			found := false
+			must(t, s.Scan(bg, []int{part, (part + 1) % engine.ProfileParts}, func(p *engine.Profile) error {
+				found = found || p.User == user
+				return nil
+			}))
+			same(t, user, found, true)
+		}
+		must(t, s.Scan(bg, []int{}, func(*engine.Profile) error { return nil }))
+	})
+	t.Run("GetMany returns the profiles of those of the users that have one", func(t *testing.T) {
+		s, _ := open(t)
+		var want []engine.Profile
+		for _, user := range []string{"a", "ab", "ü"} {
+			p := profile(user)
+			p.Version = val(s.Put(bg, p))(t)
+			want = append(want, p)
+		}
+		got := val(s.GetMany(bg, []string{"none", "ü", "a", "ab"}))(t)
+		same(t, "profiles", sorted(got, byUser), want)
+		same(t, "of none", len(val(s.GetMany(bg, nil))(t)), 0)
+	})
+	t.Run("Suppressing returns profiles that suppress an address, by user, from the first user after the given one on, at most max", func(t *testing.T) {
+		s, _ := open(t)
+		var want []engine.Profile
+		for i := range 9 {
+			p := profile("u" + strconv.Itoa(i))
+			if i%3 == 0 {
+				p.Suppressed = nil
+			}
+			p.Version = val(s.Put(bg, p))(t)
+			if i%3 != 0 {
+				want = append(want, p)
+			}
+		}
+		same(t, "all", val(s.Suppressing(bg, "", 100))(t), want)
+		same(t, "after one", val(s.Suppressing(bg, want[1].User, 3))(t), want[2:5])
+		same(t, "none", len(val(s.Suppressing(bg, "", 0))(t)), 0)
+		lifted := want[0]
+		lifted.Suppressed = nil
+		must(t, ignore(s.Put(bg, lifted)))
+		same(t, "lifted", val(s.Suppressing(bg, "", 100))(t), want[1:])
 	})
 	t.Run("what is passed in may be reused", func(t *testing.T) {
 		s, _ := open(t)
@@ -333,7 +385,7 @@ func prefsModel[E users.ProfileStore](t *testing.T, open Opener[E]) {
 				same(rt, "Version", val(s.Version(bg))(rt), last)
 			},
 			"scan": func(rt *rapid.T) {
-				all := collect(rt, func(fn func(*engine.Profile) error) error { return s.Scan(bg, fn) })
+				all := collect(rt, func(fn func(*engine.Profile) error) error { return s.Scan(bg, nil, fn) })
 				same(rt, "Scan", sorted(all, byUser), slices.SortedFunc(maps.Values(stored), byUser))
 			},
 		}

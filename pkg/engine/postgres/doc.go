@@ -8,6 +8,10 @@
 // Changes from a cursor misses none, and needs no NOTIFY. Listen only makes it
 // look sooner. The price is that writers of profiles commit one after another.
 //
+// Parts. Profiles lie in engine.ProfileParts tables, by the hash that chooses a user's
+// partition of the log: a worker reads the users of its partitions and few others. The
+// server computes the hash (user_hash), so whoever writes a row puts it where it belongs.
+//
 // A primary that is lost. With a synchronous standby what was answered is on the
 // standby; a pool whose DSN names both finds the promoted one by itself, because
 // it takes only hosts that accept writes. An asynchronous standby may lack the

@@ -125,7 +125,7 @@ func TestFailoverKeepsWhatWasAnswered(t *testing.T) {
 	writers.Wait()
 
 	stored := map[string]uint64{}
-	must(t, p.Scan(t.Context(), func(pr *engine.Profile) error {
+	must(t, p.Scan(t.Context(), nil, func(pr *engine.Profile) error {
 		stored[pr.User] = pr.Version
 		return nil
 	}))

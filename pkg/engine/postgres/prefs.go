@@ -31,7 +31,7 @@ type counter struct {
 func (p *Prefs) Get(ctx context.Context, user string) (out engine.Profile, ok bool, err error) {
 	var version int64
 	var doc []byte
-	ok, err = p.s.one(ctx, []any{&version, &doc}, `SELECT version, doc FROM profiles WHERE user_id = $1`, user)
+	ok, err = p.s.one(ctx, []any{&version, &doc}, `SELECT version, doc FROM profiles WHERE part = user_part($1) AND user_id = $1`, user)
 	if !ok {
 		return out, false, err
 	}
@@ -117,7 +117,7 @@ func (p *Prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string)
 		kept = append(kept, []any{len(kept) + 1, ps[i].User, docs[i]})
 	}
 	return pgx.BeginFunc(ctx, p.s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `CREATE TEMPORARY TABLE IF NOT EXISTS profiles_coming (n bigint, user_id text, doc json) ON COMMIT DELETE ROWS`); err != nil {
+		if _, err := tx.Exec(ctx, `CREATE TEMPORARY TABLE IF NOT EXISTS profiles_coming (n bigint, user_id text, doc json, part smallint GENERATED ALWAYS AS (user_part(user_id)) STORED) ON COMMIT DELETE ROWS`); err != nil {
 			return err
 		}
 		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"profiles_coming"}, []string{"n", "user_id", "doc"}, pgx.CopyFromRows(kept)); err != nil {
@@ -127,8 +127,8 @@ func (p *Prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string)
 		if err := tx.QueryRow(ctx, `SELECT take_versions('profiles', $1)`, len(kept)).Scan(&end); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO profiles SELECT user_id, $1 + n, doc FROM profiles_coming ORDER BY n
-			ON CONFLICT (user_id) DO UPDATE SET version = excluded.version, doc = excluded.doc`, end-int64(len(kept))); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO profiles SELECT user_id, $1 + n, doc, part FROM profiles_coming ORDER BY n
+			ON CONFLICT (part, user_id) DO UPDATE SET version = excluded.version, doc = excluded.doc`, end-int64(len(kept))); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, `SELECT pg_notify('notifyd_profiles', $1::bigint::text)`, end)
@@ -195,21 +195,19 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 }
 
 // Scan reads rows as they come: neither side holds all of them.
-func (p *Prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
-	rows, err := p.s.pool.Query(ctx, `SELECT user_id, version, doc FROM profiles`)
+func (p *Prefs) Scan(ctx context.Context, parts []int, fn func(*engine.Profile) error) error {
+	sql, args := `SELECT user_id, version, doc FROM profiles`, []any(nil)
+	if parts != nil {
+		sql, args = sql+` WHERE part = ANY($1)`, []any{parts}
+	}
+	rows, err := p.s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return p.s.failed(err)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var user string
-		var version int64
-		var doc []byte
-		if err := rows.Scan(&user, &version, &doc); err != nil {
-			return p.s.failed(err)
-		}
 		pr := new(engine.Profile)
-		if err := readProfile(user, version, doc, pr); err != nil {
+		if err := p.scanned(rows, pr); err != nil {
 			return err
 		}
 		if err := fn(pr); err != nil {
@@ -217,4 +215,39 @@ func (p *Prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error 
 		}
 	}
 	return p.s.failed(rows.Err())
+}
+
+// scanned reads a row of user_id, version and doc.
+func (p *Prefs) scanned(rows pgx.Rows, pr *engine.Profile) error {
+	var user string
+	var version int64
+	var doc []byte
+	if err := rows.Scan(&user, &version, &doc); err != nil {
+		return p.s.failed(err)
+	}
+	return readProfile(user, version, doc, pr)
+}
+
+// GetMany implements users.ProfileStore. It looks each user up in the index of the user's part: LIMIT keeps the planner
+// from reading whole tables for many users.
+func (p *Prefs) GetMany(ctx context.Context, users []string) ([]engine.Profile, error) {
+	return p.list(ctx, `SELECT p.* FROM unnest($1::text[]) AS u CROSS JOIN LATERAL
+		(SELECT user_id, version, doc FROM profiles WHERE part = user_part(u) AND user_id = u LIMIT 1) p`, users)
+}
+
+// Suppressing implements users.ProfileStore.
+func (p *Prefs) Suppressing(ctx context.Context, after string, max int) ([]engine.Profile, error) {
+	return p.list(ctx, `SELECT user_id, version, doc FROM profiles
+		WHERE strpos(doc::text, '"suppressed":{') > 0 AND user_id > $1 ORDER BY user_id LIMIT $2`, after, max)
+}
+
+func (p *Prefs) list(ctx context.Context, sql string, args ...any) (out []engine.Profile, err error) {
+	err = p.s.many(ctx, func(rows pgx.Rows) error {
+		out = append(out, engine.Profile{})
+		return p.scanned(rows, &out[len(out)-1])
+	}, func() { out = nil }, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }

@@ -1,0 +1,127 @@
+package log
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// byOwner assigns partitions by the members' owners and the numbers of the partitions
+// alone. So in groups that have members of the same processes a process gets the same
+// partitions of topics of the same size: the workers of a channel's lanes and retries all
+// need the profiles of the users of their partitions, and the process holds those users
+// once. Members that come or go move few partitions.
+type byOwner struct{ owner string }
+
+// ProtocolName implements kgo.GroupBalancer. A group in which a member does not know it,
+// of an earlier release, balances by cooperative-sticky until that member is gone.
+func (byOwner) ProtocolName() string { return "notifyd-by-owner" }
+
+// IsCooperative implements kgo.GroupBalancer.
+func (byOwner) IsCooperative() bool { return true }
+
+// JoinGroupMetadata implements kgo.GroupBalancer.
+func (b byOwner) JoinGroupMetadata(topics []string, current map[string][]int32, generation int32) []byte {
+	meta := kmsg.NewConsumerMemberMetadata()
+	meta.Version, meta.Topics, meta.Generation, meta.UserData = 3, topics, generation, []byte(b.owner)
+	for topic, partitions := range current {
+		owned := kmsg.NewConsumerMemberMetadataOwnedPartition()
+		owned.Topic, owned.Partitions = topic, partitions
+		meta.OwnedPartitions = append(meta.OwnedPartitions, owned)
+	}
+	slices.SortFunc(meta.OwnedPartitions, func(x, y kmsg.ConsumerMemberMetadataOwnedPartition) int { return cmp.Compare(x.Topic, y.Topic) })
+	return meta.AppendTo(nil)
+}
+
+// ParseSyncAssignment implements kgo.GroupBalancer.
+func (byOwner) ParseSyncAssignment(assignment []byte) (map[string][]int32, error) {
+	return kgo.ParseConsumerSyncAssignment(assignment)
+}
+
+// MemberBalancer implements kgo.GroupBalancer.
+func (b byOwner) MemberBalancer(members []kmsg.JoinGroupResponseMember) (kgo.GroupMemberBalancer, map[string]struct{}, error) {
+	cb, err := kgo.NewConsumerBalancer(b, members)
+	if err != nil {
+		return nil, nil, fmt.Errorf("stream: balance: %w", err)
+	}
+	topics := cb.MemberTopics()
+	return cb, topics, nil
+}
+
+// Balance implements kgo.ConsumerBalancerBalance.
+func (byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.IntoSyncAssignment {
+	plan := cb.NewPlan()
+	for topic, n := range topics {
+		var members []*kmsg.JoinGroupResponseMember
+		var owners []string
+		cb.EachMember(func(m *kmsg.JoinGroupResponseMember, meta *kmsg.ConsumerMemberMetadata) {
+			if slices.Contains(meta.Topics, topic) {
+				// Two members of one owner are told apart by their ids.
+				members, owners = append(members, m), append(owners, string(meta.UserData)+"\x00"+m.MemberID)
+			}
+		})
+		if len(members) == 0 {
+			continue
+		}
+		for p, i := range shareOut(owners, int(n)) {
+			plan.AddPartition(members[i], topic, int32(p))
+		}
+	}
+	plan.AdjustCooperative(cb)
+	return plan
+}
+
+// profileClasses is engine.ProfileParts. A partition's users are in the parts that agree
+// with its number modulo what divides both.
+const profileClasses = 36
+
+// shareOut returns for each of n partitions the index of its owner. Each gets as many as
+// another, or one more. An owner's claim to a partition is a hash of both (rendezvous
+// hashing), the same for partitions whose users the store keeps in the same parts: so an
+// owner has few parts to read.
+func shareOut(owners []string, n int) []int {
+	class := n
+	for b := profileClasses; b != 0; {
+		class, b = b, class%b
+	}
+	least, extra := n/len(owners), n%len(owners)
+	has, out := make([]int, len(owners)), make([]int, n)
+	by := make([]int, len(owners))
+	for c := range class {
+		for i := range by {
+			by[i] = i
+		}
+		slices.SortFunc(by, func(x, y int) int {
+			return cmp.Or(cmp.Compare(claim(owners[y], c), claim(owners[x], c)), cmp.Compare(owners[x], owners[y]))
+		})
+		for p := c; p < n; p += class {
+			i := by[slices.IndexFunc(by, func(i int) bool { return has[i] < least || has[i] == least && extra > 0 })]
+			if has[i] == least {
+				extra--
+			}
+			has[i]++
+			out[p] = i
+		}
+	}
+	return out
+}
+
+// claim is the hash of an owner, without what tells its members apart, and a class.
+func claim(owner string, class int) uint64 {
+	h := fnv.New64a()
+	for i := range len(owner) {
+		if owner[i] == 0 {
+			owner = owner[:i]
+			break
+		}
+	}
+	_, _ = fmt.Fprintf(h, "%s/%d", owner, class)
+	x := h.Sum64() // whose high bits differ little for short texts
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

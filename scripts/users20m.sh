@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Show that a worker's memory grows with its share of the users: 20 million in a database
+# of its own, 4 workers. It uses the servers of make engines. USERS gives another number.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/engines/versions.env
+export NODES=1
+ONLY="kafka postgres" scripts/engines.sh start
+exec go run ./tests/users20m ${USERS:+-users "$USERS"} -kafka "127.0.0.1:$KAFKA_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" "$@"

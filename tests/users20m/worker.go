@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/users"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+// state is a worker's answer to a line of its input: state; collect, which collects
+// garbage before; or decide USER.
+type state struct {
+	Partitions int           // of all topics
+	Loaded     bool          // it holds the users of all of them
+	Held       int           // users
+	RSS        int           // MiB
+	Bytes      float64       // of heap, a user held
+	Load       time.Duration // the latest load
+	OptedOut   bool          // decide: nothing is sent to the user
+}
+
+// member holds the users of the partitions that its groups are given, as a worker of the
+// product does. The topics have no records.
+type member struct {
+	prefs      *users.Service
+	partitions int
+
+	mu       sync.Mutex
+	holdings map[*users.Holding]bool
+}
+
+// Assigned implements log.Handler.
+func (m *member) Assigned(ctx context.Context, tp log.TopicPartition) log.PartitionHandler {
+	h := m.prefs.Hold(notify.Push, m.partitions, tp.Partition)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.holdings[h] = true
+	context.AfterFunc(ctx, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.holdings, h)
+		h.Release()
+	})
+	return ignores{}
+}
+
+type ignores struct{}
+
+func (ignores) Handle(_ context.Context, msgs []*log.Msg) error {
+	for _, m := range msgs {
+		m.Done()
+	}
+	return nil
+}
+
+func heapNow() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// work runs a worker until its input ends, or it is told to.
+func (o *options) work() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	store := rig.Must(postgres.Open(ctx, postgres.Config{DSN: o.postgres, Timeout: 30 * time.Second}))
+	defer func() { _ = store.Close() }()
+	empty := heapNow()
+	m := &member{prefs: rig.Must(users.New(store.Prefs(), users.Config{Shares: true})), partitions: o.partitions, holdings: map[*users.Holding]bool{}}
+	rig.Ok(m.prefs.Load(ctx))
+	inner, stopInner := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopInner()
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = m.prefs.Run(inner) })
+	wg.Go(func() { _ = store.Listen(inner, m.prefs.Wake) })
+	var groups sync.WaitGroup
+	for _, topic := range strings.Split(o.topics, ",") {
+		g := rig.Must(log.NewGroup(log.GroupConfig{Conn: log.Conn{Brokers: []string{o.kafka}}, Group: topic + "-workers", Topics: []string{topic}, Owner: o.owner}, m))
+		groups.Go(func() { rig.Ok(g.Run(ctx)) })
+	}
+	go func() {
+		defer stop()
+		in := bufio.NewScanner(os.Stdin)
+		for in.Scan() {
+			rig.Ok(json.NewEncoder(os.Stdout).Encode(m.answer(ctx, in.Text(), empty)))
+		}
+	}()
+	groups.Wait()
+	stopInner()
+	wg.Wait()
+	return nil
+}
+
+func (m *member) answer(ctx context.Context, line string, empty float64) (s state) {
+	what, user, _ := strings.Cut(line, " ")
+	if what == "decide" {
+		decide := func() users.Action {
+			return m.prefs.Snapshot().Decide([]byte(user), notify.Push, notify.Marketing, time.Now()).Action
+		}
+		if decide() == users.Unknown { // as a worker does with a message of such a user
+			rig.Ok(m.prefs.Fetch(ctx, notify.Push, [][]byte{[]byte(user)}))
+		}
+		s.OptedOut = decide() == users.OptedOut
+		return s
+	}
+	m.mu.Lock()
+	s.Partitions, s.Loaded = len(m.holdings), true
+	for h := range m.holdings {
+		s.Loaded = s.Loaded && h.Loaded()
+	}
+	m.mu.Unlock()
+	s.Held, s.Load = m.prefs.HeldUsers(), m.prefs.LastLoad()
+	if what == "collect" {
+		s.Bytes = (heapNow() - empty) / float64(max(s.Held, 1))
+	}
+	s.RSS = rssOf(os.Getpid())
+	return s
+}
+
+// rssOf is the resident memory of a process in MiB.
+func rssOf(pid int) int {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	fields := strings.Fields(string(b))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.Atoi(fields[1])
+	return pages * os.Getpagesize() >> 20
+}
+
+// child is a worker's process.
+type child struct {
+	*rig.Child
+
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+func spawn(c *exec.Cmd) (*child, error) {
+	c.Stderr = os.Stderr
+	in, err := c.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p, err := rig.Spawn(c)
+	return &child{p, in, bufio.NewScanner(out)}, err
+}
+
+func (c *child) ask(line string) (s state, err error) {
+	if _, err := fmt.Fprintln(c.in, line); err != nil {
+		return s, err
+	}
+	if !c.out.Scan() {
+		return s, fmt.Errorf("a worker does not answer: %w", c.out.Err())
+	}
+	err = json.Unmarshal(c.out.Bytes(), &s)
+	return s, err
+}
+
+func (c *child) stop() error { return c.Stop() }
+
+func (c *child) end() {
+	if !c.Gone() {
+		_ = c.Kill()
+	}
+}
+
+// dropTopics deletes what the run has made in the brokers.
+func (o *options) dropTopics(ctx context.Context, topics []string) {
+	cl, err := kgo.NewClient(kgo.SeedBrokers(o.kafka))
+	if err != nil {
+		return
+	}
+	defer cl.Close()
+	adm := kadm.NewClient(cl)
+	if _, err := adm.DeleteTopics(ctx, topics...); err != nil {
+		fmt.Println("topics are left behind:", err)
+	}
+	_, _ = adm.DeleteGroups(ctx, topics[0]+"-workers", topics[1]+"-workers")
+}
