@@ -94,7 +94,7 @@ var floors = []floor{
 		"pkg/deadletter":  "engine notify api log history setting store",
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
 		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",
-		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile setting",
+		"pkg/archive":     "engine notify deadletter history log internal/killpoint internal/atomicfile setting",
 		"pkg/web":         "notify api term",
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
 		"pkg/load":        "notify api internal/atomicfile log simulator term", // simulator: what its control API says; log: its partitions, for the target kafka; term: which word was meant

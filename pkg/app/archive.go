@@ -6,7 +6,10 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/archive/s3"
+	"github.com/notifyd/notifyd/pkg/conserve"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/metrics"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // openBucket opens the bucket of the archive; nil where none is named.
@@ -31,13 +34,33 @@ func openArchive(ctx context.Context, n *Node) (*archive.Archiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return archive.Open(ctx, archive.Config{
+	var past archive.History
+	if n.own != nil {
+		past = ownHistory{n.own.history}
+	} else {
+		past = archive.OverLog{
+			Offsets: n.admin, Topics: notify.FirstTopics(), Read: conserve.OverLog{Admin: n.admin, Reader: n.reader}.Read,
+			Skipped: func(p history.Part, from, to int64) {
+				n.log.Error("records were removed from the log before they were archived", "partition", p.String(), "from", from, "to", to)
+			},
+		}
+	}
+	a, err := archive.Open(ctx, archive.Config{
 		// The feeds would count as seen by their callers what is archived.
-		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: n.own.history, Status: n.st.status, Meta: n.st.meta,
+		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: past, Shared: n.own == nil, Status: n.st.status, Meta: n.st.meta,
 		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
 		Written: func(kind string, lines int) { metrics.Add(n.metrics.ArchiveLines, lines, kind) },
 		Failed:  func(error) { n.metrics.ArchiveFailures.Inc() },
 	})
+	n.groups.archive = a
+	return a, err
+}
+
+// ownHistory is the history of this process as the archive reads it.
+type ownHistory struct{ *history.Store }
+
+func (h ownHistory) Settled(_ context.Context, before int64) (map[history.Part]int64, error) {
+	return h.Store.Settled(before), nil
 }
 
 // archivePlace is where its files end up.

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,4 +77,54 @@ func TestArchive(t *testing.T) {
 		}
 	}
 	eventually(t, "a doctor that complains", func() bool { f := finding(); return f.Level == "warn" && f.Repair != "" })
+}
+
+// TestArchiveOverServers has two processes over the same servers with an archive: one of them
+// writes it, from the log, and when that one ends the other goes on. What is not archived is
+// not trimmed from the log.
+func TestArchiveOverServers(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	cfg.Archive.Dir = filepath.Join(t.TempDir(), "archive")
+	cfg.Archive.Every, cfg.Archive.After = 20*time.Millisecond, time.Millisecond
+	s := newShared(t, &cfg)
+	n := runAs(t, "all", cfg, seams{servers: s.open})
+	other := runAs(t, "all", cfg, seams{servers: s.open})
+	lines := func(want int) {
+		t.Helper()
+		eventually(t, fmt.Sprint(want, " lines in the archive"), func() bool {
+			ms, err := archive.List(cfg.Archive.Dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := 0
+			for i := range ms {
+				if err := archive.Verify(cfg.Archive.Dir, &ms[i]); err != nil {
+					t.Error(err)
+				}
+				got += ms[i].Lines
+			}
+			if got > want {
+				t.Fatalf("%d lines", got)
+			}
+			return got == want
+		})
+	}
+	send := func(l *life) {
+		t.Helper()
+		if _, err := l.client.Send(t.Context(), push("ann", "hello"), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(n)
+	lines(1)
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	send(other)
+	lines(2)
+	at, err := other.groups.archived(t.Context(), time.Now())
+	if err != nil || sumOf(at, "notifications-push") != 2 {
+		t.Errorf("the log may be trimmed up to %v, %v", at, err)
+	}
 }

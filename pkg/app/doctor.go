@@ -66,7 +66,7 @@ func (d *doctor) look(ctx context.Context) {
 		d.lookAtServers(ctx)
 	}
 	if n.archive != nil {
-		s := n.archive.Status(time.Now())
+		s := n.archive.Status(ctx, time.Now())
 		bad, level := archiveLevel(s)
 		d.Add("archive", bad, level,
 			"make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",

@@ -79,7 +79,10 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	// Before the log: what is sealed says how far the log reached.
 	var archived func() map[history.Part]int64
 	if cfg.Archive.Dir != "" {
-		archived = func() map[history.Part]int64 { return n.archive.Positions() } // asked once the process runs
+		archived = func() map[history.Part]int64 { // asked once the process runs
+			at, _ := n.archive.Positions(context.Background()) // from memory, without an error
+			return at
+		}
 	}
 	n.own.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -27,6 +28,8 @@ type groups struct {
 	shared bool     // other processes have members too: how far they have read is in the log
 	admin  *log.Admin
 	log    *slog.Logger
+
+	archive *archive.Archiver // what it has not read is not trimmed; nil: there is none
 
 	read atomic.Pointer[[]api.GroupLag] // of shared groups, as one process read them last for all
 }

@@ -135,7 +135,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	age, wait := 0.0, 0.0
 	if n.archive != nil {
-		s := n.archive.Status(now)
+		s := n.archive.Status(context.Background(), now)
 		age, wait = s.Age.Seconds(), s.Wait.Seconds()
 	}
 	gauge(descArchive, age)

@@ -68,6 +68,9 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 		for name, run := range n.purges() {
 			ps[name] = n.alone(name, run)
 		}
+		if n.archive != nil {
+			ps["archive"] = n.alone("archive", n.archive.Run)
+		}
 		ps["trim"] = n.alone("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
 	}
 }

@@ -78,8 +78,8 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	if c.SQS.Endpoint != "" && c.SQS.Region == "" {
 		bad("sqs.region", "is empty, but sqs.endpoint is set")
 	}
-	if c.Archive.Dir != "" {
-		bad("archive.dir", "is set: the archive reads the embedded history; with engines: distributed keep rows longer by history.retention")
+	if oldest := c.Archive.After + c.Archive.Every; c.Archive.Dir != "" && c.Kafka.Keep < oldest {
+		bad("kafka.keep", "%s is below archive.after and archive.every, %s together: the archive reads the log", c.Kafka.Keep, oldest)
 	}
 }
 

@@ -46,7 +46,8 @@ func TestServersAreChecked(t *testing.T) {
 	f("sqs: {endpoint: 'http://127.0.0.1:19324'}", "sqs.region: is empty")
 	f("sqs: {region: here, endpoint: 'ftp://x'}", "sqs.endpoint")
 	f("sqs: {region: here, prefix: 'a b'}", `sqs.prefix: "a b"`)
-	f("archive: {dir: /tmp/x}", "archive.dir: is set")
+	f("archive: {dir: /tmp/x}", "")
+	f("archive: {dir: /tmp/x, after: 168h}", "kafka.keep: 168h0m0s is below archive.after and archive.every, 169h0m0s together")
 	replaced := func(old, now, want string) {
 		t.Helper()
 		_, err := loadText(t, strings.Replace(good, old, now, 1))

@@ -51,7 +51,7 @@ const trimEvery = time.Minute
 const keepRead = 30 * 24 * time.Hour
 
 // trim removes records that every group of ours has committed and that are older
-// than keep. Kafka's own retention is off for these topics: it would remove
+// than keep. What is not archived stays for archive.wait longer. Kafka's own retention is off for these topics: it would remove
 // what a paused lane, or a process that is down, has not read.
 func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
 	for ctx.Err() == nil {
@@ -90,6 +90,10 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 	if err != nil {
 		return err
 	}
+	archived, err := gs.archived(ctx, now.Add(-keep))
+	if err != nil {
+		return err
+	}
 	below := map[log.TopicPartition]int64{}
 	for _, kind := range []struct {
 		topics []string
@@ -103,6 +107,9 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 			for _, committed := range done[tp.Topic] {
 				at = min(at, committed[tp]) // 0: this group has read nothing
 			}
+			if until, waits := archived[tp]; waits {
+				at = min(at, until)
+			}
 			// One record stays: its age shows an audit how far the log reaches back.
 			if at--; at > starts[tp] {
 				below[tp] = at
@@ -113,4 +120,21 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 		return nil
 	}
 	return gs.admin.DeleteRecords(ctx, below)
+}
+
+// archived returns, of the topics that the archive reads, the offset below which records from
+// before kept need not wait for it. It is empty where there is no archive.
+func (gs *groups) archived(ctx context.Context, kept time.Time) (map[log.TopicPartition]int64, error) {
+	if gs.archive == nil {
+		return nil, nil
+	}
+	at, err := gs.archive.Positions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	old, err := gs.admin.OffsetsSince(ctx, kept.Add(-gs.archive.Status(ctx, kept).Wait), notify.FirstTopics()...)
+	for tp := range old {
+		old[tp] = max(old[tp], at[history.Part(tp)])
+	}
+	return old, err
 }

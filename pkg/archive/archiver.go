@@ -48,6 +48,9 @@ type Config struct {
 	// Bucket takes the files over: they leave Dir once they are there. nil: they
 	// stay in Dir.
 	Bucket Bucket
+	// Shared: other processes have the archive too, and one of them at a time runs it. Then
+	// Status, Positions and PurgeBefore read the row.
+	Shared bool
 	// Written is told of each file. May be nil.
 	Written func(kind string, lines int)
 	// Failed is told of each run that ended with an error. May be nil.
@@ -65,9 +68,13 @@ type Bucket interface {
 	Put(ctx context.Context, name, file, sum string) error
 }
 
-// History is a *history.Store.
+// History is where outcomes are found: a history.Store, or an OverLog.
 type History interface {
-	Settled(before int64) map[history.Part]int64
+	// Settled returns, of each partition, the offset below which every record is older
+	// than before (ms since 1970).
+	Settled(ctx context.Context, before int64) (map[history.Part]int64, error)
+	// Range calls fn with the envelope of every record of a partition in [from, to); a
+	// partition that from does not name begins at its start.
 	Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
@@ -76,7 +83,8 @@ type History interface {
 type Archiver struct {
 	cfg Config
 
-	unsure bool // of Once alone: a write of the row failed, and may have been done
+	row    []byte // of Once alone: as it is stored
+	unsure bool   // of Once alone: another process may have written the row, or a write of it failed
 
 	mu   sync.Mutex
 	st   state
@@ -118,23 +126,21 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if a.st.Done == 0 { // there is no row: its age counts from now
 		st := a.st
 		st.Done = time.Now().UnixMilli()
-		if err := a.save(ctx, st); err != nil {
+		if err := a.save(ctx, st); err != nil && !errors.Is(err, errMoved) {
 			return nil, err
 		}
 	}
 	return a, nil
 }
 
-// load takes the state of the row on.
-func (a *Archiver) load(ctx context.Context) error {
-	b, err := a.cfg.Meta.GetMeta(ctx, metaKey)
-	if err != nil {
-		return err
+// read returns the state of the row, and the row.
+func (a *Archiver) read(ctx context.Context) (st state, row []byte, err error) {
+	if row, err = a.cfg.Meta.GetMeta(ctx, metaKey); err != nil {
+		return state{}, nil, err
 	}
-	var st state
-	if len(b) > 0 {
-		if err := json.Unmarshal(b, &st); err != nil {
-			return fmt.Errorf("archive: the row of how far it is: %w", err)
+	if len(row) > 0 {
+		if err := json.Unmarshal(row, &st); err != nil {
+			return state{}, nil, fmt.Errorf("archive: the row of how far it is: %w", err)
 		}
 	}
 	// The row leaves out what is empty, and these are written to.
@@ -144,11 +150,28 @@ func (a *Archiver) load(ctx context.Context) error {
 	if st.Pending != nil && st.Pending.Letters == nil {
 		st.Pending.Letters = map[string]uint64{}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.st = st
+	return st, row, nil
+}
+
+// load takes the state of the row on.
+func (a *Archiver) load(ctx context.Context) error {
+	st, row, err := a.read(ctx)
+	if err != nil {
+		return err
+	}
+	a.take(st, row)
 	return nil
 }
+
+func (a *Archiver) take(st state, row []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.st, a.row = st, row
+}
+
+// errMoved says that the row is not as this process left it: another one runs the
+// archive now.
+var errMoved = errors.New("another process has moved the archive on")
 
 // save writes the row and takes the state on.
 func (a *Archiver) save(ctx context.Context, st state) error {
@@ -156,13 +179,15 @@ func (a *Archiver) save(ctx context.Context, st state) error {
 	if err != nil {
 		return err
 	}
-	if err := a.cfg.Meta.PutMeta(ctx, metaKey, b); err != nil {
+	won, err := a.cfg.Meta.SwapMeta(ctx, metaKey, a.row, b)
+	if err == nil && !won {
+		err = errMoved
+	}
+	if err != nil {
 		a.unsure = true
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.st = st
+	a.take(st, b)
 	return nil
 }
 
@@ -172,6 +197,7 @@ const retryAfter = time.Minute
 // Run writes the archive every Config.Every until ctx ends, and returns nil
 // then. A run that fails is tried again.
 func (a *Archiver) Run(ctx context.Context) error {
+	a.unsure = true
 	for {
 		err := a.Once(ctx)
 		if ctx.Err() != nil {
@@ -286,7 +312,10 @@ type Outcome struct {
 // outcomes archives what has settled since the last run.
 func (a *Archiver) outcomes(ctx context.Context, now time.Time) error {
 	from := positions(a.st.History)
-	to := a.cfg.History.Settled(now.Add(-a.cfg.After).UnixMilli())
+	to, err := a.cfg.History.Settled(ctx, now.Add(-a.cfg.After).UnixMilli())
+	if err != nil {
+		return err
+	}
 	for p, at := range from { // a merge may have made what is archived younger
 		to[p] = max(to[p], at)
 	}

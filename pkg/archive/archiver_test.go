@@ -38,7 +38,9 @@ type past struct {
 
 var part = history.Part{Topic: "notifications-sms", Partition: 3}
 
-func (p *past) Settled(int64) map[history.Part]int64 { return map[history.Part]int64{part: p.settled} }
+func (p *past) Settled(context.Context, int64) (map[history.Part]int64, error) {
+	return map[history.Part]int64{part: p.settled}, nil
+}
 
 func (p *past) Range(_ context.Context, from, to map[history.Part]int64, fn func(*notify.Envelope) error) (int, error) {
 	for i := from[part]; i < to[part]; i++ {
@@ -100,7 +102,7 @@ func (w *world) add(t *testing.T, n int) {
 		var rw notify.ReceiverWriter
 		rw.Append(notify.Receiver{User: fmt.Appendf(nil, "user%d", i), Address: []byte("+1")})
 		env := &notify.Envelope{
-			Chunk: notify.Chunk{Base: base(i), Partition: 3}, Caller: "shop", Channel: notify.SMS, Accepted: t0.UnixMilli(),
+			Chunk: notify.Chunk{Base: base(i), Partition: 3}, Caller: "shop", Channel: notify.SMS, Category: notify.Alert, Accepted: t0.UnixMilli(),
 			Count: 1, Receivers: rw.Bytes(),
 		}
 		w.past.envs = append(w.past.envs, env)
@@ -265,7 +267,7 @@ func TestKilled(t *testing.T) {
 				b := w.open(t, nil)
 				once(t, b)
 				w.want(t, 12)
-				if got := b.Status(time.Now()); got.Err != nil || got.Files < 2 {
+				if got := b.Status(t.Context(), time.Now()); got.Err != nil || got.Files < 2 {
 					t.Errorf("%+v", got)
 				}
 			})
@@ -304,11 +306,11 @@ type metaThatFails struct {
 	at int // which write; counted down
 }
 
-func (m *metaThatFails) PutMeta(ctx context.Context, name string, v []byte) error {
+func (m *metaThatFails) SwapMeta(ctx context.Context, name string, old, v []byte) (bool, error) {
 	if m.at--; m.at == 0 {
-		return errors.New("no disk")
+		return false, errors.New("no disk")
 	}
-	return m.Meta.PutMeta(ctx, name, v)
+	return m.Meta.SwapMeta(ctx, name, old, v)
 }
 
 func TestStoreFails(t *testing.T) {
@@ -318,7 +320,7 @@ func TestStoreFails(t *testing.T) {
 		w.add(t, 4)
 		w.meta = &metaThatFails{w.meta, nth}
 		a := w.open(t, nil)
-		if err := a.Once(t.Context()); err == nil || a.Status(time.Now()).Err == nil {
+		if err := a.Once(t.Context()); err == nil || a.Status(t.Context(), time.Now()).Err == nil {
 			t.Errorf("write %d: no error", nth)
 		}
 		w.add(t, 2)
@@ -336,10 +338,10 @@ func TestFolderFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := w.open(t, nil)
-	if err := a.Once(t.Context()); notify.KindOf(err) != notify.KindUnavailable || a.Status(time.Now()).Err == nil {
+	if err := a.Once(t.Context()); notify.KindOf(err) != notify.KindUnavailable || a.Status(t.Context(), time.Now()).Err == nil {
 		t.Errorf("%v", err)
 	}
-	if at := a.Positions()[part]; at != 0 {
+	if at := positionOf(t, a); at != 0 {
 		t.Errorf("archived to %d", at)
 	}
 	if err := os.Remove(w.dir); err != nil {
@@ -347,7 +349,7 @@ func TestFolderFails(t *testing.T) {
 	}
 	once(t, a)
 	w.want(t, 4)
-	if at := a.Positions()[part]; at != 4 {
+	if at := positionOf(t, a); at != 4 {
 		t.Errorf("archived to %d", at)
 	}
 }
@@ -401,13 +403,13 @@ func TestRunRetries(t *testing.T) {
 		go func() { done <- a.Run(ctx) }()
 		time.Sleep(90 * time.Second)
 		synctest.Wait()
-		if failed != 2 || a.Status(time.Now()).Err == nil || a.Status(time.Now()).Age != 90*time.Second {
-			t.Errorf("%d failures, %+v", failed, a.Status(time.Now()))
+		if failed != 2 || a.Status(t.Context(), time.Now()).Err == nil || a.Status(t.Context(), time.Now()).Age != 90*time.Second {
+			t.Errorf("%d failures, %+v", failed, a.Status(t.Context(), time.Now()))
 		}
 		w.past.away.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if s := a.Status(time.Now()); s.Err != nil || s.Age > time.Minute {
+		if s := a.Status(t.Context(), time.Now()); s.Err != nil || s.Age > time.Minute {
 			t.Errorf("%+v", s)
 		}
 		w.want(t, 2)
@@ -507,12 +509,12 @@ type metaUnheard struct {
 	at int // which write; counted down
 }
 
-func (m *metaUnheard) PutMeta(ctx context.Context, name string, v []byte) error {
-	err := m.Meta.PutMeta(ctx, name, v)
+func (m *metaUnheard) SwapMeta(ctx context.Context, name string, old, v []byte) (bool, error) {
+	won, err := m.Meta.SwapMeta(ctx, name, old, v)
 	if m.at--; m.at == 0 {
-		return context.Canceled
+		return false, context.Canceled
 	}
-	return err
+	return won, err
 }
 
 // TestAnswerOfTheStoreIsLost goes on after a write of the row that was done and
@@ -589,4 +591,13 @@ func TestAnswerIsLostAndTheFileTakenAway(t *testing.T) {
 	if n, m := len(w.lines(t, Outcomes)), len(w.lines(t, DeadLetters)); n != 4 || m != 0 {
 		t.Errorf("%d outcomes, and %d dead letters again", n, m)
 	}
+}
+
+func positionOf(t *testing.T, a *Archiver) int64 {
+	t.Helper()
+	at, err := a.Positions(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at[part]
 }

@@ -16,6 +16,11 @@
 // file was taken out of the folder before the row moved on, its lines are written
 // again.)
 //
+// Where several processes have the archive, one of them at a time runs it, and the row is
+// compared and swapped. Each has a folder of its own, or they share one: a file that a
+// killed process left in its own folder is shipped from there later, and its lines are in
+// another one too.
+//
 // A dead letter is archived when it has been indexed, an outcome when its record
 // has settled (Config.After): what a receipt says later is not in it. A receiver
 // that is still open by then is archived as it stands.

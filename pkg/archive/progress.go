@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -21,19 +22,33 @@ type Status struct {
 	Wait time.Duration
 }
 
-// Status returns how far the archive is.
-func (a *Archiver) Status(now time.Time) Status {
+// progress is how far the archive is as far as this process knows.
+func (a *Archiver) progress(ctx context.Context) (state, error) {
+	if a.cfg.Shared {
+		st, _, err := a.read(ctx)
+		return st, err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Status{Files: a.st.Files, Age: now.Sub(time.UnixMilli(a.st.Done)), Err: a.fail, Wait: a.cfg.Wait}
+	return a.st, nil
+}
+
+// Status returns how far the archive is.
+func (a *Archiver) Status(ctx context.Context, now time.Time) Status {
+	st, err := a.progress(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err != nil {
+		st = a.st
+	}
+	return Status{Files: st.Files, Age: now.Sub(time.UnixMilli(st.Done)), Err: cmp.Or(a.fail, err), Wait: a.cfg.Wait}
 }
 
 // Positions is, of each partition, the offset below which everything is
 // archived.
-func (a *Archiver) Positions() map[history.Part]int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return positions(a.st.History)
+func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error) {
+	st, err := a.progress(ctx)
+	return positions(st.History), err
 }
 
 // purgeLook is how many dead letters that are not archived are looked at: with
@@ -43,13 +58,15 @@ const purgeLook = 100_000
 // PurgeBefore is the latest Until, ms since 1970, up to which dead letters may be
 // purged at now: nothing that is not archived, unless Wait is over.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
-	a.mu.Lock()
-	at := maps.Clone(a.st.Letters)
-	a.mu.Unlock()
+	st, err := a.progress(ctx)
+	if err != nil {
+		return 0, err
+	}
+	at := maps.Clone(st.Letters)
 	bound := now.Add(-a.cfg.Wait).UnixMilli()
 	until, looked := now.UnixMilli(), 0
 	enough := errors.New("enough")
-	err := a.eachLetter(ctx, at, func(d *engine.DeadLetter) error {
+	err = a.eachLetter(ctx, at, func(d *engine.DeadLetter) error {
 		until = min(until, d.Until-1)
 		if looked++; looked >= purgeLook || until <= bound {
 			return enough

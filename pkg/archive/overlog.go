@@ -1,0 +1,74 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// OverLog is the History of an archive over a log that keeps its records longer than the
+// archive waits for them. A record that stands in the log twice is archived twice.
+type OverLog struct {
+	Offsets Offsets
+	// Read calls fn with the records of each partition in [from, to).
+	Read   func(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
+	Topics []string
+	// Skipped is told of what was removed from the log before it was archived.
+	Skipped func(p history.Part, from, to int64)
+}
+
+// Offsets is a *log.Admin.
+type Offsets interface {
+	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
+	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
+}
+
+// Settled implements History.
+func (l OverLog) Settled(ctx context.Context, before int64) (map[history.Part]int64, error) {
+	young, err := l.Offsets.OffsetsSince(ctx, time.UnixMilli(before), l.Topics...)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[history.Part]int64, len(young))
+	for tp, at := range young {
+		out[history.Part(tp)] = at
+	}
+	return out, nil
+}
+
+// Range implements History. Each gap of what the log has removed counts as damaged.
+func (l OverLog) Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
+	starts, err := l.Offsets.StartOffsets(ctx, l.Topics...)
+	if err != nil {
+		return 0, err
+	}
+	begin, end := map[log.TopicPartition]int64{}, map[log.TopicPartition]int64{}
+	for p, last := range to {
+		tp := log.TopicPartition(p)
+		first, known := from[p]
+		if start := starts[tp]; first < start {
+			if known && last > first {
+				damaged++
+				l.Skipped(p, first, min(start, last))
+			}
+			first = start
+		}
+		begin[tp], end[tp] = first, last
+	}
+	return damaged, l.Read(ctx, begin, end, func(tp log.TopicPartition, r *log.Record) error {
+		var env notify.Envelope
+		err := notify.DecodeEnvelope(r.Value, &env)
+		switch {
+		case errors.Is(err, notify.ErrNewer):
+			return err // a process of that release goes on with it
+		case err != nil: // lost to damage, or poison
+			damaged++
+			return nil
+		}
+		return fn(&env)
+	})
+}
