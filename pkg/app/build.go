@@ -54,7 +54,11 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.Stalled})
+	lanes := 1 // embedded, where what waits for one fsync shares the next one
+	if cfg.Engines == EnginesDistributed {
+		lanes = 3
+	}
+	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Lanes: lanes, Logger: n.log, Stalled: n.metrics.Stalled})
 	if err := n.followOperators(context.Background()); err != nil {
 		return err
 	}

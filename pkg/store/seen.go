@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -77,8 +78,10 @@ func NewSeen(next engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: next, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Put remembers the outcome rows' keys, then stores the rows. What the filter
-// could not be told of is stored all the same.
+// Put remembers the outcome rows' keys and stores the rows at the same time, and returns
+// when both is done. Its caller acts on a claim only after that, so a key that is stored
+// and not remembered yet is of a claim that nothing was done for. What the filter could
+// not be told of is stored all the same.
 func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
 	for i := range rows {
@@ -86,14 +89,19 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 			ids = append(ids, filterID(k))
 		}
 	}
-	switch {
-	case len(ids) == 0:
-	case s.ask(ctx, "add", func(ctx context.Context) error { return s.filter.Add(ctx, ids) }):
-		s.added.Add(uint64(len(ids)))
-	default:
-		s.missed.Add(uint64(len(ids)))
+	var g sync.WaitGroup
+	if len(ids) > 0 {
+		g.Go(func() {
+			if s.ask(ctx, "add", func(ctx context.Context) error { return s.filter.Add(ctx, ids) }) {
+				s.added.Add(uint64(len(ids)))
+			} else {
+				s.missed.Add(uint64(len(ids)))
+			}
+		})
 	}
-	return s.Status.Put(ctx, rows)
+	err := s.Status.Put(ctx, rows)
+	g.Wait()
+	return err
 }
 
 // Get returns the rows of keys. Those that surely have none are not read.
@@ -209,9 +217,11 @@ func (s *Seen) Stats() SeenStats {
 	}
 }
 
-// filterID names a row in the filter. It is the same in every process and release:
-// another one would not know what an earlier one added.
+// filterID names a row in the filter: the second in which its request was made, then 32 bits
+// of a hash. A filter that is spread over parts spreads it by the upper half, so what
+// is claimed together goes to one or two parts. It is the same in every process and
+// release: another one would not know what an earlier one added.
 func filterID(k *notify.RowKey) uint64 {
 	var b [rowKeyLen]byte
-	return xxhash.Sum64(appendRowKey(b[:0], k))
+	return uint64(k.Chunk.Base.Time().Unix())<<32 | xxhash.Sum64(appendRowKey(b[:0], k))>>32
 }

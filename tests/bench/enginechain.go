@@ -32,7 +32,7 @@ import (
 
 // chainCallers is how many requests are under way at a time, and how many callers the
 // floor has for each server.
-const chainCallers = 64
+const chainCallers = 256
 
 // chainNeed is P11's: what the chain must hold of its floor.
 var chainNeed = ratioOf(0.6)
@@ -262,7 +262,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 	rand.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 	data, each := noise(max(int(m.bytes/max(m.rows, 1)), rowBytes)), max(1, int(m.rows/max(m.writes+m.logged, 1)))
 	bare := &cassandraBench{bench: c.bench, session: c.session}
-	manyOf(ctx, len(kinds), 4*chainCallers, func(i int) {
+	manyOf(ctx, len(kinds), chainCallers, func(i int) {
 		base := notify.NewBase(time.Now())
 		switch q := c.session; kinds[i] {
 		case 'w':

@@ -106,7 +106,9 @@ func TestArchivedIsThere(t *testing.T) {
 
 type noHistory struct{}
 
-func (noHistory) Settled(int64) map[history.Part]int64 { return map[history.Part]int64{} }
+func (noHistory) Settled(context.Context, int64) (map[history.Part]int64, error) {
+	return map[history.Part]int64{}, nil
+}
 
 func (noHistory) Range(context.Context, map[history.Part]int64, map[history.Part]int64, func(*notify.Envelope) error) (int, error) {
 	return 0, nil

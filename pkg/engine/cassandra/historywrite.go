@@ -208,3 +208,8 @@ func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset
 	}
 	return nil
 }
+
+// separateIndex runs statements of different partitions.
+func separateIndex(ctx context.Context, s *Store, stmts []stmt) error {
+	return parallel(len(stmts), func(i int) error { return s.write(ctx, s.clock.now(), stmts[i]) })
+}

@@ -26,14 +26,10 @@ func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// indexSchedule puts a schedule into the lists and lets Purge find it by a fire
-// time, before it is there or is moved to that time.
+// indexSchedule puts a schedule into the lists and lets Purge find it by a fire time.
 func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
-	keeps := scheduleKeeps(s, fireAt)
-	if err := purgeLater(ctx, s, purgeOfSchedules, purgeEntry{fireAt, x.Base[:]}, keeps); err != nil {
-		return err
-	}
-	return addToList(ctx, s, keeps, scheduleEntries(x)...)
+	es := append(scheduleEntries(x), purgeEntry{fireAt, x.Base[:]}.listed(purgeOfSchedules))
+	return addToList(ctx, s, scheduleKeeps(s, fireAt), es...)
 }
 
 // scheduleEntries are the entries of a schedule in the lists of all and of its
@@ -47,75 +43,43 @@ func scheduleEntries(x *engine.Schedule) []listEntry {
 	return es
 }
 
-// indexSchedules is indexSchedule of several, and returns what stores them.
-func indexSchedules(ctx context.Context, s *Store, ss []engine.Schedule) (rows []stmt, err error) {
-	seen := map[notify.Base]bool{}
-	var unindexed []*engine.Schedule
-	for i := range ss {
-		if x := &ss[i]; !seen[x.Base] {
-			seen[x.Base] = true
-			unindexed = append(unindexed, x)
-			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), store.ScheduleRecord.Pack(x), ttl(scheduleKeeps(s, x.FireAt))}})
-		}
-	}
-	return rows, parallel(len(unindexed), func(i int) error { return indexSchedule(ctx, s, unindexed[i], unindexed[i].FireAt) })
-}
-
-// separateIndex runs statements of different partitions.
-func separateIndex(ctx context.Context, s *Store, stmts []stmt) error {
-	return parallel(len(stmts), func(i int) error { return s.write(ctx, s.clock.now(), stmts[i]) })
-}
-
-// Put stores indexes before schedules: one that is there is listed.
+// Put stores a schedule and its entries in the lists at the same time, and returns when
+// all is stored: one that was answered is listed. What is left of one that was not
+// ends with its TTL.
 func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
-	if err := engine.CheckSchedules(ss); err != nil || len(ss) == 0 {
-		return err
-	}
-	rows, err := indexSchedules(ctx, t.s, ss)
-	if err != nil {
-		return err
-	}
-	return separateIndex(ctx, t.s, rows)
-}
-
-// PutScheduled is Schedules.Put and Timers.Put: both or, if the arguments are
-// bad, none. Schedules and timers go into one logged batch, so that once the
-// cluster took it all of it is stored, however the call ends; what takes more
-// than a batch may hold (40 KiB) is stored schedules first, and an error leaves
-// it open how much of it was: a schedule without timers is seen by the
-// reconciler, timers without a schedule there are none.
-func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
-	s := t.s
 	if err := engine.CheckSchedules(ss); err != nil {
 		return err
 	}
+	s, seen := t.s, map[notify.Base]bool{}
+	var todo []*engine.Schedule
+	for i := range ss {
+		if x := &ss[i]; !seen[x.Base] {
+			seen[x.Base] = true
+			todo = append(todo, x)
+		}
+	}
+	return parallel(2*len(todo), func(i int) error {
+		x := todo[i/2]
+		if i%2 == 0 {
+			return indexSchedule(ctx, s, x, x.FireAt)
+		}
+		at := s.clock.now()
+		return s.write(ctx, at, stmt{insertSchedule, []any{x.Base[:], at, store.ScheduleRecord.Pack(x), ttl(scheduleKeeps(s, x.FireAt))}})
+	})
+}
+
+// PutScheduled is Schedules.Put and then Timers.Put, or nothing if the arguments are bad. An
+// error leaves it open how much was stored. Timers without a schedule there are none. A
+// schedule without timers is of a request that was not answered: it is seen by the
+// reconciler. A logged batch of both took Cassandra twice the writes.
+func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
 	}
-	at := s.clock.now()
-	parts, of := timerStmts(s, hotTimers, shards, ts, at)
-	if err := parallel(len(parts), func(i int) error { return noteTimers(ctx, s, hotTimers, parts[i]) }); err != nil {
+	if err := t.Put(ctx, ss); err != nil {
 		return err
 	}
-	all, err := indexSchedules(ctx, s, ss)
-	if err != nil {
-		return err
-	}
-	rows := len(all)
-	for _, p := range parts {
-		all = append(all, of[p]...)
-	}
-	size := 0
-	for i := range all {
-		size += all[i].size()
-	}
-	if size <= maxLogged {
-		return s.writeAll(ctx, at, all...)
-	}
-	if err := separateIndex(ctx, s, all[:rows]); err != nil {
-		return err
-	}
-	return putTimers(ctx, s, hotTimers, shards, ts)
+	return putTimers(ctx, t.s, hotTimers, shards, ts)
 }
 
 // ForgetTimers removes exactly the rows it finds, each by its whole key: a timer

@@ -3,10 +3,13 @@ package redis
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -117,23 +120,20 @@ func (f *Filter) roll(ctx context.Context, part uint64, incomplete int, put func
 	return asInt(at(l, 0)), time.UnixMicro(asInt(at(l, 1))), translate(err)
 }
 
-// each calls fn with the ids of each part, idsPerCall at most.
+// each calls fn with the ids of each part, idsPerCall at most, of all parts at the same time.
 func (f *Filter) each(ids []uint64, fn func(part uint64, at []int) error) error {
 	byPart := make([][]int, f.parts)
 	for i, id := range ids {
 		part := (id >> 32) % f.parts
 		byPart[part] = append(byPart[part], i)
 	}
+	var g errgroup.Group
 	for part, at := range byPart {
-		for len(at) > 0 {
-			n := min(len(at), idsPerCall)
-			if err := fn(uint64(part), at[:n]); err != nil {
-				return err
-			}
-			at = at[n:]
+		for at := range slices.Chunk(at, idsPerCall) {
+			g.Go(func() error { return fn(uint64(part), at) })
 		}
 	}
-	return nil
+	return g.Wait()
 }
 
 // places calls fn with the bits of an id.
@@ -171,6 +171,7 @@ func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 // since when the filter is complete.
 func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error) {
 	maybe = make([]bool, len(ids))
+	var mu sync.Mutex // of what is returned
 	ask := func(part uint64, which []int) error {
 		args := make([]any, 0, 3*len(which)*f.hashes)
 		for _, i := range which {
@@ -185,6 +186,8 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 		if err != nil {
 			return err
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		if since.After(complete) {
 			complete = since
 		}
