@@ -54,14 +54,14 @@ var floors = []floor{
 		"pkg/store":  "codec engine rows notify", // contracts of engine over rows
 	}},
 	{"engines: one technology each", map[string]string{
-		"pkg/engine/memory":     "engine notify rows store",
-		"pkg/engine/pebble":     "notify rows setting store",
-		"pkg/engine/cassandra":  "codec engine notify rows secrets setting store",
-		"pkg/engine/redis":      "engine notify secrets setting",
-		"pkg/engine/postgres":   "engine notify setting",
-		"pkg/engine/sqs":        "engine notify setting",
-		"pkg/engine/faulty":     "engine notify rows",
-		"pkg/archive/s3":        "",
+		"pkg/engine/memory":    "engine notify rows store",
+		"pkg/engine/pebble":    "notify rows setting store",
+		"pkg/engine/cassandra": "codec engine notify rows secrets setting store",
+		"pkg/engine/redis":     "engine notify secrets setting",
+		"pkg/engine/postgres":  "engine notify setting",
+		"pkg/engine/sqs":       "engine notify setting",
+		"pkg/engine/faulty":    "engine notify rows",
+		"pkg/archive/s3":       "",
 	}},
 	{"the log and what follows it", map[string]string{
 		"pkg/log":          "notify internal/killpoint secrets setting",
