@@ -229,8 +229,9 @@ func (j *job) run(alone bool) {
 		return
 	}
 	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
-		j.endWhole(whole, code)
-		j.handedOut()
+		if j.endWhole(whole, code) {
+			j.handedOut()
+		}
 		return
 	}
 	j.mu.Lock()
@@ -292,13 +293,25 @@ func (j *job) readerAt(pos uint32) notify.ReceiverReader {
 	return m.rd
 }
 
-// endWhole ends what has no outcome yet without a call, and tells of it.
-func (j *job) endWhole(s notify.State, code string) {
+// endWhole ends what has no outcome yet without a call, and tells of it. False: the
+// partition is gone.
+func (j *job) endWhole(s notify.State, code string) bool {
+	j.mu.Lock()
+	from := j.doneTo
+	j.mu.Unlock()
+	said, err := j.delivered(from, j.env.Count, func(uint32) bool { return true })
+	if err != nil {
+		return false
+	}
 	info := SettledInfo{Lane: j.p.w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Codes: map[string]int{}}
 	j.mu.Lock()
 	for pos := j.doneTo; pos < j.env.Count; pos++ {
 		state, code := j.unsent(pos, s, code)
-		j.settleLocked(pos, notify.Exception{State: state, Code: code})
+		x := notify.Exception{State: state, Code: code}
+		if told, ok := said[pos]; ok {
+			x, state, code = told, told.State, told.Code
+		}
+		j.settleLocked(pos, x)
 		info.Count++
 		info.States[state]++
 		info.Codes[code]++
@@ -308,6 +321,45 @@ func (j *job) endWhole(s notify.State, code string) {
 	if f := j.p.w.cfg.Events.Settled; f != nil && info.Count > 0 {
 		f(info)
 	}
+	return true
+}
+
+// delivered returns, by position, what receipts say of receivers from one position up to
+// below another that were called before and that a receipt calls delivered; which chooses
+// among them.
+func (j *job) delivered(from, to uint32, which func(pos uint32) bool) (map[uint32]notify.Exception, error) {
+	if j.env.Channel == notify.Push || !j.calledBefore(from) { // of push there are no receipts
+		return nil, nil
+	}
+	var keys []notify.RowKey
+	var of []uint32 // position of each key
+	rd, rec := notify.ReadReceivers(j.env.Receivers), notify.Receiver{}
+	for pos := uint32(0); pos < to && rd.Next(&rec); pos++ {
+		if pos < from || !j.calledBefore(pos) || !which(pos) {
+			continue
+		}
+		targets, _ := notify.Targets(nil, rec.Address) // none: one address of its profile, or damaged, which was told
+		for addr := range max(len(targets), 1) {
+			keys = receiptKeys(keys, &notify.Item{Key: &j.row.Key, Index: rec.Index, Addr: uint8(addr)})
+		}
+		for len(of) < len(keys) {
+			of = append(of, pos)
+		}
+	}
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	rows, err := j.p.rows(keys, j.p.w.cfg.Status.Get)
+	if err != nil {
+		return nil, err
+	}
+	said := map[uint32]notify.Exception{}
+	for k := range rows {
+		if d := &rows[k].Default; d.State == notify.Delivered {
+			said[of[k]] = notify.Exception{Pos: of[k], State: notify.Delivered, Code: d.Code, Provider: d.Provider, Receipt: d.Receipt, Class: notify.ClassReceipt}
+		}
+	}
+	return said, nil
 }
 
 // unsent is the outcome of a receiver that ends without a call, or without a

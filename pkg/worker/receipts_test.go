@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -212,4 +213,55 @@ func (s noReceipts) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row
 		return nil, notify.Unavailable("status", 0, nil)
 	}
 	return s.Status.Get(ctx, keys)
+}
+
+// What ends without a further call was delivered all the same if a receipt of the call before
+// says so: nobody is told that it failed.
+func TestReceiptBeforeAnEnd(t *testing.T) {
+	for name, end := range map[string]func(p *plant, e *notify.Envelope){
+		"its address is suppressed": func(p *plant, _ *notify.Envelope) {
+			_ = p.prefs.Suppress(context.Background(), "ann", notify.SMS, "addr-ann", "code")
+		},
+		"it is cancelled": func(p *plant, _ *notify.Envelope) { p.cancel.age(false, true) },
+		"it expired while the process was down": func(p *plant, _ *notify.Envelope) {
+			p.crash()
+			pass(10 * time.Minute)
+			p.start()
+		},
+	} {
+		for _, delivered := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", delivered ", delivered), func(t *testing.T) {
+				in(t, func(t *testing.T) {
+					p := newPlant(t, smsLane)
+					p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
+						if delivered {
+							p.receipt(item, notify.Delivered, "")
+						}
+						r := cut
+						r.RetryAfter = time.Minute
+						return r, true
+					})
+					e := p.envelope(notify.OTP, "ann")
+					e.Expires = time.Now().Add(5 * time.Minute).UnixMilli()
+					p.send(e)
+					pass(time.Second)
+					end(p, &e)
+					pass(5 * time.Minute)
+					if n := p.prov.count(); n != 1 {
+						t.Errorf("%d calls", n)
+					}
+					want, failed := notify.Delivered, 0
+					if !delivered {
+						want, failed = notify.Unknown, 1
+					}
+					if out := p.state(&e, 0); out.State != want {
+						t.Errorf("%+v, want %v", out, want)
+					}
+					if dead := p.failed(); len(dead) != failed {
+						t.Errorf("failed: %+v", dead)
+					}
+				})
+			})
+		}
+	}
 }

@@ -303,6 +303,27 @@ func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, boo
 	return kept, keptRefs, true
 }
 
+// toldOfEnds replaces the outcomes of receivers that end without a further call where a receipt
+// says that an earlier one reached them. False: the partition is gone.
+func (p *window) toldOfEnds(ex []notify.Exception) bool {
+	if len(ex) == 0 || !p.job.calledBefore(p.lo) {
+		return true
+	}
+	ends := map[uint32]bool{}
+	for k := range ex {
+		if ex[k].State.Terminal() {
+			ends[ex[k].Pos] = true
+		}
+	}
+	said, err := p.job.delivered(p.lo, p.hi, func(pos uint32) bool { return ends[pos] })
+	for k := range ex {
+		if x, ok := said[ex[k].Pos]; ok {
+			ex[k] = x
+		}
+	}
+	return err == nil
+}
+
 // receiptKeys appends the keys of the receipts that could be about an item.
 func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
 	call := *item.Key

@@ -90,6 +90,9 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind)
 		}
 		r.plain[i] = make([]byte, p.hi-p.lo)
 		r.look(i, r.looked)
+		if !p.toldOfEnds(r.ex[i]) {
+			return
+		}
 	}
 	var ok bool
 	if r.call.Items, r.refs, ok = r.told(r.call.Items, r.refs); !ok {
