@@ -77,11 +77,12 @@ type growing struct {
 	lease engine.Lease
 	beats engine.Heartbeats
 
-	mu      sync.Mutex
-	all     []*grown
-	byBase  map[notify.Base]*grown
-	refused int // with spread_unknown
-	late    time.Duration
+	mu     sync.Mutex
+	all    []*grown
+	byBase map[notify.Base]*grown
+	late   time.Duration
+
+	refused atomic.Int64 // with spread_unknown
 }
 
 // proc is one of the processes.
@@ -172,9 +173,7 @@ func (g *growing) settle(err error, x *grown) bool {
 	var e *notify.Error
 	switch {
 	case errors.As(err, &e) && e.Code == "spread_unknown":
-		g.mu.Lock()
-		g.refused++
-		g.mu.Unlock()
+		g.refused.Add(1)
 	case notify.KindOf(err) == notify.KindConflict: // it is due, or was cancelled
 	default:
 		g.t.Errorf("%s: %v", x.base, err)
@@ -253,11 +252,11 @@ func TestTimerShardsGrow(t *testing.T) {
 			t.Errorf("raised again to %s, %v", again, err)
 		}
 		time.Sleep(27 * time.Second)
-		if g.refused > 0 {
-			t.Errorf("%d calls were refused before the number could have changed", g.refused)
+		if n := g.refused.Load(); n > 0 {
+			t.Errorf("%d calls were refused before the number could have changed", n)
 		}
 		time.Sleep(40 * time.Second) // it counts now
-		if g.refused == 0 {
+		if g.refused.Load() == 0 {
 			t.Error("the process that cannot read the number of shards goes on")
 		}
 		late := g.start("late", 4)
@@ -268,10 +267,10 @@ func TestTimerShardsGrow(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		cut.meta.cut.Store(false)
 		time.Sleep(2 * time.Second)
-		before := g.refused
+		before := g.refused.Load()
 		time.Sleep(30 * time.Second)
-		if g.refused != before {
-			t.Errorf("%d calls were refused although the number of shards could be read", g.refused-before)
+		if n := g.refused.Load(); n != before {
+			t.Errorf("%d calls were refused although the number of shards could be read", n-before)
 		}
 		stop()
 		clients.Wait()
@@ -296,7 +295,7 @@ func TestTimerShardsGrow(t *testing.T) {
 				high++
 			}
 		}
-		t.Logf("%d scheduled, %d of them in new shards; latest by %s; %d refused", len(g.all), high, g.late, g.refused)
+		t.Logf("%d scheduled, %d of them in new shards; latest by %s; %d refused", len(g.all), high, g.late, g.refused.Load())
 		if lost > 0 || high < len(g.all)/4 {
 			t.Errorf("%d of %d were never released; %d were in new shards", lost, len(g.all), high)
 		}

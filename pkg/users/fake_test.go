@@ -101,10 +101,11 @@ func (s *store) Scan(_ context.Context, parts []int, fn func(*engine.Profile) er
 			users = append(users, p)
 		}
 	}
-	s.mu.Unlock()
 	s.scanned += len(users)
-	if s.scanning != nil {
-		s.scanning()
+	scanning := s.scanning
+	s.mu.Unlock()
+	if scanning != nil {
+		scanning()
 	}
 	for i := range users {
 		if err := fn(&users[i]); err != nil {
@@ -193,4 +194,11 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// whileScanning has fn called by each Scan once its rows are read.
+func (s *store) whileScanning(fn func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scanning = fn
 }

@@ -142,12 +142,12 @@ func TestPartsThatGoWhileTheyAreLoaded(t *testing.T) {
 		for i := range int32(18) {
 			all = append(all, s.Hold(notify.Push, 18, i))
 		}
-		st.scanning = func() { // of the first part of the store
-			st.scanning = nil
+		st.whileScanning(func() { // of the first part of the store
+			st.whileScanning(nil)
 			for _, h := range all[1:] {
 				h.Release()
 			}
-		}
+		})
 		soon()
 		own := of(names, 18, 0)
 		if !all[0].Loaded() || s.HeldUsers() != len(own) {
@@ -186,7 +186,7 @@ func TestAChangeWhileAPartIsRead(t *testing.T) {
 		names := of(people(t, st, 200), 4, 2)
 		s := sharing(t, st)
 		ann, bob, cyd := names[0], names[1], names[2]
-		st.scanning = func() { // the rows were read
+		st.whileScanning(func() { // the rows were read
 			optOut(t, st, ann, "push")
 			must(t, s.Follow(t.Context()))
 			p := st.users[bob]
@@ -196,7 +196,7 @@ func TestAChangeWhileAPartIsRead(t *testing.T) {
 			must(t, s.Follow(t.Context()))
 			_, err = s.Put(t.Context(), engine.Profile{User: cyd, OptOut: []string{"push"}}) // by this process
 			must(t, err)
-		}
+		})
 		defer s.Hold(notify.Push, 4, 2).Release()
 		soon()
 		if s.action(ann, notify.Push) != OptedOut || s.action(cyd, notify.Push) != OptedOut {
@@ -243,10 +243,10 @@ func TestOptOutBindsAcrossAMove(t *testing.T) {
 		step("nothing moves", func() {})
 		step("the owner lets go", from.Release)
 		step("the next owner loads", func() {
-			st.scanning = func() { optOut(t, st, names[20], "push") }
+			st.whileScanning(func() { optOut(t, st, names[20], "push") })
 			to = b.Hold(notify.Push, 4, 3)
 		})
-		st.scanning = nil
+		st.whileScanning(nil)
 		step("it has loaded", func() {})
 		if !to.Loaded() || sends(b, names[20]) || sends(a, names[20]) || !sends(a, names[21]) || !sends(b, names[21]) {
 			t.Fatal("the move is not done")
@@ -449,7 +449,8 @@ func TestSharesAgainstAMap(t *testing.T) {
 				}
 			}
 		}
-		st.scanning, st.fetching = meanwhile, meanwhile
+		st.fetching = meanwhile
+		st.whileScanning(meanwhile)
 		rt.Repeat(map[string]func(*rapid.T){
 			"hold": func(*rapid.T) {
 				n := rapid.SampledFrom([]int{1, 2, 3, 5}).Draw(rt, "partitions")
