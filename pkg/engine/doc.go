@@ -1,5 +1,6 @@
-// Package engine holds the contracts of everything durable or shared: one file
-// per contract, and checks of what callers pass. An engine (pebble, memory, cassandra,
+// Package engine holds the contracts of what is durable or shared and has several users:
+// one file per contract, and checks of what callers pass. A contract with one user stands
+// with it. An engine (pebble, memory, cassandra,
 // redis, postgres, sqs) implements some of them; pkg/app decides which.
 //
 // A contract is its comments plus its suite: every sentence about what is true

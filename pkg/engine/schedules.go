@@ -120,9 +120,8 @@ type Schedules interface {
 	// their own) is before a time, ms since 1970, and their heads, at most max;
 	// it returns how many.
 	Purge(ctx context.Context, before int64, max int) (int, error)
-	// PutScheduled is Put and Timers.Put, all or none. In an engine of
-	// many machines an error may leave a large call (of many chunks) partly stored,
-	// schedules first: the same call again completes it.
+	// PutScheduled is Put and Timers.Put, all or none. In an engine of many machines an
+	// error may leave it partly stored, schedules first: the same call again completes it.
 	PutScheduled(ctx context.Context, ss []Schedule, shards notify.Spread, ts []Timer) error
 	// ForgetTimers removes rows (FireAt, ID) of Timers and ColdTimers; their hints
 	// stay until the partition is dropped. One that is not there changes nothing.
