@@ -305,8 +305,8 @@ func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, boo
 
 // toldOfEnds replaces the outcomes of receivers that end without a further call where a receipt
 // says that an earlier one reached them. False: the partition is gone.
-func (p *window) toldOfEnds(ex []notify.Exception) bool {
-	if len(ex) == 0 || !p.job.calledBefore(p.lo) {
+func (w *window) toldOfEnds(ex []notify.Exception) bool {
+	if len(ex) == 0 || !w.job.calledBefore(w.lo) {
 		return true
 	}
 	ends := map[uint32]bool{}
@@ -315,7 +315,7 @@ func (p *window) toldOfEnds(ex []notify.Exception) bool {
 			ends[ex[k].Pos] = true
 		}
 	}
-	said, err := p.job.delivered(p.lo, p.hi, func(pos uint32) bool { return ends[pos] })
+	said, err := w.job.delivered(w.lo, w.hi, func(pos uint32) bool { return ends[pos] })
 	for k := range ex {
 		if x, ok := said[ex[k].Pos]; ok {
 			ex[k] = x
