@@ -78,7 +78,7 @@ type QueueDepth struct {
 
 // Queue hands messages to one of its receivers at a time, at least once each.
 // A message received more than the engine's MaxReceives times without an
-// acknowledgement is dead: kept apart, counted by Depth, given to nobody.
+// acknowledgement is dead: kept apart, counted by Depth, handed out no more.
 type Queue interface {
 	// Enqueue stores messages, each durable when it returns nil. After an error
 	// any of them may be stored. A delay out of range is notify.KindInvalid and

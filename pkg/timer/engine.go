@@ -102,7 +102,7 @@ func (e *Engine) addShards() {
 	defer e.mu.Unlock()
 	for len(e.tenures) < spread.Most() {
 		e.tenures = append(e.tenures, nil)
-		e.water = append(e.water, e.now()) // nobody has seen it move since
+		e.water = append(e.water, e.now()) // no look has seen it move since
 	}
 }
 

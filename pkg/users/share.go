@@ -137,7 +137,7 @@ func (g *guests) held(user []byte) (known, ok bool) {
 	return known, ok
 }
 
-// put makes a user a guest and returns those who had to go.
+// put makes a user a guest and returns the users that had to go.
 func (g *guests) put(user string, known bool) (gone []string) {
 	if g.young == nil || len(g.young) >= maxGuests/2 {
 		for old := range g.old {

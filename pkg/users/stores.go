@@ -20,7 +20,7 @@ type ProfileStore interface {
 	// max. A user changed twice may appear once, at its later version. An engine
 	// that lost versions it has shown, as a standby that lacked them does when it
 	// takes over, answers notify.KindUnavailable with engine.CodeRegressed until Version
-	// is called: whoever follows reads all anew.
+	// is called: a follower reads all anew.
 	Changes(ctx context.Context, since uint64, max int) ([]engine.Change, error)
 	// Version returns the version of the latest change.
 	Version(ctx context.Context) (uint64, error)

@@ -213,7 +213,7 @@ func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, s
 
 // Unreachable returns why a notification to a user on a channel would be suppressed now:
 // "opted_out", "suppressed_address" if every address of the profile is, or "" if neither
-// is known. It asks the store for a user whom this process does not hold.
+// is known. It asks the store for a user that this process does not hold.
 func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channel, cat notify.Category) (string, error) {
 	a, dead := s.snap.find([]byte(user), ch, cat, time.Time{}), map[string]bool{}
 	if a.Action == Unknown {

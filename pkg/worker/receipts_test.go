@@ -216,7 +216,7 @@ func (s noReceipts) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row
 }
 
 // What ends without a further call was delivered all the same if a receipt of the call before
-// says so: nobody is told that it failed.
+// says so: its caller is not told that it failed.
 func TestReceiptBeforeAnEnd(t *testing.T) {
 	for name, end := range map[string]func(p *plant, e *notify.Envelope){
 		"its address is suppressed": func(p *plant, _ *notify.Envelope) {

@@ -10,7 +10,7 @@
 //
 // Parts. Profiles lie in engine.ProfileParts tables, by the hash that chooses a user's
 // partition of the log: a worker reads the users of its partitions and few others. The
-// server computes the hash (user_hash), so whoever writes a row puts it where it belongs.
+// server computes the hash (user_hash), so each writer puts a row where it belongs.
 //
 // A primary that is lost. With a synchronous standby what was answered is on the
 // standby; a pool whose DSN names both finds the promoted one by itself, because
