@@ -166,7 +166,10 @@ type wire struct {
 	net.Listener
 	newID   func() string // of a request
 	most    int
-	crowded func() // a connection was closed for another one
+	crowded func()        // a connection was closed for another one
+	idle    time.Duration // how long a connection may wait for the first byte of its first request
+	header  time.Duration // from there: until its header is there
+	request time.Duration // from there: until all of it is there
 
 	mu       sync.Mutex
 	room     *sync.Cond // of mu: a waiting Accept may look again
@@ -176,8 +179,11 @@ type wire struct {
 	byRank   [ranks]list.List // of *wireConn, the one first that is in its rank for longest
 }
 
-func newWire(ln net.Listener, most int, newID func() string, crowded func()) *wire {
-	l := &wire{Listener: ln, newID: newID, most: most, crowded: crowded, bySource: map[netip.Prefix]int{}}
+func newWire(cfg Config, newID func() string, crowded func()) *wire {
+	l := &wire{
+		Listener: cfg.Listener, newID: newID, most: cfg.MaxConns, crowded: crowded, bySource: map[netip.Prefix]int{},
+		idle: cfg.IdleTimeout, header: cfg.ReadHeaderTimeout, request: cfg.ReadTimeout,
+	}
 	l.room = sync.NewCond(&l.mu)
 	return l
 }
@@ -226,6 +232,10 @@ func (l *wire) state(c net.Conn, s http.ConnState) {
 	if s == http.StateActive || s == http.StateIdle {
 		l.move(w, s == http.StateActive, w.caller.Load())
 	}
+	if s == http.StateActive && !w.begun {
+		w.begun = true
+		_ = w.Conn.SetReadDeadline(w.first.Add(l.request)) // net/http set it from when it accepted the connection
+	}
 	w.mu.Lock()
 	w.asked, w.answered = s == http.StateActive, false
 	w.mu.Unlock()
@@ -254,6 +264,10 @@ type wireConn struct {
 	answered bool // and its answer begun
 	over     bool // by cut
 
+	// Used by net/http's goroutine of the connection alone.
+	first time.Time // when its first byte came
+	begun bool      // its first request has a header
+
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
@@ -262,6 +276,25 @@ type wireConn struct {
 	rank  rank
 	since time.Time
 	place *list.Element
+}
+
+// Read lets a new connection wait for its first byte as long as one waits between two
+// requests. For net/http the time for the header begins when a connection is accepted, but
+// clients open connections ahead and keep them (Go's own does): a request that was sent on
+// one just when that time was over would find it closed.
+func (c *wireConn) Read(p []byte) (int, error) {
+	if !c.first.IsZero() {
+		return c.Conn.Read(p)
+	}
+	if err := c.Conn.SetReadDeadline(time.Now().Add(c.wire.idle)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	c.first = time.Now()
+	if err != nil {
+		return n, err
+	}
+	return n, c.Conn.SetReadDeadline(c.first.Add(c.wire.header))
 }
 
 // Write notes that the answer has begun: cut sends none into it.

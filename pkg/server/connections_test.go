@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,7 +166,7 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 	t.Parallel()
 	ln := newPipes()
 	closed := 0
-	l := newWire(ln, 8, func() string { return "" }, func() { closed++ })
+	l := newWire(Config{Listener: ln, MaxConns: 8}, func() string { return "" }, func() { closed++ })
 	accept := func(ip string) *wireConn {
 		t.Helper()
 		client, server := net.Pipe()
@@ -208,12 +209,56 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 	}
 }
 
+// A connection that was opened ahead takes a first request as one between two requests does,
+// and from its first byte on that request has all the time a request has.
+func TestAConnectionOpenedAheadIsKept(t *testing.T) {
+	t.Parallel()
+	head := "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer TOKEN\r\nContent-Length: 100\r\n\r\n"
+	body := strings.Repeat("x", 100)
+	// f sends the parts, each after so many seconds, and reads until the connection is closed.
+	f := func(name string, want time.Duration, answer string, parts ...any) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			ln, _, stop := pipeServer(t, newWorld(), Config{})
+			tok := token(t, "shop", api.ScopeSend)
+			c := ln.dial()
+			start := time.Now()
+			go func() {
+				for _, p := range parts {
+					switch p := p.(type) {
+					case int:
+						time.Sleep(time.Duration(p) * time.Second)
+					case string:
+						_, _ = io.WriteString(c, strings.ReplaceAll(p, "TOKEN", tok))
+					}
+				}
+			}()
+			got, _ := io.ReadAll(c)
+			if took := time.Since(start); took != want {
+				t.Errorf("%s: closed after %v, want %v", name, took, want)
+			}
+			if !strings.Contains(string(got), answer) {
+				t.Errorf("%s: answered %q", name, got)
+			}
+			c.Close()
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	f("nothing is sent", time.Minute, "")
+	f("a request after 30 s", 30*time.Second, "201 Created", 30, head+body)
+	f("its header takes 4 s, its body 10 s", 44*time.Second, "201 Created", 30, head[:40], 4, head[40:], 10, body)
+	f("its header does not end", 35*time.Second, "", 30, head[:40])
+	f("its body does not come", 45*time.Second, api.CodeBodyTimeout, 30, head)
+}
+
 // Accept ends when the listener is closed while it waits for room.
 func TestAcceptEndsWhileItWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ln := newPipes()
-		l := newWire(ln, 1, nil, func() {})
+		l := newWire(Config{Listener: ln, MaxConns: 1}, nil, func() {})
 		go ln.dial()
 		c, err := l.Accept()
 		if err != nil {

@@ -134,7 +134,7 @@ func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)
 	admin.WriteTimeout = maxProfile
-	ln := newWire(s.cfg.Listener, s.cfg.MaxConns, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
+	ln := newWire(s.cfg, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
 	main.ConnState, main.ConnContext = ln.state, withConn
 
 	// Serving does not end with ctx but with the drain.

@@ -91,7 +91,7 @@ func (b *bench) start(ctx context.Context, cfg app.Config, role string, prepare 
 
 func client(url, token string) *api.Client {
 	return &api.Client{
-		BaseURL: url, HTTPClient: &http.Client{Transport: api.NewTransport(0)},
+		BaseURL: url, HTTPClient: &http.Client{Transport: api.NewTransport(chainCallers)},
 		Token: func(context.Context) (string, error) { return token, nil },
 	}
 }
