@@ -71,3 +71,30 @@ func TestOneProcessFindsOutForAll(t *testing.T) {
 		})
 	}
 }
+
+// TestTheLatestFigureCounts: a finder that was paused and beats still does not hide what its
+// successor told.
+func TestTheLatestFigureCounts(t *testing.T) {
+	t.Parallel()
+	for _, names := range [][2]string{{"a", "b"}, {"b", "a"}} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &Figure[int]{Beats: memory.NewHeartbeats(), Name: "lag"}
+			for i, owner := range names {
+				if _, err := f.Beats.Beat(t.Context(), f.group(), owner, fmt.Sprint(i), figureTTL); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			err := f.Follow(func(v int) {
+				if v != 1 {
+					t.Errorf("%v: told %d", names, v)
+				}
+				stop()
+			})(ctx)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

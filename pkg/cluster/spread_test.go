@@ -333,3 +333,37 @@ func TestSpread(t *testing.T) {
 		}
 	}
 }
+
+// racedMeta loses the first swap to another process that raises the number to 64.
+type racedMeta struct {
+	engine.Meta
+	raced bool
+}
+
+func (m *racedMeta) SwapMeta(ctx context.Context, name string, old, new []byte) (bool, error) {
+	if !m.raced {
+		m.raced = true
+		if _, err := RaiseSpread(ctx, m.Meta, name, 64, time.Now()); err != nil {
+			return false, err
+		}
+	}
+	return m.Meta.SwapMeta(ctx, name, old, new)
+}
+
+// TestTwoRaiseASpread: of two that raise at the same time the second goes by what the first
+// has stored.
+func TestTwoRaiseASpread(t *testing.T) {
+	t.Parallel()
+	for to, want := range map[int]int{32: 64, 64: 64} {
+		m := &racedMeta{Meta: memory.New().Meta()}
+		if s, err := RaiseSpread(t.Context(), m, spreadRow, to, time.Now()); err != nil || s.Most() != want {
+			t.Errorf("raised to %d: %s, %v", to, s, err)
+		}
+	}
+	m := &racedMeta{Meta: memory.New().Meta()}
+	s, err := RaiseSpread(t.Context(), m, spreadRow, 128, time.Now())
+	stored, read := ReadSpread(t.Context(), m, spreadRow)
+	if err != nil || read != nil || stored.Most() != 128 || s.String() != stored.String() {
+		t.Errorf("raised to %s, %v; stored is %s, %v", s, err, stored, read)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -39,8 +40,13 @@ func of(names []string, partitions int, n int32) (out []string) {
 
 // sharing runs a Service of a process that shares the users with others.
 func sharing(t *testing.T, st ProfileStore) *Service {
+	return sharingAndSaying(t, st, nil)
+}
+
+// sharingAndSaying is sharing with a logger.
+func sharingAndSaying(t *testing.T, st ProfileStore, log *slog.Logger) *Service {
 	t.Helper()
-	s, err := New(st, Config{Shares: true})
+	s, err := New(st, Config{Shares: true, Log: log})
 	must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -131,14 +137,32 @@ func TestAProcessHoldsTheUsersOfItsPartitions(t *testing.T) {
 	})
 }
 
+// logged calls fn at each record.
+type logged struct {
+	slog.Handler
+	fn func()
+}
+
+func (l logged) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l logged) Handle(context.Context, slog.Record) error { l.fn(); return nil }
+
 // The first of many processes that start is assigned all partitions for a moment: it
 // reads no more than it still has when it comes to read it, and holds that alone.
 func TestPartsThatGoWhileTheyAreLoaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newStore()
 		names := people(t, st, 3600)
-		s := sharing(t, st)
 		var all []*Holding
+		said := false
+		s := sharingAndSaying(t, st, slog.New(logged{slog.DiscardHandler, func() { // before it looks again
+			said = true
+			for _, h := range all[1:] {
+				if h.Loaded() {
+					t.Errorf("partition %d counts as loaded and was not read", h.part.n)
+				}
+			}
+		}}))
 		for i := range int32(18) {
 			all = append(all, s.Hold(notify.Push, 18, i))
 		}
@@ -150,6 +174,9 @@ func TestPartsThatGoWhileTheyAreLoaded(t *testing.T) {
 		})
 		soon()
 		own := of(names, 18, 0)
+		if !said {
+			t.Error("the log does not say that profiles were loaded")
+		}
 		if !all[0].Loaded() || s.HeldUsers() != len(own) {
 			t.Errorf("loaded %v, %d users are held, want %d", all[0].Loaded(), s.HeldUsers(), len(own))
 		}
@@ -335,6 +362,55 @@ func TestStrangersAreBounded(t *testing.T) {
 			if a := s.action(u, notify.Push); a != Send {
 				t.Fatalf("%s of the own share is %v", u, a)
 			}
+		}
+	})
+}
+
+// A profile that was fetched and had to go again before it was applied is not known.
+func TestAStrangerThatHadToGoIsNotKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newStore()
+		ann := people(t, st, 1)[0]
+		optOut(t, st, ann, "push")
+		s := sharing(t, st)
+		st.fetching = func() { // many others were fetched meanwhile
+			s.applyMu.Lock()
+			defer s.applyMu.Unlock()
+			for i := range 2 * maxGuests {
+				s.invite(fmt.Sprint("other-", i), true)
+			}
+		}
+		must(t, s.Fetch(t.Context(), notify.Push, [][]byte{[]byte(ann)}))
+		if a := s.action(ann, notify.Push); a != Unknown {
+			t.Errorf("%v: sent to a user who opted out", a)
+		}
+	})
+}
+
+// While another part is read, a user of a part that was let go is not known: changes of
+// that user are not kept any more.
+func TestAPartThatIsLetGoIsNotKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newStore()
+		names := people(t, st, 200)
+		ann := of(names, 4, 1)[0]
+		s := sharing(t, st)
+		gone := s.Hold(notify.Push, 4, 1)
+		soon()
+		read := false
+		st.whileScanning(func() {
+			read = true
+			optOut(t, st, ann, "push")
+			must(t, s.Follow(t.Context()))
+			if a := s.action(ann, notify.Push); a == Send {
+				t.Errorf("%v: sent to a user who opted out", a)
+			}
+		})
+		gone.Release()
+		defer s.Hold(notify.Push, 4, 2).Release()
+		soon()
+		if !read {
+			t.Error("nothing was read")
 		}
 	})
 }
