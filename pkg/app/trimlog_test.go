@@ -1,7 +1,9 @@
 package app
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -90,6 +92,41 @@ func TestTrimsOnlyWhatIsRead(t *testing.T) {
 	rep, err := n.client.Conservation(ctx, time.Time{})
 	if err != nil || rep.Drift != 0 || rep.Accepted != 10 || rep.Terminal != 10 {
 		t.Errorf("%+v, %v", rep, err)
+	}
+}
+
+// TestTrimWaitsForTheArchive: a record that every group has read stays until it is archived,
+// but no longer than archive.wait.
+func TestTrimWaitsForTheArchive(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	cfg.Log.Partitions = map[string]int{"push": 1, "sms": 1, "email": 1}
+	cfg.Archive.Dir = filepath.Join(t.TempDir(), "archive") // it begins with what is a day old
+	n := runAs(t, "all", cfg, seams{servers: newShared(t, &cfg).open})
+	ctx := t.Context()
+	lane, _ := notify.ParseLane("push")
+	for i := range 10 {
+		if _, err := n.client.Send(ctx, push(fmt.Sprint("user-", i), "hello"), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "all groups have committed", func() bool {
+		for _, group := range []string{lane.Group(), history.WritersGroup} {
+			if at, err := n.admin.Committed(ctx, group); err != nil || sumOf(at, lane.Topic()) != 10 {
+				return false
+			}
+		}
+		return true
+	})
+	for _, c := range []struct {
+		after  time.Duration
+		begins int64
+	}{{0, 0}, {n.cfg.Archive.Wait, 9}} {
+		err := n.groups.trimOnce(ctx, cfg.Kafka.Keep, time.Now().Add(cfg.Kafka.Keep+c.after+time.Hour))
+		at, err2 := n.admin.StartOffsets(ctx, lane.Topic())
+		if err := errors.Join(err, err2); err != nil || sumOf(at, lane.Topic()) != c.begins {
+			t.Errorf("%s later: the log begins at %d of 10, want %d; %v", c.after, sumOf(at, lane.Topic()), c.begins, err)
+		}
 	}
 }
 
