@@ -81,7 +81,7 @@ type Config struct {
 		Shards      int           `koanf:"shards" default:"16" min:"1" max:"4096" doc:"partitions of each minute; with engines: distributed 64 unless set; a store keeps the number it was first started with; with engines: distributed, notifyd migrate up raises it while processes run"`
 		MaxDelay    time.Duration `koanf:"max_delay" default:"8784h" above:"0" doc:"how far ahead notifications and triggers may be scheduled"`
 		Jitter      time.Duration `koanf:"jitter" default:"5s" min:"0" max:"1h" doc:"largest spread of scheduled notifications and triggers: later only, at most a tenth of the delay; never otp, alert or exact"`
-		CatchUpRate int           `koanf:"catch_up_rate" default:"20000" min:"1" doc:"timers a second released of what came due while the process was away"`
+		CatchUpRate int           `koanf:"catch_up_rate" default:"20000" min:"1" doc:"timers a second released of what came due while no process released them, over all processes"`
 	} `koanf:"timers"`
 
 	Triggers struct {

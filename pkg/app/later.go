@@ -56,7 +56,7 @@ func (n builder) buildLater() error {
 		return err
 	}
 	l.queue = queue
-	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{})
+	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{Share: func() float64 { return l.timers.Share() }})
 	tc := timer.Config{
 		Store: n.st.timers, Schedules: n.st.schedules, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
 		Owner: n.owner, Spread: n.shards.Now, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,

@@ -138,14 +138,14 @@ func (t *tenure) tallySpan(ctx context.Context, s span) error {
 	return nil
 }
 
-// pace hands the backlog of all shards on, the earliest due first, at the
-// configured rate.
+// pace hands the backlog of all shards on, the earliest due first, at this engine's
+// share of the configured rate.
 func (r *releaser) pace(ctx context.Context, out chan<- []*entry) {
-	// Twenty batches a second at most: smooth enough for whoever receives them.
-	size := max(1, min(r.cfg.Batch, r.cfg.CatchUpRate/20))
 	free := r.clock() // when the next one may go
 	for ctx.Err() == nil {
-		batch := r.earliest(size)
+		rate := max(float64(r.cfg.CatchUpRate)*r.Share(), 1)
+		// Twenty batches a second at most: smooth enough for the log and the delay queue.
+		batch := r.earliest(max(1, min(r.cfg.Batch, int(rate/20))))
 		if len(batch) == 0 {
 			select {
 			case <-r.late:
@@ -157,7 +157,7 @@ func (r *releaser) pace(ctx context.Context, out chan<- []*entry) {
 		if !notify.Sleep(ctx, free-r.clock()) {
 			return
 		}
-		free += time.Duration(len(batch)) * time.Second / time.Duration(r.cfg.CatchUpRate)
+		free += time.Duration(float64(len(batch)) / rate * float64(time.Second))
 		select {
 		case out <- batch:
 		case <-ctx.Done():

@@ -345,3 +345,71 @@ func TestRefusedInTheBacklog(t *testing.T) {
 		r.crash()
 	})
 }
+
+// Engines share the rate of the catch-up: three together release no more than one alone
+// may, also while one dies and while another joins, and all of it again once the shards
+// of the dead one have other owners.
+func TestEnginesShareTheCatchUpRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const perSecond = 400
+		s := backlogSim(t, 80_000, func(c *Config) { c.CatchUpRate = perSecond; c.Shards = 12 })
+		s.keeps = false // shards go to the engines that should have them
+		defer s.close()
+		// caught counts what is released of the backlog in each of so many seconds.
+		caught := func(seconds int) (each []int) {
+			for range seconds {
+				was := s.caught()
+				wait(time.Second)
+				each = append(each, s.caught()-was)
+			}
+			return each
+		}
+		within := func(when string, each []int) {
+			t.Helper()
+			for _, n := range each {
+				// In one second what was saved up (100 ms) and a batch of each engine on top.
+				if n > perSecond*13/10 {
+					t.Errorf("%s: %d in one second of %v at %d a second", when, n, each, perSecond)
+				}
+			}
+			if n := sum(each); n > perSecond*len(each)+perSecond/2 {
+				t.Errorf("%s: %d in %d s at %d a second", when, n, len(each), perSecond)
+			}
+		}
+		full := func(when string, each []int) {
+			t.Helper()
+			within(when, each)
+			if n := sum(each); n < perSecond*len(each)*9/10 {
+				t.Errorf("%s: only %d in %d s at %d a second: %v", when, n, len(each), perSecond, each)
+			}
+		}
+		s.start("a")
+		full("alone", caught(5))
+		s.start("b")
+		c := s.start("c")
+		within("while shards move", caught(60))
+		if owners := s.owners(); len(owners) != 3 {
+			t.Fatalf("owners %v", owners)
+		}
+		full("three", caught(10))
+		c.crash()
+		within("after a death", caught(15))
+		full("when its shards have owners", caught(10))
+		s.start("d")
+		within("a newcomer", caught(30))
+	})
+}
+
+// caught is how many timers were released by the catch-up.
+func (s *sim) caught() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.late[CatchUp])
+}
+
+func sum(of []int) (n int) {
+	for _, k := range of {
+		n += k
+	}
+	return n
+}

@@ -63,7 +63,8 @@ type Config struct {
 	MaxBytes   int `default:"128MiB"` // their payload, in bytes
 
 	// What was due more than CatchUpAfter before an engine came to load it is
-	// released by a lane of its own, in due order, so many a second.
+	// released by a lane of its own, in due order, so many a second. The rate is that of
+	// all engines together: each has the part of it that it owns of the shards.
 	CatchUpAfter      time.Duration `default:"10s"`   // at least 2 s more than a take-over lasts
 	CatchUpRate       int           `default:"20000"` // timers a second
 	CatchUpPublishers int           `default:"2"`     // its Publish calls at once

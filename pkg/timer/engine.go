@@ -121,6 +121,19 @@ func (e *Engine) tenureLocked(n uint16) *tenure {
 	return e.tenures[n]
 }
 
+// Share returns this engine's part of what all engines may do together, from 0 to 1: the
+// part of the shards that it owns. A shard has one owner at most, so the parts of all
+// engines never add up to more than 1, whichever engine starts, stops or is cut off.
+func (e *Engine) Share() float64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.shareLocked()
+}
+
+func (e *Engine) shareLocked() float64 {
+	return float64(e.owned) / float64(max(len(e.tenures), 1))
+}
+
 // Park stores timers; nil means that each is durable in a place where its
 // shard's owner will find it. One whose time has passed is released at once.
 // After an error any of them may be stored: the caller parks them again.

@@ -70,7 +70,7 @@ type Backlog struct {
 	Left     int64   // timers counted and not released
 	Counting bool    // Left will grow: not all of it is counted
 	Rate     float64 // releases a second lately; 0: not known yet
-	Limit    float64 // the configured rate
+	Limit    float64 // this engine's share of the configured rate
 	// ETA is how long the rest will take: at Rate, or at Limit as long as that
 	// is not known.
 	ETA time.Duration
@@ -95,7 +95,7 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.Pending = e.pendingLocked()
-	s.Backlog.Limit = float64(e.cfg.CatchUpRate)
+	s.Backlog.Limit = float64(e.cfg.CatchUpRate) * e.shareLocked()
 	for n, t := range e.tenures {
 		if t == nil && !e.members.watchesLocked(uint16(n)) {
 			continue

@@ -447,7 +447,8 @@ func TestOnTimeBesideBacklog(t *testing.T) {
 func TestBacklogPace(t *testing.T) {
 	in(t, func(t *testing.T) {
 		q := newHeapQueue(10)
-		publish := ToBacklog(q, BacklogPace{Deep: 1000, Slow: 100})
+		// This process owns a quarter of the shards.
+		publish := ToBacklog(q, BacklogPace{Deep: 1000, Slow: 400, Share: func() float64 { return 0.25 }})
 		batch := make([]engine.Timer, 100)
 		for i := range batch {
 			batch[i] = engine.Timer{Kind: TimerKind, FireAt: time.Now().UnixMilli(), Payload: []byte("x")}

@@ -36,7 +36,9 @@ func ToQueue(q engine.Queue) func(ctx context.Context, ts []engine.Timer) error 
 // zero value of a number means its default.
 type BacklogPace struct {
 	Deep int // messages in the backlog lane from which on it is slow: 5,000, what a dispatcher keeps of one caller
-	Slow int // triggers a second then: 2,000
+	Slow int // triggers a second then, over all processes: 2,000
+	// Share returns this process's part of Slow, from 0 to 1. Nil: all of it.
+	Share func() float64
 }
 
 // ToBacklog is ToQueue for what is caught up after an outage: its messages go
@@ -44,15 +46,21 @@ type BacklogPace struct {
 // they go slowly, and never not at all: timers of other kinds wait behind them.
 func ToBacklog(q engine.Queue, pace BacklogPace) func(ctx context.Context, ts []engine.Timer) error {
 	b := backlogger{q: q, deep: or(pace.Deep, 5000)}
-	slow := or(pace.Slow, 2000)
-	b.slow = rate.NewLimiter(rate.Limit(slow), max(slow/10, 1))
+	b.pace = or(pace.Slow, 2000)
+	b.slow = rate.NewLimiter(rate.Limit(b.pace), max(b.pace/10, 1))
+	b.share = func() float64 { return 1 }
+	if pace.Share != nil {
+		b.share = pace.Share
+	}
 	return b.publish
 }
 
 type backlogger struct {
-	q    engine.Queue
-	deep int
-	slow *rate.Limiter
+	q     engine.Queue
+	deep  int
+	pace  int // BacklogPace.Slow
+	share func() float64
+	slow  *rate.Limiter
 
 	mu   sync.Mutex
 	left int // messages until the lane may be deep, as of the last look
@@ -67,6 +75,8 @@ func (b *backlogger) publish(ctx context.Context, ts []engine.Timer) error {
 		ms[i].Backlog = true
 	}
 	if !b.fits(ctx, len(ms)) {
+		// Not 0: what this process took over a moment ago must not wait for ever.
+		b.slow.SetLimit(rate.Limit(float64(b.pace) * max(b.share(), 0.001)))
 		for n := len(ms); n > 0; n -= b.slow.Burst() {
 			if err := b.slow.WaitN(ctx, min(n, b.slow.Burst())); err != nil {
 				return err
