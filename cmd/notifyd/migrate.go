@@ -75,6 +75,8 @@ func printMigrations(w io.Writer, ms []app.Migration) (pending int) {
 		case !m.Applied:
 			pending++
 			state = "missing"
+		case m.At.After(time.Now()):
+			state = "from " + m.At.UTC().Format(time.RFC3339)
 		case !m.At.IsZero():
 			state = "since " + m.At.UTC().Format(time.RFC3339)
 		}

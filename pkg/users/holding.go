@@ -42,9 +42,11 @@ type Holding struct {
 
 // Hold makes this process hold the profiles of the users whose partition is n of so many
 // on a channel, until Release is called: Run loads them. It does not wait. Without
-// Config.Shares all users are held anyway.
+// Config.Shares all users are held anyway. A partition that was added after partitions
+// were counted, so that n is not below partitions, has no users that are known ahead: they
+// are fetched.
 func (s *Service) Hold(ch notify.Channel, partitions int, n int32) *Holding {
-	if !s.cfg.Shares {
+	if !s.cfg.Shares || int(n) >= partitions {
 		return nil
 	}
 	h := &Holding{s: s, part: part{ch, partitions, n}}

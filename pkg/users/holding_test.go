@@ -79,6 +79,32 @@ func optOut(t testing.TB, st *store, user string, out ...string) {
 	must(t, err)
 }
 
+// TestAPartitionThatWasAddedHoldsNoUsers: a topic may get more partitions than the process
+// found at its start. Which users are in them it does not know: their profiles are fetched.
+func TestAPartitionThatWasAddedHoldsNoUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newStore()
+		names := people(t, st, 100)
+		s := sharing(t, st)
+		known, added := s.Hold(notify.Push, 4, 3), s.Hold(notify.Push, 4, 7)
+		soon()
+		if users := of(names, 4, 3); s.HeldUsers() != len(users) || !known.Loaded() || !added.Loaded() {
+			t.Fatalf("%d users are in memory, want %d; loaded: %v, %v", s.HeldUsers(), len(users), known.Loaded(), added.Loaded())
+		}
+		user := of(names, 8, 7)[0]
+		known.Release()
+		added.Release()
+		soon()
+		if a := s.action(user, notify.Push); a != Unknown {
+			t.Fatalf("%s is %v before its profile was fetched", user, a)
+		}
+		must(t, s.Fetch(t.Context(), notify.Push, [][]byte{[]byte(user)}))
+		if a := s.action(user, notify.Push); a == Unknown {
+			t.Fatalf("%s is unknown after its profile was fetched", user)
+		}
+	})
+}
+
 func TestAProcessHoldsTheUsersOfItsPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := newStore()

@@ -26,7 +26,9 @@ func (in *Input) limits(lines []Line) []Limit {
 			return "replicas were not counted: " + l.SustainedHow + "; deleting each row when it is done writes as often again"
 		},
 		"timer_shards": func(l *Line) string {
-			return fmt.Sprintf("one partition takes the writes of its whole minute on one set of replicas, however many nodes there are: %s; notifyd migrate up raises timers.shards without a stop", l.SustainedHow)
+			each := in.PartitionRows / 60
+			return fmt.Sprintf("one partition takes the writes of its whole minute on one set of replicas, however many nodes there are: %s; raise timers.shards, without a stop by notifyd migrate up, before each has %s scheduled rows a second: 64 hold to %s/s, 256 to %s/s",
+				l.SustainedHow, Number(each), Number(64*each), Number(256*each))
 		},
 		"release_owners": func(l *Line) string { return "one leader reads and publishes all: " + l.SustainedHow },
 	}
