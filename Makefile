@@ -127,6 +127,10 @@ faults: go ## Kill, empty, pause and cut off those servers, and processes, under
 rolling: go ## Restart every process over those servers, one after the other, under load; ROUNDS=3
 	@ROUNDS='$(ROUNDS)' scripts/rolling.sh
 
+.PHONY: growth
+growth: go ## Raise the number of timer shards of three processes over those servers, under load; FROM=16 TO=256
+	@FROM='$(FROM)' TO='$(TO)' scripts/growth.sh
+
 .PHONY: users20m
 users20m: go ## Show over those servers what 4 workers hold of 20 million users, and that opt-outs bind (6 GB of disk); USERS=2000000
 	@USERS='$(USERS)' scripts/users20m.sh

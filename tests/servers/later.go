@@ -77,7 +77,7 @@ func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Ti
 
 // sentEarly counts pushes that a provider was sent before they were due.
 func (c *cluster) sentEarly(ctx context.Context, d rig.Dues) int64 {
-	early := rig.Must(c.v.SentEarly(ctx, d))
+	early, _ := rig.Must2(c.v.SentEarly(ctx, d))
 	for _, x := range early {
 		fmt.Printf("  early: %s was sent %s before it was due\n", x.ID, x.By)
 	}

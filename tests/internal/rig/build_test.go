@@ -7,7 +7,7 @@ import (
 
 func TestMutantsFitTheirFiles(t *testing.T) {
 	t.Parallel()
-	for _, program := range []string{"attack", "faults", "outage", "rolling", "torture"} {
+	for _, program := range []string{"attack", "faults", "growth", "outage", "rolling", "torture"} {
 		mutants, err := Mutants(program)
 		if err != nil {
 			t.Fatal(err)

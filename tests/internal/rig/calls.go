@@ -67,6 +67,7 @@ type Fired struct {
 	Twice   int64                // calls beyond the first
 	Unknown int64                // calls of others
 	Early   []TooEarly
+	Latest  time.Duration // the most that a first call came behind its moment
 }
 
 // Fired holds what the receiver saw against triggers.
@@ -85,6 +86,7 @@ func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 			f.Twice++
 		} else if c.Taken {
 			f.First[c.ID] = c.At
+			f.Latest = max(f.Latest, c.At.Sub(due))
 		}
 	})
 	for id := range d {
@@ -95,18 +97,23 @@ func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	return f, err
 }
 
-// SentEarly returns the pushes that a provider was sent before they were due.
-func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, err error) {
+// SentEarly returns the pushes that a provider was sent before they were due, and the
+// most that one was sent behind its moment.
+func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, latest time.Duration, err error) {
 	for id, due := range d {
 		at, err := v.SentAt(ctx, id)
 		if err != nil {
-			return early, err
+			return early, latest, err
 		}
-		if !at.IsZero() && at.Before(due) {
+		switch {
+		case at.IsZero():
+		case at.Before(due):
 			early = append(early, TooEarly{id, due.Sub(at)})
+		default:
+			latest = max(latest, at.Sub(due))
 		}
 	}
-	return early, nil
+	return early, latest, nil
 }
 
 // Calls passes every callback the receiver saw to fn, those of one trigger in

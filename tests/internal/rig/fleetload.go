@@ -26,6 +26,9 @@ type Load struct {
 	later    Dues     // accepted pushes
 	triggers Dues
 	errs     []error // requests that were refused, after all retries
+
+	cancelled         []string // pushes whose cancel was final
+	cancelledTriggers Dues
 }
 
 // LoadConfig says how much.
@@ -36,11 +39,16 @@ type LoadConfig struct {
 	// Ahead is how far ahead of their time schedules and triggers are registered; a
 	// little more for each, so that something is always due.
 	Ahead time.Duration
+	// Far is how far ahead one of four is registered instead; 0: none. Every second one
+	// of those is cancelled twice Ahead before its moment, unless the load has ended by then.
+	Far time.Duration
+	// Later is how many schedules and triggers each user is sent each time; 0: one.
+	Later int
 }
 
 // Load starts; End must be called.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
-	l := &Load{f: f, cl: cl, o: o, later: Dues{}, triggers: Dues{}}
+	l := &Load{f: f, cl: cl, o: o, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
 	var err error
 	if l.urls, err = f.V.CallbackURL(ctx); err != nil {
 		return nil, err
@@ -50,7 +58,9 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 		for _, channel := range []string{"push", "sms", "email"} {
 			l.each(ctx, u, func(ctx context.Context, seq int) { l.send(ctx, channel, u, seq) })
 		}
-		l.each(ctx, u, func(ctx context.Context, seq int) { l.putOff(ctx, u, seq) })
+		for k := range max(o.Later, 1) {
+			l.each(ctx, u, func(asking context.Context, seq int) { l.putOff(ctx, asking, k*o.Users+u, seq) })
+		}
 	}
 	return l, nil
 }
@@ -116,10 +126,14 @@ func (l *Load) send(ctx context.Context, channel string, u, seq int) {
 	l.note(err, func() { l.ids = append(l.ids, made.NotificationID) })
 }
 
-// putOff schedules a push and registers a trigger.
-func (l *Load) putOff(ctx context.Context, u, seq int) {
+// putOff schedules a push and registers a trigger. The load ends with ends.
+func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	user := fmt.Sprintf("%s-later-%d-%d", l.o.Prefix, u, seq)
-	at := time.Now().Add(l.o.Ahead + time.Duration(seq%10)*l.o.Every/10).UTC().Truncate(time.Millisecond)
+	ahead, far := l.o.Ahead, l.o.Far > 0 && (u+seq)%4 == 0
+	if far {
+		ahead = l.o.Far
+	}
+	at := time.Now().Add(ahead + time.Duration(seq%10)*l.o.Every/10).UTC().Truncate(time.Millisecond)
 	made, err := l.cl.Send(ctx, api.Notification{
 		Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: Address("push", user)},
 		Content: api.Content{Body: "later"}, ScheduledAt: &at,
@@ -127,6 +141,29 @@ func (l *Load) putOff(ctx context.Context, u, seq int) {
 	l.note(err, func() { l.later[made.NotificationID] = at })
 	t, err := l.cl.Trigger(ctx, Due(l.urls+"/load", at), user)
 	l.note(err, func() { l.triggers[t.TriggerID] = at })
+	if err == nil && made.NotificationID != "" && far && (u+seq)%8 == 0 {
+		l.wg.Go(func() {
+			if Pause(ends, time.Until(at.Add(-2*l.o.Ahead))) == nil {
+				l.cancel(ctx, made.NotificationID, t.TriggerID)
+			}
+		})
+	}
+}
+
+// cancel cancels a scheduled push and a trigger.
+func (l *Load) cancel(ctx context.Context, push, trigger string) {
+	c, err := l.cl.Cancel(ctx, push)
+	l.note(err, func() {
+		if c.Final {
+			delete(l.later, push)
+			l.cancelled = append(l.cancelled, push)
+		}
+	})
+	_, err = l.cl.CancelTrigger(ctx, trigger)
+	l.note(err, func() {
+		l.cancelledTriggers[trigger] = l.triggers[trigger]
+		delete(l.triggers, trigger)
+	})
 }
 
 func (l *Load) note(err error, accepted func()) {
@@ -147,12 +184,14 @@ type Sums struct {
 	Duplicates                    int64   // calls of a provider beyond the first of an attempt
 	Twice                         int64   // calls of a trigger beyond the first
 	Early, Reordered              int64
+	Cancelled, CancelledSent      int64         // schedules and triggers: cancels that were final, and of those sent or called
+	Latest                        time.Duration // the most that a schedule or trigger came behind its moment
 }
 
 // Whole reports that nothing was lost, repeated, early or out of order, and no
 // request was refused for good.
 func (s Sums) Whole() bool {
-	return s.Accepted > 0 && s.Scheduled > 0 && s.Triggers > 0 && len(s.Errors) == 0 && s.Lost+s.Duplicates+s.Twice+s.Early+s.Reordered == 0
+	return s.Accepted > 0 && s.Scheduled > 0 && s.Triggers > 0 && len(s.Errors) == 0 && s.Lost+s.Duplicates+s.Twice+s.Early+s.Reordered+s.CancelledSent == 0
 }
 
 func (s Sums) String() string {
@@ -171,7 +210,7 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 		for {
 			missing, some := Must2(l.f.V.Missing(ctx, all))
 			f := Must(l.f.V.Fired(ctx, l.triggers))
-			s.Lost, s.Twice, s.Early = missing+int64(len(f.Lost)), f.Twice, int64(len(f.Early))
+			s.Lost, s.Twice, s.Early, s.Latest = missing+int64(len(f.Lost)), f.Twice, int64(len(f.Early)), f.Latest
 			if s.Lost == 0 {
 				break
 			}
@@ -181,7 +220,11 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 			}
 			Ok(Pause(ctx, 200*time.Millisecond))
 		}
-		s.Early += int64(len(Must(l.f.V.SentEarly(ctx, l.later))))
+		early, latest := Must2(l.f.V.SentEarly(ctx, l.later))
+		s.Early, s.Latest = s.Early+int64(len(early)), max(s.Latest, latest)
+		unsent, _ := Must2(l.f.V.Missing(ctx, l.cancelled))
+		s.Cancelled = int64(len(l.cancelled) + len(l.cancelledTriggers))
+		s.CancelledSent = int64(len(l.cancelled)) - unsent + int64(len(Must(l.f.V.Fired(ctx, l.cancelledTriggers)).First))
 		var totals Result
 		Ok(l.f.V.Totals(ctx, &totals))
 		s.Duplicates, s.Reordered = totals.Duplicates, totals.Reordered

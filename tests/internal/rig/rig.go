@@ -173,6 +173,11 @@ func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (st
 	return fmt.Sprintf("at a random moment after %.1f s", time.Since(began).Seconds()), nil
 }
 
+// Metrics of the process, see Scrape. Their port is the one behind the API's.
+func (v *Victim) Metrics(ctx context.Context) (map[string]float64, error) {
+	return Scrape(ctx, "http://127.0.0.1:"+strconv.Itoa(v.port+1)+"/metrics")
+}
+
 // Stop asks the process to drain and end.
 func (v *Victim) Stop() error { return v.proc.Stop() }
 

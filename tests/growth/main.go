@@ -1,0 +1,138 @@
+// Command growth raises the number of timer shards of an installation of notifyd while it
+// is under load: Kafka, Cassandra, Redis and PostgreSQL are real, and three processes run
+// every role. What was put off before the raise, while it was announced and after it
+// counts comes once and on time, unless it was cancelled meanwhile, and no request is
+// refused.
+//
+// It ends with one line of key=value pairs and exits 1 when that did not hold.
+// scripts/growth.sh says where the servers are.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+type options struct {
+	rig.Servers
+
+	from, to int
+	users    int
+	keep     bool
+	mutant   string
+}
+
+const (
+	// announced is how far ahead notifyd migrate up announces a raise.
+	announced = 60 * time.Second
+	// lateMost is how far behind its moment a schedule or trigger may come.
+	lateMost = 2 * time.Second
+)
+
+func main() {
+	var o options
+	flag.IntVar(&o.from, "from", 16, "timer shards at the start")
+	flag.IntVar(&o.to, "to", 256, "timer shards that their number is raised to")
+	flag.IntVar(&o.users, "users", 3, "users of each channel; each is sent 4 messages a second, and for each of them 12 schedules and 12 triggers a second are registered")
+	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
+	rig.MutantFlag(&o.mutant, "growth")
+	o.Flags()
+	flag.Parse()
+	rig.Main("growth", o.keep, o.run)
+}
+
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
+	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
+	began := time.Now()
+	own, disown := o.apart(ctx)
+	defer disown()
+	with := func(shards int) []string {
+		return append(own[:len(own):len(own)], fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards))
+	}
+	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(20*time.Second, 20*time.Second), First: "all", Env: with(o.from)})
+	defer f.End()
+	rig.Ok(err)
+	for i := range 2 {
+		rig.Must(f.Run(ctx, fmt.Sprint("growth-", i+1), "all", with(o.from)))
+	}
+	others := f.Processes()
+	fmt.Printf("%d processes over real servers are ready in %.0f s\n", len(others)+1, time.Since(began).Seconds())
+	b := rig.NewBalancer(rig.HostOf(f.V.URL()), others[0].API, others[1].API)
+	defer b.Close()
+	loaded := time.Now()
+	l := rig.Must(f.Load(ctx, f.Client(b), rig.LoadConfig{
+		Prefix: o.Keyspace, Users: o.users, Every: 250 * time.Millisecond, Ahead: 6 * time.Second, Far: announced + 20*time.Second, Later: 3,
+	}))
+	defer l.End()
+	rig.Ok(rig.Pause(ctx, 10*time.Second))
+	out, err := f.Command(ctx, with(o.to), "migrate", "up", "--config", f.Engines())
+	if err != nil {
+		panic(fmt.Errorf("migrate up: %w\n%s", err, out))
+	}
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "timer_shards") {
+			fmt.Print("raised: ", line)
+		}
+	}
+	rig.Ok(rig.Pause(ctx, announced+30*time.Second))
+	owned := rig.Must(f.V.Metrics(ctx))[shardsOwned]
+	for _, p := range others {
+		owned += rig.Must(p.Metrics(ctx))[shardsOwned]
+	}
+	l.End()
+	seconds := time.Since(loaded).Seconds()
+	s := rig.Must(l.Check(ctx))
+	for _, err := range s.Errors[:min(len(s.Errors), 5)] {
+		fmt.Println("  refused:", err)
+	}
+	rep := rig.Must(f.V.Audit(ctx))
+	stopped := f.Stop()
+	if stopped != nil {
+		fmt.Println("  at the end:", stopped)
+	}
+	ok = s.Whole() && s.Latest <= lateMost && b.Refused() == 0 && stopped == nil && rep.Drift == 0 && int(owned) == o.to
+	fmt.Printf("growth processes=%d timer_shards_from=%d timer_shards_to=%d owned=%.0f sends_per_s=%.0f schedules_per_s=%.0f triggers_per_s=%.0f %s cancelled=%d cancelled_sent=%d latest_ms=%d refused=%d lost_connections=%d drift=%d seconds=%.0f ok=%v\n",
+		len(others)+1, o.from, o.to, owned, float64(s.Accepted)/seconds, float64(s.Scheduled)/seconds, float64(s.Triggers)/seconds, s,
+		s.Cancelled, s.CancelledSent, s.Latest.Milliseconds(), b.Refused(), b.Connections(), rep.Drift, time.Since(began).Seconds(), ok)
+	return ok
+}
+
+const shardsOwned = "notifyd_timer_shards_owned"
+
+// apart gives the run a database, a keyspace and a prefix of keys of its own, because a
+// number that was raised stays so. It returns the environment that names them, and what
+// removes database and keyspace.
+func (o *options) apart(ctx context.Context) (env []string, remove func()) {
+	o.Keyspace = fmt.Sprintf("growth_%08x", rand.Uint32())
+	dsn := func(database string) string {
+		return fmt.Sprintf("postgres://notifyd@%s/%s?sslmode=disable", o.Postgres, database)
+	}
+	admin := rig.Must(pgx.Connect(ctx, dsn("postgres")))
+	rig.Must(admin.Exec(ctx, "CREATE DATABASE "+o.Keyspace))
+	return []string{"NOTIFYD__REDIS__PREFIX=" + o.Keyspace + ":", "NOTIFYD__POSTGRES__DSN=" + dsn(o.Keyspace)}, func() {
+		ctx := context.WithoutCancel(ctx)
+		if _, err := admin.Exec(ctx, "DROP DATABASE "+o.Keyspace+" WITH (FORCE)"); err != nil {
+			fmt.Printf("the database %s is left behind: %v\n", o.Keyspace, err)
+		}
+		_ = admin.Close(ctx)
+		cl := gocql.NewCluster(strings.Split(o.Cassandra, ",")...)
+		cl.Timeout = time.Minute
+		s, err := cl.CreateSession()
+		if err == nil {
+			err = s.Query("DROP KEYSPACE IF EXISTS " + o.Keyspace).ExecContext(ctx)
+			s.Close()
+		}
+		if err != nil {
+			fmt.Printf("the keyspace %s is left behind: %v\n", o.Keyspace, err)
+		}
+	}
+}
