@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -312,46 +313,111 @@ func TestSettingsOfACallerBindAtOnce(t *testing.T) {
 	}
 }
 
-// Two processes that share buckets let through what one would, and each goes by its own
-// bucket while the shared one does not answer.
+// sharers are processes whose callers share buckets.
+type sharers struct {
+	t                *testing.T
+	tokens           *flakyLimits
+	perSecond, burst int
+	all              []*callers
+}
+
+func newSharers(t *testing.T, processes, perSecond, burst int) *sharers {
+	s := &sharers{t: t, tokens: &flakyLimits{Limits: inmemory.NewLimits()}, perSecond: perSecond, burst: burst}
+	for range processes {
+		s.join()
+	}
+	return s
+}
+
+// join adds a process.
+func (s *sharers) join() {
+	s.all = append(s.all, newCallers(nil, limit.NewShared(s.tokens, limit.SharedConfig{}), float64(s.perSecond), s.burst, 10))
+}
+
+// asks has each process ask once every so often, one after another, and returns how many
+// requests were let through.
+func (s *sharers) asks(length, every time.Duration) (admitted, asked int) {
+	for at, pause := time.Duration(0), every/time.Duration(len(s.all)); at < length; at += every {
+		for _, c := range s.all {
+			asked++
+			_, err := c.admit(s.t.Context(), "shop", time.Now())
+			if err == nil {
+				admitted++
+			} else if e := (*throttled)(nil); !errors.As(err, &e) || e.err.RetryAfter <= 0 {
+				s.t.Fatal(err)
+			}
+			time.Sleep(pause)
+		}
+	}
+	return admitted, asked
+}
+
+// Three processes that share buckets let through what one would, also when one dies or
+// another joins, and each goes by its own bucket while the shared one does not answer.
 func TestCallerRateOverProcesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const perSecond, burst = 100.0, 40
-		tokens := &flakyLimits{Limits: inmemory.NewLimits()}
-		shared := limit.NewShared(tokens, limit.SharedConfig{})
-		both := []*callers{newCallers(nil, shared, perSecond, burst, 10), newCallers(nil, shared, perSecond, burst, 10)}
-		admitted := func(length time.Duration) (n int) {
-			for range length / (time.Millisecond) {
-				for _, c := range both {
-					_, err := c.admit(t.Context(), "shop", time.Now())
-					if err == nil {
-						n++
-					} else if e := (*throttled)(nil); !errors.As(err, &e) || e.err.RetryAfter <= 0 {
-						t.Fatal(err)
-					}
-				}
-				time.Sleep(time.Millisecond)
+		const perSecond, burst = 100, 40
+		s := newSharers(t, 3, perSecond, burst)
+		within := func(when string, seconds, saved int) {
+			t.Helper()
+			// What a process has in a lease is counted when it is taken, and used up to
+			// leaseLasts later: a twentieth of a second's for each.
+			most := seconds*perSecond + saved + len(s.all)*perSecond/leaseShare
+			if n, _ := s.asks(time.Duration(seconds)*time.Second, time.Millisecond); n < seconds*perSecond*98/100 || n > most {
+				t.Errorf("%s: %d requests in %d s at %d a second, at most %d", when, n, seconds, perSecond, most)
 			}
-			return n
 		}
-		if n := admitted(10 * time.Second); n < 980 || n > 10*perSecond+burst {
-			t.Errorf("%d requests in 10 s at %v a second with a burst of %d", n, perSecond, burst)
-		}
-		tokens.away = true
-		if n := admitted(10 * time.Second); n < 1960 {
+		within("three", 10, burst)
+		s.all = s.all[:2]
+		within("one died", 10, 0)
+		s.join()
+		s.join()
+		within("two joined", 10, 0)
+		s.all = s.all[:1]
+		within("one takes all requests", 10, 0)
+		s.join()
+		s.tokens.away = true
+		if n, _ := s.asks(10*time.Second, time.Millisecond); n < 1960 {
 			t.Errorf("%d requests in 10 s of two processes for themselves", n)
 		}
 	})
 }
 
+// A caller whose requests come at random to many processes is hardly refused below its
+// rate: no process keeps much of the bucket that it does not use.
+func TestCallerRateOverManyProcesses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ processes, perSecond, burst int }{
+		{100, 1000, 100}, {3, 100, 20}, {20, 20_000, 1000},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSharers(t, c.processes, c.perSecond, c.burst)
+			random := rand.New(rand.NewPCG(1, 2))
+			refused, asked := 0, c.perSecond*3
+			for range asked {
+				if _, err := s.all[random.IntN(c.processes)].admit(t.Context(), "shop", time.Now()); err != nil {
+					refused++
+				}
+				time.Sleep(time.Duration(random.ExpFloat64() / 0.7 / float64(c.perSecond) * float64(time.Second)))
+			}
+			t.Logf("%d of %d refused, the shared bucket was asked %d times", refused, asked, s.tokens.taken.Load())
+			if refused > asked/100 {
+				t.Errorf("%d of %d requests were refused at 70%% of %d a second over %d processes", refused, asked, c.perSecond, c.processes)
+			}
+		})
+	}
+}
+
 // flakyLimits do not answer while they are away.
 type flakyLimits struct {
 	limit.Limits
-	away bool
+	away  bool
+	taken atomic.Int64 // questions
 }
 
 func (l *flakyLimits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (int, time.Duration, error) {
+	l.taken.Add(1)
 	if l.away {
 		return 0, 0, notify.Unavailable("redis", time.Second, errors.New("away"))
 	}

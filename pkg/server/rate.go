@@ -93,31 +93,47 @@ func (c *callers) admit(ctx context.Context, id string, now time.Time) (*caller,
 }
 
 // lease is what this process has taken of a caller's shared bucket and not used yet.
+//
+// A lease holds about what the process's requests use in leaseFor. What it holds and the
+// process does not use is lost to the other processes, so with large leases for each of
+// many processes a caller would be refused far below its rate.
 type lease struct {
 	mu    sync.Mutex
-	left  int
-	until time.Time // then the rest is void
+	size  int       // tokens it began with
+	left  int       // of them
+	taken time.Time // when it began; its tokens are void leaseLasts later
 }
 
 const (
-	leaseShare = 20 // a lease is so much of a second's requests: one question serves many
+	leaseFor   = 200 * time.Millisecond
 	leaseLasts = time.Second
+	leaseShare = 20 // a lease is at most so much of a second's requests
 )
 
 // take takes one request of the shared bucket. Where there is none, wait says when.
 func (l *lease) take(ctx context.Context, now time.Time, from SharedTokens, bucket string, perSecond float64, burst int) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.left == 0 || now.After(l.until) {
-		n := min(max(int(perSecond/leaseShare), 1), burst)
+	if l.left == 0 || now.Sub(l.taken) > leaseLasts {
+		n := min(l.next(now), max(int(perSecond/leaseShare), 1), burst)
 		l.left, wait = from.TakeUpTo(ctx, now, bucket, n, perSecond, burst)
-		l.until = now.Add(leaseLasts)
+		l.size, l.taken = l.left, now
 	}
 	if l.left == 0 {
 		return wait, false
 	}
 	l.left--
 	return 0, true
+}
+
+// next is how many requests the next lease should hold: what was used in leaseFor of the
+// latest one, at most twice its use.
+func (l *lease) next(now time.Time) int {
+	used := float64(l.size - l.left)
+	if passed := now.Sub(l.taken); passed > 0 {
+		return max(1, int(math.Ceil(min(2*used, used*float64(leaseFor)/float64(passed)))))
+	}
+	return max(1, int(2*used))
 }
 
 // refresh reads the caller's settings if they are old; one request does it,
