@@ -28,7 +28,7 @@ func OpenCampaignHolds(ctx context.Context, meta engine.Meta, workers *worker.Ca
 	c.meta, c.name, c.apply = meta, campaignHoldsMeta, func(stored map[string]api.CampaignHold) {
 		held := make(map[string]worker.CampaignHold, len(stored))
 		for id, h := range stored {
-			held[id] = worker.CampaignHold{Paused: h.Paused, Rate: h.Rate}
+			held[id] = worker.CampaignHold{Paused: h.Paused, Rate: h.Rate, Since: h.Since}
 		}
 		workers.Set(held)
 	}

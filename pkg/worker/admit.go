@@ -125,6 +125,10 @@ func (p *partition) held(e *notify.Envelope, n uint32, now time.Time) *slots {
 	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // it has had its slot
 		return nil
 	}
-	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Partitions), n, now)
+	from := now
+	if free := p.began.Add(paceAhead); h.Since.Before(p.began) && free.After(now) {
+		from = free
+	}
+	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Partitions), n, now, from)
 	return &s
 }

@@ -11,7 +11,8 @@ import (
 // CampaignHold is what an operator asked of a campaign.
 type CampaignHold struct {
 	Paused bool
-	Rate   float64 // receivers a second, over all partitions of a lane; 0: no limit
+	Rate   float64   // receivers a second, over all partitions of a lane; 0: no limit
+	Since  time.Time // when it was set last
 }
 
 // Campaigns knows which campaigns are paused or have a rate. All workers of a process
@@ -49,8 +50,8 @@ const (
 const (
 	// paceAhead is how far ahead slots of a rate are given. Receivers behind that
 	// are looked at again then, so a rate that is changed binds within paceAhead.
-	// A process that crashes forgets which slots it gave, so a partition may exceed
-	// its rate for paceAhead after a restart.
+	// A partition's next owner does not know which slots were given, so it gives none
+	// within paceAhead of its first moment.
 	paceAhead = time.Minute
 	// Receivers of a paused campaign are looked at again after pausedLook, and each
 	// time pausedLook later than before, up to pausedMost.
@@ -75,15 +76,16 @@ type slots struct {
 	until time.Time // no slots are given behind it
 }
 
-// reserve takes slots for n receivers, as far as they lie within paceAhead.
-func (p *pace) reserve(campaign string, rate float64, n uint32, now time.Time) slots {
+// reserve takes slots for n receivers, not before from and as far as they lie within
+// paceAhead of now.
+func (p *pace) reserve(campaign string, rate float64, n uint32, now, from time.Time) slots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.next == nil {
 		p.next = map[string]time.Time{}
 	}
-	s := slots{first: now, gap: time.Duration(float64(time.Second) / rate), code: codeCampaignRate, until: now.Add(paceAhead)}
-	if at := p.next[campaign]; at.After(now) {
+	s := slots{first: from, gap: time.Duration(float64(time.Second) / rate), code: codeCampaignRate, until: now.Add(paceAhead)}
+	if at := p.next[campaign]; at.After(from) {
 		s.first = at
 	}
 	given := uint32(0)

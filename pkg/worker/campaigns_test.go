@@ -21,9 +21,9 @@ type paced struct {
 	wait  []engine.Timer
 }
 
-func newPaced(t *testing.T) *paced {
+func newPaced(t *testing.T, change ...func(*Config)) *paced {
 	p := &paced{camp: &Campaigns{}, began: time.Now()}
-	p.rig = newRig(t, pushLane, func(c *Config) { c.Campaigns = p.camp })
+	p.rig = newRig(t, pushLane, append(change, func(c *Config) { c.Campaigns = p.camp })...)
 	p.prov.before = func(call *notify.Call) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -128,7 +128,7 @@ func TestCampaignRate(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPaced(t)
 		e := p.campaign(3000)
-		p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: 10}})
+		p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: 10, Since: time.Now()}})
 		p.feed(e)
 		p.run(2 * time.Minute)
 		slow := p.called()
@@ -140,7 +140,7 @@ func TestCampaignRate(t *testing.T) {
 				t.Fatalf("30 calls within %v of %v", slow[i]-slow[i-30], slow[i])
 			}
 		}
-		p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: 100}})
+		p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: 100, Since: time.Now()}})
 		p.run(paceAhead + 15*time.Second)
 		if n := len(p.called()); n < 2900 {
 			t.Errorf("%d calls %v after the rate became 100/s", n, paceAhead+15*time.Second)
@@ -148,6 +148,66 @@ func TestCampaignRate(t *testing.T) {
 		p.run(time.Minute)
 		if n := len(p.called()); n != 3000 {
 			t.Errorf("%d calls at last, want 3000", n)
+		}
+	})
+}
+
+// A campaign's rate is that of all processes together, also when the partitions of one
+// that died or stopped go to another, and the campaign goes on a minute later at most.
+func TestCampaignRateOverProcesses(t *testing.T) {
+	in(t, func(t *testing.T) {
+		const perSecond = 30
+		var parts []*paced // each a partition, with the process that owns it
+		for range 3 {
+			parts = append(parts, newPaced(t, func(c *Config) { c.Partitions = 3 }))
+		}
+		set := time.Now()
+		feed := func(p *paced, n int) {
+			e := p.campaign(n)
+			p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: perSecond, Since: set}})
+			p.feed(e)
+		}
+		run := func(seconds int) {
+			for range seconds {
+				parts[0].run(time.Second)
+				parts[1].run(0)
+				parts[2].run(0)
+			}
+		}
+		calls := func() (all []time.Duration) {
+			for _, p := range parts {
+				all = append(all, p.called()...)
+			}
+			slices.Sort(all)
+			return all
+		}
+		for _, p := range parts {
+			feed(p, 3000)
+		}
+		run(30)
+		for _, p := range parts[1:] { // other processes get two of the partitions
+			p.crash()
+			p.start()
+			feed(p, 3000)
+		}
+		run(200)
+		all := calls()
+		for i := range all {
+			// Two seconds' in one: slots are rounded to paceStep, once up and once down.
+			if k := i - 3*perSecond; k >= 0 && all[i]-all[k] < time.Second {
+				t.Fatalf("%d calls within %v of %v at %d a second", 3*perSecond, all[i]-all[k], all[i], perSecond)
+			}
+			if k := i - 11*perSecond; k >= 0 && all[i]-all[k] < 9*time.Second {
+				t.Fatalf("%d calls within %v of %v at %d a second", 11*perSecond, all[i]-all[k], all[i], perSecond)
+			}
+		}
+		if n := len(all); n > perSecond*231 || n < perSecond*(230-40) {
+			t.Errorf("%d calls in 230 s at %d a second", n, perSecond)
+		}
+		before := len(all)
+		run(60)
+		if n := len(calls()) - before; n < perSecond*59 || n > perSecond*61 {
+			t.Errorf("%d calls in a minute at %d a second", n, perSecond)
 		}
 	})
 }

@@ -31,6 +31,7 @@ type partition struct {
 	early  *quota // half of budget, for envelopes before their turn
 	mail   *mailbox
 	pace   pace
+	began  time.Time // when this process got the partition
 	// profiles are those of the partition's users. They are let go when ctx has ended.
 	profiles *users.Holding
 
@@ -42,7 +43,7 @@ type partition struct {
 
 func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
 	soft, stop := context.WithCancel(ctx)
-	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}}
+	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, began: time.Now(), live: map[notify.RowKey]*job{}}
 	p.profiles = w.cfg.Prefs.Hold(w.cfg.Lane.Channel, w.cfg.Partitions, tp.Partition)
 	context.AfterFunc(ctx, p.profiles.Release)
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
