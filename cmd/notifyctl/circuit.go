@@ -19,7 +19,9 @@ func newCircuit(p *program) *cobra.Command {
 		Long: `Circuits stand before each provider's route and each caller's callbacks. An open one
 lets nothing through; what waits for it keeps its attempts. open and close hold one
 until reset gives it back to what its calls say. A provider's is held open or reset,
-in every process and across restarts. notifyctl provider test calls it all the same.`,
+in every process and across restarts. notifyctl provider test calls it all the same.
+
+Each process has circuits of its own, and ls lists those of all processes.`,
 	}
 	cols := columns[api.Circuit]{head: "CIRCUIT  STATE  SINCE  WHY  NEXT TRY  IN FLIGHT  QUEUED", row: func(c *api.Circuit) []string {
 		state, flight := c.State, strconv.Itoa(c.InFlight)
@@ -31,7 +33,7 @@ in every process and across restarts. notifyctl provider test calls it all the s
 		}
 		return []string{c.Name, state, p.whenever(c.Since), c.Why(), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)}
 	}}
-	c.AddCommand(newListing(p, &cobra.Command{Short: "List circuits"}, &listing[api.Circuit]{columns: cols, get: all((*api.Client).Circuits), whole: true}))
+	c.AddCommand(newListing(p, &cobra.Command{Short: "List circuits"}, &listing[api.Circuit]{columns: cols, get: all((*api.Client).Circuits), whole: true, process: func(c *api.Circuit) string { return c.Process }}))
 	accounts := columns[api.Account]{head: "PROVIDER  ACCOUNT  STATE  BLOCKED UNTIL  PROBE  ROOM  REASON", row: func(a *api.Account) []string {
 		return []string{a.Provider, a.Account, a.State, p.whenever(a.BlockedUntil), p.whenever(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), a.Reason}
 	}}

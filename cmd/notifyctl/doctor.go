@@ -59,6 +59,7 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 		}
 		return []string{f.Check, f.Level, f.Detail, f.Repair}
 	}}
+	cols.addProcess(fs, func(f *api.Finding) string { return f.Process })
 	if err := p.printer().Print(fs, cols.table(fs)); err != nil {
 		return err
 	}

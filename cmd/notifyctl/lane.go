@@ -45,21 +45,55 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 }
 
 func newRates(p *program) *cobra.Command {
-	cols := columns[api.Rate]{head: "WHAT  ACCEPTED/S  REACHED/S  FAILED/S  OTHER/S", row: func(r *api.Rate) []string {
+	type line struct { // of the table: a rate of one process, or of all together
+		api.Rate
+		process string
+		none    string // why there is no rate: the process is missing, or did nothing
+	}
+	cols := columns[line]{head: "WHAT  ACCEPTED/S  REACHED/S  FAILED/S  OTHER/S", row: func(r *line) []string {
+		if r.none != "" {
+			return []string{r.none, "", "", "", ""}
+		}
 		n := func(v float64) string { return fmt.Sprintf("%.1f", v) }
 		return []string{r.What, n(r.Accepted), n(r.Reached), n(r.Failed), n(r.Other)}
 	}}
 	return &cobra.Command{
-		Use: "rates", Short: "Show what the server does per second, and how late what is due comes", Args: cobra.NoArgs,
-		Long: `rates shows the last minute of the process that answers: receivers and triggers
-accepted, reached and failed per second, and the lateness of timers and triggers.
-Scope observe. Metrics (/metrics) have the rest.`,
+		Use: "rates", Short: "Show what the servers do per second, and how late what is due comes", Args: cobra.NoArgs,
+		Long: `rates shows the last minute: receivers and triggers accepted, reached and failed per
+second, and the lateness of timers and triggers. With several processes it shows all of
+them together, then what each one did, as it told within the last seconds. Scope observe.
+Metrics (/metrics) have the rest.`,
 		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
 			r, err := cl.Rates(ctx)
 			if err != nil {
 				return err
 			}
-			if err := p.printer().Print(r, cols.table(r.Rates)); err != nil {
+			var lines []line
+			for _, one := range r.Rates {
+				lines = append(lines, line{Rate: one, process: "all"})
+			}
+			var absent []api.Process
+			for i := range r.Processes {
+				one := &r.Processes[i]
+				if one.Missing() {
+					absent = append(absent, one.Process)
+				}
+				did := line{process: one.Name, none: one.State}
+				for _, rate := range one.Rates {
+					if rate != (api.Rate{What: rate.What}) {
+						did.Rate, did.none = rate, ""
+						lines = append(lines, did)
+					}
+				}
+				if did.none != "" {
+					lines = append(lines, did)
+				}
+			}
+			if len(r.Processes) < 2 {
+				lines = lines[:len(r.Rates)]
+			}
+			cols.addProcess(lines, func(l *line) string { return l.process })
+			if err := p.printer().Print(r, cols.table(lines)); err != nil {
 				return err
 			}
 			for _, l := range r.Late {
@@ -67,6 +101,7 @@ Scope observe. Metrics (/metrics) have the rest.`,
 					p.note("%s %ss: half at most %s late, 99%% at most %s", count(int(l.N)), l.What, seconds(l.P50), seconds(l.P99))
 				}
 			}
+			p.absent(absent)
 			return nil
 		}),
 	}

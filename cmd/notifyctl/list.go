@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,9 +48,11 @@ func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 type listing[T any] struct {
 	columns[T]
 	// get returns at most n items behind a cursor.
-	get   func(ctx context.Context, cl *api.Client, after string, n int) (api.List[T], error)
-	whole bool // get returns all there are: there is no --limit, and no --cursor
-	once  bool // get returns the latest n, and no cursor
+	get func(ctx context.Context, cl *api.Client, after string, n int) (api.List[T], error)
+	// process returns whose an item is; nil: items are of no process.
+	process func(*T) string
+	whole   bool // get returns all there are: there is no --limit, and no --cursor
+	once    bool // get returns the latest n, and no cursor
 }
 
 // newListing completes c, which has the flags that filter, to a command that lists.
@@ -89,13 +92,34 @@ func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor st
 		if err != nil {
 			return err
 		}
-		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
+		out.Items, out.Cursor, out.Missing = append(out.Items, page.Items...), page.Cursor, page.Missing
 	}
-	if err := printList(p, out, out.Items, &l.columns); err != nil {
+	cols := l.columns
+	if l.process != nil {
+		cols.addProcess(out.Items, l.process)
+	}
+	if err := printList(p, out, out.Items, &cols); err != nil {
 		return err
 	}
 	p.more(len(out.Items), out.Cursor)
+	p.absent(out.Missing)
 	return nil
+}
+
+// addProcess adds the column PROCESS in front, if items are of more than one process.
+func (c *columns[T]) addProcess(items []T, of func(*T) string) {
+	if len(items) == 0 || !slices.ContainsFunc(items, func(v T) bool { return of(&v) != of(&items[0]) }) {
+		return
+	}
+	row := c.row
+	c.head, c.row = "PROCESS  "+c.head, func(v *T) []string { return append([]string{of(v)}, row(v)...) }
+}
+
+// absent says which processes did not answer.
+func (p *program) absent(ps []api.Process) {
+	for i := range ps {
+		p.note("%s", term.Clean(ps[i].Absence()))
+	}
 }
 
 // all makes a get of a call that returns everything.

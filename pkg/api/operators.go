@@ -2,8 +2,10 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -172,12 +174,59 @@ func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTest
 	return send[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }
 
-// Rates is how much the answering process does now.
+// States of a process, beside the codes of what keeps it from its work.
+const (
+	ProcessReady    = "ready"
+	ProcessDraining = "draining"
+	ProcessMissing  = "missing" // it stopped telling of itself and has not said that it ends
+	ProcessUnknown  = "unknown" // what other processes tell cannot be read
+)
+
+// Process is a process of the cluster, as it told of itself last.
+type Process struct {
+	Name       string    `json:"name"` // its instance, with an ending where two processes have the same
+	Host       string    `json:"host,omitempty"`
+	Roles      []string  `json:"roles,omitempty"`
+	Release    string    `json:"release,omitempty"`
+	API        string    `json:"api,omitempty"`   // address of its API
+	Admin      string    `json:"admin,omitempty"` // address of its metrics; empty: it has none
+	StartedAt  time.Time `json:"started_at,omitzero"`
+	State      string    `json:"state"`          // one of the above, or the code of what keeps it from its work: clock
+	AgeSeconds float64   `json:"age_seconds"`    // since it told this
+	Note       string    `json:"note,omitempty"` // what is left out of what it told, or why State is unknown
+}
+
+// Missing reports whether what the process does now is not known.
+func (p *Process) Missing() bool { return p.State == ProcessMissing || p.State == ProcessUnknown }
+
+// Absence says in a sentence that the process did not answer.
+func (p *Process) Absence() string {
+	if p.State == ProcessUnknown {
+		return p.Name + " are not known: " + p.Note
+	}
+	text := fmt.Sprintf("%s did not answer for %s", p.Name, time.Duration(p.AgeSeconds*float64(time.Second)).Round(time.Second))
+	if about := strings.TrimSpace(strings.Join(p.Roles, ", ") + " on " + p.Host); p.Host != "" {
+		text += " (" + about + ")"
+	}
+	return text
+}
+
+// ProcessRates is how much one process does now.
+type ProcessRates struct {
+	Process
+	Rates []Rate     `json:"rates"` // none of a process that is missing
+	Late  []Lateness `json:"late"`
+}
+
+// Rates is how much all processes do now.
 type Rates struct {
 	OverSeconds float64     `json:"over_seconds"` // the rates and lateness are of this long; 0: it has just started
 	Rates       []Rate      `json:"rates"`
 	Late        []Lateness  `json:"late"`
 	Series      []RatePoint `json:"series"` // oldest first
+	// Processes are those of the cluster by name, missing ones among them; nil: there is
+	// one process, with engines of its own.
+	Processes []ProcessRates `json:"processes,omitempty"`
 }
 
 // Rate is what became of receivers, or of triggers, per second.
@@ -220,7 +269,7 @@ type Account struct {
 // Accounts is the answer to GET /v1/ops/accounts.
 type Accounts = List[Account]
 
-// Rates returns how much the answering process does now.
+// Rates returns how much all processes do now.
 func (cl *Client) Rates(ctx context.Context) (Rates, error) {
 	return fetch[Rates](ctx, cl, "/v1/ops/rates", nil)
 }
@@ -232,10 +281,11 @@ func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
 
 // Finding is one thing the doctor looked at.
 type Finding struct {
-	Check  string `json:"check"`
-	Level  string `json:"level"` // "ok", "warn" or "fail"
-	Detail string `json:"detail"`
-	Repair string `json:"repair,omitempty"` // what to do; of level ok: nothing
+	Check   string `json:"check"`
+	Process string `json:"process,omitempty"` // what was looked at is of this process alone
+	Level   string `json:"level"`             // "ok", "warn" or "fail"
+	Detail  string `json:"detail"`
+	Repair  string `json:"repair,omitempty"` // what to do; of level ok: nothing
 
 	Used *float64 `json:"used,omitempty"` // of what there is, 0 to 1; nil: nothing that fills
 }

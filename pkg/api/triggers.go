@@ -101,15 +101,16 @@ type TriggerStatus struct {
 type TriggerPage = List[TriggerStatus]
 
 // Circuit is a breaker that stands before a provider's route or a caller's
-// callbacks, in the process that was asked.
+// callbacks. Each process has breakers of its own.
 type Circuit struct {
-	Name     string     `json:"name"`             // "provider:apns", "caller:shop"
-	State    string     `json:"state"`            // closed, open, half-open
-	Pinned   bool       `json:"pinned,omitempty"` // held by an operator until it is reset
-	Reason   string     `json:"reason,omitempty"` // of a provider's that is not closed: errors, config, throttled
-	Code     string     `json:"code,omitempty"`   // of the provider's last answer that spoke against it
-	Since    *time.Time `json:"since,omitempty"`  // a provider's: since when it is not closed
-	Until    *time.Time `json:"until,omitempty"`  // open: when the first probes pass
+	Name     string     `json:"name"`              // "provider:apns", "caller:shop"
+	Process  string     `json:"process,omitempty"` // whose it is; empty: there is one process
+	State    string     `json:"state"`             // closed, open, half-open
+	Pinned   bool       `json:"pinned,omitempty"`  // held by an operator until it is reset
+	Reason   string     `json:"reason,omitempty"`  // of a provider's that is not closed: errors, config, throttled
+	Code     string     `json:"code,omitempty"`    // of the provider's last answer that spoke against it
+	Since    *time.Time `json:"since,omitempty"`   // a provider's: since when it is not closed
+	Until    *time.Time `json:"until,omitempty"`   // open: when the first probes pass
 	InFlight int        `json:"in_flight"`
 	Limit    int        `json:"limit,omitempty"`
 	Queued   int        `json:"queued"` // waits in memory for a place
@@ -242,7 +243,7 @@ func (cl *Client) Triggers(ctx context.Context, f TriggerQuery) (TriggerPage, er
 	return fetch[TriggerPage](ctx, cl, "/v1/triggers", q)
 }
 
-// Circuits returns the breakers of the process that answers.
+// Circuits returns the breakers of all processes, by name and process.
 func (cl *Client) Circuits(ctx context.Context) (Circuits, error) {
 	return fetch[Circuits](ctx, cl, "/v1/ops/circuits", nil)
 }

@@ -251,6 +251,8 @@ type Scheduled struct {
 type List[T any] struct {
 	Items  []T    `json:"items"`
 	Cursor string `json:"cursor,omitempty"` // empty: there is no more
+	// Missing are the processes that Items tells nothing of, because they did not answer.
+	Missing []Process `json:"missing,omitempty"`
 }
 
 // ScheduledPage is one page of schedules, newest request first.

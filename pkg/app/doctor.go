@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -65,22 +66,13 @@ func (d *doctor) look(ctx context.Context) {
 	} else {
 		d.lookAtServers(ctx)
 	}
+	d.lookAtProcesses(n.cards.All(ctx))
 	if n.archive != nil {
 		s := n.archive.Status(ctx, time.Now())
 		bad, level := archiveLevel(s)
 		d.Add("archive", bad, level,
 			"make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
 			"%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
-	}
-	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
-		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
-			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",
-			"snapshot is %s old", age.Round(time.Millisecond))
-	}
-	for _, c := range n.health.Circuits(time.Now()) {
-		d.Add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn",
-			"notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
-			"%s", circuitText(&c, time.Now()))
 	}
 	for _, l := range notify.Lanes() {
 		since, by, reason, paused := n.lanes.Paused(l)
@@ -96,24 +88,45 @@ func (d *doctor) look(ctx context.Context) {
 			"configure the provider (providers), if notifications of the channel are meant to go out",
 			"configured: %v", ok)
 	}
-	if part, ahead := n.removals.Ahead(); ahead > 0 {
-		d.Add("removal", true, "warn",
-			"compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
-			"the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
-	}
 	d.lookAtSecrets(ctx)
 	d.lookAtSpill(ctx)
-	for _, what := range n.groups.held() {
-		d.Add("newer", true, "fail",
-			"upgrade this process: one of the newer release goes on where it stands",
-			"%s", what)
-	}
 	lags := n.groups.lags()
 	for i := range lags {
 		l := &lags[i]
 		d.Add("lag "+lagName(l, lags), l.Lag > 1_000_000, "warn",
 			"look at the circuits and at the processor: more load comes than workers take",
 			"%d records behind, %d in flight", l.Lag, l.InFlight)
+	}
+}
+
+// lookAtSelf looks at what each process has of its own. It asks no server.
+func (d *doctor) lookAtSelf() {
+	n := d.n
+	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
+		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
+			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",
+			"snapshot is %s old", age.Round(time.Millisecond))
+		for _, c := range n.health.Circuits(time.Now()) {
+			d.Add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn",
+				"notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
+				"%s", circuitText(&c, time.Now()))
+		}
+	}
+	if n.own == nil {
+		off := n.clock.Offset()
+		d.Add("clock", off.Abs() > cluster.MaxClockOffset, "fail",
+			"let NTP or chrony set this machine's clock, then wait a few seconds",
+			"%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
+	}
+	if part, ahead := n.removals.Ahead(); ahead > 0 {
+		d.Add("removal", true, "warn",
+			"compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
+			"the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
+	}
+	for _, what := range n.groups.held() {
+		d.Add("newer", true, "fail",
+			"upgrade this process: one of the newer release goes on where it stands",
+			"%s", what)
 	}
 }
 

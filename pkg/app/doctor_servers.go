@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/log"
@@ -24,11 +23,6 @@ func (d *doctor) lookAtServers(ctx context.Context) {
 	for _, check := range n.servers.checks {
 		d.Findings = append(d.Findings, check(ctx)...)
 	}
-	off := n.clock.Offset()
-	d.Add("clock", off.Abs() > cluster.MaxClockOffset, "fail",
-		"let NTP or chrony set this machine's clock, then wait a few seconds",
-		"%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
-	d.Add("roles", false, "", "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.Names(), ", "))
 }
 
 // lookAtKafka looks at brokers and topics.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -88,7 +89,11 @@ type Node struct {
 	campaigns     *cluster.CampaignHolds
 	held          worker.Campaigns // as campaigns says
 	circuits      *cluster.Circuits
+	cards         *cluster.Cards // what all processes tell operators of themselves
+	started       time.Time
+	draining      atomic.Bool
 	tasks         cluster.Tasks // set by RunAs
+	roles         []string      // of tasks
 	tracer        *trace.Tracer // nil: no collector is configured
 }
 
@@ -125,7 +130,7 @@ func New(cfg Config, logger *slog.Logger, opts ...Option) (*Node, error) {
 }
 
 func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
-	n := &Node{removals: cluster.Removals{Log: logger}, testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
+	n := &Node{removals: cluster.Removals{Log: logger}, testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail[api.Event]{}, started: time.Now(), seams: seams, progress: func(string) {}}
 	for _, o := range opts {
 		o(n)
 	}

@@ -72,7 +72,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	}
 	// Three rings, stopped from the outside in: each is stopped only when the
 	// ring before it is done, for that one still needs it.
-	n.served, n.tasks = true, tasks
+	n.served, n.tasks, n.roles = true, tasks, roles
 	front, stopFront := context.WithCancelCause(ctx)
 	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
 	inner, stopInner := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -108,6 +108,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	middleG := ring(middle, run.middleParts(tasks))
 	frontG := ring(front, map[string]func(context.Context) error{"api": n.server.Run})
 	<-front.Done()
+	n.draining.Store(true)
 	_ = frontG.Wait()
 	stopMiddle(nil)
 	_ = middleG.Wait()

@@ -57,7 +57,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	if s.seen != nil {
 		ps["seen-filter"] = s.seen.Run
 	}
-	ps["follower"] = n.follow
+	ps["follower"], ps["card"] = n.follow, n.cards.Run
 	n.addFigures(ps, do)
 	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
 	if len(n.clock.Servers) > 0 {

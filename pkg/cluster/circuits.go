@@ -52,8 +52,8 @@ type CircuitConfig struct {
 	Logger *slog.Logger
 }
 
-// Circuits are the breakers of providers' routes and of callers' callbacks. It implements
-// server.Circuits.
+// Circuits are the breakers of providers' routes and of callers' callbacks, in this
+// process.
 type Circuits struct {
 	cfg     CircuitConfig
 	holds   followed[int64]
@@ -99,8 +99,11 @@ func (c *Circuits) applyPins(stored map[string]pin) {
 	}
 }
 
-// List implements server.Circuits.
-func (c *Circuits) List() []api.Circuit {
+// IsProviderCircuit reports whether a circuit of this name stands before a provider's route.
+func IsProviderCircuit(name string) bool { return strings.HasPrefix(name, ofProvider) }
+
+// Own returns the breakers of this process by name.
+func (c *Circuits) Own() []api.Circuit {
 	var out []api.Circuit
 	for _, r := range c.cfg.Health.Circuits(time.Now()) {
 		one := api.Circuit{Name: ofProvider + r.Route, State: r.State, Pinned: r.Held, Reason: r.Reason, Code: r.Code, Since: orNil(r.Since)}
@@ -179,7 +182,7 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 	}); err != nil {
 		return api.Circuit{}, err
 	}
-	for _, one := range c.List() {
+	for _, one := range c.Own() {
 		if one.Name == ofProvider+route {
 			return one, nil
 		}

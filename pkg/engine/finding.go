@@ -7,10 +7,11 @@ import (
 
 // Finding is one thing that a doctor looked at.
 type Finding struct {
-	Check  string `json:"check"`
-	Level  string `json:"level"` // "ok", "warn" or "fail"
-	Detail string `json:"detail"`
-	Repair string `json:"repair,omitempty"` // what to do; empty at level ok
+	Check   string `json:"check"`
+	Process string `json:"process,omitempty"` // what was looked at is of this process alone
+	Level   string `json:"level"`             // "ok", "warn" or "fail"
+	Detail  string `json:"detail"`
+	Repair  string `json:"repair,omitempty"` // what to do; empty at level ok
 
 	Used *float64 `json:"used,omitempty"` // of what there is, 0 to 1; nil: nothing that fills
 }

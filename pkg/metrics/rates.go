@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -120,10 +121,10 @@ func (s *sample) end(what, state string, n float64) {
 }
 
 // Report says what happened in the last minute, and step by step before it.
-func (r *Rates) Report(context.Context) (any, error) {
+func (r *Rates) Report() (out api.Rates, err error) {
 	now, err := r.read(time.Now())
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	r.mu.Lock()
 	kept := slices.Clone(r.samples)
@@ -175,12 +176,15 @@ func ratesOf(kept []sample, now sample) api.Rates {
 		a, b := kept[i-1], kept[i]
 		took := b.at.Sub(a.at).Seconds()
 		out.Series = append(out.Series, api.RatePoint{
-			At: b.at.UTC(), Accepted: per(sum(b.accepted), sum(a.accepted), took),
-			Ended: per(sum(b.reached)+sum(b.failed), sum(a.reached)+sum(a.failed), took),
+			At: b.at.UTC().Truncate(time.Second), Accepted: short(per(sum(b.accepted), sum(a.accepted), took)),
+			Ended: short(per(sum(b.reached)+sum(b.failed), sum(a.reached)+sum(a.failed), took)),
 		})
 	}
 	return out
 }
+
+// short rounds to hundredths: a process tells the others its series every 5 s.
+func short(v float64) float64 { return math.Round(v*100) / 100 }
 
 // lateness is of what a histogram counted between two readings.
 func lateness(what string, is, was *dto.Histogram) api.Lateness {

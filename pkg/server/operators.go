@@ -23,10 +23,10 @@ type Lanes interface {
 	Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool)
 }
 
-// Circuits are the breakers of this process.
+// Circuits are the breakers of all processes.
 type Circuits interface {
-	// List returns them by name.
-	List() []api.Circuit
+	// List returns them by name and process, and the processes that did not answer.
+	List(ctx context.Context) api.Circuits
 	// Set pins one "open" or "closed", or resets it ("reset");
 	// notify.KindNotFound for an unknown name. It calls notify.BeforeAct.
 	Set(ctx context.Context, name, to string) (api.Circuit, error)
@@ -73,7 +73,9 @@ func setLane(x *exchange, in api.LaneChange) (api.Lane, error) {
 }
 
 func listCircuits(x *exchange) (api.Circuits, error) {
-	return api.Circuits{Items: append([]api.Circuit{}, x.srv.deps.Circuits.List()...)}, nil
+	out := x.srv.deps.Circuits.List(x.r.Context())
+	out.Items = append([]api.Circuit{}, out.Items...)
+	return out, nil
 }
 
 func setCircuit(x *exchange, in api.CircuitChange) (api.Circuit, error) {

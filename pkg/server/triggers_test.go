@@ -62,9 +62,9 @@ func (w *world) trigger(t testing.TB, caller string) string {
 
 type fakeCircuits map[string]api.Circuit
 
-func (f fakeCircuits) List() (out []api.Circuit) {
+func (f fakeCircuits) List(context.Context) (out api.Circuits) {
 	for _, c := range f {
-		out = append(out, c)
+		out.Items = append(out.Items, c)
 	}
 	return out
 }

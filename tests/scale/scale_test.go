@@ -118,7 +118,10 @@ func (w *world) chores() (stop func()) {
 	quiet := slog.New(slog.DiscardHandler)
 	for _, p := range w.processes {
 		bs, ls := beats{w.beats, p.net}, lease{w.lease, p.net, []*atomic.Int64{&w.sent.redis}}
-		w.run(p, ctx,
+		cards := &cluster.Cards{Beats: bs, Owner: p.name, Own: func(context.Context) cluster.Card {
+			return cluster.Card{Process: api.Process{Name: p.name, AgeSeconds: time.Since(time.Unix(0, 0)).Seconds()}} // another one each time
+		}}
+		w.run(p, ctx, cards.Run,
 			func(ctx context.Context) error { return cluster.NewStandings(bs, p.name).Share(ctx, nil, nil) },
 			func(ctx context.Context) error { return w.follow(ctx, meta{w.store.Meta(), p.net}, quiet) })
 		for _, name := range []string{"lags", "deferred"} {

@@ -1,0 +1,131 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// card is what this process tells operators of itself. It asks no server.
+func (n views) card(ctx context.Context) (c cluster.Card) {
+	host, _ := os.Hostname()
+	c.Process = api.Process{
+		Name: n.cfg.instance(), Host: host, Roles: n.roles, Release: n.cfg.Version, API: n.Addr(), Admin: n.Admin(),
+		StartedAt: n.started, State: n.state(ctx),
+	}
+	var err error
+	if c.Rates, err = n.rates.Report(); err != nil {
+		c.Note = "its rates cannot be read: " + err.Error()
+	}
+	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.calls(one.Name) })
+	d := &doctor{n: n.Node}
+	d.lookAtSelf()
+	c.Findings = d.Findings
+	return c
+}
+
+// calls reports whether this process makes the calls that a circuit stands before. The
+// breakers of a process that makes none know nothing.
+func (n views) calls(circuit string) bool {
+	if cluster.IsProviderCircuit(circuit) {
+		return n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
+	}
+	return n.does(func(t cluster.Tasks) bool { return t.Dispatcher })
+}
+
+// state is the state that this process tells of itself.
+func (n views) state(ctx context.Context) string {
+	if n.draining.Load() {
+		return api.ProcessDraining
+	}
+	err := n.Ready(ctx)
+	if err == nil {
+		return api.ProcessReady
+	}
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		return e.Code
+	}
+	return err.Error()
+}
+
+// rated is what GET /v1/ops/rates says.
+func (n views) rated(ctx context.Context) (any, error) {
+	cards := n.cards.All(ctx)
+	if n.cards.Beats == nil {
+		return cards[0].Rates, nil
+	}
+	return cluster.SumRates(cards), nil
+}
+
+// allCircuits are the circuits of all processes. Setting one binds them all.
+type allCircuits struct {
+	*cluster.Circuits
+	cards *cluster.Cards
+}
+
+// List implements server.Circuits.
+func (c allCircuits) List(ctx context.Context) api.Circuits {
+	cards := c.cards.All(ctx)
+	out := api.Circuits{Missing: cluster.Missing(cards)}
+	for i := range cards {
+		out.Items = append(out.Items, cards[i].Circuits...)
+	}
+	slices.SortFunc(out.Items, func(a, b api.Circuit) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Process, b.Process))
+	})
+	return out
+}
+
+// lookAtProcesses adds what the processes of the cluster found in themselves, and how each is.
+func (d *doctor) lookAtProcesses(cards []cluster.Card) {
+	for i := range cards {
+		d.Findings = append(d.Findings, cards[i].Findings...)
+	}
+	if d.n.cards.Beats == nil {
+		return
+	}
+	for i := range cards {
+		p := &cards[i].Process
+		switch {
+		case p.Missing():
+			level := "warn"
+			if lacksRole(cards, p.Roles) {
+				level = "fail"
+			}
+			d.Add("process", true, level,
+				"look at the process and its machine, and start it again; others of its roles do its work meanwhile",
+				"%s", p.Absence())
+		default:
+			d.Add("process", p.State != api.ProcessReady && p.State != api.ProcessDraining, "warn",
+				"notifyctl explain CODE says what keeps it from its work",
+				"%s: %s on %s, notifyd %s, API %s, up %s%s", p.State, strings.Join(p.Roles, ", "), p.Host, cmp.Or(p.Release, "of no release"), p.API,
+				time.Since(p.StartedAt).Round(time.Second), colon(p.Note))
+		}
+		d.Findings[len(d.Findings)-1].Process = p.Name
+	}
+}
+
+// lacksRole reports whether no process that answers has one of the roles.
+func lacksRole(cards []cluster.Card, roles []string) bool {
+	want, err := cluster.ParseRoles(roles)
+	var have []string
+	for i := range cards {
+		if !cards[i].Missing() {
+			have = append(have, cards[i].Roles...)
+		}
+	}
+	got, _ := cluster.ParseRoles(have)
+	if err != nil { // roles of another release
+		return false
+	}
+	return want.API && !got.API || want.Scheduler && !got.Scheduler || want.Dispatcher && !got.Dispatcher || want.Operator && !got.Operator ||
+		slices.ContainsFunc(want.Lanes, func(l notify.Lane) bool { return !slices.Contains(got.Lanes, l) })
+}

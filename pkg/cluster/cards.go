@@ -1,0 +1,279 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const (
+	cardGroup = "cards"
+	cardBeat  = 5 * time.Second  // between two cards of a process
+	cardLate  = 3 * cardBeat     // the age of a card from which its process is missing
+	cardTTL   = 10 * time.Minute // how long a process that has not left stays listed as missing
+	cardReads = time.Second      // the least between two reads, however many operators ask
+	cardCall  = 2 * time.Second  // the longest that a read or a beat may take
+
+	maxCard         = 16 << 10 // bytes
+	maxCardCircuits = 64
+)
+
+// Card is what a process tells operators of itself.
+type Card struct {
+	api.Process
+	Rates    api.Rates       `json:"rates"`
+	Circuits []api.Circuit   `json:"circuits"`
+	Findings engine.Findings `json:"findings"` // about this process alone; to others it tells those that are not ok
+}
+
+// Cards give operators one view of all processes. Each process beats with its card every 5 s.
+// Cards are read only when an operator asks, so what they cost at rest grows with the
+// processes, not with their square. A process that ends takes its card back; one that dies
+// stays listed as missing for 10 minutes, or until a process of its name has started.
+// Its methods may be called from many goroutines.
+type Cards struct {
+	Beats engine.Heartbeats // nil: there is one process
+	Owner string            // this process
+	Own   func(context.Context) Card
+
+	mu     sync.Mutex
+	tried  time.Time // when the last read was tried
+	failed error     // of the last read
+	read   time.Time // when others was read
+	others []held    // nobody changes them
+}
+
+// held is the card of another process.
+type held struct {
+	Card
+	owner string
+	age   time.Duration // when it was read
+}
+
+// Run beats with this process's card until ctx ends.
+func (c *Cards) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		call, stop := context.WithTimeout(ctx, cardCall)
+		own := c.Own(call)
+		_, _ = c.Beats.Beat(call, cardGroup, c.Owner, string(own.encode()), cardTTL) // the next beat tries again
+		stop()
+		notify.Sleep(ctx, cardBeat)
+	}
+	call, stop := context.WithTimeout(context.WithoutCancel(ctx), cardCall)
+	defer stop()
+	_ = c.Beats.Leave(call, cardGroup, c.Owner) // else this process is listed as missing
+	return nil
+}
+
+// encode returns the card as JSON of at most maxCard bytes. What it leaves out, the note says.
+func (c *Card) encode() []byte {
+	out, circuits := *c, len(c.Circuits)
+	out.Findings = slices.DeleteFunc(slices.Clone(c.Findings), func(f engine.Finding) bool { return f.Level == "ok" })
+	findings := len(out.Findings)
+	if circuits > maxCardCircuits { // those that hold calls back first
+		out.Circuits = slices.Clone(c.Circuits)
+		slices.SortStableFunc(out.Circuits, func(a, b api.Circuit) int { return closed(&a) - closed(&b) })
+		out.Circuits = out.Circuits[:maxCardCircuits]
+	}
+	for {
+		var notes []string
+		left := func(n int, what string) {
+			if n > 0 {
+				notes = append(notes, fmt.Sprintf("%d %s", n, what))
+			}
+		}
+		left(circuits-len(out.Circuits), "circuits")
+		left(len(c.Rates.Series)-len(out.Rates.Series), "steps of its rates")
+		left(findings-len(out.Findings), "findings")
+		if notes != nil {
+			out.Note = strings.Join(notes, ", ") + " did not fit and are not shown"
+		}
+		b, err := json.Marshal(&out)
+		switch {
+		case err != nil: // a time after the year 9999
+			return []byte("{}")
+		case len(b) <= maxCard:
+			return b
+		case len(out.Rates.Series) > 0:
+			out.Rates.Series = nil
+		case len(out.Circuits) >= len(out.Findings) && len(out.Circuits) > 0:
+			out.Circuits = out.Circuits[:len(out.Circuits)/2]
+		case len(out.Findings) > 0:
+			out.Findings = out.Findings[:len(out.Findings)/2]
+		default: // of a configuration with names of kilobytes
+			out.Process = api.Process{Name: clip(out.Name), State: clip(out.State), StartedAt: out.StartedAt}
+		}
+	}
+}
+
+func clip(s string) string { return s[:min(len(s), 100)] }
+
+func closed(c *api.Circuit) int {
+	if c.State == "closed" && !c.Pinned {
+		return 1
+	}
+	return 0
+}
+
+// All returns the cards of all processes by name, this process's as it is now. Of a missing
+// one it returns the process alone. While the cards cannot be read, it returns those that
+// were read last and one more, of state unknown.
+func (c *Cards) All(ctx context.Context) []Card {
+	own := c.Own(ctx)
+	if c.Beats == nil {
+		return []Card{own}
+	}
+	c.mu.Lock()
+	if time.Since(c.tried) >= cardReads {
+		c.readLocked(ctx)
+	}
+	since, failed := time.Since(c.read), c.failed
+	all := append([]held{{own, c.Owner, -since}}, c.others...)
+	c.mu.Unlock()
+
+	for i := range all {
+		h := &all[i]
+		h.age += since
+		h.AgeSeconds = h.age.Seconds()
+		if h.age > cardLate {
+			h.State = api.ProcessMissing
+			h.Rates, h.Circuits, h.Findings = api.Rates{}, nil, nil
+		}
+	}
+	var there []held
+	for i := range all {
+		if !all[i].replaced(all) {
+			there = append(there, all[i])
+		}
+	}
+	out := make([]Card, 0, len(there)+1)
+	for i := range there {
+		one, owner := there[i].Card, there[i].owner
+		if slices.ContainsFunc(there, func(o held) bool { return o.Name == one.Name && o.owner != owner }) {
+			one.Name += "-" + owner[max(0, len(owner)-4):]
+		}
+		one.Circuits, one.Findings = slices.Clone(one.Circuits), slices.Clone(one.Findings)
+		for k := range one.Circuits {
+			one.Circuits[k].Process = one.Name
+		}
+		for k := range one.Findings {
+			one.Findings[k].Process = one.Name
+		}
+		out = append(out, one)
+	}
+	slices.SortFunc(out, func(a, b Card) int { return strings.Compare(a.Name, b.Name) })
+	if failed != nil {
+		out = append(out, Card{Process: api.Process{Name: "other processes", State: api.ProcessUnknown, Note: failed.Error()}})
+	}
+	return out
+}
+
+// replaced reports whether a process is missing because another one of its name has been
+// started in its place.
+func (h *held) replaced(by []held) bool {
+	lastTold := time.Now().Add(-h.age)
+	return h.State == api.ProcessMissing && slices.ContainsFunc(by, func(o held) bool {
+		return o.State != api.ProcessMissing && o.Name == h.Name && o.StartedAt.After(lastTold)
+	})
+}
+
+// readLocked reads the cards of the others. After an error those that were read last stay.
+// The read outlives its request, for others are answered from it too.
+func (c *Cards) readLocked(ctx context.Context) {
+	call, stop := context.WithTimeout(context.WithoutCancel(ctx), cardCall)
+	defer stop()
+	beats, _, err := c.Beats.Alive(call, cardGroup, 0)
+	c.tried, c.failed = time.Now(), err
+	if err != nil {
+		return
+	}
+	c.read, c.others = c.tried, nil
+	for _, b := range beats {
+		h := held{owner: b.Owner, age: b.Age}
+		if b.Owner != c.Owner && json.Unmarshal([]byte(b.Value), &h.Card) == nil {
+			h.Name = cmp.Or(h.Name, b.Owner)
+			c.others = append(c.others, h)
+		}
+	}
+}
+
+// Missing returns the processes of cards that did not answer.
+func Missing(cards []Card) (out []api.Process) {
+	for i := range cards {
+		if p := &cards[i].Process; p.Missing() {
+			out = append(out, *p)
+		}
+	}
+	return out
+}
+
+// SumRates returns the rates of all cards: rates added up, the worst quantiles of lateness,
+// and the series as far as every process has told it.
+func SumRates(cards []Card) api.Rates {
+	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
+	for i := range cards {
+		r := &cards[i].Rates
+		out.OverSeconds = max(out.OverSeconds, r.OverSeconds)
+		for _, one := range r.Rates {
+			k := slices.IndexFunc(out.Rates, func(o api.Rate) bool { return o.What == one.What })
+			if k < 0 {
+				out.Rates = append(out.Rates, one)
+				continue
+			}
+			sum := &out.Rates[k]
+			sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+one.Accepted, sum.Reached+one.Reached, sum.Failed+one.Failed, sum.Other+one.Other
+		}
+		for _, one := range r.Late {
+			k := slices.IndexFunc(out.Late, func(o api.Lateness) bool { return o.What == one.What })
+			if k < 0 {
+				out.Late = append(out.Late, one)
+				continue
+			}
+			worst := &out.Late[k]
+			worst.N, worst.P50, worst.P99 = worst.N+one.N, max(worst.P50, one.P50), max(worst.P99, one.P99)
+		}
+		out.Processes = append(out.Processes, api.ProcessRates{Process: cards[i].Process, Rates: append([]api.Rate{}, r.Rates...), Late: append([]api.Lateness{}, r.Late...)})
+	}
+	slices.SortFunc(out.Rates, func(a, b api.Rate) int { return strings.Compare(a.What, b.What) })
+	out.Series = sumSeries(cards)
+	return out
+}
+
+// sumSeries adds series up at the times of the longest one. Each process takes its steps at
+// times of its own, so a step counts for the first time at or before its end.
+func sumSeries(cards []Card) []api.RatePoint {
+	out := []api.RatePoint{}
+	var long []api.RatePoint
+	for i := range cards {
+		if s := cards[i].Rates.Series; len(s) > len(long) {
+			long = s
+		}
+	}
+	for _, at := range long {
+		sum := api.RatePoint{At: at.At}
+		for i := range cards {
+			s := cards[i].Rates.Series
+			if len(s) == 0 {
+				continue
+			}
+			k := slices.IndexFunc(s, func(p api.RatePoint) bool { return !p.At.Before(at.At) })
+			switch {
+			case k < 0: // this process has not told so much yet
+				return out
+			case s[k].At.Sub(at.At) < 2*cardBeat: // else it had not started
+				sum.Accepted, sum.Ended = sum.Accepted+s[k].Accepted, sum.Ended+s[k].Ended
+			}
+		}
+		out = append(out, sum)
+	}
+	return out
+}
