@@ -165,7 +165,7 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	n.circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{
 		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.own != nil, Logger: n.log,
 	})
-	n.cards = &cluster.Cards{Owner: n.owner, Own: views(n).card}
+	n.cards = &cluster.Cards{Owner: n.owner, Own: cardWriter(n).card}
 	if n.servers != nil {
 		n.cards.Beats = n.st.beats
 	}

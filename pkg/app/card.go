@@ -14,8 +14,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+// cardWriter knows what a process tells operators of itself.
+type cardWriter struct{ *Node }
+
 // card is what this process tells operators of itself. It asks no server.
-func (n views) card(ctx context.Context) (c cluster.Card) {
+func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	host, _ := os.Hostname()
 	c.Process = api.Process{
 		Name: n.cfg.instance(), Host: host, Roles: n.roles, Release: n.cfg.Version, API: n.Addr(), Admin: n.Admin(),
@@ -34,7 +37,7 @@ func (n views) card(ctx context.Context) (c cluster.Card) {
 
 // calls reports whether this process makes the calls that a circuit stands before. The
 // breakers of a process that makes none know nothing.
-func (n views) calls(circuit string) bool {
+func (n cardWriter) calls(circuit string) bool {
 	if cluster.IsProviderCircuit(circuit) {
 		return n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
 	}
@@ -42,7 +45,7 @@ func (n views) calls(circuit string) bool {
 }
 
 // state is the state that this process tells of itself.
-func (n views) state(ctx context.Context) string {
+func (n cardWriter) state(ctx context.Context) string {
 	if n.draining.Load() {
 		return api.ProcessDraining
 	}
@@ -57,7 +60,7 @@ func (n views) state(ctx context.Context) string {
 }
 
 // rated is what GET /v1/ops/rates says.
-func (n views) rated(ctx context.Context) (any, error) {
+func (n cardWriter) rated(ctx context.Context) (any, error) {
 	cards := n.cards.All(ctx)
 	if n.cards.Beats == nil {
 		return cards[0].Rates, nil
