@@ -95,7 +95,7 @@ Start with "notifyd dev": everything in one process, with simulated providers.`,
 	}
 	root.SetOut(p.out)
 	root.SetErr(p.err)
-	root.AddCommand(newDev(p), newServe(p), newSimulate(p), newConfig(p), newToken(p), newMigrate(p), newRestore(p), newHealthcheck(p), newVersion(p))
+	root.AddCommand(newDev(p), newServe(p), newSimulate(p), newConfig(p), newToken(p), newMigrate(p), newRestore(p), newRestoreServers(p), newHealthcheck(p), newVersion(p))
 	term.Polish(root)
 	return root
 }

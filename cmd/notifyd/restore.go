@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"os"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,7 +19,7 @@ func newRestore(p *program) *cobra.Command {
 	var data string
 	var check bool
 	c := &cobra.Command{
-		Use: "restore FILE", Short: "Make a data folder of a backup", Args: cobra.ExactArgs(1),
+		Use: "restore FILE", Short: "Make a data folder of a backup (engines: embedded)", Args: cobra.ExactArgs(1),
 		Long: `restore unpacks what "notifyctl backup" saved as a new data folder, after every
 file was found to be what was backed up. The folder must not exist or be empty.
 
@@ -68,4 +71,63 @@ data folder DIR) has to be there before the first start.`,
 	c.Flags().StringVar(&data, "data-dir", "", "the folder to make")
 	c.Flags().BoolVar(&check, "check", false, "only say whether FILE is whole")
 	return c
+}
+
+func newRestoreServers(p *program) *cobra.Command {
+	var cf configFlags
+	var taken string
+	var acceptLoss bool
+	var wait time.Duration
+	c := &cobra.Command{
+		Use: "restore-servers --taken TIME", Short: "Prepare restored servers for the first start (engines: distributed)", Args: cobra.NoArgs,
+		Long: `restore-servers makes processes with engines: distributed do again what a snapshot of
+Cassandra lacks. Run it after Cassandra was restored and before any process
+starts. It sets every consumer group of Kafka back to the newest checkpoint in
+Cassandra from before TIME, when the snapshot of the first node began (RFC 3339).
+It removes all idempotency keys from Redis: a repeat is a new request.
+
+What was accepted for now after the snapshot is in Kafka and is delivered again.
+What was scheduled, cancelled, moved or replayed after it is lost.
+
+It changes nothing and exits with 6 while a process works, and where Kafka lacks
+records that would be read again.`,
+		Example: `  notifyd restore-servers --taken 2026-11-24T03:00:00Z --config my.yaml`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			at, err := time.Parse(time.RFC3339, taken)
+			if err != nil {
+				return term.Usage("--taken %q is not a time such as 2026-11-24T03:00:00Z: when the snapshot of Cassandra began", taken)
+			}
+			l, err := cf.load(p, nil)
+			if err != nil {
+				return err
+			}
+			ctx, stop := context.WithTimeout(c.Context(), wait)
+			defer stop()
+			r, err := app.RestoreCluster(ctx, &l.Config, at, acceptLoss, logger(io.Discard, &l.Config))
+			if err != nil {
+				return err
+			}
+			printRestored(p.out, &r)
+			return nil
+		},
+	}
+	cf.add(c)
+	c.Flags().StringVar(&taken, "taken", "", "when the snapshot of Cassandra began")
+	c.Flags().BoolVar(&acceptLoss, "accept-loss", false, "go on although Kafka lacks records; what it has of such a partition is read from its begin")
+	c.Flags().DurationVar(&wait, "timeout", 3*time.Minute, "how long all of it may take")
+	return c
+}
+
+func printRestored(w io.Writer, r *app.Restored) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "checkpoint\t%s\n", r.Checkpoint.Format(time.RFC3339))
+	for _, g := range r.Groups {
+		fmt.Fprintf(t, "%s\treads %s records\n", g.Group, term.Count(g.Again))
+	}
+	fmt.Fprintf(t, "idempotency keys\t%s removed\n", term.Count(int64(r.Keys)))
+	for _, m := range r.Missing {
+		fmt.Fprintf(t, "lost\t%s\n", m)
+	}
+	fmt.Fprintf(t, "next\tstart every process, then notifyctl audit\n")
+	_ = t.Flush()
 }

@@ -29,7 +29,7 @@ const stagingName = "backup.staging"
 // after a crash between the two.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if n.own == nil {
-		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: back each up with its own tools (Cassandra and PostgreSQL hold what must survive)"}
+		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; notifyd restore-servers prepares restored ones"}
 	}
 	if !n.backingUp.TryLock() {
 		return nil, &notify.Error{Kind: notify.KindConflict, Code: "backup_running", Msg: "a backup is being made; one at a time"}

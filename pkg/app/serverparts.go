@@ -71,6 +71,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 		if n.archive != nil {
 			ps["archive"] = n.alone("archive", n.archive.Run)
 		}
+		ps["checkpoints"] = n.alone("checkpoints", func(ctx context.Context) error { return keepCheckpoints(ctx, n.Node) })
 		ps["trim"] = n.alone("trim", func(ctx context.Context) error { return n.groups.trim(ctx, n.cfg.Kafka.Keep) })
 	}
 }

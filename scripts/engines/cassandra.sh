@@ -2,6 +2,10 @@
 # A real Cassandra on loopback, from its published Java artifacts: no Docker.
 #
 #   scripts/engines/cassandra.sh start|stop|status|addresses
+#   scripts/engines/cassandra.sh snapshot|restore NAME
+#
+# snapshot copies all tables of node 1 while it works, with nodetool. restore, while
+# that node is stopped, replaces everything that it has by such a copy.
 #
 # NODES=3 starts three nodes on 127.0.0.1 to 127.0.0.3. A second cluster beside
 # the first wants a folder and ports of its own (CASSANDRA_DIR, CASSANDRA_PORT,
@@ -203,6 +207,30 @@ wait_node() { # node
   fail "node $1 does not answer on 127.0.0.$1:$port after 10 minutes: see $dir/node$1/log"
 }
 
+snapshot() { # name
+  local d=$dir/node1 copy=$dir/node1/copies/$1 files
+  # shellcheck disable=SC2046
+  java $(exports) -Dlogback.configurationFile="file://$d/logback.xml" -cp "$lib/*" \
+    org.apache.cassandra.tools.NodeTool -h 127.0.0.1 -p "$jmx" snapshot -t "$1"
+  for files in "$d"/data/*/*/snapshots/"$1"; do
+    mkdir -p "$copy/${files#"$d"/data/}"
+    mv "$files" "$(dirname "$copy/${files#"$d"/data/}")"
+  done
+}
+
+restore() { # name
+  local d=$dir/node1 copy=$dir/node1/copies/$1 files table
+  [ -d "$copy" ] || fail "there is no snapshot $1"
+  if pid 1 >/dev/null; then fail "node 1 works: stop it first"; fi
+  rm -rf "$d/data" "$d/commitlog" "$d/saved_caches" "$d/hints" "$d/cdc"
+  for files in "$copy"/*/*/snapshots/"$1"; do
+    table=${files#"$copy"/}
+    table=$d/data/${table%/snapshots/*}
+    mkdir -p "$table"
+    cp -p "$files"/* "$table"
+  done
+}
+
 case ${1:-} in
   start)
     install_jars
@@ -236,6 +264,10 @@ case ${1:-} in
     done
     [ "$up" = "$nodes" ]
     ;;
+  snapshot | restore)
+    [ -n "${2:-}" ] || fail "$1 needs a name"
+    "$1" "$2"
+    ;;
   addresses) seq -s, -f "127.0.0.%g:$port" "$nodes" ;;
-  *) fail "usage: cassandra.sh start|stop|status|addresses" ;;
+  *) fail "usage: cassandra.sh start|stop|status|addresses|snapshot|restore" ;;
 esac

@@ -56,6 +56,7 @@ var faults = map[int][]fault{
 		{"cut", workerCut},
 		{"cut-log", workerCutFromLog},
 		{"frozen", kafkaFrozen},
+		{"restored", restored},
 	},
 	// Each leaves its node dead: the second one has both to live with.
 	3: {

@@ -36,13 +36,13 @@ func (c *cluster) start(ctx context.Context, name string) {
 
 // script runs a server's script. Its output goes to a file: a pipe would stay open
 // for as long as the server lives.
-func (c *cluster) script(ctx context.Context, name, verb string) {
+func (c *cluster) script(ctx context.Context, name string, args ...string) {
 	out := rig.Must(os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer out.Close()
-	cmd := exec.CommandContext(ctx, filepath.Join(scripts, name+".sh"), verb)
+	cmd := exec.CommandContext(ctx, filepath.Join(scripts, name+".sh"), args...)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
-		panic(fmt.Errorf("%s %s: %w (see %s)", name, verb, err, out.Name()))
+		panic(fmt.Errorf("%s %v: %w (see %s)", name, args, err, out.Name()))
 	}
 }
 

@@ -11,11 +11,16 @@ import (
 // Audit makes the running server add up what it accepted against outcomes and
 // what leads on to one, and says what it found.
 func (v *Victim) Audit(ctx context.Context) (api.Conservation, error) {
+	return v.AuditSince(ctx, time.Time{})
+}
+
+// AuditSince is Audit of what was accepted since then.
+func (v *Victim) AuditSince(ctx context.Context, since time.Time) (api.Conservation, error) {
 	cl := *v.client
 	h := *cl.HTTPClient
 	h.Timeout = 10 * time.Minute // it reads all that was accepted
 	cl.HTTPClient = &h
-	rep, err := cl.Conservation(ctx, time.Time{})
+	rep, err := cl.Conservation(ctx, since)
 	if err != nil {
 		return rep, fmt.Errorf("the audit: %w", err)
 	}

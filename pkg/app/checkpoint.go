@@ -1,0 +1,123 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// With servers, one operator process writes a checkpoint every minute: how far each
+// consumer group has committed. It is a row of Cassandra, so each snapshot of Cassandra
+// holds the checkpoints from before it. RestoreCluster sets the groups back to one of them.
+//
+// A checkpoint that is older than a snapshot fits it: a group commits a record only after
+// the rows that come of it are durable, so the snapshot has the rows of every record below
+// the checkpoint. What is above is read again.
+const (
+	checkpointEvery = time.Minute
+	// checkpointsKept bounds the rows, one for each minute of a day. The nodes of Cassandra
+	// are not copied at the same moment, so the newest checkpoint in their copies may be
+	// newer than the copy of some row. A snapshot of all nodes that takes less than a day
+	// still has a checkpoint from before its begin.
+	checkpointsKept = 24 * 60
+)
+
+// checkpoint is how far the consumer groups had committed at a moment.
+type checkpoint struct {
+	At     time.Time         `json:"at"`     // after the positions were read
+	Topics map[string]string `json:"topics"` // the brokers' id of each topic
+	Groups positions         `json:"groups"`
+}
+
+// checkpointName names the row of the checkpoint of a minute. It is written again a day later.
+func checkpointName(at time.Time) string {
+	return fmt.Sprintf("checkpoint/%04d", at.Unix()/60%checkpointsKept)
+}
+
+// groupTopics returns every topic that a consumer group reads, in order.
+func groupTopics() []string {
+	topics := map[string]bool{}
+	for _, of := range topicsOf {
+		for _, t := range of {
+			topics[t] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(topics))
+}
+
+// readCheckpoint asks the brokers how far every group has committed.
+func readCheckpoint(ctx context.Context, admin *log.Admin) (c checkpoint, err error) {
+	if c.Topics, err = admin.TopicIDs(ctx, groupTopics()...); err != nil {
+		return c, err
+	}
+	c.Groups = positions{}
+	for group := range topicsOf {
+		at, err := admin.Committed(ctx, group)
+		if err != nil {
+			return c, err
+		}
+		for tp, offset := range at {
+			c.Groups.put(group, tp.Topic, tp.Partition, offset)
+		}
+	}
+	c.At = time.Now().UTC()
+	return c, nil
+}
+
+// writeCheckpoint writes one, unless this process's clock is off: its time would be wrong.
+func writeCheckpoint(ctx context.Context, admin *log.Admin, meta engine.Meta, clock func() error) error {
+	if err := clock(); err != nil {
+		return err
+	}
+	c, err := readCheckpoint(ctx, admin)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return meta.PutMeta(ctx, checkpointName(c.At), raw)
+}
+
+// keepCheckpoints writes a checkpoint every minute until ctx ends.
+func keepCheckpoints(ctx context.Context, n *Node) error {
+	for ctx.Err() == nil {
+		call, stop := context.WithTimeout(ctx, 30*time.Second)
+		err := writeCheckpoint(call, n.admin, n.st.meta, n.clock.Err)
+		stop()
+		if err != nil && ctx.Err() == nil {
+			n.log.Warn("no checkpoint of the consumer groups is written; a restore reads more of the log again", "err", err)
+		}
+		notify.Sleep(ctx, checkpointEvery)
+	}
+	return nil
+}
+
+// readCheckpoints returns the checkpoints in the tables, the newest first.
+func readCheckpoints(ctx context.Context, meta engine.Meta) (all []checkpoint, err error) {
+	for minute := range int64(checkpointsKept) {
+		name := checkpointName(time.Unix(60*minute, 0))
+		raw, err := meta.GetMeta(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if raw == nil {
+			continue
+		}
+		var c checkpoint
+		if err := json.Unmarshal(raw, &c); err != nil {
+			return nil, fmt.Errorf("stored row %s: %w", name, err)
+		}
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b checkpoint) int { return b.At.Compare(a.At) })
+	return all, nil
+}

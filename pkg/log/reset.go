@@ -1,0 +1,69 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// TopicIDs returns the id that the brokers gave each topic that exists. A topic that was
+// deleted and made again has another id: offsets of the old one say nothing about it.
+func (a *Admin) TopicIDs(ctx context.Context, topics ...string) (map[string]string, error) {
+	details, err := a.adm.ListTopics(ctx, topics...)
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := make(map[string]string, len(topics))
+	for _, d := range details {
+		switch {
+		case errors.Is(d.Err, kerr.UnknownTopicOrPartition):
+		case d.Err != nil:
+			return nil, translate(d.Err)
+		default:
+			out[d.Topic] = d.ID.String()
+		}
+	}
+	return out, nil
+}
+
+// Members returns how many members each of groups has; groups without any are missing.
+func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, error) {
+	described, err := a.adm.DescribeGroups(ctx, groups...)
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := map[string]int{}
+	for name, g := range described {
+		switch {
+		case errors.Is(g.Err, kerr.GroupIDNotFound):
+		case g.Err != nil:
+			return nil, translate(g.Err)
+		case len(g.Members) > 0:
+			out[name] = len(g.Members)
+		}
+	}
+	return out, nil
+}
+
+// SetCommitted makes offsets the committed offsets of a group; those of other partitions
+// stay. The group must have no members: else it returns KindConflict "cluster_running", and
+// some partitions may be set.
+func (a *Admin) SetCommitted(ctx context.Context, group string, offsets map[TopicPartition]int64) error {
+	commit := make(kadm.Offsets)
+	for tp, at := range offsets {
+		commit.AddOffset(tp.Topic, tp.Partition, at, -1)
+	}
+	resps, err := a.adm.CommitOffsets(ctx, group, commit)
+	if err == nil {
+		err = resps.Error()
+	}
+	if errors.Is(err, kerr.UnknownMemberID) || errors.Is(err, kerr.RebalanceInProgress) || errors.Is(err, kerr.IllegalGeneration) {
+		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: fmt.Sprintf("the consumer group %s has members: stop every process first", group), Err: err}
+	}
+	return translate(err)
+}
