@@ -131,6 +131,10 @@ rolling: go ## Restart every process over those servers, one after the other, un
 growth: go ## Raise the number of timer shards of three processes over those servers, under load; FROM=16 TO=256
 	@FROM='$(FROM)' TO='$(TO)' scripts/growth.sh
 
+.PHONY: scaleout
+scaleout: go ## Show what 1, 2 and 4 processes, each with a share of a core, do over those servers (root); SHORT=1, NODES=3, ONLY="singles fanouts triggers" some
+	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/scaleout.sh
+
 .PHONY: users20m
 users20m: go ## Show over those servers what 4 workers hold of 20 million users, and that opt-outs bind (6 GB of disk); USERS=2000000
 	@USERS='$(USERS)' scripts/users20m.sh

@@ -53,7 +53,7 @@ func (c *cluster) open(ctx context.Context) {
 		c.run(ctx, nil, role)
 	}
 	c.urls = rig.Must(c.v.CallbackURL(ctx))
-	c.store = rig.Must(cassandra.Open(ctx, c.o.cassandraConfig()))
+	c.store = rig.Must(cassandra.Open(ctx, c.o.CassandraConfig(cassandraTimeout)))
 	c.settle(ctx)
 }
 
@@ -62,10 +62,6 @@ func (c *cluster) open(ctx context.Context) {
 func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(os.WriteFile(c.f.Engines(), []byte(c.o.YAML(appends, cassandraTimeout)), 0o600))
 	rig.Ok(c.v.Restart(ctx, ""))
-}
-
-func (o *options) cassandraConfig() cassandra.Config {
-	return cassandra.Config{Hosts: strings.Split(o.Cassandra, ","), Keyspace: o.Keyspace, Replication: o.Nodes, Timeout: cassandraTimeout}
 }
 
 // run starts a process of a role, in a network of its own unless e is nil, and waits

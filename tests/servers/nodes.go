@@ -175,7 +175,7 @@ func (c *cluster) checkCopies(ctx context.Context) {
 	if len(seen.Brokers) != o.Nodes || insync != fmt.Sprint(cfg.MinInSync) {
 		panic(fmt.Errorf("kafka: %d brokers, min.insync.replicas %s", len(seen.Brokers), insync))
 	}
-	found := rig.Must(cassandra.Doctor(ctx, o.cassandraConfig()))
+	found := rig.Must(cassandra.Doctor(ctx, o.CassandraConfig(cassandraTimeout)))
 	want3 := fmt.Sprintf("%d replicas on %d nodes", o.Nodes, o.Nodes)
 	right := false
 	for _, f := range found {

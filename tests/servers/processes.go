@@ -165,14 +165,9 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// resent is how many receivers of requests since then were handed to a provider again
-// although an earlier call may have been taken, by their rows.
-func (c *cluster) resent(ctx context.Context, since time.Time) (n int64) {
-	rig.Ok(c.store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
-		n += int64(row.Resent)
-		return nil
-	}))
-	return n
+// resent is the bound of duplicates of requests since then.
+func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
+	return rig.Must(rig.Resent(ctx, c.store, since))
 }
 
 // slowest is the longest time from an answer to the provider's call, of what was

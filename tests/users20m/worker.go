@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -133,19 +132,8 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 	if what == "collect" {
 		s.Bytes = (heapNow() - empty) / float64(max(s.Held, 1))
 	}
-	s.RSS = rssOf(os.Getpid())
+	s.RSS = rig.RSS(os.Getpid())
 	return s
-}
-
-// rssOf is the resident memory of a process in MiB.
-func rssOf(pid int) int {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	fields := strings.Fields(string(b))
-	if len(fields) < 2 {
-		return 0
-	}
-	pages, _ := strconv.Atoi(fields[1])
-	return pages * os.Getpagesize() >> 20
 }
 
 // child is a worker's process.

@@ -21,6 +21,9 @@ func (v *Victim) Client() *api.Client { return v.client }
 // URL is where its API is, in all its lives.
 func (v *Victim) URL() string { return v.client.BaseURL }
 
+// Pids are the processes of notifyd and of the simulators.
+func (v *Victim) Pids() (notifyd, simulators int) { return v.proc.Pid(), v.sims.Pid() }
+
 // TokenFile holds the token its clients use.
 func (v *Victim) TokenFile() string { return filepath.Join(v.cfg.Data, "token") }
 

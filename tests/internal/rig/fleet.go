@@ -29,6 +29,8 @@ type FleetConfig struct {
 	First string
 	// Env is further environment, KEY=value, of the first process and of migrate.
 	Env []string
+	// Simulate are further arguments of the simulators, as Config has them.
+	Simulate []string
 }
 
 // Fleet is the processes. The first one is V.
@@ -72,7 +74,7 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 		return f, fmt.Errorf("migrate up: %w\n%s", err, out)
 	}
 	f.V, err = New(ctx, Config{
-		Bin: cfg.Bin, Dir: cfg.Dir, Env: cfg.Env,
+		Bin: cfg.Bin, Dir: cfg.Dir, Env: cfg.Env, Simulate: cfg.Simulate,
 		Args: []string{"--config", f.Engines(), "--set", "roles=" + cfg.First, "--set", "logging.level=info", "--set", "instance=" + FirstName},
 	})
 	if err != nil {

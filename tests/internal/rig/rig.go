@@ -34,6 +34,9 @@ type Config struct {
 	Dir string
 	// Data is where notifyd keeps its own. Default: the folder dev in Dir.
 	Data string
+	// Simulate are further arguments of the simulators. Answers take 20 ms in the median
+	// and 600 ms at p99 unless they say otherwise; a few take longer than a call may.
+	Simulate []string
 	// Args are further arguments of notifyd dev, Env its further environment.
 	Args []string
 	Env  []string
@@ -68,7 +71,8 @@ func New(ctx context.Context, cfg Config) (v *Victim, err error) {
 	v.log = Must(os.Create(filepath.Join(cfg.Dir, "notifyd.log")))
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
 	simDir := filepath.Join(cfg.Dir, "simulator")
-	sims := exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
+	args := []string{"simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url + "/v1/receipts/sendgrid"}
+	sims := exec.CommandContext(ctx, cfg.Bin, append(args, cfg.Simulate...)...)
 	sims.Stderr = v.log
 	v.sims = Must(Spawn(sims))
 	var s struct{ URLs simulator.URLs }

@@ -1,10 +1,15 @@
 package rig
 
 import (
+	"cmp"
+	"context"
 	"flag"
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Servers are the servers of make engines, as flags have them: addresses with commas
@@ -12,6 +17,13 @@ import (
 type Servers struct {
 	Kafka, Cassandra, Redis, Postgres, Keyspace string
 	Nodes                                       int // of Kafka and of Cassandra each
+
+	// Database of PostgreSQL. Default: postgres.
+	Database string
+	// Prefix of the keys in Redis. Default: the product's.
+	Prefix string
+	// PushPartitions of each topic of pushes that migrate creates. Default: 6.
+	PushPartitions int
 }
 
 // Flags registers a flag for each of them.
@@ -33,8 +45,29 @@ func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	return fmt.Sprintf(`engines: distributed
 kafka: {brokers: [%s], replication: %d, min_insync: %d, append_timeout: %s}
 cassandra: {hosts: [%s], keyspace: %s, replication: %d, timeout: %s}
-redis: {addresses: [%q]}
-postgres: {dsn: "postgres://notifyd@%s/postgres?sslmode=disable"}
-log: {partitions: {push: 6, sms: 4, email: 4}}
-`, list(s.Kafka), s.Nodes, s.InSync(), appends, list(s.Cassandra), s.Keyspace, s.Nodes, cassandra, s.Redis, s.Postgres)
+redis: {addresses: [%q], prefix: %q}
+postgres: {dsn: %q}
+log: {partitions: {push: %d, sms: 4, email: 4}}
+`, list(s.Kafka), s.Nodes, s.InSync(), appends, list(s.Cassandra), s.Keyspace, s.Nodes, cassandra, s.Redis, cmp.Or(s.Prefix, "notifyd:"),
+		s.DSN(cmp.Or(s.Database, "postgres")), cmp.Or(s.PushPartitions, 6))
+}
+
+// CassandraConfig opens the rows that the processes write.
+func (s *Servers) CassandraConfig(timeout time.Duration) cassandra.Config {
+	return cassandra.Config{Hosts: strings.Split(s.Cassandra, ","), Keyspace: s.Keyspace, Replication: s.Nodes, Timeout: timeout}
+}
+
+// Resent is how many receivers of requests since then were handed to a provider again
+// although an earlier call may have been taken, by their rows: the bound of duplicates.
+func Resent(ctx context.Context, store *cassandra.Store, since time.Time) (n int64, err error) {
+	err = store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
+		n += int64(row.Resent)
+		return nil
+	})
+	return n, err
+}
+
+// DSN is how a database of PostgreSQL is reached.
+func (s *Servers) DSN(database string) string {
+	return fmt.Sprintf("postgres://notifyd@%s/%s?sslmode=disable", s.Postgres, database)
 }

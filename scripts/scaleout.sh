@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Show what 1, 2 and 4 workers and dispatchers do with the same load over real servers, each
+# held to a share of a core (Linux, root). It uses the servers of make engines but Kafka:
+# its broker is its own, empty, and away when it ends, as are its keyspace and its database.
+# SHORT=1: a tenth of the messages, the ratios are not judged. NODES=3: three brokers and
+# three nodes of Cassandra. ONLY="singles" picks some of singles, fanouts and triggers.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/engines/lib.sh
+export NODES=${NODES:-1}
+ONLY="cassandra redis postgres" scripts/engines.sh start
+cassandra=$(CASSANDRA_DIR=$ENGINES_DIR/cassandra$([ "$NODES" = 1 ] || echo 3) scripts/engines/cassandra.sh addresses)
+work=$(mktemp -d)
+# Beside the brokers of make engines, one or three.
+kafka=(env NOTIFY_ENGINES_DIR="$work" NOTIFY_ENGINES_LIB="$ENGINES_LIB" NOTIFY_KAFKA_PORT="${SCALEOUT_KAFKA_PORT:-19052}" scripts/engines/kafka.sh)
+finish() {
+	"${kafka[@]}" stop || true
+	rm -rf "$work"
+}
+trap finish EXIT
+"${kafka[@]}" start
+short=()
+if [ -n "${SHORT:-}" ]; then short=(-short); fi
+go run ./tests/scaleout -only "${ONLY:-}" -nodes "$NODES" -kafka "$("${kafka[@]}" addresses)" -cassandra "$cassandra" \
+	-redis "127.0.0.1:$REDIS_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" "${short[@]}" "$@"

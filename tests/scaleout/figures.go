@@ -1,0 +1,255 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// processes are those whose number a step changes.
+const processes = "processes"
+
+// What a step must show.
+const (
+	needed     = 0.8  // of n times the rate of one process
+	fullCores  = 0.95 // of the machine's cores, that leave nothing for more processes
+	fullServer = 0.95 // of one core, for Redis, which has one thread for commands
+)
+
+// figures is what one step showed.
+type figures struct {
+	load      string
+	processes int
+	count     int64   // accepted
+	share     float64 // of a core, of each process
+	machine   float64 // cores
+	samples   []sample
+	from      time.Time          // when the processes could begin
+	asked     map[string]float64 // by the processes' metrics, under load
+	calm      []sample           // two, without load
+	rest      map[string]float64 // by the metrics, between them
+
+	ended, lost, twice int64
+	rss                []int // MiB
+}
+
+// reached is the first moment at which so many were done, between the samples around it.
+func (f *figures) reached(n float64) time.Time {
+	for i := 1; i < len(f.samples); i++ {
+		a, b := f.samples[i-1], f.samples[i]
+		if float64(b.done) >= n {
+			part := (n - float64(a.done)) / float64(max(b.done-a.done, 1))
+			return a.at.Add(time.Duration(max(part, 0) * float64(b.at.Sub(a.at))))
+		}
+	}
+	return f.samples[len(f.samples)-1].at
+}
+
+// perSecond is the rate while the middle four fifths were done: neither while messages are
+// still being accepted, nor while some processes have nothing left.
+func (f *figures) perSecond() float64 {
+	n := float64(f.count)
+	return 0.8 * n / max(f.reached(0.9*n).Sub(f.reached(0.1*n)).Seconds(), 0.001)
+}
+
+// between returns the cores that were in use on average between two samples.
+func between(a, b sample) map[string]float64 {
+	out := map[string]float64{}
+	for name, used := range b.cpu {
+		out[name] = max((used-a.cpu[name]).Seconds()/max(b.at.Sub(a.at).Seconds(), 0.001), 0)
+	}
+	return out
+}
+
+// cores in use while the middle four fifths were done.
+func (f *figures) cores() map[string]float64 {
+	n := float64(f.count)
+	first, last := f.reached(0.1*n), f.reached(0.9*n)
+	i := slices.IndexFunc(f.samples, func(s sample) bool { return !s.at.Before(first) })
+	j := slices.IndexFunc(f.samples, func(s sample) bool { return !s.at.Before(last) })
+	return between(f.samples[min(i, j-1)], f.samples[j])
+}
+
+// full names what left the machine, or one of its servers, no processor time for more;
+// none where it is the processes' shares that are used up.
+func (f *figures) full() string {
+	cores, sum := f.cores(), 0.0
+	if cores["redis"] >= fullServer {
+		return "redis"
+	}
+	most := others
+	for name, used := range cores {
+		sum += used
+		if name != processes && used > cores[most] {
+			most = name
+		}
+	}
+	if sum >= fullCores*f.machine {
+		return most
+	}
+	return "none"
+}
+
+// requests of a kind that the processes made of a server.
+func requests(m map[string]float64, server string, kinds ...string) (n float64) {
+	for _, k := range kinds {
+		n += m[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, k, server)]
+	}
+	return n
+}
+
+var statements = []string{"swap", "serial_read", "read", "write", "logged_batch"}
+
+// measure is a line of the table: what a figure is of, and how it is written.
+type measure struct {
+	key, about, format string
+	of                 func(*figures) float64
+}
+
+// measures are what a step prints as key=value and the table says of all steps.
+var measures = []measure{
+	{"per_second", "ended a second", "%.0f", (*figures).perSecond},
+	{"end_p99_s", "s until 99% of what came at once had ended", "%.1f", func(f *figures) float64 {
+		return f.reached(0.99 * float64(f.count)).Sub(f.from).Seconds()
+	}},
+	{"cores", "cores of the processes", "%.2f", coresOf(processes)},
+	{"each_us", "us of theirs for each message", "%.0f", eachOf(processes)},
+	{"kafka_cores", "cores of Kafka", "%.2f", coresOf("kafka")},
+	{"cassandra_cores", "cores of Cassandra", "%.2f", coresOf("cassandra")},
+	{"redis_cores", "cores of Redis", "%.2f", coresOf("redis")},
+	{"postgres_cores", "cores of PostgreSQL", "%.2f", coresOf("postgres")},
+	{"providers_cores", "cores of the simulated providers", "%.2f", coresOf("providers")},
+	{"rest_of_it_cores", "cores of the API and other roles", "%.2f", func(f *figures) float64 { return f.cores()["api"] + f.cores()["rest"] }},
+	{"others_cores", "cores of what is not of the run", "%.2f", coresOf(others)},
+	{"statements_each", "statements to Cassandra for each message", "%.3g", askedOf("cassandra", statements...)},
+	{"rows_each", "rows in them", "%.3g", askedOf("cassandra", "row")},
+	{"trips_each", "round trips to Redis for each message", "%.3g", askedOf("redis", "round_trip")},
+	{"rest_statements_s", "statements a second at rest, of all processes", "%.1f", restOf("cassandra", statements...)},
+	{"rest_trips_s", "round trips a second at rest, of all processes", "%.1f", restOf("redis", "round_trip")},
+	{"rest_cores", "cores at rest, of all processes", "%.3f", func(f *figures) float64 { return between(f.calm[0], f.calm[1])[processes] }},
+	{"rest_kafka_cores", "cores of Kafka at rest", "%.3f", func(f *figures) float64 { return between(f.calm[0], f.calm[1])["kafka"] }},
+	{"rss_mib", "MiB resident, of the largest process", "%.0f", func(f *figures) float64 { return float64(slices.Max(f.rss)) }},
+}
+
+func coresOf(name string) func(*figures) float64 {
+	return func(f *figures) float64 { return f.cores()[name] }
+}
+
+func eachOf(name string) func(*figures) float64 {
+	return func(f *figures) float64 { return f.cores()[name] / f.perSecond() * 1e6 }
+}
+
+func askedOf(server string, kinds ...string) func(*figures) float64 {
+	return func(f *figures) float64 { return requests(f.asked, server, kinds...) / max(float64(f.count), 1) }
+}
+
+func restOf(server string, kinds ...string) func(*figures) float64 {
+	return func(f *figures) float64 {
+		return requests(f.rest, server, kinds...) / f.calm[1].at.Sub(f.calm[0].at).Seconds()
+	}
+}
+
+// line is one step.
+func (f *figures) line(times float64) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "load=%s processes=%d share=%.2f count=%d times=%.2f", f.load, f.processes, f.share, f.count, times)
+	for _, m := range measures {
+		fmt.Fprintf(&b, " %s="+m.format, m.key, m.of(f))
+	}
+	fmt.Fprintf(&b, " lost=%d twice=%d full=%s", f.lost, f.twice, f.full())
+	return b.String()
+}
+
+// Of n times the processes a figure has n times the value, or as much as before, or
+// something between: these are the bounds of its exponent.
+const (
+	growsFrom = 0.75
+	staysTo   = 0.25
+)
+
+// table has a row for each measure of a load and a column for each step, in Markdown.
+func table(steps []figures) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s |", steps[0].load)
+	for i := range steps {
+		fmt.Fprintf(&b, " %d |", steps[i].processes)
+	}
+	b.WriteString(" with their number |\n|---|" + strings.Repeat("---|", len(steps)+1) + "\n")
+	first, last := &steps[0], &steps[len(steps)-1]
+	for _, m := range measures {
+		fmt.Fprintf(&b, "| %s |", m.about)
+		for i := range steps {
+			fmt.Fprintf(&b, " "+m.format+" |", m.of(&steps[i]))
+		}
+		fmt.Fprintf(&b, " %s |\n", trend(m.of(first), m.of(last), float64(last.processes)/float64(first.processes)))
+	}
+	return b.String()
+}
+
+// trend says how a figure goes from one step to another with so many times the processes.
+func trend(from, to, times float64) string {
+	if from <= 0 || to <= 0 || times <= 1 {
+		return ""
+	}
+	switch e := math.Log(to/from) / math.Log(times); {
+	case e >= growsFrom:
+		return "grows"
+	case e >= staysTo:
+		return "grows less"
+	case e > -staysTo:
+		return "stays"
+	case e > -growsFrom:
+		return "falls less"
+	}
+	return "falls"
+}
+
+// verdict adds the steps of a run up.
+type verdict struct {
+	judge  bool // the ratios too
+	broken bool
+
+	steps map[string][]figures
+	loads []string // of steps, in order
+	times map[string][]string
+	slow  []string // steps that were below what is needed while nothing was full
+}
+
+// add compares a step with the first one of its load, of one process, and returns how many
+// times the rate it had.
+func (v *verdict) add(f figures) (times float64) {
+	if v.steps == nil {
+		v.steps, v.times = map[string][]figures{}, map[string][]string{}
+	}
+	if len(v.steps[f.load]) == 0 {
+		v.loads = append(v.loads, f.load)
+	}
+	v.steps[f.load] = append(v.steps[f.load], f)
+	times = f.perSecond() / v.steps[f.load][0].perSecond()
+	text := fmt.Sprintf("%.2f", times)
+	if times < needed*float64(f.processes) {
+		full := f.full()
+		text += "(" + full + ")"
+		if full == "none" || full == others {
+			v.slow = append(v.slow, fmt.Sprintf("%s:%d", f.load, f.processes))
+		}
+	}
+	v.times[f.load] = append(v.times[f.load], text)
+	v.broken = v.broken || f.lost > 0 || f.twice > 0 || f.count == 0
+	return times
+}
+
+// line is the ratios of each load, the steps that were too slow, and whether all held.
+func (v *verdict) line() (text string, ok bool) {
+	for _, name := range v.loads {
+		text += fmt.Sprintf("%s=%s ", name, strings.Join(v.times[name], ","))
+	}
+	slow := "none"
+	if len(v.slow) > 0 {
+		slow = strings.Join(v.slow, ",")
+	}
+	ok = !v.broken && len(v.loads) > 0 && (!v.judge || len(v.slow) == 0)
+	return text + "slow=" + slow, ok
+}

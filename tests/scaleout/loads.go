@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+// kind is a load, and the role whose processes end it.
+type kind struct {
+	name, role string
+	count      int     // messages, of a usual step
+	share      float64 // of a core, of each process: four must not fill the machine
+	group      string  // of Kafka, whose members the processes are; empty: none
+	step       load.Step
+	// ended is what the processes' own metrics say of durable ends.
+	ended func(metrics map[string]float64) float64
+}
+
+// dueIn is the least time from a step's begin until its triggers are due, all at one moment.
+const dueIn = 15 * time.Second
+
+var kinds = []kind{
+	{
+		name: "singles", role: "worker:push", count: 40_000, share: 0.05, group: notify.Lane{Channel: notify.Push}.Group(), ended: outcomes,
+		step: load.Step{Target: load.Batch, Size: 500, Workers: 4, Addresses: true, Category: "transactional"},
+	},
+	{
+		name: "fanouts", role: "worker:push", count: 240_000, share: 0.03, group: notify.Lane{Channel: notify.Push, Bulk: true}.Group(), ended: outcomes,
+		step: load.Step{Target: load.Fanout, Size: 5_000, Workers: 4, Addresses: true},
+	},
+	{
+		name: "triggers", role: "dispatcher", count: 4_000, share: 0.03,
+		ended: func(m map[string]float64) float64 { return m[`notifyd_triggers_ended_total{state="FIRED"}`] },
+	},
+}
+
+// outcomes are the receivers with a durable end. A retry has its end later.
+func outcomes(m map[string]float64) (n float64) {
+	for name, v := range m {
+		if strings.HasPrefix(name, "notifyd_outcomes_total{") && !strings.Contains(name, `"DEFERRED"`) {
+			n += v
+		}
+	}
+	return n
+}
+
+// pick returns the loads of some names, all for none.
+func pick(names string) (out []kind, err error) {
+	for _, name := range strings.Fields(names) {
+		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("-only: no load is called %q; there are singles, fanouts and triggers", name)
+		}
+		out = append(out, kinds[i])
+	}
+	if out == nil {
+		out = kinds
+	}
+	return out, nil
+}
+
+// promised is what was accepted of a step.
+type promised struct {
+	count    int64
+	ids      []string // of singles
+	bases    map[notify.Base]int64
+	triggers rig.Dues
+	from     time.Time // when its processes may begin
+}
+
+// offer sends a step's messages as fast as they are accepted. What is due later is due a
+// while after the last was accepted.
+func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
+	if k.role == "dispatcher" {
+		return s.offerTriggers(ctx, n)
+	}
+	p := promised{bases: map[notify.Base]int64{}, from: time.Now()}
+	st := k.step
+	st.Count, st.Payload.Text = load.Number(n), "Your order is on its way."
+	var mu sync.Mutex
+	sc := load.One(k.name, 0, st)
+	sc.Seed = uint64(s.spent) // users of their own in each step
+	run := rig.Must(load.New(sc, load.Config{
+		Target: &load.HTTP{Client: s.f.V.Client()}, Timeout: time.Minute, Patience: rig.Patience,
+		Keys: func(i int64) string { return fmt.Sprintf("%s-%s-%d-%d", s.name, k.name, s.spent, i) },
+		Acked: func(a load.Ack) {
+			mu.Lock()
+			defer mu.Unlock()
+			if a.Count == 0 {
+				p.count, p.ids = p.count+int64(a.Accepted), append(p.ids, a.IDs...)
+				return
+			}
+			p.count += int64(a.Count - a.Rejected)
+			p.bases[a.Base] += int64(a.Count - a.Rejected)
+		},
+	}))
+	rig.Must(run.Run(ctx))
+	return p
+}
+
+func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
+	const size = 100
+	url := rig.Must(s.f.V.CallbackURL(ctx))
+	// The moment must be known before the first is sent: half of what a slow machine takes.
+	p := promised{triggers: rig.Dues{}, from: time.Now().Add(dueIn + time.Duration(n)*2*time.Millisecond)}
+	made := make([]rig.Dues, (n+size-1)/size)
+	rig.InSteps(ctx, n, size, 8, func(ctx context.Context, from, to int) {
+		batch := make([]api.Trigger, to-from)
+		for i := range batch {
+			batch[i] = rig.Due(url+"/scaleout", p.from)
+		}
+		made[from/size] = rig.Dues{}
+		rig.Ok(rig.Insist(ctx, func() error {
+			res, err := s.f.V.Client().TriggerBatch(ctx, batch, fmt.Sprintf("%s-%d-%d", s.name, s.spent, from))
+			for _, r := range res.Results {
+				made[from/size][r.TriggerID] = p.from
+			}
+			return err
+		}))
+	})
+	for _, some := range made {
+		for id, at := range some {
+			p.triggers[id] = at
+		}
+	}
+	p.count = int64(len(p.triggers))
+	if late := time.Since(p.from); late > 0 {
+		panic(fmt.Errorf("the last of %d triggers was accepted %.0f s after all were due; -scale makes them fewer", n, late.Seconds()))
+	}
+	return p
+}
+
+// done is how many of a load's messages were sent or called so far, of all steps.
+func (s *scaleout) done(ctx context.Context, k kind) int64 {
+	if k.role == "dispatcher" {
+		return rig.Must(s.f.V.Taken(ctx))
+	}
+	return rig.Must(s.f.V.Delivered(ctx))
+}
+
+// check holds what was promised against the ledger: what is missing, and what was called
+// again beyond what the rows of this step account for.
+func (s *scaleout) check(ctx context.Context, p promised) (lost, twice int64) {
+	if p.triggers != nil {
+		f := rig.Must(s.f.V.Fired(ctx, p.triggers))
+		if len(f.Early) > 0 {
+			panic(fmt.Errorf("%d triggers were called before they were due, the first by %s", len(f.Early), f.Early[0].By))
+		}
+		return int64(len(f.Lost)), f.Twice
+	}
+	var totals rig.Result
+	rig.Ok(s.f.V.Totals(ctx, &totals))
+	lost, _, err := s.f.V.Missing(ctx, p.ids)
+	rig.Ok(err)
+	fans := rig.Must(s.f.V.Fans(ctx))
+	for base, n := range p.bases {
+		lost += n - fans[base].IDs
+	}
+	twice = totals.Duplicates - s.twice
+	s.twice = totals.Duplicates
+	if twice > 0 {
+		store := rig.Must(cassandra.Open(ctx, s.CassandraConfig(20*time.Second)))
+		defer store.Close()
+		twice -= rig.Must(rig.Resent(ctx, store, p.from.Add(-time.Second)))
+	}
+	return lost, max(twice, 0)
+}
