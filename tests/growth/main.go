@@ -12,12 +12,8 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"time"
-
-	gocql "github.com/apache/cassandra-gocql-driver/v2"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
@@ -53,11 +49,8 @@ func main() {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
 	began := time.Now()
-	own, disown := o.apart(ctx)
-	defer disown()
-	with := func(shards int) []string {
-		return append(own[:len(own):len(own)], fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards))
-	}
+	defer o.Apart(ctx, "growth")() // because a number that was raised stays so
+	with := func(shards int) []string { return []string{fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards)} }
 	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(20*time.Second, 20*time.Second), First: "all", Env: with(o.from)})
 	defer f.End()
 	rig.Ok(err)
@@ -107,32 +100,3 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 }
 
 const shardsOwned = "notifyd_timer_shards_owned"
-
-// apart gives the run a database, a keyspace and a prefix of keys of its own, because a
-// number that was raised stays so. It returns the environment that names them, and what
-// removes database and keyspace.
-func (o *options) apart(ctx context.Context) (env []string, remove func()) {
-	o.Keyspace = fmt.Sprintf("growth_%08x", rand.Uint32())
-	dsn := func(database string) string {
-		return fmt.Sprintf("postgres://notifyd@%s/%s?sslmode=disable", o.Postgres, database)
-	}
-	admin := rig.Must(pgx.Connect(ctx, dsn("postgres")))
-	rig.Must(admin.Exec(ctx, "CREATE DATABASE "+o.Keyspace))
-	return []string{"NOTIFYD__REDIS__PREFIX=" + o.Keyspace + ":", "NOTIFYD__POSTGRES__DSN=" + dsn(o.Keyspace)}, func() {
-		ctx := context.WithoutCancel(ctx)
-		if _, err := admin.Exec(ctx, "DROP DATABASE "+o.Keyspace+" WITH (FORCE)"); err != nil {
-			fmt.Printf("the database %s is left behind: %v\n", o.Keyspace, err)
-		}
-		_ = admin.Close(ctx)
-		cl := gocql.NewCluster(strings.Split(o.Cassandra, ",")...)
-		cl.Timeout = time.Minute
-		s, err := cl.CreateSession()
-		if err == nil {
-			err = s.Query("DROP KEYSPACE IF EXISTS " + o.Keyspace).ExecContext(ctx)
-			s.Close()
-		}
-		if err != nil {
-			fmt.Printf("the keyspace %s is left behind: %v\n", o.Keyspace, err)
-		}
-	}
-}

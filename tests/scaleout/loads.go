@@ -92,7 +92,7 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 	sc.Seed = uint64(s.spent) // users of their own in each step
 	run := rig.Must(load.New(sc, load.Config{
 		Target: &load.HTTP{Client: s.f.V.Client()}, Timeout: time.Minute, Patience: rig.Patience,
-		Keys: func(i int64) string { return fmt.Sprintf("%s-%s-%d-%d", s.name, k.name, s.spent, i) },
+		Keys: func(i int64) string { return fmt.Sprintf("%s-%s-%d-%d", s.Keyspace, k.name, s.spent, i) },
 		Acked: func(a load.Ack) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -121,7 +121,7 @@ func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 		}
 		made[from/size] = rig.Dues{}
 		rig.Ok(rig.Insist(ctx, func() error {
-			res, err := s.f.V.Client().TriggerBatch(ctx, batch, fmt.Sprintf("%s-%d-%d", s.name, s.spent, from))
+			res, err := s.f.V.Client().TriggerBatch(ctx, batch, fmt.Sprintf("%s-%d-%d", s.Keyspace, s.spent, from))
 			for _, r := range res.Results {
 				made[from/size][r.TriggerID] = p.from
 			}

@@ -13,16 +13,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"time"
 
-	gocql "github.com/apache/cassandra-gocql-driver/v2"
-	"github.com/jackc/pgx/v5"
-	goredis "github.com/redis/go-redis/v9"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -61,7 +56,6 @@ var counts = []int{1, 2, 4}
 // scaleout is one run.
 type scaleout struct {
 	*options
-	name   string // of what it has of its own in the servers
 	f      *rig.Fleet
 	adm    *kadm.Client
 	pids   map[string][]int // of everything but the processes that a step starts
@@ -80,8 +74,9 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		o.scale /= 10
 	}
 	began := time.Now()
-	s := &scaleout{options: o, name: fmt.Sprintf("scaleout_%08x", rand.Uint32())}
-	defer s.forget(context.WithoutCancel(ctx))
+	s := &scaleout{options: o}
+	defer o.Apart(ctx, "scaleout")()
+	defer s.end(ctx)
 	s.open(ctx, dir)
 	defer s.adm.Close()
 	fmt.Printf("servers, the API and the process of other roles are ready in %.0f s\n", time.Since(began).Seconds())
@@ -103,13 +98,9 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// open makes what the run has of its own in the servers, and starts the processes whose
-// number stays.
+// open starts the processes whose number stays.
 func (s *scaleout) open(ctx context.Context, dir string) {
-	s.Keyspace, s.Database, s.Prefix, s.PushPartitions = s.name, s.name, s.name+":", partitions
-	admin := rig.Must(pgx.Connect(ctx, s.DSN("postgres")))
-	defer func() { _ = admin.Close(context.WithoutCancel(ctx)) }()
-	rig.Must(admin.Exec(ctx, "CREATE DATABASE "+s.name))
+	s.PushPartitions = partitions
 	s.adm = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(s.Kafka, ",")...))))
 	bin := rig.Must(rig.Notifyd(ctx, dir, "scaleout", ""))
 	var err error
@@ -123,34 +114,10 @@ func (s *scaleout) open(ctx context.Context, dir string) {
 	}
 }
 
-// forget removes what the run had in the servers. The brokers are its own.
-func (s *scaleout) forget(ctx context.Context) {
+// end kills what is left of the processes.
+func (s *scaleout) end(ctx context.Context) {
 	if s.f != nil {
 		s.f.End()
 	}
 	s.removeShares(ctx)
-	ctx, stop := context.WithTimeout(ctx, rig.Patience)
-	defer stop()
-	err := errors.Join(rig.Try(func() {
-		admin := rig.Must(pgx.Connect(ctx, s.DSN("postgres")))
-		defer func() { _ = admin.Close(ctx) }()
-		rig.Must(admin.Exec(ctx, "DROP DATABASE IF EXISTS "+s.name+" WITH (FORCE)"))
-	}), rig.Try(func() {
-		cl := gocql.NewCluster(strings.Split(s.Cassandra, ",")...)
-		cl.Timeout, cl.ConnectTimeout = rig.Patience, time.Minute
-		session := rig.Must(cl.CreateSession())
-		defer session.Close()
-		rig.Ok(session.Query("DROP KEYSPACE IF EXISTS " + s.name).ExecContext(ctx))
-	}), rig.Try(func() {
-		cl := goredis.NewClient(&goredis.Options{Addr: s.Redis})
-		defer cl.Close()
-		keys := cl.Scan(ctx, 0, s.name+":*", 1000).Iterator()
-		for keys.Next(ctx) {
-			rig.Ok(cl.Unlink(ctx, keys.Val()).Err())
-		}
-		rig.Ok(keys.Err())
-	}))
-	if err != nil {
-		fmt.Printf("%s is left behind in the servers: %v\n", s.name, err)
-	}
 }

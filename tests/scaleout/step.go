@@ -110,7 +110,7 @@ func (s *scaleout) start(ctx context.Context, k kind, n int) (procs []*rig.Proce
 		}))
 	}
 	for _, p := range procs {
-		share, err := rig.NewShare(s.name+"-"+p.Name, cmp.Or(s.share, k.share))
+		share, err := rig.NewShare(s.Keyspace+"-"+p.Name, cmp.Or(s.share, k.share))
 		s.shares = append(s.shares, share)
 		rig.Ok(err)
 		rig.Ok(share.Hold(p.Pid()))

@@ -1,0 +1,52 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+	"github.com/jackc/pgx/v5"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Apart gives a run a keyspace in Cassandra, a database in PostgreSQL and a prefix of the
+// keys in Redis of its own, all of one name that begins with its own. It returns what
+// removes them, and says so where something is left behind. Topics have one name in all
+// installations: who needs topics of their own starts a Kafka for them.
+func (s *Servers) Apart(ctx context.Context, name string) (remove func()) {
+	name = fmt.Sprintf("%s_%08x", name, rand.Uint32())
+	s.Keyspace, s.Database, s.Prefix = name, name, name+":"
+	admin := Must(pgx.Connect(ctx, s.DSN("postgres")))
+	Must(admin.Exec(ctx, "CREATE DATABASE "+name))
+	return func() {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), Patience)
+		defer stop()
+		defer func() { _ = admin.Close(ctx) }()
+		_, err := admin.Exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)")
+		if err := errors.Join(err, Try(func() { s.dropKeyspace(ctx, name) }), Try(func() { s.dropKeys(ctx, name+":") })); err != nil {
+			fmt.Printf("%s is left behind in the servers: %v\n", name, err)
+		}
+	}
+}
+
+func (s *Servers) dropKeyspace(ctx context.Context, name string) {
+	cl := gocql.NewCluster(strings.Split(s.Cassandra, ",")...)
+	cl.Timeout, cl.ConnectTimeout = Patience, time.Minute
+	session := Must(cl.CreateSession())
+	defer session.Close()
+	Ok(session.Query("DROP KEYSPACE IF EXISTS " + name).ExecContext(ctx))
+}
+
+func (s *Servers) dropKeys(ctx context.Context, prefix string) {
+	cl := goredis.NewClient(&goredis.Options{Addr: s.Redis})
+	defer cl.Close()
+	keys := cl.Scan(ctx, 0, prefix+"*", 1000).Iterator()
+	for keys.Next(ctx) {
+		Ok(cl.Unlink(ctx, keys.Val()).Err())
+	}
+	Ok(keys.Err())
+}
