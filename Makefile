@@ -124,8 +124,8 @@ faults: go ## Kill, empty, pause and cut off those servers, and processes, under
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/faults.sh
 
 .PHONY: rolling
-rolling: go ## Restart every process over those servers, one after the other, under load; ROUNDS=3
-	@ROUNDS='$(ROUNDS)' scripts/rolling.sh
+rolling: go ## Restart every process over those servers, one after the other, under load; ROUNDS=3, FROM=HEAD^: upgrade them from another commit
+	@ROUNDS='$(ROUNDS)' FROM='$(FROM)' scripts/rolling.sh
 
 .PHONY: growth
 growth: go ## Raise the number of timer shards of three processes over those servers, under load; FROM=16 TO=256

@@ -3,14 +3,21 @@
 // PostgreSQL are real, every role has two processes. A graceful stop loses nothing,
 // repeats nothing, and refuses nothing that a client with retries would see.
 //
+// With -from the installation is of another commit first, as are its tables and what it
+// has stored: every process is replaced by one of this commit, then by one of the other
+// commit again, and by one of this commit for good. Both run side by side each time.
+//
 // It ends with one line of key=value pairs and exits 1 when that did not hold.
 // scripts/rolling.sh says where the servers are.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/notifyd/notifyd/tests/internal/rig"
@@ -20,6 +27,7 @@ type options struct {
 	rig.Servers
 
 	rounds int
+	from   string
 	users  int
 	keep   bool
 	mutant string
@@ -28,6 +36,7 @@ type options struct {
 func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 1, "how often each process is restarted")
+	flag.StringVar(&o.from, "from", "", "a commit that the processes are of first; then rounds is 3: to this commit, back, and to this commit")
 	flag.IntVar(&o.users, "users", 8, "users of each channel; each is sent two messages a second")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	rig.MutantFlag(&o.mutant, "rolling")
@@ -43,8 +52,25 @@ var roles = []string{
 	"scheduler", "scheduler", "dispatcher", "dispatcher", "operator", "operator",
 }
 
+// install puts a program in the place of another one, which may run.
+func install(from, to string) error {
+	b, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to+".new", b, 0o700) //nolint:gosec // a program
+	}
+	return errors.Join(err, os.Rename(to+".new", to))
+}
+
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "rolling", o.mutant))
+	releases := []string{bin} // of each round
+	if o.from != "" {
+		o.rounds = 3
+		this, before := filepath.Join(dir, "this"), rig.Must(rig.NotifydOf(ctx, filepath.Join(dir, "before"), o.from))
+		rig.Ok(os.Rename(bin, this))
+		rig.Ok(install(before, bin))
+		releases = []string{this, before}
+	}
 	began := time.Now()
 	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(20*time.Second, 20*time.Second), First: "api"})
 	defer f.End()
@@ -74,7 +100,15 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		// It gets its share before the next one goes.
 		return rig.Pause(ctx, 2*time.Second)
 	}
-	for range o.rounds {
+	for round := range o.rounds {
+		if o.from != "" {
+			release := releases[round%2]
+			rig.Ok(install(release, bin))
+			fmt.Printf("round %d: to %s\n", round+1, []string{"this commit", o.from}[round%2])
+			if round%2 == 0 {
+				rig.Ok(f.Migrate(ctx))
+			}
+		}
 		rig.Ok(note("api", func() error { return f.V.Restart(ctx, "") }))
 		for _, p := range all {
 			rig.Ok(note(p.Role, func() error { return p.Restart(ctx) }))

@@ -104,7 +104,7 @@ func (d *doctor) schema(ctx context.Context) error {
 		return nil
 	}
 	all := slices.Clone(migrations)
-	if err := d.fill(ctx, all); err != nil {
+	if _, err := d.fill(ctx, all); err != nil {
 		if notify.KindOf(err) == notify.KindConflict {
 			d.Add("schema", true, "fail", "run the newer release", "%v", err)
 			return nil

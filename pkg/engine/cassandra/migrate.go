@@ -73,12 +73,13 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 		}
 	}
 	if dir == engine.Look {
-		return all, m.fill(ctx, all)
+		_, err := m.fill(ctx, all)
+		return all, err
 	}
 	if err := m.change(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_lock")+` (name text PRIMARY KEY, owner bigint) WITH id = `+m.tableID("schema_lock")); err != nil {
 		return nil, err
 	}
-	if err := m.change(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_migrations")+` (version int PRIMARY KEY, name text, applied bigint) WITH id = `+m.tableID("schema_migrations")); err != nil {
+	if err := m.change(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_migrations")+` (version int PRIMARY KEY, name text, applied bigint, works_with int) WITH id = `+m.tableID("schema_migrations")); err != nil {
 		return nil, err
 	}
 	me := nonce()
@@ -86,7 +87,14 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 		return nil, err
 	}
 	defer m.unlock(context.WithoutCancel(ctx), me)
-	if err := m.fill(ctx, all); err != nil {
+	if err := m.addWorksWith(ctx); err != nil {
+		return nil, err
+	}
+	later, err := m.fill(ctx, all)
+	if err == nil && later > 0 && dir == engine.Down {
+		err = newer(cfg.Keyspace, later, len(all)) // which this build would not know to undo
+	}
+	if err != nil {
 		return nil, err
 	}
 	for i := range all {
@@ -147,22 +155,39 @@ func (m *migrator) change(ctx context.Context, cql string) error {
 	return translate(m.session.AwaitSchemaAgreement(ctx))
 }
 
-// fill reads which steps are applied.
-func (m *migrator) fill(ctx context.Context, all []engine.Migration) error {
-	it := m.query(`SELECT version, applied FROM ` + m.table("schema_migrations")).IterContext(ctx)
-	for version, applied := 0, int64(0); it.Scan(&version, &applied); {
-		i := slices.IndexFunc(all, func(x engine.Migration) bool { return x.Version == version })
-		if i < 0 {
-			_ = it.Close()
-			return newer(m.cfg.Keyspace, version, all[len(all)-1].Version)
-		}
-		all[i].Applied = time.UnixMilli(applied)
-	}
-	err := it.Close()
-	if isMissingTable(err) {
-		return nil // nothing was migrated yet
+// addWorksWith adds the column that a release before it did not make.
+func (m *migrator) addWorksWith(ctx context.Context) error {
+	var name string
+	err := m.query(`SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = 'schema_migrations' AND column_name = 'works_with'`, strings.ToLower(m.cfg.Keyspace)).Consistency(gocql.One).ScanContext(ctx, &name)
+	if errors.Is(err, gocql.ErrNotFound) {
+		return m.change(ctx, `ALTER TABLE `+m.table("schema_migrations")+` ADD works_with int`)
 	}
 	return translate(err)
+}
+
+// fill reads which steps are applied. later is the number of one that this build does not
+// know but works with; 0: there is none.
+func (m *migrator) fill(ctx context.Context, all []engine.Migration) (later int, err error) {
+	// All columns: a release before works_with may have made the table.
+	it := m.query(`SELECT * FROM ` + m.table("schema_migrations")).IterContext(ctx)
+	for row := map[string]any{}; it.MapScan(row); clear(row) {
+		version, _ := row["version"].(int)
+		if i := slices.IndexFunc(all, func(x engine.Migration) bool { return x.Version == version }); i >= 0 {
+			applied, _ := row["applied"].(int64)
+			all[i].Applied = time.UnixMilli(applied)
+			continue
+		}
+		if with, _ := row["works_with"].(int); with == 0 || with > len(all) {
+			_ = it.Close()
+			return 0, newer(m.cfg.Keyspace, version, len(all))
+		}
+		later = max(later, version)
+	}
+	err = it.Close()
+	if isMissingTable(err) {
+		return 0, nil // nothing was migrated yet
+	}
+	return later, translate(err)
 }
 
 // lock waits until nobody else migrates.
@@ -222,7 +247,7 @@ func (m *migrator) step(ctx context.Context, x *engine.Migration, dir engine.Dir
 		return translate(m.query(`DELETE FROM `+m.table("schema_migrations")+` WHERE version = ?`, x.Version).ExecContext(ctx))
 	}
 	x.Applied = time.Now()
-	return translate(m.query(`INSERT INTO `+m.table("schema_migrations")+` (version, name, applied) VALUES (?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli()).ExecContext(ctx))
+	return translate(m.query(`INSERT INTO `+m.table("schema_migrations")+` (version, name, applied, works_with) VALUES (?, ?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli(), x.WorksWith).ExecContext(ctx))
 }
 
 // qualify puts the keyspace before the table of a statement.
@@ -256,7 +281,7 @@ func statements(file string) (out []string) {
 func checkSchema(ctx context.Context, s *Store) error {
 	all := slices.Clone(migrations)
 	m := migrator{s.session, s.cfg}
-	if err := m.fill(ctx, all); err != nil {
+	if _, err := m.fill(ctx, all); err != nil {
 		return err
 	}
 	for _, x := range all {

@@ -94,6 +94,43 @@ func TestMigrate(t *testing.T) {
 	if _, err := Open(ctx, cfg); notify.KindOf(err) != notify.KindConflict {
 		t.Fatalf("a newer keyspace: %v", err)
 	}
+	// One whose tables work with builds of this one is not, and is not undone.
+	for with, fits := range map[int]bool{len(migrations): true, len(migrations) + 1: false} {
+		if err := s.session.Query(`UPDATE schema_migrations SET works_with = ? WHERE version = 9999`, with).Exec(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Open(ctx, cfg)
+		if (err == nil) != fits {
+			t.Errorf("works with %d: %v", with, err)
+		}
+		if err == nil {
+			again.Close()
+			if all, err := Migrate(ctx, cfg, engine.Up); err != nil || applied(all) != len(migrations) {
+				t.Errorf("up below a newer release: %v, %v", all, err)
+			}
+		}
+		if _, err := Migrate(ctx, cfg, engine.Down); notify.KindOf(err) != notify.KindConflict {
+			t.Errorf("down below a newer release: %v", err)
+		}
+	}
+	// A release before the column has made the table.
+	if err := s.session.Query(`DELETE FROM schema_migrations WHERE version = 9999`).Exec(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.session.Query(`ALTER TABLE schema_migrations DROP works_with`).Exec(); err != nil {
+		t.Fatal(err)
+	}
+	if old, err := Open(ctx, cfg); err != nil {
+		t.Errorf("without the column: %v", err)
+	} else {
+		old.Close()
+	}
+	if all, err := Migrate(ctx, cfg, engine.Up); err != nil || applied(all) != len(migrations) {
+		t.Errorf("up without the column: %v, %v", all, err)
+	}
+	if err := s.session.Query(`UPDATE schema_migrations SET works_with = 1 WHERE version = 9999`).Exec(); err != nil { // it is there again
+		t.Fatal(err)
+	}
 	if err := s.session.Query(`DELETE FROM schema_migrations WHERE version = 9999`).Exec(); err != nil {
 		t.Fatal(err)
 	}

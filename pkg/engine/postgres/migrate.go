@@ -40,14 +40,18 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 				_ = c.Conn().Close(ctx) // which frees it, too
 			}
 		}()
-		if _, err := c.Exec(ctx, `CREATE TABLE IF NOT EXISTS schema_migrations (version int PRIMARY KEY, name text NOT NULL, applied timestamptz NOT NULL DEFAULT now())`); err != nil {
+		if _, err := c.Exec(ctx, `CREATE TABLE IF NOT EXISTS schema_migrations (version int PRIMARY KEY, name text NOT NULL, applied timestamptz NOT NULL DEFAULT now()); ALTER TABLE schema_migrations ADD COLUMN IF NOT EXISTS works_with int`); err != nil {
 			return err
 		}
-		have, err := s.applied(ctx, c)
+		all, err := s.applied(ctx, c)
 		if err != nil {
 			return err
 		}
-		if err := foreign(have); err != nil {
+		have, err := known(all)
+		if err == nil && to == engine.Down && len(all) > len(have) {
+			err = newer(all[len(all)-1])
+		}
+		if err != nil {
 			return err
 		}
 		todo := migrations[len(have):]
@@ -69,7 +73,7 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 }
 
 func step(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Direction) error {
-	mark, args := `INSERT INTO schema_migrations (version, name) VALUES ($1, $2)`, []any{m.Version, m.Name}
+	mark, args := `INSERT INTO schema_migrations (version, name, works_with) VALUES ($1, $2, $3)`, []any{m.Version, m.Name, m.WorksWith}
 	if to == engine.Down {
 		mark, args = `DELETE FROM schema_migrations WHERE version = $1`, args[:1]
 	}
@@ -81,15 +85,16 @@ func step(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Directio
 }
 
 // Status returns all migrations this build knows, and when they were applied.
-// notify.KindConflict (store_newer) if the database has ones it does not know.
+// notify.KindConflict (store_newer) if the database has ones it does not work with.
 func (s *Store) Status(ctx context.Context) ([]engine.Migration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	have, err := s.applied(ctx, s.pool)
+	all, err := s.applied(ctx, s.pool)
 	if err != nil {
 		return nil, translate(err)
 	}
-	if err := foreign(have); err != nil {
+	have, err := known(all)
+	if err != nil {
 		return nil, err
 	}
 	out := append([]engine.Migration(nil), migrations...)
@@ -105,35 +110,39 @@ func (s *Store) applied(ctx context.Context, q querier) (out []engine.Migration,
 	if err := q.QueryRow(ctx, `SELECT to_regclass('schema_migrations') IS NOT NULL`).Scan(&there); err != nil || !there {
 		return nil, err
 	}
-	rows, err := q.Query(ctx, `SELECT version, name, applied FROM schema_migrations ORDER BY version`)
+	// A release before the column works_with may have made the table.
+	rows, err := q.Query(ctx, `SELECT version, name, applied, COALESCE((to_jsonb(m) ->> 'works_with')::int, version) FROM schema_migrations m ORDER BY version`)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (m engine.Migration, err error) {
-		return m, row.Scan(&m.Version, &m.Name, &m.Applied)
+		return m, row.Scan(&m.Version, &m.Name, &m.Applied, &m.WorksWith)
 	})
 }
 
 // fits compares what a database has with what this build needs.
-func fits(have []engine.Migration) error {
-	if err := foreign(have); err != nil {
-		return err
+func fits(all []engine.Migration) error {
+	have, err := known(all)
+	if err == nil && len(have) < len(migrations) {
+		err = misfit("store_schema", schemaRepair)
 	}
-	if len(have) < len(migrations) {
-		return misfit("store_schema", schemaRepair)
-	}
-	return nil
+	return err
 }
 
-// foreign refuses a database that another release made.
-func foreign(have []engine.Migration) error {
-	for i, m := range have {
+// known returns those of all that this build knows. It refuses a database that another
+// release made, unless that release's tables work with this build too.
+func known(all []engine.Migration) ([]engine.Migration, error) {
+	for i, m := range all {
 		switch {
-		case i >= len(migrations):
-			return misfit("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d_%s, this one knows %d)", m.Version, m.Name, len(migrations)))
-		case m.Version != i+1 || m.Name != migrations[i].Name:
-			return misfit("store_schema", fmt.Sprintf("migration %d_%s in PostgreSQL is none of this release: another release's database, or one that was changed by hand", m.Version, m.Name))
+		case i >= len(migrations) && m.WorksWith > len(migrations):
+			return nil, newer(m)
+		case i < len(migrations) && (m.Version != i+1 || m.Name != migrations[i].Name):
+			return nil, misfit("store_schema", fmt.Sprintf("migration %d_%s in PostgreSQL is none of this release: another release's database, or one that was changed by hand", m.Version, m.Name))
 		}
 	}
-	return nil
+	return all[:min(len(all), len(migrations))], nil
+}
+
+func newer(m engine.Migration) error {
+	return misfit("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d_%s, this one knows %d)", m.Version, m.Name, len(migrations)))
 }

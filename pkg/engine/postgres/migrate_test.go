@@ -135,6 +135,36 @@ func TestForeignSchemas(t *testing.T) {
 		_, err = s.Migrate(t.Context(), d)
 		wantCode(t, err, notify.KindConflict, "store_newer")
 	}
+	// Tables of a newer release that work with builds of this one: it starts, and undoes nothing.
+	for with, fits := range map[int]bool{len(migrations) - 1: true, len(migrations): true, len(migrations) + 1: false} {
+		_, err = s.pool.Exec(t.Context(), `UPDATE schema_migrations SET works_with = $1 WHERE version > $2`, with, len(migrations))
+		must(t, err)
+		all, err := s.Status(t.Context())
+		if err := s.Check(t.Context()); (err == nil) != fits {
+			t.Errorf("works with %d: %v", with, err)
+		}
+		if !fits {
+			wantCode(t, err, notify.KindConflict, "store_newer")
+			continue
+		}
+		if err != nil || len(all) != len(migrations) {
+			t.Errorf("works with %d: %+v, %v", with, all, err)
+		}
+		if done, err := s.Migrate(t.Context(), engine.Up); err != nil || len(done) > 0 {
+			t.Errorf("works with %d, up: %+v, %v", with, done, err)
+		}
+		_, err = s.Migrate(t.Context(), engine.Down)
+		wantCode(t, err, notify.KindConflict, "store_newer")
+	}
+	// A table that a release before the column has made.
+	_, err = s.pool.Exec(t.Context(), `DELETE FROM schema_migrations WHERE version > $1`, len(migrations))
+	must(t, err)
+	_, err = s.pool.Exec(t.Context(), `ALTER TABLE schema_migrations DROP COLUMN works_with`)
+	must(t, err)
+	must(t, s.Check(t.Context()))
+	_, err = s.Migrate(t.Context(), engine.Up)
+	must(t, err)
+	must(t, s.Check(t.Context()))
 	_, err = s.pool.Exec(t.Context(), `DELETE FROM schema_migrations WHERE version > 1; UPDATE schema_migrations SET name = 'other'`)
 	must(t, err)
 	wantCode(t, s.Check(t.Context()), notify.KindConflict, "store_schema")

@@ -66,6 +66,22 @@ func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
 	return Build(ctx, ".", dir, &m)
 }
 
+// NotifydOf builds notifyd as it was at a commit of the repository in the working folder,
+// into dir.
+func NotifydOf(ctx context.Context, dir, commit string) (bin string, err error) {
+	err = Try(func() {
+		src := filepath.Join(dir, "src")
+		Ok(os.MkdirAll(src, 0o700))
+		for _, args := range [][]string{{"git", "archive", "-o", filepath.Join(dir, "src.tar"), commit}, {"tar", "-xf", filepath.Join(dir, "src.tar"), "-C", src}} {
+			if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+				panic(fmt.Errorf("%s: %w\n%s", args[0], err, out))
+			}
+		}
+		bin = Must(Build(ctx, src, dir, nil))
+	})
+	return bin, err
+}
+
 // Notifyctl builds notifyctl from the working folder into dir.
 func Notifyctl(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "notifyctl")

@@ -65,14 +65,10 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	if err := os.WriteFile(f.Engines(), []byte(cfg.Engines), 0o600); err != nil {
 		return f, err
 	}
-	// It goes on where it was cut short: a machine with other work makes Cassandra slow.
-	out, err := f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines())
-	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
-		out, err = f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines())
+	if err := f.Migrate(ctx); err != nil {
+		return f, err
 	}
-	if err != nil {
-		return f, fmt.Errorf("migrate up: %w\n%s", err, out)
-	}
+	var err error
 	f.V, err = New(ctx, Config{
 		Bin: cfg.Bin, Dir: cfg.Dir, Env: cfg.Env, Simulate: cfg.Simulate,
 		Args: []string{"--config", f.Engines(), "--set", "roles=" + cfg.First, "--set", "logging.level=info", "--set", "instance=" + FirstName},
@@ -81,6 +77,19 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 		return f, err
 	}
 	return f, f.V.Start(ctx, "")
+}
+
+// Migrate runs migrate up. A machine with other work makes Cassandra slow: it goes on
+// where it was cut short.
+func (f *Fleet) Migrate(ctx context.Context) error {
+	out, err := f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
+	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
+		out, err = f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
+	}
+	if err != nil {
+		return fmt.Errorf("migrate up: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // FirstName is the instance of the first process.
