@@ -92,7 +92,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if stopped != nil {
 		fmt.Println("  at the end:", stopped)
 	}
-	ok = s.Whole() && s.Latest <= lateMost && b.Refused() == 0 && stopped == nil && rep.Drift == 0 && int(owned) == o.to
+	ok = s.Whole() && s.Cancelled > 0 && s.Latest <= lateMost && b.Refused() == 0 && stopped == nil && rep.Drift == 0 && int(owned) == o.to
 	fmt.Printf("growth processes=%d timer_shards_from=%d timer_shards_to=%d owned=%.0f sends_per_s=%.0f schedules_per_s=%.0f triggers_per_s=%.0f %s cancelled=%d cancelled_sent=%d latest_ms=%d refused=%d lost_connections=%d drift=%d seconds=%.0f ok=%v\n",
 		len(others)+1, o.from, o.to, owned, float64(s.Accepted)/seconds, float64(s.Scheduled)/seconds, float64(s.Triggers)/seconds, s,
 		s.Cancelled, s.CancelledSent, s.Latest.Milliseconds(), b.Refused(), b.Connections(), rep.Drift, time.Since(began).Seconds(), ok)

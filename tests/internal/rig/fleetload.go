@@ -150,20 +150,25 @@ func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	}
 }
 
-// cancel cancels a scheduled push and a trigger.
+// cancel cancels a scheduled push and a trigger. One whose cancel comes too late, because
+// the request was repeated until then, is still due.
 func (l *Load) cancel(ctx context.Context, push, trigger string) {
 	c, err := l.cl.Cancel(ctx, push)
-	l.note(err, func() {
-		if c.Final {
-			delete(l.later, push)
-			l.cancelled = append(l.cancelled, push)
-		}
-	})
+	if notify.KindOf(err) != notify.KindConflict {
+		l.note(err, func() {
+			if c.Final {
+				delete(l.later, push)
+				l.cancelled = append(l.cancelled, push)
+			}
+		})
+	}
 	_, err = l.cl.CancelTrigger(ctx, trigger)
-	l.note(err, func() {
-		l.cancelledTriggers[trigger] = l.triggers[trigger]
-		delete(l.triggers, trigger)
-	})
+	if notify.KindOf(err) != notify.KindConflict {
+		l.note(err, func() {
+			l.cancelledTriggers[trigger] = l.triggers[trigger]
+			delete(l.triggers, trigger)
+		})
+	}
 }
 
 func (l *Load) note(err error, accepted func()) {
