@@ -39,6 +39,34 @@ func (x *told[T]) forget() {
 	x.all = nil
 }
 
+// TestRenewalsAreSpread: shards that an engine took over at once, because their number was
+// raised or another engine has ended, do not all ask the lease at once from then on.
+func TestRenewalsAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shards = 96
+		s := newSim(t, func(c *Config) { c.Shards = shards })
+		defer s.close()
+		a := s.start("a")
+		var mu sync.Mutex
+		at := map[time.Time]int{}
+		a.plan.Add(faulty.Rule{Method: "Lease.Renew", Hook: func(context.Context, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			at[time.Now()]++
+		}})
+		wait(15 * time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		most, all := 0, 0
+		for _, n := range at {
+			most, all = max(most, n), all+n
+		}
+		if s.owners()["a"] != shards || all < 9*shards || most > shards/renewPhases {
+			t.Errorf("%d shards are owned, %d renewals in 15 s, %d at one moment; want at most %d", s.owners()["a"], all, most, shards/renewPhases)
+		}
+	})
+}
+
 // The leader stops without a word at any moment: the standby's first release
 // comes within 6 s, late rows are dispatched, and nothing is lost.
 func TestTakeOverWithinSixSeconds(t *testing.T) {

@@ -246,10 +246,15 @@ func (e *Engine) pendingLocked() (n int) {
 	return n
 }
 
+// renewPhases is over how many moments of LeaseRenew the renewals of shards are spread.
+const renewPhases = 16
+
 // renew keeps the lease until the tenure ends.
 func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	e := t.e
-	due := e.clock() + e.cfg.LeaseRenew
+	// Shards that were taken over at once would renew at once for good, more of them than
+	// there are connections: each begins at its part of the interval.
+	due := e.clock() + e.cfg.LeaseRenew*time.Duration(t.n%renewPhases+1)/renewPhases
 	if e.cfg.Lease == nil && e.cfg.ClockOffset == nil {
 		due = math.MaxInt64 // nothing can change
 	}
