@@ -124,7 +124,11 @@ var measures = []measure{
 	{"rest_of_it_cores", "cores of the API and other roles", "%.2f", func(f *figures) float64 { return f.cores()["api"] + f.cores()["rest"] }},
 	{"others_cores", "cores of what is not of the run", "%.2f", coresOf(others)},
 	{"statements_each", "statements to Cassandra for each message", "%.3g", askedOf("cassandra", statements...)},
-	{"rows_each", "rows in them", "%.3g", askedOf("cassandra", "row")},
+	{"reads_each", "of them reads", "%.3g", askedOf("cassandra", "read")},
+	{"rows_each", "rows written", "%.3g", askedOf("cassandra", "row")},
+	{"filter_silent_each", "rows that Redis was asked about, or told of, in vain", "%.3g", func(f *figures) float64 {
+		return (f.asked[`notifyd_seen_filter_keys_total{result="blind"}`] + f.asked[`notifyd_seen_filter_keys_total{result="missed"}`]) / max(float64(f.count), 1)
+	}},
 	{"trips_each", "round trips to Redis for each message", "%.3g", askedOf("redis", "round_trip")},
 	{"rest_statements_s", "statements a second at rest, of all processes", "%.1f", restOf("cassandra", statements...)},
 	{"rest_trips_s", "round trips a second at rest, of all processes", "%.1f", restOf("redis", "round_trip")},

@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -10,8 +11,13 @@ import (
 	"time"
 )
 
-// period is how often the kernel gives a group its share anew.
-const period = 100 * time.Millisecond
+// A group gets its share anew every period, and stands still in between once it is used
+// up. The kernel gives no less than leastQuota. The period is as short as that allows:
+// a process that stands still for longer misses the deadlines of its calls to servers.
+const (
+	leastQuota  = time.Millisecond
+	leastPeriod = 20 * time.Millisecond
+)
 
 // Share is a control group that gets a share of one core at most, whatever is idle.
 type Share struct{ dir string }
@@ -20,7 +26,8 @@ type Share struct{ dir string }
 // to the user; version 1 and version 2 are known. It returns an error where the kernel lets
 // no group be made. Remove must be called.
 func NewShare(name string, cores float64) (*Share, error) {
-	quota := strconv.FormatInt(int64(cores*float64(period.Microseconds())), 10)
+	period := max(leastPeriod, time.Duration(float64(leastQuota)/cores))
+	quota := strconv.FormatInt(int64(math.Ceil(cores*float64(period.Microseconds()))), 10)
 	each := strconv.FormatInt(period.Microseconds(), 10)
 	first := "/sys/fs/cgroup"
 	files := map[string]string{"cpu.max": quota + " " + each}
