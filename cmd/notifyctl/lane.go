@@ -69,8 +69,12 @@ Metrics (/metrics) have the rest.`,
 				return err
 			}
 			var lines []line
+			all := ""
+			if len(r.Processes) > 1 {
+				all = "all"
+			}
 			for _, one := range r.Rates {
-				lines = append(lines, line{Rate: one, process: "all"})
+				lines = append(lines, line{Rate: one, process: all})
 			}
 			var absent []api.Process
 			for i := range r.Processes {
@@ -89,7 +93,7 @@ Metrics (/metrics) have the rest.`,
 					lines = append(lines, did)
 				}
 			}
-			if len(r.Processes) < 2 {
+			if all == "" { // there is one process
 				lines = lines[:len(r.Rates)]
 			}
 			cols.addProcess(lines, func(l *line) string { return l.process })

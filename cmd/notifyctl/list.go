@@ -106,9 +106,9 @@ func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor st
 	return nil
 }
 
-// addProcess adds the column PROCESS in front, if items are of more than one process.
+// addProcess adds the column PROCESS in front, if an item names its process.
 func (c *columns[T]) addProcess(items []T, of func(*T) string) {
-	if len(items) == 0 || !slices.ContainsFunc(items, func(v T) bool { return of(&v) != of(&items[0]) }) {
+	if !slices.ContainsFunc(items, func(v T) bool { return of(&v) != "" }) {
 		return
 	}
 	row := c.row

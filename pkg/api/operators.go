@@ -218,6 +218,17 @@ type ProcessRates struct {
 	Late  []Lateness `json:"late"`
 }
 
+// Sum returns the rates of the process, of all channels and of triggers together.
+func (p *ProcessRates) Sum() Rate { return SumOf(p.Rates) }
+
+// SumOf adds rates up.
+func SumOf(rates []Rate) (sum Rate) {
+	for _, r := range rates {
+		sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+r.Accepted, sum.Reached+r.Reached, sum.Failed+r.Failed, sum.Other+r.Other
+	}
+	return sum
+}
+
 // Rates is how much all processes do now.
 type Rates struct {
 	OverSeconds float64     `json:"over_seconds"` // the rates and lateness are of this long; 0: it has just started

@@ -99,13 +99,11 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 		p := &cards[i].Process
 		switch {
 		case p.Missing():
-			level := "warn"
+			level, then := "warn", "others of its roles do its work meanwhile"
 			if lacksRole(cards, p.Roles) {
-				level = "fail"
+				level, then = "fail", "no other process has its roles, and its work waits"
 			}
-			d.Add("process", true, level,
-				"look at the process and its machine, and start it again; others of its roles do its work meanwhile",
-				"%s", p.Absence())
+			d.Add("process", true, level, "look at the process and its machine, and start it again; "+then, "%s", p.Absence())
 		default:
 			d.Add("process", p.State != api.ProcessReady && p.State != api.ProcessDraining, "warn",
 				"notifyctl explain CODE says what keeps it from its work",

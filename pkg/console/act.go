@@ -213,12 +213,13 @@ func (m *model) changeJob(id, change string) {
 	})
 }
 
-func (m *model) changeCircuit(name, verb string) {
-	i := slices.IndexFunc(m.data.circuits, func(c api.Circuit) bool { return c.Name == name })
+func (m *model) changeCircuit(key, verb string) {
+	i := slices.IndexFunc(m.data.circuits, func(c api.Circuit) bool { return circuitKey(&c) == key })
 	if i < 0 {
 		return
 	}
 	c := &m.data.circuits[i]
+	name := c.Name
 	to := map[string]string{"open": "open", "close": "closed", "reset": "reset"}[verb]
 	means := map[string]string{
 		"open":  "nothing passes until it is reset; what waits keeps its attempts",

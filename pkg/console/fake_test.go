@@ -19,19 +19,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake is a server in memory. Its fields are set before it is asked, or under mu.
 type fake struct {
-	mu      sync.Mutex
-	err     error          // of every answer
-	asked   map[string]int // by method
-	at      []time.Time    // of each question
-	changes []string       // what was changed
-	query   api.LetterFilter
-	spec    api.JobSpec
-	started api.JobRequest
-	letters []api.DeadLetter
-	circuit []api.Circuit
-	jobs    []api.Job
-	planErr error
-	hang    chan struct{} // not nil: answers wait for it, or for their context
+	processes []api.ProcessRates
+	mu        sync.Mutex
+	err       error          // of every answer
+	asked     map[string]int // by method
+	at        []time.Time    // of each question
+	changes   []string       // what was changed
+	query     api.LetterFilter
+	spec      api.JobSpec
+	started   api.JobRequest
+	letters   []api.DeadLetter
+	circuit   []api.Circuit
+	jobs      []api.Job
+	planErr   error
+	hang      chan struct{} // not nil: answers wait for it, or for their context
 }
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -103,6 +104,7 @@ func (f *fake) Rates(ctx context.Context) (api.Rates, error) {
 	for i := range 60 {
 		r.Series = append(r.Series, api.RatePoint{At: noon.Add(time.Duration(i-60) * 5 * time.Second), Accepted: float64(i * i), Ended: float64(i*i) * .9})
 	}
+	r.Processes = f.processes
 	return r, f.on(ctx, "rates")
 }
 

@@ -286,3 +286,18 @@ func TestQuitKeys(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestProcessesInTheUI: with several processes each circuit names its own, one that did not
+// answer is told of, and to hold a circuit is asked by the circuit's name.
+func TestProcessesInTheUI(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	f.circuit = []api.Circuit{{Name: "provider:apns", Process: "front", State: "open"}, {Name: "provider:apns", Process: "pushes", State: "open"}}
+	f.processes = []api.ProcessRates{{Process: api.Process{Name: "front", State: api.ProcessReady}}, {Process: api.Process{Name: "mails", State: api.ProcessMissing, AgeSeconds: 41}}}
+	p := open(t, f, 160, 48, nil)
+	p.shows("1 not closed: provider:apns", "processes", "mails did not answer for 41s")
+	p.press("4", "j")
+	p.shows("process", "front", "pushes")
+	p.press("O")
+	p.shows("open circuit provider:apns?")
+}

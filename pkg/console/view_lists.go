@@ -36,7 +36,11 @@ func shownRows(m *model) (list []row) {
 		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, jobCells(m, j), func() sheet { return jobSheet(m, j) }} })
 	case tabCircuits:
 		list = rowsOf(d.circuits, func(c *api.Circuit) row {
-			return row{c.Name, circuitCells(m, c), func() sheet { return circuitSheet(m, c) }}
+			cells := circuitCells(m, c)
+			if c.Process != "" {
+				cells = slices.Insert(cells, 1, cell{text: c.Process})
+			}
+			return row{circuitKey(c), cells, func() sheet { return circuitSheet(m, c) }}
 		})
 	case tabSchedules:
 		list = rowsOf(d.schedules.Items, func(x *api.Scheduled) row { return scheduleRow(m, x) })
@@ -213,10 +217,17 @@ func circuitCells(m *model, c *api.Circuit) []cell {
 	return []cell{{text: c.Name}, state, held, {text: since}, {text: probe}, {text: flight}, {text: term.Count(c.Queued)}}
 }
 
+// circuitKey tells the circuits of one name apart, of which each process has one.
+func circuitKey(c *api.Circuit) string { return strings.TrimSpace(c.Name + " " + c.Process) }
+
 func circuitsPage(m *model, w, h int) []string {
-	return listOf(m, feedCircuits, "circuits of the process that answers", []column{
+	cols := []column{
 		{title: "circuit", least: 12}, {title: "state"}, {title: "by hand", give: 1}, {title: "since", give: 3}, {title: "next probe"}, {title: "in flight", right: true, give: 2}, {title: "queued", right: true, give: 4},
-	}, "no provider and no callback has been called yet", w, h)
+	}
+	if len(m.data.circuits) > 0 && m.data.circuits[0].Process != "" {
+		cols = slices.Insert(cols, 1, column{title: "process"})
+	}
+	return listOf(m, feedCircuits, "circuits", cols, "no provider and no callback has been called yet", w, h)
 }
 
 func scheduleRow(m *model, s *api.Scheduled) row {
@@ -344,10 +355,15 @@ func circuitSheet(m *model, c *api.Circuit) sheet {
 		held = "yes, until it is reset"
 	}
 	row := circuitCells(m, c)
-	s := sheet{key: c.Name, title: "circuit " + c.Name, lines: [][2]string{
+	s := sheet{key: circuitKey(c), title: "circuit " + c.Name, lines: [][2]string{
 		{"state", row[1].text}, {"held by hand", held}, {"since", whenever(m, c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
 	}, next: []string{m.opt.Command("circuit", "ls")}}
-	if i := slices.IndexFunc(m.data.findings, func(f api.Finding) bool { return f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:") }); i >= 0 {
+	if c.Process != "" {
+		s.lines = append(s.lines, [2]string{"process", c.Process})
+	}
+	if i := slices.IndexFunc(m.data.findings, func(f api.Finding) bool {
+		return f.Process == c.Process && f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:")
+	}); i >= 0 {
 		f := &m.data.findings[i]
 		s.lines = append(s.lines, [2]string{"doctor", f.Detail}, [2]string{"repair", f.Repair})
 	}

@@ -149,6 +149,19 @@ func nowPanel(m *model, w int) []string {
 		}
 		line(feedRates, l.What+"s", text, l.P99 > 1)
 	}
+	if ps := d.rates.Processes; len(ps) > 0 {
+		var absent []string
+		for i := range ps {
+			if ps[i].Missing() {
+				absent = append(absent, ps[i].Absence())
+			}
+		}
+		text := fmt.Sprintf("all %d answer", len(ps))
+		if absent != nil {
+			text = strings.Join(absent, "; ")
+		}
+		line(feedRates, "processes", text, absent != nil)
+	}
 	running := 0
 	var stuck []string
 	for i := range d.jobs {
@@ -189,7 +202,7 @@ func openWork(m *model) (names []string) {
 			names = append(names, c.Name)
 		}
 	}
-	return names
+	return slices.Compact(names) // each process has one; they are listed by name
 }
 
 // lanesPanel is how far each lane is behind, the worst first.
@@ -269,7 +282,7 @@ func doctorPanel(m *model, w, h int) []string {
 		if f.Level == "fail" {
 			sign, style = st.Fail+" fail", &st.Bad
 		}
-		out = append(out, st.Fit(" "+style.Render(sign)+"  "+st.Bold.Render(term.Clean(f.Check))+"  "+term.Clean(f.Detail), w))
+		out = append(out, st.Fit(" "+style.Render(sign)+"  "+st.Bold.Render(term.Clean(strings.TrimSuffix(f.Check+" of "+f.Process, " of ")))+"  "+term.Clean(f.Detail), w))
 		if repairs && f.Repair != "" {
 			out = append(out, st.Fit("         "+st.More+" "+term.Clean(f.Repair), w))
 		}

@@ -31,6 +31,7 @@ type fake struct {
 	text    string // in every string that callers choose
 	broken  string // path prefix that answers 503
 	noJobs  bool
+	cluster bool   // there are three processes, one of which does not answer
 	problem string // code of the answer to POST /v1/ops/jobs and to any PUT; empty: it is done
 	asked   []asked
 }
@@ -99,13 +100,26 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 	}
 	switch path := r.URL.Path; path {
 	case "/v1/ops/rates":
+		if f.cluster {
+			return api.Rates{Processes: []api.ProcessRates{
+				{Process: api.Process{Name: "front", State: api.ProcessReady, Roles: []string{"api", "operator"}, StartedAt: noon}},
+				{Process: api.Process{Name: "mails", State: api.ProcessMissing, Roles: []string{"worker:email"}, Host: "host-2", AgeSeconds: 41}},
+				{Process: api.Process{Name: "pushes", State: api.ProcessReady, StartedAt: noon}, Rates: []api.Rate{{What: "push", Reached: 777}}},
+			}}
+		}
 		return api.Rates{OverSeconds: 60, Rates: []api.Rate{{What: "push", Accepted: 1234.5, Reached: 12.34, Failed: 0.5}}, Late: []api.Lateness{{What: "timer", N: 5, P50: .001, P99: .05}},
 			Series: []api.RatePoint{{At: noon, Accepted: 1}, {At: noon, Accepted: 5, Ended: 3}}}
 	case "/v1/ops/lag":
 		return map[string]any{"items": []api.GroupLag{{Group: s, Topic: s, Lag: 12, InFlight: 3, Paused: 1, Deferred: []api.Deferred{{Reason: s, Receivers: 2990}, {Reason: "quiet_hours", Receivers: 7}}}}}
 	case "/v1/ops/doctor":
+		if f.cluster {
+			return map[string]any{"items": []api.Finding{{Check: "circuit apns", Process: "pushes", Level: "warn", Detail: "open"}}}
+		}
 		return map[string]any{"items": []api.Finding{{Check: "store", Level: "ok", Detail: s}, {Check: s, Level: "warn", Detail: s, Repair: s}, {Check: "log", Level: "fail", Detail: s}}}
 	case "/v1/ops/circuits":
+		if f.cluster {
+			return api.Circuits{Items: []api.Circuit{{Name: "provider:apns", Process: "front", State: "open"}, {Name: "provider:apns", Process: "pushes", State: "open"}}}
+		}
 		return api.Circuits{Items: []api.Circuit{{Name: "caller:" + s, State: "open", Pinned: true, Since: &soon}, {Name: "provider:twilio", State: "half-open", Reason: "errors", Code: "twilio_20429", Since: &soon, Until: &soon, Limit: 100}, {Name: "provider:sendgrid", State: "closed"}, {Name: "provider:apns", State: "closed"}}}
 	case "/v1/ops/circuits/caller:" + s:
 		return api.Circuit{Name: "caller:" + s, State: "open", Pinned: true}

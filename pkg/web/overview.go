@@ -68,15 +68,7 @@ func (b *overviewBody) Waiting() (n int64) {
 }
 
 // Sum of the rates of every channel and of triggers.
-func (b *overviewBody) Sum() (sum api.Rate) {
-	for _, r := range b.Rates.V.Rates {
-		sum.Accepted += r.Accepted
-		sum.Reached += r.Reached
-		sum.Failed += r.Failed
-		sum.Other += r.Other
-	}
-	return sum
-}
+func (b *overviewBody) Sum() api.Rate { return api.SumOf(b.Rates.V.Rates) }
 
 // Late is the worse of the two 99% quantiles, of what there was.
 func (b *overviewBody) Late() (worst api.Lateness) {
@@ -164,10 +156,12 @@ type circuitsBody struct {
 	Accounts part[[]api.Account]
 }
 
-// Settable returns the names of the circuits.
+// Settable returns the names of the circuits, each once: to set one binds all processes.
 func (b *circuitsBody) Settable() (names []string) {
 	for i := range b.Circuits.V {
-		names = append(names, b.Circuits.V[i].Name)
+		if name := b.Circuits.V[i].Name; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 	}
 	return names
 }
