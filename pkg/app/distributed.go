@@ -44,6 +44,9 @@ func (n opener) useServers(ctx context.Context) (err error) {
 	if err := n.openAdmin(); err != nil {
 		return err
 	}
+	if err := checkTopicPrefix(ctx, st.meta, &n.cfg); err != nil {
+		return err
+	}
 	want := topics(&n.cfg)
 	names := make([]string, 0, len(want))
 	for t := range want {

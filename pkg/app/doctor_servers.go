@@ -45,7 +45,7 @@ func (d *doctor) lookAtKafka(ctx context.Context) {
 		versions[b.Version] = true
 	}
 	d.Add("kafka", false, "", "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
-	for _, f := range cl.Check(log.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
+	for _, f := range cl.Check(log.AdminConfig{Conn: n.st.conn, Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
 		level := "warn"
 		if f.Wrong {
 			level = "fail"

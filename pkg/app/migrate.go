@@ -194,12 +194,32 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 	return metaRows(ctx, s.Meta(), cfg, to, time.Now().Add(ahead))
 }
 
+// prefixMeta is the row with the topic prefix that an installation began with. Without the
+// row it began with none.
+const prefixMeta = "topic_prefix"
+
+// checkTopicPrefix returns an error if the installation began with another topic prefix:
+// what is in its topics would stay unread, and its positions would count for other topics.
+func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
+	row, err := meta.GetMeta(ctx, prefixMeta)
+	if err == nil && string(row) != cfg.Kafka.TopicPrefix {
+		err = notify.Invalid("bad_config", "kafka.topic_prefix", fmt.Sprintf("is %q, and the topics of this installation begin with %q: it cannot be changed", cfg.Kafka.TopicPrefix, row))
+	}
+	return err
+}
+
 // metaRows makes the rows that are missing, and raises the number of timer shards.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {
+		if err := meta.PutMeta(ctx, prefixMeta, []byte(cfg.Kafka.TopicPrefix)); err != nil {
+			return nil, err
+		}
 		id = []byte(notify.NewBase(now).String())
 		err = meta.PutMeta(ctx, storeIDMeta, id)
+	}
+	if err == nil && len(id) > 0 {
+		err = checkTopicPrefix(ctx, meta, cfg)
 	}
 	if err != nil {
 		return nil, err

@@ -57,3 +57,36 @@ func TestMigrateRaisesTimerShards(t *testing.T) {
 		}
 	}
 }
+
+// The topic prefix of an installation stays what it was at the first migrate up.
+func TestTopicPrefixStays(t *testing.T) {
+	t.Parallel()
+	ctx, meta := t.Context(), memory.New().Meta()
+	cfg := DefaultFor(EnginesDistributed)
+	for _, c := range []struct {
+		prefix string
+		to     engine.Direction
+		ok     bool
+	}{
+		{"red.", engine.Look, true}, {"red.", engine.Up, true}, {"red.", engine.Up, true},
+		{"blue.", engine.Look, false}, {"", engine.Up, false}, {"red.", engine.Look, true},
+	} {
+		cfg.Kafka.TopicPrefix = c.prefix
+		_, err := metaRows(ctx, meta, &cfg, c.to, time.Now())
+		if (err == nil) != c.ok || err != nil && (notify.KindOf(err) != notify.KindInvalid || !strings.Contains(err.Error(), `"red."`)) {
+			t.Errorf("%q to %v: %v", c.prefix, c.to, err)
+		}
+	}
+	// An installation from before there were prefixes has none.
+	old := memory.New().Meta()
+	if err := old.PutMeta(ctx, storeIDMeta, []byte("id")); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkTopicPrefix(ctx, old, &cfg); err == nil {
+		t.Error("a prefix for topics that have none")
+	}
+	cfg.Kafka.TopicPrefix = ""
+	if err := checkTopicPrefix(ctx, old, &cfg); err != nil {
+		t.Error(err)
+	}
+}

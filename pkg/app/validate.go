@@ -85,6 +85,9 @@ func undecodable(err error, fields map[string]setting.Field, get func(key string
 
 var queuePrefix = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
 
+// topicPrefix leaves room for the longest name of a topic or group: Kafka takes 249.
+var topicPrefix = regexp.MustCompile(`^[a-zA-Z0-9._-]{0,100}$`)
+
 // forms say what is wrong with a text: those of the tag "is".
 var forms = map[string]func(text string) string{
 	"address":   notAddress,
@@ -113,6 +116,9 @@ var forms = map[string]func(text string) string{
 	},
 	"queue": func(s string) string {
 		return unless(queuePrefix.MatchString(s), "%q is not of letters, digits, - and _, 71 at most", s)
+	},
+	"topic": func(s string) string {
+		return unless(topicPrefix.MatchString(s), "%q is not of letters, digits, ., - and _, 100 at most", s)
 	},
 	"prefix": func(s string) string {
 		return unless(!strings.ContainsAny(s, "{} \n\r"), "%q has braces, spaces or line breaks", s)

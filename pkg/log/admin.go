@@ -62,7 +62,7 @@ func (a *Admin) Close() { a.adm.Close() }
 
 // Partitions returns the number of partitions of each topic that exists.
 func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]int, error) {
-	details, err := a.adm.ListTopics(ctx, topics...)
+	details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wires(topics)...)
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -73,7 +73,7 @@ func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]in
 		case d.Err != nil:
 			return nil, translate(d.Err)
 		default:
-			out[d.Topic] = len(d.Partitions)
+			out[a.cfg.Conn.own(d.Topic)] = len(d.Partitions)
 		}
 	}
 	return out, nil
@@ -81,24 +81,27 @@ func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]in
 
 // StartOffsets returns the first offset held by each partition of topics.
 func (a *Admin) StartOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
-	return offsetsOf(a.adm.ListStartOffsets(ctx, topics...))
+	listed, err := a.adm.ListStartOffsets(ctx, a.cfg.Conn.wires(topics)...)
+	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
 // EndOffsets returns the offset the next record of each partition will get.
 func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
-	return offsetsOf(a.adm.ListEndOffsets(ctx, topics...))
+	listed, err := a.adm.ListEndOffsets(ctx, a.cfg.Conn.wires(topics)...)
+	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
 // OffsetsSince returns the offset of the first record of each partition whose time
 // is at or after a time; its end where there is none.
 func (a *Admin) OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[TopicPartition]int64, error) {
-	return offsetsOf(a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), topics...))
+	listed, err := a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), a.cfg.Conn.wires(topics)...)
+	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
 // Committed returns what a group has committed; partitions without a commit,
 // and groups that do not exist, are missing.
 func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition]int64, error) {
-	resps, err := a.adm.FetchOffsets(ctx, group)
+	resps, err := a.adm.FetchOffsets(ctx, a.cfg.Conn.wire(group))
 	if errors.Is(err, kerr.GroupIDNotFound) {
 		return map[TopicPartition]int64{}, nil
 	}
@@ -111,7 +114,7 @@ func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition
 	out := make(map[TopicPartition]int64)
 	resps.Each(func(r kadm.OffsetResponse) {
 		if r.At >= 0 {
-			out[TopicPartition{r.Topic, r.Partition}] = r.At
+			out[a.cfg.Conn.at(r.Topic, r.Partition)] = r.At
 		}
 	})
 	return out, nil
@@ -121,7 +124,7 @@ func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition
 func (a *Admin) DeleteRecords(ctx context.Context, below map[TopicPartition]int64) error {
 	offsets := make(kadm.Offsets)
 	for tp, at := range below {
-		offsets.AddOffset(tp.Topic, tp.Partition, at, -1)
+		offsets.AddOffset(a.cfg.Conn.wire(tp.Topic), tp.Partition, at, -1)
 	}
 	resps, err := a.adm.DeleteRecords(ctx, offsets)
 	if err == nil {

@@ -85,7 +85,7 @@ func (a *assignment) begin(at, committed int64, rejoin context.CancelCauseFunc) 
 func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	rs := make([]Record, len(recs))
 	for i, r := range recs {
-		rs[i] = fromKgo(r)
+		rs[i] = fromKgo(a.tp.Topic, r)
 	}
 	a.mu.Lock()
 	generation := a.generation
@@ -132,7 +132,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	if cfg := &a.g.cfg; !a.paused && (a.records >= cfg.MaxInFlight || a.bytes >= cfg.MaxInFlightBytes) {
 		a.paused = true
 		if cfg.Conn.Local == nil {
-			a.cl.PauseFetchPartitions(map[string][]int32{a.tp.Topic: {a.tp.Partition}})
+			a.cl.PauseFetchPartitions(a.g.cfg.Conn.only(a.tp))
 		}
 	}
 	a.wakeLocked()
@@ -178,7 +178,7 @@ func (a *assignment) resumeLocked() {
 		a.wakeLocked()
 		return
 	}
-	a.cl.ResumeFetchPartitions(map[string][]int32{a.tp.Topic: {a.tp.Partition}})
+	a.cl.ResumeFetchPartitions(a.g.cfg.Conn.only(a.tp))
 }
 
 // run hands records to the handler until the assignment ends.
@@ -407,8 +407,9 @@ func (a *assignment) markCommitted(at int64) {
 	a.committed = max(a.committed, at)
 }
 
-func fromKgo(r *kgo.Record) Record {
-	rec := Record{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
+// fromKgo returns a record of a topic.
+func fromKgo(topic string, r *kgo.Record) Record {
+	rec := Record{Topic: topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
 	if len(r.Headers) > 0 {
 		rec.Headers = make([]Header, len(r.Headers))
 		for i, h := range r.Headers {

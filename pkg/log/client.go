@@ -28,6 +28,9 @@ type Conn struct {
 	// read from a replica of the same rack where the brokers allow it
 	// (replica.selector.class). Default: from the leaders.
 	Rack string
+	// Prefix stands before the name of every topic and every consumer group at the brokers.
+	// Not with Local. Default: none.
+	Prefix string
 	// Dial replaces the dialer, where the log is in this process and in tests; not with
 	// TLS. Default: TCP, 500 ms.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -42,6 +45,8 @@ func (c Conn) validate() error {
 	switch {
 	case len(c.Brokers) == 0:
 		return errors.New("stream: no brokers")
+	case c.Local != nil && c.Prefix != "":
+		return errors.New("stream: a log in this process has no prefix")
 	case c.Dial != nil && c.TLS.Enabled:
 		return errors.New("stream: a dialer of its own and TLS")
 	}

@@ -51,7 +51,7 @@ type Topic struct {
 // Describe asks for all brokers, and for topics.
 func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error) {
 	var c Cluster
-	meta, err := a.adm.Metadata(ctx, topics...)
+	meta, err := a.adm.Metadata(ctx, a.cfg.Conn.wires(topics)...)
 	if err != nil {
 		return c, translate(err)
 	}
@@ -78,8 +78,10 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 			continue
 		case d.Err != nil:
 			return c, translate(fmt.Errorf("%s: %w", name, d.Err))
-		case slices.Contains(topics, name):
-			c.Topics = append(c.Topics, describeTopic(&d))
+		case slices.Contains(topics, a.cfg.Conn.own(name)):
+			t := describeTopic(&d)
+			t.Name = a.cfg.Conn.own(name)
+			c.Topics = append(c.Topics, t)
 		}
 	}
 	c.OffsetsKept = a.offsetsKept(ctx, c.Brokers)
@@ -138,7 +140,7 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 	}
 	names := make([]string, len(topics))
 	for i := range topics {
-		names[i] = topics[i].Name
+		names[i] = a.cfg.Conn.wire(topics[i].Name)
 	}
 	configs, err := a.adm.DescribeTopicConfigs(ctx, names...)
 	if err != nil {
@@ -147,7 +149,7 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 	for i := range topics {
 		t := &topics[i]
 		t.Settings = make(map[string]string)
-		rc, err := configs.On(t.Name, nil)
+		rc, err := configs.On(names[i], nil)
 		if err != nil || rc.Err != nil { // not allowed, most likely: Check says what it could not see
 			continue
 		}
@@ -230,7 +232,7 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 	}
 	want := cfg.settings(t.Name)
 	alter := func(key string) string {
-		return fmt.Sprintf("kafka-configs --alter --entity-type topics --entity-name %s --add-config %s=%s", t.Name, key, want[key])
+		return fmt.Sprintf("kafka-configs --alter --entity-type topics --entity-name %s --add-config %s=%s", cfg.Conn.wire(t.Name), key, want[key])
 	}
 	if p := t.Settings["cleanup.policy"]; strings.Contains(p, "compact") {
 		add(t.Name, true, alter("cleanup.policy"), "cleanup.policy is %s: of a user's records all but the last would go", p)

@@ -97,7 +97,7 @@ func (g *Group) session(ctx context.Context) error {
 		return fmt.Errorf("stream: group %s: %w", g.cfg.Group, err)
 	}
 	if g.cfg.Conn.Local != nil {
-		cl.PauseFetchTopics(g.cfg.Topics...)
+		cl.PauseFetchTopics(g.cfg.Conn.wires(g.cfg.Topics)...)
 	}
 	ticking, stopTicking := context.WithCancel(base)
 	var wg sync.WaitGroup
@@ -128,9 +128,9 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 		balancers = []kgo.GroupBalancer{byOwner{g.cfg.Owner}, kgo.CooperativeStickyBalancer()}
 	}
 	return []kgo.Opt{
-		kgo.ConsumerGroup(g.cfg.Group),
+		kgo.ConsumerGroup(g.cfg.Conn.wire(g.cfg.Group)),
 		kgo.Balancers(balancers...),
-		kgo.ConsumeTopics(g.cfg.Topics...),
+		kgo.ConsumeTopics(g.cfg.Conn.wires(g.cfg.Topics)...),
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.DisableAutoCommit(),
@@ -155,11 +155,12 @@ func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelC
 	for ctx.Err() == nil {
 		fs := cl.PollRecords(ctx, g.cfg.MaxPollRecords)
 		fs.EachPartition(func(p kgo.FetchTopicPartition) {
+			tp := g.cfg.Conn.at(p.Topic, p.Partition)
 			if p.Err != nil {
-				g.fetchError(ctx, TopicPartition{p.Topic, p.Partition}, p.Err, rejoin)
+				g.fetchError(ctx, tp, p.Err, rejoin)
 			}
 			g.mu.Lock()
-			a := g.assigned[TopicPartition{p.Topic, p.Partition}]
+			a := g.assigned[tp]
 			g.mu.Unlock()
 			if a != nil {
 				a.pushFetched(p.Records, p.HighWatermark)
@@ -185,7 +186,7 @@ func (g *Group) fetchError(ctx context.Context, tp TopicPartition, err error, re
 func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string][]int32) {
 	for topic, ps := range tps {
 		for _, p := range ps {
-			a := newAssignment(base, g, cl, TopicPartition{topic, p})
+			a := newAssignment(base, g, cl, g.cfg.Conn.at(topic, p))
 			g.mu.Lock()
 			g.assigned[a.tp] = a
 			g.mu.Unlock()
@@ -257,7 +258,7 @@ func (g *Group) of(tps map[string][]int32) []*assignment {
 	var as []*assignment
 	for topic, ps := range tps {
 		for _, p := range ps {
-			if a := g.assigned[TopicPartition{topic, p}]; a != nil {
+			if a := g.assigned[g.cfg.Conn.at(topic, p)]; a != nil {
 				as = append(as, a)
 			}
 		}

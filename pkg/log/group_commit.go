@@ -52,14 +52,14 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	ctx, stop := context.WithTimeout(ctx, commitTimeout)
 	defer stop()
 	var failure error
-	cl.CommitOffsetsSync(ctx, byTopic(offsets), func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+	cl.CommitOffsetsSync(ctx, byTopic(&g.cfg.Conn, offsets), func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failure = err
 			return
 		}
 		for _, t := range resp.Topics {
 			for _, p := range t.Partitions {
-				tp := TopicPartition{t.Topic, p.Partition}
+				tp := g.cfg.Conn.at(t.Topic, p.Partition)
 				if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
 					failure = err
 				} else if a := moved[tp]; a != nil {
@@ -107,8 +107,9 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		return nil, err
 	}
 	for _, a := range as {
-		start, ok1 := starts.Lookup(a.tp.Topic, a.tp.Partition)
-		finish, ok2 := ends.Lookup(a.tp.Topic, a.tp.Partition)
+		topic := g.cfg.Conn.wire(a.tp.Topic)
+		start, ok1 := starts.Lookup(topic, a.tp.Partition)
+		finish, ok2 := ends.Lookup(topic, a.tp.Partition)
 		switch {
 		case !ok1 || !ok2:
 			return nil, fmt.Errorf("no offsets of %s", a.tp)
@@ -117,7 +118,7 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		case finish.Err != nil:
 			return nil, finish.Err
 		}
-		committed := at[a.tp.Topic][a.tp.Partition].EpochOffset().Offset
+		committed := at[topic][a.tp.Partition].EpochOffset().Offset
 		if committed < 0 { // never committed: the whole log
 			a.begin(start.Offset, -1, end)
 			continue
@@ -133,7 +134,7 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		// The mark begins below what is committed when the log lost its end:
 		// the commit is lowered to where reading really is.
 		a.begin(start.Offset, -1, end)
-		at[a.tp.Topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
+		at[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}
 	return at, nil
 }

@@ -97,7 +97,7 @@ func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership)
 
 func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool {
 	req := kmsg.NewPtrHeartbeatRequest()
-	req.Group = g.cfg.Group
+	req.Group = g.cfg.Conn.wire(g.cfg.Group)
 	if req.MemberID, req.Generation = cl.GroupMetadata(); req.MemberID == "" || req.Generation < 0 {
 		return false
 	}

@@ -65,7 +65,7 @@ func (c ProducerConfig) validate() error {
 	switch {
 	case c.MaxBufferedBytes < c.MaxRecordBytes:
 		return errors.New("stream: MaxBufferedBytes is smaller than one record")
-	case c.Brokers == OneBroker && (len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
+	case c.Brokers == OneBroker && (c.Conn.Prefix != "" || len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
 		return errors.New("stream: OneBroker is the embedded broker, and this is a cluster")
 	}
 	return errors.Join(setting.Err("producer", &c), c.Conn.validate())
@@ -333,7 +333,7 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	now := time.Now() // else the client asks the clock for each record
 	for i := range recs {
 		r, k := &recs[i], &c.recs[i]
-		*k = kgo.Record{Topic: r.Topic, Partition: r.Partition, Key: r.Key, Value: r.Value, Timestamp: now}
+		*k = kgo.Record{Topic: p.cfg.Conn.wire(r.Topic), Partition: r.Partition, Key: r.Key, Value: r.Value, Timestamp: now}
 		if !r.Time.IsZero() {
 			k.Timestamp = r.Time
 		}
@@ -355,7 +355,7 @@ func (p *Producer) appended(recs []kgo.Record) {
 			continue
 		}
 		if r.Offset >= 0 {
-			p.cfg.Appended(TopicPartition{r.Topic, r.Partition}, r.Offset+1)
+			p.cfg.Appended(p.cfg.Conn.at(r.Topic, r.Partition), r.Offset+1)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 	for tp, offset := range from {
 		at[tp] = kgo.NewOffset().At(offset)
 	}
-	cl, err := r.partitions(byTopic(at))
+	cl, err := r.partitions(byTopic(&r.conn, at))
 	if err != nil {
 		return err
 	}
@@ -74,9 +74,9 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 		}
 		var failure error
 		fs.EachPartition(func(p kgo.FetchTopicPartition) {
-			tp := TopicPartition{p.Topic, p.Partition}
+			tp := r.conn.at(p.Topic, p.Partition)
 			if failure == nil && len(p.Records) > 0 {
-				failure = fn(tp, fromKgos(p.Records))
+				failure = fn(tp, fromKgos(tp.Topic, p.Records))
 			}
 			if failure == nil && p.Err != nil {
 				failure = readFailure(tp, p.Err)
@@ -118,7 +118,8 @@ func readFailure(tp TopicPartition, err error) error {
 // HighWater returns the end of each partition of topics: the offset the next
 // record will get.
 func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
-	return offsetsOf(r.adm.ListEndOffsets(ctx, topics...))
+	listed, err := r.adm.ListEndOffsets(ctx, r.conn.wires(topics)...)
+	return offsetsOf(&r.conn, listed, err)
 }
 
 // Fetch reads one record. notify.KindGone: it is trimmed; notify.KindNotFound:
@@ -139,8 +140,8 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 			return Record{}, err
 		}
 	}
-	r.once.AddConsumePartitions(map[string]map[int32]kgo.Offset{tp.Topic: {tp.Partition: kgo.NewOffset().At(offset)}})
-	defer r.once.RemoveConsumePartitions(map[string][]int32{tp.Topic: {tp.Partition}})
+	r.once.AddConsumePartitions(byTopic(&r.conn, map[TopicPartition]kgo.Offset{tp: kgo.NewOffset().At(offset)}))
+	defer r.once.RemoveConsumePartitions(r.conn.only(tp))
 	for {
 		fs := r.once.PollRecords(ctx, 1)
 		if err := ctx.Err(); err != nil {
@@ -153,8 +154,8 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 		}
 		for it := fs.RecordIter(); !it.Done(); {
 			rec := it.Next()
-			if rec.Topic == tp.Topic && rec.Partition == tp.Partition && rec.Offset >= offset {
-				r := fromKgo(rec)
+			if r.conn.at(rec.Topic, rec.Partition) == tp && rec.Offset >= offset {
+				r := fromKgo(tp.Topic, rec)
 				if rec.Offset > offset || r.Lost() { // compacted, a control record, or lost
 					return Record{}, notify.NotFound("record")
 				}
@@ -164,15 +165,15 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 	}
 }
 
-func fromKgos(rs []*kgo.Record) []Record {
+func fromKgos(topic string, rs []*kgo.Record) []Record {
 	out := make([]Record, len(rs))
 	for i, r := range rs {
-		out[i] = fromKgo(r)
+		out[i] = fromKgo(topic, r)
 	}
 	return out
 }
 
-func offsetsOf(listed kadm.ListedOffsets, err error) (map[TopicPartition]int64, error) {
+func offsetsOf(c *Conn, listed kadm.ListedOffsets, err error) (map[TopicPartition]int64, error) {
 	if err == nil {
 		err = listed.Error()
 	}
@@ -180,6 +181,6 @@ func offsetsOf(listed kadm.ListedOffsets, err error) (map[TopicPartition]int64, 
 		return nil, translate(err)
 	}
 	out := make(map[TopicPartition]int64)
-	listed.Each(func(o kadm.ListedOffset) { out[TopicPartition{o.Topic, o.Partition}] = o.Offset })
+	listed.Each(func(o kadm.ListedOffset) { out[c.at(o.Topic, o.Partition)] = o.Offset })
 	return out, nil
 }

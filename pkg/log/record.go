@@ -51,15 +51,3 @@ type TopicPartition struct {
 
 // String is "topic/partition".
 func (tp TopicPartition) String() string { return fmt.Sprintf("%s/%d", tp.Topic, tp.Partition) }
-
-// byTopic is the nested form the client library speaks.
-func byTopic[V any](m map[TopicPartition]V) map[string]map[int32]V {
-	out := make(map[string]map[int32]V)
-	for tp, v := range m {
-		if out[tp.Topic] == nil {
-			out[tp.Topic] = make(map[int32]V)
-		}
-		out[tp.Topic][tp.Partition] = v
-	}
-	return out
-}

@@ -93,7 +93,7 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 		for k, v := range a.cfg.settings(t) {
 			configs[k] = &v
 		}
-		r, err := a.adm.CreateTopic(ctx, int32(topics[t]), replication, configs, t)
+		r, err := a.adm.CreateTopic(ctx, int32(topics[t]), replication, configs, a.cfg.Conn.wire(t))
 		switch {
 		case err == nil:
 			created = append(created, t)
@@ -129,13 +129,13 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 // after a topic is created brokers still answer that there is none.
 func (a *Admin) led(ctx context.Context, topics map[string]int) error {
 	for {
-		details, err := a.adm.ListTopics(ctx, slices.Collect(maps.Keys(topics))...)
+		details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wires(slices.Collect(maps.Keys(topics)))...)
 		if err != nil {
 			return translate(err)
 		}
 		missing := ""
 		for t := range topics {
-			d, ok := details[t]
+			d, ok := details[a.cfg.Conn.wire(t)]
 			if !ok || d.Err != nil || len(d.Partitions) == 0 {
 				missing = t
 			}
