@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -155,12 +156,24 @@ func newLag(p *program) *cobra.Command {
 
 BEHIND and IN FLIGHT are records of the log. DEFERRED is receivers that wait in the
 timer store for a later attempt: a retry, quiet hours, an open circuit, a blocked
-account. They come to the topic again at their time. A ? means that the process that
+account. They come to the topic again at their time. With servers, PARTITIONS OF says
+which processes work on the topic's partitions, and on how many. A ? means that the process that
 answered does not count them: one of the role operator does.`,
 		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
 			ls, err := cl.Lag(ctx)
 			if err != nil {
 				return err
+			}
+			if slices.ContainsFunc(ls, func(l api.GroupLag) bool { return l.Members != nil }) {
+				cols.head += "  PARTITIONS OF"
+				row := cols.row
+				cols.row = func(l *api.GroupLag) []string {
+					var has []string
+					for _, m := range l.Members {
+						has = append(has, fmt.Sprintf("%s %d", m.Process, m.Partitions))
+					}
+					return append(row(l), strings.Join(has, ", "))
+				}
 			}
 			return p.printer().Print(ls, cols.table(ls))
 		}),

@@ -313,6 +313,17 @@ type GroupLag struct {
 	// Deferred is what waits in the timer store to come to Topic again, the
 	// largest first; nil: the process that answered has not counted it.
 	Deferred []Deferred `json:"deferred"`
+	// Members are the processes that work on the group's partitions of Topic; InFlight and
+	// Paused are the sums of theirs. nil: there is one process.
+	Members []GroupMember `json:"members,omitempty"`
+}
+
+// GroupMember is what one process has of a consumer group's topic.
+type GroupMember struct {
+	Process    string `json:"process,omitempty"`
+	Partitions int    `json:"partitions"`
+	InFlight   int    `json:"in_flight"`
+	Paused     int    `json:"paused"` // partitions over their cap
 }
 
 // Deferred is what of a topic waits in the timer store for a later attempt: a

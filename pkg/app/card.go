@@ -11,6 +11,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -29,6 +30,18 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 		c.Note = "its rates cannot be read: " + err.Error()
 	}
 	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.calls(one.Name) })
+	n.groups.partitions(func(group string, p *log.PartitionStats) {
+		k := slices.IndexFunc(c.Groups, func(w cluster.GroupWork) bool { return w.Group == group && w.Topic == p.TP.Topic })
+		if k < 0 {
+			k = len(c.Groups)
+			c.Groups = append(c.Groups, cluster.GroupWork{Group: group, Topic: p.TP.Topic})
+		}
+		w := &c.Groups[k]
+		w.Partitions, w.InFlight = w.Partitions+1, w.InFlight+p.InFlight
+		if p.Paused {
+			w.Paused++
+		}
+	})
 	d := &doctor{n: n.Node}
 	d.lookAtSelf()
 	c.Findings = d.Findings
@@ -66,6 +79,23 @@ func (n cardWriter) rated(ctx context.Context) (any, error) {
 		return cards[0].Rates, nil
 	}
 	return cluster.SumRates(cards), nil
+}
+
+// addMembers says of each lag which processes work on it, and how much they have in flight.
+func addMembers(lags []api.GroupLag, cards []cluster.Card) {
+	for i := range lags {
+		l := &lags[i]
+		l.InFlight, l.Paused = 0, 0
+		for k := range cards {
+			for _, w := range cards[k].Groups {
+				if w.Group == l.Group && w.Topic == l.Topic {
+					w.Process = cards[k].Name
+					l.Members = append(l.Members, w.GroupMember)
+					l.InFlight, l.Paused = l.InFlight+w.InFlight, l.Paused+w.Paused
+				}
+			}
+		}
+	}
 }
 
 // allCircuits are the circuits of all processes. Setting one binds them all.

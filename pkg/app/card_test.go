@@ -134,6 +134,20 @@ func TestOneView(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 
+	eventually(t, "the lag names who works on the partitions", func() bool {
+		ls, err := front.client.Lag(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		has := map[string]api.GroupMember{}
+		for _, l := range ls {
+			for _, m := range l.Members {
+				has[l.Group+" "+m.Process] = m
+			}
+		}
+		return has["push-workers pushes"].Partitions == 2 && has["email-workers mails"].Partitions == 1
+	})
+
 	beats.kill(mails.owner)
 	eventually(t, "the killed process is missing", func() bool {
 		cs, err := front.client.Circuits(ctx)

@@ -237,8 +237,11 @@ func colon(reason string) string {
 }
 
 // lag is what GET /v1/ops/lag says.
-func (n views) lag(context.Context) (any, error) {
+func (n views) lag(ctx context.Context) (any, error) {
 	ls := n.groups.lags()
+	if n.cards.Beats != nil {
+		addMembers(ls, n.cards.All(ctx))
+	}
 	for i := range ls {
 		l := &ls[i]
 		l.LanePaused = slices.ContainsFunc(notify.Lanes(), func(lane notify.Lane) bool {

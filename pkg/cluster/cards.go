@@ -32,7 +32,15 @@ type Card struct {
 	api.Process
 	Rates    api.Rates       `json:"rates"`
 	Circuits []api.Circuit   `json:"circuits"`
+	Groups   []GroupWork     `json:"groups"`
 	Findings engine.Findings `json:"findings"` // about this process alone; to others it tells those that are not ok
+}
+
+// GroupWork is what a process has of a consumer group's topic.
+type GroupWork struct {
+	Group string `json:"group"`
+	Topic string `json:"topic"`
+	api.GroupMember
 }
 
 // Cards give operators one view of all processes. Each process beats with its card every 5 s.
@@ -146,7 +154,7 @@ func (c *Cards) All(ctx context.Context) []Card {
 		h.AgeSeconds = h.age.Seconds()
 		if h.age > cardLate {
 			h.State = api.ProcessMissing
-			h.Rates, h.Circuits, h.Findings = api.Rates{}, nil, nil
+			h.Rates, h.Circuits, h.Findings, h.Groups = api.Rates{}, nil, nil, nil
 		}
 	}
 	var there []held
