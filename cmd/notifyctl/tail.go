@@ -30,7 +30,8 @@ func newTail(p *program) *cobra.Command {
 		Use: "tail", Short: "Watch outcomes as they happen, until Ctrl-C", Args: cobra.NoArgs,
 		Long: `tail prints outcomes as they happen: the token's own caller's, or with scope
 operate those of --caller, "*" for all. It begins now; with -f it connects again
-when the server goes away.`,
+when the server goes away. With several processes it shows what the workers of the
+process that is asked make of their partitions: tail each worker to see all.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runTail(c.Context(), p, &o) },
 	}
 	f := c.Flags()
