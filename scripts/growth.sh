@@ -2,8 +2,8 @@
 # Raise the number of timer shards of an installation of three processes while it is under
 # load: nothing is lost, early, repeated or refused. It uses the Cassandra, Redis and
 # PostgreSQL of make engines, which must run, with a keyspace, keys and a database of its
-# own, and starts a Kafka of its own in a temporary folder, because topics have one name in
-# all installations. NOTIFY_ENGINES_LIB says where the jars are.
+# own, and starts a Kafka of its own in a temporary folder, whose topics go with it.
+# NOTIFY_ENGINES_LIB says where the jars are.
 # FROM (16) and TO (256) are the numbers of shards. MUTANT breaks a mechanism first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
