@@ -62,21 +62,27 @@ func (a *Admin) Close() { a.adm.Close() }
 
 // Partitions returns the number of partitions of each topic that exists.
 func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]int, error) {
+	out := make(map[string]int, len(topics))
+	err := a.eachTopic(ctx, topics, func(name string, d *kadm.TopicDetail) { out[name] = len(d.Partitions) })
+	return out, err
+}
+
+// eachTopic calls fn with each of the topics that exists.
+func (a *Admin) eachTopic(ctx context.Context, topics []string, fn func(name string, d *kadm.TopicDetail)) error {
 	details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wires(topics)...)
 	if err != nil {
-		return nil, translate(err)
+		return translate(err)
 	}
-	out := make(map[string]int, len(topics))
 	for _, d := range details {
 		switch {
 		case errors.Is(d.Err, kerr.UnknownTopicOrPartition):
 		case d.Err != nil:
-			return nil, translate(d.Err)
+			return translate(d.Err)
 		default:
-			out[a.cfg.Conn.own(d.Topic)] = len(d.Partitions)
+			fn(a.cfg.Conn.own(d.Topic), &d)
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // StartOffsets returns the first offset held by each partition of topics.

@@ -14,26 +14,14 @@ import (
 // TopicIDs returns the id that the brokers gave each topic that exists. A topic that was
 // deleted and made again has another id: offsets of the old one say nothing about it.
 func (a *Admin) TopicIDs(ctx context.Context, topics ...string) (map[string]string, error) {
-	details, err := a.adm.ListTopics(ctx, topics...)
-	if err != nil {
-		return nil, translate(err)
-	}
 	out := make(map[string]string, len(topics))
-	for _, d := range details {
-		switch {
-		case errors.Is(d.Err, kerr.UnknownTopicOrPartition):
-		case d.Err != nil:
-			return nil, translate(d.Err)
-		default:
-			out[d.Topic] = d.ID.String()
-		}
-	}
-	return out, nil
+	err := a.eachTopic(ctx, topics, func(name string, d *kadm.TopicDetail) { out[name] = d.ID.String() })
+	return out, err
 }
 
 // Members returns how many members each of groups has; groups without any are missing.
 func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, error) {
-	described, err := a.adm.DescribeGroups(ctx, groups...)
+	described, err := a.adm.DescribeGroups(ctx, a.cfg.Conn.wires(groups)...)
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -44,7 +32,7 @@ func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, 
 		case g.Err != nil:
 			return nil, translate(g.Err)
 		case len(g.Members) > 0:
-			out[name] = len(g.Members)
+			out[a.cfg.Conn.own(name)] = len(g.Members)
 		}
 	}
 	return out, nil
@@ -56,9 +44,9 @@ func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, 
 func (a *Admin) SetCommitted(ctx context.Context, group string, offsets map[TopicPartition]int64) error {
 	commit := make(kadm.Offsets)
 	for tp, at := range offsets {
-		commit.AddOffset(tp.Topic, tp.Partition, at, -1)
+		commit.AddOffset(a.cfg.Conn.wire(tp.Topic), tp.Partition, at, -1)
 	}
-	resps, err := a.adm.CommitOffsets(ctx, group, commit)
+	resps, err := a.adm.CommitOffsets(ctx, a.cfg.Conn.wire(group), commit)
 	if err == nil {
 		err = resps.Error()
 	}
