@@ -54,14 +54,15 @@ var floors = []floor{
 		"pkg/store":  "codec engine rows notify", // contracts of engine over rows
 	}},
 	{"engines: one technology each", map[string]string{
-		"pkg/engine/memory":    "engine notify rows store",
-		"pkg/engine/pebble":    "notify rows setting store",
-		"pkg/engine/cassandra": "codec engine notify rows secrets setting store",
-		"pkg/engine/redis":     "engine notify secrets setting",
-		"pkg/engine/postgres":  "engine notify setting",
-		"pkg/engine/sqs":       "engine notify setting",
-		"pkg/engine/faulty":    "engine notify rows",
-		"pkg/archive/s3":       "",
+		"pkg/engine/memory":     "engine notify rows store",
+		"pkg/engine/pebble":     "notify rows setting store",
+		"pkg/engine/cassandra":  "codec engine notify rows secrets setting store",
+		"pkg/engine/redis":      "engine notify secrets setting",
+		"pkg/engine/postgres":   "engine notify setting",
+		"pkg/engine/sqs":        "engine notify setting",
+		"pkg/engine/faulty":     "engine notify rows",
+		"pkg/archive/s3":        "",
+		"pkg/archive/s3/s3test": "", // a store for tests
 	}},
 	{"the log and what follows it", map[string]string{
 		"pkg/log":          "notify internal/killpoint secrets setting",
@@ -107,7 +108,7 @@ var floors = []floor{
 		"pkg/metrics": "engine notify api deadletter intake log server timer trigger worker",
 	}},
 	{"the process: the only place that knows more than one engine", map[string]string{
-		"pkg/app": everything("load", "load/launch", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
+		"pkg/app": everything("load", "load/launch", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest", "archive/s3/s3test"),
 	}},
 	{"what the tools start", map[string]string{
 		"pkg/load/launch": "app internal/freeport api load notify term", // a notifyd in this process or one of its own

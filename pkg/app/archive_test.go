@@ -1,14 +1,27 @@
 package app
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/archive/s3"
+	"github.com/notifyd/notifyd/pkg/archive/s3/s3test"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -130,4 +143,111 @@ func TestArchiveOverServers(t *testing.T) {
 		}
 		return sumOf(at, "notifications-push") == 2
 	})
+}
+
+// TestArchiveToS3OverServers has two processes over the same servers archive into one bucket,
+// each with a folder of its own. The store is away at first, and later the process that writes
+// ends. Every dead letter and every outcome comes into the bucket once.
+func TestArchiveToS3OverServers(t *testing.T) {
+	t.Parallel()
+	var away atomic.Bool
+	away.Store(true)
+	store := &s3test.Store{Fail: func(*http.Request) int {
+		if away.Load() {
+			return http.StatusForbidden // a refusal, which the client does not try again by itself
+		}
+		return 0
+	}}
+	srv := httptest.NewServer(store)
+	defer srv.Close()
+	cred, err := s3test.Credentials(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := sharing(t)
+	cfg.Archive.Every, cfg.Archive.After = 20*time.Millisecond, time.Millisecond
+	cfg.Archive.S3 = s3.Config{Bucket: s3test.Bucket, Prefix: "own", Region: s3test.Region, Endpoint: srv.URL, PathStyle: true, Credentials: cred}
+	s := newShared(t, &cfg)
+	refusing := &script{answers: []notify.Result{{Class: notify.ClassPermanent, Code: "apns_bad_topic", Provider: "apns"}}}
+	start := func() *life {
+		mine := cfg
+		mine.Archive.Dir = filepath.Join(t.TempDir(), "archive")
+		return runAs(t, "all", mine, seams{servers: s.open, provider: refusing.seams().provider})
+	}
+	n, other := start(), start()
+	var sent []string
+	send := func(l *life) {
+		t.Helper()
+		for range 5 {
+			got, err := l.client.Send(t.Context(), push("ann", "hello"), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent = append(sent, got.NotificationID)
+		}
+		for _, id := range sent {
+			l.becomes(t, id, "FAILED")
+		}
+	}
+	archived := func() {
+		t.Helper()
+		var got map[string][]string // ids, by kind
+		eventually(t, fmt.Sprint(len(sent), " dead letters and outcomes in the bucket"), func() bool {
+			got = idsOf(t, store.Objects())
+			return len(got[archive.DeadLetters]) >= len(sent) && len(got[archive.Outcomes]) >= len(sent)
+		})
+		want := slices.Sorted(slices.Values(sent))
+		for kind, ids := range got {
+			if slices.Sort(ids); !slices.Equal(ids, want) {
+				t.Errorf("%s: %v in the bucket, sent were %v", kind, ids, want)
+			}
+		}
+	}
+	send(n)
+	eventually(t, "the archive says that the store refuses", func() bool {
+		return n.archive.Status(t.Context(), time.Now()).Err != nil || other.archive.Status(t.Context(), time.Now()).Err != nil
+	})
+	away.Store(false)
+	archived()
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	send(other)
+	archived()
+	for _, p := range store.Problems() {
+		t.Error(p)
+	}
+}
+
+// idsOf returns the notifications in the files of a bucket whose manifests are there, by kind.
+func idsOf(t *testing.T, objects map[string]s3test.Object) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	for key, o := range objects {
+		if !strings.HasSuffix(key, ".json") {
+			continue
+		}
+		var m archive.Manifest
+		if err := json.Unmarshal(o.Data, &m); err != nil {
+			t.Fatal(err)
+		}
+		z, err := zstd.NewReader(bytes.NewReader(objects[path.Join("own", m.File)].Data), zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for dec := json.NewDecoder(z); ; {
+			var line struct {
+				Outcome string `json:"notification_id"`
+				Letter  string `json:"id"`
+			}
+			if err := dec.Decode(&line); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", m.File, err)
+			}
+			out[m.Kind] = append(out[m.Kind], line.Outcome+line.Letter)
+		}
+		z.Close()
+	}
+	return out
 }

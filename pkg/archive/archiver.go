@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -64,8 +65,11 @@ type Config struct {
 type Bucket interface {
 	// Put stores a file under a name with slashes; sum is the SHA-256 of its
 	// content in hex. Done before with the same sum, it changes nothing; the error
-	// of a name that is taken by something else is an fs.ErrExist.
+	// of a name that is taken by something else is an fs.ErrExist. Of two calls at a
+	// time with one name, one stores its file and the other returns that error.
 	Put(ctx context.Context, name, file, sum string) error
+	// Has reports whether a file of this name and sum is there.
+	Has(ctx context.Context, name, sum string) (bool, error)
 }
 
 // History is where outcomes are found: a history.Store, or an OverLog.
@@ -85,6 +89,7 @@ type Archiver struct {
 
 	row    []byte // of Once alone: as it is stored
 	unsure bool   // of Once alone: another process may have written the row, or a write of it failed
+	ours   string // of Once alone: SHA-256 of the last file that this process completed, or compared with the row
 
 	mu   sync.Mutex
 	st   state
@@ -105,6 +110,9 @@ type pending struct {
 	Manifest Manifest          `json:"manifest"`
 	Letters  map[string]uint64 `json:"letters,omitempty"`
 	History  map[string]int64  `json:"history,omitempty"`
+	// Others are files of the same name that other processes completed before. They are in
+	// the folders of those processes, which may still put one of them into the bucket.
+	Others []pending `json:"others,omitempty"`
 }
 
 const metaKey = "archive"
@@ -147,10 +155,19 @@ func (a *Archiver) read(ctx context.Context) (st state, row []byte, err error) {
 	if st.Letters == nil {
 		st.Letters = map[string]uint64{}
 	}
-	if st.Pending != nil && st.Pending.Letters == nil {
-		st.Pending.Letters = map[string]uint64{}
+	if p := st.Pending; p != nil {
+		p.fill()
+		for i := range p.Others {
+			p.Others[i].fill()
+		}
 	}
 	return st, row, nil
+}
+
+func (p *pending) fill() {
+	if p.Letters == nil {
+		p.Letters = map[string]uint64{}
+	}
 }
 
 // load takes the state of the row on.
@@ -232,7 +249,13 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 		}
 		a.unsure = false
 	}
-	if a.st.Pending != nil {
+	if p := a.st.Pending; p != nil {
+		if p.Manifest.SHA256 != a.ours { // read once, not with each try while the bucket is away
+			if err := dropUnlike(a.cfg.Dir, &p.Manifest); err != nil {
+				return err
+			}
+			a.ours = p.Manifest.SHA256
+		}
 		if err := a.name(ctx); err != nil {
 			return err
 		}
@@ -370,9 +393,14 @@ func positions(names map[string]int64) map[history.Part]int64 {
 }
 
 // file writes one file of what fill adds, and moves the state to what fill
-// returns; fill's count is of what was damaged.
+// returns; fill's count is of what was damaged. Where a file is pending it writes that one
+// again, under its name.
 func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pending, int, error)) error {
-	w, err := create(a.cfg.Dir, kind, now, a.st.Files+1)
+	m, lost := nameOf(kind, now, a.st.Files+1), a.st.Pending
+	if lost != nil {
+		m = nameOf(kind, lost.Manifest.Written, lost.Manifest.Number)
+	}
+	w, err := create(a.cfg.Dir, m, lost == nil)
 	if err != nil {
 		return err
 	}
@@ -383,14 +411,20 @@ func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill fu
 	}
 	if w.manifest.Lines == 0 && damaged == 0 { // no file for nothing
 		st := a.st
-		st.Letters, st.History = p.Letters, p.History
+		st.Letters, st.History, st.Pending = p.Letters, p.History, nil
+		if lost != nil { // its name stays its own
+			st.Files = lost.Manifest.Number
+		}
 		return a.save(ctx, st)
 	}
 	w.manifest.Damaged = damaged
 	if err := w.seal(); err != nil {
 		return err
 	}
-	p.Manifest = w.manifest
+	p.Manifest, a.ours = w.manifest, w.manifest.SHA256
+	if lost != nil {
+		p.Others = append(slices.Clone(lost.Others), pending{Manifest: lost.Manifest, Letters: lost.Letters, History: lost.History})
+	}
 	st := a.st
 	st.Pending = p
 	a.cfg.hit("archive-before-pending")
@@ -401,34 +435,50 @@ func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill fu
 	return a.name(ctx)
 }
 
-// name gives the pending file its name and its manifest, and moves on. One that
-// is in the folder no more is forgotten, and its lines are written again: it may
-// have been moved away since it was named, or lost before, and twice is better
-// than not at all.
+// name gives the pending file its name and its manifest, brings it into the bucket, and
+// moves on. A file that is not in the folder may be in another process's folder, or it
+// was moved away since it was named.
 func (a *Archiver) name(ctx context.Context) error {
-	p, st := a.st.Pending, a.st
+	p := a.st.Pending
 	a.cfg.hit("archive-before-name")
 	err := publish(a.cfg.Dir, &p.Manifest)
-	if errors.Is(err, errTaken) {
+	switch {
+	case errors.Is(err, errTaken) && a.cfg.Bucket != nil:
+		return a.replace(ctx)
+	case errors.Is(err, errTaken):
 		a.cfg.Logger.Warn("a file of the archive was taken away before it was noted, what it held is written again", "file", p.Manifest.File)
-		st.Files, st.Pending = p.Manifest.Number, nil
-		return a.save(ctx, st)
-	}
-	if err != nil {
+		return a.renumber(ctx)
+	case err != nil:
 		return err
 	}
 	a.cfg.hit("archive-named")
-	if err := a.ship(ctx, &p.Manifest); errors.Is(err, fs.ErrExist) {
-		a.cfg.Logger.Warn("the bucket has another file of this name, what it holds is written again under the next", "file", p.Manifest.File, "err", err)
-		if err := a.shipped(&p.Manifest); err != nil {
+	err = a.ship(ctx, &p.Manifest)
+	if !errors.Is(err, fs.ErrExist) {
+		if err != nil {
 			return err
 		}
-		st.Files, st.Pending = p.Manifest.Number, nil
-		return a.save(ctx, st)
-	} else if err != nil {
+		return a.moveOn(ctx, p)
+	}
+	other, err := a.inBucket(ctx, p.Others)
+	if err != nil {
 		return err
 	}
+	if other == nil {
+		a.cfg.Logger.Warn("the bucket has another file of this name, what it holds is written again under the next", "file", p.Manifest.File)
+	}
+	if err := a.shipped(&p.Manifest); err != nil {
+		return err
+	}
+	if other == nil {
+		return a.renumber(ctx)
+	}
+	return a.adopt(ctx, other)
+}
+
+// moveOn notes that what p holds is archived.
+func (a *Archiver) moveOn(ctx context.Context, p *pending) error {
 	a.cfg.hit("archive-shipped")
+	st := a.st
 	st.Files, st.Letters, st.History, st.Pending = p.Manifest.Number, p.Letters, p.History, nil
 	if err := a.save(ctx, st); err != nil {
 		return err
@@ -437,4 +487,56 @@ func (a *Archiver) name(ctx context.Context) error {
 		a.cfg.Written(p.Manifest.Kind, p.Manifest.Lines)
 	}
 	return a.shipped(&p.Manifest)
+}
+
+// renumber forgets the pending file: its lines are written again, under the next number.
+// Twice is better than not at all.
+func (a *Archiver) renumber(ctx context.Context) error {
+	st := a.st
+	st.Files, st.Pending = st.Pending.Manifest.Number, nil
+	return a.save(ctx, st)
+}
+
+// replace goes on where the pending file is not in this folder. If the bucket has it, or one
+// of its name that another process completed, that one counts. Else it is written again,
+// under the same name: the bucket takes one file of a name, so the lines of the process
+// that has the file are not there twice, however late it comes back.
+func (a *Archiver) replace(ctx context.Context) error {
+	p := a.st.Pending
+	there, err := a.inBucket(ctx, append(slices.Clone(p.Others), *p))
+	switch {
+	case err != nil:
+		return err
+	case there != nil:
+		return a.adopt(ctx, there)
+	}
+	a.cfg.Logger.Warn("a file of the archive is not in this folder and not in the bucket, it is written again", "file", p.Manifest.File)
+	if p.Manifest.Kind == DeadLetters {
+		return a.letters(ctx, time.Now())
+	}
+	return a.outcomes(ctx, time.Now())
+}
+
+// inBucket returns that of some files which the bucket has; nil: none.
+func (a *Archiver) inBucket(ctx context.Context, ps []pending) (*pending, error) {
+	for i := range ps {
+		m := &ps[i].Manifest
+		if there, err := a.cfg.Bucket.Has(ctx, m.File, m.SHA256); err != nil {
+			return nil, broken(err)
+		} else if there {
+			return &ps[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// adopt moves on behind a file in the bucket whose manifest may be missing there.
+func (a *Archiver) adopt(ctx context.Context, p *pending) error {
+	if err := writeManifest(a.cfg.Dir, &p.Manifest); err != nil {
+		return err
+	}
+	if err := a.ship(ctx, &p.Manifest); err != nil {
+		return err
+	}
+	return a.moveOn(ctx, p)
 }

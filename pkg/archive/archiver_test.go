@@ -241,24 +241,7 @@ func TestKilled(t *testing.T) {
 				w := newWorld(t)
 				w.add(t, 7)
 				a := w.open(t, nil)
-				left := nth
-				a.cfg.hit = func(at string) {
-					if at == name {
-						if left--; left == 0 {
-							runtime.Goexit()
-						}
-					}
-				}
-				killed, survived := make(chan struct{}), false
-				go func() {
-					defer close(killed)
-					_ = a.Once(t.Context())
-					survived = true
-				}()
-				<-killed
-				if survived {
-					t.Fatal("it was not killed")
-				}
+				dieAt(t, a, name, nth)
 				w.add(t, 5)
 				// A process that is killed removes nothing.
 				if err := os.WriteFile(filepath.Join(w.dir, "outcomes-00000099.tmp"), []byte("cut"), 0o600); err != nil {
@@ -452,21 +435,7 @@ func TestVerifyFinds(t *testing.T) {
 // die runs the archiver until it comes to a point, and kills it there.
 func die(t *testing.T, a *Archiver, at string) {
 	t.Helper()
-	a.cfg.hit = func(name string) {
-		if name == at {
-			runtime.Goexit()
-		}
-	}
-	killed, survived := make(chan struct{}), false
-	go func() {
-		defer close(killed)
-		_ = a.Once(t.Context())
-		survived = true
-	}()
-	<-killed
-	if survived {
-		t.Fatal("it was not killed")
-	}
+	dieAt(t, a, at, 1)
 }
 
 // TestKilledBeforeTheFirstLetter dies over a file of outcomes when no dead letter

@@ -17,9 +17,12 @@
 // again.)
 //
 // Where several processes have the archive, one of them at a time runs it, and the row is
-// compared and swapped. Each has a folder of its own, or they share one: a file that a
-// killed process left in its own folder is shipped from there later, and its lines are in
-// another one too.
+// compared and swapped. Each has a folder of its own and all have one bucket, or they share
+// a folder. A process that finds a file pending which is neither in its folder nor in the
+// bucket writes it again under the same name. The bucket takes one file of a name, and the row
+// keeps the manifest of each, so the one that is there counts, whichever process stored it: no line is in
+// the bucket twice. A process that comes back puts its own file aside. Without a bucket, and
+// with a folder each, the lines of such a file are in two folders.
 //
 // A dead letter is archived when it has been indexed, an outcome when its record
 // has settled (Config.After): what a receipt says later is not in it. A receiver

@@ -57,11 +57,11 @@ type writer struct {
 	kept     bool
 }
 
-func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
-	now = now.UTC()
-	w := &writer{sum: sha256.New()}
-	for ; ; number++ { // a store that was restored counts from where it was
-		w.manifest = nameOf(kind, now, number)
+// create begins the file of a manifest. If it is new and its name is taken, it gets the next
+// number that is not.
+func create(dir string, m Manifest, isNew bool) (*writer, error) {
+	w := &writer{sum: sha256.New(), manifest: m}
+	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // a store that was restored counts from where it was
 		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(w.manifest.File)))
 		if errors.Is(err, fs.ErrNotExist) {
 			break
@@ -88,6 +88,7 @@ func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
 }
 
 func nameOf(kind string, now time.Time, number uint64) Manifest {
+	now = now.UTC()
 	file := fmt.Sprintf("%s/%s/%s-%08d%s", kind, now.Format("2006-01-02"), now.Format("15"), number, dataSuffix)
 	return Manifest{File: file, Kind: kind, Number: number, Written: now}
 }
@@ -153,11 +154,20 @@ func publish(dir string, m *Manifest) error {
 			return broken(there)
 		}
 	}
+	return writeManifest(dir, m)
+}
+
+// writeManifest writes the manifest of a file, durably.
+func writeManifest(dir string, m *Manifest) error {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
 	name := filepath.Join(dir, filepath.FromSlash(m.manifestName()))
+	folder := filepath.Dir(name)
+	if err := atomicfile.MkdirAll(folder); err != nil {
+		return broken(err)
+	}
 	if err := atomicfile.WriteFile(name, append(b, '\n')); err != nil {
 		return broken(err)
 	}
@@ -169,6 +179,42 @@ func publish(dir string, m *Manifest) error {
 			return nil
 		}
 	}
+}
+
+// dropUnlike makes sure that what has one of the names of a file is that file. Another
+// process may have completed one of the same name in its own folder, which the row names
+// now, while this folder has what this process had begun.
+func dropUnlike(dir string, m *Manifest) error {
+	for _, name := range []string{m.tmpName(), filepath.FromSlash(m.File)} {
+		name = filepath.Join(dir, name)
+		sum, _, err := sumOf(name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return broken(err)
+		case sum == m.SHA256:
+			continue
+		}
+		if err := os.Remove(name); err != nil {
+			return broken(err)
+		}
+	}
+	return nil
+}
+
+// sumOf returns the SHA-256 of a file, in hex, and its size.
+func sumOf(name string) (sum string, size int64, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close() // it was only read
+	h := sha256.New()
+	if size, err = io.Copy(h, f); err != nil {
+		return "", 0, err
+	}
+	return hex.EncodeToString(h.Sum(nil)), size, nil
 }
 
 // clean removes what a crash left unfinished: nothing is pending.
@@ -213,23 +259,20 @@ func List(dir string) (out []Manifest, err error) {
 
 // Verify reads a file of a folder and compares it with its manifest: the size,
 // the checksum, and the lines, each of which must be JSON.
-func Verify(dir string, m *Manifest) (err error) {
-	f, err := os.Open(filepath.Join(dir, filepath.FromSlash(m.File)))
+func Verify(dir string, m *Manifest) error {
+	name := filepath.Join(dir, filepath.FromSlash(m.File))
+	got, n, err := sumOf(name)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	sum := sha256.New()
-	n, err := io.Copy(sum, f)
-	if err != nil {
-		return err
-	}
-	if got := hex.EncodeToString(sum.Sum(nil)); n != m.Bytes || got != m.SHA256 {
+	if n != m.Bytes || got != m.SHA256 {
 		return fmt.Errorf("%s has %d bytes with SHA-256 %s; its manifest says %d with %s", m.File, n, got, m.Bytes, m.SHA256)
 	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
+	f, err := os.Open(name)
+	if err != nil {
 		return err
 	}
+	defer f.Close() // it was only read
 	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return err
@@ -251,7 +294,8 @@ func Verify(dir string, m *Manifest) (err error) {
 }
 
 // shipAll brings the files that are left in the folder into the bucket: of the
-// time before there was one, or of a crash. Nothing is pending.
+// time before there was one, or of a crash. Nothing is pending. A file whose name the bucket
+// has given to another one is put aside: mostly another process has written its lines again.
 func (a *Archiver) shipAll(ctx context.Context) error {
 	if a.cfg.Bucket == nil {
 		return nil
@@ -261,13 +305,37 @@ func (a *Archiver) shipAll(ctx context.Context) error {
 		return broken(err)
 	}
 	for i := range ms {
-		if err := a.ship(ctx, &ms[i]); err != nil {
-			return err
+		err := a.ship(ctx, &ms[i])
+		switch {
+		case errors.Is(err, fs.ErrExist):
+			a.cfg.Logger.Warn("the bucket has another file of this name, mostly with the same lines: this one is put aside", "file", ms[i].File, "folder", asideFolder)
+			err = putAside(a.cfg.Dir, &ms[i])
+		case err == nil:
+			err = a.shipped(&ms[i])
 		}
-		if err := a.shipped(&ms[i]); err != nil {
+		if err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// asideFolder is where files wait for an operator, in the folder of the archive.
+const asideFolder = "aside"
+
+// putAside moves a file to where List does not find it, its manifest last: while that is
+// there, shipAll finds the file.
+func putAside(dir string, m *Manifest) error {
+	for _, name := range []string{m.File, m.manifestName()} {
+		to := filepath.Join(dir, asideFolder, filepath.FromSlash(name))
+		if err := atomicfile.MkdirAll(filepath.Dir(to)); err != nil {
+			return broken(err)
+		}
+		if err := os.Rename(filepath.Join(dir, filepath.FromSlash(name)), to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return broken(err)
+		}
+	}
+	_ = os.Remove(filepath.Join(dir, filepath.FromSlash(filepath.Dir(m.File)))) // the day's folder, once it is empty
 	return nil
 }
 

@@ -18,6 +18,8 @@ type bucket struct {
 	sums map[string]string
 	at   int // of which Put the answer is an error; counted down
 	kill int // at which Put the process dies
+	// before is called when Put has looked and before it stores. May be nil.
+	before func(name string)
 }
 
 func newBucket(t *testing.T) *bucket { return &bucket{dir: t.TempDir(), sums: map[string]string{}} }
@@ -28,6 +30,9 @@ func (b *bucket) Put(_ context.Context, name, file, sum string) error {
 	}
 	if b.at--; b.at == 0 {
 		return errors.New("503 SlowDown")
+	}
+	if b.before != nil {
+		b.before(name)
 	}
 	if was, ok := b.sums[name]; ok {
 		if was != sum {
@@ -45,6 +50,10 @@ func (b *bucket) Put(_ context.Context, name, file, sum string) error {
 	}
 	b.sums[name] = sum
 	return os.WriteFile(to, data, 0o600)
+}
+
+func (b *bucket) Has(_ context.Context, name, sum string) (bool, error) {
+	return b.sums[name] == sum, nil
 }
 
 func (w *world) openTo(t *testing.T, b *bucket) *Archiver {

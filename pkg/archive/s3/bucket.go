@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path"
 	"time"
 
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/feature/s3/transfermanager"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -84,31 +87,77 @@ const sumKey = "sha256"
 
 // Put stores the file under name, with the SHA-256 of its content. A file that
 // is there already with that sum is left as it is; where another is there, or one
-// without a sum, the error is fs.ErrExist.
-func (b *Bucket) Put(ctx context.Context, name, file, sum string) (err error) {
+// without a sum, the error is fs.ErrExist. Of two calls at a time one stores its file, where
+// the store knows If-None-Match (S3 does).
+func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	ctx, stop := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer stop()
 	key := path.Join(b.cfg.Prefix, name)
-	switch was, err := b.sumOf(ctx, key); {
-	case err != nil:
-		return fmt.Errorf("s3: looking for %s in %s: %w", key, b.cfg.Bucket, err)
-	case was == sum:
-		return nil
-	case was != "":
-		return fmt.Errorf("s3: %s is in %s already, with other content: %w", key, b.cfg.Bucket, fs.ErrExist)
+	if there, err := b.holds(ctx, key, sum); there || err != nil {
+		return err
 	}
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close() // it was only read
-	_, err = b.up.UploadObject(ctx, &transfermanager.UploadObjectInput{
-		Bucket: &b.cfg.Bucket, Key: &key, Body: f, Metadata: map[string]string{sumKey: sum},
-	})
+	err = b.upload(ctx, key, sum, f)
+	switch statusOf(err) {
+	case http.StatusPreconditionFailed, http.StatusConflict: // another process was faster, or this one whose answer was lost
+		if there, err := b.holds(ctx, key, sum); there || err != nil {
+			return err
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("s3: storing %s in %s: %w", key, b.cfg.Bucket, err)
 	}
 	return nil
+}
+
+// Has reports whether a file of this name and sum is there.
+func (b *Bucket) Has(ctx context.Context, name, sum string) (bool, error) {
+	there, err := b.holds(ctx, path.Join(b.cfg.Prefix, name), sum)
+	if errors.Is(err, fs.ErrExist) {
+		err = nil
+	}
+	return there, err
+}
+
+// holds reports whether an object has this sum. It returns an fs.ErrExist for one that has
+// another.
+func (b *Bucket) holds(ctx context.Context, key, sum string) (bool, error) {
+	switch was, err := b.sumOf(ctx, key); {
+	case err != nil:
+		return false, fmt.Errorf("s3: looking for %s in %s: %w", key, b.cfg.Bucket, err)
+	case was != "" && was != sum:
+		return false, fmt.Errorf("s3: %s is in %s already, with other content: %w", key, b.cfg.Bucket, fs.ErrExist)
+	default:
+		return was != "", nil
+	}
+}
+
+// upload stores a file where there is none of this key. A store that does not know the
+// condition is asked without it.
+func (b *Bucket) upload(ctx context.Context, key, sum string, f *os.File) error {
+	in := &transfermanager.UploadObjectInput{Bucket: &b.cfg.Bucket, Key: &key, Body: f, Metadata: map[string]string{sumKey: sum}, IfNoneMatch: new("*")}
+	_, err := b.up.UploadObject(ctx, in)
+	if statusOf(err) != http.StatusNotImplemented {
+		return err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	in.IfNoneMatch = nil
+	_, err = b.up.UploadObject(ctx, in)
+	return err
+}
+
+// statusOf is the status that the store answered with; 0: err is not its answer.
+func statusOf(err error) int {
+	if e, ok := errors.AsType[*awshttp.ResponseError](err); ok {
+		return e.HTTPStatusCode()
+	}
+	return 0
 }
 
 // sumOf returns the sum of an object; "" where there is none of that key, and
