@@ -33,6 +33,9 @@ type Client struct {
 	// Retries is how often a request that is safe to repeat is sent again after
 	// 429, 503 or a broken connection. 0: never.
 	Retries int
+	// Patience is for how long a request is sent again because the server said when
+	// (Retry-After). Retries are then those in a row without such an answer.
+	Patience time.Duration
 	// Backoff is the first wait of a retry when the server named none; it
 	// doubles, with jitter, up to 20 times itself. Default: 250 ms.
 	Backoff time.Duration
@@ -90,12 +93,17 @@ type call struct {
 	body         []byte
 	key          string // Idempotency-Key
 	repeatable   bool   // sending it twice does what sending it once does
+	asks         bool   // the body is sent once the server wants it (Expect: 100-continue)
 }
+
+// largeBody is from how many bytes on a body that was refused once is not sent again
+// before the server wants it.
+const largeBody = 64 << 10
 
 // do sends c, again where that is safe, and decodes the answer into out.
 func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
-	var wait time.Duration
-	for try := 0; ; try++ {
+	began := time.Now()
+	for try, counted := 0, 0; ; try++ {
 		reply, err := cl.once(ctx, c)
 		if err == nil {
 			if out == nil || len(reply.Body) == 0 {
@@ -106,10 +114,14 @@ func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
 			}
 			return reply, nil
 		}
-		if try >= cl.Retries || ctx.Err() != nil || !c.retry(err) {
+		wait, told := cl.pause(try, err), notify.RetryAfterOf(err) > 0
+		if counted++; told && time.Since(began)+wait <= cl.Patience {
+			counted = 0
+		}
+		if ctx.Err() != nil || !c.retry(err) || counted > cl.Retries {
 			return reply, err
 		}
-		wait = cl.pause(try, err)
+		c.asks = told && len(c.body) >= largeBody
 		if !notify.Sleep(ctx, wait) {
 			return reply, err
 		}
@@ -132,6 +144,8 @@ func (c *call) retry(err error) bool {
 	return false
 }
 
+// pause is how long to wait before the next try. What a server has asked for is kept, and
+// up to half of it added: of many that were refused together no two come together again.
 func (cl *Client) pause(try int, err error) time.Duration {
 	base := cl.Backoff
 	if base <= 0 {
@@ -139,7 +153,8 @@ func (cl *Client) pause(try int, err error) time.Duration {
 	}
 	wait := min(base<<min(try, 10), 20*base)
 	wait = wait/2 + rand.N(wait/2+1)
-	return max(wait, notify.RetryAfterOf(err))
+	asked := notify.RetryAfterOf(err)
+	return max(wait, asked+rand.N(asked/2+1))
 }
 
 // once sends c one time.
@@ -193,6 +208,9 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	}
 	if c.key != "" {
 		h[HeaderIdempotencyKey] = []string{c.key}
+	}
+	if c.asks {
+		h["Expect"] = []string{"100-continue"}
 	}
 	for name, v := range map[string]string{HeaderContext: cl.Context, HeaderReason: cl.Reason} {
 		if v != "" && c.method != http.MethodGet {

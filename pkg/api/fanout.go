@@ -2,10 +2,12 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"golang.org/x/sync/errgroup"
@@ -56,8 +58,9 @@ type FanoutTotal struct {
 // SendFanout sends a fan-out of any size in parts, each repeated until the
 // server has stored it: (campaign, part) makes a repeat harmless. It keeps
 // InFlight+1 parts in memory. After an error, or the end of ctx, the parts
-// told to Done are stored, and those under way may be. A client whose Retries
-// is 0 gets 10 here.
+// told to Done are stored, and those under way may be. A client whose Retries is 0 gets 10
+// here, and one without Patience ten minutes for each part: an overload delays a campaign
+// and does not end it.
 func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, error) {
 	if s.Fanout.Campaign == "" {
 		return FanoutTotal{}, notify.Invalid("campaign_missing", "campaign", "a fan-out in parts needs a campaign id")
@@ -66,9 +69,8 @@ func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, er
 	s.PartBytes = orDefault(s.PartBytes, 16<<20)
 	s.InFlight = orDefault(s.InFlight, 4)
 	sender := *cl
-	if sender.Retries == 0 {
-		sender.Retries = 10
-	}
+	sender.Retries = cmp.Or(sender.Retries, 10)
+	sender.Patience = cmp.Or(sender.Patience, 10*time.Minute)
 	p := &partSender{client: &sender, send: s}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.InFlight)
