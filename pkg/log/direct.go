@@ -26,8 +26,13 @@ import (
 //
 // One request is under way at a time: records of a partition that are in two of
 // them are stored in their order.
+//
+// Records of bulk lanes are appended apart, a partition a request: the broker works on one
+// request at a time and fsyncs each batch twice, so a code would wait for the batches of all
+// partitions of a fan-out.
 type direct struct {
 	cl       *kgo.Client
+	apart    bool // each batch in a request of its own; records may be large
 	linger   time.Duration
 	timeout  time.Duration
 	most     int // bytes of a batch
@@ -57,7 +62,7 @@ const (
 	produceVersion = 12
 )
 
-func newDirect(cfg ProducerConfig) (*direct, error) {
+func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 	versions := kversion.Stable()
 	versions.SetMaxKeyVersion(int16(kmsg.Produce), produceVersion)
 	cl, err := cfg.Conn.client(kgo.MaxVersions(versions))
@@ -65,7 +70,7 @@ func newDirect(cfg ProducerConfig) (*direct, error) {
 		return nil, fmt.Errorf("stream: producer: %w", err)
 	}
 	return &direct{
-		cl: cl, linger: cfg.Linger, timeout: cfg.AppendTimeout, appended: cfg.Appended,
+		cl: cl, apart: apart, linger: cfg.Linger, timeout: cfg.AppendTimeout, appended: cfg.Appended,
 		most: cfg.MaxRecordBytes + batchOverhead, held: cfg.MaxBufferedBytes,
 		wake: make(chan struct{}, 1), closing: make(chan struct{}),
 	}, nil
@@ -94,7 +99,7 @@ type verdict struct {
 // takes reports whether direct is for all of recs.
 func (d *direct) takes(recs []Record) bool {
 	for i := range recs {
-		if r := &recs[i]; r.Partition < 0 || r.Topic == "" || len(r.Headers) > 0 || len(r.Key)+len(r.Value) > smallRecord {
+		if r := &recs[i]; r.Partition < 0 || r.Topic == "" || len(r.Headers) > 0 || len(r.Key)+len(r.Value) > smallRecord && !d.apart {
 			return false
 		}
 	}
@@ -278,8 +283,17 @@ func (d *direct) send(r *round) error {
 		t := &r.topics[i]
 		var ps []kmsg.ProduceRequestTopicPartition
 		for p := range t.parts {
-			if b := &t.parts[p]; b.count > 0 {
-				ps = append(ps, kmsg.ProduceRequestTopicPartition{Partition: int32(p), Records: b.finish()})
+			b := &t.parts[p]
+			if b.count == 0 {
+				continue
+			}
+			ps = append(ps, kmsg.ProduceRequestTopicPartition{Partition: int32(p), Records: b.finish()})
+			if d.apart {
+				req.Topics = append(req.Topics[:0], kmsg.ProduceRequestTopic{Topic: t.topic, Partitions: ps})
+				if err := d.request(r, 1); err != nil {
+					return err
+				}
+				ps = ps[:0]
 			}
 		}
 		if len(ps) > 0 {
@@ -287,9 +301,17 @@ func (d *direct) send(r *round) error {
 			batches += len(ps)
 		}
 	}
+	if batches == 0 {
+		return nil
+	}
+	return d.request(r, batches)
+}
+
+// request sends a round's request, which has so many batches.
+func (d *direct) request(r *round, batches int) error {
 	ctx, stop := context.WithTimeout(context.Background(), d.timeout)
 	defer stop()
-	answer, err := d.cl.SeedBrokers()[0].Request(ctx, req)
+	answer, err := d.cl.SeedBrokers()[0].Request(ctx, &r.req)
 	if err != nil {
 		return err
 	}

@@ -272,11 +272,11 @@ func TestDirectHoldsNoMoreThanItMay(t *testing.T) {
 			})
 		}
 		time.Sleep(500 * time.Millisecond)
-		p.direct.mu.Lock()
-		if w := p.direct.waiting; w > 104_000 {
+		p.fast.direct.mu.Lock()
+		if w := p.fast.direct.waiting; w > 104_000 {
 			t.Errorf("%d bytes wait", w)
 		}
-		p.direct.mu.Unlock()
+		p.fast.direct.mu.Unlock()
 		wg.Wait()
 		thaw()
 		for deadline := time.Now().Add(time.Minute); p.Append(t.Context(), numbered("topic", 0, 0, 1)) != nil; {
@@ -285,11 +285,11 @@ func TestDirectHoldsNoMoreThanItMay(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		p.direct.mu.Lock()
-		if w := p.direct.waiting; w != 0 || len(p.direct.full) != 0 {
+		p.fast.direct.mu.Lock()
+		if w := p.fast.direct.waiting; w != 0 || len(p.fast.direct.full) != 0 {
 			t.Errorf("%d bytes wait for nobody", w)
 		}
-		p.direct.mu.Unlock()
+		p.fast.direct.mu.Unlock()
 	})
 }
 
@@ -312,12 +312,60 @@ func TestDirectEndsWithItsProducer(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		p.Close()
-		if p.direct.busy {
+		if p.fast.direct.busy {
 			t.Error("somebody still sends")
 		}
 		wg.Wait()
 		if err := p.Append(t.Context(), numbered("topic", 0, 0, 1)); !isLogUnavailable(err) {
 			t.Error(err)
+		}
+	})
+}
+
+// Records of bulk lanes are appended apart: one partition a request, large ones too, so that
+// a code waits for no more than one batch of a campaign. A call that holds both is appended
+// both ways.
+func TestBulkIsAppendedApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const fast, bulk, parts = "notifications-push", "notifications-push-bulk", 3
+		b := newBroker(t, parts, fast, bulk)
+		var most int
+		b.ControlKey(int16(kmsg.Produce), func(r kmsg.Request) (kmsg.Response, error, bool) {
+			b.KeepControl()
+			batches := 0
+			for _, topic := range r.(*kmsg.ProduceRequest).Topics {
+				if batches += len(topic.Partitions); topic.Topic == bulk && batches > 1 {
+					t.Errorf("a request has %d batches and records of %s", batches, topic.Topic)
+				}
+			}
+			most = max(most, batches)
+			return nil, nil, false
+		})
+		p := newProducer(t, one(b.conn))
+		var recs []Record
+		for i := range 60 {
+			recs = append(recs,
+				Record{Topic: bulk, Partition: int32(i % parts), Value: append([]byte{byte(i)}, make([]byte, 100_000)...)},
+				Record{Topic: fast, Partition: int32(i % parts), Value: []byte{byte(i)}})
+		}
+		if err := p.Append(t.Context(), recs); err != nil {
+			t.Fatal(err)
+		}
+		if most != parts {
+			t.Errorf("a request for single records has %d batches at most, want %d", most, parts)
+		}
+		for _, topic := range []string{fast, bulk} {
+			last := map[int32]int{}
+			got := b.collect(t, topic)
+			for _, r := range got {
+				if was, ok := last[r.Partition]; ok && int(r.Value[0]) != was+parts {
+					t.Errorf("%s/%d: %d follows %d", topic, r.Partition, r.Value[0], was)
+				}
+				last[r.Partition] = int(r.Value[0])
+			}
+			if len(got) != 60 {
+				t.Errorf("%d records of %s", len(got), topic)
+			}
 		}
 	})
 }

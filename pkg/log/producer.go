@@ -1,9 +1,11 @@
 package log
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,12 +86,37 @@ const (
 
 // Producer appends records. It may be used from any goroutine. It holds
 // connections from the first append on; Close frees them.
+//
+// Bulk lanes have connections of their own: behind one connection, a code would wait for
+// the bulk requests before it. Order holds within a topic, and a topic has one way.
 type Producer struct {
-	cfg    ProducerConfig
+	cfg        ProducerConfig
+	fast, bulk way
+	calls      sync.Pool // *call
+	turns      turns
+}
+
+// way is how records of some topics reach the brokers.
+type way struct {
 	cl     *kgo.Client
-	direct *direct   // nil: there is more than one broker
-	calls  sync.Pool // *call
-	turns  turns
+	direct *direct // nil: there is more than one broker
+}
+
+func (w *way) close() {
+	if w.direct != nil {
+		w.direct.close()
+	}
+	if w.cl != nil {
+		w.cl.Close()
+	}
+}
+
+// of returns the way of a topic.
+func (p *Producer) of(topic string) *way {
+	if strings.Contains(topic, "-bulk") { // and its -dlq
+		return &p.bulk
+	}
+	return &p.fast
 }
 
 // NewProducer returns a producer. It does not connect.
@@ -98,11 +125,22 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	p := &Producer{cfg: cfg, turns: turns{length: cfg.AppendTimeout}}
+	for _, w := range []*way{&p.fast, &p.bulk} {
+		if err := w.open(cfg, w == &p.bulk); err != nil {
+			p.Close()
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
 	// With the defaults an idempotent producer reports nothing for as long as
 	// the broker is away: the promises hang. These settings make it fail
 	// records after AppendTimeout, and keep their order, which giving up
 	// idempotence would not.
-	cl, err := cfg.Conn.client(
+	w.cl, err = cfg.Conn.client(
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.AllowIdempotentProduceCancellation(),
 		kgo.RecordDeliveryTimeout(max(cfg.AppendTimeout, time.Second)+cfg.Linger),
@@ -110,22 +148,21 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
 		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense
+		// A broker works on one request at a time, or its disk does: one of the library's
+		// 100 MiB would keep codes waiting.
+		kgo.BrokerMaxWriteBytes(int32(2*(cfg.MaxRecordBytes+batchOverhead))),
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
 		kgo.RecordPartitioner(partitioner()),
 		kgo.UnknownTopicRetries(1),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("stream: producer: %w", err)
+		return fmt.Errorf("stream: producer: %w", err)
 	}
-	p := &Producer{cfg: cfg, cl: cl, turns: turns{length: cfg.AppendTimeout}}
 	if cfg.Brokers == OneBroker {
-		if p.direct, err = newDirect(cfg); err != nil {
-			cl.Close()
-			return nil, err
-		}
+		w.direct, err = newDirect(cfg, bulk)
 	}
-	return p, nil
+	return err
 }
 
 // partitioner honours Record.Partition and hashes keys for the rest. Records
@@ -219,9 +256,15 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	if err := p.check(recs); err != nil {
 		return err
 	}
+	w := p.of(recs[0].Topic)
+	for i := range recs {
+		if recs[i].Topic != recs[0].Topic && p.of(recs[i].Topic) != w {
+			return p.appendBoth(ctx, recs)
+		}
+	}
 	turn := p.turns.current()
-	if p.direct != nil && p.direct.takes(recs) {
-		err := p.direct.append(ctx, turn, recs)
+	if w.direct != nil && w.direct.takes(recs) {
+		err := w.direct.append(ctx, turn, recs)
 		switch {
 		case err == nil:
 			return nil
@@ -253,6 +296,21 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	default:
 		return p.failure(ctx, ctx.Err())
 	}
+}
+
+// appendBoth appends the records of each way at once, in their order.
+func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
+	var of [2][]Record
+	for _, r := range recs {
+		k := 0
+		if p.of(r.Topic) == &p.bulk {
+			k = 1
+		}
+		of[k] = append(of[k], r)
+	}
+	bulk := make(chan error, 1)
+	go func() { bulk <- p.Append(ctx, of[1]) }()
+	return cmp.Or(p.Append(ctx, of[0]), <-bulk)
 }
 
 // turns hands out contexts that end errTooSlow after length, or up to a
@@ -331,6 +389,7 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	c.err.Store(nil)
 	c.left.Store(int64(len(recs)))
 	now := time.Now() // else the client asks the clock for each record
+	w := p.of(recs[0].Topic)
 	for i := range recs {
 		r, k := &recs[i], &c.recs[i]
 		*k = kgo.Record{Topic: p.cfg.Conn.wire(r.Topic), Partition: r.Partition, Key: r.Key, Value: r.Value, Timestamp: now}
@@ -340,7 +399,10 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 		for _, h := range r.Headers {
 			k.Headers = append(k.Headers, kgo.RecordHeader{Key: h.Key, Value: h.Value})
 		}
-		p.cl.Produce(ctx, k, c.kept)
+		if i > 0 && r.Topic != recs[i-1].Topic {
+			w = p.of(r.Topic)
+		}
+		w.cl.Produce(ctx, k, c.kept)
 	}
 }
 
@@ -372,9 +434,7 @@ func (p *Producer) failure(ctx context.Context, err error) error {
 
 // Close fails what is still buffered and frees the connections.
 func (p *Producer) Close() {
-	if p.direct != nil {
-		p.direct.close()
-	}
-	p.cl.Close()
+	p.fast.close()
+	p.bulk.close()
 	p.turns.close()
 }
