@@ -85,12 +85,14 @@ func (n builder) build() error {
 			return err
 		}
 	}
+	n.admission = newAdmission(n.Node)
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
 		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: traceLater(n.tracer, n.later.schedules), LaterGate: gate(n.st.laterGate),
-		Clock: gate(n.clock.Err),
+		Clock: gate(n.clock.Err), BulkGate: bulkGate(n.st.bulkGate),
 	}, intake.Config{
-		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
+		Admission: n.admission,
+		MaxDelay:  cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
 		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Exclusive: n.st.exclusive, Events: n.metrics.Intake(), Logger: n.log,
 	})

@@ -61,6 +61,7 @@ type Config struct {
 	Intake struct {
 		Refuse      map[string][]string `koanf:"refuse" doc:"categories a channel refuses, e.g. {sms: [marketing, digest]}"`
 		SMS         []string            `koanf:"sms_categories" default:"otp,alert" is:"category" doc:"categories SMS takes"`
+		BulkWait    time.Duration       `koanf:"bulk_wait" default:"1s" above:"0" doc:"longest expected wait with which a batch or a fan-out is taken; over it 503 overloaded"`
 		SpillMiB    int                 `koanf:"spill_mib" default:"64" min:"1" doc:"MiB of otp and alert kept while the log is away"`
 		Idempotency time.Duration       `koanf:"idempotency" default:"24h" above:"0" doc:"how long idempotency keys are kept at least"`
 	} `koanf:"intake"`

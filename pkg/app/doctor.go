@@ -102,6 +102,7 @@ func (d *doctor) look(ctx context.Context) {
 // lookAtSelf looks at what each process has of its own. It asks no server.
 func (d *doctor) lookAtSelf() {
 	n := d.n
+	d.lookAtAdmission()
 	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
 		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
 			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",

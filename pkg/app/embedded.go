@@ -138,7 +138,7 @@ func (n opener) useOwn() {
 		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
 		bodies: store.QueueBodies,
 		conn:   log.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
-		gate: broker.Guard(), laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
+		gate: broker.Guard(), bulkGate: broker.Guard().Bulk, laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
 		ready: func() error {
 			if err := store.Err(); err != nil {
 				return err

@@ -68,6 +68,11 @@ var (
 	descDrift    = desc("audit_drift", "What the latest audit found neither ended nor on its way, by what is wrong.", "class")
 	descAudited  = desc("audit_age_seconds", "Since the latest audit began.")
 	descSpillAge = desc("spill_age_seconds", "Age of the oldest of them.")
+
+	descOverload   = desc("overload", "1 while batches and fan-outs are refused because too many come, else 0.")
+	descBulkWait   = desc("bulk_wait_seconds", "How long a batch or a fan-out that came now would wait.")
+	descBulkAhead  = desc("bulk_ahead_bytes", "Bytes of batches and fan-outs that were let in and are not answered.")
+	descBulkAppend = desc("bulk_append_limit_bytes", "Bytes that appends of bulk lanes may have under way at once, by the latency of the log.")
 )
 
 // Describe implements prometheus.Collector.
@@ -87,6 +92,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		n.own.collect(gauge)
 	}
 	c.collectShared(ch, gauge)
+	c.collectAdmission(gauge)
 	behind := map[string]api.GroupLag{} // by group, over its topics
 	for _, l := range n.groups.lags() {
 		sum := behind[l.Group]

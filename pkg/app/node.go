@@ -25,6 +25,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -55,6 +56,7 @@ type Node struct {
 	feeds         *deadletter.Feeds
 	archive       *archive.Archiver // nil: there is none
 	intake        *intake.Service
+	admission     *limit.Admission
 	server        *server.Server
 	verifier      *server.Verifier
 	health        *worker.Health

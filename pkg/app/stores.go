@@ -49,7 +49,8 @@ type stores struct {
 
 	conn       log.Conn // of the log
 	partitions func(topic string) int
-	gate       intake.Gate // whether the log takes more; nil: it says so itself
+	gate       intake.Gate  // whether the log takes more; nil: it says so itself
+	bulkGate   func() error // gate, for bulk lanes; nil: gate
 	laterGate  func() error
 	appended   func(bytes int)                                                           // is told what intake adds; nil: nobody is
 	ready      func() error                                                              // what keeps a process from its work; nil: nothing

@@ -41,6 +41,15 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
+		// What is in it is not known yet: it goes after fan-outs of otp and alert.
+		done, err := s.cfg.Admission.Decode(ctx, notify.Transactional)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		if key.Key != "" {
+			m.Fingerprint(body)
+		}
 		b := batch{s: s, m: &m, l: l, off: s.rules.off}
 		if l.Resumed {
 			b.off = switches(l.Partitions) &^ frozenSwitches
@@ -60,7 +69,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 			b.w.items = b.items
 			s.giveBackNotes(b.w, b.p)
 		}
-		err := each(body, &b)
+		err = each(body, &b)
 		if err == nil && len(b.items) == 0 {
 			err = invalid("empty", "", "the batch has no items")
 		}

@@ -51,7 +51,17 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 	if b.campaign != "" {
 		key = campaignKey(m.Caller, b.campaign, b.part)
 	}
-	a, err = s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) { return s.planFanout(&m, &b, l) })
+	a, err = s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
+		done, err := s.cfg.Admission.Decode(ctx, b.category)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		if key.Key != "" {
+			m.Fingerprint(body) // with the same processor
+		}
+		return s.planFanout(&m, &b, l)
+	})
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" { // whatever key came with it
 		e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
 	}

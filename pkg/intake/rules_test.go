@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/request"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -320,6 +321,71 @@ func TestGate(t *testing.T) {
 	if r.stored() {
 		t.Error("something is stored behind a closed gate")
 	}
+}
+
+// What is left of a log that is nearly full is not for bulk lanes.
+func TestBulkGate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	r.st.BulkGate = &fakeGate{errDown}
+	m := request.Meta{Caller: "c"}
+	marketing := single(`"category":"marketing"`)
+	fan := func(category string) []byte {
+		return []byte(`{"channel":"push","category":"` + category + `","content":{"body":"b"},"receivers":["u"]}`)
+	}
+	for name, err := range map[string]error{
+		"single":  second(r.Single(t.Context(), m, []byte(marketing))),
+		"batch":   second(r.Batch(t.Context(), m, []byte("["+marketing+"]"))),
+		"fan-out": second(r.Fanout(t.Context(), m, fan("digest"))),
+	} {
+		if notify.KindOf(err) != notify.KindUnavailable || r.stored() {
+			t.Errorf("a bulk %s: %v, stored: %v", name, err, r.stored())
+		}
+	}
+	for name, err := range map[string]error{
+		"single":      second(r.Single(t.Context(), m, []byte(singleBody))),
+		"mixed batch": second(r.Batch(t.Context(), m, []byte("["+marketing+","+singleBody+"]"))),
+		"fan-out":     second(r.Fanout(t.Context(), m, fan("alert"))),
+	} {
+		if err != nil {
+			t.Errorf("a %s that is not bulk: %v", name, err)
+		}
+	}
+}
+
+func second(_ request.Answer, err error) error { return err }
+
+// In an overload nothing of a large request is stored, and a single of otp is.
+func TestDecodingWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := limit.NewAdmission(limit.AdmissionConfig{})
+		r := newRig(t, Config{Admission: a})
+		done, err := a.Decode(t.Context(), notify.Alert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := request.Meta{Caller: "c", Key: "k"}
+		began := time.Now()
+		for name, err := range map[string]error{
+			"batch":   second(r.Batch(t.Context(), m, []byte("["+singleBody+"]"))),
+			"fan-out": second(r.Fanout(t.Context(), m, []byte(`{"channel":"push","category":"marketing","content":{"body":"b"},"receivers":["u"]}`))),
+		} {
+			if e, _ := errors.AsType[*notify.Error](err); e == nil || e.Code != "overloaded" || r.stored() {
+				t.Errorf("a %s: %v", name, err)
+			}
+		}
+		if took := time.Since(began); took < 2*time.Second {
+			t.Errorf("refused after %s", took)
+		}
+		if _, err := r.Single(t.Context(), m, []byte(singleBody)); err != nil {
+			t.Error("a single:", err)
+		}
+		done()
+		if _, err := r.Batch(t.Context(), request.Meta{Caller: "c"}, []byte("["+singleBody+"]")); err != nil {
+			t.Error("after it:", err)
+		}
+	})
 }
 
 // A full disk refuses what is due later, also in a batch beside what is due now.

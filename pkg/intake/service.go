@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
@@ -58,6 +59,7 @@ type Stores struct {
 	Cancels    Cancels                // required
 	Spill      Spill                  // nil: critical messages are refused too while the log is away
 	Gate       Gate                   // nil: always open
+	BulkGate   Gate                   // Gate for requests with nothing but the bulk lane; nil: Gate is for them too
 	Later      Later                  // nil: scheduling is refused
 	LaterGate  Gate                   // of what Later writes to; nil: always open
 	Clock      Gate                   // says why this process cannot tell whether a time has passed; nil: it can
@@ -101,6 +103,8 @@ type Config struct {
 	Owner string
 	// Exclusive: no other process can have Stores.Idem open (request.Once).
 	Exclusive bool
+	// Admission bounds the work on large requests. Default: nothing does.
+	Admission *limit.Admission
 	// Events are told what happened. Default: nothing.
 	Events Events
 	// Logger gets failures that do not change an answer.

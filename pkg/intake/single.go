@@ -39,6 +39,9 @@ func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a re
 }
 
 func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, error) {
+	if err := s.cfg.Admission.Single(n.category); err != nil {
+		return nil, err
+	}
 	if err := s.admitNote(n, m.Users, l.Accepted, refusing(s, l)); err != nil {
 		return nil, err
 	}

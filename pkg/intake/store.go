@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -91,7 +92,7 @@ func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool
 		}
 	}()
 	if len(p.recs) > 0 {
-		if err := check(s.st.Gate); err != nil {
+		if err := check(s.gateOf(p)); err != nil {
 			return request.Answer{}, false, false, err
 		}
 	}
@@ -107,7 +108,7 @@ func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool
 	}
 	var failed failures
 	if len(p.timers) > 0 {
-		failed[later] = s.st.Later.Put(ctx, p.schedules, p.timers)
+		failed[later] = s.putLater(ctx, p)
 		held = true // near ones may be in a wheel now
 	}
 	if len(p.recs) > 0 {
@@ -160,11 +161,15 @@ func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failure
 			failed[prompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
 		}
 		if has[bulk] > 0 {
-			failed[bulk] = s.st.Log.Append(ctx, p.only(bulk))
+			failed[bulk] = s.appendBulk(ctx, p.only(bulk))
 		}
 		return failed[bulk] != nil
 	}
-	err := s.st.Log.Append(ctx, p.recs)
+	put := s.st.Log.Append
+	if has[bulk] == len(p.recs) {
+		put = s.appendBulk
+	}
+	err := put(ctx, p.recs)
 	if err == nil {
 		return false
 	}
@@ -177,6 +182,47 @@ func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failure
 		failed[critical] = s.spill(ctx, p.only(critical), at)
 	}
 	return true
+}
+
+// gateOf is the gate that p's records pass: bulk ones leave the last of the room to others.
+func (s *Service) gateOf(p *plan) Gate {
+	if s.st.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c class) bool { return c != bulk }) {
+		return s.st.BulkGate
+	}
+	return s.st.Gate
+}
+
+// appendBulk appends records of bulk lanes once it is their turn.
+func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
+	size := int64(0)
+	for i := range recs {
+		size += int64(len(recs[i].Value))
+	}
+	done, err := s.cfg.Admission.Append(ctx, notify.Marketing, size)
+	if err != nil {
+		return err
+	}
+	err = s.st.Log.Append(ctx, recs)
+	done(err)
+	return err
+}
+
+// putLater stores what is due later, what is for bulk lanes once it is its turn.
+func (s *Service) putLater(ctx context.Context, p *plan) error {
+	if slices.ContainsFunc(p.schedules, func(one engine.Schedule) bool { return !one.Category.Bulk() }) {
+		return s.st.Later.Put(ctx, p.schedules, p.timers)
+	}
+	size := int64(0)
+	for i := range p.timers {
+		size += int64(len(p.timers[i].Payload))
+	}
+	done, err := s.cfg.Admission.Store(ctx, notify.Marketing, size)
+	if err != nil {
+		return err
+	}
+	err = s.st.Later.Put(ctx, p.schedules, p.timers)
+	done(err)
+	return err
 }
 
 // How long the spill buffer is waited for, and after a failure not asked.

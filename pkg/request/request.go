@@ -31,6 +31,8 @@ type Meta struct {
 	ContentType string // of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
 	TraceState  string // W3C tracestate beside it
+
+	print *[32]byte // of Fingerprint, once it was asked for
 }
 
 // Limits of a Meta, in bytes.
@@ -55,8 +57,12 @@ func (m *Meta) Check() error {
 	return nil
 }
 
-// Fingerprint identifies a request's content: its route, its type and its bytes.
+// Fingerprint identifies a request's content: its route, its type and its bytes. It is
+// computed once: a Meta is that of one body.
 func (m *Meta) Fingerprint(body []byte) (sum [32]byte) {
+	if m.print != nil {
+		return *m.print
+	}
 	h := sha256.New()
 	var n [8]byte
 	for _, s := range [...]string{Media(m.ContentType), m.Route} {
@@ -66,6 +72,7 @@ func (m *Meta) Fingerprint(body []byte) (sum [32]byte) {
 	}
 	h.Write(body)
 	h.Sum(sum[:0])
+	m.print = &sum
 	return sum
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/setting"
@@ -225,6 +226,8 @@ type Deps struct {
 	// Standing says why no call of a lane can be made now; ok is false when one
 	// can. nil: it is not known.
 	Standing func(notify.Lane) (why Standing, ok bool)
+	// Admission lets batches and fan-outs in; nil: all.
+	Admission *limit.Admission
 	// MailHold is the longest a worker holds a mail for others of its content;
 	// 0: it does not.
 	MailHold time.Duration
@@ -247,7 +250,7 @@ type Hooks struct {
 	// InFlight: the number of requests under way changed by delta.
 	InFlight func(delta int)
 	// Refused: a request was turned away before its handler; reason is
-	// "in_flight", "memory", "receipts", "pages", "slow" (a body without a token that
+	// "in_flight", "overload", "memory", "receipts", "pages", "slow" (a body without a token that
 	// was cut off because it took longest), "connections" (one was closed to make
 	// room for another), "streams", "rate" or "disabled", or
 	// "caller_in_flight", "caller_memory" or "caller_streams" where others have

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
 )
@@ -29,6 +30,7 @@ type exchange struct {
 	who       *caller   // the same
 	counted   *atomic.Int64
 	requestID string
+	admitted  *limit.Admitted // of a batch or a fan-out
 	body      body
 	audits    bool         // what the request does is recorded
 	act       api.AuditRow // its row of the audit log; Seq 0: none yet

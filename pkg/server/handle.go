@@ -1,7 +1,9 @@
 package server
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -92,10 +94,20 @@ func (s *Server) handle(x *exchange) error {
 			return err
 		}
 	}
+	if rt.body == batchBody || rt.body == fanoutBody {
+		in, err := s.deps.Admission.Enter(x.r.ContentLength, x.startsUrgent)
+		if err != nil {
+			s.deps.Hooks.refused("overload")
+			return err
+		}
+		defer in.Leave()
+		x.admitted = in
+	}
 	if rt.body != noBody && !open {
 		if err := s.readBody(x); err != nil {
 			return err
 		}
+		x.admitted.Arrived()
 	}
 	if rt.audited() {
 		x.audit()
@@ -233,6 +245,32 @@ func (s *Server) readBody(x *exchange) error {
 		s.deps.Hooks.refused("caller_memory")
 	}
 	return err
+}
+
+// peekBytes of a body are looked at for its category, before it is refused.
+const peekBytes = 512
+
+// startsUrgent reports whether the first bytes of a body name a category that is not bulk,
+// as the head of a fan-out does, and the first item of a batch. It reads no further. A
+// compressed body shows nothing, and one that waits to be asked for is not asked for.
+func (x *exchange) startsUrgent() bool {
+	if x.r.Header.Get("Content-Encoding") != "" || x.r.Header.Get("Expect") != "" {
+		return false
+	}
+	b := make([]byte, peekBytes)
+	n, _ := x.r.Body.Read(b) // an error is met again by who reads the body
+	x.r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(b[:n]), x.r.Body), x.r.Body}
+	_, rest, _ := bytes.Cut(b[:n], []byte(`"category"`))
+	rest, ok := bytes.CutPrefix(bytes.TrimLeft(rest, " \t\r\n"), []byte(":"))
+	if rest, ok = bytes.CutPrefix(bytes.TrimLeft(rest, " \t\r\n"), []byte(`"`)); !ok {
+		return false
+	}
+	name, _, ok := bytes.Cut(rest, []byte(`"`))
+	cat, known := notify.ParseCategory(string(name))
+	return ok && known && !cat.Bulk()
 }
 
 // requestID is the caller's, if it can stand in a log, else a fresh one.

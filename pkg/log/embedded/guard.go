@@ -49,6 +49,18 @@ func (g *Guard) Err() error {
 	return nil
 }
 
+// Bulk is Err for records of bulk lanes: their cap is lower, so that a campaign never takes
+// the last of the room from single requests.
+func (g *Guard) Bulk() error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	if g.size.Load()+g.appended.Load() >= g.cap-g.cap/8 {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is nearly at its cap; the rest of it is for otp, alert and transactional", RetryAfter: time.Second}
+	}
+	return nil
+}
+
 // Disk is Err without what is the log's alone: for stores on the same volume.
 func (g *Guard) Disk() error {
 	if e := g.broken.Load(); e != nil {

@@ -1,0 +1,57 @@
+package app
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/limit"
+)
+
+// newAdmission makes what batches and fan-outs pass. It logs when an overload begins and
+// when it has ended.
+func newAdmission(n *Node) *limit.Admission {
+	cfg := limit.AdmissionConfig{Processors: runtime.GOMAXPROCS(0), MaxWait: n.cfg.Intake.BulkWait}
+	if n.servers != nil { // before an append counts as failed
+		cfg.AppendTarget = n.cfg.Kafka.AppendTimeout / 4
+	}
+	cfg.Changed = func(o limit.Overload) {
+		if !o.Since.IsZero() {
+			n.log.Warn("overload: batches and fan-outs are refused until less of them comes", "expected_wait", o.Wait.Round(time.Millisecond), "bytes_ahead", o.Ahead)
+			return
+		}
+		n.log.Warn("the overload has ended", "refused", o.Refused, "lasted", o.Lasted.Round(time.Millisecond))
+	}
+	return limit.NewAdmission(cfg)
+}
+
+// bulkGate is nil for nil: the gate of the log is then for bulk lanes too.
+func bulkGate(err func() error) intake.Gate {
+	if err == nil {
+		return nil
+	}
+	return gate(err)
+}
+
+// lookAtAdmission says whether large requests are refused.
+func (d *doctor) lookAtAdmission() {
+	o := d.n.admission.Overload()
+	if o.Since.IsZero() {
+		d.Add("overload", false, "warn", "", "batches and fan-outs are taken; one would wait %s", o.Wait.Round(time.Millisecond))
+		return
+	}
+	d.Add("overload", true, "warn",
+		"nothing, if it is a peak: callers come again after Retry-After; else raise capacity, or ask the callers to send more slowly",
+		"for %s, %d batches and fan-outs refused; one would wait %s; singles of otp, alert and transactional are taken", time.Since(o.Since).Round(time.Second), o.Refused, o.Wait.Round(time.Millisecond))
+}
+
+// collectAdmission tells metrics how it stands.
+func (c *nodeCollector) collectAdmission(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	o := c.n.admission.Overload()
+	gauge(descOverload, one(!o.Since.IsZero()))
+	gauge(descBulkWait, o.Wait.Seconds())
+	gauge(descBulkAhead, float64(o.Ahead))
+	gauge(descBulkAppend, float64(o.Append))
+}
