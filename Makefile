@@ -19,6 +19,7 @@ ONLY ?=
 MUTANT ?=
 NODES ?= 1
 SHORT ?=
+SERVERS ?=
 USERS ?=
 PKGS ?= ./...
 
@@ -134,6 +135,10 @@ growth: go ## Raise the number of timer shards of three processes over those ser
 .PHONY: scaleout
 scaleout: go ## Show what 1, 2 and 4 processes, each with a share of a core, do over those servers (root); SHORT=1, NODES=3, ONLY="singles fanouts triggers" some
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/scaleout.sh
+
+.PHONY: overload
+overload: go ## Give notifyd four times the fan-outs it can take, codes beside them; SHORT=1: 10 s, not judged, SERVERS=1: on the servers of make engines
+	@SHORT='$(SHORT)' SERVERS='$(SERVERS)' MUTANT='$(MUTANT)' scripts/overload.sh
 
 .PHONY: users20m
 users20m: go ## Show over those servers what 4 workers hold of 20 million users, and that opt-outs bind (6 GB of disk); USERS=2000000

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+// bulk is what the process of the bulk load is told.
+type bulk struct {
+	URL, Token string // of the API; a file
+	Receivers  int    // of each fan-out
+	Seconds    float64
+	AtOnce     int     // closed loop: so many at a time, the next one when one is answered
+	Rate       float64 // open loop: so many begin each second, whatever is answered
+}
+
+// flooded is what it says at its end. What was not accepted until then was given up.
+type flooded struct {
+	Offered, Accepted int64 // receivers
+	Refused           int64 // answers of 429 and 503
+	Timeouts          int64 // requests without an answer in time
+	GivenUp           int64 // fan-outs that were not accepted until the end
+	Took              float64
+	Fans              []fan
+}
+
+// fan is a fan-out that was accepted.
+type fan struct {
+	ID       string // of its first receiver, without the index
+	Accepted int
+}
+
+func (f flooded) String() string {
+	return fmt.Sprintf("%.0f receivers a second accepted of %.0f offered, %d requests refused, %d timed out, %d fan-outs given up",
+		float64(f.Accepted)/f.Took, float64(f.Offered)/f.Took, f.Refused, f.Timeouts, f.GivenUp)
+}
+
+// run runs it in a process of its own, of the lowest priority.
+func (b bulk) run(ctx context.Context) (out flooded) {
+	what := rig.Must(json.Marshal(b))
+	var said bytes.Buffer
+	c := exec.CommandContext(ctx, "nice", "-n", "19", rig.Must(os.Executable()), "-flood", string(what))
+	c.Stdout, c.Stderr = &said, os.Stderr
+	p := rig.Must(rig.Spawn(c))
+	rig.Ok(p.Wait(time.Duration(b.Seconds*float64(time.Second)) + rig.Patience))
+	rig.Ok(json.Unmarshal(said.Bytes(), &out))
+	return out
+}
+
+// answers counts what the server answers to each try of a request.
+type answers struct {
+	http.RoundTripper
+	refused, unanswered atomic.Int64
+}
+
+// RoundTrip implements http.RoundTripper.
+func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := a.RoundTripper.RoundTrip(r)
+	switch {
+	case err != nil && r.Context().Err() == nil:
+		a.unanswered.Add(1)
+	case err == nil && (resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests):
+		a.refused.Add(1)
+	}
+	return resp, err
+}
+
+// flood is the process of the bulk load.
+func flood(ctx context.Context, what string, to io.Writer) error {
+	var b bulk
+	if err := json.Unmarshal([]byte(what), &b); err != nil {
+		return err
+	}
+	token, err := os.ReadFile(b.Token)
+	if err != nil {
+		return err
+	}
+	via := &answers{RoundTripper: api.NewTransport(0)}
+	cl := &api.Client{
+		BaseURL: b.URL, Retries: 1000,
+		Token:      func(context.Context) (string, error) { return strings.TrimSpace(string(token)), nil },
+		HTTPClient: &http.Client{Transport: via, Timeout: 30 * time.Second},
+	}
+	body := bodyOf(b.Receivers)
+	run := notify.NewBase(time.Now()).String()
+	began := time.Now()
+	ctx, stop := context.WithTimeout(ctx, time.Duration(b.Seconds*float64(time.Second)))
+	defer stop()
+	var mu sync.Mutex
+	var out flooded
+	one := func(n int) {
+		reply, err := cl.Post(ctx, "/v1/notifications:fanout", api.TypeJSON, body, fmt.Sprintf("%s-%d", run, n))
+		var made api.FanoutResult
+		if err == nil {
+			err = json.Unmarshal(reply.Body, &made)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		out.Offered += int64(b.Receivers)
+		if err != nil {
+			out.GivenUp++
+			return
+		}
+		out.Accepted += int64(made.Accepted)
+		id, _ := notify.ParseID(made.FirstID)
+		out.Fans = append(out.Fans, fan{notify.ID{Base: id.Base}.String(), made.Accepted})
+	}
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range b.AtOnce {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				one(int(next.Add(1)))
+			}
+		})
+	}
+	for n := 0; b.Rate > 0; n++ {
+		if rig.Pause(ctx, time.Until(began.Add(time.Duration(float64(n)/b.Rate*float64(time.Second))))) != nil {
+			break
+		}
+		wg.Go(func() { one(n) })
+	}
+	wg.Wait()
+	out.Took = time.Since(began).Seconds()
+	out.Refused, out.Timeouts = via.refused.Load(), via.unanswered.Load()
+	return json.NewEncoder(to).Encode(out)
+}
+
+// bodyOf is the body of every fan-out: to make each of them anew would cost more than to
+// send it.
+func bodyOf(receivers int) []byte {
+	var b bytes.Buffer
+	b.WriteString(`{"channel":"push","category":"marketing","content":{"body":"Everything must go."},"receivers":[`)
+	for i := range receivers {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `{"user_id":"f%08d","address":"fcm:f%08d"}`, i, i)
+	}
+	b.WriteString(`]}`)
+	return b.Bytes()
+}

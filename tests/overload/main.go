@@ -1,0 +1,225 @@
+// Command overload gives a real notifyd far more fan-outs than it can take, and shows that
+// overload is a state and not an accident: it goes on taking what it can, single requests of
+// otp and alert stay as fast as before, what it refuses it refuses at once with Retry-After,
+// and a campaign that is sent meanwhile with the client library ends.
+//
+// It measures single requests at rest first, then how many receivers of fan-outs are
+// accepted at most, and then gives the process several times as many for a while. Providers
+// are inside the process and accept at once. The bulk load comes from a process of its own
+// with the lowest priority, so that it takes no processor time from notifyd; single requests
+// come from this one, which says how late it sent them itself.
+//
+// It ends with one line of key=value pairs and exits 1 when something was lost or refused
+// for good, or, unless -short is given, when a figure is not within its bound.
+// scripts/overload.sh runs it on the embedded engines, and on servers.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+type options struct {
+	rig.Servers
+
+	servers bool
+	times   float64
+	long    time.Duration
+	share   float64
+	set     string
+	short   bool
+	keep    bool
+	mutant  string
+	flood   string
+}
+
+const (
+	// goodputLeast is the least that is accepted under overload, of what is accepted at most.
+	goodputLeast = 0.8
+	// slowerMost is how many times its idle p99 the p99 of single requests may be.
+	slowerMost = 2
+	// idleLeast is the least idle p99 that the bound is taken from: below it, timers of the
+	// kernel decide.
+	idleLeast = 5 * time.Millisecond
+	// receivers of each fan-out of the flood, and of each part of the campaign.
+	receivers, campaignPart = 10_000, 5_000
+	campaignParts           = 20
+)
+
+func main() {
+	var o options
+	flag.BoolVar(&o.servers, "servers", false, "on Kafka, Cassandra, Redis and PostgreSQL instead of the embedded engines")
+	flag.Float64Var(&o.times, "times", 4, "times the capacity that is offered")
+	flag.DurationVar(&o.long, "for", time.Minute, "how long the overload lasts")
+	flag.Float64Var(&o.share, "share", 0, "cores that notifyd gets at most (root); 0: all")
+	flag.StringVar(&o.set, "set", "", "further settings of notifyd, key=value with spaces between")
+	flag.BoolVar(&o.short, "short", false, "10 s of overload: shows that it works, the figures are not judged")
+	flag.BoolVar(&o.keep, "keep", false, "keep data and logs")
+	flag.StringVar(&o.flood, "flood", "", "be the process of the bulk load; what it is told, as JSON")
+	rig.MutantFlag(&o.mutant, "overload")
+	o.Flags()
+	flag.Parse()
+	if o.flood != "" {
+		if err := flood(context.Background(), o.flood, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "overload:", err)
+			os.Exit(2)
+		}
+		return
+	}
+	rig.Main("overload", o.keep, o.run)
+}
+
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
+	rest, most := 20*time.Second, 15*time.Second
+	if o.short {
+		rest, most, o.long = 5*time.Second, 5*time.Second, 10*time.Second
+	}
+	bin := rig.Must(rig.Notifyd(ctx, dir, "overload", o.mutant))
+	v, end := o.start(ctx, bin, dir)
+	defer end()
+
+	began := time.Now()
+	warm := probe(ctx, v.Client(), 3*time.Second) // connections and code of the first requests
+	idle := probe(ctx, v.Client(), rest)
+	fmt.Printf("at rest:  %s\n", idle)
+	f := bulk{URL: v.URL(), Token: v.TokenFile(), Receivers: receivers, AtOnce: 8, Seconds: 3}
+	heated := f.run(ctx)
+	f.Seconds = most.Seconds()
+	closed := f.run(ctx)
+	capacity := float64(closed.Accepted) / closed.Took
+	fmt.Printf("capacity: %s\n", closed)
+
+	f.AtOnce, f.Rate, f.Seconds = 0, o.times*capacity/receivers, o.long.Seconds()
+	fmt.Printf("overload: %.0f fan-outs of %d a second are offered for %s, machine load %s\n", f.Rate, receivers, o.long, rig.LoadAverage())
+	var busy probed
+	var sent api.FanoutTotal
+	var sendErr error
+	var wg sync.WaitGroup
+	wg.Go(func() { busy = probe(ctx, v.Client(), o.long) })
+	wg.Go(func() { sent, sendErr = campaign(ctx, v.Client(), o.long/10) })
+	flooded := f.run(ctx)
+	wg.Wait()
+	goodput := float64(flooded.Accepted) / flooded.Took
+	fmt.Printf("          %s\n          %s\n", flooded, busy)
+	if sendErr != nil {
+		fmt.Println("          the campaign stopped:", sendErr)
+	}
+
+	lost := o.lost(ctx, v, heated, closed, flooded) + unsent(ctx, v.Client(), warm, idle, busy)
+	rep := rig.Must(v.Audit(ctx))
+	whole := sendErr == nil && sent.Accepted == campaignParts*campaignPart
+	bound := slowerMost * max(idle.otp.p99, idleLeast)
+	fast := busy.otp.p99 <= bound && busy.alert.p99 <= bound
+	refused := busy.otp.failed + busy.alert.failed
+	ok = lost == 0 && rep.Drift == 0 && whole && refused == 0 && (o.short || fast && goodput >= goodputLeast*capacity)
+	engines := "embedded"
+	if o.servers {
+		engines = "servers"
+	}
+	fmt.Printf("overload engines=%s capacity=%.0f offered=%.0f goodput=%.0f goodput_ratio=%.2f refused_early=%d timeouts=%d otp_idle_p99_ms=%.1f otp_p99_ms=%.1f alert_p99_ms=%.1f otp_refused=%d generator_late_p99_ms=%.1f campaign_parts=%d campaign_ended=%v lost=%d drift=%d share=%.2f load=%s seconds=%.0f judged=%v ok=%v\n",
+		engines, capacity, f.Rate*receivers, goodput, goodput/capacity, flooded.Refused, flooded.Timeouts, ms(idle.otp.p99), ms(busy.otp.p99), ms(busy.alert.p99),
+		refused, ms(busy.late), sent.Parts, whole, lost, rep.Drift, o.share, rig.LoadAverage(), time.Since(began).Seconds(), !o.short, ok)
+	return ok
+}
+
+// start starts one process with all roles, and providers inside of it.
+func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, end func()) {
+	env := []string{"NOTIFYD__PROVIDERS__STUB=true", "NOTIFYD__LOGGING__LEVEL=info"}
+	for _, kv := range strings.Fields(o.set) {
+		key, value, _ := strings.Cut(kv, "=")
+		env = append(env, "NOTIFYD__"+strings.ReplaceAll(strings.ToUpper(key), ".", "__")+"="+value)
+	}
+	var ends []func()
+	end = func() {
+		for i := len(ends) - 1; i >= 0; i-- {
+			ends[i]()
+		}
+	}
+	var share *rig.Share
+	if o.share > 0 {
+		var err error
+		share, err = rig.NewShare(fmt.Sprintf("notifyd-overload-%d", os.Getpid()), o.share)
+		ends = append(ends, func() { share.Remove(ctx) })
+		rig.Ok(err)
+	}
+	if o.servers {
+		ends = append(ends, o.Apart(ctx, "overload"))
+		f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(time.Second, 2*time.Second), First: "all", Env: env})
+		ends = append(ends, f.End)
+		rig.Ok(err)
+		v = f.V
+	} else {
+		var err error
+		v, err = rig.New(ctx, rig.Config{Bin: bin, Dir: dir, Env: env})
+		ends = append(ends, v.End)
+		rig.Ok(err)
+		rig.Ok(v.Start(ctx, ""))
+	}
+	if share != nil {
+		pid, _ := v.Pids()
+		rig.Ok(share.Hold(pid))
+	}
+	return v, end
+}
+
+// campaign sends a fan-out in parts through the client library, as a caller would.
+func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.FanoutTotal, error) {
+	if err := rig.Pause(ctx, after); err != nil {
+		return api.FanoutTotal{}, err
+	}
+	return cl.SendFanout(ctx, api.FanoutSend{
+		Fanout: api.Fanout{
+			Channel: "push", Category: "marketing", Campaign: "cmp_" + notify.NewBase(time.Now()).String(),
+			Content: api.Content{Body: "A campaign under way."},
+		},
+		PartSize: campaignPart,
+		Receivers: func(yield func(api.Receiver, error) bool) {
+			for i := range campaignParts * campaignPart {
+				user := fmt.Sprintf("c%08d", i)
+				if !yield(api.Receiver{UserID: user, Address: "fcm:" + user}, nil) {
+					return
+				}
+			}
+		},
+	})
+}
+
+// lost is how many receivers of accepted fan-outs have no end. It waits for their ends.
+func (o *options) lost(ctx context.Context, v *rig.Victim, all ...flooded) (n int64) {
+	var fans []fan
+	for i := range all {
+		fans = append(fans, all[i].Fans...)
+	}
+	missing := make([]int64, len(fans))
+	rig.InSteps(ctx, len(fans), 1, 4, func(ctx context.Context, i, _ int) {
+		rig.Ok(rig.Until(ctx, "fan-out "+fans[i].ID+" has ended", func() (bool, error) {
+			sum, err := v.Client().Summary(ctx, fans[i].ID, api.Page{Limit: 2 * receivers})
+			if err != nil && notify.KindOf(err) != notify.KindUnavailable {
+				return false, err
+			}
+			left := int64(fans[i].Accepted)
+			for state, count := range sum.Counts {
+				if s, _ := notify.ParseState(state); s.Terminal() {
+					left -= int64(count)
+				}
+			}
+			missing[i] = max(left, 0)
+			return err == nil && left <= 0, nil
+		}))
+	})
+	for _, left := range missing {
+		n += left
+	}
+	return n
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
