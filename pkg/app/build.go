@@ -87,7 +87,7 @@ func (n builder) build() error {
 	}
 	n.admission = newAdmission(n.Node)
 	n.intake, err = intake.New(intake.Stores{
-		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
+		Log: n.counted(), Partitions: func(topic string, base notify.Base) int { return n.st.spread(topic).Of(base[:]) }, Idem: n.st.idem, Campaigns: n.st.campaigns,
 		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: traceLater(n.tracer, n.later.schedules), LaterGate: gate(n.st.laterGate),
 		Clock: gate(n.clock.Err), BulkGate: bulkGate(n.st.bulkGate),
 	}, intake.Config{
@@ -117,19 +117,22 @@ func (n builder) lane(l notify.Lane) error {
 		prov = tellsTaken{prov, n.taken}
 	}
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
+		group, hasty, opening := l.RetryGroup(), (func() bool)(nil), (*worker.Opening)(nil)
+		if role == worker.First {
+			group, opening = l.Group(), n.opening(l)
+		}
+		if opening != nil {
+			hasty = opening.Hasty
+		}
 		w := worker.New(worker.Config{
 			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.st.holds, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
-		group := l.Group()
-		if role == worker.Retries {
-			group = l.RetryGroup()
-		}
 		if err := n.addGroup(log.GroupConfig{
-			Group: group, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
+			Group: group, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
 		}, w); err != nil {
 			return err
 		}

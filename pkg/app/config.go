@@ -51,7 +51,7 @@ type Config struct {
 
 	Log struct {
 		Listen     string         `koanf:"listen" default:"127.0.0.1:7422" is:"loopback" empty:"yes" doc:"loopback address where kcat and rpk read the embedded log, which nobody can write to there; port 0: any; off: none"`
-		Partitions map[string]int `koanf:"partitions" doc:"partitions of each channel's topics; with engines: distributed 18, 12 and 84 unless set"`
+		Partitions map[string]int `koanf:"partitions" doc:"partitions of each channel's topics; with engines: distributed 18, 12 and 84 unless set, and notifyd migrate up raises them, to multiples, while processes run"`
 		Sync       bool           `koanf:"sync" default:"true" doc:"fsync before a record is acknowledged; off loses acknowledged records at a power cut"`
 		CapMiB     int            `koanf:"cap_mib" default:"2048" min:"64" doc:"MiB the embedded log may hold; at the cap intake answers 503"`
 		MinFreeMiB int            `koanf:"min_free_mib" default:"256" min:"1" doc:"MiB that must stay free on its volume"`

@@ -74,7 +74,11 @@ func (n opener) useServers(ctx context.Context) (err error) {
 		return notMigrated("the store's id")
 	}
 	st.id = string(id)
-	st.partitions = func(topic string) int { return have[topic] }
+	parts, err := openPartitions(ctx, st.meta, n.admin)
+	if err != nil {
+		return err
+	}
+	n.usePartitions(parts)
 	st.jobLease = st.lease
 	h := &history.Remembered{Historian: n.servers.historian, Admin: n.admin, Retention: n.cfg.History.Retention}
 	st.history, st.audited, st.firstCopy = h, h, h.CopyOf

@@ -129,6 +129,10 @@ func (n opener) openEmbedded(ctx context.Context) error {
 func (n opener) useOwn() {
 	store, broker, kept := n.own.store, n.own.broker, n.own.history
 	n.owner = broker.StoreID() // one process has the folder
+	spread := map[string]notify.Spread{}
+	for _, t := range notify.FirstTopics() {
+		spread[t] = notify.SpreadOver(broker.Partitions(t))
+	}
 	n.st = stores{
 		id: broker.StoreID(), status: store.Status(), history: kept, audited: kept, prefs: store.Prefs(), callers: store.Callers(),
 		cancels: store.Cancels(), campaigns: store.Campaigns(), idem: store.Idem(), exclusive: true, spill: store.Spill(), letters: store.DeadLetters(),
@@ -137,7 +141,7 @@ func (n opener) useOwn() {
 		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),
 		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
 		bodies: store.QueueBodies,
-		conn:   log.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
+		conn:   log.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, spread: func(topic string) notify.Spread { return spread[topic] },
 		gate: broker.Guard(), bulkGate: broker.Guard().Bulk, laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
 		ready: func() error {
 			if err := store.Err(); err != nil {

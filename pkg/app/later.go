@@ -183,7 +183,7 @@ func cancelledTimers(producer *log.Producer) func(context.Context, []engine.Time
 				return err
 			}
 			e.Cause = notify.CauseCancelled
-			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Value: notify.AppendEnvelope(nil, &e)})
+			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Key: e.LogKey(), Value: notify.AppendEnvelope(nil, &e)})
 		}
 		return producer.Append(ctx, recs)
 	}

@@ -62,24 +62,30 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 	return out, errors.Join(errs...)
 }
 
-// migrateKafka makes topics. It never removes one: that is for who owns them.
-func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
+// migrator returns what makes topics and partitions.
+func migrator(cfg *Config, logger *slog.Logger) (*log.Admin, error) {
 	conn, err := cfg.Kafka.Conn(logger)
 	if err != nil {
 		return nil, err
 	}
-	a, err := log.NewAdmin(log.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
+	return log.NewAdmin(log.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
+}
+
+// migrateKafka makes topics. It never removes one: that is for who owns them.
+func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
+	a, err := migrator(cfg, logger)
 	if err != nil {
 		return nil, err
 	}
 	defer a.Close()
 	want := topics(cfg)
-	if to == engine.Up {
-		if _, err := a.EnsureTopics(ctx, want); err != nil {
-			return nil, err
+	have, err := a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
+	if err == nil && to == engine.Up {
+		maps.Copy(want, have) // raisePartitions adds to topics that are there
+		if _, err = a.EnsureTopics(ctx, want); err == nil {
+			have, err = a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
 		}
 	}
-	have, err := a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +197,17 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 	if err != nil {
 		return nil, err
 	}
-	return metaRows(ctx, s.Meta(), cfg, to, time.Now().Add(ahead))
+	a, err := migrator(cfg, logger)
+	if err != nil {
+		return nil, err
+	}
+	defer a.Close()
+	now := time.Now().Add(ahead)
+	if out, err = metaRows(ctx, s.Meta(), cfg, to, now); err != nil {
+		return out, err
+	}
+	parts, err := raisePartitions(ctx, s.Meta(), a, cfg, to, now)
+	return append(out, parts...), err
 }
 
 // prefixMeta is the row with the topic prefix that an installation began with. Without the

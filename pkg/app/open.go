@@ -22,7 +22,7 @@ func (n opener) open() error {
 	if err := engines(ctx); err != nil {
 		return err
 	}
-	pc := log.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout}
+	pc := log.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout, Partitions: n.st.partitions}
 	if n.own != nil {
 		// It cannot be away, and its disk can be slow.
 		pc.Brokers, pc.AppendTimeout, pc.Appended = log.OneBroker, 20*time.Second, n.own.broker.Appended

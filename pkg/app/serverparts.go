@@ -18,6 +18,7 @@ import (
 
 // servers is what a process over shared engines keeps beside its stages.
 type servers struct {
+	partitions  spreads
 	probe       *log.Probe // nil: the log says itself whether it is there
 	historian   history.Historian
 	dispatchers *cluster.Peers
@@ -56,6 +57,11 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 	if s.seen != nil {
 		ps["seen-filter"] = s.seen.Run
+	}
+	ps["partitions"] = func(ctx context.Context) error {
+		return s.partitions.follow(ctx, func(err error) {
+			n.log.Warn("over how many partitions users are spread cannot be read", "err", err)
+		})
 	}
 	ps["follower"], ps["card"] = n.follow, n.cards.Run
 	n.addFigures(ps, do)

@@ -47,10 +47,11 @@ type stores struct {
 	queue  func(name string, maxReceives int) (engine.Queue, error)
 	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // of a queue's messages; nil: they cannot be looked at
 
-	conn       log.Conn // of the log
-	partitions func(topic string) int
-	gate       intake.Gate  // whether the log takes more; nil: it says so itself
-	bulkGate   func() error // gate, for bulk lanes; nil: gate
+	conn       log.Conn                              // of the log
+	spread     func(topic string) notify.Spread      // over the partitions of a lane's topic
+	partitions func(topic string) (n int, err error) // for keys now; see log.ProducerConfig. Nil: the numbers never change
+	gate       intake.Gate                           // whether the log takes more; nil: it says so itself
+	bulkGate   func() error                          // gate, for bulk lanes; nil: gate
 	laterGate  func() error
 	appended   func(bytes int)                                                           // is told what intake adds; nil: nobody is
 	ready      func() error                                                              // what keeps a process from its work; nil: nothing

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -26,6 +27,9 @@ type Spread struct {
 	meta  engine.Meta
 	name  string // of the row
 	alone bool
+	// made returns how many parts there are, of which a raise is made before it is
+	// announced; nil: that cannot be asked.
+	made func(ctx context.Context) (int, error)
 
 	mu     sync.Mutex
 	stored notify.Spread
@@ -48,12 +52,24 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, first int, a
 	}
 }
 
+// MadeBefore tells s how to find out how many parts there are, where a raise makes its
+// parts before it is announced. While the row cannot be read, s then goes on with the
+// number that it knows for as long as there are no more parts than that. It must be called
+// before s is used.
+func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.made = parts }
+
 // Follow reads what is stored.
 func (s *Spread) Follow(ctx context.Context) error {
 	began := time.Now()
 	stored, err := ReadSpread(ctx, s.meta, s.name)
 	if err != nil {
-		return err
+		stored = s.Last()
+		if s.made == nil || stored.Most() == 0 {
+			return err
+		}
+		if there, merr := s.made(ctx); merr != nil || there > stored.Most() {
+			return errors.Join(err, merr)
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,6 +77,13 @@ func (s *Spread) Follow(ctx context.Context) error {
 		s.stored, s.read = stored, began
 	}
 	return nil
+}
+
+// Last returns the number of parts as it was read last, however long ago that was.
+func (s *Spread) Last() notify.Spread {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stored
 }
 
 // ReadSpread returns what is stored under a name of meta; the zero Spread when nothing is.

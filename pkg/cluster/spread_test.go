@@ -317,9 +317,22 @@ func TestSpread(t *testing.T) {
 		want int
 	}{{time.UnixMilli(0), 16}, {at.Add(-time.Millisecond), 16}, {at, 256}, {at.Add(time.Hour), 256}} {
 		b := notify.NewBase(c.made)
-		if n := s.Of(b[:]); n != c.want {
-			t.Errorf("made at %s: over %d", c.made, n)
+		if n := s.Of(b[:]); n != c.want || s.At(c.made) != c.want {
+			t.Errorf("made at %s: over %d, at that time %d", c.made, n, s.At(c.made))
 		}
+	}
+	if s, err = s.Raised(512, at.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for part, want := range map[int]int{0: 0, 15: 0, 16: 16, 255: 16, 256: 256, 511: 256, 512: 0} {
+		before, from := s.Raise(part)
+		if before != want || want == 16 && !from.Equal(at) || want == 256 && !from.Equal(at.Add(time.Hour)) {
+			t.Errorf("part %d: raised from %d at %s", part, before, from)
+		}
+	}
+	s = notify.SpreadOver(16)
+	if s, err = s.Raised(256, at); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := s.Raised(256, at.Add(time.Hour)); err == nil {
 		t.Error("raised to the same number")
@@ -366,4 +379,43 @@ func TestTwoRaiseASpread(t *testing.T) {
 	if err != nil || read != nil || stored.Most() != 128 || s.String() != stored.String() {
 		t.Errorf("raised to %s, %v; stored is %s, %v", s, err, stored, read)
 	}
+}
+
+// TestSpreadGoesOnWhileNoneAreMade: a process that cannot read the row trusts what it knows
+// for as long as there are no more parts than that.
+func TestSpreadGoesOnWhileNoneAreMade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, meta := t.Context(), &cutMeta{Meta: memory.New().Meta()}
+		s, err := OpenSpread(ctx, meta, "partitions", 6, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made := 6
+		var unreachable error
+		s.MadeBefore(func(context.Context) (int, error) { return made, unreachable })
+		meta.cut.Store(true)
+		follow := func(good bool) {
+			t.Helper()
+			for range 10 {
+				time.Sleep(spreadTrust / 5)
+				if err := s.Follow(ctx); (err == nil) != good {
+					t.Fatalf("follow: %v", err)
+				}
+			}
+			now, err := s.Now()
+			if (err == nil) != good || good && now.Most() != 6 || s.Last().Most() != 6 {
+				t.Fatalf("%s, %v; last %s", now, err, s.Last())
+			}
+		}
+		follow(true)
+		unreachable = errCut
+		follow(false)
+		unreachable = nil
+		follow(true)
+		made = 12
+		follow(false)
+		meta.cut.Store(false)
+		follow(true)
+	})
 }

@@ -54,7 +54,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		if l.Resumed {
 			b.off = switches(l.Partitions) &^ frozenSwitches
 		}
-		b.p = &plan{s: s, m: &m, l: l, block: s.lanesSum(), parts: uint16(b.off | frozenSwitches)}
+		b.p = &plan{s: s, m: &m, l: l, block: s.lanesSum(l.Base), parts: uint16(b.off | frozenSwitches)}
 		if l.Resumed && l.Block != b.p.block {
 			// The records could not be the same again: better a clear error
 			// than items that go out twice.
@@ -156,7 +156,7 @@ func (b *batch) add(n *note) error {
 	if lane.n == 0 {
 		lane.topic = n.lane().Topic()
 		var err error
-		if lane.n, err = b.s.partitions(lane.topic, 0); err != nil {
+		if lane.n, err = b.s.partitions(lane.topic, b.l.Base, 0); err != nil {
 			return err
 		}
 	}

@@ -286,9 +286,17 @@ func (f *fakeSpill) len() int {
 	return int(n)
 }
 
-type fakeGate struct{ err error }
+type fakeGate struct {
+	err   error
+	asked func() // nil: nothing happens meanwhile
+}
 
-func (g *fakeGate) Err() error { return g.err }
+func (g *fakeGate) Err() error {
+	if g.asked != nil {
+		g.asked()
+	}
+	return g.err
+}
 
 type gateFunc func() error
 
@@ -378,7 +386,7 @@ func newRig(t testing.TB, cfg Config) *rig {
 func (r *rig) service(t testing.TB, cfg Config) *Service {
 	t.Helper()
 	s, err := New(Stores{
-		Log: r.log, Partitions: func(string) int { return r.parts }, Idem: r.idem, Campaigns: r.campaigns,
+		Log: r.log, Partitions: func(string, notify.Base) int { return r.parts }, Idem: r.idem, Campaigns: r.campaigns,
 		Cancels: r.cancels, Spill: r.spill, Gate: r.gate, Later: r.later, LaterGate: r.laterGate, Clock: r.clock,
 	}, cfg)
 	if err != nil {

@@ -29,7 +29,7 @@ type stores interface {
 func over(t *testing.T, s stores, log Log) *Service {
 	t.Helper()
 	svc, err := New(Stores{
-		Log: log, Partitions: func(string) int { return 6 }, Idem: s.Idem(),
+		Log: log, Partitions: func(string, notify.Base) int { return 6 }, Idem: s.Idem(),
 		Campaigns: s.Campaigns(), Cancels: s.Cancels(), Spill: s.Spill(),
 	}, Config{})
 	if err != nil {

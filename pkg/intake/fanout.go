@@ -51,7 +51,7 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 	if b.campaign != "" {
 		key = campaignKey(m.Caller, b.campaign, b.part)
 	}
-	a, err = s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
+	plan := func(l request.Basis) (request.Plan, error) {
 		done, err := s.cfg.Admission.Decode(ctx, b.category)
 		if err != nil {
 			return nil, err
@@ -61,7 +61,10 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 			m.Fingerprint(body) // with the same processor
 		}
 		return s.planFanout(&m, &b, l)
-	})
+	}
+	if a, err = s.once.Do(ctx, &m, key, body, plan); errors.Is(err, errRaised) {
+		a, err = s.once.Do(ctx, &m, key, body, plan) // by the new number; nothing was stored
+	}
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" { // whatever key came with it
 		e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
 	}
@@ -78,7 +81,7 @@ type fanBody struct {
 
 func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*plan, error) {
 	topic := b.lane().Topic()
-	parts, err := s.partitions(topic, l.Partitions)
+	parts, err := s.partitions(topic, l.Base, l.Partitions)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +124,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*pla
 		s.fans.Put(f)
 		return nil, invalid("required", "receivers", "a fan-out has at least one receiver")
 	}
-	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: block, done: func() { s.giveBack(f) }}
+	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: block, fan: topic, done: func() { s.giveBack(f) }}
 	s.addChunks(p, f, &e, topic)
 	if b.campaign != "" {
 		p.campaign = &campaignPart{id: b.campaign, part: b.part, accepted: f.accepted, rejected: int(f.index) - f.accepted}

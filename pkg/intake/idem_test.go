@@ -245,6 +245,44 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// A fan-out for which the partitions are raised while it is read is cut for the new number:
+// at the old one it would come behind what its users are sent next. A repeat keeps the
+// number that its first request was cut for.
+func TestFanoutAcrossARaise(t *testing.T) {
+	t.Parallel()
+	q := requests()[2]
+	for _, key := range []string{"", "k"} {
+		r := newRig(t, Config{})
+		r.gate.asked = func() { r.parts = 12 } // between the plan and the append
+		m := request.Meta{Caller: "c", Key: key}
+		a, err := q.call(r.Service, t.Context(), m, q.body)
+		if err != nil {
+			t.Fatalf("key %q: %v", key, err)
+		}
+		most, receivers := uint16(0), uint32(0)
+		for _, e := range r.log.envelopes(t) {
+			most, receivers = max(most, e.Chunk.Partition), receivers+e.Count
+		}
+		if most < 6 || receivers != 300 {
+			t.Errorf("key %q: %d receivers in partitions up to %d", key, receivers, most)
+		}
+		if key == "" {
+			continue
+		}
+		r.gate.asked = nil
+		if again, err := q.call(r.Service, t.Context(), m, q.body); err != nil || !again.Replayed || string(again.Body) != string(a.Body) {
+			t.Errorf("the repeat: %+v, %v", again, err)
+		}
+	}
+	r := newRig(t, Config{})
+	r.gate.asked = func() { r.parts *= 2 }
+	_, err := q.call(r.Service, t.Context(), request.Meta{Caller: "c", Key: "k"}, q.body)
+	refused(t, err, notify.KindUnavailable, "partitions_raised", "")
+	if r.stored() {
+		t.Error("something is stored")
+	}
+}
+
 // A batch spreads over topics whose counts one reservation cannot hold: where
 // they were changed the repeat is refused, not sent twice.
 func TestBatchLayoutChanged(t *testing.T) {

@@ -52,17 +52,21 @@ type Cancels interface {
 
 // Stores are what intake writes to.
 type Stores struct {
-	Log        Log                    // required
-	Partitions func(topic string) int // partitions of a topic, 1..65535; required
-	Idem       request.Idem           // required
-	Campaigns  Campaigns              // required
-	Cancels    Cancels                // required
-	Spill      Spill                  // nil: critical messages are refused too while the log is away
-	Gate       Gate                   // nil: always open
-	BulkGate   Gate                   // Gate for requests with nothing but the bulk lane; nil: Gate is for them too
-	Later      Later                  // nil: scheduling is refused
-	LaterGate  Gate                   // of what Later writes to; nil: always open
-	Clock      Gate                   // says why this process cannot tell whether a time has passed; nil: it can
+	Log Log // required
+	// Partitions returns over how many partitions of a topic, 1 to 65535, what is made of
+	// the request of a base is spread, 0 if that is not known; required. The number may
+	// grow. Keyed records go where the log says when they are appended, and only their ids
+	// keep the number; chunks of fan-outs go by it.
+	Partitions func(topic string, base notify.Base) int
+	Idem       request.Idem // required
+	Campaigns  Campaigns    // required
+	Cancels    Cancels      // required
+	Spill      Spill        // nil: critical messages are refused too while the log is away
+	Gate       Gate         // nil: always open
+	BulkGate   Gate         // Gate for requests with nothing but the bulk lane; nil: Gate is for them too
+	Later      Later        // nil: scheduling is refused
+	LaterGate  Gate         // of what Later writes to; nil: always open
+	Clock      Gate         // says why this process cannot tell whether a time has passed; nil: it can
 }
 
 // Config are the limits and rules of intake. The zero value is ready.

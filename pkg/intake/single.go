@@ -50,7 +50,7 @@ func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, 
 		fire = s.rules.fire(&n.terms, l.Base, l.Accepted)
 	}
 	topic := n.lane().Topic()
-	parts, err := s.partitions(topic, l.Partitions)
+	parts, err := s.partitions(topic, l.Base, l.Partitions)
 	if err != nil {
 		return nil, err
 	}
@@ -104,23 +104,24 @@ func (s *Service) admitNote(n *note, only string, now int64, off switches) error
 	return nil
 }
 
-// partitions returns how many partitions topic has, or the frozen number.
-func (s *Service) partitions(topic string, frozen uint16) (uint16, error) {
+// partitions returns over how many partitions of topic the request of base is spread, or the
+// frozen number.
+func (s *Service) partitions(topic string, base notify.Base, frozen uint16) (uint16, error) {
 	if frozen != 0 {
 		return frozen, nil
 	}
-	n := s.st.Partitions(topic)
+	n := s.st.Partitions(topic, base)
 	if n < 1 || n > 1<<16-1 {
 		return 0, notify.Unavailable("log", retryUnavailable, nil)
 	}
 	return uint16(n), nil
 }
 
-// lanesSum is a fingerprint of the partition counts of all lanes.
-func (s *Service) lanesSum() uint32 {
+// lanesSum is a fingerprint of the partition counts of all lanes that hold for a base.
+func (s *Service) lanesSum(base notify.Base) uint32 {
 	var b []byte
 	for _, lane := range notify.Lanes() {
-		b = binary.AppendUvarint(b, uint64(s.st.Partitions(lane.Topic())))
+		b = binary.AppendUvarint(b, uint64(s.st.Partitions(lane.Topic(), base)))
 	}
 	return crc32.ChecksumIEEE(b) | 1 // never 0
 }

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -62,6 +63,7 @@ type plan struct {
 	timers    []engine.Timer
 	schedules []engine.Schedule // of timers
 	campaign  *campaignPart
+	fan       string // the topic of a fan-out, which recs are cut for by parts; empty: it is none
 
 	// answer is called once, when what could be stored is stored; failed says
 	// of each class why it could not.
@@ -92,7 +94,7 @@ func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool
 		}
 	}()
 	if len(p.recs) > 0 {
-		if err := check(s.gateOf(p)); err != nil {
+		if err := cmp.Or(check(s.gateOf(p)), p.raised()); err != nil {
 			return request.Answer{}, false, false, err
 		}
 	}
@@ -121,6 +123,24 @@ func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool
 	}
 	a, final, err = p.answer(&failed)
 	return a, final, true, err
+}
+
+// errRaised: the partitions of a topic were raised while a fan-out was cut for fewer of
+// them. Nothing is stored, and at once it can be cut anew.
+var errRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the log's partitions were raised while this request was read", RetryAfter: time.Second}
+
+// raised returns errRaised where users of the fan-out have another partition by now: their
+// next messages, appended there, could pass it. A repeat keeps what its first request was
+// cut for, parts of which may be stored.
+func (p *plan) raised() error {
+	if p.fan == "" || p.l.Resumed {
+		return nil
+	}
+	now, err := p.s.partitions(p.fan, notify.NewBase(time.Now()), 0)
+	if err == nil && now != p.parts {
+		err = errRaised
+	}
+	return err
 }
 
 const (

@@ -54,6 +54,10 @@ func (c Conn) validate() error {
 	return err
 }
 
+// metadataAge is how soon a client knows of partitions that were added to a topic. It is
+// far below the time between making them and using them (cluster.RaiseSpread).
+const metadataAge = 15 * time.Second
+
 // dialTimeout bounds a connect: a dead host must be known within a second. A TLS
 // handshake has longer: a busy broker works on it whether we still wait or not, and
 // clients that give up and come again add to that.
@@ -120,6 +124,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 		kgo.RequestTimeoutOverhead(time.Second),
 		kgo.RetryBackoffFn(backoff),
 		kgo.MetadataMinAge(100 * time.Millisecond),
+		kgo.MetadataMaxAge(metadataAge),
 		kgo.WithLogger(bridge{c.Logger}),
 	}
 	if c.Rack != "" {

@@ -11,16 +11,20 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/notifyd/notifyd/internal/killpoint"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
+
+// hastyCommit is how often marks are committed while something waits for that.
+const hastyCommit = 100 * time.Millisecond
 
 // commitEvery commits the marks until ctx ends.
 func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
-	tick := time.NewTicker(g.cfg.CommitEvery)
-	defer tick.Stop()
 	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		every := g.cfg.CommitEvery
+		if g.cfg.Hasty != nil && g.cfg.Hasty() {
+			every = min(every, hastyCommit)
+		}
+		if !notify.Sleep(ctx, every) {
 			return
 		}
 		g.committing <- struct{}{}

@@ -59,6 +59,9 @@ type GroupConfig struct {
 	MaxInFlightBytes int `default:"32MiB" min:"1"`
 	// CommitEvery is how often the marks are committed.
 	CommitEvery time.Duration `default:"1s" min:"0"`
+	// Hasty, when set, says when another group or partition waits for commits of this one:
+	// while it is true they are made each 100 ms. It is asked before each wait.
+	Hasty func() bool
 	// RevokeWait bounds the wait for records in flight when partitions are revoked; no
 	// partition is polled meanwhile.
 	RevokeWait time.Duration `default:"5s" min:"0"`

@@ -42,6 +42,11 @@ type ProducerConfig struct {
 	Appended func(tp TopicPartition, next int64)
 	// Brokers says how many there are. Default ManyBrokers.
 	Brokers Brokers
+	// Partitions, when set, says over how many partitions of a topic keys are spread at
+	// the moment, 0 for topics that it does not know. A record of a topic that it knows goes
+	// where its key says, if it has one, whatever its Partition is. An error is that of the
+	// Append, and nothing is appended. With ManyBrokers only.
+	Partitions func(topic string) (int, error)
 }
 
 // Brokers is how many brokers a log has.
@@ -67,7 +72,7 @@ func (c ProducerConfig) validate() error {
 	switch {
 	case c.MaxBufferedBytes < c.MaxRecordBytes:
 		return errors.New("stream: MaxBufferedBytes is smaller than one record")
-	case c.Brokers == OneBroker && (c.Conn.Prefix != "" || len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
+	case c.Brokers == OneBroker && (c.Partitions != nil || c.Conn.Prefix != "" || len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
 		return errors.New("stream: OneBroker is the embedded broker, and this is a cluster")
 	}
 	return errors.Join(setting.Err("producer", &c), c.Conn.validate())
@@ -153,7 +158,7 @@ func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.BrokerMaxWriteBytes(int32(2*(cfg.MaxRecordBytes+batchOverhead))),
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
-		kgo.RecordPartitioner(partitioner()),
+		kgo.RecordPartitioner(partitioner(&cfg)),
 		kgo.UnknownTopicRetries(1),
 	)
 	if err != nil {
@@ -165,12 +170,19 @@ func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
 	return err
 }
 
-// partitioner honours Record.Partition and hashes keys for the rest. Records
-// without a key go round the partitions.
-func partitioner() kgo.Partitioner {
-	return kgo.BasicConsistentPartitioner(func(string) func(*kgo.Record, int) int {
+// partitioner spreads keys as ProducerConfig.Partitions says. Of topics that it does not
+// know, it honours Record.Partition and hashes keys for the rest. Records without a key go
+// round the partitions.
+func partitioner(cfg *ProducerConfig) kgo.Partitioner {
+	return kgo.BasicConsistentPartitioner(func(wire string) func(*kgo.Record, int) int {
 		var turn atomic.Uint32
+		topic := cfg.Conn.own(wire)
 		return func(r *kgo.Record, n int) int {
+			if cfg.Partitions != nil && r.Key != nil {
+				if spread, err := cfg.Partitions(topic); err == nil && spread > 0 {
+					return int(notify.Partition(r.Key, spread))
+				}
+			}
 			switch {
 			case r.Partition >= 0:
 				return int(r.Partition)
@@ -254,6 +266,9 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 		return nil
 	}
 	if err := p.check(recs); err != nil {
+		return err
+	}
+	if err := p.known(recs); err != nil {
 		return err
 	}
 	w := p.of(recs[0].Topic)
@@ -355,7 +370,7 @@ func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(erro
 		done(nil)
 		return
 	}
-	if err := p.check(recs); err != nil {
+	if err := cmp.Or(p.check(recs), p.known(recs)); err != nil {
 		done(err)
 		return
 	}
@@ -375,6 +390,22 @@ func (p *Producer) check(recs []Record) error {
 				Kind: notify.KindTooLarge, Code: "record_too_large",
 				Msg: fmt.Sprintf("a record of %d bytes; the log takes %d", n, p.cfg.MaxRecordBytes),
 			}
+		}
+	}
+	return nil
+}
+
+// known refuses recs if it is not known where keys of one of their topics go.
+func (p *Producer) known(recs []Record) error {
+	if p.cfg.Partitions == nil {
+		return nil
+	}
+	for i := range recs {
+		if i > 0 && recs[i].Topic == recs[i-1].Topic {
+			continue
+		}
+		if _, err := p.cfg.Partitions(recs[i].Topic); err != nil {
+			return err
 		}
 	}
 	return nil

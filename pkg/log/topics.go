@@ -67,9 +67,8 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 //
 // A topic that exists is left as it is. One with fewer partitions than wanted is
 // an error (KindConflict, code "topic_partitions"), after the others were created:
-// to add partitions would send users' next messages to another one, beside those
-// that wait. More partitions are fine: whoever appends asks for their number.
-// Other settings that differ: see Check. KindInvalid: a count below 1.
+// see Grow. More partitions are fine. Other settings that differ: see Check.
+// KindInvalid: a count below 1.
 func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (created []string, err error) {
 	for t, n := range topics {
 		if n < 1 {
@@ -107,7 +106,11 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	if len(errs) > 0 {
 		return created, translate(errors.Join(errs...))
 	}
-	if err := a.led(ctx, topics); err != nil {
+	some := map[string]int{} // one that was there may have fewer than wanted
+	for t := range topics {
+		some[t] = 1
+	}
+	if err := a.led(ctx, some); err != nil {
 		return created, err
 	}
 	if there, err = a.Partitions(ctx, slices.Collect(maps.Keys(topics))...); err != nil {
@@ -125,8 +128,39 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	return created, nil
 }
 
-// led waits until every partition of topics has a leader that is known: right
-// after a topic is created brokers still answer that there is none.
+// Grow adds partitions to those of the topics that have fewer than wanted, in the order
+// given, and returns when all have leaders. It may be called again, and by several at once.
+// What is appended by the number of partitions a topic has goes to others from then on:
+// Producers that must keep a user's records in order have ProducerConfig.Partitions.
+func (a *Admin) Grow(ctx context.Context, partitions int, topics ...string) error {
+	there, err := a.Partitions(ctx, topics...)
+	if err != nil {
+		return err
+	}
+	want := map[string]int{}
+	for _, t := range topics {
+		want[t] = max(partitions, there[t])
+		if there[t] >= partitions {
+			continue
+		}
+		resps, err := a.adm.UpdatePartitions(ctx, partitions, a.cfg.Conn.wire(t))
+		if err == nil {
+			err = resps.Error()
+		}
+		if errors.Is(err, kerr.InvalidPartitions) { // another process may have been faster
+			if there, lerr := a.Partitions(ctx, t); lerr == nil && there[t] >= partitions {
+				continue
+			}
+		}
+		if err != nil {
+			return translate(fmt.Errorf("adding partitions to %s: %w", t, err))
+		}
+	}
+	return a.led(ctx, want)
+}
+
+// led waits until topics have so many partitions, and each has a leader that is known:
+// right after they are made brokers still answer that there is none.
 func (a *Admin) led(ctx context.Context, topics map[string]int) error {
 	for {
 		details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wires(slices.Collect(maps.Keys(topics)))...)
@@ -136,7 +170,7 @@ func (a *Admin) led(ctx context.Context, topics map[string]int) error {
 		missing := ""
 		for t := range topics {
 			d, ok := details[a.cfg.Conn.wire(t)]
-			if !ok || d.Err != nil || len(d.Partitions) == 0 {
+			if !ok || d.Err != nil || len(d.Partitions) < max(topics[t], 1) {
 				missing = t
 			}
 			for _, p := range d.Partitions {

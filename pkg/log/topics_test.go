@@ -2,6 +2,7 @@ package log
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -45,6 +46,71 @@ func TestAdmin(t *testing.T) {
 		}
 		if err := a.DeleteRecords(t.Context(), map[TopicPartition]int64{{one, 2}: 11}); notify.KindOf(err) != notify.KindGone {
 			t.Errorf("beyond the end: %v", err)
+		}
+	})
+}
+
+// Partitions are added to topics that have too few, and clients find them.
+func TestGrow(t *testing.T) {
+	onClusters(t, 2, func(t *testing.T, b *broker) {
+		a, other := b.admin(t), b.another(t, 3)
+		for range 2 { // again changes nothing
+			if err := a.Grow(t.Context(), 3, other, b.topic); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := a.Partitions(t.Context(), b.topic, other); err != nil || got[b.topic] != 3 || got[other] != 3 {
+				t.Fatalf("%v, %v", got, err)
+			}
+		}
+		b.append(t, numbered(b.topic, 2, 0, 1))
+		if err := a.Grow(t.Context(), 1, b.topic); err != nil {
+			t.Errorf("fewer than there are: %v", err)
+		}
+	})
+}
+
+// Keys are spread over as many partitions as the producer is told, from one append to the
+// next, however many the topic has; and none are appended while that is not known.
+func TestKeysGoWhereTheyAreTold(t *testing.T) {
+	onClusters(t, 8, func(t *testing.T, b *broker) {
+		parts, unknown := 2, error(nil)
+		other := b.another(t, 8)
+		p := newProducer(t, ProducerConfig{Conn: b.conn, AppendTimeout: time.Minute, Partitions: func(topic string) (int, error) {
+			if topic != b.topic {
+				return 0, nil
+			}
+			return parts, unknown
+		}})
+		var recs []Record
+		for i := range 40 {
+			key := fmt.Appendf(nil, "user-%d", i)
+			recs = append(recs, Record{Topic: b.topic, Key: key, Partition: 7}, Record{Topic: b.topic, Value: key, Partition: 6},
+				Record{Topic: other, Key: key, Partition: 5}, Record{Topic: other, Key: key, Partition: -1})
+		}
+		for _, parts = range []int{2, 4} {
+			if err := p.Append(t.Context(), recs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		unknown = notify.Unavailable("spread_unknown", time.Second, nil)
+		if err := p.Append(t.Context(), recs); notify.KindOf(err) != notify.KindUnavailable {
+			t.Errorf("appended without knowing where: %v", err)
+		}
+		want := map[TopicPartition]int64{{b.topic, 6}: 80, {other, 5}: 80}
+		for i := range 40 {
+			key := fmt.Appendf(nil, "user-%d", i)
+			want[TopicPartition{b.topic, notify.Partition(key, 2)}]++
+			want[TopicPartition{b.topic, notify.Partition(key, 4)}]++
+			want[TopicPartition{other, notify.Partition(key, 8)}] += 2
+		}
+		ends, err := b.admin(t).EndOffsets(t.Context(), b.topic, other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for tp, n := range ends {
+			if n != want[tp] {
+				t.Errorf("%s has %d records, want %d", tp, n, want[tp])
+			}
 		}
 	})
 }

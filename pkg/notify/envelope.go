@@ -51,6 +51,17 @@ type Envelope struct {
 	Receivers []byte // packed column, see envelope.proto; walk it with Each or a ReceiverReader
 }
 
+// LogKey is the key of the log's record of e: the user of a single notification, so that the
+// record goes to the user's partition. It is nil of a part of a fan-out, whose users share
+// the partition of the chunk.
+func (e *Envelope) LogKey() []byte {
+	var r Receiver
+	if rd := ReadReceivers(e.Receivers); e.Fan || !rd.Next(&r) {
+		return nil
+	}
+	return r.User
+}
+
 // Chunk names the part of a request that one original envelope carries:
 // reproducible from the request's reservation, so that a repeated request
 // writes the same chunks.

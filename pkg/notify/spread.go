@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Spread says over how many parts requests are spread: their timers over shards. The
-// number can only be raised. A request keeps the number that counted at the time of its
+// Spread says over how many parts requests are spread: their timers over shards, their
+// users over the partitions of the log. The number can only be raised. A request keeps the number that counted at the time of its
 // base, so that what is stored of it is found again after the number was raised. A Spread
 // is immutable.
 type Spread struct{ steps []spreadStep } // ascending in both fields
@@ -80,6 +80,30 @@ func (s Spread) Most() int {
 		return 0
 	}
 	return s.steps[len(s.steps)-1].parts
+}
+
+// At returns the number that counts for requests made at a time.
+func (s Spread) At(t time.Time) int {
+	last := len(s.steps) - 1
+	for last > 0 && t.UnixMilli() < s.steps[last].from {
+		last--
+	}
+	if last < 0 {
+		return 0
+	}
+	return s.steps[last].parts
+}
+
+// Raise returns the raise that added a part: the number of parts before it, and when it
+// began to count. The number is 0 if the part was there from the start, or if the Spread
+// does not have it.
+func (s Spread) Raise(part int) (before int, from time.Time) {
+	for i := 1; i < len(s.steps); i++ {
+		if s.steps[i-1].parts <= part && part < s.steps[i].parts {
+			return s.steps[i-1].parts, time.UnixMilli(s.steps[i].from)
+		}
+	}
+	return 0, time.Time{}
 }
 
 // Had reports whether the number of parts is one of the list.

@@ -466,12 +466,16 @@ func TestToLog(t *testing.T) {
 			t.Errorf("%s of a newer release: %v", name, err)
 		}
 	}
-	want := []string{"topic/3", "topic/0"}
+	env.Fan = true // its users share the partition
+	if err := ToLog(&log)(t.Context(), []engine.Timer{{ID: []byte("e"), Kind: KindEnvelope, Target: "topic", Payload: notify.AppendEnvelope(nil, &env)}}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"topic/3 ann", "topic/0 ", "topic/3 "}
 	if len(log) != len(want) {
 		t.Fatalf("%d records, want %d", len(log), len(want))
 	}
 	for i, w := range want {
-		if got := fmt.Sprintf("%s/%d", log[i].Topic, log[i].Partition); got != w {
+		if got := fmt.Sprintf("%s/%d %s", log[i].Topic, log[i].Partition, log[i].Key); got != w {
 			t.Errorf("%d: %s, want %s", i, got, w)
 		}
 	}

@@ -25,8 +25,9 @@ type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// ToLog returns a Publish that appends envelopes to their topics, in the
-// partition of their chunk, so that a user's records stay in one partition. It returns
+// ToLog returns a Publish that appends envelopes to their topics: single notifications by
+// their user, parts of fan-outs in the partition of their chunk, so that a user's records
+// are in one partition. It returns
 // notify.ErrNewer, and appends nothing, if one of them is of a newer release: an engine
 // puts that one off, so that it holds no other up, and a process of that release that
 // owns the shard by then publishes it.
@@ -48,7 +49,7 @@ func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 				recs = append(recs, log.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
 				continue
 			}
-			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(env.Chunk.Partition), Value: ts[i].Payload})
+			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(env.Chunk.Partition), Key: env.LogKey(), Value: ts[i].Payload})
 		}
 		return to.Append(ctx, recs)
 	}

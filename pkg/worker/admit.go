@@ -129,6 +129,6 @@ func (p *partition) held(e *notify.Envelope, n uint32, now time.Time) *slots {
 	if free := p.began.Add(paceAhead); h.Since.Before(p.began) && free.After(now) {
 		from = free
 	}
-	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Partitions), n, now, from)
+	s := p.pace.reserve(e.Campaign, h.Rate/float64(p.w.cfg.Spread().Of(e.Chunk.Base[:])), n, now, from)
 	return &s
 }

@@ -159,7 +159,7 @@ func TestCampaignRateOverProcesses(t *testing.T) {
 		const perSecond = 30
 		var parts []*paced // each a partition, with the process that owns it
 		for range 3 {
-			parts = append(parts, newPaced(t, func(c *Config) { c.Partitions = 3 }))
+			parts = append(parts, newPaced(t, func(c *Config) { c.Spread = func() notify.Spread { return notify.SpreadOver(3) } }))
 		}
 		set := time.Now()
 		feed := func(p *paced, n int) {

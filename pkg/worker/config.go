@@ -125,7 +125,8 @@ type Config struct {
 	// answer is ambiguous. Default: marketing and digest by sms and email.
 	Unknown []notify.Category
 
-	Partitions int `default:"1"` // of the lane's topic
+	Spread  func() notify.Spread // over the partitions of the lane's topic; nil: it has one
+	Opening *Opening             // of partitions that were added to it; nil: none ever are
 
 	Log       Log
 	Status    engine.Status
@@ -181,6 +182,9 @@ func (c Config) withDefaults() Config {
 		window, inFlight = 50, 500
 	}
 	c = setting.Fill(c)
+	if c.Spread == nil {
+		c.Spread = func() notify.Spread { return notify.SpreadOver(1) }
+	}
 	c.Window, c.InFlight = cmp.Or(c.Window, window), cmp.Or(c.InFlight, inFlight)
 	if c.Unknown == nil && c.Lane.Channel != notify.Push {
 		c.Unknown = []notify.Category{notify.Marketing, notify.Digest}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -305,6 +306,7 @@ type fakePrefs struct {
 	strange      map[string]bool // users whose profiles are not in memory
 	fetched      int             // users that Fetch was asked for
 	away         int             // how many calls of Fetch fail
+	held         [][2]int        // see holds
 }
 
 func (p *fakePrefs) Loaded() bool {
@@ -336,7 +338,19 @@ func (p *fakePrefs) Look(answers []users.Answer, list [][]byte, ch notify.Channe
 	return known
 }
 
-func (p *fakePrefs) Hold(notify.Channel, int, int32) *users.Holding { return nil }
+func (p *fakePrefs) Hold(_ notify.Channel, partitions int, n int32) *users.Holding {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = append(p.held, [2]int{partitions, int(n)})
+	return nil
+}
+
+// holds are the numbers of partitions and the partitions whose profiles were to be held.
+func (p *fakePrefs) holds() [][2]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.held)
+}
 
 // Fetch makes users known, unless it fails.
 func (p *fakePrefs) Fetch(_ context.Context, _ notify.Channel, list [][]byte) error {

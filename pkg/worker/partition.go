@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/log"
@@ -32,8 +33,9 @@ type partition struct {
 	mail   *mailbox
 	pace   pace
 	began  time.Time // when this process got the partition
+	open   bool      // Opening let it begin; of the goroutine that calls Handle
 	// profiles are those of the partition's users. They are let go when ctx has ended.
-	profiles *users.Holding
+	profiles atomic.Pointer[users.Holding]
 
 	mu    sync.Mutex
 	going bool                   // Drain was called: accept takes nothing more
@@ -44,8 +46,12 @@ type partition struct {
 func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
 	soft, stop := context.WithCancel(ctx)
 	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, began: time.Now(), live: map[notify.RowKey]*job{}}
-	p.profiles = w.cfg.Prefs.Hold(w.cfg.Lane.Channel, w.cfg.Partitions, tp.Partition)
-	context.AfterFunc(ctx, p.profiles.Release)
+	if !p.hold() {
+		p.wg.Go(func() {
+			for notify.Sleep(p.soft, holdLook) && !p.hold() {
+			}
+		})
+	}
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
 	p.budget.claims = w.claims
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
@@ -56,6 +62,26 @@ func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partit
 		p.mail = newMailbox(p)
 	}
 	return p
+}
+
+// holdLook is how often it is looked whether a new partition is announced.
+const holdLook = time.Second
+
+// hold begins to load the profiles of the partition's users. It returns false if it is not
+// announced yet which they are.
+func (p *partition) hold() bool {
+	spread, n := p.w.cfg.Spread(), int(p.tp.Partition)
+	partitions := spread.At(time.Now())
+	if n >= partitions { // added, and not in use yet
+		partitions = spread.Most()
+	}
+	if n >= partitions {
+		return false
+	}
+	held := p.w.cfg.Prefs.Hold(p.w.cfg.Lane.Channel, partitions, p.tp.Partition)
+	p.profiles.Store(held)
+	context.AfterFunc(p.ctx, held.Release)
+	return true
 }
 
 // Drain implements log.Drainer: calls under way end and are settled, what
@@ -162,7 +188,15 @@ func (p *partition) accept(msgs []message) error {
 }
 
 // Handle implements log.PartitionHandler.
-func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error { return p.accept(msgs) }
+func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error {
+	if o := p.w.cfg.Opening; o != nil && !p.open {
+		if !o.wait(p.soft, p.tp) {
+			return nil // the next owner's
+		}
+		p.open = true
+	}
+	return p.accept(msgs)
+}
 
 // withdraw forgets jobs that were not started: the group hands their records over
 // again, and a turn left behind would hold up the jobs of the same users for good.
@@ -325,7 +359,7 @@ func (p *partition) fresh() bool {
 // isFresh is fresh that does not wait.
 func (p *partition) isFresh() bool {
 	cfg := &p.w.cfg
-	return !cfg.Lane.Bulk || p.profiles.Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
+	return !cfg.Lane.Bulk || p.profiles.Load().Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
 }
 
 // fetch reads the profiles of those of the users that this process does not hold: their

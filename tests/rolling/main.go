@@ -119,6 +119,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	for _, err := range s.Errors[:min(len(s.Errors), 5)] {
 		fmt.Println("  refused:", err)
 	}
+	fmt.Print(b.Why())
 	rep := rig.Must(f.V.Audit(ctx))
 	stopped := f.Stop()
 	if stopped != nil {

@@ -1,7 +1,13 @@
 package rig
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,12 +25,12 @@ type Balancer struct {
 
 	connections atomic.Int64 // attempts without an answer
 	mu          sync.Mutex
-	refused     map[int]int64 // answers of 400 and above, by their status
+	refused     map[string]int64 // answers of 400 and above, by status, code and route
 }
 
 // NewBalancer is one over host:port of each API.
 func NewBalancer(hosts ...string) *Balancer {
-	return &Balancer{hosts: hosts, via: api.NewTransport(0), refused: map[int]int64{}}
+	return &Balancer{hosts: hosts, via: api.NewTransport(0), refused: map[string]int64{}}
 }
 
 // RoundTrip sends one request. Its body can be sent again.
@@ -43,11 +49,9 @@ func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 		resp, err := b.via.RoundTrip(one)
 		if err == nil {
 			if resp.StatusCode >= http.StatusBadRequest {
-				b.mu.Lock()
-				b.refused[resp.StatusCode]++
-				b.mu.Unlock()
+				err = b.note(one, resp)
 			}
-			return resp, nil
+			return resp, err
 		}
 		b.connections.Add(1)
 		if try == len(b.hosts)-1 || r.Context().Err() != nil {
@@ -55,6 +59,19 @@ func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	panic("a balancer without a host")
+}
+
+// note counts an answer that refuses a request.
+func (b *Balancer) note(r *http.Request, resp *http.Response) error {
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	var p api.Problem
+	_ = json.Unmarshal(body, &p) // without a code it is counted by its status
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refused[fmt.Sprintf("%d %s %s %s", resp.StatusCode, p.Code, r.Method, strings.TrimRight(r.URL.Path, "0123456789ABCDEFGHJKMNPQRSTVWXYZ"))]++
+	return err
 }
 
 // Client calls the APIs through it, with the token of the first process.
@@ -68,6 +85,16 @@ func (f *Fleet) Client(b *Balancer) *api.Client {
 
 // Connections is how many attempts found no connection, or lost it.
 func (b *Balancer) Connections() int64 { return b.connections.Load() }
+
+// Why says what was refused, a line for each status, code and route.
+func (b *Balancer) Why() (text string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, what := range slices.Sorted(maps.Keys(b.refused)) {
+		text += fmt.Sprintf("  refused: %s, %d times\n", what, b.refused[what])
+	}
+	return text
+}
 
 // Refused is how many answers had a status of 400 or above.
 func (b *Balancer) Refused() (n int64) {

@@ -22,8 +22,8 @@ type Load struct {
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
-	ids      []string // accepted, to be sent at once
-	later    Dues     // accepted pushes
+	now      Dues // accepted, to be sent at once, and when that was asked for
+	later    Dues // accepted pushes
 	triggers Dues
 	errs     []error // requests that were refused, after all retries
 
@@ -44,11 +44,13 @@ type LoadConfig struct {
 	Far time.Duration
 	// Later is how many schedules and triggers each user is sent each time; 0: one.
 	Later int
+	// Planners is how many users are sent schedules and triggers; 0: all.
+	Planners int
 }
 
 // Load starts; End must be called.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
-	l := &Load{f: f, cl: cl, o: o, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
+	l := &Load{f: f, cl: cl, o: o, now: Dues{}, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
 	var err error
 	if l.urls, err = f.V.CallbackURL(ctx); err != nil {
 		return nil, err
@@ -59,6 +61,9 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 			l.each(ctx, u, func(ctx context.Context, seq int) { l.send(ctx, channel, u, seq) })
 		}
 		for k := range max(o.Later, 1) {
+			if o.Planners > 0 && u >= o.Planners {
+				break
+			}
 			l.each(ctx, u, func(asking context.Context, seq int) { l.putOff(ctx, asking, k*o.Users+u, seq) })
 		}
 	}
@@ -93,7 +98,7 @@ func (l *Load) End() {
 func (l *Load) Accepted() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.ids)
+	return len(l.now)
 }
 
 // Address of a user, the same each time.
@@ -122,8 +127,9 @@ func (l *Load) send(ctx context.Context, channel string, u, seq int) {
 	case "email":
 		n.Content.Title = "Load"
 	}
+	asked := time.Now()
 	made, err := l.cl.Send(ctx, n, fmt.Sprintf("%s-%d", user, seq))
-	l.note(err, func() { l.ids = append(l.ids, made.NotificationID) })
+	l.note(err, func() { l.now[made.NotificationID] = asked })
 }
 
 // putOff schedules a push and registers a trigger. The load ends with ends.
@@ -191,6 +197,7 @@ type Sums struct {
 	Early, Reordered              int64
 	Cancelled, CancelledSent      int64         // schedules and triggers: cancels that were final, and of those sent or called
 	Latest                        time.Duration // the most that a schedule or trigger came behind its moment
+	Slowest                       time.Duration // the longest from asking for a message to its call
 }
 
 // Whole reports that nothing was lost, repeated, early or out of order, and no
@@ -209,8 +216,8 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	err = Try(func() {
-		s = Sums{Accepted: len(l.ids), Scheduled: len(l.later), Triggers: len(l.triggers), Errors: l.errs}
-		all := append(l.later.IDs(), l.ids...)
+		s = Sums{Accepted: len(l.now), Scheduled: len(l.later), Triggers: len(l.triggers), Errors: l.errs}
+		all := append(l.later.IDs(), l.now.IDs()...)
 		var waited Endurance
 		for {
 			missing, some := Must2(l.f.V.Missing(ctx, all))
@@ -227,6 +234,7 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 		}
 		early, latest := Must2(l.f.V.SentEarly(ctx, l.later))
 		s.Early, s.Latest = s.Early+int64(len(early)), max(s.Latest, latest)
+		_, s.Slowest = Must2(l.f.V.SentEarly(ctx, l.now))
 		unsent, _ := Must2(l.f.V.Missing(ctx, l.cancelled))
 		s.Cancelled = int64(len(l.cancelled) + len(l.cancelledTriggers))
 		s.CancelledSent = int64(len(l.cancelled)) - unsent + int64(len(Must(l.f.V.Fired(ctx, l.cancelledTriggers)).First))

@@ -1,0 +1,189 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// How the partitions of a channel's topics grow under load: notifyd migrate up makes them in
+// Kafka, and writes when they begin to count. Every process reads that row well before
+// (cluster.Spread). From then on the log spreads users over all of them
+// (log.ProducerConfig.Partitions); the new ones wait until the old ones have ended what
+// their users were sent before (worker.Opening).
+
+// partitionsMeta is the row with the number of partitions of a channel's topics that users
+// are spread over.
+func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
+
+// partitionsEvery is how often the rows are read; partitionsSettle is what two clocks may
+// differ by beyond the longest append, before the order of a user's notifications is lost
+// in a raise.
+const (
+	partitionsEvery  = 10 * time.Second
+	partitionsSettle = 500 * time.Millisecond
+)
+
+// spreads are over the partitions of each channel's topics.
+type spreads map[notify.Channel]*cluster.Spread
+
+// topicsOfChannel returns the topics of a channel, those of retries first: a raise makes
+// their partitions before anything can fail in a lane's.
+func topicsOfChannel(ch notify.Channel) (retries, lanes []string) {
+	for _, l := range notify.Lanes() {
+		if l.Channel == ch {
+			retries, lanes = append(retries, l.DLQTopic()), append(lanes, l.Topic())
+		}
+	}
+	return retries, lanes
+}
+
+// fewest returns the smallest number of partitions that one of the topics has.
+func fewest(have map[string]int, topics []string) int {
+	n := have[topics[0]]
+	for _, t := range topics {
+		n = min(n, have[t])
+	}
+	return n
+}
+
+// openPartitions reads over how many partitions of each channel users are spread. Before the
+// first raise that is how many there are.
+func openPartitions(ctx context.Context, meta engine.Meta, admin *log.Admin) (spreads, error) {
+	out := spreads{}
+	for _, ch := range notify.Channels {
+		retries, lanes := topicsOfChannel(ch)
+		topics := slices.Concat(retries, lanes)
+		made := func(ctx context.Context) (int, error) {
+			have, err := admin.Partitions(ctx, topics...)
+			return fewest(have, lanes), err
+		}
+		n, err := made(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			return nil, notMigrated("the topics of " + ch.String())
+		}
+		s, err := cluster.OpenSpread(ctx, meta, partitionsMeta(ch), n, false)
+		if err != nil {
+			return nil, err
+		}
+		if most := s.Last().Most(); n < most {
+			return nil, notMigrated(fmt.Sprintf("a partition of each topic of %s from %d to %d", ch, n, most-1))
+		}
+		s.MadeBefore(made)
+		out[ch] = s
+	}
+	return out, nil
+}
+
+// ofTopics returns the spreads by topic, of lanes and of retries.
+func (s spreads) ofTopics() map[string]*cluster.Spread {
+	out := map[string]*cluster.Spread{}
+	for _, l := range notify.Lanes() {
+		out[l.Topic()], out[l.DLQTopic()] = s[l.Channel], s[l.Channel]
+	}
+	return out
+}
+
+// usePartitions makes the stages ask for the numbers of s.
+func (n opener) usePartitions(s spreads) {
+	of := s.ofTopics()
+	n.servers.partitions = s
+	n.st.spread = func(topic string) notify.Spread { return of[topic].Last() }
+	first := map[string]bool{}
+	for _, t := range notify.FirstTopics() {
+		first[t] = true
+	}
+	n.st.partitions = func(topic string) (int, error) {
+		if !first[topic] {
+			return 0, nil
+		}
+		spread, err := of[topic].Now()
+		return spread.At(time.Now()), err
+	}
+	for _, ch := range notify.Channels {
+		if want, most := n.cfg.partitions(ch), s[ch].Last().Most(); want > most {
+			n.log.Warn("users are spread over fewer partitions than configured; notifyd migrate up raises their number", "log.partitions."+ch.String(), want, "partitions", most)
+		}
+	}
+}
+
+// follow reads the numbers of partitions until ctx ends.
+func (s spreads) follow(ctx context.Context, warn func(error)) error {
+	for notify.Sleep(ctx, partitionsEvery) {
+		call, stop := context.WithTimeout(ctx, partitionsEvery/2)
+		for _, ch := range notify.Channels {
+			if err := s[ch].Follow(call); err != nil && ctx.Err() == nil {
+				warn(fmt.Errorf("partitions of %s: %w", ch, err))
+			}
+		}
+		stop()
+	}
+	return nil
+}
+
+// opening holds new partitions of a lane back; nil where none are added.
+func (n builder) opening(l notify.Lane) *worker.Opening {
+	if n.servers == nil {
+		return nil
+	}
+	return &worker.Opening{
+		Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Offsets: n.admin, Group: l.Group(),
+		Settle: n.cfg.Kafka.AppendTimeout + partitionsSettle, Logger: n.log,
+	}
+}
+
+// raisePartitions adds partitions to the topics of each channel that has fewer than
+// configured, and announces when they begin to count.
+func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
+	for _, ch := range notify.Channels {
+		retries, lanes := topicsOfChannel(ch)
+		want, name := cfg.partitions(ch), partitionsMeta(ch)
+		if to == engine.Up {
+			have, err := admin.Partitions(ctx, lanes...)
+			if err != nil {
+				return out, err
+			}
+			// What is there before the first raise is stored before it is not all any more.
+			if _, err := cluster.OpenSpread(ctx, meta, name, fewest(have, lanes), false); err != nil {
+				return out, err
+			}
+		}
+		spread, err := cluster.ReadSpread(ctx, meta, name)
+		if err != nil {
+			return out, err
+		}
+		m := Migration{Engine: "meta", Step: name, Applied: spread.Most() > 0}
+		if has := spread.Most(); m.Applied && want > has {
+			if want%has != 0 {
+				return out, notify.Invalid("bad_config", "log.partitions."+ch.String(), fmt.Sprintf("is %d, and users are spread over %d partitions: it can be raised to a multiple of that, so that each new partition takes its users from one old partition", want, has))
+			}
+			if to == engine.Up {
+				if err := admin.Grow(ctx, want, slices.Concat(retries, lanes)...); err != nil {
+					return out, err
+				}
+				if spread, err = cluster.RaiseSpread(ctx, meta, name, want, now); err != nil {
+					return out, err
+				}
+			}
+		}
+		switch has := spread.Most(); {
+		case m.Applied && want > has:
+			m.Step, m.Applied = fmt.Sprintf("%s from %d to %d", name, has, want), false
+		case m.Applied:
+			m.Step, m.At = name+" "+strconv.Itoa(has), spread.Since()
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
