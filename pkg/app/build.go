@@ -119,7 +119,7 @@ func (n builder) lane(l notify.Lane) error {
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
 		group, hasty, opening := l.RetryGroup(), (func() bool)(nil), (*worker.Opening)(nil)
 		if role == worker.First {
-			group, opening = l.Group(), n.opening(l)
+			group, opening = l.Group(), openingOf(n.Node, l)
 		}
 		if opening != nil {
 			hasty = opening.Hasty

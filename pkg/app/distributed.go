@@ -78,7 +78,7 @@ func (n opener) useServers(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	n.usePartitions(parts)
+	usePartitions(n.Node, parts)
 	st.jobLease = st.lease
 	h := &history.Remembered{Historian: n.servers.historian, Admin: n.admin, Retention: n.cfg.History.Retention}
 	st.history, st.audited, st.firstCopy = h, h, h.CopyOf

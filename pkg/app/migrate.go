@@ -59,7 +59,14 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 			errs = append(errs, fmt.Errorf("%s: %w", one.section, err))
 		}
 	}
-	return out, errors.Join(errs...)
+	if len(failed) > 0 {
+		return out, errors.Join(errs...)
+	}
+	ms, err := migratePartitions(ctx, cfg, to, logger)
+	if err != nil {
+		err = fmt.Errorf("kafka: %w", explained(cfg.kafkaSettings(), err))
+	}
+	return append(out, ms...), err
 }
 
 // migrator returns what makes topics and partitions.
@@ -176,10 +183,12 @@ func migrateSQS(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.L
 	return out, nil
 }
 
-// migrateMeta writes what every process over these engines must agree on.
-func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
+// withMeta calls fn with the rows that every process over these engines must agree on, and
+// the time by the clock of the servers. It returns missing if they have no table yet, and
+// nothing if they are to be removed, for they go with their table.
+func withMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger, missing []string, fn func(engine.Meta, time.Time) ([]Migration, error)) (out []Migration, err error) {
 	if to == engine.Down {
-		return nil, nil // gone with its table
+		return nil, nil
 	}
 	cc, err := cfg.cassandra(cassandra.Cluster{}, logger)
 	if err != nil {
@@ -188,26 +197,42 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 	s, err := cassandra.Open(ctx, cc)
 	if err != nil {
 		if to == engine.Look && notify.KindOf(err) == notify.KindConflict {
-			return []Migration{{Engine: "meta", Step: storeIDMeta}, {Engine: "meta", Step: shardsMeta}}, nil
+			for _, step := range missing {
+				out = append(out, Migration{Engine: "meta", Step: step})
+			}
+			return out, nil
 		}
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	ahead, _, err := s.ClockOffset(ctx) // the processes keep to the clocks of the servers
+	ahead, _, err := s.ClockOffset(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return fn(s.Meta(), time.Now().Add(ahead))
+}
+
+// migrateMeta writes the rows that name the installation and its timer shards.
+func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
+	return withMeta(ctx, cfg, to, logger, []string{storeIDMeta, shardsMeta}, func(meta engine.Meta, now time.Time) ([]Migration, error) {
+		return metaRows(ctx, meta, cfg, to, now)
+	})
+}
+
+// migratePartitions adds partitions to topics, and writes over how many users are spread.
+func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	a, err := migrator(cfg, logger)
 	if err != nil {
 		return nil, err
 	}
 	defer a.Close()
-	now := time.Now().Add(ahead)
-	if out, err = metaRows(ctx, s.Meta(), cfg, to, now); err != nil {
-		return out, err
+	var missing []string
+	for _, ch := range notify.Channels {
+		missing = append(missing, partitionsMeta(ch))
 	}
-	parts, err := raisePartitions(ctx, s.Meta(), a, cfg, to, now)
-	return append(out, parts...), err
+	return withMeta(ctx, cfg, to, logger, missing, func(meta engine.Meta, now time.Time) ([]Migration, error) {
+		return raisePartitions(ctx, meta, a, cfg, to, now)
+	})
 }
 
 // prefixMeta is the row with the topic prefix that an installation began with. Without the

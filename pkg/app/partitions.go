@@ -96,7 +96,7 @@ func (s spreads) ofTopics() map[string]*cluster.Spread {
 }
 
 // usePartitions makes the stages ask for the numbers of s.
-func (n opener) usePartitions(s spreads) {
+func usePartitions(n *Node, s spreads) {
 	of := s.ofTopics()
 	n.servers.partitions = s
 	n.st.spread = func(topic string) notify.Spread { return of[topic].Last() }
@@ -132,8 +132,8 @@ func (s spreads) follow(ctx context.Context, warn func(error)) error {
 	return nil
 }
 
-// opening holds new partitions of a lane back; nil where none are added.
-func (n builder) opening(l notify.Lane) *worker.Opening {
+// openingOf returns what holds new partitions of a lane back; nil where none are added.
+func openingOf(n *Node, l notify.Lane) *worker.Opening {
 	if n.servers == nil {
 		return nil
 	}

@@ -63,12 +63,12 @@ func TestMigrateRaisesPartitions(t *testing.T) {
 
 	var out bytes.Buffer
 	cfg.Log.Partitions["push"] = 12
-	n := opener{&Node{cfg: cfg, servers: &servers{}, admin: admin, log: slog.New(slog.NewTextHandler(&out, nil))}}
+	n := &Node{cfg: cfg, servers: &servers{}, admin: admin, log: slog.New(slog.NewTextHandler(&out, nil))}
 	parts, err := openPartitions(ctx, meta, admin)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.usePartitions(parts)
+	usePartitions(n, parts)
 	if !strings.Contains(out.String(), "migrate up") || strings.Contains(out.String(), "sms") {
 		t.Errorf("a start with more than there are says %q", &out)
 	}

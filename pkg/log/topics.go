@@ -130,9 +130,25 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 
 // Grow adds partitions to those of the topics that have fewer than wanted, in the order
 // given, and returns when all have leaders. It may be called again, and by several at once.
+// Brokers that do not answer are asked again for a while, for making many partitions takes
+// them time.
 // What is appended by the number of partitions a topic has goes to others from then on:
 // Producers that must keep a user's records in order have ProducerConfig.Partitions.
 func (a *Admin) Grow(ctx context.Context, partitions int, topics ...string) error {
+	ctx, stop := context.WithTimeout(ctx, growTimeout)
+	defer stop()
+	for pause := (notify.Pause{Most: time.Second}); ; {
+		err := a.grow(ctx, partitions, topics)
+		if notify.KindOf(err) != notify.KindUnavailable || !pause.Wait(ctx) {
+			return err
+		}
+	}
+}
+
+// growTimeout bounds Grow.
+const growTimeout = time.Minute
+
+func (a *Admin) grow(ctx context.Context, partitions int, topics []string) error {
 	there, err := a.Partitions(ctx, topics...)
 	if err != nil {
 		return err
