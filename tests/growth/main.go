@@ -59,7 +59,6 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	with := func(shards, partitions int) []string {
 		return []string{
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),
-			"NOTIFYD__LOG__PARTITIONS__SMS=6", "NOTIFYD__LOG__PARTITIONS__EMAIL=6", // those of pushes grow
 		}
 	}
 	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(20*time.Second, 20*time.Second), First: "all", Env: with(o.from, o.partFrom)})

@@ -47,7 +47,7 @@ func main() {
 	rig.Main("scaleout", o.keep, o.run)
 }
 
-// partitions of each topic of pushes: 1, 2 and 4 workers get the same number each.
+// partitions of each topic of pushes and of mails: 1, 2 and 4 workers get the same number each.
 const partitions = 12
 
 // counts are the processes of the steps.
@@ -100,7 +100,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 // open starts the processes whose number stays.
 func (s *scaleout) open(ctx context.Context, dir string) {
-	s.PushPartitions = partitions
+	s.Partitions = partitions
 	s.adm = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(s.Kafka, ",")...))))
 	bin := rig.Must(rig.Notifyd(ctx, dir, "scaleout", ""))
 	var err error

@@ -22,8 +22,8 @@ type Servers struct {
 	Database string
 	// Prefix of the keys in Redis. Default: the product's.
 	Prefix string
-	// PushPartitions of each topic of pushes that migrate creates. Default: 6.
-	PushPartitions int
+	// Partitions of each topic of pushes and of mails that migrate creates. Default: 6 and 4.
+	Partitions int
 }
 
 // Flags registers a flag for each of them.
@@ -47,9 +47,9 @@ kafka: {brokers: [%s], replication: %d, min_insync: %d, append_timeout: %s}
 cassandra: {hosts: [%s], keyspace: %s, replication: %d, timeout: %s}
 redis: {addresses: [%q], prefix: %q}
 postgres: {dsn: %q}
-log: {partitions: {push: %d, sms: 4, email: 4}}
+log: {partitions: {push: %d, sms: 4, email: %d}}
 `, list(s.Kafka), s.Nodes, s.InSync(), appends, list(s.Cassandra), s.Keyspace, s.Nodes, cassandra, s.Redis, cmp.Or(s.Prefix, "notifyd:"),
-		s.DSN(cmp.Or(s.Database, "postgres")), cmp.Or(s.PushPartitions, 6))
+		s.DSN(cmp.Or(s.Database, "postgres")), cmp.Or(s.Partitions, 6), cmp.Or(s.Partitions, 4))
 }
 
 // CassandraConfig opens the rows that the processes write.
