@@ -143,7 +143,7 @@ func (n builder) lane(l notify.Lane) error {
 // addGroup makes a consumer group over the topics of its name.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	c.Owner = n.owner
-	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
+	c.Conn, c.Topics, c.DrainTimeout, c.Events = connOf(c.Group, n.st.conn), topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
 	g, err := log.NewGroup(c, h)
 	if err != nil {
 		return err

@@ -47,6 +47,18 @@ var topicsOf = func() map[string][]string {
 	return of
 }()
 
+// connOf is how a group reaches the log. The groups of lanes that are not bulk read from
+// leaders, whatever the rack: at rest a follower gives a record out half a second later than
+// its leader does, and somebody waits for a code.
+func connOf(group string, conn log.Conn) log.Conn {
+	for _, l := range notify.Lanes() {
+		if !l.Bulk && (group == l.Group() || group == l.RetryGroup()) {
+			conn.Rack = ""
+		}
+	}
+	return conn
+}
+
 // groupOf is the group that works on a topic; the history's only copies.
 func groupOf(topic string) string {
 	for group, topics := range topicsOf {

@@ -19,7 +19,7 @@ type Config struct {
 	} `koanf:"sasl"`
 	AppendTimeout time.Duration `koanf:"append_timeout" default:"1s" min:"1s" max:"1m" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503"`
 	Keep          time.Duration `koanf:"keep" default:"168h" min:"1h" doc:"how long records of the lanes stay that every reader is done with; what is not read stays whatever its age. Not below audit.window, which is read again"`
-	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
+	Rack          string        `koanf:"rack" doc:"rack of this process: bulk lanes and what only copies are read from the replica in it; lanes of codes and alerts from the leaders"`
 	TopicPrefix   string        `koanf:"topic_prefix" is:"topic" empty:"yes" doc:"before the name of every topic and consumer group, so that several installations may use the same brokers; set it before the first migrate up"`
 	Replication   int           `koanf:"replication" min:"0" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
 	MinInSync     int           `koanf:"min_insync" min:"0" doc:"min.insync.replicas of those topics; 0: the brokers' default"`

@@ -210,25 +210,30 @@ func TestBrokerAway(t *testing.T) {
 	}
 }
 
-// Of three brokers one that leads is killed for good: what was acknowledged is
-// there, and the others go on.
-func TestOneOfThreeBrokersDies(t *testing.T) {
+// TestThreeBrokers has three brokers, each in a rack of its own.
+func TestThreeBrokers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("three brokers take long")
 	}
 	t.Parallel()
 	k := startKafka(t, 3)
-	conn := Conn{Brokers: k.brokers}
-	a, err := NewAdmin(AdminConfig{Conn: conn, Replication: 3, MinInSync: 2})
+	a, err := NewAdmin(AdminConfig{Conn: Conn{Brokers: k.brokers}, Replication: 3, MinInSync: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
+	t.Run("a rack reads from its own broker", func(t *testing.T) { readsByRack(t, a, k.brokers) })
+	t.Run("one dies", func(t *testing.T) { oneOfThreeDies(t, k, a) })
+}
+
+// oneOfThreeDies kills a broker that leads for good: what was acknowledged is there, also
+// for those who read in its rack, and the others go on.
+func oneOfThreeDies(t *testing.T, k *ownKafka, a *Admin) {
+	conn := Conn{Brokers: k.brokers}
 	want := map[string]int{"three": 3}
 	if _, err := a.EnsureTopics(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
-	b := &broker{conn: conn, topic: "three"}
 	c, err := a.Describe(t.Context(), "three")
 	if err != nil || len(c.Brokers) != 3 || c.Brokers[2].Rack != "c" {
 		t.Fatalf("%+v, %v", c, err)
@@ -278,7 +283,9 @@ func TestOneOfThreeBrokersDies(t *testing.T) {
 	l.wait(t, "500 more acknowledgements", func() bool { return len(l.acked) >= n+500 })
 	stop()
 	wg.Wait()
-	lost, anyway := l.check(t, b)
+	reader := conn
+	reader.Rack = c.Brokers[leader-1].Rack
+	lost, anyway := l.check(t, &broker{conn: reader, topic: "three"})
 	if c, err = a.Describe(t.Context(), "three"); err != nil {
 		t.Fatal(err)
 	}
