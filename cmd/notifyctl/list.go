@@ -92,7 +92,7 @@ func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor st
 		if err != nil {
 			return err
 		}
-		out.Items, out.Cursor, out.Missing = append(out.Items, page.Items...), page.Cursor, page.Missing
+		out.Items, out.Cursor, out.Missing, out.Omits = append(out.Items, page.Items...), page.Cursor, page.Missing, page.Omits
 	}
 	cols := l.columns
 	if l.process != nil {
@@ -103,6 +103,9 @@ func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor st
 	}
 	p.more(len(out.Items), out.Cursor)
 	p.absent(out.Missing)
+	if slices.Contains(out.Omits, api.OmitsFanouts) {
+		p.note("fan-outs are left out: the server keeps no row by user for their receivers (cassandra.every_receiver)")
+	}
 	return nil
 }
 

@@ -46,3 +46,19 @@ func TestProcessesAreNamed(t *testing.T) {
 	asks("rates", "", "WHAT ACCEPTED/S REACHED/S FAILED/S OTHER/S", "push 7.0 5.0 0.0 0.0")
 	asks("circuit ls", "", "CIRCUIT STATE SINCE WHY NEXT TRY IN FLIGHT QUEUED", "provider:apns open 0 0")
 }
+
+// TestListSaysWhatItOmits: a list that leaves fan-outs out says so, and another does not.
+func TestListSaysWhatItOmits(t *testing.T) {
+	t.Parallel()
+	omits := map[string]string{"/v1/users/ann/notifications": `,"omits":["fanouts"]`}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write([]byte(`{"items":[]` + omits[r.URL.Path] + "}"))
+	}))
+	defer srv.Close()
+	w := newWorld(t, srv.URL)
+	for user, want := range map[string]bool{"ann": true, "bob": false} {
+		if _, remarks, _ := w.ctl(t.Context(), "ls", user); strings.Contains(remarks, "fan-outs are left out") != want {
+			t.Errorf("ls %s says %q", user, remarks)
+		}
+	}
+}

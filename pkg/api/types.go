@@ -253,7 +253,12 @@ type List[T any] struct {
 	Cursor string `json:"cursor,omitempty"` // empty: there is no more
 	// Missing are the processes that Items tells nothing of, because they did not answer.
 	Missing []Process `json:"missing,omitempty"`
+	// Omits says what the list leaves out although it was asked for: OmitsFanouts.
+	Omits []string `json:"omits,omitempty"`
 }
+
+// OmitsFanouts says that a list by user leaves out what the user was sent by fan-outs.
+const OmitsFanouts = "fanouts"
 
 // ScheduledPage is one page of schedules, newest request first.
 type ScheduledPage = List[Scheduled]

@@ -179,7 +179,7 @@ func TestArchiveToS3OverServers(t *testing.T) {
 	send := func(l *life) {
 		t.Helper()
 		for range 5 {
-			got, err := l.client.Send(t.Context(), push("ann", "hello"), "")
+			got, err := l.client.Send(t.Context(), push("ann", "hello"), fmt.Sprint("key", len(sent))) // so that a slow log is asked again
 			if err != nil {
 				t.Fatal(err)
 			}

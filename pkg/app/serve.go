@@ -80,7 +80,7 @@ func (n builder) buildServer() error {
 	}
 	n.server, err = server.New(api, server.Deps{
 		SharedTokens: shared,
-		Auth:         n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
+		Auth:         n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.own == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: allCircuits{n.circuits, n.cards}, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts.webhooks(), Tail: see.tailed(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).rated, Accounts: see.accounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,

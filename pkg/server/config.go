@@ -184,6 +184,7 @@ type Deps struct {
 	Users         Users
 	History       history.Reader
 	List          Lister // nil: GET /v1/notifications needs a user
+	OmitsFanouts  bool   // History by user leaves fan-outs out
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters
 	Cancels       Cancels

@@ -124,6 +124,9 @@ func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 
 func (sel *selection) answer(x *exchange, next engine.HistoryCursor) (api.UserHistory, error) {
 	sel.page.Cursor = x.srv.cursors.seal(next, sel.bound...)
+	if x.srv.deps.OmitsFanouts {
+		sel.page.Omits = []string{api.OmitsFanouts}
+	}
 	return sel.page, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -131,6 +132,13 @@ func TestUserHistoryAndItsCursors(t *testing.T) {
 	}
 	if got := ask(s, "GET", "/v1/users/u1/notifications?caller=bank", shop, ""); got.status != 422 {
 		t.Errorf("a caller asked for another's: %d %s", got.status, got.body)
+	}
+	if page.Omits != nil {
+		t.Errorf("it omits %v", page.Omits)
+	}
+	partial := w.start(t, Config{}, func(d *Deps) { d.OmitsFanouts = true })
+	if page := get[api.UserHistory](t, partial, "/v1/users/u1/notifications", shop); !slices.Equal(page.Omits, []string{api.OmitsFanouts}) {
+		t.Errorf("a history of singles omits %v", page.Omits)
 	}
 }
 

@@ -34,7 +34,7 @@ func historyRecord(offset int64, e *notify.Envelope) HistoryRecord {
 }
 
 // withHistory gives a store whose tables of history are empty.
-func withHistory(t *testing.T, everyReceiver bool) *Store {
+func withHistory(t testing.TB, everyReceiver bool) *Store {
 	t.Helper()
 	owner := shared.take(t)
 	t.Cleanup(func() { shared.give(owner) })
@@ -243,5 +243,49 @@ func TestHistoryOfWhatWasScheduledFarAhead(t *testing.T) {
 		if got := userPages(t, s.History(HistoryConfig{}), engine.HistoryQuery{User: "ann", Limit: limit}); !slices.Equal(got, want) {
 			t.Errorf("pages of %d: %v, want %v", limit, got, want)
 		}
+	}
+}
+
+// Rows by user are made a few at a time, however many receivers a record has, and each is
+// made once.
+func TestRowsByUserAreMadeAFewAtATime(t *testing.T) {
+	t.Parallel()
+	const large = 2*usersAtOnce + 10
+	var rs []receiver
+	for i := range uint32(large) {
+		rs = append(rs, receiver{3 * i, fmt.Sprint("user", i)})
+	}
+	rs[5].user = "" // an address alone
+	seen, most := map[int64]int{}, 0
+	users := userRows{store: func(rows []stmt) error {
+		most = max(most, len(rows))
+		for _, r := range rows {
+			seen[r.args[4].(int64)]++
+			if pos := r.args[8].(int64); 3*pos != r.args[4].(int64) || string(r.args[0].([]byte)) != fmt.Sprint("user", pos) {
+				t.Errorf("a row of %s at %d has the index %d", r.args[0], pos, r.args[4])
+			}
+		}
+		return nil
+	}}
+	for range 2 {
+		if err := users.add(&original{env: *envelope(time.Now(), "shop", rs...), left: 1, keep: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := users.flush(); err != nil {
+		t.Fatal(err)
+	}
+	if most != usersAtOnce || len(seen) != large-1 {
+		t.Errorf("%d rows at a time, rows of %d receivers", most, len(seen))
+	}
+	for index, n := range seen {
+		if n != 2 {
+			t.Fatalf("%d rows of the index %d", n, index)
+		}
+	}
+	broken := errors.New("broken")
+	users.store = func([]stmt) error { return broken }
+	if err := users.add(&original{env: *envelope(time.Now(), "shop", rs...)}); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
 	}
 }

@@ -107,7 +107,56 @@ const inlineChunk = 1 << 10
 type historyRows struct {
 	contents []stmt // of large chunks
 	chunks   map[minuteShard][]stmt
-	users    []stmt
+	byUser   []original // whose receivers have a row by user each
+}
+
+// original is an envelope of the log that is kept.
+type original struct {
+	env  notify.Envelope
+	left int64 // when it was released
+	keep int   // seconds
+}
+
+// usersAtOnce bounds the rows by user that are made and not yet written. A record may have a
+// million receivers, and a row takes far more memory than a receiver.
+const usersAtOnce = 4096
+
+// userRows makes rows by user and hands them to store, at most usersAtOnce at a time. Rows
+// of one user and month are one partition.
+type userRows struct {
+	store func([]stmt) error
+	rows  []stmt
+}
+
+// add adds a row for each receiver that is a user.
+func (u *userRows) add(o *original) error {
+	c := o.env.Chunk
+	rd, x := notify.ReadReceivers(o.env.Receivers), notify.Receiver{}
+	for pos := int64(0); rd.Next(&x); pos++ {
+		if len(x.User) == 0 {
+			continue
+		}
+		u.rows = append(u.rows, stmt{
+			`INSERT INTO notifications (user_id, month, released, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
+			[]any{x.User, o.left / monthMs, o.left, c.Base[:], int64(x.Index), o.env.Caller, int(c.Partition), int64(c.Block), pos, o.keep},
+		})
+		if len(u.rows) == usersAtOnce {
+			if err := u.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// flush stores what is left.
+func (u *userRows) flush() error {
+	rows := u.rows
+	u.rows = u.rows[:0]
+	if len(rows) == 0 {
+		return nil
+	}
+	return u.store(rows)
 }
 
 // appendRecords stores the content of records first, and then the rows that point to it.
@@ -129,7 +178,13 @@ func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 	if err := parallel(len(batches), func(i int) error { return s.write(ctx, at, batches[i]...) }); err != nil {
 		return err
 	}
-	return separateIndex(ctx, s, rows.users)
+	users := userRows{store: func(rows []stmt) error { return separateIndex(ctx, s, rows) }}
+	for i := range rows.byUser {
+		if err := users.add(&rows.byUser[i]); err != nil {
+			return err
+		}
+	}
+	return users.flush()
 }
 
 // add adds the rows of a record.
@@ -147,19 +202,15 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 		return nil
 	}
 	c, keep := env.Chunk, int(s.cfg.StatusTTL/time.Second)
-	left := released(&env, r.Time)
 	first, last := int64(-1), int64(0)
 	rd, x := notify.ReadReceivers(env.Receivers), notify.Receiver{}
-	for pos := int64(0); rd.Next(&x); pos++ {
+	for rd.Next(&x) {
 		if last = int64(x.Index); first < 0 {
 			first = last
 		}
-		if (!env.Fan || s.cfg.EveryReceiver) && len(x.User) > 0 {
-			h.users = append(h.users, stmt{
-				`INSERT INTO notifications (user_id, month, released, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
-				[]any{append([]byte(nil), x.User...), left / monthMs, left, c.Base[:], last, env.Caller, int(c.Partition), int64(c.Block), pos, keep},
-			})
-		}
+	}
+	if !env.Fan || s.cfg.EveryReceiver {
+		h.byUser = append(h.byUser, original{env, released(&env, r.Time), keep})
 	}
 	data := r.Value
 	if len(data) > inlineChunk {
