@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -78,7 +80,8 @@ type History interface {
 	// than before (ms since 1970).
 	Settled(ctx context.Context, before int64) (map[history.Part]int64, error)
 	// Range calls fn with the envelope of every record of a partition in [from, to); a
-	// partition that from does not name begins at its start.
+	// partition that from does not name begins at its start. Envelopes are fn's until Range
+	// returns.
 	Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
@@ -343,7 +346,11 @@ func (a *Archiver) outcomes(ctx context.Context, now time.Time) error {
 		to[p] = max(to[p], at)
 	}
 	return a.file(ctx, Outcomes, now, func(add func(any) error) (*pending, int, error) {
-		damaged, err := a.cfg.History.Range(ctx, from, to, func(env *notify.Envelope) error { return a.envelope(ctx, env, add) })
+		o := outcomeReader{status: a.cfg.Status, add: add}
+		damaged, err := a.cfg.History.Range(ctx, from, to, func(env *notify.Envelope) error { return o.take(ctx, env) })
+		if err == nil {
+			err = o.flush(ctx)
+		}
 		if err != nil {
 			return nil, 0, err
 		}
@@ -355,11 +362,54 @@ func (a *Archiver) outcomes(ctx context.Context, now time.Time) error {
 	})
 }
 
-func (a *Archiver) envelope(ctx context.Context, env *notify.Envelope, add func(any) error) error {
-	rows, err := a.cfg.Status.Chunk(ctx, env.Chunk)
-	if err != nil {
+// Bounds of what an outcomeReader holds. A server takes a millisecond for a chunk's rows.
+const (
+	chunksAtOnce = 64
+	bytesAtOnce  = 8 << 20 // of receivers
+)
+
+// outcomeReader reads the outcomes of some chunks at a time and adds their lines in the
+// order of the chunks.
+type outcomeReader struct {
+	status engine.Status
+	add    func(any) error
+	envs   []*notify.Envelope
+	bytes  int
+}
+
+func (o *outcomeReader) take(ctx context.Context, env *notify.Envelope) error {
+	o.envs, o.bytes = append(o.envs, env), o.bytes+len(env.Receivers)
+	if len(o.envs) < chunksAtOnce && o.bytes < bytesAtOnce {
+		return nil
+	}
+	return o.flush(ctx)
+}
+
+// flush adds the lines of what was taken.
+func (o *outcomeReader) flush(ctx context.Context) error {
+	rows := make([][]notify.Row, len(o.envs))
+	reads, ctx := errgroup.WithContext(ctx)
+	for i, env := range o.envs {
+		reads.Go(func() (err error) {
+			rows[i], err = o.status.Chunk(ctx, env.Chunk)
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
 		return err
 	}
+	for i, env := range o.envs {
+		if err := addOutcomes(env, rows[i], o.add); err != nil {
+			return err
+		}
+	}
+	clear(o.envs)
+	o.envs, o.bytes = o.envs[:0], 0
+	return nil
+}
+
+// addOutcomes adds a line for each receiver of a chunk.
+func addOutcomes(env *notify.Envelope, rows []notify.Row, add func(any) error) error {
 	rd, r := notify.ReadReceivers(env.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&r); pos++ {
 		out := notify.Fold(rows, r.Index, pos)

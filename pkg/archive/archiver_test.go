@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -569,4 +570,46 @@ func positionOf(t *testing.T, a *Archiver) int64 {
 		t.Fatal(err)
 	}
 	return at[part]
+}
+
+// together answers a call of Chunk once as many as it waits for were begun.
+type together struct {
+	engine.Status
+	mu      sync.Mutex
+	waits   int
+	arrived []chan struct{}
+	most    int
+}
+
+func (s *together) Chunk(ctx context.Context, c notify.Chunk) ([]notify.Row, error) {
+	answer := make(chan struct{})
+	s.mu.Lock()
+	s.arrived = append(s.arrived, answer)
+	s.most = max(s.most, len(s.arrived))
+	if len(s.arrived) == s.waits {
+		for _, ch := range s.arrived {
+			close(ch)
+		}
+		s.arrived = nil
+	}
+	s.mu.Unlock()
+	<-answer
+	return s.Status.Chunk(ctx, c)
+}
+
+// TestReadsOutcomesTogether: the outcomes of chunksAtOnce chunks are read at the same time.
+func TestReadsOutcomesTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // which notices that all wait
+		w := newWorld(t)
+		w.add(t, 2*chunksAtOnce)
+		a := w.open(t, nil)
+		status := &together{Status: a.cfg.Status, waits: chunksAtOnce}
+		a.cfg.Status = status
+		once(t, a)
+		w.want(t, 2*chunksAtOnce)
+		if status.most != chunksAtOnce {
+			t.Errorf("%d at a time", status.most)
+		}
+	})
 }
