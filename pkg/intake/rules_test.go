@@ -327,7 +327,7 @@ func TestGate(t *testing.T) {
 func TestBulkGate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
-	r.st.BulkGate = &fakeGate{errDown}
+	r.st.BulkGate = &fakeGate{err: errDown}
 	m := request.Meta{Caller: "c"}
 	marketing := single(`"category":"marketing"`)
 	fan := func(category string) []byte {
