@@ -67,7 +67,7 @@ func (n builder) build() error {
 			return err
 		}
 	}
-	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { metrics.Add(n.metrics.Poison, 1, topic) }}); err != nil {
+	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup, FetchWait: quietFetch}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { metrics.Add(n.metrics.Poison, 1, topic) }}); err != nil {
 		return err
 	}
 	n.receipts = &receipts{
@@ -79,7 +79,7 @@ func (n builder) build() error {
 	}
 	if n.servers != nil {
 		err := n.addGroup(log.GroupConfig{
-			Group: history.WritersGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
+			Group: history.WritersGroup, FetchWait: quietFetch, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
 		}, history.Writer{To: n.servers.historian})
 		if err != nil {
 			return err
@@ -107,6 +107,11 @@ func (n builder) build() error {
 	return n.buildServer()
 }
 
+// quietFetch is how long a fetch waits for data in groups that nobody waits for, or that
+// mostly have nothing to read. A record that comes ends the wait at once; only a partition
+// that has just come or was paused waits for the fetch that is under way.
+const quietFetch = time.Second
+
 // lane builds the two workers of a lane and their consumer groups.
 func (n builder) lane(l notify.Lane) error {
 	set, prov := n.cfg.lane(l), n.provs.lane(l)
@@ -117,9 +122,9 @@ func (n builder) lane(l notify.Lane) error {
 		prov = tellsTaken{prov, n.taken}
 	}
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
-		group, hasty, opening := l.RetryGroup(), (func() bool)(nil), (*worker.Opening)(nil)
+		group, hasty, opening, wait := l.RetryGroup(), (func() bool)(nil), (*worker.Opening)(nil), quietFetch
 		if role == worker.First {
-			group, opening = l.Group(), openingOf(n.Node, l)
+			group, opening, wait = l.Group(), openingOf(n.Node, l), 0 // its default
 		}
 		if opening != nil {
 			hasty = opening.Hasty
@@ -132,7 +137,7 @@ func (n builder) lane(l notify.Lane) error {
 			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
 		if err := n.addGroup(log.GroupConfig{
-			Group: group, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
+			Group: group, FetchWait: wait, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
 		}, w); err != nil {
 			return err
 		}

@@ -56,5 +56,5 @@ func (n builder) buildOutcomes() error {
 	if err != nil {
 		return err
 	}
-	return n.addGroup(log.GroupConfig{Group: outcomehook.FollowGroup, MaxPollRecords: 1000}, follower)
+	return n.addGroup(log.GroupConfig{Group: outcomehook.FollowGroup, FetchWait: quietFetch, MaxPollRecords: 1000}, follower)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/store"
 )
@@ -30,6 +31,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	if st.conn, err = cfg.Kafka.Conn(n.log); err != nil {
 		return err
 	}
+	st.conn.Counter = &log.Counter{}
 	n.progress("connecting to Cassandra")
 	c, err := opener{n}.openCassandra(ctx)
 	if err != nil {
@@ -65,7 +67,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		return err
 	}
 	n.servers.seen = store.NewSeen(st.status, filter, n.log)
-	n.servers.requests = func() map[requestKind]int64 { return requestCounts(c.all, rd.Counts()) }
+	n.servers.requests = func() map[requestKind]int64 { return requestCounts(c.all, rd.Counts(), st.conn.Counter.Counts()) }
 	n.servers.limits = limit.NewShared(rd.Limits(), limit.SharedConfig{})
 	st.status, st.limits = n.servers.seen, n.servers.limits
 	n.clock.Servers = []cluster.AskClock{rd.ClockOffset, c.main.ClockOffset, pg.ClockOffset}

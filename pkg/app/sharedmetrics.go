@@ -8,6 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
@@ -17,7 +18,7 @@ var (
 	descLimitFail = desc("shared_limits_failures_total", "Questions to the shared limits that were not answered in time.")
 	descLimitOwn  = desc("shared_limits_alone_total", "Takes of tokens that this process decided alone.")
 	descLimitOff  = desc("shared_limits_off", "1 while the shared limits are not asked, for they do not answer, else 0.")
-	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write (one partition), logged_batch, and row and byte, what the last two have sent; Redis: command, round_trip.", "server", "kind")
+	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write (one partition), logged_batch, and row and byte, what the last two have sent; Redis: command, round_trip; Kafka: produce, fetch, commit, heartbeat and other, and produce_batch and fetch_batch, the batches of records in the first two.", "server", "kind")
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
@@ -27,7 +28,7 @@ var (
 func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen store.SeenStats
 	var limits limit.SharedStats
-	requests := func() map[requestKind]int64 { return requestCounts(nil, redis.Counts{}) }
+	requests := func() map[requestKind]int64 { return requestCounts(nil, redis.Counts{}, log.Counts{}) }
 	if s := c.n.servers; s != nil {
 		if s.seen != nil {
 			seen = s.seen.Stats()
@@ -60,8 +61,8 @@ func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d 
 // requestKind is the labels of descRequests.
 type requestKind struct{ server, kind string }
 
-// requestCounts returns what was asked of Cassandra, by all stores of it, and of Redis.
-func requestCounts(cs []*cassandra.Store, rd redis.Counts) map[requestKind]int64 {
+// requestCounts returns what was asked of Cassandra, by all stores of it, of Redis and of Kafka.
+func requestCounts(cs []*cassandra.Store, rd redis.Counts, k log.Counts) map[requestKind]int64 {
 	var sum cassandra.Counts
 	for _, s := range cs {
 		c := s.Counts()
@@ -73,6 +74,8 @@ func requestCounts(cs []*cassandra.Store, rd redis.Counts) map[requestKind]int64
 		{"cassandra", "swap"}: sum.Swaps, {"cassandra", "serial_read"}: sum.SerialReads, {"cassandra", "read"}: sum.Reads,
 		{"cassandra", "write"}: sum.Writes, {"cassandra", "row"}: sum.Rows, {"cassandra", "byte"}: sum.Bytes, {"cassandra", "logged_batch"}: sum.Logged,
 		{"redis", "command"}: rd.Commands, {"redis", "round_trip"}: rd.RoundTrips,
+		{"kafka", "produce"}: k.Produce, {"kafka", "produce_batch"}: k.ProduceBatches, {"kafka", "fetch"}: k.Fetch, {"kafka", "fetch_batch"}: k.FetchBatches,
+		{"kafka", "commit"}: k.Commit, {"kafka", "heartbeat"}: k.Heartbeat, {"kafka", "other"}: k.Other,
 	}
 }
 

@@ -141,6 +141,7 @@ type Service struct {
 	rules rules
 	once  request.Once
 	blind atomic.Int64 // until then the spill buffer is not asked, ns since 1970
+	looks sharedLooks  // at the spill buffer
 	holds atomic.Int64 // until then it is taken to hold something while it cannot be read, ns since 1970; 0: it was seen empty
 	fans  sync.Pool    // *splitter
 	notes sync.Pool    // *noteWriter

@@ -257,21 +257,36 @@ const (
 // spilling reports whether the spill buffer holds anything; n is how many
 // records must not overtake it.
 func (s *Service) spilling(ctx context.Context, n int) bool {
-	if s.st.Spill == nil || n == 0 {
+	switch {
+	case s.st.Spill == nil || n == 0:
 		return false
+	case time.Now().UnixNano() < s.blind.Load():
+		return s.lastSeenSpilling()
 	}
+	holds, ok := s.looks.do(ctx, s.lookAtSpill)
+	if !ok {
+		return s.lastSeenSpilling()
+	}
+	return holds
+}
+
+// lastSeenSpilling answers while the buffer cannot be read: what was seen last holds for a
+// while, and then the log decides. Refusing codes because a buffer that is almost always
+// empty cannot be read would be the worse failure, and so would be having each of them
+// wait for a buffer that does not answer.
+func (s *Service) lastSeenSpilling() bool { return time.Now().UnixNano() < s.holds.Load() }
+
+// lookAtSpill reads whether the buffer holds anything.
+func (s *Service) lookAtSpill(ctx context.Context) bool {
 	now := time.Now()
 	held := s.holds.Load()
-	if now.UnixNano() < s.blind.Load() {
-		return now.UnixNano() < held
+	if now.UnixNano() < s.blind.Load() { // the look before this one has failed
+		return s.lastSeenSpilling()
 	}
 	ask, stop := context.WithTimeout(ctx, spillLook)
 	defer stop()
 	waiting, _, _, err := s.st.Spill.Stats(ask)
 	if err != nil {
-		// Not known: what was seen last holds for a while, and then the log decides. Refusing codes because a buffer that is
-		// almost always empty cannot be read would be the worse failure, and so
-		// would be having each of them wait for a buffer that does not answer.
 		if ctx.Err() == nil {
 			s.blind.Store(now.Add(spillLook + spillRest).UnixNano())
 			s.cfg.Logger.Warn("spill buffer not readable", slog.Any("error", err))

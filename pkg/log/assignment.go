@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -47,6 +48,7 @@ type assignment struct {
 	committed  int64 // -1: none
 	next       int64 // offset after the last one polled
 	generation int   // how often it has begun
+	newFrom    int64 // end of the log at the begin: what is there from here on was appended after the assignment
 	held       error // why the partition stands until it goes; nil: it does not
 	high       int64 // high watermark last seen
 }
@@ -56,7 +58,7 @@ func newAssignment(ctx context.Context, g *Group, cl *kgo.Client, tp TopicPartit
 	a := &assignment{
 		g: g, cl: cl, tp: tp, ctx: ctx, cancel: cancel,
 		stopped: make(chan struct{}), changed: make(chan struct{}),
-		track: newTracker(-1), committed: -1, next: -1, high: -1,
+		track: newTracker(-1), committed: -1, next: -1, high: -1, newFrom: math.MaxInt64,
 	}
 	a.handler = g.handler.Assigned(ctx, tp)
 	return a
@@ -68,12 +70,12 @@ func (a *assignment) wakeLocked() {
 }
 
 // begin sets where the assignment starts: the committed offset, or the one that
-// replaces it.
-func (a *assignment) begin(at, committed int64, rejoin context.CancelCauseFunc) {
+// replaces it. end is the end of the log, asked for after the assignment.
+func (a *assignment) begin(at, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.track = newTracker(at)
-	a.committed, a.next = committed, at
+	a.committed, a.next, a.newFrom = committed, at, end
 	a.generation++
 	if local := a.g.cfg.Conn.Local; local != nil && !a.draining {
 		a.following.Add(1)
@@ -121,6 +123,9 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 		return true
 	}
 	a.next = recs[len(recs)-1].Offset + 1
+	for _, m := range msgs {
+		m.AfterAssign = m.Offset >= a.newFrom
+	}
 	a.track.add(msgs)
 	if lost > 0 {
 		a.track.advance()

@@ -37,6 +37,8 @@ type Conn struct {
 	// Local reads records without the network, where the log is in this process.
 	// Default: they are fetched.
 	Local Local
+	// Counter, when set, counts what is asked of the brokers.
+	Counter *Counter
 	// Logger gets what the client library says, from warnings up.
 	Logger *slog.Logger `default:"discard"`
 }
@@ -126,6 +128,9 @@ func (c Conn) options() ([]kgo.Opt, error) {
 		kgo.MetadataMinAge(100 * time.Millisecond),
 		kgo.MetadataMaxAge(metadataAge),
 		kgo.WithLogger(bridge{c.Logger}),
+	}
+	if c.Counter != nil {
+		opts = append(opts, kgo.WithHooks(c.Counter))
 	}
 	if c.Rack != "" {
 		opts = append(opts, kgo.Rack(c.Rack))

@@ -124,11 +124,11 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		}
 		committed := at[topic][a.tp.Partition].EpochOffset().Offset
 		if committed < 0 { // never committed: the whole log
-			a.begin(start.Offset, -1, end)
+			a.begin(start.Offset, -1, finish.Offset, end)
 			continue
 		}
 		if committed >= start.Offset && committed <= finish.Offset {
-			a.begin(committed, committed, end)
+			a.begin(committed, committed, finish.Offset, end)
 			continue
 		}
 		g.count(func(c *commits) { c.resets++ })
@@ -137,7 +137,7 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		}
 		// The mark begins below what is committed when the log lost its end:
 		// the commit is lowered to where reading really is.
-		a.begin(start.Offset, -1, end)
+		a.begin(start.Offset, -1, finish.Offset, end)
 		at[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}
 	return at, nil

@@ -344,3 +344,49 @@ func (b *broker) expel(t testing.TB, group string) {
 		t.Fatal(len(req.Members), err)
 	}
 }
+
+// A record says whether it was appended after the member was given its partition.
+func TestAfterAssign(t *testing.T) {
+	onClusters(t, 1, func(t *testing.T, b *broker) {
+		type seen struct {
+			offset int64
+			after  bool
+		}
+		got := make(chan seen, 100)
+		read := func() *member {
+			return start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}}, handlerFunc(
+				func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+					for _, msg := range msgs {
+						if msg.Offset != 1 { // the next member meets it again
+							msg.Done()
+						}
+						got <- seen{msg.Offset, msg.AfterAssign}
+					}
+					return nil
+				}))
+		}
+		expect := func(what string, want ...seen) {
+			t.Helper()
+			for _, w := range want {
+				if s := <-got; s != w {
+					t.Errorf("%s: %+v, want %+v", what, s, w)
+				}
+			}
+		}
+		b.append(t, numbered(b.topic, 0, 0, 2))
+		m := read()
+		expect("what was there", seen{0, false}, seen{1, false})
+		b.append(t, numbered(b.topic, 0, 2, 1))
+		expect("what came later", seen{2, true})
+		if err := m.wait(); err != nil {
+			t.Error(err)
+		}
+		m = read()
+		expect("the next owner", seen{1, false}, seen{2, false})
+		b.append(t, numbered(b.topic, 0, 3, 1))
+		expect("what came later", seen{3, true})
+		if err := m.wait(); err != nil {
+			t.Error(err)
+		}
+	})
+}

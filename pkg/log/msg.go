@@ -10,6 +10,9 @@ type Msg struct {
 	// Attempt counts deliveries of this record to this handler, from 1. It
 	// grows when Handle failed or panicked before the record was done.
 	Attempt int
+	// AfterAssign: the record was appended after this member was given the partition. No
+	// earlier member read it before that.
+	AfterAssign bool
 
 	epoch int32
 	done  atomic.Bool

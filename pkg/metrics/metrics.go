@@ -47,6 +47,7 @@ type Metrics struct {
 	OutcomeSeconds    *prometheus.HistogramVec `metric:"acceptance_to_outcome_seconds" labels:"lane" help:"Time from acceptance to the durable outcome of a first attempt's envelope."`
 	Resumed           *prometheus.CounterVec   `metric:"resumed_receivers_total" labels:"lane" help:"Receivers found started without an outcome after a crash."`
 	Duplicates        *prometheus.CounterVec   `metric:"duplicate_receivers_total" labels:"lane" help:"Receivers of envelopes that had been finished before, dropped."`
+	NewEnvelopes      *prometheus.CounterVec   `metric:"new_envelopes_total" labels:"lane" help:"Envelopes that surely had no outcome row, so that none was read."`
 	Parked            *prometheus.CounterVec   `metric:"parked_receivers_total" labels:"lane" help:"Receivers put into the timer store."`
 	Poison            *prometheus.CounterVec   `metric:"poison_records_total" labels:"topic" help:"Undecodable records put aside."`
 	Damaged           *prometheus.CounterVec   `metric:"damaged_outcome_rows_total" labels:"lane" help:"Undecodable outcome rows put aside."`
@@ -193,6 +194,7 @@ func (m *Metrics) Worker(tail *deadletter.Tail[api.Event], observe func(*notify.
 			}
 		},
 		Resumed:   func(l notify.Lane, n int) { Add(m.Resumed, n, l.String()) },
+		New:       func(l notify.Lane, n int) { Add(m.NewEnvelopes, n, l.String()) },
 		Duplicate: func(l notify.Lane, n int) { Add(m.Duplicates, n, l.String()) },
 		Parked:    func(l notify.Lane, n int) { Add(m.Parked, n, l.String()) },
 		Poison:    func(topic string) { Add(m.Poison, 1, topic) },

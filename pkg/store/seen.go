@@ -14,8 +14,10 @@ import (
 )
 
 const (
-	// filterTimeout bounds each question to the filter: longer than that, reading the
-	// rows is faster.
+	// filterTimeout bounds each look-up in the filter: longer than that, reading the rows
+	// is faster. A claim waits so long for the filter once the store has answered. A
+	// process that gets little processor time hears late from both, and a claim that the
+	// filter is not told of makes all processes read rows.
 	filterTimeout = 250 * time.Millisecond
 	// filterHeal is how long after a failure the filter is asked again.
 	filterHeal = time.Second
@@ -66,10 +68,11 @@ type Seen struct {
 	engine.Status
 	filter Filter
 	log    *slog.Logger
-	off    atomic.Bool
-	wake   chan struct{} // the filter has just failed
+	off    atomic.Bool   // the filter was not told of a claim: it is not used until it was told Incomplete
+	blind  atomic.Int64  // until then it is not asked, ns since 1970: a look-up has failed
+	wake   chan struct{} // off was set
 
-	believed, read, falseHits, blind, added, missed atomic.Uint64
+	believed, read, falseHits, unasked, added, missed atomic.Uint64
 }
 
 // NewSeen returns next behind a filter. log gets a line when the filter fails, and one
@@ -90,9 +93,11 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 		}
 	}
 	var g sync.WaitGroup
+	telling, giveUp := context.WithCancel(ctx)
+	defer giveUp()
 	if len(ids) > 0 {
 		g.Go(func() {
-			if s.ask(ctx, "add", func(ctx context.Context) error { return s.filter.Add(ctx, ids) }) {
+			if s.add(telling, ctx, ids) {
 				s.added.Add(uint64(len(ids)))
 			} else {
 				s.missed.Add(uint64(len(ids)))
@@ -100,6 +105,7 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 		})
 	}
 	err := s.Status.Put(ctx, rows)
+	defer time.AfterFunc(filterTimeout, giveUp).Stop()
 	g.Wait()
 	return err
 }
@@ -123,12 +129,12 @@ func (s *Seen) get(ctx context.Context, keys []notify.RowKey, from func(context.
 	}
 	var maybe []bool
 	var complete time.Time
-	if len(keys) == 0 || !s.ask(ctx, "seen", func(ctx context.Context) (err error) {
+	if len(keys) == 0 || !s.lookUp(ctx, func(ctx context.Context) (err error) {
 		maybe, complete, err = s.filter.Seen(ctx, ids)
 		return err
 	}) {
 		s.read.Add(uint64(len(keys)))
-		s.blind.Add(uint64(len(keys)))
+		s.unasked.Add(uint64(len(keys)))
 		return from(ctx, keys)
 	}
 	var which []int // keys to read
@@ -158,22 +164,39 @@ func (s *Seen) get(ctx context.Context, keys []notify.RowKey, from func(context.
 	return out, nil
 }
 
-// ask asks the filter, unless it is known to be away.
-func (s *Seen) ask(ctx context.Context, what string, fn func(ctx context.Context) error) bool {
-	if s.off.Load() {
+// lookUp asks the filter, unless it has just failed or may not know of a claim. A look-up that
+// fails leaves nothing out of the filter: it is asked again after filterHeal.
+func (s *Seen) lookUp(ctx context.Context, ask func(ctx context.Context) error) bool {
+	if s.off.Load() || time.Now().UnixNano() < s.blind.Load() {
 		return false
 	}
 	call, stop := context.WithTimeout(ctx, filterTimeout)
 	defer stop()
-	err := fn(call)
+	err := ask(call)
+	if err == nil || ctx.Err() != nil {
+		return err == nil
+	}
+	if now := time.Now(); s.blind.Swap(now.Add(filterHeal).UnixNano()) < now.UnixNano() {
+		s.log.Warn("the seen-filter does not answer; rows are read instead", "err", err)
+	}
+	return false
+}
+
+// add tells the filter of claims, unless it is off; of is the context of the caller. A
+// failure turns it off.
+func (s *Seen) add(ctx, of context.Context, ids []uint64) bool {
+	if s.off.Load() {
+		return false
+	}
+	err := s.filter.Add(ctx, ids)
 	if err == nil {
 		return true
 	}
-	if ctx.Err() != nil {
+	if of.Err() != nil {
 		return false // the caller gave up: what it wanted to claim is not called
 	}
 	if s.off.CompareAndSwap(false, true) {
-		s.log.Warn("the seen-filter does not answer; rows are read instead", "asked", what, "err", err)
+		s.log.Warn("the seen-filter was not told of claims; rows are read instead", "err", err)
 		select {
 		case s.wake <- struct{}{}:
 		default:
@@ -212,8 +235,8 @@ func (s *Seen) Run(ctx context.Context) error {
 // Stats returns the counts.
 func (s *Seen) Stats() SeenStats {
 	return SeenStats{
-		Believed: s.believed.Load(), Read: s.read.Load(), False: s.falseHits.Load(), Blind: s.blind.Load(),
-		Added: s.added.Load(), Missed: s.missed.Load(), Off: s.off.Load(),
+		Believed: s.believed.Load(), Read: s.read.Load(), False: s.falseHits.Load(), Blind: s.unasked.Load(),
+		Added: s.added.Load(), Missed: s.missed.Load(), Off: s.off.Load() || time.Now().UnixNano() < s.blind.Load(),
 	}
 }
 

@@ -287,3 +287,56 @@ func TestModel(t *testing.T) {
 		})
 	})
 }
+
+// A look-up that fails makes nobody read rows but the process that asked, and that for a
+// second: the filter still knows of every claim.
+func TestFailedLookUpLeavesTheFilterComplete(t *testing.T) {
+	bubble(t, func(t *testing.T, a, b *rig, _ *shared) {
+		a.fail(faulty.Rule{Method: "Filter.Seen", Err: faulty.ErrDown})
+		k := keyMade(time.Now())
+		want(t, a, "new, and the filter does not answer", k, false, true)
+		if !a.Stats().Off {
+			t.Error("the filter is asked again at once")
+		}
+		a.well()
+		claimed := keyMade(time.Now())
+		claim(t, a, claimed)
+		if s := a.Stats(); s.Added != 1 || s.Missed != 0 {
+			t.Errorf("%+v", s)
+		}
+		want(t, b, "new, for another process", k, false, false)
+		want(t, b, "claimed", claimed, true, true)
+		time.Sleep(2 * time.Second)
+		want(t, a, "new, a second later", k, false, false)
+	})
+}
+
+// slowPuts is a store whose answers take a while, as all answers do for a process that
+// gets little processor time.
+type slowPuts struct {
+	engine.Status
+	after time.Duration
+}
+
+func (s slowPuts) Put(ctx context.Context, rows []notify.Row) error {
+	time.Sleep(s.after) // of the bubble
+	return s.Status.Put(ctx, rows)
+}
+
+// A claim waits for the filter as long as for the store, and a little longer.
+func TestSlowProcessTellsTheFilter(t *testing.T) {
+	for _, is := range []struct {
+		filter time.Duration
+		added  uint64
+	}{{time.Second, 1}, {1249 * time.Millisecond, 1}, {1251 * time.Millisecond, 0}} {
+		bubble(t, func(t *testing.T, _, _ *rig, f *shared) {
+			a := start(t, slowPuts{memory.New().Status(), time.Second}, f)
+			a.fail(faulty.Rule{Method: "Filter.Add", Hook: func(ctx context.Context, _ string) { notify.Sleep(ctx, is.filter) }})
+			began := time.Now()
+			claim(t, a, keyMade(time.Now()))
+			if s, d := a.Stats(), time.Since(began); s.Added != is.added || d > 1250*time.Millisecond {
+				t.Errorf("a filter that answers after %v: %+v after %v", is.filter, s, d)
+			}
+		})
+	}
+}

@@ -84,8 +84,7 @@ func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) err
 
 // lane returns where the rows of a chunk wait.
 func (c *Committer) lane(of *notify.Chunk) chan commit {
-	id := notify.ColumnDigest(of.Base[:]) + uint64(of.Partition)<<32 + uint64(of.Block)
-	return c.lanes[notify.Mix(id)%uint64(len(c.lanes))]
+	return c.lanes[notify.Mix(chunkHash(of))%uint64(len(c.lanes))]
 }
 
 // Run writes until ctx ends. A store that refuses is asked again until it

@@ -204,6 +204,8 @@ type Events struct {
 	Finished func(lane notify.Lane, e *notify.Envelope)
 	// Resumed reports receivers found started without an outcome after a crash.
 	Resumed func(lane notify.Lane, receivers int)
+	// New reports envelopes that surely had no outcome row, so that none was read.
+	New func(lane notify.Lane, envelopes int)
 	// Duplicate reports an envelope that had been finished before.
 	Duplicate func(lane notify.Lane, receivers int)
 	// Parked reports receivers put into the timer store.

@@ -272,6 +272,11 @@ func pausedOwners(t *testing.T, rt *rapid.T) {
 		if rapid.Bool().Draw(rt, "more") {
 			send()
 		}
+		if rapid.Bool().Draw(rt, "new") { // what surely has no row yet, and requests that are repeated
+			pass(clockMargin + time.Second)
+			send()
+			p.send(rapid.SampledFrom(sent).Draw(rt, "again"), rapid.SampledFrom(sent).Draw(rt, "again"))
+		}
 		if rapid.Bool().Draw(rt, "late") {
 			pass(time.Duration(rapid.SampledFrom([]int{0, 10, 100, 5000}).Draw(rt, "wait ms")) * time.Millisecond)
 			o.mu.Lock()

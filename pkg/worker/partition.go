@@ -34,6 +34,7 @@ type partition struct {
 	pace   pace
 	began  time.Time // when this process got the partition
 	open   bool      // Opening let it begin; of the goroutine that calls Handle
+	unmet  newKeys   // accept has it
 	// profiles are those of the partition's users. They are let go when ctx has ended.
 	profiles atomic.Pointer[users.Holding]
 
@@ -46,6 +47,7 @@ type partition struct {
 func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
 	soft, stop := context.WithCancel(ctx)
 	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, began: time.Now(), live: map[notify.RowKey]*job{}}
+	p.unmet.began = p.began
 	if !p.hold() {
 		p.wg.Go(func() {
 			for notify.Sleep(p.soft, holdLook) && !p.hold() {
@@ -135,7 +137,9 @@ func (p *partition) accept(msgs []message) error {
 	}
 	defer p.wg.Done()
 	jobs := make([]*job, 0, len(msgs))
-	keys := make([]notify.RowKey, 0, len(msgs))
+	var keys []notify.RowKey // of rows that must be read
+	var which []int          // of jobs
+	now, held := time.Now(), time.Since(p.began)
 	var windows []notify.ReceiverReader
 	for _, m := range msgs {
 		var env notify.Envelope
@@ -159,22 +163,27 @@ func (p *partition) accept(msgs []message) error {
 		if p.order != nil {
 			j.turn = p.order.enter(hashes, env.Count)
 		}
+		if !p.surelyNew(j, now, held) {
+			keys, which = append(keys, j.row.Key), append(which, len(jobs))
+		}
 		jobs = append(jobs, j)
-		keys = append(keys, j.row.Key)
 	}
 	if len(jobs) == 0 {
 		return nil
 	}
-	t, err := p.tenure()
-	if err != nil {
-		return err
+	if f := p.w.cfg.Events.New; f != nil && len(jobs) > len(keys) {
+		f(p.w.cfg.Lane, len(jobs)-len(keys))
 	}
-	rows, err := p.rows(keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
-		return p.w.cfg.Status.Resume(ctx, t, keys)
-	})
-	if err != nil {
-		p.withdraw(jobs)
-		return err
+	rows := make([]notify.Row, len(jobs)) // zero: there is none
+	if len(keys) > 0 {
+		found, err := p.resume(keys)
+		if err != nil {
+			p.withdraw(jobs)
+			return err
+		}
+		for i, row := range found {
+			rows[which[i]] = row
+		}
 	}
 	for i, j := range jobs {
 		if rows[i].Damaged != nil {
@@ -205,6 +214,28 @@ func (p *partition) withdraw(jobs []*job) {
 		p.leave(j)
 		p.forget(j)
 	}
+}
+
+// surelyNew reports whether the job's envelope surely has no outcome row; now is the time
+// of the accept, held how long this process has had the partition by then. What was
+// scheduled may be published twice, before and after partitions were added, so its row is read.
+func (p *partition) surelyNew(j *job, now time.Time, held time.Duration) bool {
+	c := &j.env.Chunk
+	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
+		return false
+	}
+	return p.unmet.meet(c, j.msg.AfterAssign, now, held)
+}
+
+// resume reads the outcome rows of keys under the partition's tenure.
+func (p *partition) resume(keys []notify.RowKey) ([]notify.Row, error) {
+	t, err := p.tenure()
+	if err != nil {
+		return nil, err
+	}
+	return p.rows(keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+		return p.w.cfg.Status.Resume(ctx, t, keys)
+	})
 }
 
 // rows reads outcome rows, asking again while the store is away: without them

@@ -32,6 +32,7 @@ type plant struct {
 	prefs  *fakePrefs
 	cancel *fakeCancels
 	prov   *ledger
+	idle   time.Duration // how long a life reads nothing at first
 
 	life *life
 }
@@ -95,7 +96,10 @@ func (p *plant) start() {
 		}
 		part := New(cfg).Assigned(assigned, log.TopicPartition{Topic: topic}).(*partition)
 		l.parts[topic] = part
-		l.pumps.Go(func() { p.log.pump(pumping, topic, part) })
+		l.pumps.Go(func() {
+			notify.Sleep(pumping, p.idle)
+			p.log.pump(pumping, topic, part)
+		})
 	}
 	p.life = l
 }
@@ -261,7 +265,7 @@ func (l *plantLog) waiting(topic string) int {
 // pump hands the records from the mark on to a partition, some at a time.
 func (l *plantLog) pump(ctx context.Context, topic string, part *partition) {
 	l.mu.Lock()
-	next := l.topic(topic).mark
+	next, newFrom := l.topic(topic).mark, len(l.topic(topic).recs)
 	l.mu.Unlock()
 	for ctx.Err() == nil {
 		l.mu.Lock()
@@ -270,7 +274,9 @@ func (l *plantLog) pump(ctx context.Context, topic string, part *partition) {
 		var msgs []*log.Msg
 		for ; next < len(t.recs) && len(msgs) < 20; next++ {
 			off := next
-			msgs = append(msgs, log.NewMsg(t.recs[off], func() { l.markDone(topic, off) }))
+			m := log.NewMsg(t.recs[off], func() { l.markDone(topic, off) })
+			m.AfterAssign = off >= newFrom
+			msgs = append(msgs, m)
 		}
 		l.mu.Unlock()
 		if len(msgs) > 0 {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,6 +23,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/trigger"
@@ -45,6 +45,7 @@ type serverChain struct {
 	hooks   *receiver
 	adm     *kadm.Client
 	kafka   *kgo.Client
+	asked   log.Counter // what kafka asked for
 	session *gocql.Session
 	redis   *goredis.Client
 	topic   string   // of the floor
@@ -82,6 +83,15 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	defer c.close(context.WithoutCancel(ctx), at["postgres"], keyspace)
 	c.node = b.start(ctx, cfg, cluster.RoleAll, func(n *app.Node) { n.Observe(c.finished) })
 	defer c.node.end()
+	// Not in the first moments: of what is made before an owner has had its partitions for
+	// 5 s, it reads the rows.
+	idle, began := c.made(ctx), time.Now()
+	rig.Ok(rig.Pause(ctx, 7*time.Second))
+	idle = c.made(ctx).minus(idle)
+	each := func(n float64) float64 { return n / time.Since(began).Seconds() }
+	c.notef("at rest, a second: Kafka %.3g fetches, %.3g heartbeats, %.3g others; Cassandra %.3g statements; Redis %.3g round trips",
+		each(float64(idle.kafka.Fetch)), each(float64(idle.kafka.Heartbeat)), each(float64(idle.kafka.Other)),
+		each(idle.swaps+idle.serial+idle.reads+idle.writes+idle.logged), each(idle.trips))
 	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
 	for _, w := range []chainWork{
 		{key: "chain_singles", work: "single pushes", step: load.Step{Target: load.Single, Addresses: true}},
@@ -119,11 +129,25 @@ type chainRun struct {
 }
 
 // made is what was asked of the servers.
-type made struct{ records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, commands, trips float64 }
+type made struct {
+	records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, commands, trips float64
+
+	kafka log.Counts
+}
 
 func (m made) minus(o made) made {
-	return made{m.records - o.records, m.recordBytes - o.recordBytes, m.swaps - o.swaps, m.serial - o.serial, m.reads - o.reads,
-		m.writes - o.writes, m.rows - o.rows, m.bytes - o.bytes, m.logged - o.logged, m.commands - o.commands, m.trips - o.trips}
+	return made{
+		m.records - o.records, m.recordBytes - o.recordBytes, m.swaps - o.swaps, m.serial - o.serial, m.reads - o.reads,
+		m.writes - o.writes, m.rows - o.rows, m.bytes - o.bytes, m.logged - o.logged, m.commands - o.commands, m.trips - o.trips,
+		kafkaMinus(m.kafka, o.kafka),
+	}
+}
+
+func kafkaMinus(a, b log.Counts) log.Counts {
+	return log.Counts{
+		Produce: a.Produce - b.Produce, ProduceBatches: a.ProduceBatches - b.ProduceBatches, Fetch: a.Fetch - b.Fetch,
+		FetchBatches: a.FetchBatches - b.FetchBatches, Commit: a.Commit - b.Commit, Heartbeat: a.Heartbeat - b.Heartbeat, Other: a.Other - b.Other,
+	}
 }
 
 func (c *serverChain) measure(ctx context.Context, w chainWork) {
@@ -132,11 +156,17 @@ func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	}
 	d := c.length(10*time.Second, 3*time.Second)
 	r := c.run(ctx, w, d)
-	floor := c.floor(ctx, r.made)
+	bare := c.asked.Counts()
+	floor := c.floor(ctx, r.made, int(r.n)/max(int(w.step.Size), 1))
+	bare = kafkaMinus(c.asked.Counts(), bare)
 	per := func(v float64) float64 { return v / float64(r.n) }
 	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes and %.3g logged batches; Redis: %.3g commands in %.3g round trips",
 		w.key, r.n, r.took.Seconds(), r.cores, floor.Seconds(), per(r.made.records), r.made.recordBytes/max(r.made.records, 1),
 		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.rows), r.made.bytes/max(r.made.rows, 1), per(r.made.writes), per(r.made.logged), per(r.made.commands), per(r.made.trips))
+	k := func(n int64) float64 { return per(float64(n)) }
+	c.notef("%s: asked of Kafka for each: %.3g produce requests with %.3g batches (floor %.3g with %.3g), %.3g fetches of %.3g batches; in all %d commits, %d heartbeats, %d others",
+		w.key, k(r.made.kafka.Produce), k(r.made.kafka.ProduceBatches), k(bare.Produce), k(bare.ProduceBatches),
+		k(r.made.kafka.Fetch), k(r.made.kafka.FetchBatches), r.made.kafka.Commit, r.made.kafka.Heartbeat, r.made.kafka.Other)
 	rate := func(d time.Duration) float64 { return float64(r.n) / d.Seconds() }
 	c.add(result{
 		ID: "P11", Key: w.key, Work: fmt.Sprintf("%s, from the request to the durable end on real servers; ref: the same requests by the bare clients", w.work),
@@ -204,31 +234,31 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 	m.swaps, m.serial, m.reads = of("cassandra", "swap"), of("cassandra", "serial_read"), of("cassandra", "read")
 	m.writes, m.rows, m.bytes, m.logged = of("cassandra", "write"), of("cassandra", "row"), of("cassandra", "byte"), of("cassandra", "logged_batch")
 	m.commands, m.trips = of("redis", "command"), of("redis", "round_trip")
+	m.kafka = log.Counts{
+		Produce: int64(of("kafka", "produce")), ProduceBatches: int64(of("kafka", "produce_batch")), Fetch: int64(of("kafka", "fetch")),
+		FetchBatches: int64(of("kafka", "fetch_batch")), Commit: int64(of("kafka", "commit")), Heartbeat: int64(of("kafka", "heartbeat")), Other: int64(of("kafka", "other")),
+	}
 	return m
 }
 
-// floor asks the servers for as much as the chain did, by the bare clients, and
-// returns how long that took.
-func (c *serverChain) floor(ctx context.Context, m made) time.Duration {
+// floor asks the servers for as much as the chain did for so many requests, by the bare
+// clients, and returns how long that took. A caller appends what a request has appended,
+// and waits for it.
+func (c *serverChain) floor(ctx context.Context, m made, requests int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	var g errgroup.Group
 	began := time.Now()
 	g.Go(func() error {
-		var failed atomic.Pointer[error]
-		for range int(m.records) {
-			c.kafka.Produce(ctx, &kgo.Record{Topic: c.topic, Value: value}, func(_ *kgo.Record, err error) {
-				if err != nil {
-					failed.Store(&err)
+		return rig.Try(func() {
+			each := max(1, int(m.records)/max(requests, 1))
+			manyOf(ctx, int(m.records)/each, chainCallers, func(int) {
+				recs := make([]*kgo.Record, each)
+				for i := range recs {
+					recs[i] = &kgo.Record{Topic: c.topic, Value: value}
 				}
+				rig.Ok(c.kafka.ProduceSync(ctx, recs...).FirstErr())
 			})
-		}
-		if err := c.kafka.Flush(ctx); err != nil {
-			return err
-		}
-		if err := failed.Load(); err != nil {
-			return *err
-		}
-		return nil
+		})
 	})
 	g.Go(func() error { return rig.Try(func() { c.statements(ctx, m) }) })
 	g.Go(func() error {
@@ -287,7 +317,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 // connect opens the bare clients, and makes the topic of the floor.
 func (c *serverChain) connect(at map[string]string, keyspace string) {
 	c.topic = keyspace + "-floor"
-	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(at["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes)))
+	c.kafka = rig.Must(kgo.NewClient(kgo.SeedBrokers(at["kafka"]), kgo.ProducerLinger(lingerTime), kgo.MaxBufferedRecords(chainCallers*100), kgo.ProducerBatchMaxBytes(batchBytes), kgo.WithHooks(&c.asked)))
 	c.adm = kadm.NewClient(c.kafka)
 	rig.Must(c.adm.CreateTopic(context.Background(), kafkaPartitions, 1, nil, c.topic))
 	cl := gocql.NewCluster(at["cassandra"])

@@ -1,0 +1,63 @@
+package log
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// Counts is what the clients of a Conn asked of the brokers.
+type Counts struct {
+	Produce        int64 // requests
+	ProduceBatches int64 // record batches in them, one for each partition of a request
+	Fetch          int64 // requests, of which those that found nothing waited for data
+	FetchBatches   int64 // record batches read
+	Commit         int64 // requests that commit offsets
+	Heartbeat      int64
+	Other          int64
+}
+
+// Counter counts for all clients whose Conn names it. The zero value is ready. Its On
+// methods are hooks of the client library.
+type Counter struct {
+	produce, produceBatches, fetch, fetchBatches, commit, heartbeat, other atomic.Int64
+}
+
+// Counts returns the counts since the start. Those of a nil Counter are 0.
+func (c *Counter) Counts() Counts {
+	if c == nil {
+		return Counts{}
+	}
+	return Counts{
+		Produce: c.produce.Load(), ProduceBatches: c.produceBatches.Load(), Fetch: c.fetch.Load(), FetchBatches: c.fetchBatches.Load(),
+		Commit: c.commit.Load(), Heartbeat: c.heartbeat.Load(), Other: c.other.Load(),
+	}
+}
+
+// OnBrokerWrite implements kgo.HookBrokerWrite.
+func (c *Counter) OnBrokerWrite(_ kgo.BrokerMetadata, key int16, _ int, _, _ time.Duration, _ error) {
+	n := &c.other
+	switch kmsg.Key(key) {
+	case kmsg.Produce:
+		n = &c.produce
+	case kmsg.Fetch:
+		n = &c.fetch
+	case kmsg.OffsetCommit:
+		n = &c.commit
+	case kmsg.Heartbeat:
+		n = &c.heartbeat
+	}
+	n.Add(1)
+}
+
+// OnProduceBatchWritten implements kgo.HookProduceBatchWritten.
+func (c *Counter) OnProduceBatchWritten(kgo.BrokerMetadata, string, int32, kgo.ProduceBatchMetrics) {
+	c.produceBatches.Add(1)
+}
+
+// OnFetchBatchRead implements kgo.HookFetchBatchRead.
+func (c *Counter) OnFetchBatchRead(kgo.BrokerMetadata, string, int32, kgo.FetchBatchMetrics) {
+	c.fetchBatches.Add(1)
+}
