@@ -21,7 +21,8 @@ lets nothing through; what waits for it keeps its attempts. open and close hold 
 until reset gives it back to what its calls say. A provider's is held open or reset,
 in every process and across restarts. notifyctl provider test calls it all the same.
 
-Each process has circuits of its own, and ls lists those of all processes.`,
+Each process has circuits of its own, and a part of the room of each account. ls and
+accounts list those of all processes.`,
 	}
 	cols := columns[api.Circuit]{head: "CIRCUIT  STATE  SINCE  WHY  NEXT TRY  IN FLIGHT  QUEUED", row: func(c *api.Circuit) []string {
 		state, flight := c.State, strconv.Itoa(c.InFlight)
@@ -34,12 +35,15 @@ Each process has circuits of its own, and ls lists those of all processes.`,
 		return []string{c.Name, state, p.whenever(c.Since), c.Why(), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)}
 	}}
 	c.AddCommand(newListing(p, &cobra.Command{Short: "List circuits"}, &listing[api.Circuit]{columns: cols, get: all((*api.Client).Circuits), whole: true, process: func(c *api.Circuit) string { return c.Process }}))
-	accounts := columns[api.Account]{head: "PROVIDER  ACCOUNT  STATE  BLOCKED UNTIL  PROBE  ROOM  REASON", row: func(a *api.Account) []string {
-		return []string{a.Provider, a.Account, a.State, p.whenever(a.BlockedUntil), p.whenever(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), a.Reason}
+	accounts := columns[api.Account]{head: "PROVIDER  ACCOUNT  STATE  BLOCKED UNTIL  PROBE  ROOM  IN FLIGHT  REASON", row: func(a *api.Account) []string {
+		return []string{a.Provider, a.Account, a.State, p.whenever(a.BlockedUntil), p.whenever(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), fmt.Sprintf("%d/%d", a.InFlight, a.Limit), a.Reason}
 	}}
 	c.AddCommand(newListing(p, &cobra.Command{
 		Use: "accounts", Short: "Show providers' accounts: room, and which are blocked", Args: cobra.NoArgs,
-	}, &listing[api.Account]{columns: accounts, get: all((*api.Client).Accounts), whole: true}))
+		Long: `accounts lists the accounts of providers, one line for each process that calls them. ROOM is
+how many messages an account takes at once now by its rate. IN FLIGHT is how many requests
+are at it, of those that the process may make.`,
+	}, &listing[api.Account]{columns: accounts, get: all((*api.Client).Accounts), whole: true, process: func(a *api.Account) string { return a.Process }}))
 	for _, a := range []struct{ name, to, short string }{
 		{"open", "open", "Let nothing through until it is reset"},
 		{"close", "closed", "Let everything through until it is reset"},

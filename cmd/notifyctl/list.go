@@ -222,12 +222,10 @@ time.`,
 			if err := checkKinds(q.Channel, ""); err != nil {
 				return err
 			}
-			given := q.Status
-			q.Status = strings.ToUpper(given)
-			if _, ok := notify.ParseState(q.Status); q.Status != "" && !ok {
-				return term.Usage("--status %q: states are %s%s", given, strings.Join(stateNames(), ", "), nearest(q.Status, stateNames()))
-			}
 			var err error
+			if q.Status, err = checkState(q.Status); err != nil {
+				return err
+			}
 			q.Since, q.Until, err = p.window(since, until)
 			return err
 		},

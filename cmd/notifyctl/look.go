@@ -186,6 +186,15 @@ func categoryNames() (names []string) {
 	return names
 }
 
+// checkState returns the state that --status names; empty is fine.
+func checkState(given string) (string, error) {
+	name := strings.ToUpper(given)
+	if _, ok := notify.ParseState(name); name != "" && !ok {
+		return "", term.Usage("--status %q: states are %s%s", given, strings.Join(stateNames(), ", "), nearest(name, stateNames()))
+	}
+	return name, nil
+}
+
 // checkKinds refuses a channel or category that does not exist; empty is fine.
 func checkKinds(channel, category string) error {
 	if _, ok := notify.ParseChannel(channel); channel != "" && !ok {

@@ -30,8 +30,13 @@ func newTail(p *program) *cobra.Command {
 		Use: "tail", Short: "Watch outcomes as they happen, until Ctrl-C", Args: cobra.NoArgs,
 		Long: `tail prints outcomes as they happen: the token's own caller's, or with scope
 operate those of --caller, "*" for all. It begins now; with -f it connects again
-when the server goes away. With several processes it shows what the workers of the
-process that is asked make of their partitions: tail each worker to see all.`,
+when the server goes away.
+
+With several processes it shows the outcomes of all of them, from whichever it asks, with
+the process in front. Other processes begin within some seconds; on a terminal it says
+whose outcomes are shown, and it always names a process that does not answer. All
+processes together send at most 2,000 outcomes a second; what is more is counted as a gap.
+--channel, --category, --status and --caller choose before that.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runTail(c.Context(), p, &o) },
 	}
 	f := c.Flags()
@@ -52,6 +57,11 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 	if err := checkKinds(o.channel, o.category); err != nil {
 		return err
 	}
+	f := api.TailFilter{Caller: o.caller, Channel: o.channel, Category: o.category}
+	var err error
+	if f.Status, err = checkState(o.status); err != nil {
+		return err
+	}
 	cl, err := p.client()
 	if err != nil {
 		return err
@@ -63,10 +73,19 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 	pr, shown := p.printer(), 0
 	show := func(e api.Event) error {
 		switch {
+		case e.Type == api.EventGap && e.Process != "":
+			p.note("gap: %s outcomes of %s were not shown, because they were more than a tail takes", count(e.Dropped), e.Process)
+			return nil
 		case e.Type == api.EventGap:
 			p.note("gap: %s outcomes were not shown, because this end was too slow", count(e.Dropped))
 			return nil
-		case e.Type != api.EventOutcome || !o.wants(&e):
+		case e.Type == api.EventProcesses:
+			if p.errTerminal && len(e.Processes) > 0 {
+				p.note("showing the outcomes of %s", strings.Join(e.Processes, ", "))
+			}
+			p.absent(e.Missing)
+			return nil
+		case e.Type != api.EventOutcome:
 			return nil
 		}
 		if err := pr.Line(e, func() string { return eventLine(p, &e) }); err != nil {
@@ -78,7 +97,7 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 		return nil
 	}
 	for {
-		err := cl.Tail(ctx, o.caller, show)
+		err := cl.Tail(ctx, f, show)
 		switch {
 		case errors.Is(err, errEnough):
 			return nil
@@ -97,11 +116,6 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 	}
 }
 
-func (o *tailOptions) wants(e *api.Event) bool {
-	return (o.channel == "" || o.channel == e.Channel) && (o.category == "" || o.category == e.Category) &&
-		(o.status == "" || strings.EqualFold(o.status, e.Status))
-}
-
 func eventLine(p *program, e *api.Event) string {
 	status := e.Status
 	if p.coloured() {
@@ -109,6 +123,9 @@ func eventLine(p *program, e *api.Event) string {
 	}
 	pad := strings.Repeat(" ", max(0, 10-len(e.Status)))
 	line := fmt.Sprintf("%s  %s%s  %-5s  %-13s  %s", p.clock(e.At), status, pad, e.Channel, e.Category, e.NotificationID)
+	if e.Process != "" {
+		line = fmt.Sprintf("%-12s  %s", e.Process, line)
+	}
 	if e.Receivers > 1 {
 		line += fmt.Sprintf("  %s receivers", count(e.Receivers))
 	}

@@ -230,13 +230,16 @@ func (cl *Client) Debug(ctx context.Context) (Debug, error) {
 // Ready is nil when the server takes requests.
 func (cl *Client) Ready(ctx context.Context) error { return cl.get(ctx, "/readyz", nil, nil) }
 
-// Tail calls fn with the caller's outcomes as they happen, and with heartbeats
-// and gaps, until ctx ends, fn returns an error, or the server closes the
-// stream (nil). An operator may name another caller, or "*" for all; empty is
+// Tail calls fn with the outcomes that f takes as they happen, and with events of the
+// other types, until ctx ends, fn returns an error, or the server closes the
+// stream (nil). An operator may name another caller in f, or "*" for all; empty is
 // the token's own. The HTTP client must have no overall timeout.
-func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error) error {
+func (cl *Client) Tail(ctx context.Context, f TailFilter, fn func(Event) error) error {
 	q := url.Values{}
-	set(q, "caller", caller)
+	set(q, "caller", f.Caller)
+	set(q, "channel", f.Channel)
+	set(q, "category", f.Category)
+	set(q, "status", f.Status)
 	stream, err := cl.stream(ctx, "/v1/tail", q)
 	if err != nil {
 		return err

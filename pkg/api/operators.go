@@ -269,12 +269,15 @@ type RatePoint struct {
 // the answering process sees it.
 type Account struct {
 	Provider     string     `json:"provider"`
+	Process      string     `json:"process,omitempty"` // each process has an account's circuit and room for itself
 	Account      string     `json:"account"`
 	State        string     `json:"state"` // closed, open or half-open of its circuit; blocked: the provider asked to wait
 	BlockedUntil *time.Time `json:"blocked_until,omitempty"`
 	ProbeAt      *time.Time `json:"probe_at,omitempty"` // open: when the first call passes
 	Reason       string     `json:"reason,omitempty"`
-	Room         float64    `json:"room"` // messages it takes at once now
+	Room         float64    `json:"room"`      // messages it takes at once now
+	InFlight     int        `json:"in_flight"` // requests at it now
+	Limit        int        `json:"limit"`     // of them: this process's part
 }
 
 // Accounts is the answer to GET /v1/ops/accounts.
@@ -285,7 +288,7 @@ func (cl *Client) Rates(ctx context.Context) (Rates, error) {
 	return fetch[Rates](ctx, cl, "/v1/ops/rates", nil)
 }
 
-// Accounts returns the accounts of providers, of the process that answers.
+// Accounts returns the accounts of providers, of each process that calls them.
 func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
 	return fetch[Accounts](ctx, cl, "/v1/ops/accounts", nil)
 }

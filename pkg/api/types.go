@@ -357,12 +357,14 @@ type FailedPage struct {
 // DeadLetterPage is one page of dead letters, newest first.
 type DeadLetterPage = List[DeadLetter]
 
-// Event is one line of GET /v1/tail: an outcome of the caller's, a heartbeat,
-// or a gap that says how many outcomes were dropped because the reader or its
-// line was too slow.
+// Event is one line of GET /v1/tail: an outcome of the caller's, a heartbeat, a gap that
+// says how many outcomes were dropped, or which processes the outcomes come from.
 type Event struct {
-	Type           string    `json:"type"` // outcome, heartbeat, gap
-	At             time.Time `json:"at"`
+	Type string    `json:"type"` // outcome, heartbeat, gap, processes
+	At   time.Time `json:"at"`
+	// Process is whose outcome it is. Of a gap: the process had more outcomes than a tail
+	// takes of it; empty: the reader or its line was too slow. Empty too with one process.
+	Process        string    `json:"process,omitempty"`
 	NotificationID string    `json:"notification_id,omitempty"`
 	Caller         string    `json:"caller,omitempty"`
 	Channel        string    `json:"channel,omitempty"`
@@ -373,6 +375,8 @@ type Event struct {
 	Attempt        int       `json:"attempt,omitempty"`
 	Receivers      int       `json:"receivers,omitempty"` // over 1: one line for many of a fan-out
 	Dropped        int64     `json:"dropped,omitempty"`
+	Processes      []string  `json:"processes,omitempty"` // whose outcomes are shown from now on
+	Missing        []Process `json:"missing,omitempty"`   // whose are not: they do not answer
 }
 
 // Types of Event.
@@ -380,7 +384,22 @@ const (
 	EventOutcome   = "outcome"
 	EventHeartbeat = "heartbeat"
 	EventGap       = "gap"
+	EventProcesses = "processes" // with several processes: once it is known, and when it changes
 )
+
+// TailFilter says which outcomes a tail shows. An empty field takes all.
+type TailFilter struct {
+	Caller   string `json:"caller,omitempty"`
+	Channel  string `json:"channel,omitempty"`
+	Category string `json:"category,omitempty"`
+	Status   string `json:"status,omitempty"`
+}
+
+// Takes reports whether the tail shows an event.
+func (f *TailFilter) Takes(e *Event) bool {
+	return (f.Caller == "" || f.Caller == e.Caller) && (f.Channel == "" || f.Channel == e.Channel) &&
+		(f.Category == "" || f.Category == e.Category) && (f.Status == "" || f.Status == e.Status)
+}
 
 // Debug is what a process tells of itself for a debug bundle: files by name.
 type Debug struct {

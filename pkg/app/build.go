@@ -178,6 +178,7 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	n.cards = &cluster.Cards{Owner: n.owner, Own: cardWriter(n).card}
 	if n.servers != nil {
 		n.cards.Beats = n.st.beats
+		n.servers.tails = cluster.NewTails(n.tail, n.cfg.instance(), n.st.broadcast, n.servers.standings, n.cards)
 	}
 	return err
 }

@@ -11,8 +11,10 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 )
 
 // cardWriter knows what a process tells operators of itself.
@@ -29,6 +31,7 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	if c.Rates, err = n.rates.Report(); err != nil {
 		c.Note = "its rates cannot be read: " + err.Error()
 	}
+	c.Accounts = n.accounts()
 	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.calls(one.Name) })
 	n.groups.partitions(func(group string, p *log.PartitionStats) {
 		k := slices.IndexFunc(c.Groups, func(w cluster.GroupWork) bool { return w.Group == group && w.Topic == p.TP.Topic })
@@ -46,6 +49,48 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	d.lookAtSelf()
 	c.Findings = d.Findings
 	return c
+}
+
+// accounts are the accounts of the providers that this process calls.
+func (n cardWriter) accounts() (out []api.Account) {
+	add := func(name string, ch notify.Channel, list []provider.AccountStatus) {
+		if !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
+			return
+		}
+		for _, a := range list {
+			one := api.Account{Provider: name, Account: a.Name, State: a.Breaker.State.String(), Room: a.Tokens, InFlight: a.InFlight, Limit: a.Limit}
+			if a.Breaker.State != limit.Closed {
+				one.Reason = a.Breaker.Reason.String()
+				if !a.Breaker.Until.IsZero() {
+					one.ProbeAt = &a.Breaker.Until
+				}
+			}
+			if !a.Blocked.IsZero() {
+				one.State, one.BlockedUntil = "blocked", &a.Blocked
+			}
+			out = append(out, one)
+		}
+	}
+	if p := n.provs.twilio; p != nil {
+		add("twilio", notify.SMS, p.Accounts())
+	}
+	if p := n.provs.sendgrid; p != nil {
+		add("sendgrid", notify.Email, p.Accounts())
+	}
+	return out
+}
+
+// allAccounts is what GET /v1/ops/accounts says.
+func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
+	cards := n.cards.All(ctx)
+	out := api.Accounts{Items: []api.Account{}, Missing: cluster.Missing(cards)}
+	for i := range cards {
+		out.Items = append(out.Items, cards[i].Accounts...)
+	}
+	slices.SortStableFunc(out.Items, func(a, b api.Account) int {
+		return cmp.Or(strings.Compare(a.Provider, b.Provider), strings.Compare(a.Account, b.Account), strings.Compare(a.Process, b.Process))
+	})
+	return out, nil
 }
 
 // calls reports whether this process makes the calls that a circuit stands before. The

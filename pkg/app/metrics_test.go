@@ -223,7 +223,7 @@ func feed(m *metrics.Metrics) {
 	h.Refused("reason")
 	h.Unguarded("POST /v1/notifications")
 	lane := notify.Lane{Channel: notify.Push}
-	w := m.Worker(&deadletter.Tail[api.Event]{}, func(*notify.Envelope) {})
+	w := m.Worker(&deadletter.Tail{}, func(*notify.Envelope) {})
 	info := worker.SettledInfo{Lane: lane, Envelope: &notify.Envelope{}, Codes: map[string]int{"code": 1}, Called: time.Millisecond}
 	info.States[notify.Sent] = 1
 	w.Settled(info)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/conserve"
@@ -68,11 +67,11 @@ type Node struct {
 	receipts      *receipts
 	metrics       *metrics.Metrics
 	rates         *metrics.Rates
-	tail          *deadletter.Tail[api.Event]
-	closers       []func() error // of engines and clients of the log, in the order they were opened
-	lock          *Lock          // of the data folder
-	listener      net.Listener   // of the API; the server's once there is one
-	adminListener net.Listener   // likewise; nil: none
+	tail          *deadletter.Tail // the outcomes of this process
+	closers       []func() error   // of engines and clients of the log, in the order they were opened
+	lock          *Lock            // of the data folder
+	listener      net.Listener     // of the API; the server's once there is one
+	adminListener net.Listener     // likewise; nil: none
 	progress      func(step string)
 	served        bool // the server has run, and closed its listeners
 	removals      cluster.Removals
@@ -132,7 +131,7 @@ func New(cfg Config, logger *slog.Logger, opts ...Option) (*Node, error) {
 }
 
 func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
-	n := &Node{removals: cluster.Removals{Log: logger}, testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail[api.Event]{}, started: time.Now(), seams: seams, progress: func(string) {}}
+	n := &Node{removals: cluster.Removals{Log: logger}, testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail{}, started: time.Now(), seams: seams, progress: func(string) {}}
 	for _, o := range opts {
 		o(n)
 	}

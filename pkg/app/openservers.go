@@ -60,7 +60,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	st.cancels, st.holds, st.meta = c.main.Cancels(), c.main.Holds(), c.main.Meta()
 	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}
 	st.prefs, st.callers = pg.Prefs(), pg.Callers()
-	st.idem, st.spill, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Lease(), rd.Heartbeats()
+	st.idem, st.spill, st.lease, st.beats, st.broadcast = rd.Idem(), rd.Spill(), rd.Lease(), rd.Heartbeats(), rd.Broadcast()
 	// Every process reads and writes outcome rows through the same filter.
 	filter, err := rd.Filter(redis.FilterConfig{Name: "outcomes", Rate: cfg.Redis.SeenRate, Window: cfg.Redis.SeenWindow})
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
-	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/users"
@@ -94,31 +93,4 @@ func testAddress(ch notify.Channel, of, to string) (string, error) {
 		return "", notify.Invalid("bad_address", "to", err.Error())
 	}
 	return to, nil
-}
-
-// accounts of the providers that have some.
-func (n views) accounts(context.Context) (any, error) {
-	out := api.Accounts{Items: []api.Account{}}
-	add := func(provider string, list []limit.AccountStatus) {
-		for _, a := range list {
-			one := api.Account{Provider: provider, Account: a.Name, State: a.Breaker.State.String(), Room: a.Tokens}
-			if a.Breaker.State != limit.Closed {
-				one.Reason = a.Breaker.Reason.String()
-				if !a.Breaker.Until.IsZero() {
-					one.ProbeAt = &a.Breaker.Until
-				}
-			}
-			if !a.Blocked.IsZero() {
-				one.State, one.BlockedUntil = "blocked", &a.Blocked
-			}
-			out.Items = append(out.Items, one)
-		}
-	}
-	if p := n.provs.twilio; p != nil {
-		add("twilio", p.Accounts())
-	}
-	if p := n.provs.sendgrid; p != nil {
-		add("sendgrid", p.Accounts())
-	}
-	return out, nil
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -83,7 +82,7 @@ func (n builder) buildServer() error {
 		Auth:         n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.own == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: allCircuits{n.circuits, n.cards}, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
-		Receipts: n.receipts.webhooks(), Tail: see.tailed(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).rated, Accounts: see.accounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,
+		Receipts: n.receipts.webhooks(), Tail: see.tailed(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).rated, Accounts: cardWriter(n).allAccounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,
 		Warnings: see.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge, Admission: n.admission,
 		Metrics: n.metrics.Registry, Hooks: n.metrics.HTTP(), Log: n.log, Tracer: n.tracer,
@@ -105,11 +104,10 @@ func (n views) warnings() (codes []string) {
 	return codes
 }
 
-// tailed is what sees outcomes as they happen: nil in a process over servers whose
-// configured roles have no workers, for it never sees one.
+// tailed is what sees outcomes as they happen: those of all processes.
 func (n views) tailed() server.Tail {
-	if tasks, err := cluster.ParseRoles(n.cfg.Roles); n.own == nil && err == nil && len(tasks.Lanes) == 0 {
-		return nil
+	if n.servers != nil {
+		return n.servers.tails
 	}
 	return n.tail
 }

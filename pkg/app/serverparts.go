@@ -23,6 +23,7 @@ type servers struct {
 	historian   history.Historian
 	dispatchers *cluster.Peers
 	standings   *cluster.Standings
+	tails       *cluster.Tails
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 	seen        *store.Seen                     // in front of outcome rows; nil: they are read
@@ -65,6 +66,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 	ps["follower"], ps["card"] = n.follow, n.cards.Run
 	n.addFigures(ps, do)
+	ps["tails"] = func(ctx context.Context) error { return s.tails.Run(ctx, len(do.Lanes) > 0) }
 	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
 	if len(n.clock.Servers) > 0 {
 		ps["clock"] = n.clock.Run

@@ -31,6 +31,7 @@ type shared struct {
 	store  *memory.Store
 	lease  engine.Lease
 	beats  engine.Heartbeats
+	wire   engine.Broadcast
 	past   *recorded
 	limits *memory.Limits
 }
@@ -46,7 +47,7 @@ func newShared(t *testing.T, cfg *Config) *shared {
 			t.Error(err)
 		}
 	})
-	s := &shared{broker: b, store: memory.New(), lease: memory.NewLease(), beats: memory.NewHeartbeats(), past: &recorded{}, limits: memory.NewLimits()}
+	s := &shared{broker: b, store: memory.New(), lease: memory.NewLease(), beats: memory.NewHeartbeats(), wire: memory.NewBroadcast(), past: &recorded{}, limits: memory.NewLimits()}
 	if err := s.store.Meta().PutMeta(t.Context(), storeIDMeta, []byte("shared")); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func (s *shared) open(_ context.Context, n *Node) error {
 		status: s.store.Status(), prefs: s.store.Prefs(), callers: s.store.Callers(), cancels: s.store.Cancels(), campaigns: s.store.Campaigns(),
 		idem: s.store.Idem(), spill: s.store.Spill(), letters: s.store.DeadLetters(), jobs: s.store.Jobs(), audit: s.store.Audit(), holds: s.store.Holds(),
 		meta: s.store.Meta(), timers: s.store.Timers(), cold: s.store.ColdTimers(), schedules: s.store.Schedules(), triggers: s.store.Triggers(),
-		limits: s.limits, lease: s.lease, beats: s.beats,
+		limits: s.limits, lease: s.lease, beats: s.beats, broadcast: s.wire,
 		queue: func(name string, maxReceives int) (engine.Queue, error) { return s.store.Queue(name, maxReceives), nil },
 		conn:  log.Conn{Brokers: []string{s.broker.Addr()}, Dial: s.broker.Dial, Logger: n.log},
 	}

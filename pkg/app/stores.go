@@ -43,6 +43,7 @@ type stores struct {
 	jobLease  engine.Lease      // of jobs
 	lease     engine.Lease      // of timer shards, and of what one process does for all; nil: this process is alone
 	beats     engine.Heartbeats // of those that share work
+	broadcast engine.Broadcast  // to other processes; nil: this process is alone
 
 	queue  func(name string, maxReceives int) (engine.Queue, error)
 	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // of a queue's messages; nil: they cannot be looked at

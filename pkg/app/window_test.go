@@ -2,8 +2,8 @@ package app
 
 import (
 	"context"
-	"net/http"
-	"strings"
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -71,35 +71,46 @@ func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	}
 }
 
-// TestTailWithoutWorkers: a process that sees no outcomes says so, and does not stream
-// nothing.
-func TestTailWithoutWorkers(t *testing.T) {
+// TestTailShowsOtherProcesses: a process without workers shows the outcomes of those that
+// have some, and names them.
+func TestTailShowsOtherProcesses(t *testing.T) {
 	t.Parallel()
-	shared := sharing(t)
-	s := newShared(t, &shared)
-	for role, want := range map[string]int{"api": http.StatusServiceUnavailable, "api,worker:push": http.StatusOK} {
-		cfg := shared
-		cfg.Roles = strings.Split(role, ",")
-		l := runAs(t, role, cfg, seams{servers: s.open})
-		token, err := l.client.Token(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr()+"/v1/tail", http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+token)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		stop()
-		resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: %d, want %d", role, resp.StatusCode, want)
-		}
+	cfg := sharing(t)
+	s := newShared(t, &cfg)
+	start := func(name, role string) *life {
+		c := cfg
+		c.Instance = name
+		return runAs(t, role, c, seams{servers: s.open})
 	}
-	http.DefaultClient.CloseIdleConnections()
+	front := start("front", "api")
+	start("pushes", "worker:push")
+	start("mails", "worker:email")
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	enough := errors.New("enough")
+	var names []string
+	sent := ""
+	err := front.client.Tail(ctx, api.TailFilter{Channel: "push"}, func(e api.Event) error {
+		switch {
+		case e.Type == api.EventProcesses:
+			names = e.Processes
+			if len(names) < 2 || sent != "" {
+				return nil
+			}
+			got, err := front.client.Send(ctx, push("ann", "hello"), "")
+			if err == nil {
+				sent = got.NotificationID
+			}
+			return err
+		case e.Type == api.EventOutcome && e.NotificationID == sent:
+			if e.Process != "pushes" || e.Status != "DELIVERED" || e.Channel != "push" {
+				t.Errorf("%+v", e)
+			}
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) || !slices.Equal(names, []string{"mails", "pushes"}) {
+		t.Errorf("%v; it shows %v", err, names)
+	}
 }

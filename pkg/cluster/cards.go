@@ -30,8 +30,10 @@ const (
 // Card is what a process tells operators of itself.
 type Card struct {
 	api.Process
+	Owner    string          `json:"-"` // unlike that of any other process; All says it
 	Rates    api.Rates       `json:"rates"`
 	Circuits []api.Circuit   `json:"circuits"`
+	Accounts []api.Account   `json:"accounts,omitempty"` // of providers that it calls
 	Groups   []GroupWork     `json:"groups"`
 	Findings engine.Findings `json:"findings"` // about this process alone; to others it tells those that are not ok
 }
@@ -84,7 +86,7 @@ func (c *Cards) Run(ctx context.Context) error {
 
 // encode returns the card as JSON of at most maxCard bytes. What it leaves out, the note says.
 func (c *Card) encode() []byte {
-	out, circuits := *c, len(c.Circuits)
+	out, circuits, accounts := *c, len(c.Circuits), len(c.Accounts)
 	out.Findings = slices.DeleteFunc(slices.Clone(c.Findings), func(f engine.Finding) bool { return f.Level == "ok" })
 	findings := len(out.Findings)
 	if circuits > maxCardCircuits { // those that hold calls back first
@@ -100,6 +102,7 @@ func (c *Card) encode() []byte {
 			}
 		}
 		left(circuits-len(out.Circuits), "circuits")
+		left(accounts-len(out.Accounts), "accounts")
 		left(len(c.Rates.Series)-len(out.Rates.Series), "steps of its rates")
 		left(findings-len(out.Findings), "findings")
 		if notes != nil {
@@ -113,6 +116,8 @@ func (c *Card) encode() []byte {
 			return b
 		case len(out.Rates.Series) > 0:
 			out.Rates.Series = nil
+		case len(out.Accounts) >= len(out.Circuits) && len(out.Accounts) >= len(out.Findings) && len(out.Accounts) > 0:
+			out.Accounts = out.Accounts[:len(out.Accounts)/2]
 		case len(out.Circuits) >= len(out.Findings) && len(out.Circuits) > 0:
 			out.Circuits = out.Circuits[:len(out.Circuits)/2]
 		case len(out.Findings) > 0:
@@ -154,7 +159,7 @@ func (c *Cards) All(ctx context.Context) []Card {
 		h.AgeSeconds = h.age.Seconds()
 		if h.age > cardLate {
 			h.State = api.ProcessMissing
-			h.Rates, h.Circuits, h.Findings, h.Groups = api.Rates{}, nil, nil, nil
+			h.Rates, h.Circuits, h.Accounts, h.Findings, h.Groups = api.Rates{}, nil, nil, nil, nil
 		}
 	}
 	var there []held
@@ -166,12 +171,16 @@ func (c *Cards) All(ctx context.Context) []Card {
 	out := make([]Card, 0, len(there)+1)
 	for i := range there {
 		one, owner := there[i].Card, there[i].owner
+		one.Owner = owner
 		if slices.ContainsFunc(there, func(o held) bool { return o.Name == one.Name && o.owner != owner }) {
 			one.Name += "-" + owner[max(0, len(owner)-4):]
 		}
-		one.Circuits, one.Findings = slices.Clone(one.Circuits), slices.Clone(one.Findings)
+		one.Circuits, one.Accounts, one.Findings = slices.Clone(one.Circuits), slices.Clone(one.Accounts), slices.Clone(one.Findings)
 		for k := range one.Circuits {
 			one.Circuits[k].Process = one.Name
+		}
+		for k := range one.Accounts {
+			one.Accounts[k].Process = one.Name
 		}
 		for k := range one.Findings {
 			one.Findings[k].Process = one.Name

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,29 +13,42 @@ import (
 )
 
 const (
-	standingGroup = "standing"      // heartbeats of processes that hold back a lane
-	standingBeat  = 2 * time.Second // between two beats, and between two looks
+	standingGroup = "standing"             // heartbeats of processes that hold back a lane
+	standingBeat  = 2 * time.Second        // between two beats, and between two looks
+	standingLeast = 250 * time.Millisecond // the same, when there is news
 	standingTTL   = 10 * time.Second
 )
 
-// Standings tells processes that call no provider which lanes are held back. Each
+// Standings tells other processes what is out of the ordinary in this one: which lanes it
+// holds back, and which tails it shows. Each
 // process has circuit breakers of its own. While all routes of a lane are shut in a
 // process that works the lane, that process beats, and what it beats with is why.
 // While all is well it only asks whether others beat.
 type Standings struct {
 	beats engine.Heartbeats
 	owner string
+	tails *Tails        // nil: there are none
+	news  chan struct{} // the next beat is due now
 
 	mu   sync.Mutex
 	told map[string]lanesHeld // of other processes, as of the last look
 }
 
-// lanesHeld is what one process beats with: why a lane is held back, by lane.
+// lanesHeld is why lanes are held back, by lane. A process beats with its own, as JSON, and
+// with the wishes of its tails beside them, whose names no lane has.
 type lanesHeld map[string]server.Standing
 
 // NewStandings returns the standings as the process owner sees them.
 func NewStandings(beats engine.Heartbeats, owner string) *Standings {
-	return &Standings{beats: beats, owner: owner}
+	return &Standings{beats: beats, owner: owner, news: make(chan struct{}, 1)}
+}
+
+// tellNow makes Share beat as soon as it may.
+func (s *Standings) tellNow() {
+	select {
+	case s.news <- struct{}{}:
+	default:
+	}
 }
 
 // Share tells the others of the lanes that this process works, and looks at what
@@ -47,7 +61,14 @@ func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(not
 		said = s.tell(call, said, lanes, own)
 		version = s.look(call, version)
 		stop()
-		notify.Sleep(ctx, standingBeat)
+		notify.Sleep(ctx, standingLeast)
+		wait := time.NewTimer(standingBeat - standingLeast)
+		select {
+		case <-wait.C:
+		case <-s.news:
+		case <-ctx.Done():
+		}
+		wait.Stop()
 	}
 	if said {
 		call, stop := context.WithTimeout(context.WithoutCancel(ctx), standingBeat)
@@ -57,14 +78,18 @@ func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(not
 	return nil
 }
 
-// tell beats once with the lanes that this process holds back. It returns whether there
-// are any. If there were some before (said) and there are none now, it leaves.
+// tell beats once with the lanes that this process holds back and the tails that it shows.
+// It returns whether there are any. If there were some before (said) and there are none
+// now, it leaves.
 func (s *Standings) tell(ctx context.Context, said bool, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) bool {
-	held := lanesHeld{}
+	held := map[string]any{}
 	for _, l := range lanes {
 		if st, ok := own(l); ok {
 			held[l.String()] = st
 		}
+	}
+	for name, w := range s.tails.wishes() {
+		held[name] = w
 	}
 	if b, err := json.Marshal(held); err == nil && len(held) > 0 { // it fails for times after the year 9999
 		_, _ = s.beats.Beat(ctx, standingGroup, s.owner, string(b), standingTTL) // the next beat tries again
@@ -79,17 +104,37 @@ func (s *Standings) tell(ctx context.Context, said bool, lanes []notify.Lane, ow
 // look reads what the others tell if it has changed since known, the group's version of
 // the look before. It returns the version that was read.
 func (s *Standings) look(ctx context.Context, known int64) int64 {
+	began := time.Now()
 	alive, version, err := s.beats.Alive(ctx, standingGroup, known)
-	if err != nil || version == known {
+	if err != nil {
 		return known
 	}
-	told := map[string]lanesHeld{}
-	for _, h := range alive {
-		var held lanesHeld
-		if h.Owner != s.owner && json.Unmarshal([]byte(h.Value), &held) == nil {
-			told[h.Owner] = held
-		}
+	s.tails.current(began)
+	if version == known {
+		return known
 	}
+	told, wishes := map[string]lanesHeld{}, map[tailID]tailWish{}
+	for _, h := range alive {
+		var said map[string]json.RawMessage
+		if json.Unmarshal([]byte(h.Value), &said) != nil {
+			continue
+		}
+		held := lanesHeld{}
+		for name, raw := range said {
+			var st server.Standing
+			var w tailWish
+			switch {
+			case strings.HasPrefix(name, tailPrefix):
+				if json.Unmarshal(raw, &w) == nil {
+					wishes[tailID{h.Owner, name}] = w
+				}
+			case h.Owner != s.owner && json.Unmarshal(raw, &st) == nil:
+				held[name] = st
+			}
+		}
+		told[h.Owner] = held
+	}
+	s.tails.wished(wishes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told = told

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -282,46 +283,46 @@ func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (fai
 	return 0, nil
 }
 
-// Tail hands outcomes to whoever watches. It never holds a worker up: a watcher
+// Tail hands outcomes to those that watch. It never holds a worker up: a watcher
 // that does not keep up misses events, and is told how many.
-type Tail[E any] struct {
+type Tail struct {
 	mu       sync.Mutex
-	watchers map[*watcher[E]]struct{}
+	watchers map[*watcher]struct{}
 	n        atomic.Int32
 }
 
-type watcher[E any] struct {
-	caller string
-	ch     chan E
+type watcher struct {
+	filter api.TailFilter
+	ch     chan api.Event
 	missed atomic.Int64
 }
 
 // Watching reports whether anybody watches; while not, events need not be made.
-func (t *Tail[E]) Watching() bool { return t.n.Load() > 0 }
+func (t *Tail) Watching() bool { return t.n.Load() > 0 }
 
-// Publish hands e to the watchers of its caller, and to those of all callers.
-func (t *Tail[E]) Publish(caller string, e E) {
+// Publish hands e to the watchers whose filter takes it.
+func (t *Tail) Publish(e *api.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for w := range t.watchers {
-		if w.caller != "" && w.caller != caller {
+		if !w.filter.Takes(e) {
 			continue
 		}
 		select {
-		case w.ch <- e:
+		case w.ch <- *e:
 		default:
 			w.missed.Add(1)
 		}
 	}
 }
 
-// Subscribe returns the events of a caller (empty: of all) until ctx ends, and
-// a function that tells how many were missed so far.
-func (t *Tail[E]) Subscribe(ctx context.Context, caller string) (events <-chan E, missed func() int64) {
-	w := &watcher[E]{caller: caller, ch: make(chan E, 1024)}
+// Subscribe returns the events that f takes until ctx ends, and a function that tells
+// how many were missed so far.
+func (t *Tail) Subscribe(ctx context.Context, f api.TailFilter) (events <-chan api.Event, missed func() int64) {
+	w := &watcher{filter: f, ch: make(chan api.Event, 1024)}
 	t.mu.Lock()
 	if t.watchers == nil {
-		t.watchers = map[*watcher[E]]struct{}{}
+		t.watchers = map[*watcher]struct{}{}
 	}
 	t.watchers[w] = struct{}{}
 	t.n.Add(1)

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -231,39 +232,50 @@ func TestIndexerWaitsForTheStore(t *testing.T) {
 	}
 }
 
+// outcome is an event of a caller; n tells it from others.
+func outcome(caller string, n int) *api.Event {
+	return &api.Event{Type: api.EventOutcome, Caller: caller, Channel: "push", Status: "SENT", Attempt: n}
+}
+
 func TestTail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var tail Tail[int]
-		tail.Publish("shop", 0) // nobody watches
+		var tail Tail
+		tail.Publish(outcome("shop", 0)) // nobody watches
 		if tail.Watching() {
 			t.Error("nobody watches yet")
 		}
 		ctx, stop := context.WithCancel(t.Context())
-		shop, _ := tail.Subscribe(ctx, "shop")
-		all, missed := tail.Subscribe(t.Context(), "")
+		shop, _ := tail.Subscribe(ctx, api.TailFilter{Caller: "shop"})
+		all, missed := tail.Subscribe(t.Context(), api.TailFilter{})
+		mails, _ := tail.Subscribe(t.Context(), api.TailFilter{Channel: "email"})
+		failures, _ := tail.Subscribe(t.Context(), api.TailFilter{Status: "FAILED"})
+		codes, _ := tail.Subscribe(t.Context(), api.TailFilter{Category: "otp"})
 		if !tail.Watching() {
 			t.Error("somebody watches")
 		}
-		tail.Publish("shop", 1)
-		tail.Publish("bank", 2)
-		if got := <-shop; got != 1 || len(shop) != 0 {
-			t.Errorf("shop saw %d, %d more", got, len(shop))
+		tail.Publish(outcome("shop", 1))
+		tail.Publish(outcome("bank", 2))
+		if got := <-shop; got.Attempt != 1 || len(shop) != 0 {
+			t.Errorf("shop saw %d, %d more", got.Attempt, len(shop))
 		}
-		if a, b := <-all, <-all; a != 1 || b != 2 || missed() != 0 {
-			t.Errorf("all saw %d, %d, missed %d", a, b, missed())
+		if a, b := <-all, <-all; a.Attempt != 1 || b.Attempt != 2 || missed() != 0 {
+			t.Errorf("all saw %d, %d, missed %d", a.Attempt, b.Attempt, missed())
+		}
+		if n := len(mails) + len(failures) + len(codes); n != 0 {
+			t.Errorf("%d events that the filters do not take", n)
 		}
 		stop()
 		synctest.Wait()
 		if _, open := <-shop; open {
 			t.Error("the end of ctx does not close the channel")
 		}
-		tail.Publish("shop", 3)
-		if got := <-all; got != 3 || !tail.Watching() {
-			t.Errorf("the other watcher saw %d", got)
+		tail.Publish(outcome("shop", 3))
+		if got := <-all; got.Attempt != 3 || !tail.Watching() {
+			t.Errorf("the other watcher saw %d", got.Attempt)
 		}
 		// One whose time is over before it begins.
-		gone, _ := tail.Subscribe(ctx, "shop")
+		gone, _ := tail.Subscribe(ctx, api.TailFilter{Caller: "shop"})
 		if _, open := <-gone; open {
 			t.Error("it is open")
 		}
@@ -275,25 +287,25 @@ func TestTail(t *testing.T) {
 func TestTailDoesNotWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var tail Tail[int]
+		var tail Tail
 		ctx, stop := context.WithCancel(t.Context())
-		slow, missed := tail.Subscribe(ctx, "")
+		slow, missed := tail.Subscribe(ctx, api.TailFilter{})
 		const n = 5000
 		for i := range n {
-			tail.Publish("shop", i) // of a bubble: it would hang for ever if it waited
+			tail.Publish(outcome("shop", i)) // of a bubble: it would hang for ever if it waited
 		}
 		kept := len(slow)
 		if kept == 0 || missed() != int64(n-kept) {
 			t.Errorf("%d kept, %d missed, of %d", kept, missed(), n)
 		}
 		for i := range kept {
-			if got := <-slow; got != i {
-				t.Fatalf("event %d is %d: what is kept are the first ones, in order", i, got)
+			if got := <-slow; got.Attempt != i {
+				t.Fatalf("event %d is %d: what is kept are the first ones, in order", i, got.Attempt)
 			}
 		}
-		tail.Publish("shop", n)
-		if got := <-slow; got != n {
-			t.Errorf("after it caught up it saw %d", got)
+		tail.Publish(outcome("shop", n))
+		if got := <-slow; got.Attempt != n {
+			t.Errorf("after it caught up it saw %d", got.Attempt)
 		}
 		stop()
 		synctest.Wait()
@@ -307,13 +319,13 @@ func TestTailDoesNotWait(t *testing.T) {
 // send on a closed channel, nothing delivered twice or to the wrong caller.
 func TestTailUnderTraffic(t *testing.T) {
 	t.Parallel()
-	var tail Tail[[2]int]
+	var tail Tail
 	ctx, stop := context.WithCancel(t.Context())
 	var publishers, watchers sync.WaitGroup
 	for caller := range 2 {
 		publishers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				tail.Publish(fmt.Sprint(caller), [2]int{caller, i})
+				tail.Publish(outcome(fmt.Sprint(caller), i))
 				runtime.Gosched()
 			}
 		})
@@ -322,14 +334,14 @@ func TestTailUnderTraffic(t *testing.T) {
 		watchers.Go(func() {
 			for range 200 {
 				ctx, leave := context.WithCancel(t.Context())
-				events, _ := tail.Subscribe(ctx, fmt.Sprint(w%2))
+				events, _ := tail.Subscribe(ctx, api.TailFilter{Caller: fmt.Sprint(w % 2)})
 				last := -1
 				for range 3 {
 					e := <-events
-					if e[0] != w%2 || e[1] <= last {
-						t.Errorf("watcher of %d saw %v after %d", w%2, e, last)
+					if e.Caller != fmt.Sprint(w%2) || e.Attempt <= last {
+						t.Errorf("watcher of %d saw %+v after %d", w%2, e, last)
 					}
-					last = e[1]
+					last = e.Attempt
 				}
 				leave()
 				for range events { // until it is closed

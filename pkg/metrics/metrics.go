@@ -165,7 +165,7 @@ func statusText(code int) string {
 }
 
 // Worker is what workers count by. They tell tail, while somebody watches, and observe.
-func (m *Metrics) Worker(tail *deadletter.Tail[api.Event], observe func(*notify.Envelope)) worker.Events {
+func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
 			if !e.Derived() {
@@ -204,7 +204,7 @@ func (m *Metrics) Worker(tail *deadletter.Tail[api.Event], observe func(*notify.
 }
 
 // publish tells whoever watches: a line per state of a window.
-func publish(tail *deadletter.Tail[api.Event], s *worker.SettledInfo) {
+func publish(tail *deadletter.Tail, s *worker.SettledInfo) {
 	e := s.Envelope
 	for state, n := range s.States {
 		if n == 0 {
@@ -220,7 +220,7 @@ func publish(tail *deadletter.Tail[api.Event], s *worker.SettledInfo) {
 				ev.Code = code
 			}
 		}
-		tail.Publish(e.Caller, ev)
+		tail.Publish(&ev)
 	}
 }
 

@@ -87,6 +87,23 @@ func (p *accounts) room(a *account, lane limit.Lane) int {
 	return max(1, int(float64(a.slots)*p.bulkShare))
 }
 
+// AccountStatus is what an operator sees of an account or IP pool.
+type AccountStatus struct {
+	limit.AccountStatus
+	InFlight int // calls now
+	Limit    int // of them, in this process
+}
+
+func (p *accounts) status() (out []AccountStatus) {
+	all := p.pool.Status(time.Now())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range all {
+		out = append(out, AccountStatus{all[i], p.list[i].inflight, p.room(p.list[i], limit.Fast)})
+	}
+	return out
+}
+
 // outOfService says why no account can be called: blocked, refused, or in
 // trouble.
 func (p *accounts) outOfService(now, at time.Time) error {
@@ -157,7 +174,7 @@ func (p *accounts) view(ctx context.Context) {
 }
 
 // Accounts is what an operator sees of a client's accounts or IP pools.
-func (t *Twilio) Accounts() []limit.AccountStatus { return t.accounts.pool.Status(time.Now()) }
+func (t *Twilio) Accounts() []AccountStatus { return t.accounts.status() }
 
 // Accounts is what an operator sees of the IP pools.
-func (s *SendGrid) Accounts() []limit.AccountStatus { return s.accounts.pool.Status(time.Now()) }
+func (s *SendGrid) Accounts() []AccountStatus { return s.accounts.status() }

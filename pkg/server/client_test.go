@@ -120,9 +120,6 @@ func TestClientEndToEnd(t *testing.T) {
 	if notify.KindOf(err) != notify.KindConflict {
 		t.Errorf("%v", err)
 	}
-	if err := c.Tail(ctx, "", func(api.Event) error { return nil }); notify.KindOf(err) != notify.KindUnavailable {
-		t.Errorf("%v", err)
-	}
 	c.BaseURL = "http://127.0.0.1:1"
 	if _, err := c.User(ctx, "u"); notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("%v", err)

@@ -133,11 +133,11 @@ type Users interface {
 	Put(ctx context.Context, p engine.Profile) (engine.Profile, error)
 }
 
-// Tail tells of a caller's outcomes as they happen; caller "" is everybody. The
+// Tail tells of the outcomes that a filter takes as they happen. The
 // channel is closed when ctx ends. It never waits for a slow reader, which
 // loses events; missed says how many so far.
 type Tail interface {
-	Subscribe(ctx context.Context, caller string) (events <-chan api.Event, missed func() int64)
+	Subscribe(ctx context.Context, f api.TailFilter) (events <-chan api.Event, missed func() int64)
 }
 
 // Receipt takes a provider's delivery receipts.
@@ -177,7 +177,7 @@ type Campaigns interface {
 }
 
 // Deps are the parts the server stands on. Auth, Intake, Users, History,
-// Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required.
+// Status, DeadLetters, Cancels, Campaigns, CampaignHolds and Tail are required.
 type Deps struct {
 	Auth          *Verifier
 	Intake        Intake
@@ -210,7 +210,7 @@ type Deps struct {
 	// SharedTokens hold callers to their rates over all processes; nil: there is one process.
 	SharedTokens SharedTokens
 	Receipts     map[string]Receipt // by provider; nil: none
-	Tail         Tail               // nil: GET /v1/tail is 503
+	Tail         Tail               // required
 	Doctor       Report             // nil: GET /v1/ops/doctor is 503
 	Lag          Report             // nil: GET /v1/ops/lag is 503
 	Debug        Report             // nil: GET /v1/ops/debug is 503

@@ -360,7 +360,7 @@ func (w *world) deps(t testing.TB) Deps {
 	return Deps{
 		Auth:   newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey())}),
 		Intake: w, Users: usersOf{w}, History: historyOf{w}, List: listOf{w}, Status: statusOfWorld{world: w},
-		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{w}, Campaigns: campaignsOf{w}, CampaignHolds: fakeHolds{},
+		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{w}, Campaigns: campaignsOf{w}, CampaignHolds: fakeHolds{}, Tail: noTail{},
 		Schedules: w.schedules(), Triggers: w.triggers(t), Lanes: fakeLanes{}, Suppressions: fakeSuppressions{}, Circuits: fakeCircuits{"caller:shop": {Name: "caller:shop"}},
 		Jobs: fakeJobs{}, Audit: &deadletter.AuditLog{Store: w.later.Audit()},
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {

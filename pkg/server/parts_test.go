@@ -1,7 +1,6 @@
 package server
 
 import (
-	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/users"
@@ -11,5 +10,5 @@ import (
 var (
 	_ Intake = (*intake.Service)(nil)
 	_ Users  = (*users.Service)(nil)
-	_ Tail   = (*deadletter.Tail[api.Event])(nil)
+	_ Tail   = (*deadletter.Tail)(nil)
 )

@@ -208,7 +208,7 @@ func routes() []route {
 		{put, "/v1/users/{id}", api.ScopeUsers, classNormal, singleBody, takes(putUser), ""},
 		{get, "/v1/users/{id}/notifications", api.ScopeRead, classNormal, noBody, within(answers(userHistory)), history},
 		{get, "/v1/failed", api.ScopeRead, classStream, noBody, answers(failedFeed), "limit=page after=count wait=30s"},
-		{get, "/v1/tail", api.ScopeRead, classStream, noBody, tailOutcomes, "caller=operator"},
+		{get, "/v1/tail", api.ScopeRead, classStream, noBody, tailOutcomes, "caller=operator channel category status"},
 		{get, "/v1/ops/dead-letters", api.ScopeObserve, classNormal, noBody, answers(listDeadLetters), letters},
 		{get, "/v1/ops/dead-letters/{id}", api.ScopeObserve, classNormal, noBody, answers(getDeadLetter), "epoch=count"},
 		{post, "/v1/ops/dead-letters:top", api.ScopeObserve, classNormal, singleBody, jobs(takes(topDeadLetters)), "limit=200"},

@@ -122,7 +122,7 @@ func TestDrain(t *testing.T) {
 	tailing := make(chan struct{})
 	var once sync.Once
 	wg.Go(func() {
-		err := c.Tail(t.Context(), "", func(api.Event) error { once.Do(func() { close(tailing) }); return nil })
+		err := c.Tail(t.Context(), api.TailFilter{}, func(api.Event) error { once.Do(func() { close(tailing) }); return nil })
 		if err != nil {
 			t.Errorf("the tail: %v", err)
 		}
@@ -160,7 +160,7 @@ func TestDrain(t *testing.T) {
 
 type noTail struct{}
 
-func (noTail) Subscribe(ctx context.Context, _ string) (<-chan api.Event, func() int64) {
+func (noTail) Subscribe(ctx context.Context, _ api.TailFilter) (<-chan api.Event, func() int64) {
 	return make(chan api.Event), func() int64 { return 0 }
 }
 
@@ -340,11 +340,11 @@ func TestFailedFeedWaits(t *testing.T) {
 type oneTail struct {
 	events chan api.Event
 	missed func() int64
-	asked  chan string
+	asked  chan api.TailFilter
 }
 
-func (o *oneTail) Subscribe(_ context.Context, caller string) (<-chan api.Event, func() int64) {
-	o.asked <- caller
+func (o *oneTail) Subscribe(_ context.Context, f api.TailFilter) (<-chan api.Event, func() int64) {
+	o.asked <- f
 	return o.events, o.missed
 }
 
@@ -352,7 +352,7 @@ func TestTail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		missed := int64(0)
-		tail := &oneTail{events: make(chan api.Event, 4), asked: make(chan string, 1), missed: func() int64 { return missed }}
+		tail := &oneTail{events: make(chan api.Event, 4), asked: make(chan api.TailFilter, 1), missed: func() int64 { return missed }}
 		w, ln := newWorld(), newPipes()
 		deps := w.deps(t)
 		deps.Tail = tail
@@ -368,8 +368,8 @@ func TestTail(t *testing.T) {
 		if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != api.TypeNDJSON {
 			t.Fatalf("%v %+v", err, resp)
 		}
-		if got := <-tail.asked; got != "shop" {
-			t.Errorf("subscribed to %q", got)
+		if got := <-tail.asked; got != (api.TailFilter{Caller: "shop"}) {
+			t.Errorf("subscribed to %+v", got)
 		}
 		lines := bufio.NewScanner(resp.Body)
 		next := func() (e api.Event) {
@@ -417,9 +417,46 @@ func TestTail(t *testing.T) {
 	})
 }
 
+// TestTailNamesProcessesToOperators: a caller's tail says that outcomes are left out, and
+// not which processes there are or where they run.
+func TestTailNamesProcessesToOperators(t *testing.T) {
+	t.Parallel()
+	f := func(name string, scopes ...string) (lines []api.Event) {
+		tail := &oneTail{events: make(chan api.Event, 3), asked: make(chan api.TailFilter, 1), missed: func() int64 { return 0 }}
+		tail.events <- api.Event{Type: api.EventOutcome, NotificationID: "ntf_1", Process: "mails"}
+		tail.events <- api.Event{Type: api.EventGap, Process: "mails", Dropped: 3}
+		tail.events <- api.Event{Type: api.EventProcesses, Processes: []string{"mails"}, Missing: []api.Process{{Name: "pushes", Host: "vm", API: "10.0.0.1:80", State: api.ProcessMissing}}}
+		close(tail.events)
+		s := newWorld().start(t, Config{}, func(d *Deps) { d.Tail = tail })
+		got := ask(s, "GET", "/v1/tail", token(t, "shop", scopes...), "")
+		for line := range strings.Lines(got.body) {
+			var e api.Event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatal(err)
+			}
+			lines = append(lines, e)
+		}
+		if len(lines) != 4 || lines[1].NotificationID != "ntf_1" || lines[2].Dropped != 3 || len(lines[3].Missing) != 1 {
+			t.Fatalf("%s: %s", name, got.body)
+		}
+		if shown := strings.Contains(got.body, "mails") || strings.Contains(got.body, "pushes") || strings.Contains(got.body, "vm") || strings.Contains(got.body, "10.0.0.1"); shown != (len(scopes) > 1) {
+			t.Errorf("%s: %s", name, got.body)
+		}
+		return lines
+	}
+	if e := f("a caller", api.ScopeRead); e[2].Process == "" || !e[3].Missing[0].Missing() {
+		t.Errorf("%+v", e)
+	}
+	for _, scope := range []string{api.ScopeOperate, api.ScopeObserve} {
+		if e := f(scope, api.ScopeRead, scope); e[1].Process != "mails" || e[2].Process != "mails" || e[3].Processes[0] != "mails" || e[3].Missing[0].Host != "vm" {
+			t.Errorf("%s: %+v", scope, e)
+		}
+	}
+}
+
 func TestTailOfOthersIsForOperators(t *testing.T) {
 	t.Parallel()
-	tail := &oneTail{events: make(chan api.Event), asked: make(chan string, 1), missed: func() int64 { return 0 }}
+	tail := &oneTail{events: make(chan api.Event), asked: make(chan api.TailFilter, 1), missed: func() int64 { return 0 }}
 	close(tail.events) // each stream ends at once
 	s := newWorld().start(t, Config{}, func(d *Deps) { d.Tail = tail })
 	f := func(query, want string, scopes ...string) {
@@ -431,8 +468,8 @@ func TestTailOfOthersIsForOperators(t *testing.T) {
 			}
 			return
 		}
-		if asked := <-tail.asked; got.status != 200 || asked != want {
-			t.Errorf("%s: %d, subscribed to %q", query, got.status, asked)
+		if asked := <-tail.asked; got.status != 200 || strings.TrimSpace(asked.Caller+" "+asked.Channel+" "+asked.Category+" "+asked.Status) != want {
+			t.Errorf("%s: %d, subscribed to %+v", query, got.status, asked)
 		}
 	}
 	f("", "shop", api.ScopeRead)
@@ -441,4 +478,8 @@ func TestTailOfOthersIsForOperators(t *testing.T) {
 	f("", "shop", api.ScopeRead, api.ScopeOperate)
 	f("?caller=bank", "bank", api.ScopeRead, api.ScopeOperate)
 	f("?caller=*", "", api.ScopeRead, api.ScopeOperate)
+	f("?channel=sms&category=otp&status=FAILED", "shop sms otp FAILED", api.ScopeRead)
+	f("?channel=fax", "refused", api.ScopeRead)
+	f("?category=promo", "refused", api.ScopeRead)
+	f("?status=GONE", "refused", api.ScopeRead)
 }

@@ -136,7 +136,7 @@ func TestAnnouncedBodiesHoldNothing(t *testing.T) {
 // openTails says when a tail was opened; it has no events.
 type openTails chan struct{}
 
-func (o openTails) Subscribe(ctx context.Context, _ string) (<-chan api.Event, func() int64) {
+func (o openTails) Subscribe(ctx context.Context, _ api.TailFilter) (<-chan api.Event, func() int64) {
 	events := make(chan api.Event)
 	context.AfterFunc(ctx, func() { close(events) })
 	o <- struct{}{}

@@ -59,16 +59,9 @@ func waitFeed(x *exchange, after uint64, wait time.Duration) ([]engine.DeadLette
 // tailOutcomes streams outcomes, one JSON object a line, until the client or the
 // server goes.
 func tailOutcomes(x *exchange) error {
-	if x.srv.deps.Tail == nil {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "tail_unavailable", Msg: "this server does not see outcomes: its role has no workers"}
-	}
-	of := x.id.Caller
-	switch name := x.query.text("caller"); name {
-	case "":
-	case "*":
-		of = ""
-	default:
-		of = name
+	f, err := tailFilter(x)
+	if err != nil {
+		return err
 	}
 	if x.r.Method == http.MethodHead {
 		x.write(http.StatusOK, nil)
@@ -76,12 +69,50 @@ func tailOutcomes(x *exchange) error {
 	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	events, missed := x.srv.deps.Tail.Subscribe(ctx, of)
+	events, missed := x.srv.deps.Tail.Subscribe(ctx, f)
 	h := x.w.Header()
 	h["Content-Type"], h["Cache-Control"] = typeNDJSON, noStore
 	x.w.WriteHeader(http.StatusOK)
 	x.status = http.StatusOK
 	return streamEvents(x, events, missed)
+}
+
+// tailFilter returns which outcomes the request asks for: the caller's own, unless an
+// operator names another caller.
+func tailFilter(x *exchange) (api.TailFilter, error) {
+	f := api.TailFilter{Caller: x.id.Caller, Channel: x.query.text("channel"), Category: x.query.text("category"), Status: x.query.text("status")}
+	switch name := x.query.text("caller"); name {
+	case "":
+	case "*":
+		f.Caller = ""
+	default:
+		f.Caller = name
+	}
+	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && !ok {
+		return f, notify.Invalid("unknown_channel", "channel", "push, sms or email")
+	}
+	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
+		return f, notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
+	}
+	if _, ok := notify.ParseState(f.Status); f.Status != "" && !ok {
+		return f, notify.Invalid("bad_state", "status", "no state has this name")
+	}
+	return f, nil
+}
+
+// withoutProcesses removes what only operators may see: the names of processes, and where
+// they run. A caller still learns that outcomes are left out.
+func withoutProcesses(e *api.Event) {
+	e.Processes = nil
+	if e.Process != "" {
+		e.Process = ""
+		if e.Type == api.EventGap {
+			e.Process = "another process"
+		}
+	}
+	if len(e.Missing) > 0 {
+		e.Missing = []api.Process{{Name: "some processes", State: api.ProcessUnknown, Note: "they do not answer"}}
+	}
 }
 
 // streamEvents writes events until they end. Lines are flushed when no further event
@@ -90,8 +121,11 @@ func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) err
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)
 	defer beat.Stop()
-	told := int64(0)
+	told, operator := int64(0), x.operator()
 	line := func(e api.Event) error {
+		if !operator {
+			withoutProcesses(&e)
+		}
 		x.deadlines(time.Time{}, time.Now().Add(x.srv.cfg.WriteTimeout))
 		b, err := json.Marshal(e)
 		if err != nil {

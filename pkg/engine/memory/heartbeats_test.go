@@ -12,3 +12,7 @@ import (
 func TestHeartbeats(t *testing.T) {
 	enginetest.Heartbeats(t, func(enginetest.T) (engine.Heartbeats, func() engine.Heartbeats) { return memory.NewHeartbeats(), nil }, time.Sleep)
 }
+
+func TestBroadcast(t *testing.T) {
+	enginetest.Broadcast(t, func(enginetest.T) (engine.Broadcast, func() engine.Broadcast) { return memory.NewBroadcast(), nil })
+}

@@ -1,5 +1,5 @@
 // Package redis serves what several processes share and may lose for a moment:
-// leases and heartbeats, token buckets and blocked accounts, the seen-filter, a
+// leases, heartbeats and broadcasts, token buckets and blocked accounts, the seen-filter, a
 // cache of preferences, idempotency keys, the spill buffer, and a delay queue.
 // It speaks to one server, to one behind sentinels, or to a cluster.
 //
@@ -17,6 +17,7 @@
 //	<prefix>{spill}:head           hash: last seq, bytes
 //	<prefix>{queue:<name>}:...     see queue.go
 //	<prefix>{seen:<name>}:...      see filter.go
+//	<prefix>channel:<name>         a channel of pub/sub: it keeps nothing
 //
 // # What is durable
 //

@@ -34,6 +34,7 @@ func calls(t testing.TB, s *Store) []call {
 		{"Heartbeats.Beat", func(ctx context.Context) error { _, err := h.Beat(ctx, "g", "a", "", time.Minute); return err }},
 		{"Heartbeats.Alive", func(ctx context.Context) error { _, _, err := h.Alive(ctx, "g", 0); return err }},
 		{"Heartbeats.Leave", func(ctx context.Context) error { return h.Leave(ctx, "g", "a") }},
+		{"Broadcast.Send", func(ctx context.Context) error { return s.Broadcast().Send(ctx, "c", []byte("m")) }},
 		{"Limits.Take", func(ctx context.Context) error { _, _, err := lim.Take(ctx, "b", 1, 1, 1); return err }},
 		{"Limits.Block", func(ctx context.Context) error { return lim.Block(ctx, "a", time.Now().Add(time.Minute)) }},
 		{"Limits.Blocked", func(ctx context.Context) error { _, err := lim.Blocked(ctx, []string{"a"}); return err }},
@@ -112,6 +113,38 @@ func TestFrozen(t *testing.T) {
 	srv.await(func() bool { return s.Ping(bg) == nil })
 	allWork(t, s)
 	t.Logf("frozen: first error after %v, slowest %v", first.Round(time.Millisecond), worst.Round(time.Millisecond))
+}
+
+// TestListenEnds: a listener gets an error when its server dies or hangs, and when the store
+// is closed. The end of its context is none.
+func TestListenEnds(t *testing.T) {
+	t.Parallel()
+	srv := startServer(t)
+	listen := func(ctx context.Context, s *Store) chan error {
+		ready, ended := make(chan struct{}), make(chan error, 1)
+		go func() { ended <- s.Broadcast().Listen(ctx, "c", func() { close(ready) }, func([]byte) {}) }()
+		<-ready
+		return ended
+	}
+	s := srv.connect(shortly)
+	ctx, stop := context.WithCancel(bg)
+	ended := listen(ctx, s)
+	stop()
+	must(t, <-ended)
+	ended = listen(bg, s)
+	srv.freeze()
+	wantUnavailable(t, "a server that hangs", <-ended)
+	srv.thaw()
+	srv.await(func() bool { return s.Ping(bg) == nil })
+	ended = listen(bg, s)
+	srv.kill()
+	wantUnavailable(t, "a server that died", <-ended)
+	wantUnavailable(t, "a server that is away", s.Broadcast().Listen(bg, "c", func() { t.Error("it listens") }, func([]byte) {}))
+	srv.start()
+	srv.await(func() bool { return s.Ping(bg) == nil })
+	ended = listen(bg, s)
+	must(t, s.Close())
+	wantUnavailable(t, "a store that was closed", <-ended)
 }
 
 // A server that answers, but not in time, is one that does not; one that is a

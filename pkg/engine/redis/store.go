@@ -197,6 +197,9 @@ func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	return f, nil
 }
 
+// Broadcast returns the contract of messages to those that listen.
+func (s *Store) Broadcast() engine.Broadcast { return broadcast{s} }
+
 // Heartbeats returns the contract of signs of life.
 func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
 

@@ -115,6 +115,12 @@ func TestHeartbeats(t *testing.T) {
 	enginetest.Heartbeats(t, open(addr, (*Store).Heartbeats), time.Sleep)
 }
 
+func TestBroadcast(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.Broadcast(t, open(addr, (*Store).Broadcast))
+}
+
 // TestHeartbeatsOfAnEarlierRelease: a member that beats without a value and without a
 // version is a member, changes the version when it comes and goes, and has no other
 // members that are alive.
