@@ -62,8 +62,12 @@ func (n builder) build() error {
 	if err := n.followOperators(context.Background()); err != nil {
 		return err
 	}
+	calls := &n.parallel
+	if n.own == nil {
+		calls.divide(n.provs, func(topic string) int { return n.st.spread(topic).Most() })
+	}
 	for _, l := range notify.Lanes() {
-		if err := n.lane(l); err != nil {
+		if err := n.lane(l, calls); err != nil {
 			return err
 		}
 	}
@@ -113,7 +117,7 @@ func (n builder) build() error {
 const quietFetch = time.Second
 
 // lane builds the two workers of a lane and their consumer groups.
-func (n builder) lane(l notify.Lane) error {
+func (n builder) lane(l notify.Lane, calls *callShare) error {
 	set, prov := n.cfg.lane(l), n.provs.lane(l)
 	if n.seams.provider != nil {
 		prov = n.seams.provider(prov)
@@ -136,9 +140,11 @@ func (n builder) lane(l notify.Lane) error {
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
 			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
-		if err := n.addGroup(log.GroupConfig{
-			Group: group, FetchWait: wait, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
-		}, w); err != nil {
+		c := log.GroupConfig{Group: group, FetchWait: wait, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison}
+		if role == worker.First {
+			calls.follow(l, &c.Events)
+		}
+		if err := n.addGroup(c, w); err != nil {
 			return err
 		}
 	}
@@ -148,7 +154,9 @@ func (n builder) lane(l notify.Lane) error {
 // addGroup makes a consumer group over the topics of its name.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	c.Owner = n.owner
+	assigned, gone := c.Events.Assigned, c.Events.Gone
 	c.Conn, c.Topics, c.DrainTimeout, c.Events = connOf(c.Group, n.st.conn), topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
+	c.Events.Assigned, c.Events.Gone = assigned, gone
 	g, err := log.NewGroup(c, h)
 	if err != nil {
 		return err

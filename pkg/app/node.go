@@ -62,6 +62,7 @@ type Node struct {
 	commit        *worker.Committer
 	solo          *worker.Solo
 	provs         *providers
+	parallel      callShare          // of providers.twilio.parallel
 	asked         *outcomehook.Asked // who is told of every end
 	groups        groups
 	receipts      *receipts

@@ -118,8 +118,8 @@ func usePartitions(n *Node, s spreads) {
 	}
 }
 
-// follow reads the numbers of partitions until ctx ends.
-func (s spreads) follow(ctx context.Context, warn func(error)) error {
+// follow reads the numbers of partitions until ctx ends, and calls read each time.
+func (s spreads) follow(ctx context.Context, read func(), warn func(error)) error {
 	for notify.Sleep(ctx, partitionsEvery) {
 		call, stop := context.WithTimeout(ctx, partitionsEvery/2)
 		for _, ch := range notify.Channels {
@@ -128,6 +128,7 @@ func (s spreads) follow(ctx context.Context, warn func(error)) error {
 			}
 		}
 		stop()
+		read()
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 		ps["seen-filter"] = s.seen.Run
 	}
 	ps["partitions"] = func(ctx context.Context) error {
-		return s.partitions.follow(ctx, func(err error) {
+		return s.partitions.follow(ctx, n.parallel.recount, func(err error) {
 			n.log.Warn("over how many partitions users are spread cannot be read", "err", err)
 		})
 	}

@@ -3,12 +3,15 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/provider"
 )
 
 // TestAuditSeesWhatCameDue: an audit of a window counts what came due in it, however
@@ -113,4 +116,45 @@ func TestTailShowsOtherProcesses(t *testing.T) {
 	if !errors.Is(err, enough) || !slices.Equal(names, []string{"mails", "pushes"}) {
 		t.Errorf("%v; it shows %v", err, names)
 	}
+}
+
+// TestCallsOfAnAccountAreDivided: the calls at a time that an account takes are divided
+// between the workers by their partitions, and move with them. Whichever process is asked
+// lists the account for each of them.
+func TestCallsOfAnAccountAreDivided(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	cfg.Log.Partitions = map[string]int{"push": 1, "sms": 4, "email": 1}
+	cfg.Providers.Stub = false
+	cfg.Providers.Twilio.URL = "http://127.0.0.1:1"
+	cfg.Providers.Twilio.Accounts = []provider.TwilioAccount{{SID: "AC1", Token: "t", From: "+15550000000"}}
+	s := newShared(t, &cfg)
+	start := func(name, role string) *life {
+		c := cfg
+		c.Instance = name
+		return runAs(t, role, c, seams{servers: s.open})
+	}
+	front := start("front", "api,worker:push")
+	start("a", "worker:sms")
+	wants := func(want ...string) {
+		t.Helper()
+		eventually(t, strings.Join(want, ", "), func() bool {
+			as, err := front.client.Accounts(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, a := range as.Items {
+				got = append(got, fmt.Sprintf("%s of %s: %d", a.Account, a.Process, a.Limit))
+			}
+			return slices.Equal(got, want)
+		})
+	}
+	wants("twilio:AC1 of a: 100")
+	b := start("b", "worker:sms")
+	wants("twilio:AC1 of a: 50", "twilio:AC1 of b: 50")
+	if err := b.stop(); err != nil {
+		t.Fatal(err)
+	}
+	wants("twilio:AC1 of a: 100")
 }

@@ -39,12 +39,22 @@ type accounts struct {
 	list   []*account
 	queues [2]limit.Queue[admission] // by limit.Lane
 	viewed time.Time
+	share  Share       // of each account's calls at a time
+	raise  *time.Timer // makes a greater share count; nil: none is due
 }
+
+// Share is the part of the work on a channel that this process has: of the partitions of
+// the fast lane and of bulk, each from 0 to 1. Those of all processes add up to 1.
+type Share struct{ Fast, Bulk float64 }
+
+// shareRaised is how long a greater share waits before it counts. A smaller one counts at
+// once. So calls that another process began by its greater share have had that time to end.
+const shareRaised = time.Second
 
 type account struct {
 	name  string // as in Result.Provider and in the shared store
 	at    int    // position in the configuration
-	slots int    // calls at a time
+	slots int    // calls at a time, of all processes
 
 	// guarded by accounts.mu
 	inflight int
@@ -58,7 +68,7 @@ type slot struct {
 }
 
 func newAccounts(provider string, of []slot, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
-	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5)}
+	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.common, _ = blocks.(*limit.Shared)
 	cfg := limit.PoolConfig{BulkShare: p.bulkShare, Breaker: breaker, Blocks: blocks}
 	for i, s := range of {
@@ -79,13 +89,48 @@ func (p *accounts) find(name string) *account {
 	return nil
 }
 
-// room is how many of the account's slots a lane may fill.
+// room is how many of the account's slots a lane may fill in this process, at least one.
+// The fast lane's own part goes with the partitions of the fast lane, and the part that bulk
+// may use with those of bulk: so all processes together keep to the account's slots, also
+// where some of them work on bulk alone. Called with p.mu held.
 func (p *accounts) room(a *account, lane limit.Lane) int {
-	if lane == limit.Fast {
-		return a.slots
+	bulk := p.bulkShare * p.share.Bulk
+	if lane == limit.Bulk {
+		return wholeSlots(float64(a.slots) * bulk)
 	}
-	return max(1, int(float64(a.slots)*p.bulkShare))
+	return wholeSlots(float64(a.slots) * ((1-p.bulkShare)*p.share.Fast + bulk))
 }
+
+// wholeSlots rounds down, but for what a float64 lacks.
+func wholeSlots(n float64) int { return max(1, int(n+1e-9)) }
+
+// setShare makes to the share of this process: what is smaller of it at once, what is
+// greater after shareRaised.
+func (p *accounts) setShare(to Share) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.raise != nil {
+		p.raise.Stop()
+		p.raise = nil
+	}
+	p.share.Fast, p.share.Bulk = min(p.share.Fast, to.Fast), min(p.share.Bulk, to.Bulk)
+	if p.share == to {
+		return
+	}
+	var due *time.Timer
+	due = time.AfterFunc(shareRaised, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.raise == due { // else there is a later share
+			p.raise, p.share = nil, to
+			p.wake()
+		}
+	})
+	p.raise = due
+}
+
+// SetShare divides the calls at a time of each account between processes.
+func (t *Twilio) SetShare(s Share) { t.accounts.setShare(s) }
 
 // AccountStatus is what an operator sees of an account or IP pool.
 type AccountStatus struct {

@@ -3,6 +3,8 @@ package provider
 import (
 	"context"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,6 +67,108 @@ func TestTwoProcessesShareARate(t *testing.T) {
 			if p.list[0].inflight != 0 {
 				t.Errorf("%d slots are taken", p.list[0].inflight)
 			}
+		}
+	})
+}
+
+// TestProcessesShareCallsAtATime: processes that come, go and exchange partitions make no
+// more calls at a time over an account than it takes, but for one of a process that has
+// just come; together they make as many as it takes.
+func TestProcessesShareCallsAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most, call = 100, 400 * time.Millisecond
+		type process struct {
+			*accounts
+			fast, bulk atomic.Int64 // calls now
+			stop       context.CancelFunc
+			calls      sync.WaitGroup
+		}
+		start := func(lanes ...limit.Lane) *process {
+			a, err := newAccounts("twilio", []slot{{limit.Account{Name: "a", Rate: limit.Unlimited}, most}}, 0.5, limit.BreakerConfig{}, nil, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.perCall = true
+			a.setShare(Share{})
+			ctx, stop := context.WithCancel(t.Context())
+			p := &process{accounts: a, stop: stop}
+			for _, lane := range lanes {
+				n, cat := &p.fast, notify.OTP
+				if lane == limit.Bulk {
+					n, cat = &p.bulk, notify.Marketing
+				}
+				for range most {
+					p.calls.Go(func() {
+						for {
+							m, err := p.admit(ctx, lane, cat, 1)
+							if err != nil {
+								return
+							}
+							m.use(1)
+							n.Add(1)
+							time.Sleep(call)
+							n.Add(-1)
+							p.done(m.a, notify.ClassAccepted)
+							m.Release()
+						}
+					})
+				}
+			}
+			return p
+		}
+		var all []*process
+		rest := func(what string, wantFast, wantBulk int64) {
+			t.Helper()
+			var fast, bulk int64
+			for end := time.Now().Add(shareRaised + 3*call); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				fast, bulk = 0, 0
+				for _, p := range all {
+					fast, bulk = fast+p.fast.Load(), bulk+p.bulk.Load()
+				}
+				if fast+bulk > most+1 {
+					t.Fatalf("%s: %d calls at a time", what, fast+bulk)
+				}
+			}
+			if fast != wantFast || bulk != wantBulk {
+				t.Errorf("%s: at rest %d calls of codes and %d of bulk, want %d and %d", what, fast, bulk, wantFast, wantBulk)
+			}
+		}
+		a := start(limit.Fast)
+		all = append(all, a)
+		rest("without a partition", 1, 0)
+		a.setShare(Share{1, 1})
+		rest("alone", most, 0)
+		b := start(limit.Fast)
+		all = append(all, b)
+		a.setShare(Share{.5, .5})
+		b.setShare(Share{.5, .5})
+		rest("two", most, 0)
+		if a.fast.Load() != most/2 {
+			t.Errorf("one of two makes %d calls", a.fast.Load())
+		}
+		// A partition goes there and back before its slots count.
+		a.setShare(Share{.25, .25})
+		b.setShare(Share{.75, .75})
+		time.Sleep(shareRaised / 2)
+		b.setShare(Share{.5, .5})
+		a.setShare(Share{.5, .5})
+		rest("back again", most, 0)
+		// A process for bulk alone takes the partitions of bulk.
+		c := start(limit.Bulk)
+		all = append(all, c)
+		a.setShare(Share{.5, 0})
+		b.setShare(Share{.5, 0})
+		c.setShare(Share{0, 1})
+		rest("one of three for bulk", most/2, most/2)
+		for _, p := range all {
+			p.stop()
+			p.calls.Wait()
+			if s := p.status(); s[0].InFlight != 0 {
+				t.Errorf("%d slots are taken", s[0].InFlight)
+			}
+		}
+		if s := a.status(); s[0].Limit != most/4 {
+			t.Errorf("its limit is %d", s[0].Limit)
 		}
 	})
 }
