@@ -217,6 +217,7 @@ func feed(m *metrics.Metrics) {
 	in.Replayed("caller")
 	in.TakenOver("caller")
 	in.Spilled(1)
+	metrics.Add(m.NewEnvelopes, 1, "push")
 	h.Request("/v1/notifications", http.MethodPost, http.StatusCreated, time.Millisecond, 1, 1)
 	h.InFlight(1)
 	h.InFlight(-1)

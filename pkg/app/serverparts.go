@@ -66,7 +66,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 	ps["follower"], ps["card"] = n.follow, n.cards.Run
 	n.addFigures(ps, do)
-	ps["tails"] = func(ctx context.Context) error { return s.tails.Run(ctx, len(do.Lanes) > 0) }
+	ps["tails"] = func(ctx context.Context) error { return s.tails.Run(ctx, do.Lanes) }
 	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
 	if len(n.clock.Servers) > 0 {
 		ps["clock"] = n.clock.Run

@@ -198,9 +198,9 @@ func (t *Tails) due() (asked map[tailID]tailWish, shows bool) {
 	return asked, len(t.open) > 0
 }
 
-// Run answers the tails of other processes if this one sees outcomes, and hears their
+// Run answers the tails of other processes if this one works lanes, and hears their
 // answers while it shows a tail, until ctx ends.
-func (t *Tails) Run(ctx context.Context, seesOutcomes bool) error {
+func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 	type answering struct {
 		wish atomic.Pointer[tailWish]
 		stop context.CancelFunc
@@ -212,7 +212,7 @@ func (t *Tails) Run(ctx context.Context, seesOutcomes bool) error {
 	defer func() { stopHearing() }()
 	for ctx.Err() == nil {
 		asked, shows := t.due()
-		if !seesOutcomes {
+		if len(lanes) == 0 {
 			asked = nil
 		}
 		for id, a := range answers {

@@ -72,7 +72,11 @@ func tails(t *testing.T, beats engine.Heartbeats, w engine.Broadcast, name, role
 	go func() {
 		done <- s.Share(ctx, nil, func(notify.Lane) (server.Standing, bool) { return server.Standing{}, false })
 	}()
-	go func() { done <- p.Run(ctx, strings.HasPrefix(role, RoleWorker)) }()
+	var lanes []notify.Lane
+	if strings.HasPrefix(role, RoleWorker) {
+		lanes = notify.Lanes()
+	}
+	go func() { done <- p.Run(ctx, lanes) }()
 	p.stop = func() {
 		cancel()
 		for range 3 {

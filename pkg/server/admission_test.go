@@ -43,7 +43,7 @@ func TestOverload(t *testing.T) {
 		d.Hooks.Refused = func(reason string) { refused = append(refused, reason) }
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s.deps.Now = func() time.Time { return time.Now() }
+		s.deps.Now = time.Now
 		adm = limit.NewAdmission(limit.AdmissionConfig{})
 		s.deps.Admission = adm
 		token := tokenAt(t, time.Now(), "shop", api.ScopeSend)

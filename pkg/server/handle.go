@@ -265,6 +265,9 @@ func (x *exchange) startsUrgent() bool {
 	}{io.MultiReader(bytes.NewReader(b[:n]), x.r.Body), x.r.Body}
 	_, rest, _ := bytes.Cut(b[:n], []byte(`"category"`))
 	rest, ok := bytes.CutPrefix(bytes.TrimLeft(rest, " \t\r\n"), []byte(":"))
+	if !ok {
+		return false
+	}
 	if rest, ok = bytes.CutPrefix(bytes.TrimLeft(rest, " \t\r\n"), []byte(`"`)); !ok {
 		return false
 	}

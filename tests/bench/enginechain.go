@@ -157,7 +157,7 @@ func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	d := c.length(10*time.Second, 3*time.Second)
 	r := c.run(ctx, w, d)
 	bare := c.asked.Counts()
-	floor := c.floor(ctx, r.made, int(r.n)/max(int(w.step.Size), 1))
+	floor := c.floor(ctx, r.made, int(r.n)/max(w.step.Size, 1))
 	bare = kafkaMinus(c.asked.Counts(), bare)
 	per := func(v float64) float64 { return v / float64(r.n) }
 	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes and %.3g logged batches; Redis: %.3g commands in %.3g round trips",
