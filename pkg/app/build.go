@@ -111,7 +111,7 @@ func (n builder) build() error {
 	return n.buildServer()
 }
 
-// quietFetch is how long a fetch waits for data in groups that nobody waits for, or that
+// quietFetch is how long a fetch waits for data in groups whose records are not urgent, or that
 // mostly have nothing to read. A record that comes ends the wait at once; only a partition
 // that has just come or was paused waits for the fetch that is under way.
 const quietFetch = time.Second

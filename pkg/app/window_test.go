@@ -74,7 +74,7 @@ func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	}
 }
 
-// TestTailShowsOtherProcesses: a process without workers shows the outcomes of those that
+// TestTailShowsOtherProcesses: a process without workers shows the outcomes of others that
 // have some, and names them.
 func TestTailShowsOtherProcesses(t *testing.T) {
 	t.Parallel()

@@ -40,7 +40,7 @@ func dieAt(t *testing.T, a *Archiver, at string, nth int) {
 
 // TestKilledProcessIsReplaced kills processes that archive into one bucket, each with a
 // folder of its own, at each step of each file. Another one goes on, is killed there too, and
-// so does a third; then those that were killed come back. Every line is in the bucket once.
+// so does a third; then the killed ones come back. Every line is in the bucket once.
 func TestKilledProcessIsReplaced(t *testing.T) {
 	t.Parallel()
 	type death struct {
@@ -78,7 +78,7 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 				for range 2 {
 					once(t, w.openShared(t, b, last))
 				}
-				for _, dir := range dirs { // those that were killed come back, the first one first
+				for _, dir := range dirs { // the killed ones come back, the first one first
 					w.add(t, 1)
 					lines++
 					once(t, w.openShared(t, b, dir))

@@ -18,7 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// Bounds of a tail. Each process that answers has an equal part of those that hold over
+// Bounds of a tail. Each process that answers has an equal part of the bounds that hold over
 // all processes.
 const (
 	tailOutcomes = 2000                   // outcomes a second, over all processes
@@ -33,7 +33,7 @@ const (
 	tailPrefix      = "tail:"
 )
 
-// Tails show the outcomes of all processes to those that watch one of them. The process
+// Tails show the outcomes of all processes to clients that watch one of them. The process
 // that is asked tells the others its wish through Standings, and listens to a channel while
 // a tail is open. Each process with workers then sends what its own tail takes, in batches,
 // as long as it hears of the wish. While no tail is open nothing is sent, and there is no
@@ -489,7 +489,7 @@ func (s *shownTail) tellProcesses() {
 	}
 }
 
-// roster adds to e the processes that answer and those that do not. It returns false while
+// roster adds to e the processes that answer and the others. It returns false while
 // it is not known of one of them.
 func (s *shownTail) roster(e *api.Event) bool {
 	s.t.mu.Lock()

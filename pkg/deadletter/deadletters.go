@@ -283,7 +283,7 @@ func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (fai
 	return 0, nil
 }
 
-// Tail hands outcomes to those that watch. It never holds a worker up: a watcher
+// Tail hands outcomes to watchers. It never holds a worker up: a watcher
 // that does not keep up misses events, and is told how many.
 type Tail struct {
 	mu       sync.Mutex

@@ -241,7 +241,7 @@ func TestTail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var tail Tail
-		tail.Publish(outcome("shop", 0)) // nobody watches
+		tail.Publish(outcome("shop", 0)) // there is no watcher
 		if tail.Watching() {
 			t.Error("nobody watches yet")
 		}

@@ -36,11 +36,11 @@ type Admission struct {
 	mu            sync.Mutex
 	decode        admissionLine
 	append, store admissionLine
-	ahead         int64       // bytes of bodies that were let in and are not done; of those that still come, the recent ones
+	ahead         int64       // bytes of bodies that were let in and are not done; of bodies that still come, the recent ones
 	coming        []*Admitted // those whose bodies still come, the oldest first
 	rate          float64     // bytes a second that get done while somebody waits; 0: not known
 	from          time.Time
-	done          int64 // bytes since from, zero: since nobody waited
+	done          int64 // bytes since from, zero: since none waited
 	told          time.Time
 	since, last   time.Time // first and last refusal of this overload; zero: there is none
 	refused       int64     // in this overload
@@ -59,7 +59,7 @@ type AdmissionConfig struct {
 	// the writes of bulk timers, are bounded by.
 	AppendTarget time.Duration `default:"250ms" above:"0"`
 	StoreTarget  time.Duration `default:"250ms" above:"0"`
-	// Changed is told when an overload begins and when it has ended; nil: nobody is told.
+	// Changed is told when an overload begins and when it has ended; nil: it is not called.
 	Changed func(Overload)
 }
 
@@ -235,7 +235,7 @@ func (a *Admission) waits() bool {
 	return a.decode.queue.Len()+a.append.queue.Len()+a.store.queue.Len() > 0
 }
 
-// expected is the wait of a request that came now: 0 while nobody waits. It needs the lock.
+// expected is the wait of a request that came now: 0 while none waits. It needs the lock.
 func (a *Admission) expected(now time.Time) (wait time.Duration) {
 	if !a.waits() {
 		return 0

@@ -222,7 +222,7 @@ func TestAdmissionFollowsTheLog(t *testing.T) {
 	})
 }
 
-// A body that comes slowly keeps nobody out.
+// A body that comes slowly keeps no other out.
 func TestAdmissionForgetsSlowBodies(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 type Counts struct {
 	Produce        int64 // requests
 	ProduceBatches int64 // record batches in them, one for each partition of a request
-	Fetch          int64 // requests, of which those that found nothing waited for data
+	Fetch          int64 // requests, of which the ones that found nothing waited for data
 	FetchBatches   int64 // record batches read
 	Commit         int64 // requests that commit offsets
 	Heartbeat      int64

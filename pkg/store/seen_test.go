@@ -288,7 +288,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// A look-up that fails makes nobody read rows but the process that asked, and that for a
+// A look-up that fails makes only the process that asked read rows, and that for a
 // second: the filter still knows of every claim.
 func TestFailedLookUpLeavesTheFilterComplete(t *testing.T) {
 	bubble(t, func(t *testing.T, a, b *rig, _ *shared) {

@@ -11,7 +11,7 @@ import (
 // and only the goroutine that calls accept uses it. A key has no row if no owner has
 // claimed it:
 //
-//   - This owner has not: the key is not among those that accept has met.
+//   - This owner has not: accept has not met the key.
 //   - No owner before has. It claims nothing once this member was given the partition
 //     (log.Held), and this record was appended after that (Msg.AfterAssign). A copy of
 //     the record may have been appended before that: a request that is repeated keeps

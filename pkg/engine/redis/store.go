@@ -197,7 +197,7 @@ func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	return f, nil
 }
 
-// Broadcast returns the contract of messages to those that listen.
+// Broadcast returns the contract of messages to listeners.
 func (s *Store) Broadcast() engine.Broadcast { return broadcast{s} }
 
 // Heartbeats returns the contract of signs of life.
