@@ -55,7 +55,9 @@ func (m *many) Chunks(_ context.Context, from map[history.Part]int64, _ int64, f
 }
 
 func (m *many) Unsealed(history.Part, int64, int64, func(*engine.Found) error) error { return nil }
-func (m *many) Earlier(*engine.Found) (bool, error)                                  { return false, nil }
+func (m *many) Counted(f *engine.Found) (int64, error) {
+	return f.Offset, nil
+}
 func (m *many) Find(context.Context, notify.ID) (engine.Found, error) {
 	return engine.Found{}, notify.NotFound("notification")
 }
@@ -147,4 +149,35 @@ func TestWhoLeavesKeepsNoPlace(t *testing.T) {
 		}
 		<-a.one
 	})
+}
+
+// keptAt is a history that holds of each chunk the copy at an offset.
+type keptAt struct {
+	many
+	offset int64
+}
+
+func (h *keptAt) Counted(*engine.Found) (int64, error) { return h.offset, nil }
+
+// TestOneCopyIsCounted: of the copies of a chunk that an audit reads it counts one,
+// also where the history holds a copy that was appended after the audit began.
+func TestOneCopyIsCounted(t *testing.T) {
+	const end = 10
+	for _, tc := range []struct {
+		name    string
+		kept    int64
+		counted int64 // the offset of the copy that is counted
+	}{{"the first", 2, 2}, {"the last", 7, 7}, {"of after the beginning", 12, 2}} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRun(New(Config{History: &keptAt{offset: tc.kept}}), time.Time{}, 1)
+			r.bounds = map[log.TopicPartition]Bounds{{Topic: "notifications-push"}: {End: end}}
+			for _, offset := range []int64{2, 5, 7} {
+				f := engine.Found{Topic: "notifications-push", Offset: offset}
+				again, err := r.again(&f)
+				if err != nil || again != (offset != tc.counted) {
+					t.Errorf("the copy at %d: a repeat is %v, %v", offset, again, err)
+				}
+			}
+		})
+	}
 }

@@ -28,7 +28,7 @@ const codeBehind = "behind"
 // original counts a chunk: what its rows say is terminal, and what leads on. The
 // rest is suspected.
 func (r *run) original(ctx context.Context, f *engine.Found) error {
-	again, err := r.cfg.History.Earlier(f)
+	again, err := r.again(f)
 	if err != nil {
 		return err
 	}
@@ -59,6 +59,22 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 		return r.confirm(ctx)
 	}
 	return nil
+}
+
+// again reports whether another copy of a chunk is counted in place of this one. A
+// copy that was appended after the audit began is not read: where the history holds
+// that one, the first that is read is counted.
+func (r *run) again(f *engine.Found) (bool, error) {
+	at, err := r.cfg.History.Counted(f)
+	if err != nil || at == f.Offset {
+		return false, err
+	}
+	b, known := r.bounds[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}]
+	if !known || at < b.End || r.late[f.Envelope.Chunk] {
+		return true, nil
+	}
+	r.late[f.Envelope.Chunk] = true
+	return false, nil
 }
 
 // receiver counts a receiver of a chunk, or suspects it.

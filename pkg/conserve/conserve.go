@@ -38,7 +38,7 @@ type History interface {
 	Sync(ctx context.Context, ends map[history.Part]int64) error
 	Chunks(ctx context.Context, from map[history.Part]int64, since int64, fn func(*engine.Found) error) (map[history.Part]int64, error)
 	Unsealed(p history.Part, from, below int64, fn func(*engine.Found) error) error
-	Earlier(f *engine.Found) (bool, error)
+	Counted(f *engine.Found) (int64, error)
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 	Of(base notify.Base) ([]history.Held, error)
 	Has(base notify.Base) (bool, error)

@@ -40,11 +40,12 @@ type run struct {
 	groups   map[group]*api.Ledger
 	listed   map[string]int // findings by class
 	suspects map[place]*suspect
-	waiting  int // receivers among the suspects
+	waiting  int                   // receivers among the suspects
+	late     map[notify.Chunk]bool // counted, and the history holds a copy of after the beginning
 }
 
 func newRun(a *Auditor, since time.Time, findings int) *run {
-	r := &run{a: a, cfg: &a.cfg, most: findings, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
+	r := &run{a: a, cfg: &a.cfg, most: findings, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}, late: map[notify.Chunk]bool{}}
 	if !since.IsZero() {
 		r.since = since.UnixMilli()
 		r.rep.Since = &since

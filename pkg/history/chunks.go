@@ -90,32 +90,33 @@ func damagedHistory(err error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "part of the history is damaged", Err: err}
 }
 
-// Earlier reports whether the history holds another copy of a chunk, with the
-// same receivers, before the record at this offset: a request that was repeated
+// Counted returns the offset of the copy of a chunk that an audit counts: of those
+// with the same receivers in its partition, the first. A request that was repeated
 // writes the same chunks.
-func (s *Store) Earlier(f *engine.Found) (bool, error) {
+func (s *Store) Counted(f *engine.Found) (int64, error) {
 	p := Part{f.Topic, f.LogPart}
 	first, last := bounds(f.Envelope.Receivers)
 	l, chunks := s.copies(p, f.Envelope.Chunk.Base, func(r *row) bool { return r.first == first && r.last == last })
 	defer l.end()
 	if l.damaged != nil {
-		return false, damagedHistory(l.damaged)
+		return 0, damagedHistory(l.damaged)
 	}
+	counted := f.Offset
 	if len(chunks) < 2 { // itself
-		return false, nil
+		return counted, nil
 	}
 	digest := notify.ColumnDigest(f.Envelope.Receivers)
 	for i := range chunks {
 		var other engine.Found
 		if !l.open(&chunks[i], &other) {
-			return false, damagedHistory(l.damaged)
+			return 0, damagedHistory(l.damaged)
 		}
-		if other.Topic == f.Topic && other.LogPart == f.LogPart && other.Offset < f.Offset &&
+		if other.Topic == f.Topic && other.LogPart == f.LogPart && other.Offset < counted &&
 			other.Envelope.Chunk == f.Envelope.Chunk && notify.ColumnDigest(other.Envelope.Receivers) == digest {
-			return true, nil
+			counted = other.Offset
 		}
 	}
-	return false, nil
+	return counted, nil
 }
 
 // Copy returns the copy of a chunk that has these receivers

@@ -218,22 +218,25 @@ func (h *Remembered) Unsealed(Part, int64, int64, func(*engine.Found) error) err
 	return nil
 }
 
-// Earlier implements conserve.History: of the copies of a chunk in the log the
-// history holds one, and the others are repeats of it.
-func (h *Remembered) Earlier(f *engine.Found) (bool, error) {
+// Counted implements conserve.History: of the copies of a chunk in the log the
+// history holds one, the last that was appended.
+func (h *Remembered) Counted(f *engine.Found) (int64, error) {
 	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
 	if !rd.Next(&r) {
-		return false, nil
+		return f.Offset, nil
 	}
 	kept, err := h.Historian.Find(context.Background(), f.Envelope.ID(r.Index))
 	switch notify.KindOf(err) {
 	case notify.KindNotFound, notify.KindGone:
-		return false, nil
+		return f.Offset, nil
 	}
 	if err != nil {
-		return false, err
+		return 0, err
 	}
-	return kept.Envelope.Chunk == f.Envelope.Chunk && kept.Topic == f.Topic && kept.LogPart == f.LogPart && kept.Offset != f.Offset, nil
+	if kept.Envelope.Chunk == f.Envelope.Chunk && kept.Topic == f.Topic && kept.LogPart == f.LogPart {
+		return kept.Offset, nil
+	}
+	return f.Offset, nil
 }
 
 // Of implements conserve.History.
