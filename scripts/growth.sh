@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Raise the number of timer shards of an installation of three processes while it is under
-# load: nothing is lost, early, repeated or refused. It uses the Cassandra, Redis and
+# Raise the numbers of timer shards and of partitions of an installation of three processes
+# while it is under load: nothing is lost, early, repeated, refused or held over two seconds.
+# It uses the Cassandra, Redis and
 # PostgreSQL of make engines, which must run, with a keyspace, keys and a database of its
 # own, and starts a Kafka of its own in a temporary folder, whose topics go with it.
 # NOTIFY_ENGINES_LIB says where the jars are.

@@ -153,7 +153,7 @@ func (n builder) lane(l notify.Lane, calls *callShare) error {
 
 // addGroup makes a consumer group over the topics of its name.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
-	c.Owner = n.owner
+	c.Owner, c.Counts = n.owner, func(topic string) []int { return n.st.spread(topic).Counts() }
 	assigned, gone := c.Events.Assigned, c.Events.Gone
 	c.Conn, c.Topics, c.DrainTimeout, c.Events = connOf(c.Group, n.st.conn), topicsOf[c.Group], n.cfg.Workers.Drain, n.metrics.Group(n.log)
 	c.Events.Assigned, c.Events.Gone = assigned, gone

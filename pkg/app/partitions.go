@@ -99,7 +99,12 @@ func (s spreads) ofTopics() map[string]*cluster.Spread {
 func usePartitions(n *Node, s spreads) {
 	of := s.ofTopics()
 	n.servers.partitions = s
-	n.st.spread = func(topic string) notify.Spread { return of[topic].Last() }
+	n.st.spread = func(topic string) notify.Spread {
+		if s := of[topic]; s != nil {
+			return s.Last()
+		}
+		return notify.Spread{} // of a topic that no lane reads
+	}
 	first := map[string]bool{}
 	for _, t := range notify.FirstTopics() {
 		first[t] = true

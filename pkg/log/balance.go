@@ -14,8 +14,13 @@ import (
 // alone. So in groups that have members of the same processes a process gets the same
 // partitions of topics of the same size: the workers of a channel's lanes and retries all
 // need the profiles of the users of their partitions, and the process holds those users
-// once. Members that come or go move few partitions.
-type byOwner struct{ owner string }
+// once. Members that come or go move few partitions, and partitions that are added move
+// none.
+type byOwner struct {
+	owner string
+	// counts returns the numbers of partitions that a topic had and has, ascending.
+	counts func(wire string) []int
+}
 
 // ProtocolName implements kgo.GroupBalancer. A group in which a member does not know it,
 // of an earlier release, balances by cooperative-sticky until that member is gone.
@@ -53,7 +58,7 @@ func (b byOwner) MemberBalancer(members []kmsg.JoinGroupResponseMember) (kgo.Gro
 }
 
 // Balance implements kgo.ConsumerBalancerBalance.
-func (byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.IntoSyncAssignment {
+func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.IntoSyncAssignment {
 	plan := cb.NewPlan()
 	for topic, n := range topics {
 		var members []*kmsg.JoinGroupResponseMember
@@ -67,7 +72,7 @@ func (byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.In
 		if len(members) == 0 {
 			continue
 		}
-		for p, i := range shareOut(owners, int(n)) {
+		for p, i := range shareOut(owners, int(n), b.counts(topic)) {
 			plan.AddPartition(members[i], topic, int32(p))
 		}
 	}
@@ -82,14 +87,28 @@ const profileClasses = 36
 // shareOut returns for each of n partitions the index of its owner. Each gets as many as
 // another, or one more. An owner's claim to a partition is a hash of both (rendezvous
 // hashing), the same for partitions whose users the store keeps in the same parts: so an
-// owner has few parts to read.
-func shareOut(owners []string, n int) []int {
+// owner has few parts to read. Where there were fewer partitions before, by counts, those
+// are given as they were then.
+func shareOut(owners []string, n int, counts []int) []int {
+	has, out := make([]int, len(owners)), make([]int, 0, n)
+	earlier, _ := slices.BinarySearch(counts, n)
+	if earlier > 0 {
+		out = shareOut(owners, counts[earlier-1], counts[:earlier-1])
+		for _, i := range out {
+			has[i]++
+		}
+	}
+	kept := len(out)
+	out = append(out, make([]int, n-kept)...)
+	least := n / len(owners)
+	extra := n - least*len(owners)
+	for _, h := range has {
+		extra -= max(0, h-least)
+	}
 	class := n
 	for b := profileClasses; b != 0; {
 		class, b = b, class%b
 	}
-	least, extra := n/len(owners), n%len(owners)
-	has, out := make([]int, len(owners)), make([]int, n)
 	by := make([]int, len(owners))
 	for c := range class {
 		for i := range by {
@@ -99,6 +118,9 @@ func shareOut(owners []string, n int) []int {
 			return cmp.Or(cmp.Compare(claim(owners[y], c), claim(owners[x], c)), cmp.Compare(owners[x], owners[y]))
 		})
 		for p := c; p < n; p += class {
+			if p < kept {
+				continue
+			}
 			i := by[slices.IndexFunc(by, func(i int) bool { return has[i] < least || has[i] == least && extra > 0 })]
 			if has[i] == least {
 				extra--

@@ -122,10 +122,18 @@ func (g *Group) session(ctx context.Context) error {
 	return err
 }
 
+// counts returns the numbers of partitions that a topic had and has, by its name on the wire.
+func (g *Group) counts(wire string) []int {
+	if g.cfg.Counts == nil {
+		return nil
+	}
+	return g.cfg.Counts(g.cfg.Conn.own(wire))
+}
+
 func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []kgo.Opt {
 	balancers := []kgo.GroupBalancer{kgo.CooperativeStickyBalancer()}
 	if g.cfg.Owner != "" {
-		balancers = []kgo.GroupBalancer{byOwner{g.cfg.Owner}, kgo.CooperativeStickyBalancer()}
+		balancers = []kgo.GroupBalancer{byOwner{g.cfg.Owner, g.counts}, kgo.CooperativeStickyBalancer()}
 	}
 	return []kgo.Opt{
 		kgo.ConsumerGroup(g.cfg.Conn.wire(g.cfg.Group)),

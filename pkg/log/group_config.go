@@ -49,6 +49,10 @@ type GroupConfig struct {
 	// partitions of topics of the same size. Empty: partitions are assigned to each group
 	// by itself.
 	Owner string
+	// Counts, when set, returns the numbers of partitions that a topic had and has, ascending:
+	// with Owner, partitions that are added to a topic move none of its others. It may be
+	// called from any goroutine.
+	Counts func(topic string) []int
 
 	// MaxPollRecords is the most records one Handle gets.
 	MaxPollRecords int `default:"10000" min:"1"`

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -106,14 +107,18 @@ func (s Spread) Raise(part int) (before int, from time.Time) {
 	return 0, time.Time{}
 }
 
+// Counts returns the numbers of the list, ascending.
+func (s Spread) Counts() []int {
+	out := make([]int, len(s.steps))
+	for i, step := range s.steps {
+		out[i] = step.parts
+	}
+	return out
+}
+
 // Had reports whether the number of parts is one of the list.
 func (s Spread) Had(parts int) bool {
-	for _, step := range s.steps {
-		if step.parts == parts {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(s.Counts(), parts)
 }
 
 // Since returns when the greatest number begins to count; the zero time if the number

@@ -33,7 +33,9 @@ const (
 	announced = 60 * time.Second
 	// lateMost is how far behind its moment a schedule or trigger may come.
 	lateMost = 2 * time.Second
-	// heldMost is how long a message may take from its request to its call.
+	// warm is how long the load runs before the raise is asked for.
+	warm = 10 * time.Second
+	// heldMost is how long a message may take from its request to its call, from the raise on.
 	heldMost = 2 * time.Second
 )
 
@@ -61,7 +63,10 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),
 		}
 	}
-	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(20*time.Second, 20*time.Second), First: "all", Env: with(o.from, o.partFrom)})
+	f, err := rig.NewFleet(ctx, rig.FleetConfig{
+		Bin: bin, Dir: dir, Engines: o.YAML(0, 0), First: "all", Env: with(o.from, o.partFrom),
+		Simulate: []string{"--latency-p99", "0"}, // what a provider holds a message for is not measured
+	})
 	defer f.End()
 	rig.Ok(err)
 	for i := range 2 {
@@ -73,10 +78,10 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	defer b.Close()
 	loaded := time.Now()
 	l := rig.Must(f.Load(ctx, f.Client(b), rig.LoadConfig{
-		Prefix: o.Keyspace, Users: o.users, Every: 250 * time.Millisecond, Ahead: 6 * time.Second, Far: announced + 20*time.Second, Later: 3, Planners: o.planners,
+		Prefix: o.Keyspace, Users: o.users, Every: 250 * time.Millisecond, Ahead: 6 * time.Second, Far: announced + 20*time.Second, Later: 3, Planners: o.planners, Warm: warm,
 	}))
 	defer l.End()
-	rig.Ok(rig.Pause(ctx, 10*time.Second))
+	rig.Ok(rig.Pause(ctx, warm))
 	out, err := f.Command(ctx, with(o.to, o.partTo), "migrate", "up", "--config", f.Engines())
 	if err != nil {
 		panic(fmt.Errorf("migrate up: %w\n%s", err, out))

@@ -72,7 +72,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		releases = []string{this, before}
 	}
 	began := time.Now()
-	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(20*time.Second, 20*time.Second), First: "api"})
+	f, err := rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(0, 0), First: "api"})
 	defer f.End()
 	rig.Ok(err)
 	for i, role := range roles {

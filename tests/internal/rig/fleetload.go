@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ type Load struct {
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
+	began    time.Time
 	now      Dues // accepted, to be sent at once, and when that was asked for
 	later    Dues // accepted pushes
 	triggers Dues
@@ -46,11 +48,13 @@ type LoadConfig struct {
 	Later int
 	// Planners is how many users are sent schedules and triggers; 0: all.
 	Planners int
+	// Warm is how long from the start messages do not count for Sums.Slowest.
+	Warm time.Duration
 }
 
 // Load starts; End must be called.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
-	l := &Load{f: f, cl: cl, o: o, now: Dues{}, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
+	l := &Load{f: f, cl: cl, o: o, began: time.Now(), now: Dues{}, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
 	var err error
 	if l.urls, err = f.V.CallbackURL(ctx); err != nil {
 		return nil, err
@@ -197,7 +201,7 @@ type Sums struct {
 	Early, Reordered              int64
 	Cancelled, CancelledSent      int64         // schedules and triggers: cancels that were final, and of those sent or called
 	Latest                        time.Duration // the most that a schedule or trigger came behind its moment
-	Slowest                       time.Duration // the longest from asking for a message to its call
+	Slowest                       time.Duration // the longest from asking for a message to its call, after Warm
 }
 
 // Whole reports that nothing was lost, repeated, early or out of order, and no
@@ -234,7 +238,9 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 		}
 		early, latest := Must2(l.f.V.SentEarly(ctx, l.later))
 		s.Early, s.Latest = s.Early+int64(len(early)), max(s.Latest, latest)
-		_, s.Slowest = Must2(l.f.V.SentEarly(ctx, l.now))
+		warm := maps.Clone(l.now)
+		maps.DeleteFunc(warm, func(_ string, asked time.Time) bool { return asked.Before(l.began.Add(l.o.Warm)) })
+		_, s.Slowest = Must2(l.f.V.SentEarly(ctx, warm))
 		unsent, _ := Must2(l.f.V.Missing(ctx, l.cancelled))
 		s.Cancelled = int64(len(l.cancelled) + len(l.cancelledTriggers))
 		s.CancelledSent = int64(len(l.cancelled)) - unsent + int64(len(Must(l.f.V.Fired(ctx, l.cancelledTriggers)).First))

@@ -42,13 +42,19 @@ func (s *Servers) InSync() int { return s.Nodes/2 + 1 }
 // YAML is notifyd's configuration of them.
 func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	list := func(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
+	limit := func(key string, d time.Duration) string {
+		if d == 0 {
+			return ""
+		}
+		return fmt.Sprintf(", %s: %s", key, d)
+	}
 	return fmt.Sprintf(`engines: distributed
-kafka: {brokers: [%s], replication: %d, min_insync: %d, append_timeout: %s}
-cassandra: {hosts: [%s], keyspace: %s, replication: %d, timeout: %s}
+kafka: {brokers: [%s], replication: %d, min_insync: %d%s}
+cassandra: {hosts: [%s], keyspace: %s, replication: %d%s}
 redis: {addresses: [%q], prefix: %q}
 postgres: {dsn: %q}
 log: {partitions: {push: %d, sms: 4, email: %d}}
-`, list(s.Kafka), s.Nodes, s.InSync(), appends, list(s.Cassandra), s.Keyspace, s.Nodes, cassandra, s.Redis, cmp.Or(s.Prefix, "notifyd:"),
+`, list(s.Kafka), s.Nodes, s.InSync(), limit("append_timeout", appends), list(s.Cassandra), s.Keyspace, s.Nodes, limit("timeout", cassandra), s.Redis, cmp.Or(s.Prefix, "notifyd:"),
 		s.DSN(cmp.Or(s.Database, "postgres")), cmp.Or(s.Partitions, 6), cmp.Or(s.Partitions, 4))
 }
 
