@@ -34,6 +34,10 @@ import (
 // floor has for each server.
 const chainCallers = 256
 
+// fanoutCallers is that of fan-outs: more of 5,000 receivers would wait over a second for
+// their turn, and be refused (intake.bulk_wait).
+const fanoutCallers = 16
+
 // chainNeed is P11's: what the chain must hold of its floor.
 var chainNeed = ratioOf(0.6)
 
@@ -95,7 +99,7 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
 	for _, w := range []chainWork{
 		{key: "chain_singles", work: "single pushes", step: load.Step{Target: load.Single, Addresses: true}},
-		{key: "chain_fanouts", work: "receivers of fan-outs of 5,000", step: load.Step{Target: load.Fanout, Size: 5000, Addresses: true}},
+		{key: "chain_fanouts", work: "receivers of fan-outs of 5,000", step: load.Step{Target: load.Fanout, Size: 5000, Addresses: true, Workers: fanoutCallers}},
 		{key: "chain_scheduled", work: "scheduled singles", later: true, step: load.Step{Target: load.Schedule, Addresses: true}},
 		{key: "chain_triggers", work: "triggers", later: true, step: load.Step{Target: load.Trigger}},
 	} {
@@ -157,7 +161,7 @@ func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	d := c.length(10*time.Second, 3*time.Second)
 	r := c.run(ctx, w, d)
 	bare := c.asked.Counts()
-	floor := c.floor(ctx, r.made, int(r.n)/max(w.step.Size, 1))
+	floor := c.floor(ctx, r.made, int(r.n)/max(w.step.Size, 1), cmp.Or(w.step.Workers, chainCallers))
 	bare = kafkaMinus(c.asked.Counts(), bare)
 	per := func(v float64) float64 { return v / float64(r.n) }
 	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes and %.3g logged batches; Redis: %.3g commands in %.3g round trips",
@@ -242,16 +246,16 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 }
 
 // floor asks the servers for as much as the chain did for so many requests, by the bare
-// clients, and returns how long that took. A caller appends what a request has appended,
-// and waits for it.
-func (c *serverChain) floor(ctx context.Context, m made, requests int) time.Duration {
+// clients, and returns how long that took. As many callers append as there were of the
+// chain, each what a request has appended, and wait for it.
+func (c *serverChain) floor(ctx context.Context, m made, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
 	var g errgroup.Group
 	began := time.Now()
 	g.Go(func() error {
 		return rig.Try(func() {
 			each := max(1, int(m.records)/max(requests, 1))
-			manyOf(ctx, int(m.records)/each, chainCallers, func(int) {
+			manyOf(ctx, int(m.records)/each, callers, func(int) {
 				recs := make([]*kgo.Record, each)
 				for i := range recs {
 					recs[i] = &kgo.Record{Topic: c.topic, Value: value}
