@@ -77,6 +77,7 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	cfg.Engines = app.EnginesDistributed
 	rig.Must(secrets.MakeKeys(cfg.Secrets.KeyFile))
 	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses = []string{at["kafka"]}, []string{at["cassandra"]}, []string{at["redis"]}
+	cfg.Kafka.TopicPrefix = keyspace + "-" // of its own: who audits the same servers reads all records of its topics
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Redis.Prefix = keyspace, 1, keyspace+":"
 	// A busy machine must not end a measurement.
 	cfg.Kafka.AppendTimeout, cfg.Cassandra.Timeout = time.Minute, 20*time.Second
@@ -342,8 +343,13 @@ func (c *serverChain) close(ctx context.Context, postgres, keyspace string) {
 	if err := c.session.Query(`DROP KEYSPACE ` + keyspace).ExecContext(ctx); err != nil {
 		c.notef("the keyspace %s is left behind: %v", keyspace, err)
 	}
-	if _, err := c.adm.DeleteTopics(ctx, c.topic); err != nil {
-		c.notef("the topic %s is left behind: %v", c.topic, err)
+	topics, err := c.adm.ListTopics(ctx)
+	if err == nil {
+		own := slices.DeleteFunc(topics.Names(), func(name string) bool { return !strings.HasPrefix(name, keyspace) })
+		_, err = c.adm.DeleteTopics(ctx, own...)
+	}
+	if err != nil {
+		c.notef("the topics %s-* are left behind: %v", keyspace, err)
 	}
 	c.session.Close()
 	c.adm.Close()
