@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
@@ -43,15 +44,33 @@ func browser(t *testing.T) tab {
 		cancel()
 	})
 	b := tab{t, ctx}
-	b.do(chromedp.Navigate("about:blank"))
+	// By the context of the tab: the browser ends with the context that it was started by.
+	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
+		t.Fatal(err)
+	}
 	return b
 }
 
+// do has two minutes. Where that is not enough it says what the page shows.
 func (b tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.Helper()
-	if err := chromedp.Do(b.ctx, steps...); err != nil {
-		b.Fatal(err)
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	err := chromedp.Do(ctx, steps...)
+	if err == nil {
+		return
 	}
+	ctx, cancel = context.WithTimeout(b.ctx, 10*time.Second)
+	defer cancel()
+	where, _ := chromedp.Run(ctx, chromedp.Location())
+	text, _ := chromedp.Run(ctx, chromedp.Text(chromedp.CSS("body")))
+	b.Fatalf("%v; the page is %q and shows %.1000q", err, where, text)
+}
+
+// press uses a button or a link by the keyboard. A click goes to where the element was when
+// it was asked for, and the styles that come after it may have moved it.
+func press(css string) chromedp.Action[chromedp.Void] {
+	return chromedp.SendKeys(chromedp.CSS(css), kb.Enter)
 }
 
 // get runs an action that has a result.
@@ -104,7 +123,7 @@ func (b tab) signIn(caller, scope string) {
 	b.open("/ui/")
 	b.do(see("#token"))
 	js[bool](b, fmt.Sprintf(`(document.getElementById("token").value = %q, true)`, token))
-	b.do(chromedp.Click(chromedp.CSS("button.main")), see("header.top"))
+	b.do(press("button.main"), see("header.top"))
 }
 
 // pages are all there are: those of the navigation, and what they lead to.
@@ -281,7 +300,7 @@ func TestGroups(t *testing.T) {
 			t.Errorf("%s lists nothing", link)
 			continue
 		}
-		b.do(chromedp.Click(chromedp.CSS("p.do a.button.main")), see("[aria-labelledby=do]"))
+		b.do(press("p.do a.button.main"), see("[aria-labelledby=do]"))
 		if n := js[string](b, `document.querySelector(".tiles dd").textContent`); n == "0" {
 			t.Errorf("the plan of %s selects nothing", link)
 		}
@@ -312,8 +331,8 @@ func TestWithoutScript(t *testing.T) {
 	}
 	command(b, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
 	b.open("/ui/dead-letters?caller=billing")
-	b.do(see("#token"), chromedp.SendKeys(chromedp.CSS("#token"), token), chromedp.Click(chromedp.CSS("button.main")), see("header.top"),
-		see(`#f-caller[value="billing"]`), chromedp.Click(chromedp.CSS("p.do a.button.main")), see("form.apply"))
+	b.do(see("#token"), chromedp.SendKeys(chromedp.CSS("#token"), token), press("button.main"), see("header.top"),
+		see(`#f-caller[value="billing"]`), press("p.do a.button.main"), see("form.apply"))
 }
 
 // TestPictures takes those of the README, into the folder NOTIFY_PICTURES.
