@@ -255,9 +255,8 @@ func (c *serverChain) floor(ctx context.Context, m made, requests, callers int) 
 	began := time.Now()
 	g.Go(func() error {
 		return rig.Try(func() {
-			each := max(1, int(m.records)/max(requests, 1))
-			manyOf(ctx, int(m.records)/each, callers, func(int) {
-				recs := make([]*kgo.Record, each)
+			manyOf(ctx, requests, callers, func(i int) {
+				recs := make([]*kgo.Record, shareOf(m.records, requests, i))
 				for i := range recs {
 					recs[i] = &kgo.Record{Topic: c.topic, Value: value}
 				}
@@ -268,10 +267,10 @@ func (c *serverChain) floor(ctx context.Context, m made, requests, callers int) 
 	g.Go(func() error { return rig.Try(func() { c.statements(ctx, m) }) })
 	g.Go(func() error {
 		return rig.Try(func() {
-			each := max(1, int(m.commands/max(m.trips, 1)))
-			manyOf(ctx, int(m.trips), chainCallers, func(i int) {
+			trips := int(m.trips)
+			manyOf(ctx, trips, chainCallers, func(i int) {
 				rig.Must(c.redis.Pipelined(ctx, func(p goredis.Pipeliner) error {
-					for k := range each {
+					for k := range shareOf(m.commands, trips, i) {
 						p.Set(ctx, fmt.Sprintf("%s-%d-%d", c.topic, i, k), "value of a hundred bytes", time.Minute)
 					}
 					return nil
@@ -283,25 +282,34 @@ func (c *serverChain) floor(ctx context.Context, m made, requests, callers int) 
 	return time.Since(began)
 }
 
+// shareOf is how many of all the i-th of n does, so that they do all of them together.
+func shareOf(all float64, n, i int) int {
+	return int(all)*(i+1)/n - int(all)*i/n
+}
+
 // statements are those of the floor, mixed as the chain mixes them.
 func (c *serverChain) statements(ctx context.Context, m made) {
-	kinds := make([]byte, 0, int(m.swaps+m.serial+m.reads+m.writes+m.logged))
-	for _, k := range []struct {
+	type statement struct {
 		kind byte
-		n    float64
-	}{{'w', m.writes + m.logged}, {'r', m.reads}, {'s', m.serial}, {'c', m.swaps}} {
-		for range int(k.n) {
-			kinds = append(kinds, k.kind)
+		rows int // of a write
+	}
+	var all []statement
+	for _, k := range []struct {
+		kind    byte
+		n, rows float64
+	}{{'w', m.writes + m.logged, m.rows}, {'r', m.reads, 0}, {'s', m.serial, 0}, {'c', m.swaps, 0}} {
+		for i := range int(k.n) {
+			all = append(all, statement{k.kind, shareOf(k.rows, int(k.n), i)})
 		}
 	}
-	rand.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
-	data, each := noise(max(int(m.bytes/max(m.rows, 1)), rowBytes)), max(1, int(m.rows/max(m.writes+m.logged, 1)))
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	data := noise(max(int(m.bytes/max(m.rows, 1)), rowBytes))
 	bare := &cassandraBench{bench: c.bench, session: c.session}
-	manyOf(ctx, len(kinds), chainCallers, func(i int) {
+	manyOf(ctx, len(all), chainCallers, func(i int) {
 		base := notify.NewBase(time.Now())
-		switch q := c.session; kinds[i] {
+		switch q := c.session; all[i].kind {
 		case 'w':
-			ks := make([]notify.RowKey, each)
+			ks := make([]notify.RowKey, all[i].rows)
 			for i := range ks {
 				ks[i].Chunk = notify.Chunk{Base: base, Block: uint32(i)}
 			}
@@ -309,7 +317,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 		case 'r', 's':
 			k := notify.RowKey{Chunk: notify.Chunk{Base: base}}
 			s := q.Query(selectRow, bareKey(rowShard(base), &k)...)
-			if kinds[i] == 's' {
+			if all[i].kind == 's' {
 				s = s.Consistency(gocql.LocalSerial)
 			}
 			rig.Ok(s.Iter().Close())
