@@ -18,7 +18,7 @@ var (
 	descLimitFail = desc("shared_limits_failures_total", "Questions to the shared limits that were not answered in time.")
 	descLimitOwn  = desc("shared_limits_alone_total", "Takes of tokens that this process decided alone.")
 	descLimitOff  = desc("shared_limits_off", "1 while the shared limits are not asked, for they do not answer, else 0.")
-	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write (one partition), logged_batch, and row and byte, what the last two have sent; Redis: command, round_trip; Kafka: produce, fetch, commit, heartbeat and other, and produce_batch and fetch_batch, the batches of records in the first two.", "server", "kind")
+	descRequests  = desc("server_requests_total", "Requests made of a server. Cassandra: swap, serial_read, read, write (one partition), logged_batch, scattered_batch (unlogged, several partitions, scattered_row of them), and row and byte, what the last three kinds of request have sent; Redis: command, round_trip; Kafka: produce, fetch, commit, heartbeat and other, and produce_batch and fetch_batch, the batches of records in the first two.", "server", "kind")
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
@@ -69,10 +69,12 @@ func requestCounts(cs []*cassandra.Store, rd redis.Counts, k log.Counts) map[req
 		sum.Swaps, sum.SerialReads, sum.Reads = sum.Swaps+c.Swaps, sum.SerialReads+c.SerialReads, sum.Reads+c.Reads
 		sum.Writes, sum.Logged = sum.Writes+c.Writes, sum.Logged+c.Logged
 		sum.Rows, sum.Bytes = sum.Rows+c.Rows, sum.Bytes+c.Bytes
+		sum.Scattered, sum.Apart = sum.Scattered+c.Scattered, sum.Apart+c.Apart
 	}
 	return map[requestKind]int64{
 		{"cassandra", "swap"}: sum.Swaps, {"cassandra", "serial_read"}: sum.SerialReads, {"cassandra", "read"}: sum.Reads,
 		{"cassandra", "write"}: sum.Writes, {"cassandra", "row"}: sum.Rows, {"cassandra", "byte"}: sum.Bytes, {"cassandra", "logged_batch"}: sum.Logged,
+		{"cassandra", "scattered_batch"}: sum.Scattered, {"cassandra", "scattered_row"}: sum.Apart,
 		{"redis", "command"}: rd.Commands, {"redis", "round_trip"}: rd.RoundTrips,
 		{"kafka", "produce"}: k.Produce, {"kafka", "produce_batch"}: k.ProduceBatches, {"kafka", "fetch"}: k.Fetch, {"kafka", "fetch_batch"}: k.FetchBatches,
 		{"kafka", "commit"}: k.Commit, {"kafka", "heartbeat"}: k.Heartbeat, {"kafka", "other"}: k.Other,

@@ -184,7 +184,7 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	m.reset()
 	s := load.One(name, length, st)
 	s.Seed = rand.Uint64()
-	target := &sampled{Target: &load.HTTP{Client: n.client}, f: fl}
+	target := &sampled{Target: &load.HTTP{Client: n.client}, first: fl.keep}
 	d.rssFrom = rss()
 	var offered load.Target = &inTime{target, time.Now().Add(length * 6 / 5)}
 	if st.Rate == 0 {

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -52,8 +57,9 @@ type serverChain struct {
 	asked   log.Counter // what kafka asked for
 	session *gocql.Session
 	redis   *goredis.Client
-	topic   string   // of the floor
-	seen    sync.Map // chunks that are finished
+	topic   string           // of the floor
+	null    *httptest.Server // reads a request and accepts it
+	seen    sync.Map         // chunks that are finished
 }
 
 // finished counts an envelope once: one that is read again, by the next owner of its
@@ -67,11 +73,12 @@ func (c *serverChain) finished(e *notify.Envelope) {
 // chainFigures measures P11: everything a notification or a trigger needs on real
 // servers, from the HTTP request to the durable end, all roles in one process, with
 // providers inside of it that accept at once. The floor is measured after each: as many
-// records, statements and commands as the chain made, of the same kinds and sizes, by the
-// bare client libraries, all servers at once.
+// requests, records, statements and commands as the chain had, of the same kinds and sizes,
+// by the bare client libraries and a net/http server that only accepts, all at once.
 func chainFigures(ctx context.Context, b *bench, at map[string]string) {
-	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver()}
+	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver(), null: httptest.NewServer(http.HandlerFunc(acceptAll))}
 	defer c.hooks.server.Close()
+	defer c.null.Close()
 	keyspace := fmt.Sprintf("bench_%08x", rand.Uint32())
 	cfg := b.config(b.folder("chain"), true)
 	cfg.Engines = app.EnginesDistributed
@@ -96,7 +103,7 @@ func chainFigures(ctx context.Context, b *bench, at map[string]string) {
 	each := func(n float64) float64 { return n / time.Since(began).Seconds() }
 	c.notef("at rest, a second: Kafka %.3g fetches, %.3g heartbeats, %.3g others; Cassandra %.3g statements; Redis %.3g round trips",
 		each(float64(idle.kafka.Fetch)), each(float64(idle.kafka.Heartbeat)), each(float64(idle.kafka.Other)),
-		each(idle.swaps+idle.serial+idle.reads+idle.writes+idle.logged), each(idle.trips))
+		each(idle.swaps+idle.serial+idle.reads+idle.writes+idle.logged+idle.scattered), each(idle.trips))
 	rig.Ok(c.node.SeedCaller(ctx, "bench", []string{c.hooks.url}, trigger.NewSecret()))
 	for _, w := range []chainWork{
 		{key: "chain_singles", work: "single pushes", step: load.Step{Target: load.Single, Addresses: true}},
@@ -131,11 +138,12 @@ type chainRun struct {
 	took  time.Duration
 	cores float64
 	made  made
+	body  []byte // of one of its requests
 }
 
 // made is what was asked of the servers.
 type made struct {
-	records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, commands, trips float64
+	records, recordBytes, swaps, serial, reads, writes, rows, bytes, logged, scattered, apart, commands, trips float64
 
 	kafka log.Counts
 }
@@ -143,7 +151,7 @@ type made struct {
 func (m made) minus(o made) made {
 	return made{
 		m.records - o.records, m.recordBytes - o.recordBytes, m.swaps - o.swaps, m.serial - o.serial, m.reads - o.reads,
-		m.writes - o.writes, m.rows - o.rows, m.bytes - o.bytes, m.logged - o.logged, m.commands - o.commands, m.trips - o.trips,
+		m.writes - o.writes, m.rows - o.rows, m.bytes - o.bytes, m.logged - o.logged, m.scattered - o.scattered, m.apart - o.apart, m.commands - o.commands, m.trips - o.trips,
 		kafkaMinus(m.kafka, o.kafka),
 	}
 }
@@ -162,12 +170,12 @@ func (c *serverChain) measure(ctx context.Context, w chainWork) {
 	d := c.length(10*time.Second, 3*time.Second)
 	r := c.run(ctx, w, d)
 	bare := c.asked.Counts()
-	floor := c.floor(ctx, r.made, int(r.n)/max(w.step.Size, 1), cmp.Or(w.step.Workers, chainCallers))
+	floor := c.floor(ctx, r.made, r.body, int(r.n)/max(w.step.Size, 1), cmp.Or(w.step.Workers, chainCallers))
 	bare = kafkaMinus(c.asked.Counts(), bare)
 	per := func(v float64) float64 { return v / float64(r.n) }
-	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes and %.3g logged batches; Redis: %.3g commands in %.3g round trips",
+	c.notef("%s: %d in %.1f s, %.2f cores; the floor took %.1f s. For each: %.3g records of %.0f B in the log; Cassandra: %.3g swaps, %.3g serial reads, %.3g reads, %.3g rows of %.0f B in %.3g writes, %.3g logged batches and %.3g of several partitions; Redis: %.3g commands in %.3g round trips",
 		w.key, r.n, r.took.Seconds(), r.cores, floor.Seconds(), per(r.made.records), r.made.recordBytes/max(r.made.records, 1),
-		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.rows), r.made.bytes/max(r.made.rows, 1), per(r.made.writes), per(r.made.logged), per(r.made.commands), per(r.made.trips))
+		per(r.made.swaps), per(r.made.serial), per(r.made.reads), per(r.made.rows), r.made.bytes/max(r.made.rows, 1), per(r.made.writes), per(r.made.logged), per(r.made.scattered), per(r.made.commands), per(r.made.trips))
 	k := func(n int64) float64 { return per(float64(n)) }
 	c.notef("%s: asked of Kafka for each: %.3g produce requests with %.3g batches (floor %.3g with %.3g), %.3g fetches of %.3g batches; in all %d commits, %d heartbeats, %d others",
 		w.key, k(r.made.kafka.Produce), k(r.made.kafka.ProduceBatches), k(bare.Produce), k(bare.ProduceBatches),
@@ -190,7 +198,8 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	c.m.reset()
 	before, ended := c.made(ctx), c.ended(ctx, w)
 	began, used := time.Now(), cpu()
-	res := run(ctx, load.One(w.key, d, s), load.Config{Target: &load.HTTP{Client: c.node.client}, Callback: c.hooks.url + "x", Timeout: time.Minute})
+	target := &sampled{Target: &load.HTTP{Client: c.node.client}, first: func(q *load.Request) { r.body = bytes.Clone(q.Body) }}
+	res := run(ctx, load.One(w.key, d, s), load.Config{Target: target, Callback: c.hooks.url + "x", Timeout: time.Minute})
 	accepted := time.Now()
 	r.n = res.Totals.Acked
 	wait := time.Duration(0)
@@ -238,6 +247,7 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 	}
 	m.swaps, m.serial, m.reads = of("cassandra", "swap"), of("cassandra", "serial_read"), of("cassandra", "read")
 	m.writes, m.rows, m.bytes, m.logged = of("cassandra", "write"), of("cassandra", "row"), of("cassandra", "byte"), of("cassandra", "logged_batch")
+	m.scattered, m.apart = of("cassandra", "scattered_batch"), of("cassandra", "scattered_row")
 	m.commands, m.trips = of("redis", "command"), of("redis", "round_trip")
 	m.kafka = log.Counts{
 		Produce: int64(of("kafka", "produce")), ProduceBatches: int64(of("kafka", "produce_batch")), Fetch: int64(of("kafka", "fetch")),
@@ -247,18 +257,25 @@ func (c *serverChain) made(ctx context.Context) (m made) {
 }
 
 // floor asks the servers for as much as the chain did for so many requests, by the bare
-// clients, and returns how long that took. As many callers append as there were of the
-// chain, each what a request has appended, and wait for it.
-func (c *serverChain) floor(ctx context.Context, m made, requests, callers int) time.Duration {
+// clients, and returns how long that took. As many callers as there were of the chain make
+// a request, which is only accepted, append what it has appended, and wait for both.
+func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, callers int) time.Duration {
 	value := noise(int(m.recordBytes / max(m.records, 1)))
+	transport := &http.Transport{MaxIdleConnsPerHost: callers}
+	defer transport.CloseIdleConnections()
+	web := &http.Client{Transport: transport}
 	var g errgroup.Group
 	began := time.Now()
 	g.Go(func() error {
 		return rig.Try(func() {
 			manyOf(ctx, requests, callers, func(i int) {
+				resp := rig.Must(web.Post(c.null.URL, "application/json", bytes.NewReader(body)))
+				rig.Must(io.Copy(io.Discard, resp.Body))
+				rig.Ok(resp.Body.Close())
 				recs := make([]*kgo.Record, shareOf(m.records, requests, i))
 				for i := range recs {
-					recs[i] = &kgo.Record{Topic: c.topic, Value: value}
+					// Keyed as ours are, by user: it decides how many batches they make.
+					recs[i] = &kgo.Record{Topic: c.topic, Key: strconv.AppendUint(nil, rand.Uint64(), 36), Value: value}
 				}
 				rig.Ok(c.kafka.ProduceSync(ctx, recs...).FirstErr())
 			})
@@ -282,6 +299,11 @@ func (c *serverChain) floor(ctx context.Context, m made, requests, callers int) 
 	return time.Since(began)
 }
 
+func acceptAll(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // a caller that went away
+	w.WriteHeader(http.StatusAccepted)
+}
+
 // shareOf is how many of all the i-th of n does, so that they do all of them together.
 func shareOf(all float64, n, i int) int {
 	return int(all)*(i+1)/n - int(all)*i/n
@@ -297,7 +319,7 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 	for _, k := range []struct {
 		kind    byte
 		n, rows float64
-	}{{'w', m.writes + m.logged, m.rows}, {'r', m.reads, 0}, {'s', m.serial, 0}, {'c', m.swaps, 0}} {
+	}{{'w', m.writes + m.logged, m.rows - m.apart}, {'a', m.scattered, m.apart}, {'r', m.reads, 0}, {'s', m.serial, 0}, {'c', m.swaps, 0}} {
 		for i := range int(k.n) {
 			all = append(all, statement{k.kind, shareOf(k.rows, int(k.n), i)})
 		}
@@ -314,6 +336,8 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 				ks[i].Chunk = notify.Chunk{Base: base, Block: uint32(i)}
 			}
 			bare.byPartition(ctx, bareRows(ks, data))
+		case 'a':
+			bare.batch(ctx, gocql.UnloggedBatch, apart(all[i].rows, data))
 		case 'r', 's':
 			k := notify.RowKey{Chunk: notify.Chunk{Base: base}}
 			s := q.Query(selectRow, bareKey(rowShard(base), &k)...)
@@ -325,6 +349,17 @@ func (c *serverChain) statements(ctx context.Context, m made) {
 			_ = rig.Must(q.Query(`INSERT INTO swapped (id, value) VALUES (?, ?) IF NOT EXISTS`, base.String(), data).MapScanCASContext(ctx, map[string]any{}))
 		}
 	})
+}
+
+// apart are rows of a partition each.
+func apart(n int, data []byte) []insert {
+	out := make([]insert, n)
+	for i := range out {
+		b := notify.NewBase(time.Now())
+		p := minuteShard{rand.Int64(), 0}
+		out[i] = insert{insertRow, append(bareKey(p, &notify.RowKey{Chunk: notify.Chunk{Base: b}}), data, keepSeconds)}
+	}
+	return out
 }
 
 // connect opens the bare clients, and makes the topic of the floor.

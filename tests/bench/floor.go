@@ -51,6 +51,9 @@ func newFloor(dir string, users int) *floor {
 
 func (f *floor) end() { rig.Ok(syscall.Munmap(f.table)) }
 
+// keep makes it the floor of requests like r.
+func (f *floor) keep(r *load.Request) { f.body, f.receivers = bytes.Clone(r.Body), r.Size }
+
 // turn runs the floor for a while on every processor.
 func (f *floor) turn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
@@ -127,15 +130,15 @@ func scan(text []byte, each func([]byte)) (strings int, ok bool) {
 	return strings, from < 0
 }
 
-// sampled is a target of the chain; the floor keeps the first request sent to it.
+// sampled is a target that shows the first request sent to it.
 type sampled struct {
 	load.Target
-	once sync.Once
-	f    *floor
+	once  sync.Once
+	first func(*load.Request)
 }
 
 func (s *sampled) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
-	s.once.Do(func() { s.f.body, s.f.receivers = bytes.Clone(r.Body), r.Size })
+	s.once.Do(func() { s.first(r) })
 	return s.Target.Send(ctx, r)
 }
 

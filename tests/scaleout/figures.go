@@ -100,7 +100,7 @@ func requests(m map[string]float64, server string, kinds ...string) (n float64) 
 	return n
 }
 
-var statements = []string{"swap", "serial_read", "read", "write", "logged_batch"}
+var statements = []string{"swap", "serial_read", "read", "write", "logged_batch", "scattered_batch"}
 
 // measure is a line of the table: what a figure is of, and how it is written.
 type measure struct {

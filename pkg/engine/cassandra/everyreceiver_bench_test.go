@@ -28,7 +28,7 @@ func BenchmarkEveryReceiver(b *testing.B) {
 			b.StopTimer()
 			c, n := s.Counts(), float64(b.N)
 			b.ReportMetric(n/b.Elapsed().Seconds(), "receivers/s")
-			b.ReportMetric(float64(c.Writes-before.Writes)/n, "statements/receiver")
+			b.ReportMetric(float64(c.Writes+c.Scattered-before.Writes-before.Scattered)/n, "statements/receiver")
 			b.ReportMetric(float64(c.Rows-before.Rows)/n, "rows/receiver")
 			b.ReportMetric(float64(c.Bytes-before.Bytes)/n, "B-sent/receiver")
 		})

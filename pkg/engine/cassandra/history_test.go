@@ -53,6 +53,36 @@ func withHistory(t testing.TB, everyReceiver bool) *Store {
 	return s
 }
 
+// TestRowsByUserGoTogether: rows of users, a partition each, are stored ten to a request, and
+// each is found.
+func TestRowsByUserGoTogether(t *testing.T) {
+	t.Parallel()
+	s := withHistory(t, true)
+	var rs []receiver
+	for i := range uint32(3*maxApart + 2) {
+		rs = append(rs, receiver{i, fmt.Sprintf("user-%d", i)})
+	}
+	// A long name fills a request by its bytes.
+	rs = append(rs, receiver{900, strings.Repeat("u", maxApartBytes-50)}, receiver{901, "last"})
+	e := envelope(time.Now(), "shop", rs...)
+	before := s.Counts()
+	if err := s.AppendHistory(t.Context(), historyRecord(10, e)); err != nil {
+		t.Fatal(err)
+	}
+	after := s.Counts()
+	// Three of ten rows, one of two, one of the long name and one of the last; and those of
+	// the chunk, its content and the offset.
+	if n := after.Scattered + after.Writes - before.Scattered - before.Writes; n > 6+3 {
+		t.Errorf("%d requests for %d rows of users", n, len(rs))
+	}
+	h := s.History(HistoryConfig{})
+	for _, r := range rs {
+		if got := userPages(t, h, engine.HistoryQuery{User: r.user, Limit: 10}); !slices.Equal(got, []string{e.ID(r.index).String()}) {
+			t.Errorf("user %.10s got %v", r.user, got)
+		}
+	}
+}
+
 func TestHistory(t *testing.T) {
 	t.Parallel()
 	s := withHistory(t, true)

@@ -167,7 +167,7 @@ func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 			return err
 		}
 	}
-	if err := separateIndex(ctx, s, rows.contents); err != nil {
+	if err := s.scatter(ctx, rows.contents); err != nil {
 		return err
 	}
 	var batches [][]stmt
@@ -178,7 +178,7 @@ func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 	if err := parallel(len(batches), func(i int) error { return s.write(ctx, at, batches[i]...) }); err != nil {
 		return err
 	}
-	users := userRows{store: func(rows []stmt) error { return separateIndex(ctx, s, rows) }}
+	users := userRows{store: func(rows []stmt) error { return s.scatter(ctx, rows) }}
 	for i := range rows.byUser {
 		if err := users.add(&rows.byUser[i]); err != nil {
 			return err
@@ -258,9 +258,4 @@ func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset
 		}
 	}
 	return nil
-}
-
-// separateIndex runs statements of different partitions.
-func separateIndex(ctx context.Context, s *Store, stmts []stmt) error {
-	return parallel(len(stmts), func(i int) error { return s.write(ctx, s.clock.now(), stmts[i]) })
 }

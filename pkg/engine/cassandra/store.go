@@ -163,12 +163,16 @@ type Counts struct {
 	SerialReads int64 // reads that see every swap answered before
 	Reads       int64 // all others, a page each
 	Writes      int64 // plain writes and batches of one partition
-	Rows        int64 // statements in Writes and Logged
+	Rows        int64 // statements in Writes, Logged and Scattered
 	Bytes       int64 // about what these have sent
-	Logged      int64 // batches over several partitions
+	Logged      int64 // logged batches over several partitions
+	Scattered   int64 // batches over several partitions that are not logged
+	Apart       int64 // statements in Scattered, each of a partition of its own
 }
 
-type counters struct{ swaps, serial, reads, writes, rows, bytes, logged atomic.Int64 }
+type counters struct {
+	swaps, serial, reads, writes, rows, bytes, logged, scattered, apart atomic.Int64
+}
 
 func (c *counters) rowsOf(stmts []stmt) {
 	n := 0
@@ -182,7 +186,7 @@ func (c *counters) rowsOf(stmts []stmt) {
 // Counts returns how many requests were made since Open, for budgets and metrics.
 func (s *Store) Counts() Counts {
 	c := &s.counts
-	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.rows.Load(), c.bytes.Load(), c.logged.Load()}
+	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.rows.Load(), c.bytes.Load(), c.logged.Load(), c.scattered.Load(), c.apart.Load()}
 }
 
 const (
@@ -190,6 +194,12 @@ const (
 	maxParallel = 64      // requests of one call at a time
 	maxBatch    = 4 << 20 // bytes of one partition's batch; a mutation may have 16 MiB
 	maxLogged   = 40 << 10
+
+	// maxApart and maxApartBytes are what Cassandra takes without a warning in a batch of
+	// several partitions (unlogged_batch_across_partitions_warn_threshold,
+	// batch_size_warn_threshold: 10 and 5 KiB of data, of which some is not in our sizes).
+	maxApart      = 10
+	maxApartBytes = 4 << 10
 )
 
 // query is a read, or a plain write that may run twice.
@@ -265,6 +275,33 @@ func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 	s.counts.logged.Add(1)
 	s.counts.rowsOf(stmts)
 	return s.batch(ctx, gocql.LoggedBatch, at, stmts)
+}
+
+// scatter runs plain writes of a partition each, several to a request: a request costs more
+// than a row in it. The node that it is sent to hands on what is not its own. After an error
+// any of them may be done.
+func (s *Store) scatter(ctx context.Context, stmts []stmt) error {
+	var batches [][]stmt
+	for from, i, size := 0, 0, 0; i < len(stmts); i++ {
+		n := stmts[i].size()
+		if i > from && (i-from == maxApart || size+n > maxApartBytes) {
+			from, size = i, 0
+		}
+		if size += n; i == from {
+			batches = append(batches, nil)
+		}
+		batches[len(batches)-1] = stmts[from : i+1]
+	}
+	return parallel(len(batches), func(i int) error {
+		b := batches[i]
+		if len(b) == 1 {
+			return s.write(ctx, s.clock.now(), b[0])
+		}
+		s.counts.scattered.Add(1)
+		s.counts.apart.Add(int64(len(b)))
+		s.counts.rowsOf(b)
+		return s.batch(ctx, gocql.UnloggedBatch, s.clock.now(), b)
+	})
 }
 
 func (s *Store) batch(ctx context.Context, kind gocql.BatchType, at int64, stmts []stmt) error {
