@@ -29,6 +29,8 @@ jmx=${CASSANDRA_JMX_PORT:-17199}
 heap=${CASSANDRA_HEAP:-1G}
 tls=${CASSANDRA_TLS:-}
 auth=${CASSANDRA_AUTH:-}
+# Threads that wait for requests spin. Cassandra's default, 128, is for a machine of its own.
+threads=${CASSANDRA_REQUEST_THREADS:-16}
 # A single node loses acknowledged writes when it is killed in periodic mode;
 # three replicas make up for it.
 if [ "$nodes" = 1 ]; then sync=${CASSANDRA_COMMITLOG_SYNC:-batch}; else sync=${CASSANDRA_COMMITLOG_SYNC:-periodic}; fi
@@ -119,6 +121,7 @@ commitlog_segment_size: 32MiB
 commitlog_total_space: 512MiB
 memtable_heap_space: 192MiB
 memtable_offheap_space: 192MiB
+native_transport_max_threads: $threads
 concurrent_reads: 16
 concurrent_writes: 32
 concurrent_compactors: 1
