@@ -53,7 +53,7 @@ func (f flooded) String() string {
 func (b bulk) run(ctx context.Context) (out flooded) {
 	what := rig.Must(json.Marshal(b))
 	var said bytes.Buffer
-	c := exec.CommandContext(ctx, "nice", "-n", "19", rig.Must(os.Executable()), "-flood", string(what))
+	c := exec.CommandContext(ctx, "nice", "-n", "39", rig.Must(os.Executable()), "-flood", string(what))
 	c.Stdout, c.Stderr = &said, os.Stderr
 	p := rig.Must(rig.Spawn(c))
 	rig.Ok(p.Wait(time.Duration(b.Seconds*float64(time.Second)) + rig.Patience))

@@ -7,7 +7,7 @@
 // accepted at most, and then gives the process several times as many for a while. Providers
 // are inside the process and accept at once. The bulk load comes from a process of its own
 // with the lowest priority, so that it takes no processor time from notifyd; single requests
-// come from this one, which says how late it sent them itself.
+// come from this one, with the highest, which says how late it sent them itself.
 //
 // It ends with one line of key=value pairs and exits 1 when something was lost or refused
 // for good, or, unless -short is given, when a figure is not within its bound.
@@ -19,8 +19,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -87,6 +89,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	v, end := o.start(ctx, bin, dir)
 	defer end()
 
+	goFirst()
 	began := time.Now()
 	warm := probe(ctx, v.Client(), 3*time.Second) // connections and code of the first requests
 	idle := probe(ctx, v.Client(), rest)
@@ -169,6 +172,21 @@ func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, en
 		rig.Ok(share.Hold(pid))
 	}
 	return v, end
+}
+
+// goFirst gives this process, started after notifyd, the cores before all others: it stands
+// for callers on machines of their own, so its wait for a core is not notifyd's. Without
+// the right to do so (root), generator_late_p99_ms says what that wait is.
+func goFirst() {
+	threads, err := os.ReadDir("/proc/self/task") // the priority of each counts, on Linux
+	if err != nil {
+		return
+	}
+	for _, t := range threads {
+		if tid, err := strconv.Atoi(t.Name()); err == nil {
+			_ = syscall.Setpriority(syscall.PRIO_PROCESS, tid, -20) // see above
+		}
+	}
 }
 
 // campaign sends a fan-out in parts through the client library, as a caller would.
