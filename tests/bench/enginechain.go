@@ -299,7 +299,8 @@ func (c *serverChain) floor(ctx context.Context, m made, body []byte, requests, 
 	g.Go(func() error {
 		return rig.Try(func() {
 			manyOf(ctx, requests, callers, func(i int) {
-				resp := rig.Must(web.Post(c.null.URL, "application/json", bytes.NewReader(body)))
+				resp, err := web.Post(c.null.URL, "application/json", bytes.NewReader(body))
+				rig.Ok(err)
 				rig.Must(io.Copy(io.Discard, resp.Body))
 				rig.Ok(resp.Body.Close())
 				recs := make([]*kgo.Record, shareOf(m.records, requests, i))
