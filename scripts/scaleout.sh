@@ -10,16 +10,8 @@ source scripts/engines/lib.sh
 export NODES=${NODES:-1}
 ONLY="cassandra redis postgres" scripts/engines.sh start
 cassandra=$(CASSANDRA_DIR=$ENGINES_DIR/cassandra$([ "$NODES" = 1 ] || echo 3) scripts/engines/cassandra.sh addresses)
-work=$(mktemp -d)
-# Beside the brokers of make engines, one or three.
-kafka=(env NOTIFY_ENGINES_DIR="$work" NOTIFY_ENGINES_LIB="$ENGINES_LIB" NOTIFY_KAFKA_PORT="${SCALEOUT_KAFKA_PORT:-19052}" scripts/engines/kafka.sh)
-finish() {
-	"${kafka[@]}" stop || true
-	rm -rf "$work"
-}
-trap finish EXIT
-"${kafka[@]}" start
+engine_own_kafka "${SCALEOUT_KAFKA_PORT:-19052}"
 short=()
 if [ -n "${SHORT:-}" ]; then short=(-short); fi
-go run ./tests/scaleout -only "${ONLY:-}" -nodes "$NODES" -kafka "$("${kafka[@]}" addresses)" -cassandra "$cassandra" \
+go run ./tests/scaleout -only "${ONLY:-}" -nodes "$NODES" -kafka "$OWN_KAFKA" -cassandra "$cassandra" \
 	-redis "127.0.0.1:$REDIS_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" "${short[@]}" "$@"

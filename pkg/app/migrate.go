@@ -43,8 +43,8 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 		keys    settings
 		run     func(context.Context, *Config, engine.Direction, *slog.Logger) ([]Migration, error)
 	}{
-		{"kafka", cfg.kafkaSettings(), migrateKafka}, {"cassandra", cfg.cassandraSettings(), migrateCassandra},
-		{"postgres", cfg.postgresSettings(), migratePostgres}, {"sqs", settings{}, migrateSQS}, {"cassandra", cfg.cassandraSettings(), migrateMeta},
+		{"cassandra", cfg.cassandraSettings(), migrateCassandra}, {"cassandra", cfg.cassandraSettings(), migrateMeta},
+		{"kafka", cfg.kafkaSettings(), migrateKafka}, {"postgres", cfg.postgresSettings(), migratePostgres}, {"sqs", settings{}, migrateSQS},
 	} {
 		if failed[one.section] {
 			continue // its error is told once
@@ -58,8 +58,11 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", one.section, err))
 		}
+		if e, ok := errors.AsType[*notify.Error](err); ok && e.Field == prefixKey {
+			failed["kafka"] = true // no topics are made for it
+		}
 	}
-	if len(failed) > 0 {
+	if len(errs) > 0 {
 		return out, errors.Join(errs...)
 	}
 	ms, err := migratePartitions(ctx, cfg, to, logger)
@@ -237,14 +240,14 @@ func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, lo
 
 // prefixMeta is the row with the topic prefix that an installation began with. Without the
 // row it began with none.
-const prefixMeta = "topic_prefix"
+const prefixMeta, prefixKey = "topic_prefix", "kafka.topic_prefix"
 
 // checkTopicPrefix returns an error if the installation began with another topic prefix:
 // what is in its topics would stay unread, and its positions would count for other topics.
 func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
 	row, err := meta.GetMeta(ctx, prefixMeta)
 	if err == nil && string(row) != cfg.Kafka.TopicPrefix {
-		err = notify.Invalid("bad_config", "kafka.topic_prefix", fmt.Sprintf("is %q, and the topics of this installation begin with %q: it cannot be changed", cfg.Kafka.TopicPrefix, row))
+		err = notify.Invalid("bad_config", prefixKey, fmt.Sprintf("is %q, and the topics of this installation begin with %q: it cannot be changed", cfg.Kafka.TopicPrefix, row))
 	}
 	return err
 }

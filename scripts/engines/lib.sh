@@ -12,6 +12,9 @@
 #	engine_stop NAME DIR [SECONDS]     SIGTERM, then SIGKILL
 #	engine_port_free NAME PORT [HOST]  fails, and names who has it, when it is taken
 #	engine_ready NAME ADDRESS LOG SECONDS    the line that a start ends with
+#	engine_own_kafka PORT              an empty Kafka in a temporary folder, beside that of make
+#	                                   engines; it ends with the script. Sets OWN_KAFKA, its
+#	                                   addresses. NODES=3: three brokers
 #
 # DIR is the data folder of one server: its pid, its log (server.log) and its data
 # are in it. Everything is idempotent.
@@ -171,6 +174,21 @@ engine_start() {
 		[ $n -lt 500 ] || engine_fail "$name did not start: see $dir/server.log" || return
 		sleep 0.02
 	done
+}
+
+engine_own_kafka() {
+	engine_own_dir=$(mktemp -d)
+	engine_own=(env -u KAFKA_PORT -u KAFKA_CONTROLLER_PORT NOTIFY_ENGINES_DIR="$engine_own_dir" NOTIFY_ENGINES_LIB="$ENGINES_LIB"
+		NOTIFY_KAFKA_PORT="$1" "$engines_root/scripts/engines/kafka.sh")
+	trap engine_own_end EXIT
+	"${engine_own[@]}" start || return
+	# shellcheck disable=SC2034
+	OWN_KAFKA=$("${engine_own[@]}" addresses)
+}
+
+engine_own_end() {
+	"${engine_own[@]}" stop >/dev/null || true
+	rm -rf "$engine_own_dir"
 }
 
 engine_listening() { (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; }

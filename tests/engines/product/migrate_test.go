@@ -20,3 +20,14 @@ func TestMigrateTellsOnce(t *testing.T) {
 	}
 	e.tellsNothing(t, f, out)
 }
+
+// TestAnotherPrefixMakesNoTopics: migrate up with another topic prefix than the installation
+// began with is refused before topics are made for it.
+func TestAnotherPrefixMakesNoTopics(t *testing.T) {
+	e := servers(t)
+	f := e.fleet(t, e.main(t), "api")
+	out, err := f.Command(t.Context(), nil, "migrate", "up", "--config", f.Engines(), "--set", "kafka.topic_prefix=another.")
+	if err == nil || strings.Count(out, "kafka.topic_prefix") != 1 || strings.Contains(out, "kafka  ") || !strings.Contains(out, "postgres  ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
