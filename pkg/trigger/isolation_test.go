@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -207,6 +208,61 @@ func TestWaitBehindSlowReceiver(t *testing.T) {
 		pass(10 * time.Minute)
 		if n := p.sink.count(); n != 500 {
 			t.Errorf("%d calls, want 500", n)
+		}
+	})
+}
+
+// A process leaves to others what it would not call soon: of a burst, and of what it had when
+// another one came.
+func TestBurstIsShared(t *testing.T) {
+	in(t, func(t *testing.T) {
+		var beside atomic.Bool
+		p := newPlant(t, func(c *DispatcherConfig) {
+			c.CallerInFlight, c.Batch = 20, 20
+			c.Share = func(limit int) int {
+				if beside.Load() {
+					return limit / 2
+				}
+				return limit
+			}
+		})
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return 100 * time.Millisecond, ok }
+		first, _ := p.run()
+		due := func(n int) {
+			for range n {
+				p.create("shop", `"delay_seconds":5`)
+			}
+			pass(6 * time.Second)
+		}
+		due(4200)
+		if n := first.Circuits()[0].Queued; n < 3000 {
+			t.Fatalf("one that is alone holds %d, want all", n)
+		}
+		beside.Store(true)
+		second, _ := p.run()
+		pass(5 * time.Second)
+		for _, d := range []*Dispatcher{first, second} {
+			if n := d.Circuits()[0].Queued; n < 20 || n > 1300 {
+				t.Errorf("beside another one each holds what it calls soon; this one holds %d", n)
+			}
+		}
+		pass(20 * time.Second)
+		if n := p.sink.count(); n < 4100 {
+			t.Errorf("%d calls after 26 s, want nearly all: two processes make 200 a second", n)
+		}
+		pass(10 * time.Second)
+		due(2000)
+		if n := p.sink.count(); n < 4200+150 || n > 4200+250 {
+			t.Errorf("%d calls, want some 200 of the second burst", n-4200)
+		}
+		for _, d := range []*Dispatcher{first, second} {
+			if n := d.Circuits()[0].Queued; n < 20 || n > 700 {
+				t.Errorf("%d of the second burst in memory, want what is called soon", n)
+			}
+		}
+		pass(20 * time.Second)
+		if n := p.sink.count(); n != 6200 {
+			t.Errorf("%d calls, want all 6200", n)
 		}
 	})
 }

@@ -96,11 +96,29 @@ func (ls *lanes) of(caller string) *lane {
 func (ls *lanes) ofLocked(caller string) *lane {
 	l := ls.byCaller[caller]
 	if l == nil {
-		l = &lane{caller: caller, limit: ls.d.cfg.CallerInFlight, refresh: make(chan struct{}, 1)}
-		l.resetBreaker(time.Now(), ls.d.cfg.Breaker)
+		if l = ls.ofDigestLocked(callerDigest(caller)); l.caller != "" {
+			l = ls.newLane() // two callers have that digest
+		}
+		l.caller = caller
 		ls.byCaller[caller] = l
-		ls.byDigest[callerDigest(caller)] = l
 	}
+	return l
+}
+
+// ofDigestLocked returns the lane of a caller of which a message was received. It has no name
+// until a row of the caller's was read.
+func (ls *lanes) ofDigestLocked(digest uint64) *lane {
+	l := ls.byDigest[digest]
+	if l == nil {
+		l = ls.newLane()
+		ls.byDigest[digest] = l
+	}
+	return l
+}
+
+func (ls *lanes) newLane() *lane {
+	l := &lane{limit: ls.d.cfg.CallerInFlight, refresh: make(chan struct{}, 1)}
+	l.resetBreaker(time.Now(), ls.d.cfg.Breaker)
 	return l
 }
 
@@ -358,6 +376,9 @@ func (ls *lanes) stop() (back []*work) {
 	for _, l := range ls.byCaller {
 		back = append(back, ls.clearLocked(l)...)
 		ls.returnLocked(l, CauseShutdown, 0)
+	}
+	for _, l := range ls.byDigest {
+		back = append(back, ls.clearLocked(l)...)
 	}
 	for _, w := range back {
 		w.delay = 0

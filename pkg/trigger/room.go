@@ -1,6 +1,8 @@
 package trigger
 
 import (
+	"math"
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -20,9 +22,9 @@ func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 	var off []*work
 	ls.mu.Lock()
 	for _, w := range ws {
-		l := ls.byDigest[w.msg.caller]
+		l := ls.ofDigestLocked(w.msg.caller)
 		switch {
-		case l == nil || ls.stopping:
+		case ls.stopping:
 			read = append(read, w)
 		case len(l.lines[w.line()].unread) == 0 && ls.roomLocked(l, w.line()) > 0:
 			ls.countReadLocked(w, l, 1)
@@ -101,13 +103,28 @@ const rowSize = 600
 func (ls *lanes) roomLocked(l *lane, of lineOf) int {
 	q, cfg := &l.lines[of], &ls.d.cfg
 	n := len(q.queue) + q.reads
+	room := min(ls.freeRoomLocked(cfg.MaxQueued, &ls.queued, of)/2, ls.fairLocked(l))
 	switch {
 	case n == 0:
-		return max(1, ls.freeRoomLocked(cfg.MaxQueued, &ls.queued, of)/2)
+		return max(1, room)
 	case q.bytes >= ls.freeRoomLocked(cfg.MaxQueuedBytes, &ls.bytes, of)/2:
 		return 0
 	}
-	return max(0, ls.freeRoomLocked(cfg.MaxQueued, &ls.queued, of)/2-n)
+	return max(0, room-n)
+}
+
+// fairLocked is how many messages a line of a caller may have where other processes dispatch
+// beside this one: what is called within unreadFor, at the pace of lately. They may call the
+// rest sooner.
+func (ls *lanes) fairLocked(l *lane) int {
+	const whole = 1 << 20
+	switch {
+	case ls.d.cfg.Share(whole) >= whole:
+		return math.MaxInt
+	case l.calls < paceCalls || l.each <= 0: // not known yet
+		return 4 * ls.d.cfg.Batch
+	}
+	return max(int(unreadFor/l.each), ls.d.cfg.Batch)
 }
 
 // freeRoomLocked is what a line may share with others of most, of which both lines use some.
@@ -133,7 +150,7 @@ func (ls *lanes) holdLocked(w *work, l *lane) bool {
 	of := w.line()
 	q := &l.lines[of]
 	full := len(q.unread) >= ls.freeRoomLocked(unreadShare*ls.d.cfg.MaxQueued, &ls.unread, of)/2
-	if full || l.each*time.Duration(len(q.queue)+len(q.unread)) > unreadFor {
+	if full || l.each*time.Duration(len(q.queue)+len(q.unread)) > unreadFor || ls.fairLocked(l) <= len(q.queue)+len(q.unread) {
 		return false
 	}
 	w.row = engine.Trigger{}
@@ -142,10 +159,20 @@ func (ls *lanes) holdLocked(w *work, l *lane) bool {
 	return true
 }
 
-// thinLocked puts off what waits without its rows for a receiver that has become slow.
+// thinLocked puts off what waits without its rows for a receiver that has become slow, and of a
+// line that has four times its fair part what is more.
 func (ls *lanes) thinLocked(l *lane, now time.Time) {
 	for of := range l.lines {
 		q := &l.lines[of]
+		if fair := ls.fairLocked(l); len(q.queue)/4 > fair {
+			off := q.queue[fair:]
+			q.queue = slices.Clone(q.queue[:fair])
+			for _, w := range off {
+				ls.countLocked(w, -1)
+				l.awayLocked(w, now)
+			}
+			ls.d.putOff(CauseBulkhead, off...)
+		}
 		if l.each*time.Duration(len(q.queue)+len(q.unread)) <= 4*unreadFor {
 			continue
 		}
@@ -163,6 +190,10 @@ func (ls *lanes) thinLocked(l *lane, now time.Time) {
 // guess at a receiver's pace is a bad one.
 var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
 
+// awayStep is the time in which messages that are put off come back together: one by one they
+// would be a request to the queue each.
+const awayStep = 250 * time.Millisecond
+
 // awayLocked sets how long a message that found no room should stay away: until those
 // before it may have been called, as fast as calls went lately and a quarter faster, so
 // that a receiver that speeds up is not kept waiting. Each such message takes a place of
@@ -179,6 +210,9 @@ func (l *lane) awayLocked(w *work, now time.Time) *work {
 	if wait > longest {
 		q.next = now.Add(longest)
 		wait = longest + spread(w.msg.base, uint32(w.msg.deferrals), longest/4)
+	}
+	if wait > awayStep {
+		wait = now.Add(wait).Truncate(awayStep).Add(awayStep).Sub(now)
 	}
 	w.delay = max(wait, 50*time.Millisecond)
 	return w
