@@ -48,7 +48,7 @@ is there stays as it is, and two at a time do no harm.`,
 					return err
 				}
 				if to == engine.Look && pending > 0 {
-					return term.Exitf(term.ExitUnavailable, "%d steps are missing; notifyd migrate up makes them", pending)
+					return term.Exitf(term.ExitUnavailable, "steps are missing: %d; notifyd migrate up makes them", pending)
 				}
 				return nil
 			},

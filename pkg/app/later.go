@@ -2,9 +2,9 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -138,15 +138,20 @@ func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog
 		return nil, err
 	}
 	stored, err := shards.Now()
-	switch has := strconv.Itoa(stored.Most()); {
+	switch {
 	case err != nil || stored.Had(want):
 		return shards, err
 	case !alone && want > stored.Most():
 		logger.Warn("timers are spread over fewer shards than configured; notifyd migrate up raises their number", "timers.shards", want, "shards", stored.Most())
 		return shards, nil
 	default:
-		return nil, notify.Invalid("bad_config", "timers.shards", "is "+strconv.Itoa(want)+", but the timers of this store are spread over "+has+" shards; set it to "+has+", or use another data_dir")
+		return nil, otherShards(want, stored.Most())
 	}
+}
+
+// otherShards is the error about a number of shards that the timers were never spread over.
+func otherShards(want, has int) error {
+	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, and the timers of this store are spread over %d shards: set it to %d", want, has, has))
 }
 
 // handOn hands due timers on by their kind. Those of an unknown one go with the

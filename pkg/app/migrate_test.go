@@ -44,7 +44,13 @@ func TestMigrateRaisesTimerShards(t *testing.T) {
 	if _, err := metaRows(ctx, meta, &cfg, engine.Up, now); notify.KindOf(err) != notify.KindConflict || !strings.Contains(err.Error(), "64 at ") {
 		t.Errorf("raised twice at once: %v", err)
 	}
-	for shards, want := range map[int]string{16: "", 64: "", 256: "migrate up", 8: "8, but"} {
+	cfg.Timers.Shards = 8
+	for _, to := range []engine.Direction{engine.Look, engine.Up} {
+		if _, err := metaRows(ctx, meta, &cfg, to, now); notify.KindOf(err) != notify.KindInvalid || !strings.Contains(err.Error(), "set it to 64") {
+			t.Errorf("%s to 8, which never was: %v", to, err)
+		}
+	}
+	for shards, want := range map[int]string{16: "", 64: "", 256: "migrate up", 8: "is 8, and"} {
 		var out bytes.Buffer
 		cfg.Timers.Shards = shards
 		_, err := openShards(ctx, meta, &cfg, slog.New(slog.NewTextHandler(&out, nil)))

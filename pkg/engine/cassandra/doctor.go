@@ -166,7 +166,11 @@ func (d *doctor) copies(ctx context.Context) error {
 	}
 	d.Add("replication", level != "", level, repair, "%d replicas on %d nodes", d.replicas, len(d.nodes))
 	need := d.replicas/2 + 1
-	d.Add("consistency", up < need, "fail", "start the nodes that are down",
+	level = "warn"
+	if up < need {
+		level = "fail"
+	}
+	d.Add("consistency", up < len(d.nodes), level, "start the nodes that are down",
 		"%s needs %d of %d replicas; %d of %d nodes are up", d.cfg.Consistency, need, d.replicas, up, len(d.nodes))
 	return nil
 }
