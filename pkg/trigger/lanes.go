@@ -140,7 +140,7 @@ func (ls *lanes) admit(l *lane, ws []*work) {
 			l.lines[w.line()].queue = append(l.lines[w.line()].queue, w)
 			ls.countLocked(w, 1)
 		case !ls.holdLocked(w, l):
-			off = append(off, l.awayLocked(w, now))
+			off = append(off, ls.awayLocked(l, w, now))
 		}
 	}
 	ls.d.launch(ls.pumpLocked(l, now))

@@ -30,7 +30,7 @@ func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 			ls.countReadLocked(w, l, 1)
 			read = append(read, w)
 		case !ls.holdLocked(w, l):
-			off = append(off, l.awayLocked(w, now))
+			off = append(off, ls.awayLocked(l, w, now))
 		}
 	}
 	ls.mu.Unlock()
@@ -117,14 +117,19 @@ func (ls *lanes) roomLocked(l *lane, of lineOf) int {
 // beside this one: what is called within unreadFor, at the pace of lately. They may call the
 // rest sooner.
 func (ls *lanes) fairLocked(l *lane) int {
-	const whole = 1 << 20
 	switch {
-	case ls.d.cfg.Share(whole) >= whole:
+	case ls.alone():
 		return math.MaxInt
 	case l.calls < paceCalls || l.each <= 0: // not known yet
 		return 4 * ls.d.cfg.Batch
 	}
 	return max(int(unreadFor/l.each), ls.d.cfg.Batch)
+}
+
+// alone reports whether no other process dispatches.
+func (ls *lanes) alone() bool {
+	const whole = 1 << 20
+	return ls.d.cfg.Share(whole) >= whole
 }
 
 // freeRoomLocked is what a line may share with others of most, of which both lines use some.
@@ -169,7 +174,7 @@ func (ls *lanes) thinLocked(l *lane, now time.Time) {
 			q.queue = slices.Clone(q.queue[:fair])
 			for _, w := range off {
 				ls.countLocked(w, -1)
-				l.awayLocked(w, now)
+				ls.awayLocked(l, w, now)
 			}
 			ls.d.putOff(CauseBulkhead, off...)
 		}
@@ -180,7 +185,7 @@ func (ls *lanes) thinLocked(l *lane, now time.Time) {
 		q.unread = nil
 		ls.unread[of] -= len(off)
 		for _, w := range off {
-			l.awayLocked(w, now)
+			ls.awayLocked(l, w, now)
 		}
 		ls.d.putOff(CauseBulkhead, off...)
 	}
@@ -192,13 +197,21 @@ var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * t
 
 // awayStep is the time in which messages that are put off come back together: one by one they
 // would be a request to the queue each.
-const awayStep = 250 * time.Millisecond
+const (
+	awayStep  = 250 * time.Millisecond
+	leastAway = 50 * time.Millisecond
+)
 
 // awayLocked sets how long a message that found no room should stay away: until those
 // before it may have been called, as fast as calls went lately and a quarter faster, so
 // that a receiver that speeds up is not kept waiting. Each such message takes a place of
 // its own in time: what was put off together does not come back together.
-func (l *lane) awayLocked(w *work, now time.Time) *work {
+// Where others dispatch too, the first wait is short: they may have room for it.
+func (ls *lanes) awayLocked(l *lane, w *work, now time.Time) *work {
+	if w.msg.deferrals == 0 && !ls.alone() {
+		w.delay = leastAway
+		return w
+	}
 	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
 	each, q := l.each*4/5, &l.lines[w.line()]
 	// After half of the waiting messages: the line must not run empty before it comes.
@@ -214,6 +227,6 @@ func (l *lane) awayLocked(w *work, now time.Time) *work {
 	if wait > awayStep {
 		wait = now.Add(wait).Truncate(awayStep).Add(awayStep).Sub(now)
 	}
-	w.delay = max(wait, 50*time.Millisecond)
+	w.delay = max(wait, leastAway)
 	return w
 }
