@@ -164,8 +164,8 @@ func (ls *lanes) holdLocked(w *work, l *lane) bool {
 	return true
 }
 
-// thinLocked puts off what waits without its rows for a receiver that has become slow, and of a
-// line that has four times its fair part what is more.
+// thinLocked puts off what waits without its rows for a receiver that has become slow. A line
+// that holds more than four times what it may (fairLocked) is cut to what it may hold.
 func (ls *lanes) thinLocked(l *lane, now time.Time) {
 	for of := range l.lines {
 		q := &l.lines[of]
@@ -195,18 +195,19 @@ func (ls *lanes) thinLocked(l *lane, now time.Time) {
 // guess at a receiver's pace is a bad one.
 var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
 
-// awayStep is the time in which messages that are put off come back together: one by one they
-// would be a request to the queue each.
 const (
-	awayStep  = 250 * time.Millisecond
+	// leastAway is the shortest time that a message stays away.
 	leastAway = 50 * time.Millisecond
+	// awayStep is what longer times are rounded up to, by the clock: messages that come back
+	// one by one cost a request to the queue each.
+	awayStep = 250 * time.Millisecond
 )
 
 // awayLocked sets how long a message that found no room should stay away: until those
 // before it may have been called, as fast as calls went lately and a quarter faster, so
 // that a receiver that speeds up is not kept waiting. Each such message takes a place of
-// its own in time: what was put off together does not come back together.
-// Where others dispatch too, the first wait is short: they may have room for it.
+// its own in time, to within awayStep: a backlog that was put off does not come back at once.
+// Where other processes dispatch too, the first wait is leastAway: they may have room for it.
 func (ls *lanes) awayLocked(l *lane, w *work, now time.Time) *work {
 	if w.msg.deferrals == 0 && !ls.alone() {
 		w.delay = leastAway

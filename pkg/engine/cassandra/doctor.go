@@ -165,14 +165,19 @@ func (d *doctor) copies(ctx context.Context) error {
 		level = ""
 	}
 	d.Add("replication", level != "", level, repair, "%d replicas on %d nodes", d.replicas, len(d.nodes))
-	need := d.replicas/2 + 1
-	level = "warn"
+	d.consistency(up)
+	return nil
+}
+
+// consistency says whether enough of the nodes are up for reads and writes, and warns of each
+// that is not: the next one may be one too many.
+func (d *doctor) consistency(up int) {
+	need, level := d.replicas/2+1, "warn"
 	if up < need {
 		level = "fail"
 	}
 	d.Add("consistency", up < len(d.nodes), level, "start the nodes that are down",
 		"%s needs %d of %d replicas; %d of %d nodes are up", d.cfg.Consistency, need, d.replicas, up, len(d.nodes))
-	return nil
 }
 
 // setting reads a setting of a node; empty: it has none.

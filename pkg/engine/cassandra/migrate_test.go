@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
@@ -173,5 +175,16 @@ func TestTimesOfTriggersRiseWithIDs(t *testing.T) {
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	if ms := msOfTrigger("trg_" + notify.NewBase(at).String()); ms != at.UnixMilli() {
 		t.Errorf("%d, want %d", ms, at.UnixMilli())
+	}
+}
+
+func TestDoctorCountsNodes(t *testing.T) {
+	t.Parallel()
+	for up, want := range map[int]string{3: "ok", 2: "warn", 1: "fail", 0: "fail"} {
+		d := doctor{nodes: make([]*gocql.HostInfo, 3), replicas: 3}
+		d.consistency(up)
+		if f := find(d.Findings, "consistency"); f.Level != want || (f.Repair == "") != (want == "ok") {
+			t.Errorf("%d of 3 nodes up: %+v, want %s", up, f, want)
+		}
 	}
 }
