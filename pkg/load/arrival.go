@@ -1,13 +1,10 @@
 package load
 
 import (
-	"bufio"
 	"cmp"
 	"fmt"
 	"math"
-	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,7 +26,8 @@ type Arrival struct {
 	At      Duration `yaml:"at,omitempty" doc:"spike: when it begins"`
 	For     Duration `yaml:"for,omitempty" doc:"spike: how long it lasts; default 1s"`
 	Period  Duration `yaml:"period,omitempty" doc:"sine: of one wave; default the phase"`
-	File    string   `yaml:"file,omitempty" doc:"trace: a line a request, seconds since the beginning, rising"`
+	File    string   `yaml:"file,omitempty" doc:"trace: a line has seconds since the beginning, not falling; behind them, if there are several requests, how many; and behind that, if not the step's size, how many messages each has, at most that size"`
+	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count come evenly over this time; default 100ms"`
 }
 
 // Level is one rate of an arrival of steps.
@@ -45,6 +43,9 @@ func (a Arrival) withDefaults(rate float64) Arrival {
 	}
 	if a.Shape == "spike" && a.For == 0 {
 		a.For = Duration(time.Second)
+	}
+	if a.Shape == "trace" && a.Slot == 0 {
+		a.Slot = Duration(100 * time.Millisecond)
 	}
 	return a
 }
@@ -123,11 +124,7 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 		mean := (float64(a.Rate) + float64(a.Peak)) / 2 / per
 		base = &wave{mean: mean, swing: float64(a.Peak)/per - mean, period: period.Seconds()}
 	case "trace":
-		t, err := readTrace(a.File)
-		if err != nil {
-			return nil, err
-		}
-		return t, nil
+		return readTrace(a.File, a.Slot.of())
 	default:
 		return nil, fmt.Errorf("no arrival is called %q", a.Shape)
 	}
@@ -327,58 +324,3 @@ func (p *poisson) at(i int64) time.Duration {
 }
 
 func (p *poisson) by(t time.Duration) int64 { return dueBy(p, t, p.rate.n(t.Seconds())) }
-
-// trace is a recorded arrival.
-type trace []time.Duration
-
-// maxTrace bounds a trace: 8 bytes a request.
-const maxTrace = 50_000_000
-
-func readTrace(file string) (trace, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var out trace
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		text := strings.TrimSpace(lines.Text())
-		if text == "" || text[0] == '#' {
-			continue
-		}
-		v, err := strconv.ParseFloat(text, 64)
-		switch {
-		case err != nil || !(v >= 0 && v < 1e9):
-			return nil, fmt.Errorf("%s:%d: %q is not a number of seconds", file, n, text)
-		case len(out) > 0 && seconds(v) < out[len(out)-1]:
-			return nil, fmt.Errorf("%s:%d: %s s is before the line above", file, n, text)
-		case len(out) == maxTrace:
-			return nil, fmt.Errorf("%s: more than %d requests", file, maxTrace)
-		}
-		out = append(out, seconds(v))
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (t trace) at(i int64) time.Duration {
-	if i >= int64(len(t)) {
-		return never
-	}
-	return t[i]
-}
-
-func (t trace) by(d time.Duration) int64 {
-	lo, hi := 0, len(t)
-	for lo < hi {
-		if mid := (lo + hi) / 2; t[mid] <= d {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return int64(lo)
-}

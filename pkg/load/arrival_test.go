@@ -4,7 +4,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -14,6 +16,10 @@ func TestSchedules(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "trace")
 	if err := os.WriteFile(file, []byte("# seconds\n0\n0.5\n0.5\n2.25\n9\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	counts := filepath.Join(t.TempDir(), "counts")
+	if err := os.WriteFile(counts, []byte("0\n0.5 300\n0.5 12 40\n0.53 7 20\n2 1\n2.25 1000\n9.99 5\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	const length = 10 * time.Second
@@ -33,6 +39,8 @@ func TestSchedules(t *testing.T) {
 		"spike":    {Arrival{Shape: "spike", Rate: 10, Peak: 1000, At: 4 * sec, For: sec}, 1, 90 + 1000, 2},
 		"sine":     {Arrival{Shape: "sine", Rate: 100, Peak: 300, Period: 2 * sec}, 1, 2000, 2},
 		"trace":    {Arrival{Shape: "trace", File: file}, 1, 5, 0},
+		"counts":   {Arrival{Shape: "trace", File: counts, Slot: Duration(10 * time.Nanosecond)}, 1, 1326, 0},
+		"slots":    {Arrival{Shape: "trace", File: counts, Slot: sec}, 1, 1322, 0},
 		"random":   {Arrival{Shape: "ramp", From: 10, To: 1000, Poisson: true}, 1, 5050, 400},
 	} {
 		s, err := newSchedule(&c.a, c.size, length, 42)
@@ -119,13 +127,66 @@ func TestScheduleIsExact(t *testing.T) {
 
 func TestTraceRefuses(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"1\nx\n", "2\n1\n", "-1\n", "NaN\n"} {
+	for _, text := range []string{"1\nx\n", "2\n1\n", "-1\n", "NaN\n", "1 0\n", "1 x\n", "1 2 0\n", "1 2 3 4\n", "1 1000000000000\n2 1\n"} {
 		file := filepath.Join(t.TempDir(), "trace")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readTrace(file); err == nil {
+		if _, err := readTrace(file, time.Second); err == nil {
 			t.Errorf("%q was read", text)
 		}
+	}
+}
+
+// A trace of many requests a line is not held request by request, and its products of
+// times and counts do not overflow.
+func TestTraceOfManyRequests(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "trace")
+	if err := os.WriteFile(file, []byte("0 600000000000\n3600 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := readTrace(file, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tr.at(300_000_000_000); got != 30*time.Minute {
+		t.Errorf("the middle one is due at %v", got)
+	}
+	if got := tr.by(time.Hour - 1); got != 600_000_000_000 {
+		t.Errorf("%d due before the end", got)
+	}
+	if got := tr.at(600_000_000_002); got != never {
+		t.Errorf("one behind the last at %v", got)
+	}
+}
+
+// The requests of a trace have the sizes that it says, whichever segment sends them, and
+// what is intended counts them.
+func TestTraceSizes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trace")
+	if err := os.WriteFile(file, []byte("0.1 3 10\n0.1 2 7\n0.4\n0.9 5 900\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const all = 3*10 + 2*7 + 50 + 5*50 // 900 are more than the step's size
+	step := Step{Target: Batch, Size: 50, Arrival: Arrival{Shape: "trace", File: file}}
+	for _, parts := range []int{1, 3} {
+		sent := int64(0)
+		for i := range parts {
+			synctest.Test(t, func(t *testing.T) {
+				res := drive(t, One("t", time.Second, step), Config{Target: &target{}, Segment: Segment{i + 1, parts}})
+				if res.Totals.Sent != res.Totals.Intended {
+					t.Errorf("sent %d of %d", res.Totals.Sent, res.Totals.Intended)
+				}
+				sent += res.Totals.Sent
+			})
+		}
+		if sent != all {
+			t.Errorf("%d parts: %d messages, not %d", parts, sent, all)
+		}
+	}
+	step.Count = 100
+	if _, err := New(One("t", time.Second, step), DryConfig()); err == nil || !strings.Contains(err.Error(), "arrival.file") {
+		t.Errorf("a count beside sizes: %v", err)
 	}
 }

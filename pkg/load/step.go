@@ -21,6 +21,7 @@ type stepRun struct {
 	first  int64    // number of its first request; a step goes on counting in the next phase
 	last   int64    // requests at most, of this phase, all segments together
 	most   int64    // likewise, were there no end of the phase
+	sized  *sized   // a trace whose requests say how many messages they have; nil: as many as Size
 	length time.Duration
 	sink   *sink // of a null step
 	recs   []*recorder
@@ -65,9 +66,15 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 		if s.sched, err = newSchedule(&st.Arrival, st.Size, length, notify.Mix(d.seed^uint64(first))); err != nil {
 			return nil, notify.Invalid(codeScenario, "arrival", err.Error())
 		}
-		if t, ok := s.sched.(trace); ok {
-			s.last = int64(len(t))
+		if t, ok := s.sched.(*trace); ok {
+			s.last = t.requests()
 			s.most = s.last
+			if t.sizes != nil && st.Count > 0 {
+				return nil, notify.Invalid(codeScenario, "arrival.file", "says how many messages its requests have: the step has no count beside it")
+			}
+			if t.sizes != nil {
+				s.sized = newSized(t, s.Size, s.local)
+			}
 		}
 		if s.length != never { // due before the phase ends
 			s.last = min(s.last, s.sched.by(s.length-1))
@@ -97,6 +104,9 @@ func (s *stepRun) local(g int64) int64 {
 
 // size is how many messages request g has: the last one may have fewer.
 func (s *stepRun) size(g int64) int {
+	if s.sized != nil {
+		return s.sized.of(s.sized.line(g))
+	}
 	if s.Count > 0 {
 		return int(min(int64(s.Size), int64(s.Count)-g*int64(s.Size)))
 	}
@@ -106,6 +116,9 @@ func (s *stepRun) size(g int64) int {
 // messages is how many the first g requests of the phase have that are this
 // segment's.
 func (s *stepRun) messages(g int64) int64 {
+	if s.sized != nil {
+		return s.sized.messages(g, s.local)
+	}
 	l := s.local(g)
 	n := l * int64(s.Size)
 	if s.Count > 0 && l > 0 {
