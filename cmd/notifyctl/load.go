@@ -51,7 +51,7 @@ and latency counts from then. It checks every accepted id against the ledger of 
 simulated providers, where there are some, and says whether the figures are the
 server's or the generator's.`,
 	}
-	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p))
+	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p), newLoadRecord(p))
 	c.AddCommand(loadRuns(p)...)
 	return c
 }

@@ -96,6 +96,8 @@ thresholds: [lost == 0, duplicates == 0, unexpected == 0, failed == 0]
 		}
 	})
 
+	t.Run("record", func(t *testing.T) { testRecord(t, w, n) }) //nolint:paralleltest // see above
+
 	const objective = `
 name: search
 steps: [{target: http-single, rate: 100, users: 1k, addresses: true}]
@@ -130,4 +132,64 @@ objective: {from: 50, most: 100, hold: 5s, confirm: 5s, within: 0.5, holds: [HOL
 			t.Errorf("exit %d: %s", code, errs)
 		}
 	})
+}
+
+// testRecord sends messages of several kinds and makes a scenario of each source that has
+// them. Each sends as many again, and none has a user, a text or a caller.
+func testRecord(t *testing.T, w *world, n *node) {
+	for _, args := range [][]string{{"caller", "set", "load", "--callback-url", n.callback, "--yes"}, {"caller", "rotate-secret", "load", "--yes"}} {
+		if _, errs, code := w.ctl(t.Context(), args...); code != 0 {
+			t.Fatalf("%v: exit %d, %s", args, code, errs)
+		}
+	}
+	since := time.Now()
+	r := measure(t, w, scenarioFile(t, `
+name: day
+duration: 2s
+steps:
+  - {name: singles, target: http-single, rate: 100, users: {count: 50, pick: zipf}, category: alert, addresses: true, payload: {bytes: 30, max: 70}}
+  - {name: batches, target: http-batch, rate: 300, size: 60, users: 5k, category: digest, addresses: true}
+  - {name: fans, target: http-fanout, rate: 1k, size: 500, users: 5k, addresses: true}
+  - {name: hooks, target: trigger, rate: 10, scheduled: {after: 100ms}}
+drain: 5m
+`))
+	for i := range r.Steps {
+		if s := &r.Steps[i]; s.Totals.Acked != s.Totals.Intended {
+			t.Errorf("%s: %d of %d were accepted, %v", s.Name, s.Totals.Acked, s.Totals.Intended, r.Errors)
+		}
+	}
+	for source, want := range map[string]struct {
+		args  []string
+		steps string
+	}{
+		"log":     {[]string{"--kafka", n.kafka}, "batch-push-digest 10 600 fanout-push-marketing 4 2000 single-push-alert 200 200"},
+		"history": {nil, "batch-push-digest 10 600 fanout-push-marketing 4 2000 single-push-alert 200 200 trigger 20 20"},
+	} {
+		file := filepath.Join(t.TempDir(), source+".yaml")
+		out, errs, code := w.ctl(t.Context(), append([]string{
+			"load", "record", "--since", since.UTC().Format(time.RFC3339Nano), "--out", file,
+			"-o", "json", "--jq", `[.items[] | "\(.step) \(.requests) \(.messages)"] | join(" ")`,
+		}, want.args...)...)
+		if strings.TrimSpace(out) != want.steps || code != 0 {
+			t.Errorf("%s: exit %d, %s\n%s, want\n%s", source, code, errs, out, want.steps)
+		}
+		if _, errs, code := w.ctl(t.Context(), "load", "validate", file); code != 0 {
+			t.Errorf("%s: exit %d, %s", source, code, errs)
+		}
+		names, err := filepath.Glob(filepath.Join(filepath.Dir(file), "*"))
+		if err != nil || len(names) < 4 {
+			t.Fatal(names, err)
+		}
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, secret := range []string{"u0000", "apns:", "Hello", "on its way", "ntf_"} {
+				if strings.Contains(string(b), secret) {
+					t.Errorf("%s: %s has %q", source, filepath.Base(name), secret)
+				}
+			}
+		}
+	}
 }

@@ -235,14 +235,17 @@ func broken(err error) error {
 }
 
 // List returns the manifests of a folder, by number.
-func List(dir string) (out []Manifest, err error) {
+func List(dir string) ([]Manifest, error) { return ListFS(os.DirFS(dir)) }
+
+// ListFS is List of a folder that is not on a disk.
+func ListFS(files fs.FS) (out []Manifest, err error) {
 	for _, kind := range []string{DeadLetters, Outcomes} {
-		names, err := filepath.Glob(filepath.Join(dir, kind, "*", "*"+manifestSuffix))
+		names, err := fs.Glob(files, kind+"/*/*"+manifestSuffix)
 		if err != nil {
 			return nil, err
 		}
 		for _, name := range names {
-			b, err := os.ReadFile(name)
+			b, err := fs.ReadFile(files, name)
 			if err != nil {
 				return nil, err
 			}
@@ -255,6 +258,32 @@ func List(dir string) (out []Manifest, err error) {
 	}
 	slices.SortFunc(out, func(a, b Manifest) int { return cmp.Compare(a.Number, b.Number) })
 	return out, nil
+}
+
+// EachOutcome calls fn with every line of a file of outcomes. The Outcome is fn's until it
+// returns.
+func EachOutcome(files fs.FS, m *Manifest, fn func(*Outcome) error) error {
+	f, err := files.Open(m.File)
+	if err != nil {
+		return err
+	}
+	defer f.Close() // it was only read
+	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	for dec, line := json.NewDecoder(bufio.NewReader(z)), 1; ; line++ {
+		var o Outcome
+		if err := dec.Decode(&o); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("%s, line %d: %w", m.File, line, err)
+		}
+		if err := fn(&o); err != nil {
+			return err
+		}
+	}
 }
 
 // Verify reads a file of a folder and compares it with its manifest: the size,

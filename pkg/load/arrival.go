@@ -28,6 +28,7 @@ type Arrival struct {
 	Period  Duration `yaml:"period,omitempty" doc:"sine: of one wave; default the phase"`
 	File    string   `yaml:"file,omitempty" doc:"trace: a line has seconds since the beginning, not falling; behind them, if there are several requests, how many; and behind that, if not the step's size, how many messages each has, at most that size"`
 	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count come evenly over this time; default 100ms"`
+	Factor  float64  `yaml:"factor,omitempty" doc:"trace: how many requests there are for each of the file, e.g. 0.1 or 2; default 1"`
 }
 
 // Level is one rate of an arrival of steps.
@@ -44,8 +45,9 @@ func (a Arrival) withDefaults(rate float64) Arrival {
 	if a.Shape == "spike" && a.For == 0 {
 		a.For = Duration(time.Second)
 	}
-	if a.Shape == "trace" && a.Slot == 0 {
-		a.Slot = Duration(100 * time.Millisecond)
+	if a.Shape == "trace" {
+		a.Slot = cmp.Or(a.Slot, Duration(100*time.Millisecond))
+		a.Factor = cmp.Or(a.Factor, 1)
 	}
 	return a
 }
@@ -124,7 +126,7 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 		mean := (float64(a.Rate) + float64(a.Peak)) / 2 / per
 		base = &wave{mean: mean, swing: float64(a.Peak)/per - mean, period: period.Seconds()}
 	case "trace":
-		return readTrace(a.File, a.Slot.of())
+		return readTrace(a.File, a.Slot.of(), a.Factor)
 	default:
 		return nil, fmt.Errorf("no arrival is called %q", a.Shape)
 	}

@@ -38,9 +38,11 @@ func TestSchedules(t *testing.T) {
 		"steps":    {Arrival{Shape: "steps", Levels: []Level{{100, 2 * sec}, {0, 3 * sec}, {500, sec}}}, 1, 200 + 2500, 2},
 		"spike":    {Arrival{Shape: "spike", Rate: 10, Peak: 1000, At: 4 * sec, For: sec}, 1, 90 + 1000, 2},
 		"sine":     {Arrival{Shape: "sine", Rate: 100, Peak: 300, Period: 2 * sec}, 1, 2000, 2},
-		"trace":    {Arrival{Shape: "trace", File: file}, 1, 5, 0},
-		"counts":   {Arrival{Shape: "trace", File: counts, Slot: Duration(10 * time.Nanosecond)}, 1, 1326, 0},
-		"slots":    {Arrival{Shape: "trace", File: counts, Slot: sec}, 1, 1322, 0},
+		"tenth":    {Arrival{Shape: "trace", File: counts, Slot: sec, Factor: 0.1}, 1, 132, 0},
+		"thrice":   {Arrival{Shape: "trace", File: file, Slot: sec, Factor: 3}, 1, 15, 1},
+		"trace":    {Arrival{Shape: "trace", File: file, Factor: 1}, 1, 5, 0},
+		"counts":   {Arrival{Shape: "trace", File: counts, Slot: Duration(10 * time.Nanosecond), Factor: 1}, 1, 1326, 0},
+		"slots":    {Arrival{Shape: "trace", File: counts, Slot: sec, Factor: 1}, 1, 1322, 0},
 		"random":   {Arrival{Shape: "ramp", From: 10, To: 1000, Poisson: true}, 1, 5050, 400},
 	} {
 		s, err := newSchedule(&c.a, c.size, length, 42)
@@ -132,7 +134,7 @@ func TestTraceRefuses(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readTrace(file, time.Second); err == nil {
+		if _, err := readTrace(file, time.Second, 1); err == nil {
 			t.Errorf("%q was read", text)
 		}
 	}
@@ -146,7 +148,7 @@ func TestTraceOfManyRequests(t *testing.T) {
 	if err := os.WriteFile(file, []byte("0 600000000000\n3600 2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tr, err := readTrace(file, time.Hour)
+	tr, err := readTrace(file, time.Hour, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,6 +132,9 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 			for _, v := range []*Number{&st.Rate, &a.Rate, &a.From, &a.To, &a.Peak} {
 				r(v)
 			}
+			if a.Shape == "trace" {
+				a.Factor *= rate
+			}
 			for _, v := range []*Duration{&st.Start, &a.Over, &a.At, &a.For, &a.Period} {
 				d(v)
 			}

@@ -149,6 +149,15 @@ func (z zipf) rank(u float64) uint64 {
 	return min(uint64(max(x-1, 0)), uint64(z.users)-1)
 }
 
+// ZipfShare returns the share of messages that the top users of a step get which picks its
+// users by zipf.
+func ZipfShare(users, skew, top float64) float64 {
+	if math.Abs(skew-1) < 1e-9 {
+		return math.Log(top+1) / math.Log(users+1)
+	}
+	return (math.Pow(top+1, 1-skew) - 1) / newZipf(users, skew).top
+}
+
 // nth is user n of the walk through all users.
 func (d *data) nth(n uint64) uint64 { return (d.shift + n%d.users*d.stride) % d.users }
 

@@ -20,6 +20,8 @@ type trace struct {
 	before []int64         // requests before each line, and of all; nil: a request a line
 	sizes  []int32         // messages of each request of a line; 0: the step's. nil: of all
 	slot   time.Duration
+	factor float64 // requests for each of the file
+	given  int64   // requests of the file, while it is read
 }
 
 // Bounds of a trace.
@@ -28,14 +30,14 @@ const (
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a file. The error names the line and the rule that it breaks.
-func readTrace(file string, slot time.Duration) (*trace, error) {
+// readTrace reads a file, with factor requests for each of its own. The error names the line and the rule that it breaks.
+func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() // it was only read
-	t := &trace{slot: slot}
+	t := &trace{slot: slot, factor: factor}
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
 		text := strings.TrimSpace(lines.Text())
@@ -65,7 +67,7 @@ func (t *trace) add(words []string) error {
 	}
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
-		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.requests()+count > maxRequests {
+		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.given+count > maxRequests {
 			return fmt.Errorf("%q is not a number of requests, from 1 to %d in all", words[1], maxRequests)
 		}
 	}
@@ -73,6 +75,11 @@ func (t *trace) add(words []string) error {
 		if size, err = strconv.ParseInt(words[2], 10, 32); err != nil || size < 1 {
 			return fmt.Errorf("%q is not a number of messages, from 1 to %d", words[2], math.MaxInt32)
 		}
+	}
+	// What is cut off one line is added to the next, so that the sum is exact.
+	t.given += count
+	if count = int64(float64(t.given)*t.factor) - t.requests(); count < 1 {
+		return nil
 	}
 	if count > 1 && t.before == nil { // up to here there was a request a line
 		for i := range n + 1 {

@@ -154,6 +154,7 @@ func (a *Arrival) validate(c *checker, at string, p *PhaseSpec) {
 		c.check(a.Period > 0 || p.Duration > 0, at+".period", "how long is a wave?")
 	case "trace":
 		c.check(a.File != "", at+".file", "which one?")
+		c.check(a.Factor > 0 && a.Factor <= 1000, at+".factor", "above 0, up to 1000")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path"
+	"strings"
 	"time"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -174,4 +175,55 @@ func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 		return sum, nil
 	}
 	return "unknown", nil
+}
+
+// Copy writes the objects whose names begin with under, and do not sort before from, to
+// files of these names below a folder.
+func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
+	prefix := ""
+	if b.cfg.Prefix != "" {
+		prefix = b.cfg.Prefix + "/"
+	}
+	root, err := os.OpenRoot(dir) // a key cannot lead out of it
+	if err != nil {
+		return err
+	}
+	defer root.Close() // nothing is left to write
+	begin := prefix + under
+	for pages := s3.NewListObjectsV2Paginator(b.api, &s3.ListObjectsV2Input{Bucket: &b.cfg.Bucket, Prefix: &begin}); pages.HasMorePages(); {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return fmt.Errorf("s3: listing %s in %s: %w", begin, b.cfg.Bucket, err)
+		}
+		for i := range page.Contents {
+			name, ours := strings.CutPrefix(*page.Contents[i].Key, prefix)
+			if !ours || name < from || strings.HasSuffix(name, "/") {
+				continue
+			}
+			if err := b.get(ctx, root, *page.Contents[i].Key, name); err != nil {
+				return fmt.Errorf("s3: reading %s in %s: %w", *page.Contents[i].Key, b.cfg.Bucket, err)
+			}
+		}
+	}
+	return nil
+}
+
+// get writes an object to a file.
+func (b *Bucket) get(ctx context.Context, root *os.Root, key, name string) error {
+	ctx, stop := context.WithTimeout(ctx, b.cfg.Timeout)
+	defer stop()
+	o, err := b.api.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.cfg.Bucket, Key: &key})
+	if err != nil {
+		return err
+	}
+	defer o.Body.Close() // it was only read
+	if err := root.MkdirAll(path.Dir(name), 0o700); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, o.Body)
+	return errors.Join(err, f.Close())
 }

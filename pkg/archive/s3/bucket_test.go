@@ -222,3 +222,32 @@ func TestConfig(t *testing.T) {
 		}
 	}
 }
+
+// Copy writes what is under a name and not before another to files, from all pages of the
+// list, and nothing outside the folder.
+func TestCopy(t *testing.T) {
+	var s s3test.Store
+	b := open(t, &s)
+	for _, key := range []string{"outcomes/2026-11-20/1.json", "outcomes/2026-11-21/2.json", "outcomes/2026-11-21/3.json", "outcomes/2026-11-22/4.json", "dead-letters/2026-11-22/5.json"} {
+		s.Put("notifyd/a/"+key, s3test.Object{Data: []byte(key)})
+	}
+	s.Put("notifyd/ab/outcomes/2026-11-22/6.json", s3test.Object{})
+	dir := t.TempDir()
+	if err := b.Copy(t.Context(), "outcomes/", "outcomes/2026-11-21", dir); err != nil {
+		t.Fatal(err)
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "*", "*", "*"))
+	if err != nil || len(names) != 3 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		want, err := filepath.Rel(dir, name)
+		if got, readErr := os.ReadFile(name); string(got) != want || err != nil || readErr != nil {
+			t.Errorf("%s holds %q, %v, %v", name, got, err, readErr)
+		}
+	}
+	s.Put("notifyd/a/outcomes/x/../../../../out.json", s3test.Object{})
+	if err := b.Copy(t.Context(), "outcomes/", "outcomes/x", dir); err == nil {
+		t.Error("a key led out of the folder")
+	}
+}

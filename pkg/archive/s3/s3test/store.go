@@ -127,6 +127,12 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		w.Header().Set("Content-Length", fmt.Sprint(len(o.Data)))
+	case r.Method == http.MethodGet && q.Has("list-type"):
+		s.list(w, q.Get("prefix"), q.Get("continuation-token"))
+	case r.Method == http.MethodGet && !there:
+		refuse(w, http.StatusNotFound)
+	case r.Method == http.MethodGet:
+		_, _ = w.Write(o.Data) // a caller that is gone does not see it
 	case there && r.Header.Get("If-None-Match") == "*":
 		refuse(w, http.StatusPreconditionFailed)
 	case r.Method == http.MethodPost && q.Has("uploads"):
@@ -157,6 +163,21 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		s.put(key, Object{body, r.Header})
 	}
+}
+
+// list answers with the keys of a prefix behind one, two a page.
+func (s *Store) list(w http.ResponseWriter, prefix, behind string) {
+	var keys []string
+	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
+		if strings.HasPrefix(key, prefix) && key > behind {
+			keys = append(keys, key)
+		}
+	}
+	fmt.Fprintf(w, `<ListBucketResult><IsTruncated>%v</IsTruncated>`, len(keys) > 2)
+	for _, key := range keys[:min(len(keys), 2)] {
+		fmt.Fprintf(w, `<Contents><Key>%s</Key></Contents><NextContinuationToken>%s</NextContinuationToken>`, key, key)
+	}
+	fmt.Fprint(w, `</ListBucketResult>`)
 }
 
 func refuse(w http.ResponseWriter, status int) {

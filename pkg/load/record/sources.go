@@ -1,0 +1,176 @@
+package record
+
+import (
+	"context"
+	"io/fs"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/conserve"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// laterFrom is how long after its acceptance a message must have come into the log for it
+// to be one for later: retries of an append take a second at most.
+const laterFrom = 2 * time.Second
+
+// Log reads the log from the beginning of the period to due after its end, so that
+// messages for later are found which became due by then. It tells whether the log begins
+// within the period, so that messages may be missing.
+func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration) (short bool, err error) {
+	conn := log.Conn{Brokers: brokers}
+	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), load.Socket); ok {
+		conn.Brokers = []string{"127.0.0.1:9092"} // which the dialer does not look at
+		conn.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", name)
+		}
+	}
+	admin, err := log.NewAdmin(log.AdminConfig{Conn: conn})
+	if err != nil {
+		return false, err
+	}
+	defer admin.Close()
+	reader, err := log.NewReader(conn)
+	if err != nil {
+		return false, err
+	}
+	defer reader.Close()
+	return r.read(ctx, admin, conserve.OverLog{Admin: admin, Reader: reader}, due)
+}
+
+func (r *Recorder) read(ctx context.Context, admin *log.Admin, over conserve.OverLog, due time.Duration) (short bool, err error) {
+	topics := notify.FirstTopics()
+	starts, err := admin.StartOffsets(ctx, topics...)
+	if err != nil {
+		return false, err
+	}
+	from, err := admin.OffsetsSince(ctx, r.since, topics...)
+	if err != nil {
+		return false, err
+	}
+	to, err := admin.OffsetsSince(ctx, r.until.Add(due), topics...)
+	if err != nil {
+		return false, err
+	}
+	for tp, at := range from {
+		short = short || at > 0 && at == starts[tp]
+	}
+	return short, over.Read(ctx, from, to, func(_ log.TopicPartition, rec *log.Record) error {
+		var env notify.Envelope
+		if err := notify.DecodeEnvelope(rec.Value, &env); err != nil || env.Derived() {
+			return nil //nolint:nilerr // damaged or poison: it is not known what it was. A retry is not the load's
+		}
+		r.addEnvelope(&env, rec.Time)
+		return nil
+	})
+}
+
+// addEnvelope counts the messages of a record that came into the log at a time.
+func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
+	m := Message{
+		Fan: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
+		User: env.LogKey(), Accepted: time.UnixMilli(env.Accepted), Bytes: len(env.Content.Body) + len(env.Content.HTML),
+	}
+	if later := came.Sub(m.Accepted); later >= laterFrom {
+		m.Later = later
+	}
+	r.Add(&m)
+}
+
+// Archive reads the outcomes of an archive's files. What was accepted at the end of the
+// period is missing where Latest is before it.
+func (r *Recorder) Archive(ctx context.Context, files fs.FS) error {
+	ms, err := archive.ListFS(files)
+	if err != nil {
+		return err
+	}
+	var m Message
+	for i := range ms {
+		if ms[i].Kind != archive.Outcomes || ms[i].Written.Before(r.since) {
+			continue
+		}
+		err := archive.EachOutcome(files, &ms[i], func(o *archive.Outcome) error {
+			if err := m.outcome(o.ID, o.Channel, o.Category); err != nil {
+				return err
+			}
+			m.Caller, m.User, m.Accepted = o.Caller, append(m.User[:0], o.User...), o.Accepted
+			r.Add(&m)
+			return ctx.Err()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outcome sets what an id and words say.
+func (m *Message) outcome(id, channel, category string) error {
+	of, err := notify.ParseID(id)
+	var known [2]bool
+	m.Channel, known[0] = notify.ParseChannel(channel)
+	m.Category, known[1] = notify.ParseCategory(category)
+	if err != nil || known != [2]bool{true, true} {
+		return notify.Invalid("bad_outcome", "", "a message's id, channel or category is not one of this release")
+	}
+	m.Fan, m.Base, m.Count = of.Fan, of.Base, 1
+	return nil
+}
+
+// Client is an *api.Client.
+type Client interface {
+	Notifications(ctx context.Context, q api.NotificationQuery) (api.UserHistory, error)
+	Triggers(ctx context.Context, q api.TriggerQuery) (api.TriggerPage, error)
+}
+
+// Server reads the history of a server, and its triggers. It needs a token that sees
+// those of every caller, else it records those of one.
+func (r *Recorder) Server(ctx context.Context, c Client) error {
+	q := api.NotificationQuery{Since: r.since, Until: r.until, Limit: 1000}
+	for {
+		page, err := c.Notifications(ctx, q)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			s := &page.Items[i]
+			m := Message{Caller: s.Caller, User: []byte(s.UserID), Accepted: s.AcceptedAt}
+			if err := m.outcome(s.NotificationID, s.Channel, s.Category); err != nil {
+				return err
+			}
+			if s.ScheduledAt != nil {
+				m.Later = max(s.ScheduledAt.Sub(s.AcceptedAt), 0)
+			}
+			r.Add(&m)
+		}
+		if q.Cursor = page.Cursor; q.Cursor == "" {
+			return r.triggers(ctx, c)
+		}
+	}
+}
+
+// triggers counts the triggers, which come newest first.
+func (r *Recorder) triggers(ctx context.Context, c Client) error {
+	q := api.TriggerQuery{Limit: 1000}
+	for {
+		page, err := c.Triggers(ctx, q)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			t := &page.Items[i]
+			if t.CreatedAt.Before(r.since) {
+				return nil
+			}
+			r.Add(&Message{Trigger: true, Count: 1, Caller: t.Caller, Accepted: t.CreatedAt, Later: max(t.FireAt.Sub(t.CreatedAt), 0), Bytes: t.PayloadBytes})
+		}
+		if q.Cursor = page.Cursor; q.Cursor == "" {
+			return nil
+		}
+	}
+}
