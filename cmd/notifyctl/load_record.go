@@ -58,7 +58,7 @@ message for later from when it was due.`,
 	f.StringVar(&o.from, "from", "", "folder of an archive, or s3://BUCKET/PREFIX")
 	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of the log: HOST:PORT, or unix:FILE, kafka.sock in the data folder of notifyd")
 	f.DurationVar(&o.due, "due-within", time.Hour, "with --kafka: how long after --until to read on, for messages for later that became due by then")
-	f.IntVar(&o.batch, "batch-from", 10, "so many messages of a caller, channel and category in one millisecond were a batch")
+	f.IntVar(&o.batch, "batch-from", 50, "so many messages of a caller, channel and category in one millisecond were a batch, where they have no trace that says so")
 	f.StringVar(&o.out, "out", "", "the scenario's file; traces are written beside it")
 	return c
 }

@@ -60,7 +60,7 @@ func (r *Recorder) Steps() []Recorded {
 		to[st][arrival{ms / slot.Milliseconds(), size}] += n
 	}
 	for m, n := range r.moments {
-		if m.trigger || n < r.batch {
+		if m.trigger || n == 1 || m.trace == 0 && n < r.batch {
 			put(single, m.stream, m.ms, 1, int64(n))
 			continue
 		}
@@ -87,7 +87,8 @@ func (r *Recorder) recorded(target string, st stream, rs requests) Recorded {
 	if st.trigger {
 		target = load.Trigger
 	}
-	step := load.Step{Target: target, Name: target, Arrival: load.Arrival{Shape: "trace"}}
+	// The users of a scenario have no profiles that could hold addresses.
+	step := load.Step{Target: target, Name: target, Arrival: load.Arrival{Shape: "trace"}, Addresses: !st.trigger}
 	if !st.trigger {
 		step.Channel, step.Category = st.channel.String(), st.category.String()
 		step.Name = strings.Join([]string{strings.TrimPrefix(target, "http-"), step.Channel, step.Category}, "-")

@@ -26,6 +26,7 @@ type Message struct {
 	Channel  notify.Channel
 	Category notify.Category
 	Caller   string
+	Trace    string // of its request, the same for all messages of a batch; empty: not known
 	User     []byte // not of a fan-out; it is not kept
 	Accepted time.Time
 	Later    time.Duration // how long after that it was due; 0: at once
@@ -57,7 +58,8 @@ type stream struct {
 type moment struct {
 	stream
 	caller uint64
-	ms     int64 // since the beginning
+	trace  uint64 // 0: not known
+	ms     int64  // since the beginning
 }
 
 type fanout struct {
@@ -77,8 +79,8 @@ type seen struct {
 }
 
 // New returns a Recorder of what was accepted in [since, until). Messages of one caller,
-// channel and category in one millisecond are a batch from so many: ids do not say which
-// request of several messages they are of.
+// channel and category in one millisecond are a batch if they are of one trace, or, where
+// traces are not known, from so many: ids do not say which request messages are of.
 func New(since, until time.Time, batch int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):
@@ -138,7 +140,11 @@ func (r *Recorder) Add(m *Message) {
 		f.receivers += m.Count
 		return
 	}
-	r.moments[moment{st, maphash.String(r.seed, m.Caller), at}]++
+	of := moment{stream: st, caller: maphash.String(r.seed, m.Caller), ms: at}
+	if m.Trace != "" {
+		of.trace = maphash.String(r.seed, m.Trace)
+	}
+	r.moments[of]++
 	if !m.Trigger {
 		s.users[maphash.Bytes(r.seed, m.User)]++
 	}

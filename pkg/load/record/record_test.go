@@ -218,6 +218,35 @@ func TestScenarioSaysWhatWasRecorded(t *testing.T) {
 	}
 }
 
+// Two messages of one trace are a batch. Messages without one are a batch from the number
+// that was given.
+func TestBatches(t *testing.T) {
+	t.Parallel()
+	f := func(n int, trace func(i int) string, want string) {
+		t.Helper()
+		r, err := New(t0, t0.Add(time.Minute), 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			r.Add(&Message{Channel: notify.Push, Category: notify.Alert, Caller: "c", Trace: trace(i), User: []byte("u"), Count: 1, Accepted: t0})
+		}
+		got := ""
+		for _, s := range r.Steps() {
+			got += fmt.Sprint(s.step.Target, " ", s.Requests, " of ", s.step.Size, "; ")
+		}
+		if got != want {
+			t.Errorf("%d messages: %q, want %q", n, got, want)
+		}
+	}
+	none := func(int) string { return "" }
+	f(4, none, "http-single 4 of 0; ")
+	f(5, none, "http-batch 1 of 5; ")
+	f(2001, none, "http-batch 3 of 1000; ")
+	f(6, func(i int) string { return fmt.Sprint(i / 2) }, "http-batch 3 of 2; ")
+	f(6, func(i int) string { return fmt.Sprint(i) }, "http-single 6 of 0; ")
+}
+
 // Nothing of the input stands in a file that is written.
 func TestNothingStandsInClear(t *testing.T) {
 	t.Parallel()

@@ -74,7 +74,7 @@ func (r *Recorder) read(ctx context.Context, admin *log.Admin, over conserve.Ove
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
 		Fan: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
-		User: env.LogKey(), Accepted: time.UnixMilli(env.Accepted), Bytes: len(env.Content.Body) + len(env.Content.HTML),
+		Trace: env.Trace, User: env.LogKey(), Accepted: time.UnixMilli(env.Accepted), Bytes: len(env.Content.Body) + len(env.Content.HTML),
 	}
 	if later := came.Sub(m.Accepted); later >= laterFrom {
 		m.Later = later
@@ -139,7 +139,7 @@ func (r *Recorder) Server(ctx context.Context, c Client) error {
 		}
 		for i := range page.Items {
 			s := &page.Items[i]
-			m := Message{Caller: s.Caller, User: []byte(s.UserID), Accepted: s.AcceptedAt}
+			m := Message{Caller: s.Caller, Trace: s.TraceID, User: []byte(s.UserID), Accepted: s.AcceptedAt}
 			if err := m.outcome(s.NotificationID, s.Channel, s.Category); err != nil {
 				return err
 			}
