@@ -30,6 +30,7 @@ type measuredPlan struct {
 
 func newPlan(p *program) *cobra.Command {
 	var file, from string
+	var verify bool
 	in := capacity.Default()
 	params := in.Params()
 	c := &cobra.Command{
@@ -42,13 +43,24 @@ them gone.
 
 Every value is a flag and, with _ for -, a key of a YAML file; a flag wins. --from
 reads the rates that "make bench" measured, and prints both sheets side by side.
-No server is asked.`,
+No server is asked.
+
+With --verify a server is asked (scope observe) what its processes are set to and do
+now, and each line says where that contradicts the sheet: requests at once against rate
+x latency, connections, accounts and pools, partitions, timer shards, rates of callers.
+The load is the one measured, with its mix, or that of --rate, which lasts. Exit 9 when
+something contradicts.`,
 		Example: `  notifyctl plan
   notifyctl plan --rate 200K --push 60% --email 40% --sms 0 --fanout 0.9
-  notifyctl plan -f plan.yaml --from bench/results.json -o json`,
+  notifyctl plan -f plan.yaml --from bench/results.json -o json
+  notifyctl plan --verify
+  notifyctl plan --verify --rate 20K --push 100% --email 0 --sms 0`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := readPlan(c, file, params); err != nil {
 				return err
+			}
+			if verify {
+				return runVerify(c.Context(), p, in, from, file != "" || c.Flags().Changed("rate"))
 			}
 			return runPlan(p, in, from)
 		},
@@ -56,6 +68,7 @@ No server is asked.`,
 	f := c.Flags()
 	f.StringVarP(&file, "file", "f", "", "YAML file with values")
 	f.StringVar(&from, "from", "", "results of make bench, e.g. bench/results.json")
+	f.BoolVar(&verify, "verify", false, "compare the sheet with what a server's processes are set to and do")
 	f.SortFlags = false
 	for i := range params {
 		f.Var(planValue{&params[i]}, strings.ReplaceAll(params[i].Key, "_", "-"), params[i].Doc)

@@ -235,6 +235,8 @@ type Rates struct {
 	Rates       []Rate      `json:"rates"`
 	Late        []Lateness  `json:"late"`
 	Series      []RatePoint `json:"series"` // oldest first
+	// Settings are the figures of the configuration of each process that answers.
+	Settings []ProcessSettings `json:"settings"`
 	// Processes are those of the cluster by name, missing ones among them; nil: there is
 	// one process, with engines of its own.
 	Processes []ProcessRates `json:"processes,omitempty"`
@@ -247,6 +249,33 @@ type Rate struct {
 	Reached  float64 `json:"reached"`  // SENT or DELIVERED; FIRED
 	Failed   float64 `json:"failed"`
 	Other    float64 `json:"other"` // other outcomes: deferred, suppressed, expired, cancelled, unknown
+	// CallSeconds is how long a call of the provider took, on average; 0: there was none.
+	// Workers have what is called together under way until the last answer.
+	CallSeconds float64 `json:"call_seconds,omitempty"`
+}
+
+// ProcessSettings are those figures of a process's configuration that bound how much it
+// does.
+type ProcessSettings struct {
+	Process     string            `json:"process,omitempty"`
+	Roles       []string          `json:"roles,omitempty"`
+	Channels    []ChannelSettings `json:"channels"`      // that it calls the providers of
+	TimerShards int               `json:"timer_shards"`  // partitions of each minute
+	CatchUpRate int               `json:"catch_up_rate"` // timers a second released of a backlog
+	CallerRate  float64           `json:"caller_rate"`   // requests a second of a caller without a rate of its own
+}
+
+// ChannelSettings are the figures of a channel. 0 is what a channel does not have, or what
+// a process does not know.
+type ChannelSettings struct {
+	Channel     string  `json:"channel"`
+	Partitions  int     `json:"partitions"`             // of each of its topics
+	InFlight    int     `json:"in_flight"`              // addresses at the provider at once
+	Window      int     `json:"window"`                 // receivers of a claim window
+	Connections int     `json:"connections,omitempty"`  // HTTP/2 connections to each provider of push
+	Accounts    int     `json:"accounts,omitempty"`     // SMS accounts, or IP pools
+	AccountRate float64 `json:"account_rate,omitempty"` // messages a second of each
+	Parallel    int     `json:"parallel,omitempty"`     // requests at once of each account, over all processes
 }
 
 // Lateness is how late what was due came. The quantiles are upper bounds, of the

@@ -31,6 +31,7 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	if c.Rates, err = n.rates.Report(); err != nil {
 		c.Note = "its rates cannot be read: " + err.Error()
 	}
+	c.Rates.Settings = []api.ProcessSettings{n.settings()}
 	c.Accounts = n.accounts()
 	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.calls(one.Name) })
 	n.groups.partitions(func(group string, p *log.PartitionStats) {
@@ -49,6 +50,36 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	d.lookAtSelf()
 	c.Findings = d.Findings
 	return c
+}
+
+// settings are the figures of this process's configuration, with the numbers of partitions,
+// shards and accounts that there are.
+func (n cardWriter) settings() api.ProcessSettings {
+	s := n.cfg.Settings()
+	s.Roles = n.roles
+	s.Channels = slices.DeleteFunc(s.Channels, func(c api.ChannelSettings) bool {
+		ch, _ := notify.ParseChannel(c.Channel)
+		return !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) })
+	})
+	if spread, err := n.shards.Now(); err == nil {
+		s.TimerShards = spread.Most()
+	}
+	for i := range s.Channels {
+		c := &s.Channels[i]
+		ch, _ := notify.ParseChannel(c.Channel)
+		if n.st.partitions != nil {
+			if there, err := n.st.partitions(notify.Lane{Channel: ch}.Topic()); err == nil {
+				c.Partitions = there
+			}
+		}
+		switch {
+		case ch == notify.SMS && n.provs.twilio != nil:
+			c.Accounts = len(n.provs.twilio.Accounts())
+		case ch == notify.Email && n.provs.sendgrid != nil:
+			c.Accounts = len(n.provs.sendgrid.Accounts())
+		}
+	}
+	return s
 }
 
 // accounts are the accounts of the providers that this process calls.

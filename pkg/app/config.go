@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive/s3"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
@@ -181,6 +182,27 @@ func (c *Config) lane(l notify.Lane) Lane {
 		return c.Workers.SMS
 	}
 	return c.Workers.Email
+}
+
+// Settings returns the figures that bound how much a process does. It does not read the
+// file of accounts.
+func (c *Config) Settings() api.ProcessSettings {
+	s := api.ProcessSettings{TimerShards: c.Timers.Shards, CatchUpRate: c.Timers.CatchUpRate, CallerRate: c.API.Rate}
+	for _, ch := range notify.Channels {
+		l := c.lane(notify.Lane{Channel: ch})
+		one := api.ChannelSettings{Channel: ch.String(), Partitions: c.partitions(ch), InFlight: l.InFlight, Window: l.Window}
+		p := &c.Providers
+		switch ch {
+		case notify.Push:
+			one.Connections = p.APNs.Connections
+		case notify.SMS:
+			one.Accounts, one.AccountRate, one.Parallel = len(p.Twilio.Accounts), p.Twilio.Rate, p.Twilio.Concurrency
+		case notify.Email:
+			one.Accounts, one.AccountRate = len(p.SendGrid.Pools), p.SendGrid.Rate
+		}
+		s.Channels = append(s.Channels, one)
+	}
+	return s
 }
 
 // order says whether a lane is one of strict order.

@@ -236,7 +236,7 @@ func Missing(cards []Card) (out []api.Process) {
 // SumRates returns the rates of all cards: rates added up, the worst quantiles of lateness,
 // and the series as far as every process has told it.
 func SumRates(cards []Card) api.Rates {
-	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
+	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}, Settings: []api.ProcessSettings{}}
 	for i := range cards {
 		r := &cards[i].Rates
 		out.OverSeconds = max(out.OverSeconds, r.OverSeconds)
@@ -247,6 +247,9 @@ func SumRates(cards []Card) api.Rates {
 				continue
 			}
 			sum := &out.Rates[k]
+			if mine, theirs := one.Reached+one.Failed, sum.Reached+sum.Failed; mine+theirs > 0 { // a mean by what each called
+				sum.CallSeconds = (one.CallSeconds*mine + sum.CallSeconds*theirs) / (mine + theirs)
+			}
 			sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+one.Accepted, sum.Reached+one.Reached, sum.Failed+one.Failed, sum.Other+one.Other
 		}
 		for _, one := range r.Late {
@@ -257,6 +260,10 @@ func SumRates(cards []Card) api.Rates {
 			}
 			worst := &out.Late[k]
 			worst.N, worst.P50, worst.P99 = worst.N+one.N, max(worst.P50, one.P50), max(worst.P99, one.P99)
+		}
+		for _, one := range r.Settings {
+			one.Process, one.Roles = cards[i].Name, cards[i].Roles
+			out.Settings = append(out.Settings, one)
 		}
 		out.Processes = append(out.Processes, api.ProcessRates{Process: cards[i].Process, Rates: append([]api.Rate{}, r.Rates...), Late: append([]api.Lateness{}, r.Late...)})
 	}

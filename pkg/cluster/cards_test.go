@@ -62,7 +62,7 @@ func tell(t *testing.T, beats engine.Heartbeats, name, owner string) *teller {
 	p.Cards = &Cards{Beats: p.beats, Owner: owner, Own: func(context.Context) Card {
 		c := Card{
 			Process:  api.Process{Name: name, State: api.ProcessReady, Roles: []string{RoleWorker}, StartedAt: started},
-			Rates:    api.Rates{OverSeconds: 60, Rates: []api.Rate{{What: "push", Reached: 10, Other: 1}}, Late: []api.Lateness{{What: "timer", N: 2, P99: .1}}},
+			Rates:    api.Rates{OverSeconds: 60, Rates: []api.Rate{{What: "push", Reached: 10, Other: 1, CallSeconds: .5}}, Settings: []api.ProcessSettings{{TimerShards: 64}}, Late: []api.Lateness{{What: "timer", N: 2, P99: .1}}},
 			Circuits: []api.Circuit{{Name: "provider:apns", State: "closed"}},
 		}
 		c.Findings.Add("clock", true, "fail", "set it", "off")
@@ -101,6 +101,8 @@ func TestCards(t *testing.T) {
 			all := sees(p, "a ready, b ready, c ready")
 			if r := SumRates(all); len(r.Rates) != 1 || r.Rates[0].Reached != 30 || r.Rates[0].Other != 3 || r.Late[0].N != 6 || r.Late[0].P99 != .1 || len(r.Processes) != 3 {
 				t.Errorf("together they do %+v", r)
+			} else if s := r.Settings; len(s) != 3 || s[1].Process != "b" || s[1].TimerShards != 64 || len(s[1].Roles) != 1 || r.Rates[0].CallSeconds != .5 {
+				t.Errorf("they are set to %+v, %+v", s, r.Rates)
 			}
 			for i := range all {
 				if c := &all[i]; c.Circuits[0].Process != c.Name || c.Findings[0].Process != c.Name {

@@ -34,13 +34,14 @@ const (
 type sample struct {
 	at                              time.Time
 	accepted, reached, failed, ends map[string]float64 // by what
+	called, calls                   map[string]float64 // by channel: seconds at the provider, and how many calls
 	late                            map[string]*dto.Histogram
 }
 
 // NewRates follows the counters of m while Run runs.
 func NewRates(m *Metrics) *Rates {
 	r := &Rates{registry: prometheus.NewRegistry()}
-	r.registry.MustRegister(m.Accepted, m.Outcomes, m.TriggersCreated, m.TriggersEnded, m.TimerLate, m.TriggerLate)
+	r.registry.MustRegister(m.Accepted, m.Outcomes, m.TriggersCreated, m.TriggersEnded, m.TimerLate, m.TriggerLate, m.CallSeconds)
 	return r
 }
 
@@ -79,7 +80,7 @@ const whatTrigger = "trigger"
 func (r *Rates) read(now time.Time) (sample, error) {
 	s := sample{
 		at: now, accepted: map[string]float64{}, reached: map[string]float64{}, failed: map[string]float64{},
-		ends: map[string]float64{}, late: map[string]*dto.Histogram{},
+		ends: map[string]float64{}, called: map[string]float64{}, calls: map[string]float64{}, late: map[string]*dto.Histogram{},
 	}
 	families, err := r.registry.Gather()
 	if err != nil {
@@ -99,6 +100,10 @@ func (r *Rates) read(now time.Time) (sample, error) {
 			case "outcomes_total":
 				channel, _, _ := strings.Cut(label["lane"], "-")
 				s.end(channel, label["state"], m.GetCounter().GetValue())
+			case "provider_call_seconds":
+				channel, _, _ := strings.Cut(label["lane"], "-")
+				s.called[channel] += m.GetHistogram().GetSampleSum()
+				s.calls[channel] += float64(m.GetHistogram().GetSampleCount())
 			case "triggers_ended_total":
 				s.end(whatTrigger, label["state"], m.GetCounter().GetValue())
 			case "timer_late_seconds", "trigger_late_seconds":
@@ -161,6 +166,7 @@ func ratesOf(kept []sample, now sample) api.Rates {
 		}
 		others := func(s *sample) float64 { return s.ends[w] - s.reached[w] - s.failed[w] } // whole numbers still
 		one.Other = per(others(&now), others(&since), over)
+		one.CallSeconds = per(now.called[w], since.called[w], now.calls[w]-since.calls[w])
 		out.Rates = append(out.Rates, one)
 	}
 	for _, w := range []string{"timer", whatTrigger} {

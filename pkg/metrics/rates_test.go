@@ -21,6 +21,7 @@ func ratesOfMetrics() (*Rates, *Metrics) {
 		Accepted: vec("accepted_receivers_total", "channel", "category"), Outcomes: vec("outcomes_total", "lane", "state"),
 		TriggersCreated: prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_triggers_created_total"}),
 		TriggersEnded:   vec("triggers_ended_total", "state"), TimerLate: late("timer_late_seconds"), TriggerLate: late("trigger_late_seconds"),
+		CallSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "notifyd_provider_call_seconds"}, []string{"lane"}),
 	}
 	return NewRates(m), m
 }
@@ -33,6 +34,7 @@ func TestRates(t *testing.T) {
 		m.TimerLate.Observe(.005)
 	}
 	Add(m.Outcomes, 1000, "push", "FAILED")
+	m.CallSeconds.WithLabelValues("push").Observe(20)
 	for i := range 80 { // 400 s: more than are kept
 		if err := r.take(at.Add(time.Duration(i) * rateStep)); err != nil {
 			t.Fatal(err)
@@ -44,6 +46,8 @@ func TestRates(t *testing.T) {
 			Add(m.Outcomes, 30, "push-bulk", "SENT")
 			Add(m.Outcomes, 6, "push", "FAILED")
 			Add(m.Outcomes, 3, "push", "DEFERRED")
+			m.CallSeconds.WithLabelValues("push").Observe(.25)
+			m.CallSeconds.WithLabelValues("push-bulk").Observe(.75)
 			m.TriggersCreated.Add(120)
 			Add(m.TriggersEnded, 60, "FIRED")
 			for range 98 {
@@ -62,7 +66,7 @@ func TestRates(t *testing.T) {
 		t.Errorf("%d samples, %d points, over %g s", len(r.samples), len(got.Series), got.OverSeconds)
 	}
 	for _, want := range []api.Rate{
-		{What: "email", Accepted: 1}, {What: "push", Accepted: 10, Reached: 5.5, Failed: .1, Other: .05}, {What: "sms"}, {What: "trigger", Accepted: 2, Reached: 1},
+		{What: "email", Accepted: 1}, {What: "push", Accepted: 10, Reached: 5.5, Failed: .1, Other: .05, CallSeconds: .5}, {What: "sms"}, {What: "trigger", Accepted: 2, Reached: 1},
 	} {
 		found := false
 		for _, one := range got.Rates {

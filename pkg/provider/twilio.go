@@ -30,7 +30,7 @@ type TwilioConfig struct {
 	Accounts     []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token, from"`
 	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
 	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
-	Concurrency  int             `koanf:"parallel" default:"100" min:"1" doc:"requests at once an account may make, over all processes"`
+	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"requests at once an account may make, over all processes"`
 
 	// Endpoint; BaseURL defaults to URL.
 	Endpoint Endpoint

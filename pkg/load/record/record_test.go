@@ -53,8 +53,8 @@ func hour(rng *rand.Rand) (ms []Message) {
 			}
 		}
 		if s%5 == 0 {
-			ms = append(ms, Message{Channel: notify.SMS, Category: notify.OTP, Caller: "shop", User: []byte("eve-1"), Count: 1, Accepted: at(s, 999), Later: 4 * time.Second, Bytes: 20})
-			ms = append(ms, Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), Later: time.Second, Bytes: 99})
+			ms = append(ms, Message{Channel: notify.SMS, Category: notify.OTP, Caller: "shop", User: []byte("eve-1"), Count: 1, Accepted: at(s, 999), Later: 4 * time.Second, Bytes: 20},
+				Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), Later: time.Second, Bytes: 99})
 		}
 	}
 	for _, size := range []int{400, 1300, 90} { // in chunks

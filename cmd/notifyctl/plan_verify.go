@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/capacity"
+)
+
+// verified is the answer of plan --verify.
+type verified struct {
+	Measured bool                  `json:"measured"` // the load is what the processes do now
+	Rate     float64               `json:"rate"`     // of the load, notifications a second
+	Checks   []capacity.Comparison `json:"checks"`
+}
+
+// runVerify compares the sheet of a load with what a server's processes are set to. given
+// says that the load is the flags'.
+func runVerify(ctx context.Context, p *program, in capacity.Input, from string, given bool) error {
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	rates, err := cl.Rates(ctx)
+	if err != nil {
+		return err
+	}
+	callers, err := cl.Callers(ctx)
+	if err != nil {
+		return err
+	}
+	if from != "" {
+		b, err := os.ReadFile(from)
+		if err != nil {
+			return term.Usage("--from: %v; make bench writes it", err)
+		}
+		rs, err := capacity.ParseResults(b)
+		if err != nil {
+			return err
+		}
+		if in, _, _, err = capacity.Measured(in, rs); err != nil {
+			return err
+		}
+	}
+	if !given {
+		measuredLoad(&in, &rates)
+	}
+	fleet := fleetOf(rates.Settings)
+	for _, r := range rates.Rates {
+		if r.What == "push" {
+			fleet.Push.Latency = time.Duration(r.CallSeconds * float64(time.Second))
+		}
+	}
+	for i := range callers.Items {
+		fleet.CallerRate = max(fleet.CallerRate, callers.Items[i].Rate)
+	}
+	out := verified{Measured: !given, Rate: in.Rate}
+	if out.Checks, err = capacity.Verify(in, &fleet, true); err != nil {
+		return err
+	}
+	var missing []api.Process
+	for i := range rates.Processes {
+		if one := &rates.Processes[i].Process; one.Missing() {
+			missing = append(missing, *one)
+		}
+	}
+	p.absent(missing)
+	p.note("load: %s/s%s", capacity.Number(in.Rate), map[bool]string{true: ", measured"}[out.Measured])
+	if err := p.printer().Print(out, verifyTable(out.Checks)); err != nil {
+		return err
+	}
+	if n := capacity.Contradictions(out.Checks); n > 0 {
+		return term.Exitf(term.ExitFindings, "%d of %d checks contradict the sheet at %s/s", n, len(out.Checks), capacity.Number(in.Rate))
+	}
+	return nil
+}
+
+func verifyTable(cs []capacity.Comparison) term.Table {
+	// What contradicts first.
+	cs = slices.Clone(cs)
+	slices.SortStableFunc(cs, func(a, b capacity.Comparison) int {
+		switch {
+		case a.Contradicts == b.Contradicts:
+			return 0
+		case a.Contradicts:
+			return -1
+		}
+		return 1
+	})
+	return (&columns[capacity.Comparison]{head: "CHECK  NEEDS  HAS  SAYS", row: func(c *capacity.Comparison) []string {
+		return []string{c.Check, c.Needs, c.Has, c.Says}
+	}}).table(cs)
+}
+
+// measuredLoad makes the load of in what was measured, with its mix. Where nothing came it
+// is one notification a second, which is the least that a sheet is of.
+func measuredLoad(in *capacity.Input, rates *api.Rates) {
+	by := map[string]float64{}
+	total := 0.0
+	for _, r := range rates.Rates {
+		if r.What != "trigger" {
+			by[r.What] = r.Accepted
+			total += r.Accepted
+		}
+	}
+	if in.Rate = max(total, 1); total == 0 {
+		return
+	}
+	in.Push, in.Email, in.SMS = by["push"]/total, by["email"]/total, by["sms"]/total
+	in.Scheduled = 0
+	for _, l := range rates.Late {
+		if l.What == "timer" && rates.OverSeconds > 0 {
+			in.Scheduled = min(l.N/rates.OverSeconds/total, 1)
+		}
+	}
+}
+
+// fleetOf puts the settings of processes together. Of what each has for itself, it takes
+// the least.
+func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
+	least := func(to *int, v int) {
+		if *to == 0 || v < *to {
+			*to = v
+		}
+	}
+	has := func(s *api.ProcessSettings, role string) bool {
+		return slices.Contains(s.Roles, role) || slices.Contains(s.Roles, "all")
+	}
+	for i := range settings {
+		s := &settings[i]
+		if has(s, "api") {
+			f.APIs++
+			f.CallerRate = max(f.CallerRate, s.CallerRate)
+		}
+		if has(s, "scheduler") {
+			f.Schedulers++
+			f.CatchUpRate = max(f.CatchUpRate, float64(s.CatchUpRate))
+		}
+		f.TimerShards = max(f.TimerShards, s.TimerShards)
+		for _, c := range s.Channels {
+			to := map[string]*capacity.FleetChannel{"push": &f.Push, "sms": &f.SMS, "email": &f.Email}[c.Channel]
+			if to == nil { // of another release
+				continue
+			}
+			to.Workers++
+			to.Partitions, to.Accounts = max(to.Partitions, c.Partitions), max(to.Accounts, c.Accounts)
+			to.AccountRate, to.Parallel = max(to.AccountRate, c.AccountRate), max(to.Parallel, c.Parallel)
+			least(&to.InFlight, c.InFlight)
+			least(&to.Window, c.Window)
+			least(&to.Connections, c.Connections)
+		}
+	}
+	return f
+}
