@@ -60,6 +60,10 @@ fuzz: go ## Run every fuzz target for FUZZTIME (20s); ONLY="pkg/api pkg/intake" 
 bench: go ## Measure against the references in docs/performance.md; ONLY=P2 runs one
 	ONLY='$(ONLY)' scripts/bench.sh
 
+.PHONY: scorecard
+scorecard: go ## Prove what the README promises for about MINUTES (10): one signed file and a page in bench/; ONLY="lateness replay" some, SCORECARD_KEY=file signs
+	go run ./tests/scorecard -minutes '$(or $(MINUTES),10)' $(if $(ONLY),-only '$(ONLY)')
+
 .PHONY: scenarios
 scenarios: go ## Run the load scenarios; SHORT=1: each for seconds, to see that it works, ONLY="smoke steady" some
 	SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/scenarios.sh

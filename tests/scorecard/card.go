@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// Card is the file.
+type Card struct {
+	Schema  int       `json:"schema"`
+	Commit  string    `json:"commit"`
+	Changed bool      `json:"changed"` // the tree differed from the commit
+	Minutes float64   `json:"minutes"` // that were asked for
+	Started time.Time `json:"started_at"`
+	Ended   time.Time `json:"ended_at"`
+	Machine Machine   `json:"machine"`
+	Parts   []Part    `json:"parts"`
+	Pass    bool      `json:"pass"`
+
+	// Signature is Ed25519 over the JSON of everything else, as encoding/json writes it.
+	Signer    string `json:"signer"`    // public key, base64
+	Signature string `json:"signature"` // base64; empty in what is signed
+}
+
+// Machine says on what the figures were measured.
+type Machine struct {
+	OS     string `json:"os"`
+	Kernel string `json:"kernel,omitempty"`
+	Arch   string `json:"arch"`
+	CPU    string `json:"cpu,omitempty"`
+	CPUs   int    `json:"cpus"`
+	Memory string `json:"memory,omitempty"`
+	Go     string `json:"go"`
+	Load   string `json:"load_before,omitempty"` // of one minute
+}
+
+func thisMachine() Machine {
+	m := Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version()}
+	m.CPU, m.Memory = field("/proc/cpuinfo", "model name"), field("/proc/meminfo", "MemTotal")
+	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.Kernel = strings.TrimSpace(string(b))
+	}
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m.Load, _, _ = strings.Cut(string(b), " ")
+	}
+	return m
+}
+
+// field returns the first value of a name in a file of /proc; "": there is none.
+func field(file, name string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
+		if key, value, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// commit notes what is measured; "": it is no checkout.
+func (c *Card) commit(ctx context.Context) {
+	head, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
+	if err != nil {
+		return
+	}
+	c.Commit = strings.TrimSpace(string(head))
+	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain").Output()
+	c.Changed = err != nil || len(changes) > 0
+}
+
+// openKey reads a key, or makes one that only its owner can read.
+func openKey(file string) (ed25519.PrivateKey, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return makeKey(file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(b)
+	if block == nil {
+		return nil, fmt.Errorf("%s: it is no PEM file", file)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	own, ok := key.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s: it is no Ed25519 key", file)
+	}
+	return own, nil
+}
+
+func makeKey(file string) (ed25519.PrivateKey, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	b, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = pem.Encode(f, &pem.Block{Type: "PRIVATE KEY", Bytes: b})
+	return key, errors.Join(err, f.Close())
+}
+
+// sign signs the card and returns the file.
+func (c *Card) sign(key ed25519.PrivateKey) ([]byte, error) {
+	public, _ := key.Public().(ed25519.PublicKey)
+	c.Signer, c.Signature = base64.StdEncoding.EncodeToString(public), ""
+	b, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	c.Signature = base64.StdEncoding.EncodeToString(ed25519.Sign(key, b))
+	b, err = json.MarshalIndent(c, "", "  ")
+	return append(b, '\n'), err
+}
+
+// verify reads a file and checks its signature; signer is the key that must have signed,
+// or empty. A key that the signature does not cover is an error.
+func verify(b []byte, signer string) (*Card, error) {
+	var c Card
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		return nil, err
+	}
+	if signer != "" && signer != c.Signer {
+		return nil, fmt.Errorf("it was signed by %s", c.Signer)
+	}
+	public, err := base64.StdEncoding.DecodeString(c.Signer)
+	if err != nil || len(public) != ed25519.PublicKeySize {
+		return nil, errors.New("its signer is no Ed25519 key")
+	}
+	signature, err := base64.StdEncoding.DecodeString(c.Signature)
+	if err != nil {
+		return nil, fmt.Errorf("its signature: %w", err)
+	}
+	unsigned := c
+	unsigned.Signature = ""
+	text, err := json.Marshal(&unsigned)
+	if err != nil {
+		return nil, err
+	}
+	if !ed25519.Verify(public, text, signature) {
+		return nil, errors.New("the signature is not that of its content")
+	}
+	return &c, nil
+}
+
+// closing is the line at the end.
+func (c *Card) closing(file string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "scorecard commit=%.12s changed=%t seconds=%.0f", c.Commit, c.Changed, c.Ended.Sub(c.Started).Seconds())
+	for i := range c.Parts {
+		p := &c.Parts[i]
+		fmt.Fprintf(&b, " %s=%t", p.Name, p.Pass)
+		for _, f := range p.Figures {
+			if f.Name == "late, p99" {
+				fmt.Fprintf(&b, " late_p99_ms=%g", f.Value)
+			}
+		}
+	}
+	fmt.Fprintf(&b, " file=%s signer=%s ok=%t", file, c.Signer, c.Pass)
+	return b.String()
+}

@@ -1,0 +1,144 @@
+// Command scorecard runs the proofs of what the README promises, as they are, and puts
+// what they say into one signed file and one page: how late releases are at 50,000 a
+// second, that nothing is early, lost or sent again beyond what is counted, that another
+// life takes over what the one before had, and that a replay sends each dead letter once.
+//
+//	main.go   flags, the run
+//	parts.go  which proofs, with what, and what their figures must be
+//	card.go   the file: what is in it, its signature
+//	page.go   the page
+//
+// It ends with one line of key=value pairs and exits 1 when a promise is broken. With
+// -verify FILE it checks the signature of a file and runs nothing.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/internal/atomicfile"
+)
+
+type options struct {
+	minutes float64
+	only    string
+	out     string
+	key     string
+	verify  string
+	signer  string
+}
+
+func main() {
+	var o options
+	flag.Float64Var(&o.minutes, "minutes", 10, "about how long the proofs take together; each has a least length, 5 minutes in all")
+	flag.StringVar(&o.only, "only", "", "proofs to run, e.g. \"lateness torture\"; empty: all")
+	flag.StringVar(&o.out, "out", "bench", "folder of scorecard.json and scorecard.html")
+	flag.StringVar(&o.key, "key", os.Getenv("SCORECARD_KEY"), "file with the Ed25519 key that signs, made if it is missing; default scorecard.key in the folder of -out")
+	flag.StringVar(&o.verify, "verify", "", "check the signature of this file, and run nothing")
+	flag.StringVar(&o.signer, "signer", "", "with -verify: the public key that must have signed, as in the file; empty: the file's own, which shows only that it was not changed")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	pass, err := o.run(ctx, os.Stdout, execute)
+	stop()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "scorecard:", err)
+		os.Exit(2)
+	case !pass:
+		os.Exit(1)
+	}
+}
+
+// execution runs a command, writes what it prints to progress, and returns its standard
+// output and its exit code.
+type execution func(ctx context.Context, command []string, progress io.Writer) (out []byte, exit int, err error)
+
+func execute(ctx context.Context, command []string, progress io.Writer) ([]byte, int, error) {
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // a proof stops what it started
+	cmd.WaitDelay = time.Minute
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&out, progress), os.Stderr
+	err := cmd.Run()
+	if _, ran := errors.AsType[*exec.ExitError](err); ran && ctx.Err() == nil {
+		err = nil // its verdict
+	}
+	exit := -1
+	if cmd.ProcessState != nil {
+		exit = cmd.ProcessState.ExitCode()
+	}
+	return out.Bytes(), exit, err
+}
+
+func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bool, err error) {
+	if o.verify != "" {
+		return o.check(out)
+	}
+	if !(o.minutes > 0 && o.minutes <= 24*60) {
+		return false, fmt.Errorf("-minutes %g: it is above 0, up to a day", o.minutes)
+	}
+	parts, err := partsOf(o.minutes, o.only, os.Getenv)
+	if err != nil {
+		return false, err
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return false, err
+	}
+	if o.key == "" {
+		o.key = filepath.Join(o.out, "scorecard.key")
+	}
+	key, err := openKey(o.key) // before an hour of proofs
+	if err != nil {
+		return false, err
+	}
+	card := Card{Schema: 1, Minutes: o.minutes, Started: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), Pass: true}
+	card.commit(ctx)
+	for i := range parts {
+		p := &parts[i]
+		fmt.Fprintf(out, "scorecard: %s: %s\n", p.name, strings.Join(p.command, " "))
+		done, err := p.prove(ctx, ex, out)
+		if err != nil {
+			return false, err
+		}
+		card.Parts, card.Pass = append(card.Parts, done), card.Pass && done.Pass
+	}
+	card.Ended = time.Now().UTC().Truncate(time.Second)
+	signed, err := card.sign(key)
+	if err != nil {
+		return false, err
+	}
+	page, err := card.page()
+	if err != nil {
+		return false, err
+	}
+	file := filepath.Join(o.out, "scorecard.json")
+	err = errors.Join(atomicfile.WriteFile(file, signed), atomicfile.WriteFile(filepath.Join(o.out, "scorecard.html"), page))
+	fmt.Fprintln(out, card.closing(file))
+	return card.Pass, err
+}
+
+// check verifies a file.
+func (o *options) check(out io.Writer) (bool, error) {
+	b, err := os.ReadFile(o.verify)
+	if err != nil {
+		return false, err
+	}
+	card, err := verify(b, o.signer)
+	if err != nil {
+		fmt.Fprintf(out, "scorecard file=%s signature=false\n", o.verify)
+		return false, fmt.Errorf("%s: %w", o.verify, err)
+	}
+	fmt.Fprintf(out, "scorecard file=%s signature=true signer=%s commit=%s pass=%t\n", o.verify, card.Signer, card.Commit, card.Pass)
+	return true, nil
+}
