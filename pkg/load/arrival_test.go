@@ -1,10 +1,13 @@
 package load
 
 import (
+	"context"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,7 +167,7 @@ func TestTraceOfManyRequests(t *testing.T) {
 }
 
 // The requests of a trace have the sizes that it says, whichever segment sends them, and
-// what is intended counts them.
+// what is intended counts them. Each message has a number of its own, without gaps.
 func TestTraceSizes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trace")
 	if err := os.WriteFile(file, []byte("0.1 3 10\n0.1 2 7\n0.4\n0.9 5 900\n"), 0o600); err != nil {
@@ -173,10 +176,10 @@ func TestTraceSizes(t *testing.T) {
 	const all = 3*10 + 2*7 + 50 + 5*50 // 900 are more than the step's size
 	step := Step{Target: Batch, Size: 50, Arrival: Arrival{Shape: "trace", File: file}}
 	for _, parts := range []int{1, 3} {
-		sent := int64(0)
+		sent, numbers := int64(0), seqs{}
 		for i := range parts {
 			synctest.Test(t, func(t *testing.T) {
-				res := drive(t, One("t", time.Second, step), Config{Target: &target{}, Segment: Segment{i + 1, parts}})
+				res := drive(t, One("t", time.Second, step), Config{Target: &numbers, Segment: Segment{i + 1, parts}})
 				if res.Totals.Sent != res.Totals.Intended {
 					t.Errorf("sent %d of %d", res.Totals.Sent, res.Totals.Intended)
 				}
@@ -186,9 +189,30 @@ func TestTraceSizes(t *testing.T) {
 		if sent != all {
 			t.Errorf("%d parts: %d messages, not %d", parts, sent, all)
 		}
+		slices.Sort(numbers.of)
+		for i, n := range numbers.of {
+			if n != uint64(i) {
+				t.Fatalf("%d parts: message %d has the number %d", parts, i, n)
+			}
+		}
 	}
 	step.Count = 100
 	if _, err := New(One("t", time.Second, step), DryConfig()); err == nil || !strings.Contains(err.Error(), "arrival.file") {
 		t.Errorf("a count beside sizes: %v", err)
 	}
+}
+
+// seqs keeps the numbers of messages.
+type seqs struct {
+	mu sync.Mutex
+	of []uint64
+}
+
+func (s *seqs) Send(_ context.Context, r *Request) (Ack, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range r.Size {
+		s.of = append(s.of, r.Seq+uint64(i))
+	}
+	return Ack{Accepted: r.Size}, nil
 }

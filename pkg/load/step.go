@@ -113,6 +113,15 @@ func (s *stepRun) size(g int64) int {
 	return s.Size
 }
 
+// seq is the number of the first message of request g: users are picked by it in turn, so
+// no number is left out where requests have sizes of their own.
+func (s *stepRun) seq(g int64) uint64 {
+	if s.sized != nil {
+		return uint64(s.first)*uint64(s.Size) + uint64(s.sized.seq(g))
+	}
+	return uint64(s.first+g) * uint64(s.Size)
+}
+
 // messages is how many the first g requests of the phase have that are this
 // segment's.
 func (s *stepRun) messages(g int64) int64 {
@@ -191,7 +200,7 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 			return
 		}
 		n := s.first + g
-		req.N, req.Seq, req.Size = n, uint64(n)*uint64(s.Size), s.size(g)
+		req.N, req.Seq, req.Size = n, s.seq(g), s.size(g)
 		req.kind = s.data.kind(uint64(n))
 		if s.Keys || s.run.cfg.Keys != nil {
 			req.Key = s.run.key(s, n)

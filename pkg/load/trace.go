@@ -188,13 +188,15 @@ type sized struct {
 	*trace
 	step int     // messages of a request that does not say how many
 	own  []int64 // messages of the segment's requests before each line, and of all
+	seqs []int64 // messages of every segment's requests before each line
 }
 
 // newSized returns the messages of a segment; local says how many of the first so many
 // requests are the segment's.
 func newSized(t *trace, step int, local func(int64) int64) *sized {
-	s := &sized{trace: t, step: step, own: make([]int64, len(t.begin)+1)}
+	s := &sized{trace: t, step: step, own: make([]int64, len(t.begin)+1), seqs: make([]int64, len(t.begin)+1)}
 	for i := range t.begin {
+		s.seqs[i+1] = s.seqs[i] + (t.first(i+1)-t.first(i))*int64(s.of(i))
 		s.own[i+1] = s.own[i] + (local(t.first(i+1))-local(t.first(i)))*int64(s.of(i))
 	}
 	return s
@@ -207,6 +209,12 @@ func (s *sized) of(line int) int {
 		return min(n, s.step)
 	}
 	return s.step
+}
+
+// seq returns the number, in its phase, of the first message of request g.
+func (s *sized) seq(g int64) int64 {
+	line := s.line(g)
+	return s.seqs[line] + (g-s.first(line))*int64(s.of(line))
 }
 
 // messages returns how many the segment's requests among the first g have.

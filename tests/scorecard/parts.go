@@ -227,7 +227,7 @@ var others = regexp.MustCompile(`p50 (\S+) p99\.9 (\S+) max (\S+) ms, (\d+) earl
 func lateness(b []byte) ([]Figure, error) {
 	var results []struct {
 		ID, Work, Unit, Need string
-		Value                float64
+		Value, Reference     float64
 		Pass                 *bool
 	}
 	if err := json.Unmarshal(b, &results); err != nil {
@@ -250,6 +250,8 @@ func lateness(b []byte) ([]Figure, error) {
 			}
 			out = append(out, Figure{Name: name, Value: v, Unit: r.Unit, Pass: true})
 		}
+		// On a machine with other work a goroutine that does nothing else wakes late, too.
+		out = append(out, Figure{Name: "a bare sleeper, p99", Value: r.Reference, Unit: r.Unit, Pass: true})
 		early, err := strconv.ParseFloat(m[4], 64)
 		return append(out, Figure{Name: "early", Value: early, Need: "== 0", Pass: early == 0}), err
 	}
