@@ -20,7 +20,7 @@ stands in the scenario: thresholds of latency, backlog and loss. A rate that the
 generator cannot offer bounds the search too, and is called by its name. A trial that
 the machine disturbed, and that held nothing, is repeated once.
 
-It exits 99 when not even the lowest rate holds. Load only ever goes to loopback.`,
+It exits 99 when not even the lowest rate holds. Load goes to loopback, and to a server that consented: see load grant.`,
 		Example: "  notifyctl load capacity scenarios/steady.yaml",
 		RunE:    func(c *cobra.Command, args []string) error { return runCapacity(c.Context(), p, args[0], &o) },
 	}
