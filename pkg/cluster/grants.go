@@ -48,7 +48,8 @@ func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog
 	}
 	g := &Grants{cluster: cluster, key: ed25519.NewKeyFromSeed(seed), providers: providers, log: log, now: time.Now}
 	g.meta, g.name, g.apply = meta, grantsMeta, func(stored map[string]api.LoadGrant) { g.known.Store(&stored) }
-	return g, g.Follow(ctx)
+	err = g.Follow(ctx)
+	return g, err
 }
 
 // MetaSecret returns 32 random bytes that are stored under a name of meta, and stores

@@ -3,6 +3,7 @@ package launch
 import (
 	"crypto/ed25519"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -113,7 +114,7 @@ func again(t *testing.T) {
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
 	out, err := cmd.CombinedOutput()
-	if _, started := err.(*exec.ExitError); err != nil && !started { //nolint:errorlint // as exec returns it
+	if _, started := errors.AsType[*exec.ExitError](err); err != nil && !started {
 		t.Skipf("this machine gives no network of its own: %v", err)
 	}
 	if err != nil {
