@@ -112,10 +112,10 @@ func TestAgentDies(t *testing.T) {
 		if l := &res.Ledger; l.Unexpected != 0 || l.Lost != 0 || l.Expected != tot.Sent {
 			t.Errorf("%+v", l)
 		}
-		if n := len(w.agents["b"].sent); int64(n) <= b.Sent {
+		if n := len(w.agents["b"].sent()); int64(n) <= b.Sent {
 			t.Errorf("the agent sent %d and reported %d: nothing was left to be told", n, b.Sent)
 		}
-		if n := len(w.agents["a"].sent); n != 1000 {
+		if n := len(w.agents["a"].sent()); n != 1000 {
 			t.Errorf("a sent %d", n)
 		}
 	})
@@ -160,7 +160,7 @@ func TestSteer(t *testing.T) {
 		})
 		per := map[int]int{}
 		for _, f := range w.agents {
-			for _, at := range f.sent {
+			for _, at := range f.sent() {
 				per[int(at.Sub(began).Seconds())]++
 			}
 		}
@@ -189,7 +189,7 @@ func TestPhases(t *testing.T) {
 		if res.Totals.Sent != 400 || res.Totals.Intended != 400 || res.Ledger.Delivered != 400 {
 			t.Errorf("%+v", res.Totals)
 		}
-		a, b := w.agents["a"].sent, w.agents["b"].sent
+		a, b := w.agents["a"].sent(), w.agents["b"].sent()
 		if len(a) != 200 || len(b) != 200 || a[100].Before(b[99]) || a[100].Sub(b[100]).Abs() > 20*time.Millisecond {
 			t.Errorf("a went on at %v, b ended at %v and went on at %v", a[100], b[99], b[100])
 		}
@@ -206,7 +206,7 @@ func TestClocks(t *testing.T) {
 		if got := res.Agents[1].Offset; got < -701*time.Millisecond || got > -699*time.Millisecond {
 			t.Errorf("the clock is off by %v", got)
 		}
-		if a, b := w.agents["a"].sent[0], w.agents["b"].sent[0]; a.Sub(b).Abs() > 20*time.Millisecond {
+		if a, b := w.agents["a"].sent()[0], w.agents["b"].sent()[0]; a.Sub(b).Abs() > 20*time.Millisecond {
 			t.Errorf("a began at %v, b at %v", a, b)
 		}
 		for why, now := range map[string]func() time.Time{

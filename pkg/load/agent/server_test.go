@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -86,7 +88,7 @@ func TestControllerIsSilent(t *testing.T) {
 		if e.Failed.Code != "controller_silent" || time.Since(began) > 4*time.Second {
 			t.Errorf("after %v: %+v", time.Since(began), e.Failed)
 		}
-		if n := len(w.agents["a"].sent); n < 250 || n > 310 {
+		if n := len(w.agents["a"].sent()); n < 250 || n > 310 {
 			t.Errorf("it sent %d messages of 100 a second in 3 s", n)
 		}
 	})
@@ -102,7 +104,7 @@ func TestControllerDies(t *testing.T) {
 		time.Sleep(1005 * time.Millisecond)
 		die()
 		time.Sleep(time.Second)
-		if n := len(a.sent); n < 99 || n > 105 {
+		if n := len(a.sent()); n < 99 || n > 105 {
 			t.Errorf("it sent %d messages of 100 a second in 1 s", n)
 		}
 		ctx, die = context.WithCancel(t.Context())
@@ -216,6 +218,7 @@ func TestMutualTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := httptest.NewUnstartedServer((&Server{}).Handler())
+	a.Config.ErrorLog = log.New(io.Discard, "", 0)
 	a.TLS = listen
 	a.StartTLS()
 	defer a.Close()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -37,11 +38,18 @@ type fake struct {
 	answer func(seq uint64) (time.Duration, error)
 	accept chan net.Conn
 	http   *http.Server
+	dead   bool
 	conns  []net.Conn
 	busy   sync.WaitGroup // answers under way
 
-	mu   sync.Mutex
-	sent []time.Time
+	sending sync.Mutex
+	times   []time.Time // of what it sent
+}
+
+func (f *fake) sent() []time.Time {
+	f.sending.Lock()
+	defer f.sending.Unlock()
+	return slices.Clone(f.times)
 }
 
 func newWorld(t *testing.T, names ...string) *world {
@@ -71,9 +79,9 @@ func (f *fake) open(context.Context, *load.Scenario, *Aim, func(context.Context)
 
 // Send implements load.Target: what it takes is delivered when it answers.
 func (f *fake) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
-	f.mu.Lock()
-	f.sent = append(f.sent, time.Now())
-	f.mu.Unlock()
+	f.sending.Lock()
+	f.times = append(f.times, time.Now())
+	f.sending.Unlock()
 	d, err := f.answer(r.Seq)
 	notify.Sleep(ctx, d)
 	if err != nil {
@@ -104,11 +112,11 @@ func (f *fake) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1),
 func (f *fake) die() {
 	f.world.mu.Lock()
 	defer f.world.mu.Unlock()
-	if f.accept == nil {
+	if f.dead {
 		return
 	}
 	close(f.accept)
-	f.accept = nil
+	f.dead = true
 	_ = f.http.Close()
 	for _, c := range f.conns {
 		_ = c.Close()
@@ -119,7 +127,7 @@ func (w *world) dial(_ context.Context, _, addr string) (net.Conn, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range w.agents {
-		if f.addr != addr || f.accept == nil {
+		if f.addr != addr || f.dead {
 			continue
 		}
 		mine, its := net.Pipe()
