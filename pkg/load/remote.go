@@ -50,8 +50,8 @@ type Agent struct {
 	LostBecause string        `json:"lost_because,omitempty"` // empty: it was not lost
 	Sent        int64         `json:"sent"`                   // messages it reported
 	NotSent     int64         `json:"not_sent,omitempty"`     // of a lost agent: messages of its share that it did not report
-	Rate        float64       `json:"rate"`                   // messages/s sent in its last second
-	CPU         float64       `json:"cpu"`                    // cores its process used in its last second
+	Rate        float64       `json:"rate"`                   // messages/s sent in its last full second
+	CPU         float64       `json:"cpu"`                    // cores its process used in its last full second
 	CPUs        float64       `json:"cpus"`                   // cores it may use
 	Verdict     string        `json:"verdict,omitempty"`      // of its own figures: GENERATOR_BOUND says that it is the limit
 }
@@ -83,7 +83,8 @@ type feed struct {
 	at       time.Duration // of its last frame
 	health   Health
 	evidence Evidence
-	rate     float64
+	rate     float64 // of its last full second, as is cpu
+	cpu      float64
 	sent     []int64         // by step
 	ended    []time.Duration // by step, since the run's start; 0: not yet
 }
@@ -134,7 +135,9 @@ func (fs *feeds) feed(i int, f *Frame) error {
 		own.ended[at] = f.Steps[j].Ended
 		sent += w.sent
 	}
-	own.rate = PerSecond(sent, f.At-own.at)
+	if length := f.At - own.at; length >= time.Second/2 { // the last one may be short
+		own.rate, own.cpu = PerSecond(sent, length), f.Health.CPU
+	}
 	own.at, own.health, own.evidence = f.At, f.Health, f.Evidence
 	return nil
 }
@@ -247,7 +250,7 @@ func (fs *feeds) list() []Agent {
 		for _, n := range f.sent {
 			a.Sent += n
 		}
-		a.CPU, a.CPUs = f.health.CPU, f.health.CPUs
+		a.CPU, a.CPUs = f.cpu, f.health.CPUs
 		if a.State == AgentRunning {
 			a.Rate = f.rate
 		}
