@@ -222,6 +222,13 @@ func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOption
 		}
 		opt.Job.Aim.Server, opt.Token = t.server, t.token
 	}
+	for i := range filled.Phases {
+		for _, st := range filled.Phases[i].Steps {
+			if st.Ordered && int(st.Users.Count)%(st.Workers*len(c.agents)) != 0 {
+				p.note("warning: step %s is ordered, and its %s users are no multiple of %d workers times %d agents: a user's messages come from several agents, which do not wait for each other", st.Name, count(int(st.Users.Count)), st.Workers, len(c.agents))
+			}
+		}
+	}
 	f, err := agent.Dial(ctx, opt)
 	if err != nil {
 		return nil, err

@@ -45,7 +45,6 @@ type Fleet struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed when something of a link changes
 	orders  Orders        // of all; At is by the controller's clock
-	steer   *load.SteerState
 	began   time.Time // of phase 0; zero: not yet
 }
 
