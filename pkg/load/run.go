@@ -388,10 +388,10 @@ func (r *Run) goOn(phase int) {
 	for _, s := range r.phases[phase] {
 		for _, before := range r.steps {
 			if before.Name == s.Name && before != s && before.ended.Load() > 0 {
-				// In whole rounds of all segments, so that no two send the same.
-				if more := before.first + before.next.Load()*n - s.first; more > 0 {
-					s.first += (more + n - 1) / n * n
-				}
+				// In whole rounds of all segments: they came differently far, and each keeps
+				// to its own numbers.
+				sent := max(before.next.Load()*n, s.first-before.first)
+				s.first = before.first + (sent+n-1)/n*n
 			}
 		}
 	}

@@ -90,6 +90,36 @@ func TestThresholdsOfAll(t *testing.T) {
 	})
 }
 
+// TestThresholdAborts: a threshold is judged within a second of what misses it, and then the
+// agents stop. What they had under way is in the figures.
+func TestThresholdAborts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a", "b", "c")
+		began := time.Now()
+		for _, f := range w.agents {
+			f.answer = func(seq uint64) (time.Duration, error) {
+				if seq >= 330 { // due after 3.3 s
+					return 10 * time.Millisecond, errors.New("refused")
+				}
+				return 10 * time.Millisecond, nil
+			}
+		}
+		s := scenario(100, time.Minute, "failed < 10")
+		s.Thresholds[0].Abort = true
+		res := w.run(t.Context(), s, nil)
+		if res.Sending < 3300*time.Millisecond || res.Sending > 5*time.Second || time.Since(began) > 20*time.Second || !res.Partial || res.Thresholds[0].OK {
+			t.Errorf("it stopped after %v, %q, %+v", res.Sending, res.Stopped, res.Thresholds)
+		}
+		sent := 0
+		for _, f := range w.agents {
+			sent += len(f.sent())
+		}
+		if int64(sent) != res.Totals.Sent || res.Ledger.Delivered != 330 || res.Ledger.Unexpected != 0 {
+			t.Errorf("%d were sent: %+v, %+v", sent, res.Totals, res.Ledger)
+		}
+	})
+}
+
 // TestAgentDies: the others go on, and the verdict says which one died, when, and how much
 // of the load was not sent. What it sent after its last frame is no surprise.
 func TestAgentDies(t *testing.T) {

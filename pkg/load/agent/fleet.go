@@ -45,7 +45,7 @@ type Fleet struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed when something of a link changes
 	orders  Orders        // of all; At is by the controller's clock
-	began   time.Time // of phase 0; zero: not yet
+	began   time.Time     // of phase 0; zero: not yet
 }
 
 // Dial finds the agents and compares their clocks. It returns an error if one cannot be
