@@ -16,6 +16,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/agent"
 	"github.com/notifyd/notifyd/pkg/load/launch"
 	"github.com/notifyd/notifyd/pkg/term"
 )
@@ -32,6 +33,7 @@ type loadOptions struct {
 	segment  string
 	startAt  string
 	watch    watchOptions
+	control  controllerOptions
 	mode     string
 	notifyd  string
 	kafka    []string
@@ -52,7 +54,7 @@ and latency counts from then. It checks every accepted id against the ledger of 
 simulated providers, where there are some, and says whether the figures are the
 server's or the generator's.`,
 	}
-	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p))
+	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p), newLoadAgent(p))
 	c.AddCommand(loadRuns(p)...)
 	c.AddCommand(loadGrants(p)...)
 	return c
@@ -96,11 +98,15 @@ the scenario's drain: what waits for a provider is not lost.
 With server.mode pipeline notifyd runs inside this process, with mode process in one
 of its own, which faults may kill; neither needs a server that runs.
 
+With --agents other processes, notifyctl load agent on other machines, send a segment
+of the load each. This one starts them together and judges what all of them measured.
+
 Load goes to loopback addresses, and to a server that consented: see load grant.`,
 		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json\n  notifyctl load run scenarios/steady.yaml --segment 1/4 --start-at 2030-01-01T00:00:00Z --out part1.json",
 		RunE:    func(c *cobra.Command, args []string) error { return runLoad(c.Context(), p, args[0], &o) },
 	}
 	o.add(c)
+	o.control.add(c)
 	f := c.Flags()
 	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
 	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
@@ -238,6 +244,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 			return term.Usage("--out %s: there is no folder %s", o.watch.out, dir)
 		}
 	}
+	if len(o.control.agents) > 0 {
+		if o.segment != "" {
+			return term.Usage("--agents and --segment: agents have the segments")
+		}
+		if err := agent.Suits(&s); err != nil {
+			return err
+		}
+	}
 	env, err := launchServer(ctx, p, &s, o)
 	if err != nil {
 		return err
@@ -247,6 +261,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
 	if panels(p, &o.watch) {
 		cfg.Every, cfg.Steerable = screenEvery, true
+	}
+	fleet, err := dialAgents(ctx, p, &s, o, &cfg)
+	if err != nil {
+		return err
+	}
+	if fleet != nil {
+		defer fleet.Close()
+		cfg.Remote = fleet
 	}
 	r, err := load.New(s, cfg)
 	if err != nil {
