@@ -68,7 +68,8 @@ type fleet struct {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	began := time.Now()
 	bin := rig.Must(rig.Notifyd(ctx, dir, "loadfleet", ""))
-	f := &fleet{dir: dir, ctl: filepath.Join(dir, "notifyctl"), home: append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+dir), token: filepath.Join(dir, "grant")}
+	home := filepath.Join(dir, "home")
+	f := &fleet{dir: dir, ctl: filepath.Join(dir, "notifyctl"), home: append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home), token: filepath.Join(dir, "grant")}
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", f.ctl, "./cmd/notifyctl").CombinedOutput(); err != nil {
 		panic(fmt.Errorf("notifyctl: %w: %s", err, out))
 	}
