@@ -151,6 +151,27 @@ func TestAgentDies(t *testing.T) {
 	})
 }
 
+// TestAgentIsSilent: an agent whose connection stands, and that says nothing for 3 s, is
+// lost.
+func TestAgentIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a", "b")
+		res := w.run(t.Context(), scenario(100, 12*time.Second), func(*load.Run) {
+			time.AfterFunc(4700*time.Millisecond, func() { w.agents["b"].frozen.Store(true) })
+		})
+		b := &res.Agents[1]
+		if b.State != load.AgentLost || b.LostAt < 7*time.Second || b.LostAt > 8*time.Second || b.LostBecause != "it was silent for 3s" || b.NotSent == 0 || res.Totals.Sent != 1200-b.NotSent {
+			t.Errorf("%+v, %+v", b, res.Totals)
+		}
+		// Whose second is missing holds the others' figures up for no longer than that.
+		for i, row := range res.Seconds[:11] {
+			if row.Second != i || i > 8 && (row.Sent < 45 || row.Sent > 55) {
+				t.Errorf("%+v", row)
+			}
+		}
+	})
+}
+
 // TestAllAgentsDie: the run ends, and its figures are kept.
 func TestAllAgentsDie(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
