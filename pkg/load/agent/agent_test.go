@@ -180,7 +180,7 @@ func TestAllAgentsDie(t *testing.T) {
 		res := w.run(t.Context(), scenario(100, time.Minute), func(*load.Run) {
 			time.AfterFunc(3500*time.Millisecond, func() { w.agents["a"].die(); w.agents["b"].die() })
 		})
-		if res.Stopped != load.ErrNoAgents.Error() || !res.Partial || res.Totals.Sent < 200 || time.Since(began) > 20*time.Second {
+		if res.Stopped != load.ErrNoAgents.Error() || res.Exit != 1 || !res.Partial || res.Totals.Sent < 200 || time.Since(began) > 20*time.Second {
 			t.Errorf("%q after %v, %+v", res.Stopped, time.Since(began), res.Totals)
 		}
 	})
