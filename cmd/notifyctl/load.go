@@ -41,6 +41,7 @@ type loadOptions struct {
 	profile  string // file of the CPU profile
 	labels   map[string]string
 	given    func(flag string) bool // on the command line
+	grant    string                 // file of the token
 	valid    bool                   // --require-valid
 	again    bool                   // one of many runs: what each starts is not said
 }
@@ -55,6 +56,7 @@ server's or the generator's.`,
 	}
 	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p), newLoadAgent(p))
 	c.AddCommand(loadRuns(p)...)
+	c.AddCommand(loadGrants(p)...)
 	return c
 }
 
@@ -72,6 +74,7 @@ func (o *loadOptions) add(c *cobra.Command) {
 	f.StringVar(&o.mode, "mode", "", "context, pipeline or process, instead of the scenario's server.mode")
 	f.StringVar(&o.notifyd, "notifyd", "", "program of mode process (default: notifyd beside notifyctl, or on the PATH)")
 	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka: HOST:PORT, loopback only, or unix:FILE, kafka.sock in the data folder of notifyd")
+	f.StringVar(&o.grant, "grant", "", "file with the token of a load grant (env NOTIFYCTL_LOAD_GRANT has the token itself)")
 	f.BoolVar(&o.noCal, "no-calibration", false, "do not measure the generator first")
 	complete(c, "mode", []string{"context", "pipeline", "process"})
 }
@@ -98,7 +101,7 @@ of its own, which faults may kill; neither needs a server that runs.
 With --agents other processes, notifyctl load agent on other machines, send a segment
 of the load each. This one starts them together and judges what all of them measured.
 
-Load only ever goes to loopback addresses.`,
+Load goes to loopback addresses, and to a server that consented: see load grant.`,
 		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json\n  notifyctl load run scenarios/steady.yaml --segment 1/4 --start-at 2030-01-01T00:00:00Z --out part1.json",
 		RunE:    func(c *cobra.Command, args []string) error { return runLoad(c.Context(), p, args[0], &o) },
 	}
@@ -388,8 +391,12 @@ func launchServer(ctx context.Context, p *program, s *load.Scenario, o *loadOpti
 	if o.again {
 		note = func(string, ...any) {}
 	}
+	grant, err := o.grantToken(p)
+	if err != nil {
+		return nil, err
+	}
 	return launch.Open(ctx, s, &launch.Options{
-		Note: note, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCal,
+		Note: note, Grant: grant, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCal,
 		Context: func() (*api.Client, string, error) {
 			t, cl, err := p.operator("")
 			if err != nil {

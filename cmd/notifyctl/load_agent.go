@@ -158,7 +158,7 @@ func operates(p *program, t *target) func(context.Context, string) error {
 // openAim opens what the controller names, by the rules of this machine.
 func openAim(ctx context.Context, p *program, s *load.Scenario, aim *agent.Aim, token func(context.Context) (string, error)) (load.Config, func(), error) {
 	env, err := launch.Open(ctx, s, &launch.Options{
-		Note: p.note, Version: version, Timeout: aim.Timeout, Kafka: aim.Kafka, NoCheck: true, NoCalibration: aim.NoCalibration,
+		Note: p.note, Version: version, Grant: aim.Grant, Timeout: aim.Timeout, Kafka: aim.Kafka, NoCheck: true, NoCalibration: aim.NoCalibration,
 		Context: func() (*api.Client, string, error) {
 			cl := p.clientOf(&target{server: aim.Server, token: token})
 			if aim.Token == "" {
@@ -206,6 +206,10 @@ func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOption
 			return nil, term.Usage("certificates: %s", err)
 		}
 	}
+	grant, err := o.grantToken(p)
+	if err != nil {
+		return nil, err
+	}
 	filled := s.WithDefaults()
 	src, err := filled.Source()
 	if err != nil {
@@ -213,7 +217,7 @@ func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOption
 	}
 	opt.Job = agent.Start{
 		Scenario: src.YAML, Promises: cfg.Ledger != nil, Steerable: cfg.Steerable,
-		Aim: agent.Aim{Callback: cfg.Callback, Kafka: o.kafka, Timeout: p.global.timeout, NoCalibration: o.noCal},
+		Aim: agent.Aim{Grant: grant, Callback: cfg.Callback, Kafka: o.kafka, Timeout: p.global.timeout, NoCalibration: o.noCal},
 	}
 	if !s.OnlyNull() {
 		t, err := p.target()

@@ -29,7 +29,10 @@ type Config struct {
 	Grace     time.Duration   // longest drain after a stop in the middle; default 5 s
 	// Server asks the server what it says of itself: about once a second, and a last
 	// time when all is over. nil: nobody is asked.
-	Server   func(ctx context.Context, last bool) (Server, error)
+	Server func(ctx context.Context, last bool) (Server, error)
+	// Consent asks a target off this machine whether its grant still holds; nil: none is
+	// needed. The run sends nothing more from the first answer on that it does not.
+	Consent  func(context.Context) error
 	Callback string // base URL of triggers, without a query
 	Segment  Segment
 	StartAt  time.Time // zero: at once
@@ -78,6 +81,7 @@ type Run struct {
 	steer   *steer          // nil: nobody can
 	feeds   *feeds          // nil: this process sends
 	patient context.Context // of requests under way: ends Grace after the run's
+	abort   func(error)     // ends the sending
 	runID   string
 	stopped atomic.Pointer[string]
 }
@@ -216,7 +220,11 @@ func (r *Run) attempt(t Target, req *Request) (Ack, error) {
 	// stopped, within Grace: what it stored would not be known.
 	ctx, stop := context.WithTimeout(r.patient, r.cfg.Timeout)
 	defer stop()
-	return t.Send(ctx, req)
+	ack, err := t.Send(ctx, req)
+	if err != nil && r.cfg.Consent != nil && isRefusal(err) {
+		r.abort(err)
+	}
+	return ack, err
 }
 
 // Snapshot returns the run as it is: never nil, and never changed again. It may be
@@ -277,9 +285,17 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	})()
 	sendCtx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
+	r.abort = abort
 	r.c.abort = func() { abort(errAborted) }
 	stop := r.c.start(context.WithoutCancel(ctx))
+	var consent sync.WaitGroup
+	asking, sent := context.WithCancel(sendCtx)
+	if r.cfg.Consent != nil {
+		consent.Go(func() { keepConsent(asking, r) })
+	}
 	err := r.send(sendCtx)
+	sent()
+	consent.Wait()
 	sending := r.elapsed()
 	if r.feeds != nil {
 		r.feeds.allSent()
