@@ -114,6 +114,11 @@ func TestThresholdAborts(t *testing.T) {
 		for _, f := range w.agents {
 			sent += len(f.sent())
 		}
+		for _, a := range res.Agents { // they were told to stop
+			if a.State != load.AgentDone {
+				t.Errorf("%+v", a)
+			}
+		}
 		if int64(sent) != res.Totals.Sent || res.Ledger.Delivered != 330 || res.Ledger.Unexpected != 0 {
 			t.Errorf("%d were sent: %+v, %+v", sent, res.Totals, res.Ledger)
 		}
@@ -147,6 +152,24 @@ func TestAgentDies(t *testing.T) {
 		}
 		if n := len(w.agents["a"].sent()); n != 1000 {
 			t.Errorf("a sent %d", n)
+		}
+	})
+}
+
+// TestAgentIsStopped: an agent that ends early by itself is named, too. All that it sent is
+// known.
+func TestAgentIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a", "b")
+		res := w.run(t.Context(), scenario(100, 6*time.Second), func(*load.Run) {
+			time.AfterFunc(3300*time.Millisecond, w.agents["b"].stop)
+		})
+		b := &res.Agents[1]
+		if b.State != load.AgentLost || b.LostBecause != "the agent was stopped: by hand" || b.Sent != int64(len(w.agents["b"].sent())) || b.Sent+b.NotSent != 300 {
+			t.Errorf("%+v", b)
+		}
+		if v := &res.Verdict; v.Code != load.Inconclusive || !strings.Contains(v.Reasons[0], "agent 127.0.0.1:2 was lost at 3.") {
+			t.Errorf("%+v", v)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -40,6 +41,7 @@ type fake struct {
 	accept chan net.Conn
 	http   *http.Server
 	dead   bool
+	stop   func() // as Ctrl-C does
 	frozen atomic.Bool
 	thaw   chan struct{} // ends what a frozen agent does
 	conns  []net.Conn
@@ -62,7 +64,9 @@ func newWorld(t *testing.T, names ...string) *world {
 		f := &fake{world: w, name: name, accept: make(chan net.Conn), thaw: make(chan struct{}), answer: func(uint64) (time.Duration, error) { return time.Millisecond, nil }}
 		f.Open = f.open
 		answer := f.Handler()
-		f.http = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		on, stop := context.WithCancelCause(context.Background())
+		f.stop = func() { stop(errors.New("by hand")) }
+		f.http = &http.Server{BaseContext: func(net.Listener) context.Context { return on }, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			f.busy.Add(1)
 			defer f.busy.Done()
 			answer.ServeHTTP(w, r)
