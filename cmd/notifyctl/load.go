@@ -370,6 +370,9 @@ func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 	case term.ExitPending:
 		return term.Exitf(term.ExitPending, "%s are still on their way when the drain's time was over; they go on", term.Count(l.Pending+l.Unverified))
 	}
+	if res.Stopped != "" {
+		return term.Exitf(term.ExitError, "%s", term.Clean(res.Stopped))
+	}
 	return term.Exitf(term.ExitError, "nothing was accepted%s", firstError(res))
 }
 

@@ -307,6 +307,8 @@ func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger
 	switch {
+	case why == ErrNoAgents.Error():
+		return term.ExitError
 	case why != "" && why != errAborted.Error():
 		return term.ExitInterrupt
 	case missed || why != "":

@@ -114,6 +114,11 @@ func TestThresholdAborts(t *testing.T) {
 		for _, f := range w.agents {
 			sent += len(f.sent())
 		}
+		for _, a := range res.Agents { // they were told to stop
+			if a.State != load.AgentDone {
+				t.Errorf("%+v", a)
+			}
+		}
 		if int64(sent) != res.Totals.Sent || res.Ledger.Delivered != 330 || res.Ledger.Unexpected != 0 {
 			t.Errorf("%d were sent: %+v, %+v", sent, res.Totals, res.Ledger)
 		}
@@ -151,6 +156,45 @@ func TestAgentDies(t *testing.T) {
 	})
 }
 
+// TestAgentIsStopped: an agent that ends early by itself is named, too. All that it sent is
+// known.
+func TestAgentIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a", "b")
+		res := w.run(t.Context(), scenario(100, 6*time.Second), func(*load.Run) {
+			time.AfterFunc(3300*time.Millisecond, w.agents["b"].stop)
+		})
+		b := &res.Agents[1]
+		if b.State != load.AgentLost || b.LostBecause != "the agent was stopped: by hand" || b.Sent != int64(len(w.agents["b"].sent())) || b.Sent+b.NotSent != 300 {
+			t.Errorf("%+v", b)
+		}
+		if v := &res.Verdict; v.Code != load.Inconclusive || !strings.Contains(v.Reasons[0], "agent 127.0.0.1:2 was lost at 3.") {
+			t.Errorf("%+v", v)
+		}
+	})
+}
+
+// TestAgentIsSilent: an agent whose connection stands, and that says nothing for 3 s, is
+// lost.
+func TestAgentIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a", "b")
+		res := w.run(t.Context(), scenario(100, 12*time.Second), func(*load.Run) {
+			time.AfterFunc(4700*time.Millisecond, func() { w.agents["b"].frozen.Store(true) })
+		})
+		b := &res.Agents[1]
+		if b.State != load.AgentLost || b.LostAt < 7*time.Second || b.LostAt > 8*time.Second || b.LostBecause != "it was silent for 3s" || b.NotSent == 0 || res.Totals.Sent != 1200-b.NotSent {
+			t.Errorf("%+v, %+v", b, res.Totals)
+		}
+		// Whose second is missing holds the others' figures up for no longer than that.
+		for i, row := range res.Seconds[:11] {
+			if row.Second != i || i > 8 && (row.Sent < 45 || row.Sent > 55) {
+				t.Errorf("%+v", row)
+			}
+		}
+	})
+}
+
 // TestAllAgentsDie: the run ends, and its figures are kept.
 func TestAllAgentsDie(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -159,7 +203,7 @@ func TestAllAgentsDie(t *testing.T) {
 		res := w.run(t.Context(), scenario(100, time.Minute), func(*load.Run) {
 			time.AfterFunc(3500*time.Millisecond, func() { w.agents["a"].die(); w.agents["b"].die() })
 		})
-		if res.Stopped != load.ErrNoAgents.Error() || !res.Partial || res.Totals.Sent < 200 || time.Since(began) > 20*time.Second {
+		if res.Stopped != load.ErrNoAgents.Error() || res.Exit != 1 || !res.Partial || res.Totals.Sent < 200 || time.Since(began) > 20*time.Second {
 			t.Errorf("%q after %v, %+v", res.Stopped, time.Since(began), res.Totals)
 		}
 	})

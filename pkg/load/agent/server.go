@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -148,8 +147,9 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		}
 		emit(Event{Run: run.id})
 		err := run.drive(ctx, &sc, &st, emit)
-		if cause := context.Cause(ctx); err == nil && errors.Is(cause, errSilent) {
-			err = cause
+		if err == nil && ctx.Err() != nil && !run.toldToStop() {
+			// It ended early, and not because the controller wanted it to.
+			err = &notify.Error{Kind: notify.KindUnavailable, Code: "agent_stopped", Msg: "the agent was stopped", Err: context.Cause(ctx)}
 		}
 		if err != nil {
 			s.note("run of %s: %v", sc.Name, err)

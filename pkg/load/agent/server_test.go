@@ -85,7 +85,7 @@ func TestControllerIsSilent(t *testing.T) {
 				t.Fatal("the answer ended without a word")
 			}
 		}
-		if e.Failed.Code != "controller_silent" || time.Since(began) > 4*time.Second {
+		if e.Failed.Code != "agent_stopped" || !strings.Contains(e.Failed.Detail, "the controller was silent for 3 s") || time.Since(began) > 4*time.Second {
 			t.Errorf("after %v: %+v", time.Since(began), e.Failed)
 		}
 		if n := len(w.agents["a"].sent()); n < 250 || n > 310 {

@@ -2,14 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/load"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-var errSilent = &notify.Error{Kind: notify.KindUnavailable, Code: "controller_silent", Msg: "the controller was silent for 3 s"}
+var errSilent = errors.New("the controller was silent for 3 s")
 
 // session is the run that an agent does.
 type session struct {
@@ -46,6 +46,13 @@ func (s *session) follow(o *Orders) {
 	if run != nil && o.Steer != nil {
 		run.Steer(*o.Steer)
 	}
+}
+
+// toldToStop reports whether the controller ended the run.
+func (s *session) toldToStop() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.orders.Stop
 }
 
 func (s *session) token(context.Context) (string, error) {

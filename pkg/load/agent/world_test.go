@@ -2,11 +2,13 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +41,9 @@ type fake struct {
 	accept chan net.Conn
 	http   *http.Server
 	dead   bool
+	stop   func() // as Ctrl-C does
+	frozen atomic.Bool
+	thaw   chan struct{} // ends what a frozen agent does
 	conns  []net.Conn
 	busy   sync.WaitGroup // answers under way
 
@@ -56,10 +61,12 @@ func newWorld(t *testing.T, names ...string) *world {
 	t.Helper()
 	w := &world{t: t, seen: load.NewObserver(), agents: map[string]*fake{}}
 	for _, name := range names {
-		f := &fake{world: w, name: name, accept: make(chan net.Conn), answer: func(uint64) (time.Duration, error) { return time.Millisecond, nil }}
+		f := &fake{world: w, name: name, accept: make(chan net.Conn), thaw: make(chan struct{}), answer: func(uint64) (time.Duration, error) { return time.Millisecond, nil }}
 		f.Open = f.open
 		answer := f.Handler()
-		f.http = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		on, stop := context.WithCancelCause(context.Background())
+		f.stop = func() { stop(errors.New("by hand")) }
+		f.http = &http.Server{BaseContext: func(net.Listener) context.Context { return on }, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			f.busy.Add(1)
 			defer f.busy.Done()
 			answer.ServeHTTP(w, r)
@@ -116,6 +123,7 @@ func (f *fake) die() {
 		return
 	}
 	close(f.accept)
+	close(f.thaw)
 	f.dead = true
 	_ = f.http.Close()
 	for _, c := range f.conns {
@@ -132,10 +140,23 @@ func (w *world) dial(_ context.Context, _, addr string) (net.Conn, error) {
 		}
 		mine, its := net.Pipe()
 		f.conns = append(f.conns, its)
-		f.accept <- its
+		f.accept <- icy{its, f}
 		return mine, nil
 	}
 	return nil, net.ErrClosed
+}
+
+// icy is a connection of an agent that may be frozen: it stays open, and says nothing.
+type icy struct {
+	net.Conn
+	f *fake
+}
+
+func (c icy) Write(b []byte) (int, error) {
+	if c.f.frozen.Load() {
+		<-c.f.thaw
+	}
+	return c.Conn.Write(b)
 }
 
 // options are those of a fleet of all agents.
