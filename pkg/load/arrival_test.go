@@ -196,6 +196,9 @@ func TestTraceSizes(t *testing.T) {
 			}
 		}
 	}
+	if got, err := (&Arrival{Shape: "trace", File: file, Slot: Duration(time.Second), Factor: 2}).peak(50); got != 2*all || err != nil {
+		t.Errorf("the second with the most has %v messages, %v", got, err)
+	}
 	step.Count = 100
 	if _, err := New(One("t", time.Second, step), DryConfig()); err == nil || !strings.Contains(err.Error(), "arrival.file") {
 		t.Errorf("a count beside sizes: %v", err)

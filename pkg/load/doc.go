@@ -12,6 +12,8 @@
 //	                   coordinator.go  once a second: takes the workers' histograms,
 //	                                   judges thresholds, asks the ledger
 //	                   snapshot.go     what everybody else sees: immutable
+//	                   remote.go       other processes send: puts their frames where
+//	                                   the workers would have recorded
 //	                   ledger.go       in the end: what became of each message
 //	                   verdict.go      whether the figures are the server's
 //

@@ -175,6 +175,26 @@ func (t *trace) by(d time.Duration) int64 {
 	return first + min(count, n)
 }
 
+// busiest returns the messages of the second with the most, with step of them in a request
+// that does not say how many. Those of a line count from its time on.
+func (t *trace) busiest(step int) (most int64) {
+	of := func(line int) int64 {
+		size := int64(step)
+		if t.sizes != nil && t.sizes[line] > 0 {
+			size = min(size, int64(t.sizes[line]))
+		}
+		return size * (t.first(line+1) - t.first(line))
+	}
+	sum, from := int64(0), 0
+	for to := range t.begin {
+		for sum += of(to); t.begin[to]-t.begin[from] >= time.Second; from++ {
+			sum -= of(from)
+		}
+		most = max(most, sum)
+	}
+	return most
+}
+
 // mulDiv returns a*b/c and the rest of it. The product of a slot and a count may have more
 // than 64 bits; b is at most c or a is.
 func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
