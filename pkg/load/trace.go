@@ -180,7 +180,7 @@ func (t *trace) by(d time.Duration) int64 {
 func (t *trace) busiest(step int) (most int64) {
 	of := func(line int) int64 {
 		size := int64(step)
-		if t.sizes != nil && t.sizes[line] > 0 {
+		if len(t.sizes) > 0 && t.sizes[line] > 0 {
 			size = min(size, int64(t.sizes[line]))
 		}
 		return size * (t.first(line+1) - t.first(line))
