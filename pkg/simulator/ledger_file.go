@@ -80,7 +80,10 @@ func (l *Ledger) replay(r io.Reader) (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("at byte %d: %w", end, err)
 		}
+		l.mu.Lock()
 		l.apply(&e)
+		l.makeRoom()
+		l.mu.Unlock()
 		end += int64(len(line))
 	}
 }

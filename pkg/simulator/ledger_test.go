@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,7 +25,7 @@ func hitOf(id, addr string, o Outcome) *entry {
 	return &entry{at: 1000 * 1e9, provider: APNs, outcome: o, status: 200, id: id, addr: addrHash(addr)}
 }
 
-func testLedger() *Ledger { return newLedger(func() time.Time { return time.Unix(1000, 0) }) }
+func testLedger() *Ledger { return NewLedger("", 1<<30) }
 
 // TestSince: who asks for what is new gets no more, of each form of ids.
 func TestSince(t *testing.T) {
@@ -58,15 +59,34 @@ func TestSince(t *testing.T) {
 }
 
 // TestLedgerModel checks the ledger against plain maps, over singles, fan-outs,
-// several addresses and ids of a foreign form.
+// several addresses and ids of a foreign form, with room in memory for all of them, for
+// some and for one.
 func TestLedgerModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		l := testLedger()
+		memory := rapid.SampledFrom([]int{1, 30_000, 1 << 30}).Draw(t, "memory")
+		l := NewLedger("", memory)
 		type pair struct{ id, addr string }
 		tries, taken, idsTaken := map[pair]int{}, map[pair]int{}, map[string]int{}
 		dups, accepted := 0, 0
-		for range rapid.IntRange(1, 200).Draw(t, "n") {
+		cursor, came := int64(0), 0
+		read := func() {
+			for more := true; more; {
+				rows, next, err := l.Arrivals(cursor)
+				if err != nil {
+					t.Fatal(err)
+				}
+				list, err := ParseArrivals(rows)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, a := range list {
+					came += int(a.N)
+				}
+				more, cursor = next > cursor, next
+			}
+		}
+		for range rapid.IntRange(1, min(20+memory, 200)).Draw(t, "n") {
 			id := notify.ID{Base: base(rapid.Byte().Draw(t, "base") % 4), Fan: rapid.Bool().Draw(t, "fan")}
 			if id.Fan {
 				id.Index = rapid.SampledFrom([]uint32{0, 1, 255, 256, 257, 5000, notify.MaxIndex}).Draw(t, "index")
@@ -87,6 +107,13 @@ func TestLedgerModel(t *testing.T) {
 				taken[p]++
 				idsTaken[p.id]++
 			}
+			if rapid.IntRange(0, 20).Draw(t, "read") == 0 {
+				read()
+			}
+		}
+		read()
+		if came != len(idsTaken) {
+			t.Fatalf("%d arrivals of %d ids", came, len(idsTaken))
 		}
 		n := l.Summary()
 		if int(n.Deliveries) != len(taken) || int(n.IDs) != len(idsTaken) || int(n.Duplicates) != dups || int(n.Accepted) != accepted {
@@ -110,6 +137,39 @@ func TestLedgerModel(t *testing.T) {
 		}
 		if seen != len(tries) {
 			t.Fatalf("%d pairs, want %d", seen, len(tries))
+		}
+		repeated, _ := l.Duplicates(1000)
+		again := 0
+		for _, d := range repeated {
+			again += d.Deliveries - 1
+		}
+		if again != dups {
+			t.Fatalf("%d duplicates listed, want %d", again, dups)
+		}
+		inFans := BaseCount{}
+		for _, b := range l.Bases() {
+			base, err := notify.ParseBase(b.Base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := l.base(base, 300, true)
+			if r.IDs != b.IDs || r.Deliveries != b.Deliveries || r.Duplicates != b.Duplicates {
+				t.Fatalf("%+v, and %+v", b, r)
+			}
+			for i := range uint32(300) {
+				if got, want := r.Bits[i/8]>>(i%8)&1 == 1, idsTaken[notify.ID{Base: base, Index: i, Fan: true}.String()] > 0; got != want {
+					t.Fatalf("bit %d of %s is %t", i, b.Base, got)
+				}
+			}
+			inFans.IDs += b.IDs
+		}
+		for id, n := range idsTaken {
+			if p, err := notify.ParseID(id); n > 0 && err == nil && p.Fan {
+				inFans.IDs--
+			}
+		}
+		if inFans.IDs != 0 {
+			t.Fatalf("%d ids of fan-outs too many", int64(inFans.IDs))
 		}
 		for p := range tries {
 			if l.Delivered(p.id) != (idsTaken[p.id] > 0) {
@@ -222,13 +282,97 @@ func TestLedgerOrder(t *testing.T) {
 	}
 }
 
+// TestLedgerOrderBeyondMemory: with more users than memory holds the order is compared
+// later, and to the same end.
+func TestLedgerOrderBeyondMemory(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		all, few := testLedger(), NewLedger("", 256*rapid.IntRange(1, 100).Draw(t, "room"))
+		for i := range rapid.IntRange(1, 300).Draw(t, "n") {
+			e := hitOf(notify.ID{Base: base(byte(i)), Index: uint32(i), Fan: true}.String(), "a", rapid.SampledFrom([]Outcome{Rejected, Accepted}).Draw(t, "outcome"))
+			e.user, e.userSeq = fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "user")), uint64(rapid.IntRange(1, 9).Draw(t, "seq"))
+			again := *e
+			all.record(e)
+			few.record(&again)
+		}
+		few.Settle()
+		want, got := all.Order(), few.Order()
+		if got.Users != want.Users || got.Reordered != want.Reordered || got.ReorderedAttempts != want.ReorderedAttempts || got.Pending != 0 {
+			t.Fatalf("%+v\nwant %+v", got, want)
+		}
+	})
+}
+
+// TestLedgerManyAtOnce: who records while another one writes is counted all the same, and
+// memory stays within its bound. Half of the ids come twice, the second time from disk.
+func TestLedgerManyAtOnce(t *testing.T) {
+	t.Parallel()
+	const each, workers = 20_000, 4
+	l := NewLedger(t.TempDir(), 1<<20)
+	b := notify.NewBase(time.Now())
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range each {
+				id := notify.ID{Base: b, Index: uint32(w*each + i), Fan: true}
+				if i%2 == 1 {
+					id = notify.ID{Base: b.Item(w*each + i)}
+				}
+				e := hitOf(id.String(), "a", Accepted)
+				e.user, e.userSeq = fmt.Sprint(w, i%5000), uint64(i)
+				l.record(e)
+				if i >= each/2 {
+					again := *e
+					again.id = notify.ID{Base: b, Index: uint32(w*each + 2*(i-each/2)), Fan: true}.String()
+					l.record(&again)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	l.Settle()
+	n := l.Summary()
+	if n.IDs != each*workers || n.Duplicates != each*workers/2 || n.Order.Reordered != 0 || n.DiskError != "" || n.Disk == 0 {
+		t.Errorf("%+v", n)
+	}
+	if got := l.pairs.hot.bytes(); got > l.pairs.budget+fanBytes*(workers+1) || len(l.pairs.runs) < 3 {
+		t.Errorf("%d bytes in memory of %d, %d runs", got, l.pairs.budget, len(l.pairs.runs))
+	}
+	if each := float64(n.Disk) / float64(n.Receivers); each > 64 {
+		t.Errorf("%.1f bytes a receiver on disk", each)
+	}
+}
+
+// TestLedgerDiskFails: what does not fit on disk stays in memory, and is counted; the
+// summary says it.
+func TestLedgerDiskFails(t *testing.T) {
+	t.Parallel()
+	l := NewLedger(filepath.Join(t.TempDir(), "none"), 1<<16)
+	b := base(1)
+	for i := range uint32(5000) {
+		l.record(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
+	}
+	l.record(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
+	l.record(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
+	if n := l.Summary(); n.IDs != 5001 || n.Duplicates != 1 || n.DiskError == "" {
+		t.Errorf("%+v", n)
+	}
+	rows, next, err := l.Arrivals(0)
+	if list, _ := ParseArrivals(rows); err != nil || int(next) != len(list) || next == 0 {
+		t.Errorf("%d arrivals, %v", len(list), err)
+	}
+	if _, _, err := l.Arrivals(next + 1); notify.KindOf(err) != notify.KindInvalid {
+		t.Errorf("beyond the end: %v", err)
+	}
+}
+
 // TestLedgerFile: what was counted is counted again after a restart, also when
 // the writer was cut off within a line.
 func TestLedgerFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ledger.ndjson")
 	open := func() *Ledger {
-		l := testLedger()
+		l := NewLedger(t.TempDir(), 1<<14) // most of it is on disk
 		var err error
 		if l.file, err = openLedgerFile(path, l); err != nil {
 			t.Fatal(err)
@@ -343,7 +487,7 @@ func BenchmarkLedger(b *testing.B) {
 				texts[i] = id(i).String()
 			}
 			fresh := func() *Ledger {
-				l := newLedger(time.Now)
+				l := NewLedger("", 1<<30)
 				if withFile != "" {
 					var err error
 					if l.file, err = openLedgerFile(filepath.Join(b.TempDir(), withFile), l); err != nil {
