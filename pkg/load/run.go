@@ -31,6 +31,7 @@ type Config struct {
 	// time when all is over. nil: nobody is asked.
 	Server   func(ctx context.Context, last bool) (Server, error)
 	Callback string // base URL of triggers, without a query
+	Memory   int    // bytes for what was accepted and has not come; default 128 MiB. The rest is in temporary files
 	Segment  Segment
 	StartAt  time.Time // zero: at once
 
@@ -104,8 +105,9 @@ func New(s Scenario, cfg Config) (*Run, error) {
 		return nil, err
 	}
 	r.promised.keep = r.wantIDs()
-	if _, ok := cfg.Ledger.(*Observer); ok {
-		r.promised.watch, r.promised.byBase = true, map[notify.Base]*due{}
+	r.promised.memory = cfg.Memory
+	if l, ok := cfg.Ledger.(*Shards); ok {
+		r.promised.shards = len(l.list)
 	}
 	if r.c, err = newCoordinator(r); err != nil {
 		return nil, err
@@ -334,7 +336,7 @@ func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 		return
 	}
 	for end := time.Now().Add(limit); time.Now().Before(end) && ctx.Err() == nil; {
-		if c, err := r.cfg.Ledger.came(ctx); err == nil && c.ids >= r.promised.total() {
+		if c, err := r.cfg.Ledger.came(ctx, false); err == nil && c.ids >= r.promised.total() {
 			return
 		}
 		waitUntil(ctx, time.Now().Add(100*time.Millisecond))

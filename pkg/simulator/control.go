@@ -213,8 +213,8 @@ func (l *Ledger) routes(mux *http.ServeMux) {
 	act(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
 }
 
-// cursorHeader says where the next /ledger/arrivals goes on.
-const cursorHeader = "Ledger-Cursor"
+// CursorHeader says where the next /ledger/arrivals goes on.
+const CursorHeader = "Ledger-Cursor"
 
 func (l *Ledger) writeArrivals(w http.ResponseWriter, r *http.Request) {
 	var rows []byte
@@ -231,7 +231,7 @@ func (l *Ledger) writeArrivals(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set(cursorHeader, strconv.FormatInt(next, 10))
+	w.Header().Set(CursorHeader, strconv.FormatInt(next, 10))
 	_, _ = w.Write(rows)
 }
 

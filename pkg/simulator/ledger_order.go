@@ -100,7 +100,7 @@ func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err erro
 	if m.file, err = tempFile(o.dir); err != nil {
 		return m, err
 	}
-	out := bufio.NewWriterSize(m.file, 1<<20)
+	out := bufio.NewWriterSize(m.file, 64<<10)
 	row := make([]byte, orderRow)
 	put := func(key uint64, u userOrder) error {
 		for i, v := range []uint64{key, u.tried, u.taken} {
@@ -164,7 +164,7 @@ func (o *userOrders) old(users map[uint64]userOrder) (next func() (uint64, userO
 	if _, err := o.file.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	in, row := bufio.NewReaderSize(o.file, 1<<20), make([]byte, orderRow)
+	in, row := bufio.NewReaderSize(o.file, 64<<10), make([]byte, orderRow)
 	return func() (uint64, userOrder, error) {
 		_, err := io.ReadFull(in, row)
 		le := binary.LittleEndian

@@ -84,7 +84,7 @@ func writeRun(dir string, t *table, keys *[]pageKey) (*ledgerRun, error) {
 		return nil, err
 	}
 	r := &ledgerRun{f: f, first: list[0], last: list[len(list)-1], filter: newFilter(len(list)), buffered: -1}
-	w := bufio.NewWriterSize(f, 1<<20)
+	w := bufio.NewWriterSize(f, 256<<10)
 	var p page
 	var b []byte
 	next := int64(0)

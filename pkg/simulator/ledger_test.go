@@ -287,8 +287,8 @@ func TestLedgerOrder(t *testing.T) {
 func TestLedgerOrderBeyondMemory(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		all, few := testLedger(), NewLedger("", 256*rapid.IntRange(1, 100).Draw(t, "room"))
-		for i := range rapid.IntRange(1, 300).Draw(t, "n") {
+		all, few := testLedger(), NewLedger("", 384*rapid.IntRange(4, 100).Draw(t, "room"))
+		for i := range rapid.IntRange(1, 80).Draw(t, "n") {
 			e := hitOf(notify.ID{Base: base(byte(i)), Index: uint32(i), Fan: true}.String(), "a", rapid.SampledFrom([]Outcome{Rejected, Accepted}).Draw(t, "outcome"))
 			e.user, e.userSeq = fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "user")), uint64(rapid.IntRange(1, 9).Draw(t, "seq"))
 			again := *e
