@@ -149,12 +149,17 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 	return c, nil
 }
 
-// compare joins all that came with all that was promised, and returns what missing does.
-func (r *Run) compare(ctx context.Context, most int) (delivered int64, ids []string, err error) {
+// join joins all that came with all that was promised.
+func (r *Run) join(ctx context.Context) error {
 	if err := r.cfg.Ledger.times(ctx, &r.promised, r.c.took); err != nil {
-		return 0, nil, err
+		return err
 	}
-	if err := r.promised.joinFiles(r.c.took); err != nil {
+	return r.promised.joinFiles(r.c.took)
+}
+
+// compare joins, and returns what missing does.
+func (r *Run) compare(ctx context.Context, most int) (delivered int64, ids []string, err error) {
+	if err := r.join(ctx); err != nil {
 		return 0, nil, err
 	}
 	return r.cfg.Ledger.missing(ctx, &r.promised, most)

@@ -198,7 +198,7 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	if r.cfg.Ledger != nil {
 		c.setState(StateReading)
 		c.show(now)
-		if _, _, err := r.compare(ctx, 0); err != nil {
+		if err := r.join(ctx); err != nil {
 			return nil, err
 		}
 		if err := r.cfg.Ledger.last(ctx, &r.promised, c.took); err != nil {

@@ -3,6 +3,8 @@ package simulator
 import (
 	"encoding/binary"
 	"errors"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -71,6 +73,8 @@ type Ledger struct {
 	count    [providers]providerCount
 	pairs    *pairs
 	arrivals *arrivalLog
+	nearText string // of the last id of a fan-out, up to its index
+	nearBase notify.Base
 	foreign  map[notify.ID]string // texts of the ids of another form
 	orders   *userOrders
 	examples []Reordered // the first ones
@@ -231,6 +235,21 @@ func parse(text string) (id notify.ID, foreign bool) {
 	return id, true
 }
 
+// near is parse for ids of which the next one is mostly of the same fan-out: the base is
+// read once. The lock is held.
+func (l *Ledger) near(text string) (id notify.ID, foreign bool) {
+	if n := len(l.nearText); n > 0 && len(text) > n && text[:n] == l.nearText && text[n] != '0' {
+		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil && text[n] != '+' {
+			return notify.ID{Base: l.nearBase, Index: uint32(index), Fan: true}, false
+		}
+	}
+	id, foreign = parse(text)
+	if at := strings.IndexByte(text, '-'); !foreign && id.Fan && at > 0 {
+		l.nearText, l.nearBase = text[:at+1], id.Base
+	}
+	return id, foreign
+}
+
 // apply counts e; the file's records come through here again after a restart. The
 // lock is held.
 func (l *Ledger) apply(e *entry) {
@@ -250,7 +269,7 @@ func (l *Ledger) apply(e *entry) {
 		c.NoID++
 		return
 	}
-	id, foreign := parse(e.id)
+	id, foreign := l.near(e.id)
 	if foreign && l.foreign[id] == "" {
 		if len(l.foreign) >= foreignMax {
 			c.Untracked++

@@ -45,6 +45,7 @@ func (k *pageKey) compare(o *pageKey) int {
 // page holds slots; bit i of seen says that slot i is used. A single uses slot 0.
 type page struct {
 	seen  uint64
+	alone bool // in a table: there was no other version when it was made, so none of its slots
 	slots [pageSize]slot
 }
 
@@ -80,7 +81,7 @@ type table struct {
 	singles arena[slot]
 	fans    arena[page]
 
-	near      pageKey // the page of the last look, for neighbours come together
+	near      pageKey // the page of a fan-out of the last look, for neighbours come together
 	nearPlace uint32
 	nearKnown bool
 }
@@ -92,7 +93,7 @@ func newTable() *table {
 // Bytes of memory that a single, a page and a fan-out take, with their part of the maps.
 const (
 	singleBytes = 24 + 52
-	fanBytes    = 8 + 24*pageSize + 52
+	fanBytes    = 16 + 24*pageSize + 52
 	lastBytes   = 44
 )
 
@@ -113,28 +114,31 @@ func (t *table) place(k *pageKey) (uint32, bool) {
 		return t.nearPlace, true
 	}
 	at, ok := t.places[*k]
-	if ok {
+	if ok && k.fan {
 		t.near, t.nearPlace, t.nearKnown = *k, at, true
 	}
 	return at, ok
 }
 
-// get returns slot i of a page, an unused one if the table does not have it.
-func (t *table) get(k *pageKey, i int) slot {
+// get returns slot i of a page, an unused one if the table does not have it; alone says
+// that there is no older version of it then.
+func (t *table) get(k *pageKey, i int) (s slot, alone bool) {
 	at, ok := t.place(k)
 	switch {
 	case !ok:
-		return slot{}
+		return slot{}, false
 	case !k.fan:
-		return *t.singles.at(at)
+		return *t.singles.at(at), false
 	}
-	if p := t.fans.at(at); p.seen>>i&1 == 1 {
-		return p.slots[i]
+	p := t.fans.at(at)
+	if p.seen>>i&1 == 1 {
+		return p.slots[i], false
 	}
-	return slot{}
+	return slot{}, p.alone
 }
 
-func (t *table) put(k *pageKey, i int, s slot) {
+// put sets a slot. A page that is new asks whether it is alone.
+func (t *table) put(k *pageKey, i int, s slot, alone func(k *pageKey) bool) {
 	at, ok := t.place(k)
 	if !k.fan {
 		if !ok {
@@ -146,7 +150,8 @@ func (t *table) put(k *pageKey, i int, s slot) {
 	}
 	if !ok {
 		at = t.fans.add()
-		t.fans.at(at).seen = 0 // it may have been used before
+		p := t.fans.at(at)
+		p.seen, p.alone = 0, alone(k) // it may have been used before
 		t.places[*k] = at
 		t.last[k.base] = max(t.last[k.base], k.page)
 	}

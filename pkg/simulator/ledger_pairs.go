@@ -38,13 +38,12 @@ func newPairs(dir string, budget int) *pairs {
 
 // newest returns the newest version of a slot, an unused one if there is none.
 func (p *pairs) newest(k *pageKey, i int) slot {
-	if s := p.hot.get(k, i); s.attempts > 0 {
-		return s
+	s, alone := p.hot.get(k, i)
+	if s.attempts == 0 && !alone && p.frozen != nil {
+		s, alone = p.frozen.get(k, i)
 	}
-	if p.frozen != nil {
-		if s := p.frozen.get(k, i); s.attempts > 0 {
-			return s
-		}
+	if s.attempts > 0 || alone {
+		return s
 	}
 	for _, r := range slices.Backward(p.runs) {
 		switch ok, err := r.load(k, &p.page); {
@@ -55,6 +54,16 @@ func (p *pairs) newest(k *pageKey, i int) slot {
 		}
 	}
 	return slot{}
+}
+
+// alone reports whether nothing but hot can have a page.
+func (p *pairs) alone(k *pageKey) bool {
+	if p.frozen != nil {
+		if _, ok := p.frozen.places[*k]; ok {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(p.runs, func(r *ledgerRun) bool { return r.mayHold(k) })
 }
 
 // load collects the newest versions of all slots of a page, and reports whether there
@@ -89,7 +98,7 @@ func (p *pairs) hit(id notify.ID, e *entry) hit {
 		h := first.take(e)
 		h.firstOfID = h.first && !first.idCounted
 		first.idCounted = first.idCounted || h.first
-		p.hot.put(&k, i, first)
+		p.hot.put(&k, i, first, p.alone)
 		return h
 	}
 	further := k
@@ -99,13 +108,13 @@ func (p *pairs) hit(id notify.ID, e *entry) hit {
 		p.layers = max(p.layers, further.layer)
 		if s := p.newest(&further, i); s.attempts == 0 || s.addr == uint32(e.addr) {
 			h = s.take(e)
-			p.hot.put(&further, i, s)
+			p.hot.put(&further, i, s, p.alone)
 			break
 		}
 	}
 	if h.firstOfID = h.first && !first.idCounted; h.firstOfID {
 		first.idCounted = true
-		p.hot.put(&k, i, first)
+		p.hot.put(&k, i, first, p.alone)
 	}
 	return h
 }

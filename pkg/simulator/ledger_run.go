@@ -230,10 +230,14 @@ func readPage(b []byte, h *pageHead, p *page) {
 	}
 }
 
+func (r *ledgerRun) mayHold(k *pageKey) bool {
+	return k.compare(&r.last) <= 0 && k.compare(&r.first) >= 0 && r.filter.mayHold(k)
+}
+
 // load reads a page, and reports whether it is there. It is called by one goroutine
 // at a time.
 func (r *ledgerRun) load(k *pageKey, p *page) (bool, error) {
-	if k.compare(&r.first) < 0 || k.compare(&r.last) > 0 || !r.filter.mayHold(k) {
+	if !r.mayHold(k) {
 		return false, nil
 	}
 	n := r.block(k)
