@@ -239,7 +239,7 @@ func parse(text string) (id notify.ID, foreign bool) {
 // read once. The lock is held.
 func (l *Ledger) near(text string) (id notify.ID, foreign bool) {
 	if n := len(l.nearText); n > 0 && len(text) > n && text[:n] == l.nearText && text[n] != '0' {
-		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil && text[n] != '+' {
+		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {
 			return notify.ID{Base: l.nearBase, Index: uint32(index), Fan: true}, false
 		}
 	}
