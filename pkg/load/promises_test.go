@@ -162,9 +162,9 @@ func TestShards(t *testing.T) {
 	const size = 1000
 	fan, both, gone := notify.NewBase(time.Now()), notify.NewBase(time.Now()), notify.NewBase(time.Now())
 	for i := range uint32(size) {
-		switch {
-		case i == 700: // lost
-		case i == 50 || i == 900: // at both
+		switch i {
+		case 700: // lost
+		case 50, 900: // at both
 			take(0, notify.ID{Base: fan, Index: i, Fan: true})
 			take(1, notify.ID{Base: fan, Index: i, Fan: true})
 		default:

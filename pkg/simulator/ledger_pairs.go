@@ -93,8 +93,9 @@ func (p *pairs) fail(err error) {
 // hit finds e's slot and counts it.
 func (p *pairs) hit(id notify.ID, e *entry) hit {
 	k, i := keyOf(id)
+	addr := uint32(e.addr)
 	first := p.newest(&k, i)
-	if first.attempts == 0 || first.addr == uint32(e.addr) {
+	if first.attempts == 0 || first.addr == addr {
 		h := first.take(e)
 		h.firstOfID = h.first && !first.idCounted
 		first.idCounted = first.idCounted || h.first
@@ -106,7 +107,7 @@ func (p *pairs) hit(id notify.ID, e *entry) hit {
 	for {
 		further.layer++
 		p.layers = max(p.layers, further.layer)
-		if s := p.newest(&further, i); s.attempts == 0 || s.addr == uint32(e.addr) {
+		if s := p.newest(&further, i); s.attempts == 0 || s.addr == addr {
 			h = s.take(e)
 			p.hot.put(&further, i, s, p.alone)
 			break

@@ -301,3 +301,33 @@ func (l *Ledger) Order() OrderReport {
 		Examples: append([]Reordered{}, l.examples...),
 	}
 }
+
+// end is the cursor behind the last arrival, which grows no more.
+func (l *Ledger) end() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.arrivals.open = false
+	return l.arrivals.rows()
+}
+
+// Arrivals returns rows from a cursor on and the cursor behind them. A cursor that is
+// beyond the end, as after a Reset, is an error of notify.KindInvalid.
+func (l *Ledger) Arrivals(from int64) (rows []byte, next int64, err error) {
+	l.mu.Lock()
+	a := l.arrivals
+	end, onDisk := a.rows(), a.onDisk
+	if from >= onDisk && from <= end {
+		rows = a.inMemory(from, arrivalsMost)
+	}
+	l.mu.Unlock()
+	if from < 0 || from > end {
+		return nil, 0, notify.Invalid("bad_cursor", "since", fmt.Sprintf("is a cursor of this ledger, which ends at %d: it has been reset", end))
+	}
+	if from < onDisk { // what is on disk does not change
+		rows = make([]byte, min(arrivalsMost, (onDisk-from)*arrivalBytes))
+		if _, err := a.f.ReadAt(rows, from*arrivalBytes); err != nil {
+			return nil, 0, fmt.Errorf("arrivals: %w", errEarly(err))
+		}
+	}
+	return rows, from + int64(len(rows))/arrivalBytes, nil
+}
