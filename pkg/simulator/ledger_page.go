@@ -84,6 +84,8 @@ type table struct {
 	near      pageKey // the page of a fan-out of the last look, for neighbours come together
 	nearPlace uint32
 	nearKnown bool
+	missed    pageKey // if known: what was looked for last and is not there, for it is put next
+	missing   bool
 }
 
 func newTable() *table {
@@ -106,15 +108,20 @@ func (t *table) reset() {
 	clear(t.last)
 	t.singles.reset()
 	t.fans.reset()
-	t.nearKnown = false
+	t.nearKnown, t.missing = false, false
 }
 
 func (t *table) place(k *pageKey) (uint32, bool) {
 	if t.nearKnown && t.near == *k {
 		return t.nearPlace, true
 	}
+	if t.missing && t.missed == *k {
+		return 0, false
+	}
 	at, ok := t.places[*k]
-	if ok && k.fan {
+	if !ok {
+		t.missed, t.missing = *k, true
+	} else if k.fan {
 		t.near, t.nearPlace, t.nearKnown = *k, at, true
 	}
 	return at, ok
@@ -143,7 +150,7 @@ func (t *table) put(k *pageKey, i int, s slot, alone func(k *pageKey) bool) {
 	if !k.fan {
 		if !ok {
 			at = t.singles.add()
-			t.places[*k] = at
+			t.places[*k], t.missing = at, false
 		}
 		*t.singles.at(at) = s
 		return
@@ -152,7 +159,7 @@ func (t *table) put(k *pageKey, i int, s slot, alone func(k *pageKey) bool) {
 		at = t.fans.add()
 		p := t.fans.at(at)
 		p.seen, p.alone = 0, alone(k) // it may have been used before
-		t.places[*k] = at
+		t.places[*k], t.missing = at, false
 		t.last[k.base] = max(t.last[k.base], k.page)
 	}
 	p := t.fans.at(at)

@@ -4,7 +4,7 @@
 // providers would. Of the whole way only the network is left out: the run reads the ledgers
 // through their handlers, and settles as always.
 //
-// Nine of ten are receivers of fan-outs, the others singles, half of these for later. Some
+// Nineteen of twenty are receivers of fan-outs, the others singles, half of these for later. Some
 // are lost, come twice (at once, long after, or at the other ledger), out of their user's
 // order, early, or were never accepted. It prints
 //
@@ -45,7 +45,7 @@ func main() {
 	dir := flag.String("dir", os.TempDir(), "where files without a name go: about 20 GB for a billion")
 	flag.Parse()
 	// What is left over in the heap must not wait until it is twice as large.
-	debug.SetMemoryLimit(rssMost * 8 / 10)
+	debug.SetMemoryLimit(rssMost * 9 / 10)
 	p, err := prove(context.Background(), *n, *dir, ledgerMemory, promiseMemory)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "ledger:", err)
@@ -78,7 +78,7 @@ func (p *proof) line(ok bool) string {
 
 // prove sends n notifications, rounded up to whole requests.
 func prove(ctx context.Context, n int64, dir string, memory, promises int) (*proof, error) {
-	fans, batches := (n*9/10+fanSize-1)/fanSize, (n/20+batchSize-1)/batchSize
+	fans, batches := (n*19/20+fanSize-1)/fanSize, (n/40+batchSize-1)/batchSize
 	t := &target{rounds: max(batches/10, 1)}
 	var sims []*load.Simulators
 	for i := range t.ledgers {
