@@ -86,7 +86,7 @@ func prove(ctx context.Context, n int64, dir string, memory, promises int) (*pro
 		sims = append(sims, &load.Simulators{URL: fmt.Sprintf("http://ledger-%d", i), Client: &http.Client{Transport: handler{t.ledgers[i].Handler()}}})
 	}
 	s := load.Scenario{Name: "ledger", Drain: load.Duration(24 * time.Second), Phases: []load.PhaseSpec{{Name: "main", Steps: []load.Step{
-		{Name: "fanouts", Target: load.Fanout, Count: load.Number(fans * fanSize), Size: fanSize, Workers: 1},
+		{Name: "fanouts", Target: load.Fanout, Count: load.Number(fans * fanSize), Size: fanSize, Workers: 2},
 		{Name: "singles", Target: load.Batch, Count: load.Number(batches * batchSize), Size: batchSize, Workers: 1},
 		{Name: "later", Target: load.Batch, Count: load.Number(batches * batchSize), Size: batchSize, Workers: 1, Scheduled: &load.LaterSpec{After: load.Duration(time.Second)}},
 	}}}}
