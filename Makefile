@@ -140,9 +140,17 @@ growth: go ## Raise the number of timer shards of three processes over those ser
 scaleout: go ## Show what 1, 2 and 4 processes, each with a share of a core, do over those servers (root); SHORT=1, NODES=3, ONLY="singles fanouts triggers" some
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/scaleout.sh
 
+.PHONY: loadfleet
+loadfleet: go ## Load an installation over those servers from three agents in network namespaces (root), by consent: kill one, revoke the grant
+	@scripts/loadfleet.sh
+
 .PHONY: overload
 overload: go ## Give notifyd four times the fan-outs it can take, codes beside them; SHORT=1: 10 s, not judged, SERVERS=1: on the servers of make engines
 	@SHORT='$(SHORT)' SERVERS='$(SERVERS)' MUTANT='$(MUTANT)' scripts/overload.sh
+
+.PHONY: agents
+agents: go ## Show that four load agents send four times what one sends, each held to a share of a core (root)
+	go run ./tests/agents
 
 .PHONY: users20m
 users20m: go ## Show over those servers what 4 workers hold of 20 million users, and that opt-outs bind (6 GB of disk); USERS=2000000

@@ -100,6 +100,7 @@ var floors = []floor{
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
 		"pkg/load":        "notify api internal/atomicfile log simulator term", // simulator: what its control API says; log: its partitions, for the target kafka; term: which word was meant
 		"pkg/load/report": "load internal/atomicfile notify term",              // what is left of a run, and comparing runs
+		"pkg/load/agent":  "api load notify",                                   // a run's load from several machines
 		"pkg/load/screen": "load load/report notify term term/paint",           // term: how texts and numbers are written for people
 		"pkg/console":     "notify api term term/paint",
 	}},
@@ -108,14 +109,14 @@ var floors = []floor{
 		"pkg/metrics": "engine notify api deadletter intake log server timer trigger worker",
 	}},
 	{"the process: the only place that knows more than one engine", map[string]string{
-		"pkg/app": everything("load", "load/launch", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest", "archive/s3/s3test"),
+		"pkg/app": everything("load", "load/agent", "load/launch", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest", "archive/s3/s3test"),
 	}},
 	{"what the tools start", map[string]string{
 		"pkg/load/launch": "app internal/freeport api load notify term", // a notifyd in this process or one of its own
 	}},
 	{"the programs", map[string]string{
 		"cmd/notifyd":   "app api backup cluster engine internal/atomicfile notify server simulator load term",
-		"cmd/notifyctl": "app api archive backup internal/atomicfile load load/launch load/report load/screen console notify secrets simulator term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
+		"cmd/notifyctl": "app api archive backup internal/atomicfile load load/agent load/launch load/report load/screen console notify secrets simulator term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
 	}},
 }
 

@@ -194,7 +194,7 @@ func (p *program) call(run func(ctx context.Context, cl *api.Client, args []stri
 
 func (p *program) clientOf(t *target) *api.Client {
 	if u, err := url.Parse(t.server); err == nil && u.Scheme == "http" && t.token != nil && !notify.LoopbackHost(u.Host) {
-		p.note("warning: the token goes to %s without encryption", u.Host)
+		p.inClear.Do(func() { p.note("warning: the token goes to %s without encryption", u.Host) })
 	}
 	return &api.Client{
 		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,

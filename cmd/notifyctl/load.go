@@ -16,6 +16,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/agent"
 	"github.com/notifyd/notifyd/pkg/load/launch"
 	"github.com/notifyd/notifyd/pkg/term"
 )
@@ -32,6 +33,7 @@ type loadOptions struct {
 	segment  string
 	startAt  string
 	watch    watchOptions
+	control  controllerOptions
 	mode     string
 	notifyd  string
 	kafka    []string
@@ -39,6 +41,7 @@ type loadOptions struct {
 	profile  string // file of the CPU profile
 	labels   map[string]string
 	given    func(flag string) bool // on the command line
+	grant    string                 // file of the token
 	valid    bool                   // --require-valid
 	again    bool                   // one of many runs: what each starts is not said
 }
@@ -51,8 +54,9 @@ and latency counts from then. It checks every accepted id against the ledger of 
 simulated providers, where there are some, and says whether the figures are the
 server's or the generator's.`,
 	}
-	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p))
+	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p), newLoadAgent(p))
 	c.AddCommand(loadRuns(p)...)
+	c.AddCommand(loadGrants(p)...)
 	return c
 }
 
@@ -70,6 +74,7 @@ func (o *loadOptions) add(c *cobra.Command) {
 	f.StringVar(&o.mode, "mode", "", "context, pipeline or process, instead of the scenario's server.mode")
 	f.StringVar(&o.notifyd, "notifyd", "", "program of mode process (default: notifyd beside notifyctl, or on the PATH)")
 	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka: HOST:PORT, loopback only, or unix:FILE, kafka.sock in the data folder of notifyd")
+	f.StringVar(&o.grant, "grant", "", "file with the token of a load grant (env NOTIFYCTL_LOAD_GRANT has the token itself)")
 	f.BoolVar(&o.noCal, "no-calibration", false, "do not measure the generator first")
 	complete(c, "mode", []string{"context", "pipeline", "process"})
 }
@@ -93,11 +98,15 @@ the scenario's drain: what waits for a provider is not lost.
 With server.mode pipeline notifyd runs inside this process, with mode process in one
 of its own, which faults may kill; neither needs a server that runs.
 
-Load only ever goes to loopback addresses.`,
+With --agents other processes, notifyctl load agent on other machines, send a segment
+of the load each. This one starts them together and judges what all of them measured.
+
+Load goes to loopback addresses, and to a server that consented: see load grant.`,
 		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json\n  notifyctl load run scenarios/steady.yaml --segment 1/4 --start-at 2030-01-01T00:00:00Z --out part1.json",
 		RunE:    func(c *cobra.Command, args []string) error { return runLoad(c.Context(), p, args[0], &o) },
 	}
 	o.add(c)
+	o.control.add(c)
 	f := c.Flags()
 	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
 	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
@@ -235,6 +244,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 			return term.Usage("--out %s: there is no folder %s", o.watch.out, dir)
 		}
 	}
+	if len(o.control.agents) > 0 {
+		if o.segment != "" {
+			return term.Usage("--agents and --segment: agents have the segments")
+		}
+		if err := agent.Suits(&s); err != nil {
+			return err
+		}
+	}
 	env, err := launchServer(ctx, p, &s, o)
 	if err != nil {
 		return err
@@ -244,6 +261,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
 	if panels(p, &o.watch) {
 		cfg.Every, cfg.Steerable = screenEvery, true
+	}
+	fleet, err := dialAgents(ctx, p, &s, o, &cfg)
+	if err != nil {
+		return err
+	}
+	if fleet != nil {
+		defer fleet.Close()
+		cfg.Remote = fleet
 	}
 	r, err := load.New(s, cfg)
 	if err != nil {
@@ -345,6 +370,9 @@ func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 	case term.ExitPending:
 		return term.Exitf(term.ExitPending, "%s are still on their way when the drain's time was over; they go on", term.Count(l.Pending+l.Unverified))
 	}
+	if res.Stopped != "" {
+		return term.Exitf(term.ExitError, "%s", term.Clean(res.Stopped))
+	}
 	return term.Exitf(term.ExitError, "nothing was accepted%s", firstError(res))
 }
 
@@ -363,8 +391,12 @@ func launchServer(ctx context.Context, p *program, s *load.Scenario, o *loadOpti
 	if o.again {
 		note = func(string, ...any) {}
 	}
+	grant, err := o.grantToken(p)
+	if err != nil {
+		return nil, err
+	}
 	return launch.Open(ctx, s, &launch.Options{
-		Note: note, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCal,
+		Note: note, Grant: grant, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCal,
 		Context: func() (*api.Client, string, error) {
 			t, cl, err := p.operator("")
 			if err != nil {

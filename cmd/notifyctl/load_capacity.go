@@ -20,7 +20,7 @@ stands in the scenario: thresholds of latency, backlog and loss. A rate that the
 generator cannot offer bounds the search too, and is called by its name. A trial that
 the machine disturbed, and that held nothing, is repeated once.
 
-It exits 99 when not even the lowest rate holds. Load only ever goes to loopback.`,
+It exits 99 when not even the lowest rate holds. Load goes to loopback, and to a server that consented: see load grant.`,
 		Example: "  notifyctl load capacity scenarios/steady.yaml",
 		RunE:    func(c *cobra.Command, args []string) error { return runCapacity(c.Context(), p, args[0], &o) },
 	}
@@ -73,7 +73,11 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 		return err
 	}
 	if p.global.output == "table" && p.global.jq == "" {
-		fmt.Fprintf(p.out, "capacity    %s/s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", term.Count(int64(found.Rate)), limitText(found.Limit), len(found.Trials), found.Seconds, found.Verdict.Code)
+		between := ""
+		if share, ok := found.Uncertainty(); ok {
+			between = fmt.Sprintf("   (%s/s does not hold: the limit is at most %.1f%% higher)", term.Count(int64(found.MissedAt)), 100*share)
+		}
+		fmt.Fprintf(p.out, "capacity    %s/s%s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", term.Count(int64(found.Rate)), between, limitText(found.Limit), len(found.Trials), found.Seconds, found.Verdict.Code)
 		for _, r := range found.Verdict.Reasons {
 			fmt.Fprintf(p.out, "            %s\n", r)
 		}

@@ -96,6 +96,39 @@ thresholds: [lost == 0, duplicates == 0, unexpected == 0, failed == 0]
 		}
 	})
 
+	t.Run("grant", func(t *testing.T) { //nolint:paralleltest // see above
+		file := scenarioFile(t, `
+name: granted
+steps: [{target: http-single, rate: 100, count: 50, workers: 4, users: 100, addresses: true}]
+drain: 10m
+thresholds: [lost == 0, duplicates == 0, failed == 0]
+`)
+		token := filepath.Join(t.TempDir(), "grant")
+		out, errs, code := w.ctl(t.Context(), "load", "grant", "--rate", "200", "--targets", "push", "--providers", "simulated", "--out", token, "-o", "json")
+		var g api.LoadGrant
+		if err := json.Unmarshal([]byte(out), &g); err != nil || code != 0 || g.State != api.GrantActive || g.Token != "" {
+			t.Fatalf("exit %d, %v, %s%s", code, err, out, errs)
+		}
+		if r := measure(t, w, file, "--grant", token); r.Ledger.Delivered != 50 {
+			t.Errorf("%+v", r.Ledger)
+		}
+		if _, errs, code := w.ctl(t.Context(), "load", "run", file, "--no-keep", "--grant", token, "--rate", "300"); code != term.ExitUsage || !strings.Contains(errs, "load_grant_exceeded") {
+			t.Errorf("above its rate: exit %d, %s", code, errs)
+		}
+		if _, errs, code := w.ctl(t.Context(), "load", "grant", "--rate", "1", "--targets", "push", "--providers", "stub"); code == 0 || !strings.Contains(errs, "load_providers") {
+			t.Errorf("less than what is called: exit %d, %s", code, errs)
+		}
+		if _, errs, code := w.ctl(t.Context(), "load", "revoke", g.ID); code != 0 {
+			t.Errorf("exit %d, %s", code, errs)
+		}
+		if _, errs, code := w.ctl(t.Context(), "load", "run", file, "--no-keep", "--grant", token); code == 0 || !strings.Contains(errs, "load_grant_revoked") {
+			t.Errorf("revoked: exit %d, %s", code, errs)
+		}
+		if out, errs, code := w.ctl(t.Context(), "load", "grants"); code != 0 || !strings.Contains(out, "revoked") {
+			t.Errorf("exit %d, %s%s", code, out, errs)
+		}
+	})
+
 	const objective = `
 name: search
 steps: [{target: http-single, rate: 100, users: 1k, addresses: true}]

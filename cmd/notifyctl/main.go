@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -42,6 +43,7 @@ type program struct {
 	args    []string               // its arguments
 	drawing atomic.Bool            // panels have the terminal: remarks would tear them
 	auditID atomic.Pointer[string] // row of the audit log of the last change; nil: there was none
+	inClear sync.Once              // told that a token goes over a line that others can read
 }
 
 func main() {

@@ -60,7 +60,7 @@ func startNode(t *testing.T) *node {
 	c.Auth.KeyFile = write("key.pem", key)
 	c.Triggers.Plain, c.Triggers.Allow, c.Triggers.Ports = true, []string{"127.0.0.0/8"}, []int{0}
 	p := &c.Providers
-	p.CAFile = filepath.Join(dir, "ca.pem")
+	p.Simulated, p.CAFile = true, filepath.Join(dir, "ca.pem")
 	p.APNs.URL, p.APNs.KeyFile = urls.APNs, filepath.Join(dir, "apns.p8")
 	p.APNs.KeyID, p.APNs.TeamID, p.APNs.Topic = creds.APNs.KeyID, creds.APNs.TeamID, creds.APNs.Topic
 	p.FCM.URL, p.FCM.TokenURL, p.FCM.Credentials = urls.FCM, urls.FCMToken, filepath.Join(dir, "fcm-service-account.json")

@@ -48,6 +48,9 @@ type Client struct {
 	Audited func(id string)
 	// UserAgent names the program; empty: "notifyd-client".
 	UserAgent string
+	// Load marks all requests as those of a load run: the token of its grant, or
+	// LoadLocal; empty: they are of none.
+	Load string
 }
 
 // NewTransport returns a transport for throughput against one server: up to
@@ -219,6 +222,9 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 			}
 			h[name] = []string{v}
 		}
+	}
+	if cl.Load != "" {
+		h[HeaderLoad] = []string{cl.Load}
 	}
 	agent := cl.UserAgent
 	if agent == "" {

@@ -191,9 +191,10 @@ type Process struct {
 	API        string    `json:"api,omitempty"`   // address of its API
 	Admin      string    `json:"admin,omitempty"` // address of its metrics; empty: it has none
 	StartedAt  time.Time `json:"started_at,omitzero"`
-	State      string    `json:"state"`          // one of the above, or the code of what keeps it from its work: clock
-	AgeSeconds float64   `json:"age_seconds"`    // since it told this
-	Note       string    `json:"note,omitempty"` // what is left out of what it told, or why State is unknown
+	State      string    `json:"state"`               // one of the above, or the code of what keeps it from its work: clock
+	AgeSeconds float64   `json:"age_seconds"`         // since it told this
+	Note       string    `json:"note,omitempty"`      // what is left out of what it told, or why State is unknown
+	Providers  string    `json:"providers,omitempty"` // what it calls, one of ProviderModes; empty: it calls none
 }
 
 // Missing reports whether what the process does now is not known.

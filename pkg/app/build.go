@@ -183,6 +183,10 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	n.circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{
 		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.own != nil, Logger: n.log,
 	})
+	if err != nil {
+		return err
+	}
+	n.grants, err = cluster.OpenGrants(ctx, n.st.meta, n.st.id, n.log, cardWriter(n).worstProviders)
 	n.cards = &cluster.Cards{Owner: n.owner, Own: cardWriter(n).card}
 	if n.servers != nil {
 		n.cards.Beats = n.st.beats

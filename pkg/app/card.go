@@ -27,6 +27,9 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 		Name: n.cfg.instance(), Host: host, Roles: n.roles, Release: n.cfg.Version, API: n.Addr(), Admin: n.Admin(),
 		StartedAt: n.started, State: n.state(ctx),
 	}
+	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
+		c.Providers = n.cfg.providerMode()
+	}
 	var err error
 	if c.Rates, err = n.rates.Report(); err != nil {
 		c.Note = "its rates cannot be read: " + err.Error()
@@ -91,6 +94,16 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 		return cmp.Or(strings.Compare(a.Provider, b.Provider), strings.Compare(a.Account, b.Account), strings.Compare(a.Process, b.Process))
 	})
 	return out, nil
+}
+
+// worstProviders is the worst that any process calls, by the order of api.ProviderModes.
+// A process that does not answer counts as it was when it last did.
+func (n cardWriter) worstProviders(ctx context.Context) string {
+	worst := 0
+	for _, c := range n.cards.All(ctx) {
+		worst = max(worst, slices.Index(api.ProviderModes, c.Providers))
+	}
+	return api.ProviderModes[worst]
 }
 
 // calls reports whether this process makes the calls that a circuit stands before. The

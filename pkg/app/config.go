@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive/s3"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
@@ -121,6 +122,7 @@ type Config struct {
 
 	Providers struct {
 		Stub          bool                    `koanf:"stub" doc:"accept everything inside the process, to measure the rest"`
+		Simulated     bool                    `koanf:"simulated" doc:"all providers below are simulators: no load run needs a second operator's approval for them"`
 		CAFile        string                  `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
 		ConfigOpenFor time.Duration           `koanf:"config_open_for" default:"5m" above:"0" doc:"how long a provider that refused our credentials or settings is not called before it is tried again; its notifications wait"`
 		APNs          provider.APNsConfig     `koanf:"apns"`
@@ -170,6 +172,17 @@ func Default() Config {
 // breaker is the configuration of every circuit breaker.
 func (c *Config) breaker() limit.BreakerConfig {
 	return limit.BreakerConfig{ConfigOpenFor: c.Providers.ConfigOpenFor}
+}
+
+// providerMode is what workers call, one of api.ProviderModes.
+func (c *Config) providerMode() string {
+	switch {
+	case c.Providers.Stub:
+		return api.ProvidersStub
+	case c.Providers.Simulated:
+		return api.ProvidersSimulated
+	}
+	return api.ProvidersReal
 }
 
 // lane returns the settings of a lane.

@@ -91,6 +91,7 @@ type Node struct {
 	campaigns     *cluster.CampaignHolds
 	held          worker.Campaigns // as campaigns says
 	circuits      *cluster.Circuits
+	grants        *cluster.Grants
 	cards         *cluster.Cards // what all processes tell operators of themselves
 	started       time.Time
 	draining      atomic.Bool

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/server"
@@ -44,7 +45,7 @@ func TestPageOfTwoProcesses(t *testing.T) {
 	ctx, shared := t.Context(), memory.New().Meta()
 	keyOf := func(m *readThenMeta) []byte {
 		t.Helper()
-		key, err := pageKey(ctx, m)
+		key, err := cluster.MetaSecret(ctx, m, pageKeyMeta)
 		if err != nil || len(key) != 32 {
 			t.Fatal(len(key), err)
 		}

@@ -164,6 +164,7 @@ func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Creden
 		}
 	}
 	return map[string]any{
+		"providers.simulated":                 true,
 		"providers.ca_file":                   filepath.Join(simDir, "ca.pem"),
 		"providers.apns.url":                  u.APNs,
 		"providers.apns.key_file":             filepath.Join(simDir, "apns.p8"),

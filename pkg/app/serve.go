@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -64,7 +65,7 @@ func (n builder) buildServer() error {
 	if n.verifier, err = server.NewVerifier(cfg.Auth); err != nil {
 		return err
 	}
-	key, err := pageKey(context.Background(), n.st.meta)
+	key, err := cluster.MetaSecret(context.Background(), n.st.meta, pageKeyMeta)
 	if err != nil {
 		return err
 	}
@@ -78,8 +79,8 @@ func (n builder) buildServer() error {
 		shared = n.servers.limits
 	}
 	n.server, err = server.New(api, server.Deps{
-		SharedTokens: shared,
-		Auth:         n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.own == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
+		SharedTokens: shared, Grants: n.grants, LoadLocal: n.own != nil,
+		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.own == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: allCircuits{n.circuits, n.cards}, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts.webhooks(), Tail: see.tailed(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).rated, Accounts: cardWriter(n).allAccounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,

@@ -102,14 +102,14 @@ func (n runner) addFigures(ps parts, do cluster.Tasks) {
 }
 
 // follow applies what operators changed through another process: over how many shards
-// timers are spread, which lanes and campaigns are paused, and which circuits of callers
-// are held.
+// timers are spread, which lanes and campaigns are paused, which circuits of callers
+// are held, and which grants for load hold.
 func (n runner) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		notify.Sleep(ctx, followEvery)
 		call, stop := context.WithTimeout(ctx, 5*time.Second)
 		var err error
-		for _, follow := range []func(context.Context) error{n.shards.Follow, n.lanes.Follow, n.campaigns.Follow, n.circuits.Follow} {
+		for _, follow := range []func(context.Context) error{n.shards.Follow, n.lanes.Follow, n.campaigns.Follow, n.circuits.Follow, n.grants.Follow} {
 			if err = follow(call); err != nil {
 				break
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
@@ -194,6 +195,16 @@ func (c *Config) validate() (problems []problem) {
 			bad(e.Field, "%s", e.Msg)
 		} else {
 			bad("triggers", "%v", err)
+		}
+	}
+	if p := &c.Providers; p.Simulated {
+		for key, url := range map[string][2]string{
+			"apns.url": {p.APNs.URL, setting.Fill(provider.APNsConfig{}).URL}, "fcm.url": {p.FCM.URL, setting.Fill(provider.FCMConfig{}).URL},
+			"twilio.url": {p.Twilio.URL, setting.Fill(provider.TwilioConfig{}).URL}, "sendgrid.url": {p.SendGrid.URL, setting.Fill(provider.SendGridConfig{}).URL},
+		} {
+			if url[0] == url[1] && !p.Stub {
+				bad("providers."+key, "is that of the real provider, and providers.simulated says that all are simulators")
+			}
 		}
 	}
 	if c.Archive.Dir != "" && c.Archive.After >= c.History.Retention {

@@ -142,7 +142,7 @@ func (b *batch) add(n *note) error {
 	i := len(b.items)
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
-	if it.err = b.s.admitNote(n, b.m.Users, b.l.Accepted, b.off); it.err != nil {
+	if it.err = b.s.admitNote(n, b.m, b.l.Accepted, b.off); it.err != nil {
 		if notify.KindOf(it.err) == notify.KindUnavailable {
 			return it.err // of this process, so the whole batch goes to another one
 		}

@@ -194,7 +194,7 @@ func TestItemsOfAnArrayAreReadAsAlone(t *testing.T) {
 			var n note
 			want := slowNote([]byte(item), &n)
 			if want == nil {
-				want = r.admitNote(&n, "", time.Now().UnixMilli(), r.rules.off)
+				want = r.admitNote(&n, &request.Meta{}, time.Now().UnixMilli(), r.rules.off)
 			}
 			if want == nil {
 				users = append(users, string(n.user))

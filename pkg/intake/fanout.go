@@ -124,6 +124,10 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*pla
 		s.fans.Put(f)
 		return nil, invalid("required", "receivers", "a fan-out has at least one receiver")
 	}
+	if err := m.Load.Admit(b.channel.String(), int(f.index)); err != nil {
+		s.fans.Put(f)
+		return nil, err
+	}
 	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: block, fan: topic, done: func() { s.giveBack(f) }}
 	s.addChunks(p, f, &e, topic)
 	if b.campaign != "" {

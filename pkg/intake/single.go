@@ -42,7 +42,7 @@ func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, 
 	if err := s.cfg.Admission.Single(n.category); err != nil {
 		return nil, err
 	}
-	if err := s.admitNote(n, m.Users, l.Accepted, refusing(s, l)); err != nil {
+	if err := s.admitNote(n, m, l.Accepted, refusing(s, l)); err != nil {
 		return nil, err
 	}
 	fire := l.Fire
@@ -84,8 +84,11 @@ func appendResult(b []byte, base notify.Base, state notify.State) []byte {
 	return append(b, `"}`...)
 }
 
-func (s *Service) admitNote(n *note, only string, now int64, off switches) error {
-	if why := checkReceiver(n.channel, only, n.user, n.address, n.vars); why.code != "" {
+func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) error {
+	if err := m.Load.Admit(n.channel.String(), 1); err != nil {
+		return err
+	}
+	if why := checkReceiver(n.channel, m.Users, n.user, n.address, n.vars); why.code != "" {
 		return why.err("to.")
 	}
 	if err := s.rules.admit(&n.terms, now, off); err != nil {

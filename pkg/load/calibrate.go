@@ -68,16 +68,18 @@ func evidence(c *coordinator, all *window, workers float64, length time.Duration
 	if behind && wake.TotalCount() == 0 { // no worker waited for its time, so none can tell
 		wake = probed.wake
 	}
-	if wake.TotalCount() > 0 {
-		h.LagP99 = time.Duration(wake.ValueAtQuantile(99))
+	busy := h.Busy
+	if c.run.feeds == nil { // agents have said the same of themselves
+		if wake.TotalCount() > 0 {
+			h.LagP99 = time.Duration(wake.ValueAtQuantile(99))
+		}
+		if workers > 0 {
+			busy = float64(all.busy) / (workers * float64(length))
+		}
+		h.Busy = min(busy, 1)
+		h.Embedded = c.run.cfg.Embedded
+		h.CalibratedRate, h.GeneratorShare = share(c, all)
 	}
-	busy := 0.0
-	if workers > 0 {
-		busy = float64(all.busy) / (workers * float64(length))
-	}
-	h.Busy = min(busy, 1)
-	h.Embedded = c.run.cfg.Embedded
-	h.CalibratedRate, h.GeneratorShare = share(c, all)
 	if draining || all.requests == 0 && workers == 0 {
 		return
 	}

@@ -194,12 +194,22 @@ func (s *Scenario) objective() Objective {
 // Capacity is what a search found.
 type Capacity struct {
 	Scenario string    `json:"scenario"`
-	Rate     float64   `json:"rate"` // messages/s; 0: none held
+	Rate     float64   `json:"rate"`                // messages/s that held; 0: none did
+	MissedAt float64   `json:"missed_at,omitempty"` // the lowest rate that did not hold: the limit lies between; 0: all held
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
 	Verdict  Verdict   `json:"verdict"` // of the confirmation
+}
+
+// Uncertainty is by what share the limit may lie above Rate; ok is false where no rate was
+// missed.
+func (c *Capacity) Uncertainty() (share float64, ok bool) {
+	if c.Rate <= 0 || c.MissedAt <= c.Rate {
+		return 0, false
+	}
+	return c.MissedAt/c.Rate - 1, true
 }
 
 // FindCapacity tries rates with run, which runs one trial's scenario, until the
@@ -251,6 +261,9 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 	}
 	if out.Limit == "" {
 		out.Rate, out.Limit = search.Found()
+	}
+	if out.Rate > 0 {
+		out.MissedAt = search.bad
 	}
 	if out.Rate == 0 && ours != nil { // nothing held, and not for the server's sake alone
 		out.Verdict = *ours

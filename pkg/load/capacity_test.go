@@ -4,18 +4,21 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // search plays a server that holds up to a rate.
-func search(s *Search, holds func(rate float64, confirm bool) Trial) (rate float64, limit Limit, tries int) {
+func search(s *Search, holds func(rate float64, confirm bool) Trial) (found float64, limit Limit, tries int) {
 	for {
 		r, confirm, done := s.Next()
 		if done {
-			rate, limit = s.Found()
-			return rate, limit, tries
+			found, limit = s.Found()
+			return found, limit, tries
 		}
 		tries++
 		t := holds(r, confirm)
@@ -204,4 +207,34 @@ func TestSlope(t *testing.T) {
 	if _, ok := slope(1, 2); ok {
 		t.Error("two seconds are a slope")
 	}
+}
+
+// TestCapacityOfALimitedServer: a server that takes 20,000 messages a second is found
+// within 5%, and what was found says how far the limit may lie above it.
+func TestCapacityOfALimitedServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 20_000
+		s := One("t", time.Second, Step{Target: Batch, Size: 100, Rate: 1000, Workers: 8})
+		s.Objective = &Objective{From: 1000, Hold: Duration(3 * time.Second), Within: 0.02, Holds: []Threshold{{Expr: "failed == 0"}}}
+		c, err := FindCapacity(s, func(trial Scenario) (*Result, error) {
+			bucket := rate.NewLimiter(limit/100, 5)
+			tg := &target{latency: time.Millisecond, fail: func(int) error {
+				if !bucket.Allow() {
+					return &notify.Error{Kind: notify.KindThrottled, Code: "rate_limited", Msg: "too many"}
+				}
+				return nil
+			}}
+			return drive(t, trial, Config{Target: tg, health: still}), nil
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Rate < 0.95*limit || c.Rate > 1.05*limit || c.Limit != LimitObjective {
+			t.Errorf("found %+v", c)
+		}
+		if share, ok := c.Uncertainty(); !ok || share > 0.02+1e-9 || c.MissedAt < limit {
+			t.Errorf("the limit is said to lie between %v and %v", c.Rate, c.MissedAt)
+		}
+	})
 }

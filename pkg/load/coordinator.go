@@ -79,7 +79,9 @@ func newCoordinator(r *Run) (*coordinator, error) {
 			}
 		}
 	}
-	if c.health = r.cfg.health; c.health == nil {
+	if c.health = r.cfg.health; r.feeds != nil {
+		c.health = func() Health { return r.feeds.health(c.last) }
+	} else if c.health == nil {
 		c.health = newSampler().sample
 	}
 	return c, nil
@@ -112,7 +114,7 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 				return
 			}
 			now := c.run.since(time.Now())
-			if now-c.last >= time.Second {
+			if now-c.last >= time.Second && (c.run.feeds == nil || now-c.last >= silence || c.run.feeds.complete(c.last)) {
 				c.rotate(ctx)
 			}
 			s := c.snapshot(now)
@@ -191,7 +193,7 @@ func (s *stepRun) live() tally {
 
 // rotate ends a second: it takes the windows of all recorders.
 func (c *coordinator) rotate(ctx context.Context) {
-	now := c.run.since(time.Now())
+	now := c.run.elapsed()
 	// At the end it may be no time at all since the last look, and yet something was
 	// recorded in it.
 	length := max(now-c.last, 1)
@@ -271,6 +273,9 @@ func (c *coordinator) rotate(ctx context.Context) {
 	c.second++
 	c.last = now
 	c.judge(now, false)
+	if f := c.run.cfg.Report; f != nil {
+		f(frameOf(c, now))
+	}
 }
 
 // PerSecond returns the rate of n in d, 0 where d is below a millisecond.

@@ -13,6 +13,8 @@
 //	                                   judges thresholds, asks the ledger
 //	                   snapshot.go     what everybody else sees: immutable
 //	                   promises.go     joins what was accepted with what came
+//	                   remote.go       other processes send: puts their frames where
+//	                                   the workers would have recorded
 //	                   ledger.go       in the end: what became of each message
 //	                   verdict.go      whether the figures are the server's
 //

@@ -117,7 +117,7 @@ func (c *coordinator) counted(m *metric) (float64, bool) {
 	}
 	var intended int64
 	length, any := time.Duration(0), false
-	now := c.run.since(time.Now())
+	now := c.run.elapsed()
 	for _, s := range c.run.steps {
 		begin := time.Duration(s.begin.Load())
 		if !m.matches(s) || begin < 0 {

@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -47,6 +48,60 @@ const (
 // StateOf asks the server where a notification or trigger stands; notify.None: it
 // knows of none.
 type StateOf func(ctx context.Context, id string) (notify.State, error)
+
+// waitForBacklog waits until what was accepted was delivered.
+func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
+	if r.cfg.Ledger == nil {
+		return
+	}
+	for end := time.Now().Add(limit); time.Now().Before(end) && ctx.Err() == nil; {
+		if c, err := r.cfg.Ledger.came(ctx, false); err == nil && c.ids >= r.promised.total() {
+			return
+		}
+		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
+	}
+}
+
+// drain settles, and gives up after Grace when the run is stopped.
+func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (settled, error) {
+	r.c.drains()
+	limit, hurried := r.s.Drain.of(), false
+	select {
+	case <-stopped:
+		limit, hurried = min(limit, r.cfg.Grace), true
+	default:
+	}
+	dctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	if !hurried {
+		go func() {
+			select {
+			case <-stopped:
+				r.why("stopped by the user while it drained")
+				cancel()
+			case <-done:
+			}
+		}()
+	}
+	found, err := r.settle(dctx, limit, hurried)
+	if err != nil && dctx.Err() != nil && ctx.Err() == nil { // stopped in the middle
+		return r.settle(ctx, 0, true)
+	}
+	if err != nil {
+		return found, fmt.Errorf("ledger: %w", err)
+	}
+	return found, nil
+}
+
+// failedMessages is how many messages were in requests without a good answer.
+func (r *Run) failedMessages() (n int64) {
+	for _, s := range r.steps {
+		n += s.lapsed.Load()
+	}
+	return n
+}
 
 // settled is what the drain found.
 type settled struct {
@@ -139,7 +194,7 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 	c.Examples = append(ids[:min(len(ids), 10)], got.examples[:min(len(got.examples), 10)]...)
 	// What came although nobody promised it; requests that failed may have been
 	// stored all the same.
-	unknown := r.failedMessages()
+	unknown := r.failedMessages() + r.feeds.unreported(got.ids)
 	if r.cfg.Segment.N < 2 { // of a segment, it is what the others sent
 		c.Unexpected = max(got.ids-c.Delivered-unknown, 0)
 	}

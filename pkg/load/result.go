@@ -32,7 +32,7 @@ func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 		At: time.Now(), Elapsed: now, Planned: r.s.Length(), State: c.state, Scenario: r.s.Name,
 		Phase: Phase{Name: p.Name, Index: c.phase, Of: len(r.s.Phases), Began: c.began},
 		Rates: c.rates, Errors: c.errors(), Health: c.nowHealth, Server: c.server,
-		Markers: slices.Clone(c.markers),
+		Markers: slices.Clone(c.markers), Agents: r.feeds.list(),
 		Seconds: slices.Clone(c.seconds[max(len(c.seconds)-KeepSeconds, 0):]),
 		Heat:    slices.Clone(c.heat[max(len(c.heat)-KeepSeconds, 0):]),
 	}
@@ -48,7 +48,7 @@ func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	}
 	for _, st := range r.steps {
 		if st.begin.Load() >= 0 {
-			s.Steps = append(s.Steps, c.step(st, now))
+			s.Steps = append(s.Steps, c.step(st, min(now, r.elapsed())))
 		}
 	}
 	s.Totals = c.totals(s.Steps)
@@ -131,7 +131,7 @@ func (c *coordinator) gather(partial bool) Evidence {
 		Starved: c.starved, Embedded: c.run.cfg.Embedded, Partial: partial, Closed: true, LedgerLost: c.settled.Lost,
 	}
 	response := NewHistogram()
-	now := c.run.since(time.Now())
+	now := c.run.elapsed()
 	from, to := time.Duration(math.MaxInt64), time.Duration(0)
 	var busy, own time.Duration
 	for _, s := range c.run.steps {
@@ -173,6 +173,9 @@ func (c *coordinator) gather(partial bool) Evidence {
 	}
 	if v, ok := c.slope(c.slopeOver()); ok && c.run.cfg.Ledger != nil && !e.Closed {
 		e.BacklogSlope = v
+	}
+	if c.run.feeds != nil {
+		c.run.feeds.gather(&e)
 	}
 	return e
 }
@@ -231,7 +234,7 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	res := &Result{
 		Schema: SchemaVersion, Scenario: r.source, Started: r.began.UTC(), Ended: time.Now().UTC(), Environment: env, Segment: r.cfg.Segment,
 		Sending: sending, DrainTime: found.took, Totals: s.Totals, Seconds: c.seconds, Heat: c.heat, Intervals: c.intervals,
-		Errors: s.Errors, Thresholds: s.Thresholds, Faults: c.faults, Markers: s.Markers, Server: c.server, Ledger: found.LedgerResult,
+		Errors: s.Errors, Thresholds: s.Thresholds, Faults: c.faults, Markers: s.Markers, Server: c.server, Ledger: found.LedgerResult, Agents: s.Agents,
 	}
 	e := c.gather(why != nil)
 	res.Verdict = Judge(&e)
@@ -303,6 +306,8 @@ func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger
 	switch {
+	case why == ErrNoAgents.Error():
+		return term.ExitError
 	case why != "" && why != errAborted.Error():
 		return term.ExitInterrupt
 	case missed || why != "":

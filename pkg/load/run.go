@@ -29,11 +29,25 @@ type Config struct {
 	Grace     time.Duration   // longest drain after a stop in the middle; default 5 s
 	// Server asks the server what it says of itself: about once a second, and a last
 	// time when all is over. nil: nobody is asked.
-	Server   func(ctx context.Context, last bool) (Server, error)
+	Server func(ctx context.Context, last bool) (Server, error)
+	// Consent asks a target off this machine whether its grant still holds; nil: none is
+	// needed. The run sends nothing more from the first answer on that it does not.
+	Consent  func(context.Context) error
 	Callback string // base URL of triggers, without a query
 	Memory   int    // bytes for what was accepted and has not come; default 128 MiB. The rest is in temporary files
 	Segment  Segment
 	StartAt  time.Time // zero: at once
+
+	// Remote sends the load from other processes; nil: this process sends it.
+	Remote Remote
+	// Report is called once a second, by one goroutine, with what the run did in it: of
+	// an agent's run, which a controller's Remote feeds to another one.
+	Report func(*Frame, error)
+	// Promises has the frames hold what was acknowledged, for the controller's ledger.
+	Promises bool
+	// Begin is asked before each phase, which is planned for a moment, when it begins;
+	// nil: then. An error ends the run: before the first phase it is that of Run.
+	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
 	// Keys gives request n of a step an Idempotency-Key; nil: none, unless the step
 	// says so. With it, a request that failed is sent again until it is answered or
@@ -66,7 +80,9 @@ type Run struct {
 	marks   chan Marker
 	c       *coordinator
 	steer   *steer          // nil: nobody can
+	feeds   *feeds          // nil: this process sends
 	patient context.Context // of requests under way: ends Grace after the run's
+	abort   func(error)     // ends the sending
 	runID   string
 	stopped atomic.Pointer[string]
 }
@@ -93,8 +109,11 @@ func New(s Scenario, cfg Config) (*Run, error) {
 		return nil, notify.Invalid(codeScenario, "segment", "is i/n with 1 <= i <= n")
 	}
 	r := &Run{s: s, cfg: cfg, marks: make(chan Marker, 64), runID: notify.NewBase(time.Now()).String()}
-	if cfg.Steerable && cfg.Segment.N == 1 {
+	if cfg.Steerable && (cfg.Segment.N == 1 || cfg.Report != nil) {
 		r.steer = newSteer()
+	}
+	if cfg.Remote != nil {
+		r.cfg.Begin = cfg.Remote.Begin
 	}
 	var err error
 	if r.source, err = s.Source(); err != nil {
@@ -103,6 +122,9 @@ func New(s Scenario, cfg Config) (*Run, error) {
 	r.source.Scale = cfg.Scale
 	if err := r.compile(); err != nil {
 		return nil, err
+	}
+	if cfg.Remote != nil {
+		r.feeds = newFeeds(r)
 	}
 	r.promised.keep = r.wantIDs()
 	r.promised.memory = cfg.Memory
@@ -161,9 +183,20 @@ func (r *Run) compile() error {
 }
 
 // wantIDs reports whether anybody wants to know what was promised.
-func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil }
+func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil || r.cfg.Promises }
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
+
+// elapsed is the run's time that its figures are complete for: now, or with agents the
+// end of the newest frame. Messages of the second that no frame has told of yet would
+// else look intended and not sent.
+func (r *Run) elapsed() time.Duration {
+	now := r.since(time.Now())
+	if r.feeds != nil {
+		return r.feeds.elapsed(now)
+	}
+	return now
+}
 
 // waitUntil is that of a worker for its next message.
 func (r *Run) waitUntil(ctx context.Context, at time.Time) bool {
@@ -189,7 +222,11 @@ func (r *Run) attempt(t Target, req *Request) (Ack, error) {
 	// stopped, within Grace: what it stored would not be known.
 	ctx, stop := context.WithTimeout(r.patient, r.cfg.Timeout)
 	defer stop()
-	return t.Send(ctx, req)
+	ack, err := t.Send(ctx, req)
+	if err != nil && r.cfg.Consent != nil && isRefusal(err) {
+		r.abort(err)
+	}
+	return ack, err
 }
 
 // Snapshot returns the run as it is: never nil, and never changed again. It may be
@@ -217,12 +254,24 @@ var errAborted = errors.New("a threshold that ends the run was missed")
 // under way no longer than Config.Grace, and returns the figures so far, marked
 // as partial. It is called once.
 func (r *Run) Run(ctx context.Context) (*Result, error) {
-	if r.cfg.Calibrate > 0 {
+	if remote := r.cfg.Remote; remote != nil {
+		following, end := context.WithCancel(context.WithoutCancel(ctx))
+		var wg sync.WaitGroup
+		wg.Go(func() { remote.Run(following, r.feeds.feed) })
+		defer wg.Wait()
+		defer end()
+	} else if r.cfg.Calibrate > 0 {
 		calibrate(ctx, r.c, r.cfg.Calibrate)
 	}
 	if l := r.cfg.Ledger; l != nil {
 		if err := l.begin(ctx); err != nil {
 			return nil, fmt.Errorf("ledger: %w", err)
+		}
+	}
+	if begin := r.cfg.Begin; begin != nil {
+		var err error
+		if r.cfg.StartAt, err = begin(ctx, 0, r.cfg.StartAt); err != nil {
+			return nil, err
 		}
 	}
 	if !r.cfg.StartAt.IsZero() {
@@ -238,10 +287,21 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	})()
 	sendCtx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
+	r.abort = abort
 	r.c.abort = func() { abort(errAborted) }
 	stop := r.c.start(context.WithoutCancel(ctx))
+	var consent sync.WaitGroup
+	asking, sent := context.WithCancel(sendCtx)
+	if r.cfg.Consent != nil {
+		consent.Go(func() { keepConsent(asking, r) })
+	}
 	err := r.send(sendCtx)
-	sending := time.Since(r.began)
+	sent()
+	consent.Wait()
+	sending := r.elapsed()
+	if r.feeds != nil {
+		r.feeds.allSent()
+	}
 	if ctx.Err() != nil {
 		r.why("stopped by the user")
 	} else if cause := context.Cause(sendCtx); cause != nil && sendCtx.Err() != nil {
@@ -269,6 +329,18 @@ func (r *Run) begin() {
 	}
 }
 
+// notSent is how many messages of a segment are due and were not sent: sent is by step.
+// Without a schedule nothing is due.
+func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
+	now := r.since(time.Now())
+	for i, s := range r.steps {
+		if begin := time.Duration(s.begin.Load()); begin >= 0 && s.sched != nil {
+			n += max(s.messagesOf(seg, s.by(now-begin))-sent[i], 0)
+		}
+	}
+	return n
+}
+
 func (r *Run) why(text string) { r.stopped.CompareAndSwap(nil, &text) }
 
 // send runs the phases.
@@ -276,6 +348,14 @@ func (r *Run) send(ctx context.Context) error {
 	began := r.began
 	for i, list := range r.phases {
 		p := &r.s.Phases[i]
+		if begin := r.cfg.Begin; begin != nil && i > 0 {
+			var err error
+			if began, err = begin(ctx, i, began); err != nil {
+				r.why(err.Error())
+				return nil
+			}
+			waitUntil(ctx, began)
+		}
 		r.c.enter(i)
 		r.c.mark(Marker{At: r.since(time.Now()), Kind: "phase", Text: p.Name})
 		var wg sync.WaitGroup
@@ -284,8 +364,9 @@ func (r *Run) send(ctx context.Context) error {
 		wg.Go(func() { faultErr = r.faults(fctx, p, began) })
 		var senders sync.WaitGroup
 		r.goOn(i)
+		sent := r.feeds.wait(ctx, i, &senders)
 		for _, s := range list {
-			senders.Go(func() { s.send(ctx, began) })
+			senders.Go(func() { s.send(ctx, began, sent) })
 		}
 		senders.Wait()
 		if p.Duration > 0 {
@@ -321,65 +402,15 @@ func (r *Run) goOn(phase int) {
 	if st, _ := r.steer.state(); !st.Changed {
 		return
 	}
+	n := int64(r.cfg.Segment.N)
 	for _, s := range r.phases[phase] {
 		for _, before := range r.steps {
 			if before.Name == s.Name && before != s && before.ended.Load() > 0 {
-				s.first = max(s.first, before.first+before.next.Load())
+				// In whole rounds of all segments: they came differently far, and each keeps
+				// to its own numbers.
+				sent := max(before.next.Load()*n, s.first-before.first)
+				s.first = before.first + (sent+n-1)/n*n
 			}
 		}
 	}
-}
-
-// waitForBacklog waits until what was accepted was delivered.
-func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
-	if r.cfg.Ledger == nil {
-		return
-	}
-	for end := time.Now().Add(limit); time.Now().Before(end) && ctx.Err() == nil; {
-		if c, err := r.cfg.Ledger.came(ctx, false); err == nil && c.ids >= r.promised.total() {
-			return
-		}
-		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
-	}
-}
-
-// drain settles, and gives up after Grace when the run is stopped.
-func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (settled, error) {
-	r.c.drains()
-	limit, hurried := r.s.Drain.of(), false
-	select {
-	case <-stopped:
-		limit, hurried = min(limit, r.cfg.Grace), true
-	default:
-	}
-	dctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan struct{})
-	defer close(done)
-	if !hurried {
-		go func() {
-			select {
-			case <-stopped:
-				r.why("stopped by the user while it drained")
-				cancel()
-			case <-done:
-			}
-		}()
-	}
-	found, err := r.settle(dctx, limit, hurried)
-	if err != nil && dctx.Err() != nil && ctx.Err() == nil { // stopped in the middle
-		return r.settle(ctx, 0, true)
-	}
-	if err != nil {
-		return found, fmt.Errorf("ledger: %w", err)
-	}
-	return found, nil
-}
-
-// failedMessages is how many messages were in requests without a good answer.
-func (r *Run) failedMessages() (n int64) {
-	for _, s := range r.steps {
-		n += s.lapsed.Load()
-	}
-	return n
 }

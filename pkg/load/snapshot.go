@@ -28,6 +28,7 @@ type Snapshot struct {
 	Thresholds []ThresholdState `json:"thresholds,omitempty"`
 	Health     Health           `json:"health"`
 	Server     Server           `json:"server"`
+	Agents     []Agent          `json:"agents,omitempty"` // that send the load; none: this process does
 	Markers    []Marker         `json:"markers,omitempty"`
 	Seconds    []SecondRow      `json:"seconds"`        // complete ones, the oldest first; at most the last KeepSeconds
 	Heat       []HeatColumn     `json:"heat,omitempty"` // the same seconds
@@ -254,6 +255,7 @@ type Result struct {
 	Markers    []Marker         `json:"markers,omitempty" merge:"own"`
 	Health     HealthSummary    `json:"health" merge:"each"`
 	Server     Server           `json:"server" merge:"first"`
+	Agents     []Agent          `json:"agents,omitempty" merge:"join"` // that sent the load; none: one process did
 	Ledger     LedgerResult     `json:"ledger" merge:"each"`
 	Exit       int              `json:"exit" merge:"first"` // that of the command
 	Partial    bool             `json:"partial,omitempty" merge:"or"`

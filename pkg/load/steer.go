@@ -163,7 +163,7 @@ func steeredText(changes []SteerChange, length time.Duration) string {
 }
 
 // Steerable reports whether Pause and Pace do anything: Config.Steerable, and the run
-// is no segment of one, whose others would know nothing of it.
+// is no segment, whose others would know nothing of it, or is an agent's.
 func (r *Run) Steerable() bool { return r.steer != nil }
 
 // Pause stops the arrivals, or lets them go on: while paused nothing becomes due.
@@ -193,12 +193,24 @@ func (r *Run) Pace(times float64) {
 	r.steerTo(st.Paused, pace)
 }
 
+// Steer makes the arrivals of an agent's run go as its controller's do.
+func (r *Run) Steer(s SteerState) {
+	if r.steer != nil {
+		r.steerTo(s.Paused, s.Pace)
+	}
+}
+
 func (r *Run) steerTo(paused bool, pace float64) {
 	if r.latest.Load() == nil { // it has not begun
 		return
 	}
 	at := r.since(time.Now())
-	switch was, is := r.steer.set(at, paused, pace); {
+	was, is := r.steer.set(at, paused, pace)
+	if r.feeds != nil {
+		st, _ := r.steer.state()
+		r.cfg.Remote.Steer(st)
+	}
+	switch {
 	case was == is:
 	case is == 0:
 		r.c.mark(Marker{At: at, Kind: "steer", Text: "paused"})

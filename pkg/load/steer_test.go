@@ -179,3 +179,40 @@ func TestSteerPausedAtTheBegin(t *testing.T) {
 		t.Errorf("what was due when the pause began is due at %v", due)
 	}
 }
+
+// TestSteeredSegments: the segments of a run that was steered send no number twice, in
+// later phases either, however differently far they came.
+func TestSteeredSegments(t *testing.T) {
+	t.Parallel()
+	step := Step{Name: "one", Rate: 100, Workers: 4}
+	phase := func(name string) PhaseSpec {
+		return PhaseSpec{Name: name, Duration: Duration(time.Second), Steps: []Step{step}}
+	}
+	s := Scenario{Name: "s", Phases: []PhaseSpec{phase("a"), phase("b"), phase("c")}}
+	seen := map[uint64]int{}
+	for i := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			tg := &target{latency: time.Millisecond}
+			r, err := New(s, Config{Target: tg, Steerable: true, Segment: Segment{i + 1, 3}, Report: func(*Frame, error) {}, health: still})
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(300*time.Millisecond, func() { r.Steer(SteerState{Pace: 1.5 + float64(i)/10}) })
+			if _, err := r.Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, seq := range tg.seqs {
+				seen[seq]++
+			}
+		})
+	}
+	twice := 0
+	for _, n := range seen {
+		if n > 1 {
+			twice++
+		}
+	}
+	if twice > 0 || len(seen) < 400 {
+		t.Errorf("%d of %d numbers were sent twice", twice, len(seen))
+	}
+}

@@ -84,16 +84,17 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 	return s, nil
 }
 
-// global is the number, in its phase, of the l-th request of this segment.
-func (s *stepRun) global(l int64) int64 {
-	return l*int64(s.run.cfg.Segment.N) + int64(s.run.cfg.Segment.I-1)
-}
+// global is the number, in its phase, of the l-th request of the segment.
+func (s Segment) global(l int64) int64 { return l*int64(s.N) + int64(s.I-1) }
 
-// local is how many of the first g requests are this segment's.
-func (s *stepRun) local(g int64) int64 {
-	n, i := int64(s.run.cfg.Segment.N), int64(s.run.cfg.Segment.I)
+// local is how many of the first g requests are the segment's.
+func (s Segment) local(g int64) int64 {
+	n, i := int64(s.N), int64(s.I)
 	return max((g-i+n)/n, 0)
 }
+
+func (s *stepRun) global(l int64) int64 { return s.run.cfg.Segment.global(l) }
+func (s *stepRun) local(g int64) int64  { return s.run.cfg.Segment.local(g) }
 
 // size is how many messages request g has: the last one may have fewer.
 func (s *stepRun) size(g int64) int {
@@ -103,13 +104,12 @@ func (s *stepRun) size(g int64) int {
 	return s.Size
 }
 
-// messages is how many the first g requests of the phase have that are this
-// segment's.
-func (s *stepRun) messages(g int64) int64 {
-	l := s.local(g)
+// messagesOf is how many the first g requests of the phase have that are a segment's.
+func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
+	l := seg.local(g)
 	n := l * int64(s.Size)
 	if s.Count > 0 && l > 0 {
-		if top := s.global(l - 1); (top+1)*int64(s.Size) > int64(s.Count) {
+		if top := seg.global(l - 1); (top+1)*int64(s.Size) > int64(s.Count) {
 			n -= (top+1)*int64(s.Size) - int64(s.Count)
 		}
 	}
@@ -125,19 +125,30 @@ func (s *stepRun) intended(now time.Duration) int64 {
 	if s.sched == nil {
 		return s.asked.Load()
 	}
-	return s.messages(s.by(now - time.Duration(begin)))
+	return s.messagesOf(s.run.cfg.Segment, s.by(now-time.Duration(begin)))
 }
 
 // send runs the step's workers to its end. What is due before the end of the
 // phase and was not sent in time is sent late, until overrun after the end; what
-// is left then was intended, and not sent.
-func (s *stepRun) send(ctx context.Context, began time.Time) {
+// is left then was intended, and not sent. Where agents send, they say by closing sent
+// that they have.
+func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {
 		return
 	}
 	s.begin.Store(int64(s.run.since(start)))
-	defer func() { s.ended.Store(int64(s.run.since(time.Now()))) }()
+	defer func() {
+		end := s.run.since(time.Now())
+		if f := s.run.feeds; f != nil {
+			end = f.ended(s, end)
+		}
+		s.ended.Store(int64(end))
+	}()
+	if sent != nil {
+		<-sent
+		return
+	}
 	var wg sync.WaitGroup
 	for w := range s.Workers {
 		wg.Go(func() {

@@ -26,6 +26,13 @@ type Evidence struct {
 	LedgerLost             int64
 	Closed                 bool   // no open-loop step
 	Steered                string // what people did to its arrivals
+	Agents                 []AgentEvidence
+}
+
+// AgentEvidence is what one agent says of itself as a generator, or that it was lost.
+type AgentEvidence struct {
+	Name, Lost string
+	Own        Evidence
 }
 
 // Limits of the verdict. Each is a judgement; together they are printed with the
@@ -57,6 +64,19 @@ func Judge(e *Evidence) Verdict {
 		v.Code = cmp.Or(v.Code, code)
 		if v.Code == code {
 			v.Reasons = append(v.Reasons, fmt.Sprintf(format, args...))
+		}
+	}
+	for i := range e.Agents {
+		if a := &e.Agents[i]; a.Lost != "" {
+			say(Inconclusive, "agent %s %s", a.Name, a.Lost)
+		}
+	}
+	for i := range e.Agents {
+		a := &e.Agents[i]
+		if own := Judge(&a.Own); own.Code == GeneratorBound {
+			for _, why := range own.Reasons {
+				say(GeneratorBound, "agent %s: %s", a.Name, why)
+			}
 		}
 	}
 	sent := 1.0

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -31,8 +32,28 @@ type Meta struct {
 	ContentType string // of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
 	TraceState  string // W3C tracestate beside it
+	Load        *Load  // the request is of a load run that has a grant; nil: of none
 
 	print *[32]byte // of Fingerprint, once it was asked for
+}
+
+// Load is what the grant of a load run allows.
+type Load struct {
+	Targets []string          // channels by their names, and trigger
+	Take    func(n int) error // counts n messages; an error where the rate is used up
+}
+
+// Admit counts n messages to a target: the name of a channel, or trigger. It refuses them
+// with notify.KindForbidden where the grant does not name the target, and with
+// notify.KindThrottled where the grant's rate is used up. A nil Load admits all.
+func (l *Load) Admit(target string, n int) error {
+	if l == nil {
+		return nil
+	}
+	if !slices.Contains(l.Targets, target) {
+		return &notify.Error{Kind: notify.KindForbidden, Code: "load_target", Msg: "the load grant does not name the target " + target}
+	}
+	return l.Take(n)
 }
 
 // Limits of a Meta, in bytes.

@@ -207,6 +207,9 @@ type Deps struct {
 	// nil: none is.
 	AdmitURL func(field, raw string) error
 	Callers  engine.Callers // nil: every caller has the default rate
+	Grants   LoadGrants     // nil: no load run has a grant, and the routes of grants are 503
+	// LoadLocal takes load runs without a grant that come over loopback.
+	LoadLocal bool
 	// SharedTokens hold callers to their rates over all processes; nil: there is one process.
 	SharedTokens SharedTokens
 	Receipts     map[string]Receipt // by provider; nil: none
@@ -253,7 +256,8 @@ type Hooks struct {
 	// Refused: a request was turned away before its handler; reason is
 	// "in_flight", "overload", "memory", "receipts", "pages", "slow" (a body without a token that
 	// was cut off because it took longest), "connections" (one was closed to make
-	// room for another), "streams", "rate" or "disabled", or
+	// room for another), "streams", "rate", "load" (of a load run without a grant that holds)
+	// or "disabled", or
 	// "caller_in_flight", "caller_memory" or "caller_streams" where others have
 	// room.
 	Refused func(reason string)

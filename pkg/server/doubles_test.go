@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -362,7 +363,7 @@ func (w *world) deps(t testing.TB) Deps {
 		Intake: w, Users: usersOf{w}, History: historyOf{w}, List: listOf{w}, Status: statusOfWorld{world: w},
 		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{w}, Campaigns: campaignsOf{w}, CampaignHolds: fakeHolds{}, Tail: noTail{},
 		Schedules: w.schedules(), Triggers: w.triggers(t), Lanes: fakeLanes{}, Suppressions: fakeSuppressions{}, Circuits: fakeCircuits{"caller:shop": {Name: "caller:shop"}},
-		Jobs: fakeJobs{}, Audit: &deadletter.AuditLog{Store: w.later.Audit()},
+		Grants: fakeGrants{}, Jobs: fakeJobs{}, Audit: &deadletter.AuditLog{Store: w.later.Audit()},
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {
 			return api.URLVerdict{URL: url, Allowed: true}, nil
 		},
@@ -550,4 +551,53 @@ func (fakeJobs) Do(_ context.Context, id string, c deadletter.Change, by deadlet
 
 func (fakeJobs) Top(context.Context, api.LetterFilter, int) (api.LetterTop, error) {
 	return api.LetterTop{}, nil
+}
+
+// fakeGrants holds grants by their tokens.
+type fakeGrants map[string]api.LoadGrant
+
+func (f fakeGrants) List(context.Context) (api.LoadGrants, error) {
+	return api.LoadGrants{Items: []api.LoadGrant{}}, nil
+}
+
+func (f fakeGrants) Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error) {
+	if in.Rate < 0 {
+		return api.LoadGrant{}, notify.Invalid("bad_load_grant", "rate", "is 1 or more")
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return api.LoadGrant{}, err
+	}
+	g := api.LoadGrant{ID: "lg_" + strconv.Itoa(len(f)), By: by, State: api.GrantActive}
+	f[g.ID] = g
+	return g, nil
+}
+
+func (f fakeGrants) Change(ctx context.Context, id, by, to string) (api.LoadGrant, error) {
+	if id == "lg_none" {
+		return api.LoadGrant{}, notify.NotFound("load_grant")
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return api.LoadGrant{}, err
+	}
+	g := f[id]
+	g.State = to
+	f[id] = g
+	return g, nil
+}
+
+func (f fakeGrants) Check(token, host string) (api.LoadGrant, error) {
+	g, ok := f[token]
+	switch {
+	case !ok && strings.HasPrefix(token, "late"):
+		return g, &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_unknown", Msg: "not yet"}
+	case !ok:
+		return g, &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_revoked", Msg: "revoked"}
+	case !g.Covers(host):
+		return g, &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_host", Msg: "another host"}
+	}
+	return g, nil
+}
+
+func (f fakeGrants) Look(_ context.Context, token, host string) (api.LoadGrant, error) {
+	return f.Check(strings.TrimPrefix(token, "late"), host)
 }

@@ -31,6 +31,7 @@ type exchange struct {
 	counted   *atomic.Int64
 	requestID string
 	admitted  *limit.Admitted // of a batch or a fan-out
+	load      *request.Load   // of a load run that has a grant; nil: of none
 	body      body
 	audits    bool         // what the request does is recorded
 	act       api.AuditRow // its row of the audit log; Seq 0: none yet

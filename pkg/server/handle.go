@@ -175,6 +175,9 @@ func (s *Server) authorise(x *exchange) error {
 		}
 		return err
 	}
+	if err := admitLoad(s, x); err != nil {
+		return err
+	}
 	return s.enterCaller(x)
 }
 

@@ -57,12 +57,13 @@ type auditedWorld struct {
 	acted   acted
 	holds   fakeHolds
 	breaks  fakeCircuits
+	grants  fakeGrants
 	trigger string
 	ended   notify.ID // a notification that is DELIVERED
 }
 
 func newAuditedWorld(t *testing.T) *auditedWorld {
-	w := &auditedWorld{world: newWorld(), holds: fakeHolds{}, breaks: fakeCircuits{"caller:shop": {Name: "caller:shop"}}}
+	w := &auditedWorld{world: newWorld(), holds: fakeHolds{}, grants: fakeGrants{}, breaks: fakeCircuits{"caller:shop": {Name: "caller:shop"}}}
 	w.single(1, "shop", "u1")
 	w.schedule(t, baseOf(2), "shop", false)
 	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop"}
@@ -75,6 +76,7 @@ func newAuditedWorld(t *testing.T) *auditedWorld {
 func (w *auditedWorld) server(t *testing.T, change func(*Deps)) *Server {
 	return w.start(t, Config{}, func(d *Deps) {
 		d.Lanes, d.Suppressions, d.Circuits, d.CampaignHolds = &w.acted, &w.acted, w.breaks, w.holds
+		d.Grants = w.grants
 		d.Backup, d.Callers, d.PlainCallbacks, d.TestProvider = w.acted.backup, w.later.Callers(), true, w.acted.testProvider
 		change(d)
 	})
@@ -97,7 +99,7 @@ func (w *auditedWorld) state(t *testing.T) string {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return fmt.Sprint(w.acted.lanes, w.acted.lifts, w.acted.backups, w.acted.tests, w.holds, w.breaks, w.cancels, v.State, v.FireAt, tr.State, tr.FireAt, c.Version)
+	return fmt.Sprint(w.acted.lanes, w.acted.lifts, w.acted.backups, w.acted.tests, w.holds, w.breaks, w.grants, w.cancels, v.State, v.FireAt, tr.State, tr.FireAt, c.Version)
 }
 
 // auditedCalls is one call of each audited route that is done.
@@ -111,6 +113,8 @@ func (w *auditedWorld) auditedCalls() []struct{ route, path, body string } {
 		{"PUT /v1/ops/callers/{id}", "/v1/ops/callers/shop", `{"rate":7,"callback_urls":["http://127.0.0.1:9/hooks/"]}`},
 		{"POST /v1/ops/callers/{id}/secrets", "/v1/ops/callers/shop/secrets", `{}`},
 		{"GET " + backupPath, backupPath, ""},
+		{"POST " + grantsPath, grantsPath, `{"seconds":60,"rate":1,"targets":["push"],"providers":"stub","hosts":["a"]}`},
+		{"POST " + grantPath, grantsPath + "/lg_0", `{"to":"revoked"}`},
 		{"POST " + testProviderPath, "/v1/ops/providers/fcm/test", `{}`},
 		{"DELETE /v1/notifications/{id}", "/v1/notifications/" + sent, ""},
 		{"PATCH /v1/notifications/{id}", "/v1/notifications/" + waits, later},
@@ -236,6 +240,8 @@ func TestRefusedCallsLeaveOneRow(t *testing.T) {
 		{"PUT /v1/ops/callers/{id}", "/v1/ops/callers/a%20b", `{}`, "bad_caller", 1},
 		{"POST /v1/ops/callers/{id}/secrets", "/v1/ops/callers/a%20b/secrets", `{}`, "bad_caller", 1},
 		{"POST " + testProviderPath, "/v1/ops/providers/fax/test", `{}`, "provider_not_found", 1},
+		{"POST " + grantsPath, grantsPath, `{"rate":-1}`, "bad_load_grant", 1},
+		{"POST " + grantPath, grantsPath + "/lg_none", `{"to":"revoked"}`, "load_grant_not_found", 1},
 		{"POST /v1/ops/jobs/{id}", "/v1/ops/jobs/job_2", `{"change":"pause"}`, "job_not_found", 1},
 		{"DELETE /v1/notifications/{id}", "/v1/notifications/" + notify.ID{Base: none}.String(), "", "notification_not_found", 0},
 		{"PATCH /v1/notifications/{id}", "/v1/notifications/" + notify.ID{Base: none}.String(), `{"scheduled_at":"2027-01-16T10:00:00Z"}`, "notification_not_found", 0},

@@ -122,6 +122,13 @@ var acts = map[string]act{
 	"POST " + liftPath:                   namedBy(true, func(*api.SuppressionLift) string { return "suppression.lift" }),
 	"PUT /v1/ops/lanes/{name}":           namedBy(true, laneAct),
 	"PATCH " + campaignPath:              namedBy(true, campaignAct),
+	"POST " + grantsPath:                 namedBy(true, func(*api.LoadGrantRequest) string { return "load.grant" }),
+	"POST " + grantPath: namedBy(false, func(in *api.LoadGrantChange) string {
+		if in.To == "approved" {
+			return "load.approve"
+		}
+		return "load.revoke"
+	}),
 	"POST " + testProviderPath: namedBy(false, func(in *api.ProviderTestRequest) string {
 		if in.To != "" { // the log keeps no address
 			return "provider.test-send"
@@ -181,6 +188,7 @@ func routes() []route {
 	triggers := needs("triggers", func(d *Deps) bool { return d.Triggers != nil })
 	callers := needs("callers", func(d *Deps) bool { return d.Callers != nil })
 	providers := needs("providers", func(d *Deps) bool { return d.TestProvider != nil })
+	grants := needs("load_grants", func(d *Deps) bool { return d.Grants != nil })
 	schedules := needs("schedules", func(d *Deps) bool { return d.Schedules != nil })
 	return []route{
 		{post, "/v1/notifications", api.ScopeSend, classNormal, singleBody, sends(sendSingle), ""},
@@ -232,6 +240,10 @@ func routes() []route {
 		{get, "/v1/ops/callers/{id}", api.ScopeObserve, classNormal, noBody, callers(answers(getCaller)), ""},
 		{put, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, singleBody, callers(takes(putCaller)), ""},
 		{post, "/v1/ops/callers/{id}/secrets", api.ScopeOperate, classNormal, singleBody, callers(rotateSecret), ""},
+		{get, grantsPath, api.ScopeObserve, classNormal, noBody, grants(answers(listGrants)), ""},
+		{post, grantsPath, api.ScopeOperate, classNormal, singleBody, grants(takes(makeGrant)), ""},
+		{post, grantPath, api.ScopeOperate, classNormal, singleBody, grants(takes(changeGrant)), ""},
+		{get, "/v1/load-grant", api.ScopeSend, classNormal, noBody, grants(answers(ownGrant)), ""},
 		{get, "/v1/ops/url-check", api.ScopeObserve, classNormal, noBody, urls(answers(checkURL)), "url"},
 		{get, "/v1/ops/doctor", api.ScopeObserve, classNormal, noBody, reports("doctor"), ""},
 		{get, backupPath, api.ScopeOperate, classStream, noBody, streamBackup, ""},

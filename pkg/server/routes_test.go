@@ -30,7 +30,7 @@ func matrixWorld() (*world, *strings.Replacer) {
 	w.dead = []engine.DeadLetter{{ID: id, Caller: "owner", Seq: 1, Code: "secret_failure", State: "dead"}}
 	return w, strings.NewReplacer(
 		"/notifications/{id}", "/notifications/"+id.String(), "/campaigns/{id}", "/campaigns/"+campaign,
-		"/callers/{id}", "/callers/owner", "/lanes/{name}", "/lanes/push", "{name}", "caller:shop", "/jobs/{id}", "/jobs/job_1", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
+		"/callers/{id}", "/callers/owner", "/lanes/{name}", "/lanes/push", "{name}", "caller:shop", "/jobs/{id}", "/jobs/job_1", "/load-grants/{id}", "/load-grants/lg_1", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
 	)
 }
 
@@ -74,6 +74,7 @@ func TestRouteMatrix(t *testing.T) {
 		d.Doctor, d.Lag, d.Debug, d.Backup = report(), report(), report(), noBackup
 		d.Rates, d.Accounts = report(), report()
 		d.Callers = w.later.Callers()
+		d.Grants = fakeGrants{"good": {Hosts: []string{"example.com"}}}
 		d.Receipts = map[string]Receipt{"twilio": {Signature: "X-Twilio-Signature", Take: func(*http.Request, []byte) error { return nil }}}
 	})
 	w.schedule(t, scheduledBase, "owner", false)
@@ -113,7 +114,11 @@ func TestRouteMatrix(t *testing.T) {
 		if rt.path == "/v1/tail" {
 			continue // has a test of its own
 		}
-		got = ask(s, rt.method, path, token(t, "owner", rt.scope), body)
+		var headers []option
+		if rt.path == "/v1/load-grant" {
+			headers = append(headers, header(api.HeaderLoad, "good"))
+		}
+		got = ask(s, rt.method, path, token(t, "owner", rt.scope), body, headers...)
 		if got.status >= 300 {
 			t.Errorf("%s of its owner: %d %s", name, got.status, got.body)
 		}

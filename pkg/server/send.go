@@ -45,7 +45,7 @@ func sendTraced(x *exchange, name string, span *trace.Span, to send) error {
 	if span.On() {
 		ctx = trace.With(ctx, c)
 	}
-	m := request.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State}
+	m := request.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State, Load: x.load}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
 			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "one key that is not empty")

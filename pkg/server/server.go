@@ -36,6 +36,8 @@ type Server struct {
 
 	receiptsRead, formsRead reading
 
+	loads loadMeters
+
 	idPrefix string // of request ids: this process
 	idNext   atomic.Uint64
 

@@ -118,6 +118,9 @@ func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *request.Met
 	var u *target
 	var late engine.LatePolicy
 	var at int64
+	if it.err = m.Load.Admit("trigger", 1); it.err != nil {
+		return it.err
+	}
 	if at, it.err = s.resolve(&c.When, it.base, 0, b.Accepted); it.err == nil {
 		u, late, it.err = s.check(c, owner)
 	}

@@ -433,3 +433,29 @@ func (w faultyIdem) Release(ctx context.Context, held engine.Reservation) error 
 func (w faultyIdem) Purge(ctx context.Context, now int64) (int, error) {
 	return faulty.Get(ctx, w.plan, "Idem.Purge", func() (int, error) { return w.Idem.Purge(ctx, now) })
 }
+
+// TestLoadGrantOfTriggers: of a load run triggers are taken and counted only where its
+// grant names them.
+func TestLoadGrantOfTriggers(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.run()
+		taken := 0
+		load := &request.Load{Targets: []string{"trigger"}, Take: func(n int) error { taken += n; return nil }}
+		one := `{` + hook + `,"delay_seconds":2}`
+		send := func() (request.Answer, error) {
+			return p.svc.Register(context.Background(), request.Meta{Caller: "shop", Route: "r", Load: load}, []byte(one))
+		}
+		if _, err := send(); err != nil || taken != 1 {
+			t.Errorf("%v, counted %d", err, taken)
+		}
+		a, err := p.svc.RegisterBatch(context.Background(), request.Meta{Caller: "shop", Route: "b", Load: load}, []byte("["+one+","+one+"]"))
+		if err != nil || taken != 3 {
+			t.Errorf("%s %v, counted %d", a.Body, err, taken)
+		}
+		load.Targets = []string{"push"}
+		if _, err := send(); notify.KindOf(err) != notify.KindForbidden || taken != 3 {
+			t.Errorf("%v, counted %d", err, taken)
+		}
+	})
+}

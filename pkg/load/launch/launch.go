@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -30,6 +29,7 @@ type Options struct {
 	Version       string        // of notifyctl
 	Timeout       time.Duration // of a request
 	Notifyd       string        // program of mode process; empty: beside this one, or on the PATH
+	Grant         string        // token of a load grant; empty: load goes to loopback alone
 	Kafka         []string      // brokers of target kafka; empty: those of a notifyd that is started
 	NoCheck       bool          // the ledger is not asked
 	NoCalibration bool
@@ -110,17 +110,30 @@ func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, er
 	return e, err
 }
 
-// context aims at a server that runs. Load goes to this machine alone: a mistyped context
-// must not become somebody's outage.
+// context aims at a server that runs: one on this machine, or one that gave a grant. A
+// mistyped context must not become somebody's outage.
 func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options) error {
 	cl, simulators, err := o.Context()
 	if err != nil {
 		return err
 	}
-	if u, err := url.Parse(cl.BaseURL); err != nil || !notify.LoopbackHost(u.Host) {
-		return term.Usage("load goes to loopback addresses only, not to %s", cl.BaseURL)
+	g, err := o.mayGo(s, cl.BaseURL, simulators)
+	if err != nil {
+		return err
 	}
 	e.client(cl, s)
+	cl.Load = api.LoadLocal
+	if g != nil {
+		cl.Load = o.Grant
+		e.Config.Consent = func(ctx context.Context) error {
+			_, err := cl.OwnGrant(ctx)
+			return err
+		}
+		if err := e.Config.Consent(ctx); err != nil {
+			return err
+		}
+		o.Note("load grant %s of cluster %s: %s messages a second until %s", g.ID, g.Cluster, term.Count(int64(g.Rate)), g.ExpiresAt.Local().Format(time.RFC3339))
+	}
 	e.Config.ServerName = cl.BaseURL
 	if err := awake(ctx, cl); err != nil || simulators == "" {
 		return err
@@ -128,11 +141,48 @@ func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options)
 	return e.simulators(simulators)
 }
 
-// awake asks for something that is not there: a server that is away and a token that
-// is not taken are errors now, and not all there is to see of a long run.
+// mayGo returns the grant by which load may go to the server, or nil where it needs none.
+// It opens no connection.
+func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadGrant, error) {
+	hosts := []string{}
+	for _, raw := range []string{server, simulators} {
+		if raw == "" {
+			continue
+		}
+		host, err := api.LoadHost(raw)
+		if err != nil {
+			return nil, err
+		}
+		hosts = append(hosts, host)
+	}
+	if o.Grant == "" {
+		for _, host := range hosts {
+			if !notify.LoopbackHost(host) {
+				return nil, term.Usage("load goes to %s only with a grant of it: notifyctl load grant there, and --grant here", host)
+			}
+		}
+		return nil, nil
+	}
+	g, err := api.ReadLoadToken(o.Grant, nil)
+	if err != nil {
+		return nil, err
+	}
+	for i, host := range hosts {
+		if !g.Covers(host) && (i == 0 || !notify.LoopbackHost(host)) {
+			return nil, term.Usage("the load grant names %s, not %s", strings.Join(g.Hosts, ", "), host)
+		}
+	}
+	if time.Now().After(g.ExpiresAt) {
+		return nil, term.Usage("the load grant expired at %s", g.ExpiresAt.Local().Format(time.RFC3339))
+	}
+	return &g, load.CheckGrant(*s, &g)
+}
+
+// awake asks for something that is not there: a server that is away, a token that is not
+// taken and load that is refused are errors now, and not all there is to see of a long run.
 func awake(ctx context.Context, cl *api.Client) error {
 	_, err := cl.Notification(ctx, notify.ID{Base: notify.NewBase(time.Now())}.String())
-	if e, ok := errors.AsType[*notify.Error](err); ok && (e.Code == "no_answer" || e.Kind == notify.KindUnauthorized) {
+	if e, ok := errors.AsType[*notify.Error](err); ok && (e.Code == "no_answer" || e.Kind == notify.KindUnauthorized || strings.HasPrefix(e.Code, "load_")) {
 		return err
 	}
 	return nil
@@ -141,6 +191,7 @@ func awake(ctx context.Context, cl *api.Client) error {
 func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	cl.Retries = 0 // a failure is a figure, not something to hide
 	tr := api.NewTransport(s.Workers() + 8)
+	tr.Proxy = nil // a proxy gave no consent
 	cl.HTTPClient = &http.Client{Transport: tr}
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
 	e.Config.Target = &load.HTTP{Client: cl}

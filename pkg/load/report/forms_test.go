@@ -55,9 +55,11 @@ func TestHTMLStandsAlone(t *testing.T) {
 			t.Errorf("%s: the page draws what is no number", name)
 		}
 	}
-	out := html.UnescapeString(page2(t, fixture(t)))
+	with := fixture(t)
+	with.Agents = agents()
+	out := html.UnescapeString(page2(t, with))
 	for _, want := range []string{
-		"Rates", "Latency over time", "Heat map", "Backlog", "Percentiles", "Response of each step", "Thresholds", "Ledger", "Errors", "Faults",
+		"Rates", "Latency over time", "Heat map", "Backlog", "Percentiles", "Response of each step", "Thresholds", "Ledger", "Errors", "Faults", "Agents", "at 0:27: it was silent for 3s; 11,000 of its messages not sent",
 		"Generator", "Environment", "hang apns", "over_capacity", "AMD EPYC", "99.999", "response.p99 < 20ms {step=push}", "MISSED", "81be25e", "# <b>&",
 		"prefers-color-scheme:dark", "width=device-width",
 	} {

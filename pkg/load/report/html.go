@@ -201,6 +201,16 @@ func (v *view) tables(r *load.Result) {
 		plain("longest GC pause", Nanos(int64(h.GCPause))),
 		plain("memory", Bytes(h.RSS)),
 		plain("goroutines, sockets", fmt.Sprintf("%d, %d", h.Goroutines, h.Sockets)))
+	rows = nil
+	for i := range r.Agents {
+		a := &r.Agents[i]
+		row := plain(a.Name, string(a.State), term.Count(a.Sent), a.Verdict, fmt.Sprintf("%s, give or take %s", Nanos(int64(a.Offset)), Nanos(int64(a.Uncertainty))), a.Host+" "+a.Version, "")
+		if a.State == load.AgentLost {
+			row[1].Class, row[6].Text = "bad", fmt.Sprintf("at %s: %s; %s of its messages not sent", Clock(a.LostAt), a.LostBecause, term.Count(a.NotSent))
+		}
+		rows = append(rows, row)
+	}
+	add("Agents", plain("agent", "", "sent", "its verdict", "clock off by", "host", ""), rows...)
 	e := &r.Environment
 	rows = [][]cellText{
 		plain("notifyctl", e.Version), plain("Go", e.Go+" "+e.OS+"/"+e.Arch), plain("kernel", e.Kernel),

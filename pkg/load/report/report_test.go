@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
@@ -50,6 +51,18 @@ func TestText(t *testing.T) {
 	r.Verdict = load.Verdict{Code: load.GeneratorBound, Reasons: []string{"the lag p99 was 61.4ms in second 31, which is more than a tenth of the response p99 that it would be a part of"}}
 	r.Ledger = load.LedgerResult{}
 	golden(t, "summary-partial.txt", []byte(text(t, r)))
+	r = fixture(t)
+	r.Agents = agents()
+	golden(t, "summary-agents.txt", []byte(text(t, r)))
+}
+
+// agents are one that is well, one that is the limit, and one that was lost.
+func agents() []load.Agent {
+	return []load.Agent{
+		{Name: "load1:7431", State: load.AgentDone, Host: "load1", Version: "v0.5.0", Offset: -1500 * time.Microsecond, Uncertainty: 240 * time.Microsecond, Sent: 20_000, CPU: 0.4, CPUs: 2, Verdict: load.Valid},
+		{Name: "load2:7431", State: load.AgentDone, Host: "load2", Sent: 20_000, CPU: 1.98, CPUs: 2, Verdict: load.GeneratorBound},
+		{Name: "load3:7431", State: load.AgentLost, Host: "load3", Sent: 9_000, NotSent: 11_000, LostAt: 27 * time.Second, LostBecause: "it was silent for 3s"},
+	}
 }
 
 // nasty has every text that a scenario or a server may choose filled with what
@@ -70,6 +83,7 @@ func nasty(t *testing.T) *load.Result {
 	r.Environment.Labels = map[string]string{bad: bad}
 	r.Ledger.Examples = []string{bad}
 	r.Partial = true
+	r.Agents = []load.Agent{{Name: bad, State: load.AgentLost, LostBecause: bad, Host: bad, Version: bad, Verdict: bad}}
 	return r
 }
 

@@ -272,9 +272,26 @@ func (p *page) health(r *load.Result) {
 		text += fmt.Sprintf(", %s/s to the null sink: this run asked for %.1f%% of it", Short(h.CalibratedRate), 100*h.GeneratorShare)
 	}
 	p.para("", text)
+	name := "agents"
+	for i := range r.Agents {
+		p.para(name, r.Agents[i].Name+": "+AgentText(&r.Agents[i]))
+		name = ""
+	}
 	if r.Server.Known {
 		p.para("server", serverLine(&r.Server))
 	}
+}
+
+// AgentText says how an agent stands, and how far its clock is from the controller's.
+func AgentText(a *load.Agent) string {
+	if a.State == load.AgentLost {
+		return fmt.Sprintf("LOST at %s: %s; %s sent, %s not sent", Clock(a.LostAt), a.LostBecause, term.Count(a.Sent), term.Count(a.NotSent))
+	}
+	text := fmt.Sprintf("%s sent, %.2f of %.3g cores, clock %s off", term.Count(a.Sent), a.CPU, a.CPUs, Nanos(int64(a.Offset)))
+	if a.Verdict == load.GeneratorBound {
+		text = "the limit: " + text
+	}
+	return text
 }
 
 // FinalLine is a run in one line for programs: names and values without spaces.

@@ -70,11 +70,28 @@ func (m *model) state() string {
 		if s := m.snap.Steer; s != nil && s.Paused {
 			return st.Warn.Render("= load paused")
 		}
-		return st.Good.Render(st.Now) + " running"
+		return st.Good.Render(st.Now) + " running" + m.agents()
 	case load.StateDone:
 		return st.Good.Render(st.OK) + " done"
 	}
 	return st.Warn.Render(st.Wait) + " " + term.Clean(string(m.snap.State))
+}
+
+// agents counts those of the run that are left; empty: it has none.
+func (m *model) agents() string {
+	n, lost := len(m.snap.Agents), 0
+	for i := range m.snap.Agents {
+		if m.snap.Agents[i].State == load.AgentLost {
+			lost++
+		}
+	}
+	switch {
+	case n == 0:
+		return ""
+	case lost > 0:
+		return m.st.Bad.Render(fmt.Sprintf(" %s %d of %d agents", m.st.Bang, n-lost, n))
+	}
+	return fmt.Sprintf(" %d agents", n)
 }
 
 // verdict is a sign and a word.

@@ -72,6 +72,18 @@ func steerable(o *Options) {
 	o.Steer = f
 }
 
+// withAgents has three agents send the load, of which one is the limit and one is lost.
+func withAgents(o *Options) {
+	f := o.Source.(*fake)
+	snap := *f.Latest()
+	snap.Agents = []load.Agent{
+		{Name: "load1:7431", State: load.AgentRunning, Rate: 401, Offset: -1500 * time.Microsecond, Verdict: load.Valid},
+		{Name: "load2:7431", State: load.AgentRunning, Rate: 389, Offset: 40 * time.Microsecond, Verdict: load.GeneratorBound},
+		{Name: "load3:7431", State: load.AgentLost, LostAt: 27 * time.Second, LostBecause: "it was silent for 3s"},
+	}
+	f.Put(&snap)
+}
+
 func (f *fake) Stop()            { f.stops++ }
 func (f *fake) Mark(text string) { f.marks = append(f.marks, text) }
 
@@ -165,6 +177,8 @@ var scenes = []struct {
 	{"steer", 48, func(o *Options) { o.Steer = o.Source.(*fake) }, []string{"p"}},
 	{"paused", 48, steerable, nil},
 	{"paused-stages", 48, steerable, []string{"1"}},
+	{"agents", 48, withAgents, nil},
+	{"agents-generator", 48, withAgents, []string{"7"}},
 	{"help", 48, nil, []string{"?"}},
 	{"ascii", 48, func(o *Options) { o.ASCII = true }, nil},
 }

@@ -307,12 +307,33 @@ func healthPanel(m *model, w, h int) []string {
 		st.pair("GC pause, cores", fmt.Sprintf("%s, %.2f", report.Nanos(int64(g.GCPause)), g.GCCPU), w),
 		st.pair("memory", report.Bytes(g.RSS), w),
 		st.pair("goroutines, sockets", fmt.Sprintf("%d, %d", g.Goroutines, g.Sockets), w))
+	list = append(list, agentLines(m, w)...)
 	list = append(list, serverPanel(m, w)...)
 	note := ""
 	if g.Embedded {
 		note = "with notifyd in it"
 	}
 	return st.Lines(append([]string{st.Title("7", "generator", note, w)}, scrolled(m, list, h-1)...), w, h)
+}
+
+// agentLines are the agents: what each sends a second, or why it does not.
+func agentLines(m *model, w int) (list []string) {
+	st := m.st
+	for i := range m.snap.Agents {
+		a := &m.snap.Agents[i]
+		text := string(a.State)
+		switch a.State {
+		case load.AgentLost:
+			text = st.Bad.Render(st.Bang + " lost at " + report.Clock(a.LostAt))
+		case load.AgentRunning:
+			text = report.Short(a.Rate) + "/s, clock " + report.Nanos(int64(a.Offset))
+			if a.Verdict == load.GeneratorBound {
+				text = st.Warn.Render(st.Bang) + " " + text
+			}
+		}
+		list = append(list, st.pair(term.Clean(a.Name), text, w))
+	}
+	return list
 }
 
 // serverPanel is what the server says of itself.

@@ -21,6 +21,9 @@ func (v *Victim) Client() *api.Client { return v.client }
 // URL is where its API is, in all its lives.
 func (v *Victim) URL() string { return v.client.BaseURL }
 
+// Control is the URL of the simulators' control.
+func (v *Victim) Control() string { return v.control }
+
 // Pids are the processes of notifyd and of the simulators.
 func (v *Victim) Pids() (notifyd, simulators int) { return v.proc.Pid(), v.sims.Pid() }
 

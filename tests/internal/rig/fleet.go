@@ -215,6 +215,18 @@ func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return out, err
 }
 
+// ScrapeSum adds up the samples of a metric whose labels hold a text.
+func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err error) {
+	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
+	for line := range strings.Lines(string(b)) {
+		sample, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if x, err := strconv.ParseFloat(value, 64); ok && err == nil && strings.HasPrefix(sample, name+"{") && strings.Contains(sample, labels) {
+			sum += x
+		}
+	}
+	return sum, err
+}
+
 // Processes are those besides the first.
 func (f *Fleet) Processes() []*Process { return slices.Clone(f.procs) }
 

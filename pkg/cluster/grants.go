@@ -1,0 +1,258 @@
+package cluster
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const (
+	grantsMeta   = "load_grants"
+	grantKeyMeta = "load_grant_key" // of the signatures, 32 random bytes
+
+	maxGrantFor = 24 * time.Hour
+	keepGrant   = 7 * 24 * time.Hour // how long one that is over is listed
+	maxGrants   = 200                // that hold at a time
+)
+
+// Grants are the cluster's consents to be put under load. They are stored, so that all
+// processes know what was revoked, and signed, so that a generator cannot make one. A
+// grant that names real providers holds once a second operator has approved it. Its
+// methods may be called from many goroutines.
+type Grants struct {
+	followed[api.LoadGrant]
+	cluster   string
+	key       ed25519.PrivateKey
+	providers func(context.Context) string // the worst that any process calls, one of api.ProviderModes
+	log       *slog.Logger
+
+	known atomic.Pointer[map[string]api.LoadGrant] // stored, without its lock: requests look here
+	now   func() time.Time
+}
+
+// OpenGrants reads the grants of an installation, and makes its key at the first start.
+func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog.Logger, providers func(context.Context) string) (*Grants, error) {
+	seed, err := MetaSecret(ctx, meta, grantKeyMeta)
+	if err != nil {
+		return nil, err
+	}
+	g := &Grants{cluster: cluster, key: ed25519.NewKeyFromSeed(seed), providers: providers, log: log, now: time.Now}
+	g.meta, g.name, g.apply = meta, grantsMeta, func(stored map[string]api.LoadGrant) { g.known.Store(&stored) }
+	err = g.Follow(ctx)
+	return g, err
+}
+
+// MetaSecret returns 32 random bytes that are stored under a name of meta, and stores
+// them if there are none.
+func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, error) {
+	fresh := make([]byte, 32)
+	rand.Read(fresh) // never fails
+	for {
+		key, err := meta.GetMeta(ctx, name)
+		if err != nil || len(key) > 0 {
+			return key, err
+		}
+		if stored, err := meta.SwapMeta(ctx, name, key, fresh); err != nil || stored {
+			return fresh, err
+		}
+	}
+}
+
+// Create makes a grant in the name of an operator. It returns notify.KindInvalid for a
+// request that is not within the rules, and notify.KindConflict with code load_providers
+// where a process calls worse providers than the grant names.
+func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error) {
+	if err := checkGrant(&in); err != nil {
+		return api.LoadGrant{}, err
+	}
+	now := g.now()
+	made := api.LoadGrant{
+		ID: "lg_" + notify.NewBase(now).String(), Cluster: g.cluster, Hosts: in.Hosts, Rate: in.Rate, Targets: in.Targets, Providers: in.Providers,
+		CreatedAt: now.UTC().Truncate(time.Second), ExpiresAt: now.Add(time.Duration(in.Seconds) * time.Second).UTC().Truncate(time.Second), By: by, Reason: in.Reason,
+	}
+	if err := g.checkProviders(ctx, &made); err != nil {
+		return api.LoadGrant{}, err
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return api.LoadGrant{}, err
+	}
+	full := false
+	err := g.set(ctx, func(all map[string]api.LoadGrant) bool {
+		maps.DeleteFunc(all, func(_ string, old api.LoadGrant) bool { return now.Sub(old.ExpiresAt) > keepGrant })
+		full = holding(all, now) >= maxGrants
+		if !full {
+			all[made.ID] = made
+		}
+		return !full
+	})
+	if err == nil && full {
+		err = &notify.Error{Kind: notify.KindConflict, Code: "load_grants_full", Msg: "200 grants hold already: revoke some"}
+	}
+	if err != nil {
+		return api.LoadGrant{}, err
+	}
+	g.log.Warn("load granted", "grant", made.ID, "by", by, "rate", made.Rate, "hosts", made.Hosts, "providers", made.Providers, "until", made.ExpiresAt)
+	made.State, made.Token = g.stateOf(&made), api.SignLoadGrant(made, g.key)
+	return made, nil
+}
+
+func holding(all map[string]api.LoadGrant, now time.Time) (n int) {
+	for _, x := range all {
+		if now.Before(x.ExpiresAt) && x.RevokedBy == "" {
+			n++
+		}
+	}
+	return n
+}
+
+func checkGrant(in *api.LoadGrantRequest) error {
+	bad := func(field, rule string) error { return notify.Invalid("bad_load_grant", field, rule) }
+	switch {
+	case in.Seconds < 1 || in.Seconds > int64(maxGrantFor/time.Second):
+		return bad("seconds", "is 1 to 86400: a grant holds for a day at most")
+	case !(in.Rate >= 1 && in.Rate <= 1e9):
+		return bad("rate", "is 1 to 1e9 messages a second")
+	case len(in.Targets) == 0 || slices.ContainsFunc(in.Targets, func(t string) bool { return !slices.Contains(api.GrantTargets, t) }):
+		return bad("targets", "are some of "+strings.Join(api.GrantTargets, ", "))
+	case !slices.Contains(api.ProviderModes, in.Providers):
+		return bad("providers", "is one of "+strings.Join(api.ProviderModes, ", "))
+	case len(in.Hosts) < 1 || len(in.Hosts) > 20 || slices.ContainsFunc(in.Hosts, func(h string) bool {
+		return h == "" || len(h) > 255 || strings.ContainsAny(h, "*/@ ")
+	}):
+		return bad("hosts", "are 1 to 20 of the form HOST or HOST:PORT")
+	case len(in.Reason) > 512:
+		return bad("reason", "has at most 512 bytes")
+	}
+	return nil
+}
+
+// checkProviders refuses a grant where a process calls worse providers than it names.
+func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
+	if has := g.providers(ctx); slices.Index(api.ProviderModes, has) > slices.Index(api.ProviderModes, x.Providers) {
+		return &notify.Error{
+			Kind: notify.KindConflict, Code: "load_providers", Field: "providers",
+			Msg: "the workers of this cluster call " + has + " providers, and the grant names " + x.Providers + " ones",
+		}
+	}
+	return nil
+}
+
+// Change approves a grant or revokes it. The operator who approves is another one than
+// the one who asked for it. It returns notify.KindNotFound for an unknown grant.
+func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGrant, err error) {
+	if to != "approved" && to != "revoked" {
+		return out, notify.Invalid("bad_value", "to", "is approved or revoked")
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return out, err
+	}
+	var refused error
+	err = g.set(ctx, func(all map[string]api.LoadGrant) bool {
+		x, ok := all[id]
+		refused = nil
+		switch state := g.stateOf(&x); {
+		case !ok:
+			refused = notify.NotFound("load_grant")
+		case to == "revoked":
+			x.RevokedBy = by
+		case state != api.GrantPending:
+			refused = &notify.Error{Kind: notify.KindConflict, Code: "load_grant_state", Msg: "the grant is " + state + " and waits for no approval"}
+		case x.By == by:
+			refused = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_own", Msg: "another operator than the one who asked for it approves a grant for real providers"}
+		default:
+			x.ApprovedBy = by
+		}
+		if refused == nil {
+			all[id] = x
+		}
+		out = x
+		return refused == nil
+	})
+	if err == nil {
+		err = refused
+	}
+	if err != nil {
+		return api.LoadGrant{}, err
+	}
+	g.log.Warn("load grant "+to, "grant", id, "by", by)
+	out.State = g.stateOf(&out)
+	return out, nil
+}
+
+func (g *Grants) stateOf(x *api.LoadGrant) string {
+	switch {
+	case x.RevokedBy != "":
+		return api.GrantRevoked
+	case !g.now().Before(x.ExpiresAt):
+		return api.GrantExpired
+	case x.Providers == api.ProvidersReal && x.ApprovedBy == "":
+		return api.GrantPending
+	}
+	return api.GrantActive
+}
+
+// List returns the grants, the newest first.
+func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
+	if err := g.Follow(ctx); err != nil {
+		return api.LoadGrants{}, err
+	}
+	out := api.LoadGrants{Items: []api.LoadGrant{}}
+	for _, x := range *g.known.Load() {
+		x.State = g.stateOf(&x)
+		out.Items = append(out.Items, x)
+	}
+	slices.SortFunc(out.Items, func(a, b api.LoadGrant) int { return strings.Compare(b.ID, a.ID) })
+	return out, nil
+}
+
+// Check returns the grant of a token, as this process read it last. It returns
+// notify.KindForbidden, with a code that begins with load_, where the grant does not hold
+// or does not name the host that the request came to.
+func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
+	claimed, err := api.ReadLoadToken(token, g.key.Public().(ed25519.PublicKey))
+	if err != nil {
+		return claimed, forbidden("load_grant_malformed", "this is no token of a load grant of this cluster")
+	}
+	x, ok := (*g.known.Load())[claimed.ID]
+	if !ok { // made a moment ago by another process, or over for long
+		return x, forbidden("load_grant_unknown", "this process knows no such load grant")
+	}
+	x.State = g.stateOf(&x)
+	switch {
+	case x.State == api.GrantPending:
+		return x, forbidden("load_grant_pending", "the load grant names real providers and waits for a second operator's approval")
+	case x.State == api.GrantExpired:
+		return x, forbidden("load_grant_expired", "the load grant is over")
+	case x.State == api.GrantRevoked:
+		return x, forbidden("load_grant_revoked", "the load grant was revoked")
+	case !x.Covers(host):
+		return x, forbidden("load_grant_host", "the load grant does not name this host")
+	}
+	return x, nil
+}
+
+// Look is Check after a look at what any process has changed, and at the providers.
+func (g *Grants) Look(ctx context.Context, token, host string) (api.LoadGrant, error) {
+	if err := g.Follow(ctx); err != nil {
+		return api.LoadGrant{}, err
+	}
+	x, err := g.Check(token, host)
+	if err == nil {
+		err = g.checkProviders(ctx, &x)
+	}
+	return x, err
+}
+
+func forbidden(code, msg string) error {
+	return &notify.Error{Kind: notify.KindForbidden, Code: code, Msg: msg}
+}

@@ -1,0 +1,245 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Options say which agents send a run, and what.
+type Options struct {
+	Agents []string    // HOST:PORT each; the i-th sends segment i+1
+	TLS    *tls.Config // nil: loopback addresses without TLS only
+	// Token returns the newest bearer token, for the agents and for what they send to.
+	// nil: there is none.
+	Token func(ctx context.Context) (string, error)
+	// Job is what each agent runs; Dial fills in the protocol and the segment, and Run
+	// the token.
+	Job Start
+
+	dial func(ctx context.Context, network, addr string) (net.Conn, error) // tests
+	now  func() time.Time                                                  // the controller's clock; tests
+}
+
+// How far an agent's clock may be off, and how well that must be known. What is scheduled
+// for a moment goes by the agent's clock.
+const (
+	offsetMost      = time.Second
+	uncertaintyMost = 100 * time.Millisecond
+)
+
+// Fleet is the agents of one run: the load.Remote of the controller.
+type Fleet struct {
+	opt    Options
+	client *http.Client
+	links  []*link
+
+	mu      sync.Mutex
+	changed chan struct{} // closed when something of a link changes
+	orders  Orders        // of all; At is by the controller's clock
+	began   time.Time     // of phase 0; zero: not yet
+}
+
+// Dial finds the agents and compares their clocks. It returns an error if one cannot be
+// reached or does not suit. Fleet.Run closes the connections; Close does without a run.
+func Dial(ctx context.Context, o Options) (*Fleet, error) {
+	if len(o.Agents) == 0 {
+		return nil, notify.Invalid("bad_agents", "agents", "are at least one")
+	}
+	if o.now == nil {
+		o.now = time.Now
+	}
+	if o.dial == nil {
+		o.dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
+	}
+	o.Job.Protocol = Protocol
+	f := &Fleet{opt: o, changed: make(chan struct{}), orders: Orders{Phase: -1}}
+	f.client = &http.Client{
+		Transport:     &http.Transport{DialContext: o.dial, TLSClientConfig: o.TLS, TLSHandshakeTimeout: 5 * time.Second, MaxIdleConnsPerHost: 2},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	for i, name := range o.Agents {
+		if _, _, err := net.SplitHostPort(name); err != nil {
+			return nil, notify.Invalid("bad_agents", "agents", fmt.Sprintf("%q is not HOST:PORT", name))
+		}
+		if slices.Contains(o.Agents[:i], name) {
+			return nil, notify.Invalid("bad_agents", "agents", name+" is there twice")
+		}
+		scheme := "https://"
+		if o.TLS == nil {
+			scheme = "http://"
+			if !notify.LoopbackHost(name) {
+				return nil, notify.Invalid("bad_agents", "agents", name+" is not on this machine: agents elsewhere need TLS")
+			}
+		}
+		f.links = append(f.links, &link{
+			fleet: f, index: i, base: scheme + name, kick: make(chan struct{}, 1), ready: -1,
+			agent: load.Agent{Name: name, State: load.AgentReady},
+		})
+	}
+	errs := make([]error, len(f.links))
+	var wg sync.WaitGroup
+	for i, l := range f.links {
+		wg.Go(func() { errs[i] = l.compareClocks(ctx) })
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			f.Close()
+			return nil, of(f.links[i].agent.Name, err)
+		}
+	}
+	return f, nil
+}
+
+// Close ends the connections of a Fleet that did not Run.
+func (f *Fleet) Close() { f.client.CloseIdleConnections() }
+
+// of names the agent that an error is of.
+func of(name string, err error) error { return fmt.Errorf("agent %s: %w", name, err) }
+
+// Agents implements load.Remote.
+func (f *Fleet) Agents() []load.Agent {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := make([]load.Agent, len(f.links))
+	for i, l := range f.links {
+		list[i] = l.agent
+	}
+	return list
+}
+
+// Run implements load.Remote.
+func (f *Fleet) Run(ctx context.Context, feed func(i int, fr *load.Frame) error) {
+	defer f.Close()
+	var wg sync.WaitGroup
+	for _, l := range f.links {
+		wg.Go(func() { l.follow(ctx, feed) })
+		wg.Go(func() { l.order(ctx) })
+	}
+	wg.Wait()
+}
+
+// headStart is how long before its beginning the agents are told of a phase.
+const headStart = 200 * time.Millisecond
+
+// Begin implements load.Remote.
+func (f *Fleet) Begin(ctx context.Context, phase int, planned time.Time) (time.Time, error) {
+	err := f.wait(ctx, func(l *link) bool { return l.ready >= phase || l.ended() })
+	if err != nil {
+		return time.Time{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	lost, uncertain := 0, time.Duration(0)
+	for _, l := range f.links {
+		if l.ready < phase && phase == 0 {
+			return time.Time{}, of(l.agent.Name, l.err)
+		}
+		if l.agent.State == load.AgentLost {
+			lost++
+		}
+		l.agent.State = runs(l.agent.State)
+		uncertain = max(uncertain, l.agent.Uncertainty)
+	}
+	if lost == len(f.links) {
+		return time.Time{}, load.ErrNoAgents
+	}
+	at := f.opt.now().Add(headStart + 4*uncertain)
+	if planned.After(at) {
+		at = planned
+	}
+	if phase == 0 {
+		f.began = at
+	}
+	f.orders.Phase, f.orders.At = phase, at.UnixNano()
+	f.announce()
+	return at, nil
+}
+
+// runs is the state of an agent after a phase's beginning was named.
+func runs(s load.AgentState) load.AgentState {
+	if s == load.AgentReady {
+		return load.AgentRunning
+	}
+	return s
+}
+
+// stopWithin is how long agents that were told to stop may take to say that they have.
+const stopWithin = 15 * time.Second
+
+// Sent implements load.Remote.
+func (f *Fleet) Sent(ctx context.Context, phase int) error {
+	if f.wait(ctx, func(l *link) bool { return l.ready > phase || l.ended() }) != nil {
+		f.mu.Lock()
+		f.orders.Stop = true
+		f.announce()
+		f.mu.Unlock()
+		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+		defer stop()
+		if err := f.wait(limit, (*link).ended); err != nil {
+			for _, l := range f.links {
+				l.lose(fmt.Errorf("it did not stop within %v", stopWithin))
+			}
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if slices.ContainsFunc(f.links, func(l *link) bool { return l.agent.State != load.AgentLost }) {
+		return nil
+	}
+	return load.ErrNoAgents
+}
+
+// Steer implements load.Remote.
+func (f *Fleet) Steer(s load.SteerState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.orders.Steer = &s
+	f.announce()
+}
+
+// announce sends the orders to all agents now, and not in a while; mu is held.
+func (f *Fleet) announce() {
+	for _, l := range f.links {
+		select {
+		case l.kick <- struct{}{}:
+		default: // they will be sent anyway
+		}
+	}
+}
+
+// wait waits until each link is as is says, which mu is held for.
+func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
+	for {
+		f.mu.Lock()
+		all := !slices.ContainsFunc(f.links, func(l *link) bool { return !is(l) })
+		changed := f.changed
+		f.mu.Unlock()
+		if all {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// tell changes something of a link, for those who wait.
+func (f *Fleet) tell(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+	close(f.changed)
+	f.changed = make(chan struct{})
+}

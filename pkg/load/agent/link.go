@@ -1,0 +1,255 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// link is the controller's connection to one agent. Its fields below are behind the
+// fleet's mu.
+type link struct {
+	fleet *Fleet
+	index int
+	base  string // URL
+	kick  chan struct{}
+
+	agent load.Agent
+	id    string // of the run at the agent; empty: not known yet
+	ready int    // the phase that it waits to begin, or has begun
+	err   error  // why it is lost
+}
+
+// ended reports whether no more comes from the agent.
+func (l *link) ended() bool {
+	return l.agent.State == load.AgentDone || l.agent.State == load.AgentLost
+}
+
+// lose marks an agent that has not ended as lost.
+func (l *link) lose(why error) {
+	l.fleet.tell(func() {
+		if l.ended() {
+			return
+		}
+		l.err = why
+		l.agent.State, l.agent.LostBecause = load.AgentLost, why.Error()
+		if began := l.fleet.began; !began.IsZero() {
+			l.agent.LostAt = max(l.fleet.opt.now().Sub(began), 0)
+		}
+	})
+}
+
+// roundTrips is how often the clocks are compared. The shortest says most.
+const roundTrips = 8
+
+// compareClocks asks the agent for its time, and works out how far its clock is off: at
+// the middle of a round trip it showed what it said, give or take half of the trip.
+func (l *link) compareClocks(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	best := time.Duration(-1)
+	for range roundTrips {
+		asked := time.Now()
+		sent := l.fleet.opt.now()
+		var about About
+		if err := l.get(ctx, &about); err != nil {
+			return err
+		}
+		trip := time.Since(asked)
+		if about.Protocol != Protocol {
+			return &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is %d (notifyctl %s), and this notifyctl speaks %d: use one release", about.Protocol, about.Version, Protocol)}
+		}
+		if best >= 0 && trip >= best {
+			continue
+		}
+		best = trip
+		l.agent.Host, l.agent.Version = about.Host, about.Version
+		l.agent.Offset, l.agent.Uncertainty = time.Unix(0, about.Now).Sub(sent.Add(trip/2)), trip/2
+	}
+	switch a := &l.agent; {
+	case a.Uncertainty > uncertaintyMost:
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("is known to %v only, and must be to %v: the shortest of %d round trips took %v", a.Uncertainty, uncertaintyMost, roundTrips, best))
+	case a.Offset.Abs() > offsetMost:
+		return notify.Invalid("agent_clock", "clock", fmt.Sprintf("is %v from this machine's, at most %v: set the clocks right", a.Offset.Round(time.Millisecond), offsetMost))
+	}
+	return nil
+}
+
+func (l *link) get(ctx context.Context, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, l.base+agentPath, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := l.fleet.client.Do(req)
+	if err != nil {
+		return away(err)
+	}
+	defer resp.Body.Close()
+	dec := json.NewDecoder(resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		return refused(resp, dec)
+	}
+	if err := dec.Decode(into); err != nil {
+		return notify.Invalid("bad_answer", "", "it is no agent: its answer is not the JSON expected")
+	}
+	return nil
+}
+
+func away(err error) error {
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "agent_away", Msg: "cannot be reached; start it with notifyctl load agent", Err: err}
+}
+
+// refused is the error of an answer that is one.
+func refused(resp *http.Response, dec *json.Decoder) error {
+	var e Event
+	if dec.Decode(&e) != nil || e.Failed == nil {
+		e.Failed = &api.Problem{Status: resp.StatusCode, Code: "bad_answer", Detail: "it is no agent: it answered " + resp.Status}
+	}
+	e.Failed.Status = resp.StatusCode
+	return e.Failed.Err(0)
+}
+
+// request builds one with JSON and the token.
+func (l *link) request(ctx context.Context, method, path, token string, body any) (*http.Request, error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, l.base+path, bytes.NewReader(b))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", api.TypeJSON)
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	return req, nil
+}
+
+func (l *link) token(ctx context.Context) (string, error) {
+	if l.fleet.opt.Token == nil {
+		return "", nil
+	}
+	return l.fleet.opt.Token(ctx)
+}
+
+// follow starts the agent's run and takes its events until the last one.
+func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) }) // it may ask its server first
+	defer watch.Stop()
+	err := l.events(ctx, func(e *Event) error {
+		watch.Reset(silence)
+		switch {
+		case e.Failed != nil:
+			return e.Failed.Err(0)
+		case e.Frame != nil:
+			return feed(l.index, e.Frame)
+		}
+		l.fleet.tell(func() {
+			switch {
+			case e.Run != "":
+				l.id = e.Run
+			case e.Ready != nil:
+				l.ready = *e.Ready
+			case e.Done:
+				l.agent.State = load.AgentDone
+			}
+		})
+		return nil
+	})
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	l.lose(err)
+}
+
+// events calls take with each event until the answer ends, which is an error.
+func (l *link) events(ctx context.Context, take func(*Event) error) error {
+	job := l.fleet.opt.Job
+	job.Segment = load.Segment{I: l.index + 1, N: len(l.fleet.links)}
+	token, err := l.token(ctx)
+	if err != nil {
+		return err
+	}
+	job.Aim.Token = token
+	req, err := l.request(ctx, http.MethodPost, runsPath, token, &job)
+	if err != nil {
+		return err
+	}
+	resp, err := l.fleet.client.Do(req)
+	if err != nil {
+		return away(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return refused(resp, json.NewDecoder(resp.Body))
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(make([]byte, 0, 64<<10), maxEvent)
+	for lines.Scan() {
+		var e Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return notify.Invalid("bad_frame", "", "an event is not the JSON expected: "+err.Error())
+		}
+		if err := take(&e); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("the connection broke: %w", err)
+	}
+	return errors.New("the connection ended: it died or was stopped")
+}
+
+// order tells the agent each second what is wanted, and at once when that changes.
+func (l *link) order(ctx context.Context) {
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-l.kick:
+		}
+		l.fleet.mu.Lock()
+		o, id, ended := l.fleet.orders, l.id, l.ended()
+		o.At += int64(l.agent.Offset)
+		l.fleet.mu.Unlock()
+		if ended {
+			return
+		}
+		if id != "" {
+			// One that fails is sent again. If none comes through, the agent stops.
+			_ = l.send(ctx, runsPath+"/"+id, &o)
+		}
+	}
+}
+
+func (l *link) send(ctx context.Context, path string, o *Orders) (err error) {
+	ctx, stop := context.WithTimeout(ctx, beat)
+	defer stop()
+	if o.Token, err = l.token(ctx); err != nil {
+		return err
+	}
+	req, err := l.request(ctx, http.MethodPut, path, "", o)
+	if err != nil {
+		return err
+	}
+	resp, err := l.fleet.client.Do(req)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}

@@ -1,0 +1,251 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Server is an agent: it runs segments of scenarios for controllers, one at a time.
+type Server struct {
+	// Open connects to what a scenario's load goes to, and returns the configuration of
+	// a run and what ends it. token returns the newest token of the controller.
+	Open func(ctx context.Context, s *load.Scenario, aim *Aim, token func(context.Context) (string, error)) (cfg load.Config, end func(), err error)
+	// Check refuses a controller whose bearer token is not good enough. nil: a controller
+	// that can connect is good enough, by its certificate or because it is on this machine.
+	Check func(ctx context.Context, token string) error
+	// Loopback: the listener is on a loopback address without TLS. Requests for other
+	// hosts are refused then, which a web page could send (see notify.LoopbackHost).
+	Loopback bool
+	Version  string
+	Note     func(format string, args ...any) // told of each run's beginning and end
+	Now      func() time.Time                 // the agent's clock; nil: time.Now
+
+	mu  sync.Mutex
+	run *session // nil: it does none
+}
+
+// Handler answers controllers.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+agentPath, s.about)
+	mux.HandleFunc("POST "+runsPath, s.start)
+	mux.HandleFunc("PUT "+runsPath+"/{id}", s.order)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A page in a browser on this machine could send requests too: it names its origin,
+		// and cannot send JSON to another host.
+		if s.Loopback && !notify.LoopbackHost(r.Host) || r.Header.Get("Origin") != "" {
+			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "an agent without TLS takes requests for localhost or a loopback address only, and none from browsers"})
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
+	host, _ := os.Hostname() // without one it stays empty
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()}) // fails if the controller has gone
+}
+
+// read decodes a request's body. It takes JSON only.
+func read(r *http.Request, into any) error {
+	if t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); t != api.TypeJSON {
+		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "is "+api.TypeJSON)
+	}
+	b, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
+	if err != nil {
+		return notify.Invalid(api.CodeMalformed, "", "the body ended early")
+	}
+	if len(b) > maxRequest {
+		return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: fmt.Sprintf("a request has at most %d bytes", maxRequest)}
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return notify.Invalid("bad_json", "", "the body is not the JSON expected: "+err.Error())
+	}
+	return nil
+}
+
+func (s *Server) order(w http.ResponseWriter, r *http.Request) {
+	var o Orders
+	if err := read(r, &o); err != nil {
+		refuse(w, err)
+		return
+	}
+	s.mu.Lock()
+	run := s.run
+	s.mu.Unlock()
+	if run == nil || run.id != r.PathValue("id") {
+		refuse(w, &notify.Error{Kind: notify.KindNotFound, Code: "agent_run_not_found", Msg: "the agent does not do this run"})
+		return
+	}
+	run.follow(&o)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// start runs a segment. The answer ends with the run, and the run with the connection.
+func (s *Server) start(w http.ResponseWriter, r *http.Request) {
+	var st Start
+	if err := read(r, &st); err != nil {
+		refuse(w, err)
+		return
+	}
+	if s.Check != nil {
+		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !ok || token == "" {
+			refuse(w, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the agent wants a bearer token of its server"})
+			return
+		}
+		if err := s.Check(r.Context(), token); err != nil {
+			refuse(w, err)
+			return
+		}
+	}
+	sc, err := st.scenario()
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	run := &session{server: s, id: rand.Text(), aim: st.Aim, cancel: cancel, changed: make(chan struct{}), orders: Orders{Phase: -1, Token: st.Aim.Token}}
+	if err := s.claim(run); err != nil {
+		refuse(w, err)
+		return
+	}
+	defer s.release()
+	s.note("run of %s, segment %d of %d: begins for %s", sc.Name, st.Segment.I, st.Segment.N, r.RemoteAddr)
+	events, gone := make(chan Event), make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		defer close(events)
+		emit := func(e Event) {
+			select {
+			case events <- e:
+			case <-gone: // the stream is broken
+			}
+		}
+		emit(Event{Run: run.id})
+		err := run.drive(ctx, &sc, &st, emit)
+		if err == nil && ctx.Err() != nil && !run.toldToStop() {
+			// It ended early, and not because the controller wanted it to.
+			err = &notify.Error{Kind: notify.KindUnavailable, Code: "agent_stopped", Msg: "the agent was stopped", Err: context.Cause(ctx)}
+		}
+		if err != nil {
+			s.note("run of %s: %v", sc.Name, err)
+			emit(Event{Failed: problemOf(err)})
+			return
+		}
+		s.note("run of %s: done", sc.Name)
+		emit(Event{Done: true})
+	})
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	if err := stream(w, events); err != nil {
+		cancel(fmt.Errorf("the controller is gone: %w", err))
+	}
+	close(gone)
+}
+
+// stream writes events until there are no more, and an empty one each second.
+func stream(w http.ResponseWriter, events <-chan Event) error {
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	ctl, enc := http.NewResponseController(w), json.NewEncoder(w)
+	for {
+		var e Event
+		select {
+		case next, more := <-events:
+			if !more {
+				return nil
+			}
+			e = next
+		case <-tick.C:
+		}
+		// A controller that does not read must not hold the run up.
+		if err := ctl.SetWriteDeadline(time.Now().Add(silence)); err != nil {
+			return err
+		}
+		if err := enc.Encode(e); err != nil {
+			return err
+		}
+		if err := ctl.Flush(); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Server) note(format string, args ...any) {
+	if s.Note != nil {
+		s.Note(format, args...)
+	}
+}
+
+func (s *Server) claim(run *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.run != nil {
+		return &notify.Error{Kind: notify.KindConflict, Code: "agent_busy", Msg: "the agent does another run; it does one at a time"}
+	}
+	s.run = run
+	return nil
+}
+
+func (s *Server) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.run = nil
+}
+
+// scenario is what the agent runs: without the faults, thresholds and drains, which are
+// for the controller.
+func (st *Start) scenario() (s load.Scenario, err error) {
+	if st.Protocol != Protocol {
+		return s, &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is %d, and the agent speaks %d: use one release of notifyctl", st.Protocol, Protocol)}
+	}
+	if s, err = load.ParseScenario([]byte(st.Scenario)); err != nil {
+		return s, err
+	}
+	if err := Suits(&s); err != nil {
+		return s, err
+	}
+	s.Thresholds, s.Objective = nil, nil
+	for i := range s.Phases {
+		s.Phases[i].Faults, s.Phases[i].Drain = nil, 0
+	}
+	return s, nil
+}
+
+// Suits refuses scenarios that agents cannot send. The error is of notify.KindInvalid.
+func Suits(s *load.Scenario) error {
+	if m := cmp.Or(s.Server.Mode, "context"); m != "context" && !s.OnlyNull() {
+		return notify.Invalid("bad_scenario", "server.mode", fmt.Sprintf("is %s, and agents send to a server that runs: context", m))
+	}
+	for _, p := range s.Phases {
+		for _, st := range p.Steps {
+			if st.Arrival.File != "" {
+				return notify.Invalid("bad_scenario", "arrival.file", fmt.Sprintf("of step %s: agents do not have the file", st.Name))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/load"
+)
+
+var errSilent = errors.New("the controller was silent for 3 s")
+
+// session is the run that an agent does.
+type session struct {
+	server *Server
+	id     string // only the controller knows it: it lets through its Orders
+	aim    Aim
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex
+	orders  Orders
+	changed chan struct{} // closed by the next Orders
+	run     *load.Run     // nil: not yet
+	watch   *time.Timer   // ends the run when the controller is silent
+}
+
+// follow takes new orders.
+func (s *session) follow(o *Orders) {
+	s.mu.Lock()
+	token := s.orders.Token
+	s.orders = *o
+	if o.Token == "" {
+		s.orders.Token = token
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	run := s.run
+	if s.watch != nil {
+		s.watch.Reset(silence)
+	}
+	s.mu.Unlock()
+	if o.Stop {
+		s.cancel(context.Canceled)
+	}
+	if run != nil && o.Steer != nil {
+		run.Steer(*o.Steer)
+	}
+}
+
+// toldToStop reports whether the controller ended the run.
+func (s *session) toldToStop() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.orders.Stop
+}
+
+func (s *session) token(context.Context) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.orders.Token, nil
+}
+
+// drive runs the segment until it is over or ctx ends.
+func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
+	watch := time.AfterFunc(silence, func() { s.cancel(errSilent) })
+	defer watch.Stop()
+	s.mu.Lock()
+	s.watch = watch
+	s.mu.Unlock()
+	cfg, end, err := s.server.Open(ctx, sc, &s.aim, s.token)
+	if err != nil {
+		return err
+	}
+	defer end()
+	// The controller asks the ledger and the server, and makes the faults.
+	cfg.Ledger, cfg.State, cfg.Faults, cfg.Server, cfg.Actions = nil, nil, nil, nil, nil
+	cfg.Callback, cfg.Segment, cfg.Promises, cfg.Steerable = s.aim.Callback, st.Segment, st.Promises, st.Steerable
+	var failed error
+	cfg.Report = func(f *load.Frame, err error) {
+		if err != nil { // what it would have told of is lost: the controller must know
+			failed = err
+			s.cancel(err)
+			return
+		}
+		emit(Event{Frame: f})
+	}
+	cfg.Begin = func(ctx context.Context, phase int, _ time.Time) (time.Time, error) {
+		emit(Event{Ready: &phase})
+		return s.begins(ctx, phase)
+	}
+	run, err := load.New(*sc, cfg)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.run = run
+	s.mu.Unlock()
+	if _, err := run.Run(ctx); err != nil {
+		return err
+	}
+	return failed
+}
+
+// begins waits for the orders that begin a phase, and returns its beginning.
+func (s *session) begins(ctx context.Context, phase int) (time.Time, error) {
+	for {
+		s.mu.Lock()
+		o, changed := s.orders, s.changed
+		s.mu.Unlock()
+		if o.Phase >= phase {
+			at := time.Unix(0, o.At)
+			return time.Now().Add(at.Sub(s.server.now())), nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return time.Time{}, context.Cause(ctx)
+		}
+	}
+}

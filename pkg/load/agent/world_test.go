@@ -1,0 +1,198 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is agents and a controller in one bubble, and the server they send to. The
+// network is net.Pipe.
+type world struct {
+	t      *testing.T
+	seen   *load.Observer
+	mu     sync.Mutex
+	agents map[string]*fake
+	names  []string
+}
+
+// fake is an agent whose server is in the bubble.
+type fake struct {
+	*world
+	Server
+
+	name   string
+	addr   string
+	answer func(seq uint64) (time.Duration, error)
+	accept chan net.Conn
+	http   *http.Server
+	dead   bool
+	stop   func() // as Ctrl-C does
+	frozen atomic.Bool
+	thaw   chan struct{} // ends what a frozen agent does
+	conns  []net.Conn
+	busy   sync.WaitGroup // answers under way
+
+	sending sync.Mutex
+	times   []time.Time // of what it sent
+}
+
+func (f *fake) sent() []time.Time {
+	f.sending.Lock()
+	defer f.sending.Unlock()
+	return slices.Clone(f.times)
+}
+
+func newWorld(t *testing.T, names ...string) *world {
+	t.Helper()
+	w := &world{t: t, seen: load.NewObserver(), agents: map[string]*fake{}}
+	for _, name := range names {
+		f := &fake{world: w, name: name, accept: make(chan net.Conn), thaw: make(chan struct{}), answer: func(uint64) (time.Duration, error) { return time.Millisecond, nil }}
+		f.Open = f.open
+		answer := f.Handler()
+		on, stop := context.WithCancelCause(context.Background())
+		f.stop = func() { stop(errors.New("by hand")) }
+		f.http = &http.Server{BaseContext: func(net.Listener) context.Context { return on }, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			f.busy.Add(1)
+			defer f.busy.Done()
+			answer.ServeHTTP(w, r)
+		})}
+		w.names = append(w.names, fmt.Sprintf("127.0.0.1:%d", len(w.names)+1))
+		w.agents[name] = f
+		f.addr = w.names[len(w.names)-1]
+		go func() { _ = f.http.Serve(f) }()
+		t.Cleanup(func() { f.die(); f.busy.Wait() })
+	}
+	return w
+}
+
+func (f *fake) open(context.Context, *load.Scenario, *Aim, func(context.Context) (string, error)) (load.Config, func(), error) {
+	return load.Config{Target: f}, func() {}, nil
+}
+
+// Send implements load.Target: what it takes is delivered when it answers.
+func (f *fake) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
+	f.sending.Lock()
+	f.times = append(f.times, time.Now())
+	f.sending.Unlock()
+	d, err := f.answer(r.Seq)
+	notify.Sleep(ctx, d)
+	if err != nil {
+		return load.Ack{}, err
+	}
+	a, items := load.Ack{Accepted: r.Size}, notify.NewBase(time.Now()).Items()
+	for i := range r.Size {
+		base := items.Item(i)
+		a.IDs = append(a.IDs, notify.ID{Base: base}.String())
+		f.seen.Take(&notify.Call{Items: []notify.Item{{Key: &notify.RowKey{Chunk: notify.Chunk{Base: base}}}}})
+	}
+	return a, nil
+}
+
+// Accept, Close and Addr implement net.Listener.
+func (f *fake) Accept() (net.Conn, error) {
+	c, ok := <-f.accept
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (f *fake) Close() error   { return nil }
+func (f *fake) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+// die ends an agent as a kill does: its connections end, and it sends nothing more.
+func (f *fake) die() {
+	f.world.mu.Lock()
+	defer f.world.mu.Unlock()
+	if f.dead {
+		return
+	}
+	close(f.accept)
+	close(f.thaw)
+	f.dead = true
+	_ = f.http.Close()
+	for _, c := range f.conns {
+		_ = c.Close()
+	}
+}
+
+func (w *world) dial(_ context.Context, _, addr string) (net.Conn, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range w.agents {
+		if f.addr != addr || f.dead {
+			continue
+		}
+		mine, its := net.Pipe()
+		f.conns = append(f.conns, its)
+		f.accept <- icy{its, f}
+		return mine, nil
+	}
+	return nil, net.ErrClosed
+}
+
+// icy is a connection of an agent that may be frozen: it stays open, and says nothing.
+type icy struct {
+	net.Conn
+	f *fake
+}
+
+func (c icy) Write(b []byte) (int, error) {
+	if c.f.frozen.Load() {
+		<-c.f.thaw
+	}
+	return c.Conn.Write(b)
+}
+
+// options are those of a fleet of all agents.
+func (w *world) options(s *load.Scenario) Options {
+	src, err := s.Source()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return Options{Agents: w.names, dial: w.dial, Job: Start{Scenario: src.YAML, Promises: true, Steerable: true}}
+}
+
+// run drives a scenario with all agents. during is called with the run in it.
+func (w *world) run(ctx context.Context, s load.Scenario, during func(*load.Run)) *load.Result {
+	w.t.Helper()
+	fleet, err := Dial(ctx, w.options(&s))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r, err := load.New(s, load.Config{Target: &fake{}, Ledger: w.seen, Remote: fleet, Steerable: true})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if during != nil {
+		during(r)
+	}
+	res, err := r.Run(ctx)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return res
+}
+
+func scenario(rate int, length time.Duration, thresholds ...string) load.Scenario {
+	s := load.One("s", length, load.Step{Name: "push", Rate: load.Number(rate), Workers: 64})
+	for _, t := range thresholds {
+		s.Thresholds = append(s.Thresholds, load.Threshold{Expr: t})
+	}
+	return s.WithDefaults()
+}

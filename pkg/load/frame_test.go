@@ -1,0 +1,106 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// TestPromisesTravel: what an agent promised is what the controller asks for.
+func TestPromisesTravel(t *testing.T) {
+	t.Parallel()
+	steps := []*stepRun{{}, {}}
+	a, b, c := notify.NewBase(time.Now()), notify.NewBase(time.Now()), notify.NewBase(time.Now())
+	from := &promises{keep: true, n: 1}
+	from.open = map[notify.Base]promise{
+		a: {due: due{intended: time.Second, step: steps[1]}}, b: {due: due{intended: -1, at: 1 << 60, step: steps[1]}},
+		c: {due: due{intended: 5, step: steps[1]}, count: 50_000, rejected: 7},
+	}
+	from.others = []otherPromise{{"trg_1", due{at: -3, step: steps[0]}}}
+	want := fmt.Sprint(from.open, from.others)
+	sent := from.take(steps)
+	to := &promises{keep: true}
+	if err := to.put(sent, steps); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(to.open, to.others); got != want || to.n != 3+50_000-7 {
+		t.Errorf("%s, not %s; %d", got, want, to.n)
+	}
+	if more := from.take(steps); more != nil {
+		t.Errorf("they are sent twice: %d bytes", len(more))
+	}
+	for cut := 1; cut < len(sent); cut++ {
+		had := to.n
+		if err := to.put(sent[:cut], steps[:1]); err == nil || to.n != had {
+			t.Fatalf("%d of %d bytes, of a run with one step: %v, %d promises more", cut, len(sent), err, to.n-had)
+		}
+	}
+}
+
+func FuzzPromises(f *testing.F) {
+	steps := []*stepRun{{}, {}}
+	from := &promises{open: map[notify.Base]promise{{}: {due: due{step: steps[1]}}}, others: []otherPromise{{"trg_1", due{step: steps[0]}}}}
+	f.Add(from.take(steps))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := &promises{}
+		if p.put(b, steps) != nil {
+			if p.n != 0 || len(p.open)+len(p.others) > 0 {
+				t.Error("a part of what is damaged was taken")
+			}
+			return
+		}
+		again := &promises{}
+		if err := again.put(p.take(steps), steps); err != nil || again.n != p.n {
+			t.Errorf("%d became %d: %v", p.n, again.n, err)
+		}
+	})
+}
+
+// absent are agents that only their frames tell of.
+type absent struct{}
+
+func (absent) Run(context.Context, func(int, *Frame) error) {}
+func (absent) Begin(_ context.Context, _ int, at time.Time) (time.Time, error) {
+	return at, nil
+}
+func (absent) Sent(context.Context, int) error { return nil }
+func (absent) Steer(SteerState)                {}
+func (absent) Agents() []Agent                 { return []Agent{{Name: "a"}, {Name: "b"}} }
+
+// TestDamagedFrame: nothing of it is taken.
+func TestDamagedFrame(t *testing.T) {
+	t.Parallel()
+	r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: dry{}, Remote: absent{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := NewHistogram()
+	put(h, time.Millisecond, 5)
+	text, err := EncodeHistogram(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := func() Frame {
+		return Frame{At: time.Second, Steps: []StepFrame{{Requests: 5, Sent: 5, Acked: 5, Lag: text, Service: text, Response: text}}}
+	}
+	for name, damage := range map[string]func(*Frame){
+		"step":      func(f *Frame) { f.Steps = append(f.Steps, StepFrame{Step: 1}) },
+		"below 0":   func(f *Frame) { f.Steps = append(f.Steps, StepFrame{Step: -1}) },
+		"histogram": func(f *Frame) { f.Steps = append(f.Steps, StepFrame{Lag: "x"}) },
+		"promises":  func(f *Frame) { f.Promises = bytes.Repeat([]byte{0xff}, 20) },
+	} {
+		f := good()
+		damage(&f)
+		if err := r.feeds.feed(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].live().sent != 0 || r.feeds.list()[1].Sent != 0 {
+			t.Errorf("%s: %v, %+v", name, err, r.steps[0].live())
+		}
+	}
+	f := good()
+	if err := r.feeds.feed(1, &f); err != nil || r.steps[0].live().sent != 5 || r.feeds.list()[1].Sent != 5 {
+		t.Errorf("%v, %+v", err, r.steps[0].live())
+	}
+}

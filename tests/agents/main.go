@@ -1,0 +1,114 @@
+// Command agents shows that the load of agents adds up: four agents of notifyctl send to
+// the null sink as fast as they can, each held to the same share of a core by a control
+// group (Linux, root), and so does one. It ends with one line of key=value pairs and exits
+// 1 unless four send at least 3.5 times what one sends.
+//
+// One line has the rates in messages a second, and the cores that the agents used.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+const atLeast = 3.5
+
+const scenario = `
+name: agents
+duration: %v
+steps: [{target: "null", workers: 2}]
+`
+
+type options struct {
+	share float64
+	time  time.Duration
+	keep  bool
+}
+
+func main() {
+	var o options
+	flag.Float64Var(&o.share, "share", 0.15, "of a core that each agent gets")
+	flag.DurationVar(&o.time, "time", 10*time.Second, "how long each run sends")
+	flag.BoolVar(&o.keep, "keep", false, "keep the folder")
+	flag.Parse()
+	rig.Main("agents", o.keep, o.run)
+}
+
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
+	bin := filepath.Join(dir, "notifyctl")
+	build := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/notifyctl")
+	build.Stderr = os.Stderr
+	rig.Ok(build.Run())
+	file := filepath.Join(dir, "scenario.yaml")
+	rig.Ok(os.WriteFile(file, fmt.Appendf(nil, scenario, o.time), 0o600))
+	var (
+		names    []string
+		children []*rig.Child
+		shares   []*rig.Share
+	)
+	defer func() {
+		for _, c := range children {
+			_ = c.Kill() // it may have ended
+		}
+		for _, s := range shares {
+			s.Remove(ctx)
+		}
+	}()
+	for i := range 4 {
+		share, err := rig.NewShare(fmt.Sprintf("notifyd-agents-%d-%d", os.Getpid(), i), o.share)
+		shares = append(shares, share) // there may be a folder without a share
+		rig.Ok(err)
+		child, addr := start(ctx, bin)
+		children, names = append(children, child), append(names, addr)
+		rig.Ok(share.Hold(child.Pid()))
+	}
+	one, oneCPU := send(ctx, bin, file, names[:1])
+	four, fourCPU := send(ctx, bin, file, names)
+	ok = four >= atLeast*one
+	fmt.Printf("agents one=%.0f four=%.0f times=%.2f share=%v one_cores=%.2f four_cores=%.2f ok=%v\n", one, four, four/one, o.share, oneCPU, fourCPU, ok)
+	return ok
+}
+
+// start starts an agent and returns where it listens.
+func start(ctx context.Context, bin string) (child *rig.Child, addr string) {
+	c := exec.CommandContext(ctx, bin, "load", "agent", "--listen", "127.0.0.1:0")
+	out := rig.Must(c.StderrPipe())
+	child = rig.Must(rig.Spawn(c))
+	lines := bufio.NewScanner(out)
+	for found := false; !found; {
+		if !lines.Scan() {
+			panic(fmt.Errorf("an agent did not start: %w", lines.Err()))
+		}
+		addr, found = strings.CutPrefix(lines.Text(), "agent: listens at ")
+	}
+	go func() {
+		for lines.Scan() { // so that it is never held up by a full pipe
+		}
+	}()
+	return child, addr
+}
+
+// send runs the scenario with agents and returns the rate, and the cores they used in
+// their last second.
+func send(ctx context.Context, bin, file string, agents []string) (rate, cores float64) {
+	c := exec.CommandContext(ctx, bin, "load", "run", file, "--agents", strings.Join(agents, ","), "--no-calibration", "--no-keep", "-q", "-o", "json")
+	c.Stderr = os.Stderr
+	var r load.Result
+	rig.Ok(json.Unmarshal(rig.Must(c.Output()), &r))
+	for _, a := range r.Agents {
+		cores += a.CPU
+		fmt.Printf("%d agents: %s sent %d with %.2f cores: %s\n", len(agents), a.Name, a.Sent, a.CPU, a.State)
+	}
+	return r.Rates.Acked, cores
+}

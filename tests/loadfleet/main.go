@@ -1,0 +1,267 @@
+// Command loadfleet loads an installation of notifyd from three machines by consent, and
+// shows that it stays safe. The installation is two processes that take requests and two
+// that work, over the servers of make engines. Each agent, and a production server that
+// gave no grant, has a network namespace of its own, with a cable to the installation.
+//
+//  1. A whole run: its thresholds hold on the merged figures, nothing is lost or repeated.
+//  2. An agent is killed in the middle: the verdict names it and its share.
+//  3. The grant is revoked in the middle: a second later no request of the run comes in.
+//  4. A run is aimed at the production server: no packet goes there.
+//
+// It ends with one line of key=value pairs and exits 1 when that did not hold.
+// scripts/loadfleet.sh says where the servers are.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/internal/freeport"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+type options struct {
+	rig.Servers
+
+	rate int
+	keep bool
+}
+
+const (
+	agents = 3
+	// runFor is how long a run sends; what happens in the middle of one begins at middle.
+	runFor = 20 * time.Second
+	middle = 8 * time.Second
+)
+
+func main() {
+	var o options
+	flag.IntVar(&o.rate, "rate", 300, "single requests a second of all agents; mails in batches are as many")
+	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
+	o.Flags()
+	flag.Parse()
+	rig.Main("loadfleet", o.keep, o.run)
+}
+
+// fleet is what the runs use.
+type fleet struct {
+	*rig.Fleet
+	ctl    string // notifyctl
+	dir    string
+	home   []string // environment of notifyctl
+	target string   // URL of the API under load
+	nets   []*network
+	agents []*rig.Child
+	token  string // file of the grant
+}
+
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
+	began := time.Now()
+	bin := rig.Must(rig.Notifyd(ctx, dir, "loadfleet", ""))
+	home := filepath.Join(dir, "home")
+	f := &fleet{dir: dir, ctl: filepath.Join(dir, "notifyctl"), home: append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home), token: filepath.Join(dir, "grant")}
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", f.ctl, "./cmd/notifyctl").CombinedOutput(); err != nil {
+		panic(fmt.Errorf("notifyctl: %w: %s", err, out))
+	}
+	defer o.Apart(ctx, "loadfleet")()
+	var err error
+	f.Fleet, err = rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(0, 0), First: "api", Simulate: []string{"--latency-p99", "0"}})
+	defer f.End()
+	rig.Ok(err)
+	for k := range agents + 1 {
+		n := newNetwork(ctx, k+1)
+		defer n.remove()
+		f.nets = append(f.nets, n)
+	}
+	address := fmt.Sprintf("%s:%d", f.nets[0].near, rig.Must(freeport.Find(1)))
+	f.target = "http://" + address
+	for i := range 2 {
+		rig.Must(f.Run(ctx, fmt.Sprint("work-", i+1), "worker,scheduler,dispatcher,operator", nil))
+	}
+	rig.Must(f.Run(ctx, "api-2", "api", nil, "api.listen="+address, "api.plaintext=anywhere"))
+	fmt.Printf("2 processes for requests and 2 for work are ready in %.0f s, at %s\n", time.Since(began).Seconds(), f.target)
+	f.mustCtl(ctx, "context", "add", "staging", "--server", f.target, "--token-file", filepath.Join(dir, "dev", "token"), "--simulators", f.V.Control())
+	f.startAgents(ctx)
+	scenario := o.scenario(dir)
+	grant := f.mustCtl(ctx, "load", "grant", "--for", "20m", "--rate", fmt.Sprint(3*o.rate), "--targets", "push,email", "--providers", "simulated", "--out", f.token, "-o", "json", "--jq", ".id")
+	grant = strings.Trim(strings.TrimSpace(grant), `"`)
+
+	whole := f.start(ctx, scenario)
+	w := whole.result()
+	wholeOK := w.Exit == 0 && w.Ledger.Checked && w.Ledger.Lost == 0 && w.Ledger.Duplicates == 0 && w.Totals.Sent == w.Totals.Intended && w.Totals.Acked == w.Totals.Sent
+	fmt.Printf("whole: verdict %s, sent %d of %d, lost %d, duplicates %d, exit %d\n", w.Verdict.Code, w.Totals.Sent, w.Totals.Intended, w.Ledger.Lost, w.Ledger.Duplicates, w.Exit)
+
+	killed := f.start(ctx, scenario)
+	killed.waitSending()
+	rig.Ok(rig.Pause(ctx, middle))
+	rig.Ok(f.agents[1].Kill())
+	k := killed.result()
+	named := strings.Contains(strings.Join(k.Verdict.Reasons, "; "), f.nets[1].far)
+	share := 1 - float64(k.Totals.Sent)/float64(k.Totals.Intended)
+	// A third of the load is the agent's, for what is left of the run.
+	wantShare := (1 - middle.Seconds()/runFor.Seconds()) / agents
+	killedOK := named && k.Ledger.Lost == 0 && k.Ledger.Duplicates == 0 && share > wantShare/2 && share < 1.5*wantShare
+	fmt.Printf("killed: verdict %s, %.1f%% not sent, lost %d, duplicates %d, unexpected %d: %s\n", k.Verdict.Code, 100*share, k.Ledger.Lost, k.Ledger.Duplicates, k.Ledger.Unexpected, strings.Join(k.Verdict.Reasons, "; "))
+	f.startAgent(ctx, 1)
+
+	revoked := f.start(ctx, scenario)
+	revoked.waitSending()
+	rig.Ok(rig.Pause(ctx, middle))
+	f.mustCtl(ctx, "load", "revoke", grant)
+	rig.Ok(rig.Pause(ctx, time.Second))
+	after := f.taken(ctx)
+	rig.Ok(rig.Pause(ctx, 3*time.Second))
+	late := f.taken(ctx) - after
+	r := revoked.result()
+	revokedOK := late == 0 && r.Partial && strings.Contains(r.Stopped+strings.Join(r.Verdict.Reasons, ";"), "revoked")
+	fmt.Printf("revoked: %.0f requests later than a second after it, sent %d of %d: %s\n", late, r.Totals.Sent, r.Totals.Intended, r.Stopped)
+
+	prod := f.nets[agents]
+	before := prod.packets()
+	code := 0
+	for _, args := range [][]string{{"--grant", f.token}, {}, {"--agents", f.list()}} {
+		c := f.command(ctx, append([]string{"load", "run", scenario, "--no-ui", "--no-keep", "--server", "http://" + prod.far + ":7420"}, args...)...)
+		_ = c.Run() // it is refused
+		code = c.ProcessState.ExitCode()
+	}
+	packets := prod.packets() - before
+	ok = wholeOK && killedOK && revokedOK && packets == 0 && code != 0
+	fmt.Printf("loadfleet agents=%d sent=%d accepted=%d lost=%d duplicates=%d killed_named=%v killed_not_sent=%.3f killed_lost=%d revoked_late=%.0f packets_without_grant=%d seconds=%.0f ok=%v\n",
+		agents, w.Totals.Sent, w.Totals.Acked, w.Ledger.Lost, w.Ledger.Duplicates, named, share, k.Ledger.Lost, late, packets, time.Since(began).Seconds(), ok)
+	return ok
+}
+
+// scenario writes what is sent.
+func (o *options) scenario(dir string) string {
+	file := filepath.Join(dir, "scenario.yaml")
+	rig.Ok(os.WriteFile(file, []byte(fmt.Sprintf(`name: loadfleet
+duration: %s
+steps:
+  - {name: single, target: http-single, channel: push, rate: %d, workers: 16, users: 10k, addresses: true, category: transactional}
+  - {name: batch, target: http-batch, channel: email, rate: %d, size: 20, workers: 8, users: 10k, addresses: true, category: transactional}
+drain: 3m
+thresholds: [lost == 0, duplicates == 0, failed == 0, "rate{step=single} >= %d", "response{step=single}.p99 < 10s"]
+`, runFor, o.rate, o.rate, o.rate*9/10)), 0o600))
+	return file
+}
+
+func (f *fleet) command(ctx context.Context, args ...string) *exec.Cmd {
+	c := rig.DieWithStarter(exec.CommandContext(ctx, f.ctl, args...))
+	c.Env = f.home
+	return c
+}
+
+func (f *fleet) mustCtl(ctx context.Context, args ...string) string {
+	var out, errs bytes.Buffer
+	c := f.command(ctx, args...)
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Run(); err != nil {
+		panic(fmt.Errorf("notifyctl %s: %w\n%s", strings.Join(args, " "), err, errs.String()))
+	}
+	return out.String()
+}
+
+const agentPort = "7431"
+
+// list is the agents' addresses.
+func (f *fleet) list() string {
+	var all []string
+	for _, n := range f.nets[:agents] {
+		all = append(all, n.far+":"+agentPort)
+	}
+	return strings.Join(all, ",")
+}
+
+func (f *fleet) startAgents(ctx context.Context) {
+	args := []string{"load", "agent", "certs", "--out", filepath.Join(f.dir, "certs")}
+	for _, n := range f.nets[:agents] {
+		args = append(args, n.far)
+	}
+	f.mustCtl(ctx, args...)
+	f.agents = make([]*rig.Child, agents)
+	for i := range agents {
+		f.startAgent(ctx, i)
+	}
+}
+
+func (f *fleet) cert(name string) string { return filepath.Join(f.dir, "certs", name) }
+
+func (f *fleet) startAgent(ctx context.Context, i int) {
+	log := rig.Must(os.Create(filepath.Join(f.dir, fmt.Sprintf("agent-%d.log", i+1))))
+	defer log.Close()
+	n := f.nets[i]
+	c := n.command(ctx, f.ctl, "load", "agent", "--listen", n.far+":"+agentPort, "--cert", f.cert("agent.pem"), "--key", f.cert("agent-key.pem"), "--client-ca", f.cert("ca.pem"))
+	c.Env, c.Stdout, c.Stderr = f.home, log, log
+	f.agents[i] = rig.Must(rig.Spawn(c))
+	rig.Ok(rig.Until(ctx, "agent "+n.far+" listens", func() (bool, error) {
+		if f.agents[i].Gone() {
+			return false, errors.New("it ended: see " + log.Name())
+		}
+		b := rig.Must(os.ReadFile(log.Name()))
+		return bytes.Contains(b, []byte("listens at")), nil
+	}))
+}
+
+// run is a load run under way.
+type run struct {
+	ctx  context.Context //nolint:containedctx // of the run
+	out  string
+	log  string
+	proc *rig.Child
+}
+
+func (f *fleet) start(ctx context.Context, scenario string) *run {
+	r := &run{ctx: ctx, out: filepath.Join(f.dir, fmt.Sprintf("result-%d.json", time.Now().UnixMilli()))}
+	r.log = strings.TrimSuffix(r.out, ".json") + ".log"
+	log := rig.Must(os.Create(r.log))
+	defer log.Close()
+	c := f.command(ctx, "load", "run", scenario, "--context", "staging", "--mode", "context", "--grant", f.token, "--no-ui", "--no-keep", "--out", r.out,
+		"--agents", f.list(), "--agent-ca", f.cert("ca.pem"), "--agent-cert", f.cert("controller.pem"), "--agent-key", f.cert("controller-key.pem"))
+	c.Stdout, c.Stderr = log, log
+	r.proc = rig.Must(rig.Spawn(c))
+	return r
+}
+
+// waitSending waits for the first line about a second of the run.
+func (r *run) waitSending() {
+	rig.Ok(rig.Until(r.ctx, "the run sends", func() (bool, error) {
+		if r.proc.Gone() {
+			return false, errors.New("it ended: see " + r.log)
+		}
+		return bytes.Contains(rig.Must(os.ReadFile(r.log)), []byte("sent")), nil
+	}))
+}
+
+func (r *run) result() *load.Result {
+	if err := r.proc.Wait(rig.Patience); err != nil && !r.proc.Gone() {
+		panic(err)
+	}
+	b, err := os.ReadFile(r.out)
+	if err != nil {
+		panic(fmt.Errorf("the run left no result: %w\n%s", err, rig.Must(os.ReadFile(r.log))))
+	}
+	var res load.Result
+	rig.Ok(json.Unmarshal(b, &res))
+	return &res
+}
+
+// taken is how many requests that the API under load answered were marked ones that send.
+func (f *fleet) taken(ctx context.Context) float64 {
+	for _, p := range f.Processes() {
+		if p.Name == "api-2" {
+			return rig.Must(rig.ScrapeSum(ctx, "http://"+p.Admin+"/metrics", "notifyd_http_requests_total", `route="/v1/notifications`))
+		}
+	}
+	panic("there is no api-2")
+}
+

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+// network is a network namespace with one cable to this one. It reaches every address of
+// this one, and no other namespace.
+type network struct {
+	name      string
+	near, far string // the addresses of the cable's ends, here and there
+	cable     string // the end here
+}
+
+// newNetwork lays the k-th cable. It needs root and the program ip.
+func newNetwork(ctx context.Context, k int) *network {
+	n := &network{
+		name: fmt.Sprintf("notifyd%d-%d", os.Getpid(), k), cable: fmt.Sprintf("nd%d-%d", os.Getpid()%100_000, k),
+		near: fmt.Sprintf("10.78.%d.1", k), far: fmt.Sprintf("10.78.%d.2", k),
+	}
+	ip(ctx, "netns", "add", n.name)
+	// IPv6 looks for neighbours by itself, and packets are counted here.
+	n.inside(ctx, "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	ip(ctx, "link", "add", n.cable, "type", "veth", "peer", "name", "eth0", "netns", n.name)
+	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+n.cable+"/disable_ipv6", []byte("1"), 0o600) // without IPv6 there is no such file
+	ip(ctx, "addr", "add", n.near+"/30", "dev", n.cable)
+	ip(ctx, "link", "set", n.cable, "up")
+	ip(ctx, "-n", n.name, "addr", "add", n.far+"/30", "dev", "eth0")
+	ip(ctx, "-n", n.name, "link", "set", "lo", "up")
+	ip(ctx, "-n", n.name, "link", "set", "eth0", "up")
+	ip(ctx, "-n", n.name, "route", "add", "default", "via", n.near)
+	return n
+}
+
+func (n *network) remove() {
+	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { //nolint:noctx // also after the context has ended
+		fmt.Printf("network %s is left behind: %v %s\n", n.name, err, out)
+	}
+}
+
+// command runs in the network.
+func (n *network) command(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", n.name}, args...)...)
+}
+
+func (n *network) inside(ctx context.Context, args ...string) {
+	if out, err := n.command(ctx, args...).CombinedOutput(); err != nil {
+		panic(fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out))
+	}
+}
+
+// packets is how many packets went into the network so far.
+func (n *network) packets() int {
+	b := rig.Must(os.ReadFile("/sys/class/net/" + n.cable + "/statistics/tx_packets"))
+	return rig.Must(strconv.Atoi(strings.TrimSpace(string(b))))
+}
+
+func ip(ctx context.Context, args ...string) {
+	if out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput(); err != nil {
+		panic(fmt.Errorf("ip %s, which needs root: %w: %s", strings.Join(args, " "), err, out))
+	}
+}
