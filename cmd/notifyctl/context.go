@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -96,6 +97,7 @@ func newContextShow(p *program) *cobra.Command {
 
 func newContextAdd(p *program) *cobra.Command {
 	var x term.Context
+	var sims []string
 	var use bool
 	c := &cobra.Command{
 		Use: "add NAME --server URL", Short: "Add or replace a context", Args: term.Exact("a name"),
@@ -105,11 +107,16 @@ readable by you alone.`,
 		Example: `  notifyctl context add prod --server https://notify.example.com --token-file ~/.secrets/notify --protected
   vault read -field=token notify | notifyctl context add prod --server https://notify.example.com --token-file -`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			x.Server, x.TokenFile = p.global.server, p.global.tokenFile
+			x.Server, x.TokenFile, x.Simulators = p.global.server, p.global.tokenFile, strings.Join(sims, ",")
+			if x.Simulators != "" {
+				if _, err := load.ParseSimulators(x.Simulators, nil); err != nil {
+					return err
+				}
+			}
 			return runContextAdd(p, args[0], x, use)
 		},
 	}
-	c.Flags().StringVar(&x.Simulators, "simulators", "", "control URL of simulated providers")
+	c.Flags().StringSliceVar(&sims, "simulators", nil, "control URL of simulated providers; several count as one ledger in load runs")
 	c.Flags().BoolVar(&x.Protected, "protected", false, "ask before anything is changed there")
 	c.Flags().BoolVar(&use, "use", false, "make it the current one")
 	return c

@@ -27,7 +27,7 @@ import (
 type simulators struct {
 	p       *program
 	control string // --simulators
-	load.Simulators
+	*load.Simulators
 }
 
 func newSim(p *program) *cobra.Command {
@@ -80,8 +80,14 @@ func (s *simulators) run(do func(ctx context.Context, args []string) error) func
 		if control == "" {
 			return &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names no simulated providers"), Next: []string{"notifyctl sim --simulators URL ..."}}
 		}
-		s.URL = strings.TrimSuffix(control, "/")
-		s.Client = &http.Client{Timeout: s.p.global.timeout, Transport: &http.Transport{DisableKeepAlives: true}}
+		list, err := load.ParseSimulators(control, &http.Client{Timeout: s.p.global.timeout, Transport: &http.Transport{DisableKeepAlives: true}})
+		if err != nil {
+			return err
+		}
+		if len(list) > 1 {
+			return &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names several simulators: " + control), Next: []string{"notifyctl sim --simulators " + list[0].URL + " ..."}}
+		}
+		s.Simulators = list[0]
 		return do(c.Context(), args)
 	}
 }

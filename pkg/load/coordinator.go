@@ -50,7 +50,8 @@ type coordinator struct {
 	queued    int            // measured seconds in which it woke on time, and requests started late
 	starved   int
 	worstWake time.Duration
-	probe     *recorder // of Run.probe
+	probe     *recorder  // of Run.probe
+	timing    sync.Mutex // guards endToEnd: settle joins, too
 	endToEnd  map[*stepRun]*endTimes
 	intervals []Interval
 	inter     map[*stepRun]*window
@@ -310,12 +311,10 @@ func (c *coordinator) askOthers(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
 	if l := c.run.cfg.Ledger; l != nil {
-		if got, err := l.came(ctx); err == nil {
+		if got, err := l.came(ctx, false); err == nil {
 			c.came = got
 		}
-		if o, ok := l.(*Observer); ok {
-			_, _ = o.times(ctx, &c.run.promised, c.took) // it never fails
-		}
+		_ = l.times(ctx, &c.run.promised, c.took) // what failed is asked for again, at the latest in the end
 	}
 	if s := c.said.Load(); s != nil {
 		c.server = *s

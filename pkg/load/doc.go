@@ -12,6 +12,7 @@
 //	                   coordinator.go  once a second: takes the workers' histograms,
 //	                                   judges thresholds, asks the ledger
 //	                   snapshot.go     what everybody else sees: immutable
+//	                   promises.go     joins what was accepted with what came
 //	                   remote.go       other processes send: puts their frames where
 //	                                   the workers would have recorded
 //	                   ledger.go       in the end: what became of each message
@@ -21,6 +22,7 @@
 // server's), response (done - due: what a caller would feel). The ledger adds
 // end-to-end (delivered - due) and, for what is scheduled, signed lateness.
 //
-// After the run every accepted id is looked up in the ledger of the simulated
-// providers: lost and duplicate are counted, not estimated.
+// What came first of every accepted id is read from the ledger of the simulated
+// providers, while the run goes on: end-to-end times are not sampled, and lost and
+// duplicate are counted, not estimated. promises.go joins the two in bounded memory.
 package load

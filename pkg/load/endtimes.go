@@ -9,6 +9,8 @@ import (
 
 // took records when something promised came.
 func (c *coordinator) took(d *due, at time.Time, n int64) {
+	c.timing.Lock()
+	defer c.timing.Unlock()
 	e := c.endToEnd[d.step]
 	if e == nil {
 		e = &endTimes{endToEnd: NewHistogram(), late: NewHistogram(), early: NewHistogram()}

@@ -51,6 +51,8 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 		return stat(QuantilesOf(h), m.stat)
 	case "end_to_end", "lateness":
 		sum := endTimes{endToEnd: NewHistogram(), late: NewHistogram(), early: NewHistogram()}
+		c.timing.Lock()
+		defer c.timing.Unlock()
 		for s, e := range c.endToEnd {
 			if m.matches(s) {
 				sum.endToEnd.Merge(e.endToEnd)

@@ -103,31 +103,32 @@ const (
 // keeps none, for the controller asks the ledger.
 func (p *promises) take(steps []*stepRun) []byte {
 	p.mu.Lock()
-	singles, fans, others := p.singles, p.fans, p.others
-	p.singles, p.fans, p.others = nil, nil, nil
+	open, others := p.open, p.others
+	p.open, p.others = nil, nil
 	p.mu.Unlock()
-	if len(singles)+len(fans)+len(others) == 0 {
+	if len(open)+len(others) == 0 {
 		return nil
 	}
 	index := map[*stepRun]uint64{}
 	for i, s := range steps {
 		index[s] = uint64(i)
 	}
-	b := make([]byte, 0, 28*(len(singles)+len(fans)))
+	b := make([]byte, 0, 28*len(open))
 	head := func(kind uint64, d *due) {
 		b = binary.AppendUvarint(b, index[d.step]*promisedKinds+kind)
 		b = binary.AppendVarint(b, int64(d.intended))
 		b = binary.AppendVarint(b, d.at)
 	}
-	for i := range singles {
-		head(promisedSingle, &singles[i].due)
-		b = append(b, singles[i].base[:]...)
-	}
-	for i := range fans {
-		head(promisedFan, &fans[i].due)
-		b = append(b, fans[i].base[:]...)
-		b = binary.AppendUvarint(b, uint64(fans[i].count))
-		b = binary.AppendUvarint(b, uint64(fans[i].rejected))
+	for base, one := range open {
+		if one.count == 0 {
+			head(promisedSingle, &one.due)
+			b = append(b, base[:]...)
+			continue
+		}
+		head(promisedFan, &one.due)
+		b = append(b, base[:]...)
+		b = binary.AppendUvarint(b, uint64(one.count))
+		b = binary.AppendUvarint(b, uint64(one.rejected))
 	}
 	for i := range others {
 		head(promisedOther, &others[i].due)
@@ -140,10 +141,10 @@ func (p *promises) take(steps []*stepRun) []byte {
 // put adds what take returned elsewhere, all of it or, with an error, nothing.
 func (p *promises) put(b []byte, steps []*stepRun) error {
 	var (
-		singles, fans []promise
-		others        []otherPromise
-		n             int64
-		damaged       bool
+		open    = map[notify.Base]promise{}
+		others  []otherPromise
+		n       int64
+		damaged bool
 	)
 	number := func() uint64 {
 		v, size := binary.Uvarint(b)
@@ -173,20 +174,24 @@ func (p *promises) put(b []byte, steps []*stepRun) error {
 			break
 		}
 		d.step = steps[step]
-		var one promise
-		one.due = d
+		var base notify.Base
+		one := promise{due: d}
 		switch kind % promisedKinds {
 		case promisedSingle:
-			copy(one.base[:], text(uint64(len(one.base))))
-			singles, n = append(singles, one), n+1
+			copy(base[:], text(uint64(len(base))))
+			n++
 		case promisedFan:
-			copy(one.base[:], text(uint64(len(one.base))))
+			copy(base[:], text(uint64(len(base))))
 			one.count, one.rejected = uint32(number()), uint32(number())
-			damaged = damaged || one.rejected > one.count
-			fans, n = append(fans, one), n+int64(one.count)-int64(one.rejected)
+			damaged = damaged || one.rejected > one.count || one.count == 0
+			n += int64(one.count) - int64(one.rejected)
 		case promisedOther:
 			others, n = append(others, otherPromise{string(text(number())), d}), n+1
+			continue
 		}
+		_, twice := open[base]
+		damaged = damaged || twice
+		open[base] = one
 	}
 	if damaged {
 		return notify.Invalid("bad_frame", "promises", fmt.Sprintf("are damaged, %d bytes before their end", len(b)))
@@ -194,11 +199,9 @@ func (p *promises) put(b []byte, steps []*stepRun) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.n += n
-	p.singles, p.fans, p.others = append(p.singles, singles...), append(p.fans, fans...), append(p.others, others...)
-	for _, list := range [][]promise{singles, fans} {
-		for i := range list {
-			p.note(list[i].base, list[i].due)
-		}
+	p.others = append(p.others, others...)
+	for base, one := range open {
+		p.promise(base, one)
 	}
 	return nil
 }

@@ -3,26 +3,32 @@ package load
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Ledger knows what the providers were given: the simulators' over HTTP
-// (Simulators), or an Observer in this process.
+// Ledger knows what the providers were given: the simulators' over HTTP (Shards), or an
+// Observer in this process.
 type Ledger interface {
 	// begin remembers what came before the run.
 	begin(ctx context.Context) error
-	// came counts what came since.
-	came(ctx context.Context) (came, error)
+	// came counts what came since; final: also what is compared later.
+	came(ctx context.Context, final bool) (came, error)
+	// times calls f with the moment each promised message came first, of what came
+	// since the last call. It may be called while the run goes on.
+	times(ctx context.Context, p *promises, f took) error
 	// missing counts what was promised and came, and names the first of what did
-	// not: at most so many.
+	// not: at most so many. It knows what times has seen.
 	missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error)
-	// times calls f with the moment each promised message came first; sampled: of a
-	// part of them, because they are too many.
-	times(ctx context.Context, p *promises, f func(d *due, at time.Time, n int64)) (sampled bool, err error)
+	// last calls f likewise with what only the end tells: the calls of triggers. It is
+	// called once.
+	last(ctx context.Context, p *promises, f took) error
 }
+
+// took is told of messages of one promise that came at a moment. Several goroutines may
+// call it.
+type took func(d *due, at time.Time, n int64)
 
 // came is what a ledger counted.
 type came struct {
@@ -49,7 +55,7 @@ func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
 		return
 	}
 	for end := time.Now().Add(limit); time.Now().Before(end) && ctx.Err() == nil; {
-		if c, err := r.cfg.Ledger.came(ctx); err == nil && c.ids >= r.promised.total() {
+		if c, err := r.cfg.Ledger.came(ctx, false); err == nil && c.ids >= r.promised.total() {
 			return
 		}
 		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
@@ -115,10 +121,11 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 	still, last, quiet := time.Now(), int64(-1), false
 	heard := began // when somebody last said that more will come
 	var got came
-	var asked time.Time // when what came was last compared
+	var asked time.Time         // when what came was last compared
+	var comparing time.Duration // how long that took
 	for {
 		var err error
-		if got, err = l.came(ctx); err != nil {
+		if got, err = l.came(ctx, false); err != nil {
 			return c, err
 		}
 		if got.ids != last {
@@ -128,15 +135,16 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 		over := time.Since(began) > limit
 		// What others send, the other segments say, is counted too: enough has come
 		// when it is what was promised.
-		if !over && got.ids >= c.Expected && time.Since(asked) >= time.Second {
-			delivered, _, err := l.missing(ctx, p, 0)
+		if !over && got.ids >= c.Expected && time.Since(asked) >= max(time.Second, 10*comparing) {
+			began := time.Now()
+			delivered, _, err := r.compare(ctx, 0)
 			if err != nil {
 				return c, err
 			}
-			over, asked = delivered >= c.Expected, time.Now()
+			over, asked, comparing = delivered >= c.Expected, time.Now(), time.Since(began)
 		}
 		if !over && time.Since(heard) > quietFor && time.Since(began) > limit/2 {
-			_, ids, err := l.missing(ctx, p, 10)
+			_, ids, err := r.compare(ctx, 10)
 			if err != nil {
 				return c, err
 			}
@@ -152,16 +160,18 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 		}
 		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
 	}
-	c.Duplicates, c.Reordered = got.duplicates, got.reordered
 	most := maxAsked
 	if hurried {
 		most = 20 // somebody waits
 	}
-	delivered, ids, err := l.missing(ctx, p, most)
+	delivered, ids, err := r.compare(ctx, most)
+	if err == nil {
+		got, err = l.came(ctx, true) // it knows now what came at two ledgers
+	}
 	if err != nil {
 		return c, err
 	}
-	c.Delivered = delivered
+	c.Delivered, c.Duplicates, c.Reordered = delivered, got.duplicates, got.reordered
 	missing := c.Expected - c.Delivered
 	open, ended := ask(ctx, ids, r.cfg.State)
 	switch rest := missing - int64(len(ids)); { // too many to ask of each: they fare like those
@@ -194,6 +204,22 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 	return c, nil
 }
 
+// join joins all that came with all that was promised.
+func (r *Run) join(ctx context.Context) error {
+	if err := r.cfg.Ledger.times(ctx, &r.promised, r.c.took); err != nil {
+		return err
+	}
+	return r.promised.joinFiles(r.c.took)
+}
+
+// compare joins, and returns what missing does.
+func (r *Run) compare(ctx context.Context, most int) (delivered int64, ids []string, err error) {
+	if err := r.join(ctx); err != nil {
+		return 0, nil, err
+	}
+	return r.cfg.Ledger.missing(ctx, &r.promised, most)
+}
+
 // ask counts those of ids that are on their way, and those that ended without
 // having been delivered. Where the server cannot say, they are neither.
 func ask(ctx context.Context, ids []string, state StateOf) (open, ended int64) {
@@ -220,80 +246,4 @@ func (r *Run) expects(s notify.State) bool {
 		}
 	}
 	return false
-}
-
-// promises remembers what was acknowledged, to ask for it in the end: 32 bytes a
-// single message, 64 a fan-out.
-type promises struct {
-	keep bool // somebody will ask
-
-	mu      sync.Mutex
-	n       int64 // messages
-	singles []promise
-	fans    []promise
-	others  []otherPromise       // triggers
-	byBase  map[notify.Base]*due // of those not joined yet, where deliveries are watched
-	watch   bool
-}
-
-// promise is a single notification or a fan-out.
-type promise struct {
-	base     notify.Base
-	due             // of it
-	count    uint32 // receivers; 0: a single
-	rejected uint32
-}
-
-// due says when a message was to be sent, and when it was for.
-type due struct {
-	intended time.Duration // since the run's start
-	at       int64         // ns since 1970, of what was for later; 0: for at once
-	step     *stepRun
-}
-
-type otherPromise struct {
-	id string
-	due
-}
-
-func (p *promises) add(s *stepRun, r *Request, a *Ack) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if a.Count > 0 {
-		p.n += int64(a.Count - a.Rejected)
-	} else {
-		p.n += int64(a.Accepted)
-	}
-	if !p.keep {
-		return
-	}
-	d := due{intended: r.Intended, step: s}
-	if at, later := s.data.later(uint64(r.N), r.Intended); later || r.kind == kindTrigger {
-		d.at = at.UnixNano()
-	}
-	if a.Count > 0 {
-		p.fans = append(p.fans, promise{base: a.Base, due: d, count: uint32(a.Count), rejected: uint32(a.Rejected)})
-		p.note(a.Base, d)
-		return
-	}
-	for _, id := range a.IDs {
-		if n, err := notify.ParseID(id); err == nil && !n.Fan {
-			p.singles = append(p.singles, promise{base: n.Base, due: d})
-			p.note(n.Base, d)
-		} else {
-			p.others = append(p.others, otherPromise{id, d})
-		}
-	}
-}
-
-func (p *promises) note(b notify.Base, d due) {
-	if p.watch {
-		p.byBase[b] = &d
-	}
-}
-
-func (p *promises) total() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.n
 }

@@ -2,13 +2,14 @@ package load
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,10 +32,11 @@ type providers struct {
 	foreign int
 	// growing: another one comes every second, up to n.
 	growing time.Time
-	// reading takes so long, for each message that the dump holds.
+	// reading the last arrivals takes so long.
 	reading time.Duration
-	dumped  []string // queries
+	read    []string // queries of arrivals
 	asked   atomic.Bool
+	of      *target // what it is sent
 
 	mu    sync.Mutex
 	rules []string
@@ -48,24 +50,38 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !p.growing.IsZero() {
 		got = min(int(time.Since(p.growing)/time.Second), p.n)
 	}
-	body, status := "", http.StatusOK
+	const before = 1000 // arrivals before the run
+	body, status, head := "", http.StatusOK, http.Header{}
 	switch r.URL.Path {
 	case "/ledger/totals":
 		if p.asked.Swap(true) { // not what came before the run
 			got += p.foreign
 		}
 		body = fmt.Sprintf(`{"ids":%d}`, got)
-	case "/ledger/check":
-		b, err := io.ReadAll(r.Body)
-		if err != nil {
-			return nil, err
+	case "/ledger/arrivals":
+		p.mu.Lock()
+		p.read = append(p.read, r.URL.RawQuery)
+		p.mu.Unlock()
+		if end, ok := r.Context().Deadline(); ok && time.Until(end) > 10*time.Second && time.Until(end) <= time.Minute {
+			time.Sleep(p.reading) // of the bubble
 		}
-		ids := strings.Fields(string(b))
-		missing, err := json.Marshal(ids[min(got, len(ids)):])
-		if err != nil {
-			return nil, err
+		since := before
+		if text := r.FormValue("since"); text != "end" {
+			var err error
+			if since, err = strconv.Atoi(text); err != nil || since < before {
+				return nil, fmt.Errorf("since=%s, and the run began at %d", text, before)
+			}
 		}
-		body = fmt.Sprintf(`{"checked":%d,"missing_count":%d,"missing":%s}`, len(ids), len(ids)-min(got, len(ids)), missing)
+		ids := p.of.acked()
+		ids = ids[:min(got, len(ids))]
+		for ; since-before < len(ids) && r.FormValue("since") != "end"; since++ {
+			id, err := notify.ParseID(ids[since-before])
+			if err != nil {
+				return nil, err
+			}
+			body += string(row(id.Base, time.Now(), 1))
+		}
+		head.Set(simulator.CursorHeader, strconv.Itoa(since))
 	case "/control/rules":
 		b, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -82,15 +98,22 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 		status = http.StatusNoContent
 	case "/credentials.json":
 		body = `{"twilio":[{"sid":"AC1"},{"sid":"AC2"}]}`
-	case "/ledger/dump":
-		p.mu.Lock()
-		p.dumped = append(p.dumped, r.URL.RawQuery)
-		p.mu.Unlock()
-		time.Sleep(p.reading)
 	default:
 		status = http.StatusNotFound
 	}
-	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+	return &http.Response{StatusCode: status, Header: head, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+// target is what the providers are sent by.
+func (p *providers) target() *target {
+	p.of = &target{}
+	return p.of
+}
+
+// row is an arrival on the wire.
+func row(b notify.Base, at time.Time, n uint32) []byte {
+	out := binary.LittleEndian.AppendUint64(b[:], uint64(at.UnixNano()))
+	return binary.LittleEndian.AppendUint32(out, n)
 }
 
 // TestDrain: what waits for a provider that is away is on its way, and waited for;
@@ -111,7 +134,7 @@ func TestDrain(t *testing.T) {
 				}
 				s := One("t", 0, Step{Rate: 1e6, Count: n})
 				s.Drain = Duration(limit)
-				res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}, State: state})
+				res := drive(t, s, Config{Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}), State: state})
 				want.Checked, want.Expected = true, n
 				got := res.Ledger
 				if want.Delivered < n && len(got.Examples) != 10 {
@@ -146,7 +169,7 @@ func TestStillMoving(t *testing.T) {
 		s := One("t", 0, Step{Rate: 1e6, Count: n})
 		s.Drain = Duration(limit)
 		p := &providers{n: n, growing: time.Now()}
-		res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}})
+		res := drive(t, s, Config{Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}})})
 		l := res.Ledger
 		if l.Lost != 0 || l.Unverified != 0 || l.Pending != n-l.Delivered || l.Delivered < 55 || l.Delivered > 65 || res.Exit != term.ExitPending {
 			t.Errorf("%+v, exit %d", l, res.Exit)
@@ -166,11 +189,11 @@ func TestEndCostsTheRunAlone(t *testing.T) {
 		p := &providers{n: n, full: began.Add(time.Second), reading: time.Minute / 2}
 		var states []State
 		res := drive(t, s, Config{
-			Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}},
+			Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}),
 			Every: time.Second, Observe: func(s *Snapshot) { states = append(states, s.State) },
 		})
-		if len(p.dumped) != 1 || p.dumped[0] != fmt.Sprintf("since_ms=%d", began.Add(-time.Second).UnixMilli()) {
-			t.Errorf("it asked for %q, and began at %d", p.dumped, began.UnixMilli())
+		if res.Steps[0].EndToEnd.Count != n || p.read[0] != "since=end" {
+			t.Errorf("%d times, and it asked for %q", res.Steps[0].EndToEnd.Count, p.read)
 		}
 		if i := slices.Index(states, StateReading); i < 0 || i != len(states)-2 || states[i+1] != StateDone {
 			t.Errorf("it said %v", states)
@@ -214,7 +237,7 @@ func TestBrokenWorkerLoses(t *testing.T) {
 		s.Drain = Duration(30 * time.Second)
 		s.Thresholds = []Threshold{{Expr: "lost == 0"}, {Expr: "failed == 0"}}
 		p := &providers{full: time.Now(), n: 200, lose: 3}
-		res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}})
+		res := drive(t, s, Config{Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}})})
 		if res.Ledger.Lost != 3 || res.Totals.Lost != 3 || res.Totals.Failed != 0 || res.Exit != term.ExitSLO || res.Thresholds[0].OK || !res.Thresholds[1].OK {
 			t.Errorf("%+v exit %d %+v", res.Ledger, res.Exit, res.Thresholds)
 		}
@@ -226,7 +249,7 @@ func TestBrokenWorkerLoses(t *testing.T) {
 func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &providers{full: time.Now(), n: 1 << 30}
-		sims := &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}
+		sims := NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}})
 		s := Scenario{Name: "t", Phases: []PhaseSpec{{
 			Name: "one", Duration: Duration(10 * time.Second), Steps: []Step{{Rate: 10}},
 			Faults: []FaultSpec{
@@ -315,14 +338,14 @@ func TestProcessFaultsFollowEachOther(t *testing.T) {
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	o := NewObserver()
-	p := &promises{keep: true, watch: true, byBase: map[notify.Base]*due{}}
+	p := &promises{keep: true}
 	a, b := notify.NewBase(time.Now()), notify.NewBase(time.Now())
 	o.Take(call(a, 0, 100))
 	o.Take(call(a, 100, 1000))
 	o.Take(call(b, 0, 500))
 	joined := int64(0)
 	times := func() {
-		if _, err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
+		if err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -342,7 +365,7 @@ func TestObserver(t *testing.T) {
 		t.Errorf("%v %d %v", err, delivered, ids)
 	}
 	o.Take(call(a, 999, 1000))
-	got, _ := o.came(t.Context())
+	got, _ := o.came(t.Context(), true)
 	if got.ids != 1500 || got.duplicates != 1 || len(got.examples) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -377,7 +400,7 @@ func TestSegmentsShareALedger(t *testing.T) {
 		s.Drain = Duration(time.Minute)
 		p := &providers{full: began.Add(wait), n: mine, foreign: mine}
 		res := drive(t, s, Config{
-			Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}, Segment: Segment{1, 2},
+			Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}), Segment: Segment{1, 2},
 			State: func(context.Context, string) (notify.State, error) { return notify.Deferred, nil },
 		})
 		want := LedgerResult{Checked: true, Expected: mine, Delivered: mine}
@@ -388,37 +411,4 @@ func TestSegmentsShareALedger(t *testing.T) {
 			t.Errorf("it ended after %v, before its own had come", took)
 		}
 	})
-}
-
-// However many there are, an observer knows the times of all; of simulators a part
-// is asked for, and that is said.
-func TestTimesOfMany(t *testing.T) {
-	t.Parallel()
-	o, p := NewObserver(), &promises{keep: true, watch: true, byBase: map[notify.Base]*due{}}
-	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: 1000}, 0)
-	st := &stepRun{Step: d.step, data: d}
-	const count = dumpMost + 100_000
-	base := notify.NewBase(time.Now())
-	p.add(st, &Request{Size: count}, &Ack{Accepted: count, Base: base, Count: count})
-	for i := uint32(0); i < count; i += 1000 {
-		o.Take(call(base, i, i+1000))
-	}
-	joined := int64(0)
-	add := func(_ *due, _ time.Time, n int64) { joined += n }
-	if sampled, err := o.times(t.Context(), p, add); err != nil || sampled || joined != count {
-		t.Errorf("observer: %d of %d, %v %v", joined, count, sampled, err)
-	}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/ledger" {
-			_, _ = io.WriteString(w, `[{"at":"2026-01-01T00:00:00Z","deliveries":1}]`)
-			return
-		}
-		_, _ = fmt.Fprintf(w, `{"ids":%d,"deliveries":%d}`, count, count)
-	}))
-	defer s.Close()
-	joined = 0
-	sampled, err := (&Simulators{URL: s.URL, Client: s.Client()}).times(t.Context(), p, add)
-	if err != nil || !sampled || joined < sampleSize || joined > sampleSize+10 {
-		t.Errorf("simulators: %d, %v %v", joined, sampled, err)
-	}
 }

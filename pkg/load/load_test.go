@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -24,6 +25,7 @@ type target struct {
 	bodies  []string
 	at      []time.Time
 	seqs    []uint64
+	ids     []string // acknowledged
 	latency time.Duration
 	fail    func(n int) error
 	stall   func(at time.Time) time.Duration // beside latency
@@ -52,8 +54,17 @@ func (t *target) Send(_ context.Context, r *Request) (Ack, error) {
 		for i := range r.Size {
 			a.IDs = append(a.IDs, notify.ID{Base: items.Item(i)}.String())
 		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.ids = append(t.ids, a.IDs...)
 	}
 	return a, nil
+}
+
+func (t *target) acked() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.ids)
 }
 
 // still is a generator without troubles.

@@ -9,8 +9,8 @@ import (
 )
 
 // Observer is the ledger of a run whose providers are in this process: they tell
-// it of every call they take. It keeps a bit a receiver, and 24 bytes a call until
-// the promise it keeps is known.
+// it of every call they take. It keeps a bit a receiver, and what came until it is joined
+// with what was promised.
 type Observer struct {
 	mu       sync.Mutex
 	bases    map[notify.Base]*seen
@@ -26,12 +26,6 @@ type seen struct {
 	count int64
 }
 
-type arrival struct {
-	base notify.Base
-	at   time.Time
-	n    int64
-}
-
 // NewObserver returns an empty one.
 func NewObserver() *Observer { return &Observer{bases: map[notify.Base]*seen{}} }
 
@@ -41,15 +35,15 @@ func (o *Observer) Take(call *notify.Call) {
 	if len(call.Items) == 0 {
 		return
 	}
-	now := time.Now()
+	now := time.Now().UnixNano()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var s *seen
 	var base notify.Base
-	n := int64(0)
+	n := uint32(0)
 	flush := func() {
 		if n > 0 {
-			o.arrivals = append(o.arrivals, arrival{base, now, n})
+			o.arrivals = append(o.arrivals, arrival{base: base, at: now, n: n})
 		}
 		n = 0
 	}
@@ -88,64 +82,40 @@ func (o *Observer) Take(call *notify.Call) {
 
 func (o *Observer) begin(context.Context) error { return nil }
 
-func (o *Observer) came(context.Context) (came, error) {
+func (o *Observer) came(context.Context, bool) (came, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return came{ids: o.ids, duplicates: o.repeated, examples: append([]string(nil), o.examples...)}, nil
 }
 
-func (o *Observer) missing(_ context.Context, p *promises, most int) (delivered int64, ids []string, _ error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for i := range p.singles {
-		if o.bases[p.singles[i].base] != nil {
-			delivered++
-		} else if len(ids) < most {
-			ids = append(ids, notify.ID{Base: p.singles[i].base}.String())
+func (o *Observer) missing(_ context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
+	delivered, _, _ = p.joined()
+	err = p.unfinished(func(b notify.Base, one *promise) bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if one.count == 0 && len(ids) < most {
+			ids = append(ids, notify.ID{Base: b}.String())
 		}
-	}
-	for i := range p.fans {
-		f := &p.fans[i]
-		s := o.bases[f.base]
+		s := o.bases[b]
 		if s == nil {
 			s = &seen{}
 		}
-		delivered += s.count
-		for j := uint32(0); s.count < int64(f.count-f.rejected) && j < f.count && len(ids) < most; j++ {
+		for j := uint32(0); j < one.count && len(ids) < most; j++ {
 			if int(j/64) >= len(s.bits) || s.bits[j/64]>>(j%64)&1 == 0 {
-				ids = append(ids, notify.ID{Base: f.base, Index: j, Fan: true}.String())
+				ids = append(ids, notify.ID{Base: b, Index: j, Fan: true}.String())
 			}
 		}
-	}
-	for _, t := range p.others {
-		if len(ids) < most {
-			ids = append(ids, t.id)
-		}
-	}
-	return delivered, ids, nil
+		return len(ids) < most
+	})
+	return delivered, append(ids, p.otherIDs(most-len(ids))...), err
 }
 
-// times joins what came with what was promised, all of it; what it has joined it
-// forgets.
-func (o *Observer) times(_ context.Context, p *promises, f func(*due, time.Time, int64)) (bool, error) {
+func (o *Observer) times(_ context.Context, p *promises, f took) error {
 	o.mu.Lock()
 	list := o.arrivals
 	o.arrivals = nil
 	o.mu.Unlock()
-	var rest []arrival
-	p.mu.Lock()
-	for _, a := range list {
-		if d := p.byBase[a.base]; d != nil {
-			f(d, a.at, a.n)
-		} else {
-			rest = append(rest, a)
-		}
-	}
-	p.mu.Unlock()
-	o.mu.Lock()
-	o.arrivals = append(rest, o.arrivals...)
-	o.mu.Unlock()
-	return false, nil
+	return p.join(list, f)
 }
+
+func (o *Observer) last(context.Context, *promises, took) error { return nil }

@@ -66,6 +66,8 @@ func (c *coordinator) step(s *stepRun, now time.Duration) StepSnapshot {
 		Totals: Totals{Intended: s.intended(now), Sent: t.sent, Acked: t.acked, Failed: t.failed, Rejected: t.rejected},
 		Lag:    QuantilesOf(s.total.lag), Service: QuantilesOf(s.total.service), Response: QuantilesOf(s.total.response),
 	}
+	c.timing.Lock()
+	defer c.timing.Unlock()
 	if e := c.endToEnd[s]; e != nil {
 		out.EndToEnd, out.Lateness = QuantilesOf(e.endToEnd), SignedQuantiles(e.late, e.early)
 		out.Totals.Early, out.Totals.Late = e.early.TotalCount(), e.after
@@ -199,16 +201,13 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	if r.cfg.Ledger != nil {
 		c.setState(StateReading)
 		c.show(now)
-		part, err := r.cfg.Ledger.times(ctx, &r.promised, c.took)
-		if err != nil {
+		if err := r.join(ctx); err != nil {
 			return nil, err
 		}
-		if part {
-			for _, e := range c.endToEnd {
-				found.Sampled += e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
-			}
+		if err := r.cfg.Ledger.last(ctx, &r.promised, c.took); err != nil {
+			return nil, err
 		}
-		got, err := r.cfg.Ledger.came(ctx)
+		got, err := r.cfg.Ledger.came(ctx, false)
 		if err != nil {
 			return nil, err
 		}

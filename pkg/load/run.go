@@ -34,6 +34,7 @@ type Config struct {
 	// needed. The run sends nothing more from the first answer on that it does not.
 	Consent  func(context.Context) error
 	Callback string // base URL of triggers, without a query
+	Memory   int    // bytes for what was accepted and has not come; default 128 MiB. The rest is in temporary files
 	Segment  Segment
 	StartAt  time.Time // zero: at once
 
@@ -126,8 +127,9 @@ func New(s Scenario, cfg Config) (*Run, error) {
 		r.feeds = newFeeds(r)
 	}
 	r.promised.keep = r.wantIDs()
-	if _, ok := cfg.Ledger.(*Observer); ok {
-		r.promised.watch, r.promised.byBase = true, map[notify.Base]*due{}
+	r.promised.memory = cfg.Memory
+	if l, ok := cfg.Ledger.(*Shards); ok {
+		r.promised.shards = len(l.list)
 	}
 	if r.c, err = newCoordinator(r); err != nil {
 		return nil, err

@@ -11,37 +11,45 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Simulators ask the simulated providers what they received, and script their
-// faults, over their control listener.
+// Simulators ask simulated providers what they received, and script their faults, over
+// their control listener.
 type Simulators struct {
 	URL    string // of the control listener
 	Client *http.Client
 
-	began       time.Time // earlier messages are not counted, and cost nothing
+	began       time.Time // earlier calls of triggers are not counted, and cost nothing
 	before      simulator.Summary
 	callsBefore simulator.CallTotals
-	calls       bool // the receiver of triggers is there
+	calls       bool  // the receiver of triggers is there
+	cursor      int64 // of the arrivals that were not read yet
 }
 
 func (l *Simulators) begin(ctx context.Context) (err error) {
-	l.began = time.Now().Add(-time.Second) // ids are of the server's clock, calls of the simulators'
-	if l.before, err = l.totals(ctx); err != nil {
+	l.began = time.Now().Add(-time.Second) // calls are of the simulators' clock
+	if l.before, err = l.totals(ctx, true); err != nil {
+		return err
+	}
+	if _, err = l.arrivals(ctx, "end"); err != nil {
 		return err
 	}
 	l.callsBefore, err = l.callTotals(ctx)
 	l.calls = err == nil
-	return nil // older simulators have no receiver of triggers
+	return nil // without a receiver of triggers there are none
 }
 
-func (l *Simulators) totals(ctx context.Context) (t simulator.Summary, err error) {
-	err = l.Call(ctx, http.MethodGet, "/ledger/totals", nil, &t)
+// totals counts what was received; settle compares first the order of what waits.
+func (l *Simulators) totals(ctx context.Context, settle bool) (t simulator.Summary, err error) {
+	err = l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/totals?settle=%t", settle), nil, &t)
+	if failed := cmp.Or(t.DiskError, t.FileError); err == nil && failed != "" {
+		err = &notify.Error{Kind: notify.KindInternal, Code: "ledger_incomplete", Msg: "the simulators' ledger could not write, so its counts prove nothing: " + failed}
+	}
 	return t, err
 }
 
@@ -50,8 +58,8 @@ func (l *Simulators) callTotals(ctx context.Context) (t simulator.CallTotals, er
 	return t, err
 }
 
-func (l *Simulators) came(ctx context.Context) (came, error) {
-	t, err := l.totals(ctx)
+func (l *Simulators) came(ctx context.Context, settle bool) (came, error) {
+	t, err := l.totals(ctx, settle)
 	if err != nil {
 		return came{}, err
 	}
@@ -67,6 +75,29 @@ func (l *Simulators) came(ctx context.Context) (came, error) {
 	return c, nil
 }
 
+// arrivals reads those from a cursor on, and moves the cursor behind them.
+func (l *Simulators) arrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
+	ctx, stop := context.WithTimeout(ctx, callTimeout)
+	defer stop()
+	resp, err := l.do(ctx, http.MethodGet, "/ledger/arrivals?since="+since, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, brokeOff(err)
+	}
+	list, err := simulator.ParseArrivals(b)
+	if err == nil {
+		l.cursor, err = strconv.ParseInt(resp.Header.Get(simulator.CursorHeader), 10, 64)
+	}
+	if err != nil {
+		return nil, badAnswer(err)
+	}
+	return list, nil
+}
+
 // Callback returns where triggers may lead.
 func (l *Simulators) Callback(ctx context.Context) (string, error) {
 	var urls struct {
@@ -74,65 +105,6 @@ func (l *Simulators) Callback(ctx context.Context) (string, error) {
 	}
 	err := l.Call(ctx, http.MethodGet, "/urls.json", nil, &urls)
 	return urls.Callback, err
-}
-
-func (l *Simulators) missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	add := func(more ...string) { ids = append(ids, more[:min(len(more), most-len(ids))]...) }
-	for rest := p.singles; len(rest) > 0; {
-		n := min(len(rest), 100_000)
-		var text strings.Builder
-		for i := range n {
-			text.WriteString(notify.ID{Base: rest[i].base}.String())
-			text.WriteByte('\n')
-		}
-		var out struct {
-			Checked int64    `json:"checked"`
-			Count   int64    `json:"missing_count"`
-			Missing []string `json:"missing"`
-		}
-		if err := l.Call(ctx, http.MethodPost, "/ledger/check", strings.NewReader(text.String()), &out); err != nil {
-			return delivered, ids, err
-		}
-		delivered += out.Checked - out.Count
-		add(out.Missing...)
-		rest = rest[n:]
-	}
-	for i := range p.fans {
-		b := &p.fans[i]
-		var out struct {
-			IDs     int64 `json:"ids"`
-			Missing []struct{ From, To uint32 }
-		}
-		if err := l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d", b.base, b.count), nil, &out); err != nil {
-			return delivered, ids, err
-		}
-		delivered += out.IDs
-		if out.IDs >= int64(b.count-b.rejected) {
-			continue
-		}
-		for _, m := range out.Missing {
-			for i := m.From; i < m.To && len(ids) < most; i++ {
-				add(notify.ID{Base: b.base, Index: i, Fan: true}.String())
-			}
-		}
-	}
-	if len(p.others) == 0 {
-		return delivered, ids, nil
-	}
-	taken := map[string]bool{}
-	if err := l.eachCall(ctx, func(id string, _ time.Time) { taken[id] = true }); err != nil {
-		return delivered, ids, err
-	}
-	for _, o := range p.others {
-		if taken[o.id] {
-			delivered++
-		} else {
-			add(o.id)
-		}
-	}
-	return delivered, ids, nil
 }
 
 func (l *Simulators) since() string { return fmt.Sprintf("?since_ms=%d", l.began.UnixMilli()) }
@@ -151,99 +123,6 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 	})
 }
 
-const (
-	// dumpMost is up to how many messages since the run's start all are read for their times.
-	dumpMost = 2_000_000
-	// sampleSize is of how many the times are looked up where there are more.
-	sampleSize = 4000
-)
-
-func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.Time, int64)) (sampled bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.others) > 0 {
-		dues := make(map[string]*due, len(p.others))
-		for i := range p.others {
-			dues[p.others[i].id] = &p.others[i].due
-		}
-		err := l.eachCall(ctx, func(id string, at time.Time) {
-			if d := dues[id]; d != nil {
-				delete(dues, id) // its first
-				f(d, at, 1)
-			}
-		})
-		if err != nil {
-			return false, err
-		}
-	}
-	rest := p.n - int64(len(p.others))
-	if rest <= 0 {
-		return false, nil
-	}
-	t, err := l.totals(ctx)
-	if err != nil {
-		return false, err
-	}
-	if came := int64(t.Deliveries - l.before.Deliveries); came > dumpMost && rest > sampleSize {
-		return true, l.sample(ctx, p, rest, f)
-	} else if came > dumpMost { // few of ours among many
-		return false, l.sample(ctx, p, rest, f)
-	}
-	dues := make(map[notify.Base]*due, len(p.singles)+len(p.fans))
-	for i := range p.singles {
-		dues[p.singles[i].base] = &p.singles[i].due
-	}
-	for i := range p.fans {
-		dues[p.fans[i].base] = &p.fans[i].due
-	}
-	return false, l.lines(ctx, "/ledger/dump"+l.since(), func(line []byte) error {
-		var e simulator.Delivery
-		if err := json.Unmarshal(line, &e); err != nil {
-			return err
-		}
-		id, err := notify.ParseID(e.ID)
-		if err != nil || e.Deliveries == 0 {
-			return nil // of somebody else, or not delivered
-		}
-		if d := dues[id.Base]; d != nil {
-			f(d, e.At, 1)
-		}
-		return nil
-	})
-}
-
-// sample looks up messages at even distances.
-func (l *Simulators) sample(ctx context.Context, p *promises, n int64, f func(*due, time.Time, int64)) error {
-	look := func(d *due, id notify.ID) error {
-		var out []simulator.Delivery
-		err := l.Call(ctx, http.MethodGet, "/ledger?id="+url.QueryEscape(id.String()), nil, &out)
-		if err == nil && len(out) > 0 && out[0].Deliveries > 0 {
-			f(d, out[0].At, 1)
-		}
-		if notify.KindOf(err) == notify.KindNotFound {
-			err = nil
-		}
-		return err
-	}
-	step := max(n/sampleSize, 1)
-	for i := int64(0); i < int64(len(p.singles)); i += step {
-		if err := look(&p.singles[i].due, notify.ID{Base: p.singles[i].base}); err != nil {
-			return err
-		}
-	}
-	next := int64(0)
-	for i := range p.fans {
-		b := &p.fans[i]
-		for ; next < int64(b.count); next += step {
-			if err := look(&b.due, notify.ID{Base: b.base, Index: uint32(next), Fan: true}); err != nil {
-				return err
-			}
-		}
-		next -= int64(b.count)
-	}
-	return nil
-}
-
 // Call makes one call of the control API. It sends in as JSON, or as it is if it is an
 // io.Reader, and decodes the answer to out; both may be nil.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
@@ -257,7 +136,7 @@ func (l *Simulators) Call(ctx context.Context, method, path string, in, out any)
 		}
 		body = bytes.NewReader(b)
 	}
-	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
+	ctx, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
 	resp, err := l.do(ctx, method, path, body)
 	if err != nil {
@@ -266,18 +145,30 @@ func (l *Simulators) Call(ctx context.Context, method, path string, in, out any)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	if err != nil {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: codeNoAnswer, Msg: "the simulators' answer broke off", Err: err}
+		return brokeOff(err)
 	}
 	if out == nil || len(b) == 0 {
 		return nil
 	}
 	if err := json.Unmarshal(b, out); err != nil {
-		return &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the simulators' answer is not the JSON expected", Err: err}
+		return badAnswer(err)
 	}
 	return nil
 }
 
 const codeNoAnswer = "no_answer"
+
+// callTimeout is of one call of the control API. A ledger that holds a billion answers
+// some of them in seconds.
+const callTimeout = 2 * time.Minute
+
+func brokeOff(err error) error {
+	return &notify.Error{Kind: notify.KindUnavailable, Code: codeNoAnswer, Msg: "the simulators' answer broke off", Err: err}
+}
+
+func badAnswer(err error) error {
+	return &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the simulators' answer is not what was expected", Err: err}
+}
 
 func (l *Simulators) do(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, l.URL+path, body)

@@ -383,8 +383,6 @@ type LedgerResult struct {
 	Reordered  int64 `json:"reordered" merge:"once"`
 	Unexpected int64 `json:"unexpected" merge:"sum"`
 	Unverified int64 `json:"unverified" merge:"sum"`
-	// Sampled is of how many the times were looked up; 0: of all. Early, Late and what
-	// is end-to-end are then of these.
-	Sampled  int64    `json:"sampled,omitempty" merge:"sum"`
+
 	Examples []string `json:"examples,omitempty" merge:"join"` // ids that were not delivered, or twice
 }

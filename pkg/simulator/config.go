@@ -39,6 +39,11 @@ type Config struct {
 	// already is counted first. Empty: no file.
 	LedgerFile string
 
+	// LedgerMemory is about how many bytes of memory the ledger takes. What there is no
+	// room for is in files without a name in Dir, or in the system's folder for
+	// temporary files: below 64 bytes a receiver.
+	LedgerMemory int `default:"1073741824" min:"1048576"`
+
 	// InboxSize is how many messages the inbox keeps.
 	InboxSize int `default:"200" min:"1"`
 

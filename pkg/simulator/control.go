@@ -30,13 +30,15 @@ import (
 //	PUT    /control/receipts                   Receipts
 //	PUT    /control/optouts/{phone}            refuse with 21610; DELETE undoes it
 //	POST   /control/reset                      what Reset does
-//	GET    /ledger/totals
+//	GET    /ledger/totals?settle=              settle=true: compare first what waits for it (order.pending)
 //	GET    /ledger?id=                         404 when it was never seen
-//	GET    /ledger/duplicates?limit=
-//	GET    /ledger/bases
-//	GET    /ledger/base?base=&expected=        what is missing of a fan-out
-//	GET    /ledger/order
+//	GET    /ledger/duplicates?limit=           reads pairs until all duplicates are found
+//	GET    /ledger/bases                       reads all pairs: minutes at a billion
+//	GET    /ledger/base?base=&expected=&bits=  what is missing of a fan-out; bits=true: a bit an index
+//	GET    /ledger/order                       of all that came before; its examples while all users fit in memory
 //	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address); of ids made since
+//	GET    /ledger/arrivals?since=             first deliveries in their order, from a cursor on, as ParseArrivals
+//	                                           reads them; Ledger-Cursor is the next one. since=end: none, but the cursor
 //	POST   /ledger/check                       ids, one a line; which were not delivered
 //	DELETE /ledger                             forget everything
 //	GET    /callbacks/totals                   calls of triggers, lateness
@@ -58,7 +60,7 @@ func control(s *Simulator) http.Handler {
 	show(mux, "/urls.json", func() any { return s.URLs() })
 	show(mux, "/credentials.json", func() any { return s.Credentials() })
 	controlRoutes(s, mux)
-	ledgerRoutes(s, mux)
+	s.ledger.routes(mux)
 	s.calls.controlRoutes(mux)
 	// A page from elsewhere, open in a browser on this machine, must not script faults.
 	own := http.NewCrossOriginProtection().Handler(mux)
@@ -162,10 +164,21 @@ func putLatency(s *Simulator, r *http.Request) error {
 	return s.SetLatency(p, l)
 }
 
-func ledgerRoutes(s *Simulator, mux *http.ServeMux) {
-	l := s.ledger
-	show(mux, "/ledger/totals", func() any { return l.Summary() })
-	show(mux, "/ledger/order", func() any { return l.Order() })
+// Handler serves the ledger alone, for programs that have one without providers.
+func (l *Ledger) Handler() http.Handler {
+	mux := http.NewServeMux()
+	l.routes(mux)
+	return mux
+}
+
+func (l *Ledger) routes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /ledger/totals", func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("settle") == "true" {
+			l.Settle()
+		}
+		writeJSON(w, http.StatusOK, l.Summary())
+	})
+	show(mux, "/ledger/order", func() any { l.Settle(); return l.Order() })
 	show(mux, "/ledger/bases", func() any { return l.Bases() })
 	mux.HandleFunc("GET /ledger", func(w http.ResponseWriter, r *http.Request) {
 		found := l.Lookup(r.FormValue("id"))
@@ -191,12 +204,35 @@ func ledgerRoutes(s *Simulator, mux *http.ServeMux) {
 			return
 		}
 		if expected, ok := formUint(w, r, "expected", 0, notify.MaxIndex); ok {
-			writeJSON(w, http.StatusOK, l.Base(base, uint32(expected)))
+			writeJSON(w, http.StatusOK, l.base(base, uint32(expected), r.FormValue("bits") == "true"))
 		}
 	})
+	mux.HandleFunc("GET /ledger/arrivals", l.writeArrivals)
 	mux.HandleFunc("GET /ledger/dump", l.dump)
 	mux.HandleFunc("POST /ledger/check", l.check)
 	act(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
+}
+
+// CursorHeader says where the next /ledger/arrivals goes on.
+const CursorHeader = "Ledger-Cursor"
+
+func (l *Ledger) writeArrivals(w http.ResponseWriter, r *http.Request) {
+	var rows []byte
+	next := l.end()
+	if r.FormValue("since") != "end" {
+		since, ok := formUint(w, r, "since", 0, math.MaxInt64)
+		if !ok {
+			return
+		}
+		var err error
+		if rows, next, err = l.Arrivals(int64(since)); err != nil {
+			writeError(w, err)
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set(CursorHeader, strconv.FormatInt(next, 10))
+	_, _ = w.Write(rows)
 }
 
 func (l *Ledger) dump(w http.ResponseWriter, r *http.Request) {

@@ -2,6 +2,9 @@ package simulator
 
 import (
 	"encoding/binary"
+	"errors"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,20 +55,31 @@ type entry struct {
 // taken, and every take after the first of a pair, a duplicate. A user with two
 // devices is two pairs of one id. Addresses are compared by 32 bits of a hash.
 //
+// Its memory is bounded. What there is no room for is in files without a name, below
+// 64 bytes a receiver: 11 of a fan-out, 34 of a single, and 28 of a row of arrivals. Who
+// records pays for the writing now and then; the others go on meanwhile.
+//
 // It is safe for concurrent use.
 type Ledger struct {
-	now  func() time.Time
-	file *ledgerFile // nil without Config.LedgerFile
+	dir    string
+	memory int
+	file   *ledgerFile // nil without Config.LedgerFile
 
-	mu      sync.Mutex // guards what follows
-	seq     uint64
-	count   [providers]providerCount
-	shards  [64]shard            // parts of one map, each small enough to be copied under mu
-	foreign map[notify.ID]string // texts of the ids of another form
-	users   map[uint64]userOrder // by user and address
-	order   OrderReport          // but for Users
-	dups    []Duplicate          // a ring of the last keepDups
-	nextDup int                  // where the next one goes once the ring is full
+	mu       sync.Mutex // guards what follows
+	roomier  sync.Cond  // a write has ended
+	writing  bool       // pairs and arrivals are being written
+	merging  bool       // orders are being merged
+	seq      uint64
+	count    [providers]providerCount
+	pairs    *pairs
+	arrivals *arrivalLog
+	nearText string // of the last id of a fan-out, up to its index
+	nearBase notify.Base
+	foreign  map[notify.ID]string // texts of the ids of another form
+	orders   *userOrders
+	examples []Reordered // the first ones
+	dups     []Duplicate // a ring of the last keepDups
+	nextDup  int         // where the next one goes once the ring is full
 }
 
 const (
@@ -79,87 +93,26 @@ type providerCount struct {
 	status map[int]uint64
 }
 
-// shard holds the pairs whose base ends in the same six bits.
-type shard struct {
-	singles map[notify.Base]slot // of an id, its first address; also of foreign ids
-	fans    map[notify.Base]*fan
-	more    map[pairKey]slot // further addresses of an id
-}
-
-// fan is the receivers of one fan-out. Pages of neighbours take a third of the time
-// and a fifth of the memory of a map of ids.
-type fan struct {
-	BaseCount
-	pages map[uint32]*[pageSize]slot // by index / pageSize
-}
-
-const pageSize = 256
-
-// get returns the first slot of an id; an unused one when there is none.
-func (s *shard) get(id notify.ID) slot {
-	if !id.Fan {
-		return s.singles[id.Base]
-	}
-	if f := s.fans[id.Base]; f != nil {
-		if pg := f.pages[id.Index/pageSize]; pg != nil {
-			return pg[id.Index%pageSize]
-		}
-	}
-	return slot{}
-}
-
-// put sets the first slot of an id. Of a fan-out, the fan is there already.
-func (s *shard) put(id notify.ID, x slot) {
-	if !id.Fan {
-		s.singles[id.Base] = x
-		return
-	}
-	pages := s.fans[id.Base].pages
-	pg := pages[id.Index/pageSize]
-	if pg == nil {
-		pg = new([pageSize]slot)
-		pages[id.Index/pageSize] = pg
-	}
-	pg[id.Index%pageSize] = x
-}
-
-type pairKey struct {
-	id   notify.ID
-	addr uint32
-}
-
-// slot is what is known of one (id, address) pair. It holds no pointers, so that
-// the garbage collector does not look at millions of them.
-type slot struct {
-	at         int64 // first delivery, or first attempt before there is one; Unix nanoseconds
-	addr       uint32
-	attempts   uint16 // both stop at the most there may be
-	deliveries uint16
-	attempt    uint16 // hash of the first delivery's attempt id; 0: it had none
-	status     int16  // the last one
-	provider   Provider
-	idCounted  bool // of an id's first slot: some address of it was taken
-}
-
-// userOrder is the highest sequence number seen of a user at an address, at a first
-// attempt and at a first delivery. A first one below the highest came out of order.
-type userOrder struct{ tried, taken uint64 }
-
-func newLedger(now func() time.Time) *Ledger {
-	l := &Ledger{now: now}
+// NewLedger returns an empty one, which takes up to memory bytes, and keeps the rest
+// in files in dir; empty: the system's folder for temporary files. A quarter of memory
+// is for pairs that change, one for those being written, one for the order of users, and
+// one for what is in memory of the pairs on disk. This last one grows by 2 bytes a single
+// and 0.1 a receiver of a fan-out.
+func NewLedger(dir string, memory int) *Ledger {
+	l := &Ledger{dir: dir, memory: memory}
+	l.roomier.L = &l.mu
 	l.clear()
 	return l
 }
 
 func (l *Ledger) clear() {
-	l.seq, l.count, l.order, l.dups, l.nextDup = 0, [providers]providerCount{}, OrderReport{}, nil, 0
+	l.seq, l.count, l.examples, l.dups, l.nextDup = 0, [providers]providerCount{}, nil, nil, 0
 	for i := range l.count {
 		l.count[i].status = map[int]uint64{}
 	}
-	for i := range l.shards {
-		l.shards[i] = shard{map[notify.Base]slot{}, map[notify.Base]*fan{}, map[pairKey]slot{}}
-	}
-	l.foreign, l.users = map[notify.ID]string{}, map[uint64]userOrder{}
+	// The files of the ones before are closed when their last reader has let go of them.
+	l.pairs, l.arrivals, l.orders = newPairs(l.dir, l.memory/4), &arrivalLog{dir: l.dir}, newUserOrders(l.dir, l.memory/4)
+	l.foreign = map[notify.ID]string{}
 }
 
 // Reset forgets everything, in the file as well.
@@ -180,6 +133,25 @@ func (l *Ledger) request(p Provider) {
 	l.count[p-1].Requests++
 }
 
+// Receiver is one receiver of one request, as a provider saw it.
+type Receiver struct {
+	ID       string // of the notification
+	Provider Provider
+	Outcome  Outcome
+	Address  string
+	At       time.Time
+	User     string // empty: not known
+	Seq      uint64 // of the user's messages
+}
+
+// Take adds a receiver, for programs that have a ledger without providers.
+func (l *Ledger) Take(r *Receiver) {
+	l.record(&entry{
+		at: r.At.UnixNano(), provider: r.Provider, outcome: r.Outcome, status: 200,
+		id: r.ID, addr: addrHash(r.Address), user: r.User, userSeq: r.Seq,
+	})
+}
+
 // record adds one receiver. It sets e.seq.
 func (l *Ledger) record(e *entry) {
 	l.mu.Lock()
@@ -188,6 +160,65 @@ func (l *Ledger) record(e *entry) {
 	l.apply(e)
 	if l.file != nil {
 		l.file.append(e)
+	}
+	l.makeRoom()
+}
+
+// makeRoom writes to disk what there is no room for in memory, with the lock released.
+// It waits only if memory is full while another call writes. The lock is held.
+func (l *Ledger) makeRoom() {
+	for l.pairs.full(len(l.arrivals.tail)) {
+		if l.writing {
+			l.roomier.Wait()
+			continue
+		}
+		l.writing = true
+		p, a := l.pairs, l.arrivals // a Reset may put others in their place
+		t := p.freeze()
+		a.freeze()
+		l.mu.Unlock()
+		r, err := writeRun(p.dir, t, &p.keys)
+		failed := a.write()
+		l.mu.Lock()
+		if failed == nil {
+			a.written()
+		}
+		p.written(r, errors.Join(err, failed))
+		l.writing = false
+		l.roomier.Broadcast()
+	}
+	if l.orders.full() {
+		l.mergeOrders(len(l.orders.waiting) >= 2*l.orders.batch)
+	}
+}
+
+// mergeOrders compares what waits, with the lock released. While another call does, it
+// waits if it is told to, and returns otherwise. The lock is held.
+func (l *Ledger) mergeOrders(wait bool) {
+	for l.merging {
+		if !wait {
+			return
+		}
+		l.roomier.Wait()
+	}
+	l.merging = true
+	o := l.orders
+	users := o.freeze()
+	l.mu.Unlock()
+	m, err := o.merge(users)
+	l.mu.Lock()
+	o.took(m, err)
+	l.merging = false
+	l.roomier.Broadcast()
+}
+
+// Settle compares the order of users whose events wait: from then on the counts of
+// what came before are exact, with any number of users.
+func (l *Ledger) Settle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.orders.err == nil && l.orders.pending() > 0 {
+		l.mergeOrders(true)
 	}
 }
 
@@ -204,7 +235,20 @@ func parse(text string) (id notify.ID, foreign bool) {
 	return id, true
 }
 
-func (l *Ledger) shardOf(b notify.Base) *shard { return &l.shards[b[15]&63] }
+// near is parse for ids of which the next one is mostly of the same fan-out: the base is
+// read once. The lock is held.
+func (l *Ledger) near(text string) (id notify.ID, foreign bool) {
+	if n := len(l.nearText); n > 0 && len(text) > n && text[:n] == l.nearText && text[n] != '0' {
+		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {
+			return notify.ID{Base: l.nearBase, Index: uint32(index), Fan: true}, false
+		}
+	}
+	id, foreign = parse(text)
+	if at := strings.IndexByte(text, '-'); !foreign && id.Fan && at > 0 {
+		l.nearText, l.nearBase = text[:at+1], id.Base
+	}
+	return id, foreign
+}
 
 // apply counts e; the file's records come through here again after a restart. The
 // lock is held.
@@ -225,7 +269,7 @@ func (l *Ledger) apply(e *entry) {
 		c.NoID++
 		return
 	}
-	id, foreign := parse(e.id)
+	id, foreign := l.near(e.id)
 	if foreign && l.foreign[id] == "" {
 		if len(l.foreign) >= foreignMax {
 			c.Untracked++
@@ -233,21 +277,13 @@ func (l *Ledger) apply(e *entry) {
 		}
 		l.foreign[id] = e.id
 	}
-	s := l.shardOf(id.Base)
-	f := s.fans[id.Base]
-	if id.Fan && f == nil {
-		f = &fan{BaseCount: BaseCount{Base: id.Base.String()}, pages: map[uint32]*[pageSize]slot{}}
-		s.fans[id.Base] = f
+	h := l.pairs.hit(id, e)
+	if h.firstOfID {
+		l.arrivals.add(id.Base, e.at)
 	}
-	h := s.hit(id, e)
 	c.IDs += b2u(h.firstOfID)
 	c.Deliveries += b2u(h.first)
 	c.Duplicates += b2u(h.duplicate)
-	if id.Fan {
-		f.IDs += b2u(h.firstOfID)
-		f.Deliveries += b2u(h.first)
-		f.Duplicates += b2u(h.duplicate)
-	}
 	if h.duplicate {
 		l.keepDuplicate(e, h.before)
 	}
@@ -263,23 +299,6 @@ type hit struct {
 	firstOfID bool // the first of the id, over all addresses
 	duplicate bool
 	before    slot // as it was
-}
-
-// hit finds e's slot and counts it.
-func (s *shard) hit(id notify.ID, e *entry) hit {
-	first, k := s.get(id), pairKey{id, uint32(e.addr)}
-	var h hit
-	if first.attempts == 0 || first.addr == k.addr {
-		h = first.take(e)
-	} else {
-		x := s.more[k]
-		h = x.take(e)
-		s.more[k] = x
-	}
-	h.firstOfID = h.first && !first.idCounted
-	first.idCounted = first.idCounted || h.first
-	s.put(id, first)
-	return h
 }
 
 func (s *slot) take(e *entry) hit {
@@ -318,26 +337,17 @@ func (l *Ledger) keepDuplicate(e *entry, before slot) {
 // checkOrder compares e with what the same user was sent at the same address. The
 // lock is held.
 func (l *Ledger) checkOrder(e *entry, h hit) {
+	if !h.firstTry && !h.first {
+		return
+	}
 	key := mix(xxhash.Sum64String(e.user), e.addr^uint64(e.provider.Channel())<<56)
-	was := l.users[key]
-	now := was
-	if h.firstTry {
-		now.tried = max(was.tried, e.userSeq)
-	}
-	if h.first {
-		now.taken = max(was.taken, e.userSeq)
-	}
-	l.users[key] = now
-	lateTry := h.firstTry && e.userSeq < was.tried
-	late := h.first && e.userSeq < was.taken
-	l.order.ReorderedAttempts += b2u(lateTry)
-	l.order.Reordered += b2u(late)
-	if (lateTry || late) && len(l.order.Examples) < keepReordered {
+	was, lateTry, late := l.orders.add(&orderEvent{key: key, seq: e.userSeq, firstTry: h.firstTry, first: h.first})
+	if (lateTry || late) && len(l.examples) < keepReordered {
 		x := Reordered{User: e.user, ID: e.id, Provider: e.provider, Seq: e.userSeq, After: was.taken, At: e.at, Attempt: lateTry}
 		if lateTry {
 			x.After = was.tried
 		}
-		l.order.Examples = append(l.order.Examples, x)
+		l.examples = append(l.examples, x)
 	}
 }
 

@@ -51,7 +51,7 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	end, err := l.replay(f)
+	end, err := replay(l, f)
 	if err == nil {
 		err = f.Truncate(end)
 	}
@@ -65,7 +65,7 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 }
 
 // replay counts the whole lines of r and returns where they end.
-func (l *Ledger) replay(r io.Reader) (int64, error) {
+func replay(l *Ledger, r io.Reader) (int64, error) {
 	var end int64
 	br := bufio.NewReaderSize(r, 1<<20)
 	for {
@@ -80,7 +80,10 @@ func (l *Ledger) replay(r io.Reader) (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("at byte %d: %w", end, err)
 		}
+		l.mu.Lock()
 		l.apply(&e)
+		l.makeRoom()
+		l.mu.Unlock()
 		end += int64(len(line))
 	}
 }

@@ -3,7 +3,6 @@ package simulator
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
 	"time"
@@ -33,7 +32,9 @@ type Summary struct {
 	Totals
 	Providers map[string]Totals `json:"providers"`
 	Order     OrderReport       `json:"order"`
+	Disk      int64             `json:"disk"`                 // bytes of what memory had no room for
 	FileError string            `json:"file_error,omitempty"` // why the ledger file stopped
+	DiskError string            `json:"disk_error,omitempty"` // why memory found no room on disk; counts since then may be wrong
 }
 
 // Summary counts everything so far.
@@ -41,6 +42,10 @@ func (l *Ledger) Summary() Summary {
 	out := Summary{Providers: map[string]Totals{}, Totals: Totals{Status: map[string]uint64{}}, Order: l.Order()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	out.Disk = l.pairs.diskBytes() + l.arrivals.onDisk*arrivalBytes + int64(l.orders.inFile)*orderRow
+	if err := cmp.Or(l.pairs.err, l.orders.err); err != nil {
+		out.DiskError = err.Error()
+	}
 	for i := range l.count {
 		t := l.count[i].Totals
 		t.Status = map[string]uint64{}
@@ -105,10 +110,11 @@ type Duplicate struct {
 // OrderReport says whether first deliveries kept the order of each user's
 // sequence numbers, per address.
 type OrderReport struct {
-	Users             int         `json:"users"` // (user, address) pairs seen
+	Users             int         `json:"users"`             // (user, address) pairs seen
+	Pending           uint64      `json:"pending,omitempty"` // deliveries that are not compared yet: there are more users than memory holds
 	Reordered         uint64      `json:"reordered"`
 	ReorderedAttempts uint64      `json:"reordered_attempts"` // the same of first attempts
-	Examples          []Reordered `json:"examples"`
+	Examples          []Reordered `json:"examples"`           // the first ones, while all users fit in memory
 }
 
 // Reordered is a first delivery that came after one with a higher number.
@@ -132,6 +138,7 @@ type BaseReport struct {
 	MissingN   uint64  `json:"missing_count"`    // indexes below Expected not delivered
 	Missing    []Range `json:"missing"`          // the first maxRanges ranges of them
 	Beyond     uint64  `json:"beyond,omitempty"` // delivered indexes that are not below Expected
+	Bits       []byte  `json:"bits,omitempty"`   // where asked for: of each index below Expected whether it was delivered, the lowest bit first
 }
 
 // Range is a range of indexes, From <= i < To.
@@ -145,29 +152,27 @@ const maxRanges = 1000
 // Lookup returns what is known of an id, one entry per address.
 func (l *Ledger) Lookup(text string) []Delivery {
 	id, _ := parse(text)
+	k, i := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.shardOf(id.Base)
-	first := s.get(id)
-	if first.attempts == 0 {
-		return nil
+	var out []Delivery
+	for s := l.pairs.newest(&k, i); s.attempts > 0; s = l.pairs.newest(&k, i) {
+		out = append(out, delivery(text, s))
+		k.layer++
 	}
-	out := []Delivery{delivery(text, first)}
-	for k, x := range s.more {
-		if k.id == id {
-			out = append(out, delivery(text, x))
-		}
+	if len(out) > 1 {
+		slices.SortFunc(out[1:], func(a, b Delivery) int { return cmp.Compare(a.Address, b.Address) })
 	}
-	slices.SortFunc(out[1:], func(a, b Delivery) int { return cmp.Compare(a.Address, b.Address) })
 	return out
 }
 
 // Delivered reports whether any address of id was taken.
 func (l *Ledger) Delivered(text string) bool {
 	id, _ := parse(text)
+	k, i := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.shardOf(id.Base).get(id).idCounted
+	return l.pairs.newest(&k, i).idCounted
 }
 
 func delivery(id string, s slot) Delivery {
@@ -180,25 +185,51 @@ func delivery(id string, s slot) Delivery {
 func hexAddr(a uint32) string { return fmt.Sprintf("%08x", a) }
 
 // Base reports which receivers 0..expected-1 of a fan-out were delivered.
-func (l *Ledger) Base(b notify.Base, expected uint32) BaseReport {
+func (l *Ledger) Base(b notify.Base, expected uint32) BaseReport { return l.base(b, expected, false) }
+
+func (l *Ledger) base(b notify.Base, expected uint32, wantBits bool) BaseReport {
 	r := BaseReport{Base: b.String(), Expected: expected, Missing: []Range{}}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := l.shardOf(b)
-	if f := s.fans[b]; f != nil {
-		r.IDs, r.Deliveries, r.Duplicates = f.IDs, f.Deliveries, f.Duplicates
+	if wantBits {
+		r.Bits = make([]byte, (expected+7)/8)
 	}
-	for i := range expected {
-		if s.get(notify.ID{Base: b, Index: i, Fan: true}).idCounted {
+	next := uint32(0) // what is below is in r
+	missing := func(to uint32) {
+		if to <= next {
+			return
+		}
+		r.MissingN += uint64(to - next)
+		if n := len(r.Missing); n > 0 && r.Missing[n-1].To == next {
+			r.Missing[n-1].To = to
+		} else if n < maxRanges {
+			r.Missing = append(r.Missing, Range{next, to})
+		}
+	}
+	l.mu.Lock()
+	mem, runs := l.pairs.fanInMemory(b), slices.Clone(l.pairs.runs)
+	l.mu.Unlock()
+	var count BaseCount
+	for k, p := range l.pages(mem, runs, pageKey{base: b, fan: true}) {
+		if k.base != b || !k.fan {
+			break
+		}
+		count.add(k, p)
+		if k.layer > 0 {
 			continue
 		}
-		r.MissingN++
-		if n := len(r.Missing); n > 0 && r.Missing[n-1].To == i {
-			r.Missing[n-1].To = i + 1
-		} else if n < maxRanges {
-			r.Missing = append(r.Missing, Range{i, i + 1})
+		for i, s := range p.used() {
+			n := k.page*pageSize + uint32(i)
+			if !s.idCounted || n >= expected {
+				continue
+			}
+			missing(n)
+			next = n + 1
+			if wantBits {
+				r.Bits[n/8] |= 1 << (n % 8)
+			}
 		}
 	}
+	missing(expected)
+	r.IDs, r.Deliveries, r.Duplicates = count.IDs, count.Deliveries, count.Duplicates
 	r.Beyond = r.IDs + r.MissingN - uint64(expected)
 	return r
 }
@@ -211,30 +242,47 @@ type BaseCount struct {
 	Duplicates uint64 `json:"duplicates"`
 }
 
-// Bases lists the fan-outs seen, oldest first.
-func (l *Ledger) Bases() []BaseCount {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := []BaseCount{}
-	for i := range l.shards {
-		for _, f := range l.shards[i].fans {
-			out = append(out, f.BaseCount)
+func (c *BaseCount) add(k *pageKey, p *page) {
+	for _, s := range p.used() {
+		c.IDs += b2u(k.layer == 0 && s.idCounted)
+		if s.deliveries > 0 {
+			c.Deliveries++
+			c.Duplicates += uint64(s.deliveries) - 1
 		}
 	}
-	slices.SortFunc(out, func(a, b BaseCount) int { return cmp.Compare(a.Base, b.Base) })
+}
+
+// Bases lists the fan-outs seen, oldest first. It reads all that there is.
+func (l *Ledger) Bases() []BaseCount {
+	out := []BaseCount{}
+	var last notify.Base
+	for k, p := range l.allPages(notify.Base{}) {
+		if !k.fan {
+			continue
+		}
+		if len(out) == 0 || last != k.base {
+			out, last = append(out, BaseCount{Base: k.base.String()}), k.base
+		}
+		out[len(out)-1].add(k, p)
+	}
 	return out
 }
 
 // Duplicates returns up to limit pairs that were taken more than once, and the
-// details of the last of those takes, in order.
+// details of the last of those takes, in order. It reads the pairs until it has found
+// as many duplicates as there are.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
-	for d := range l.All() {
-		if len(pairs) >= limit {
-			break
-		}
-		if d.Deliveries > 1 {
-			pairs = append(pairs, d)
+	rest := l.Summary().Duplicates
+	if limit > 0 && rest > 0 {
+		for d := range l.All() {
+			if d.Deliveries > 1 {
+				pairs = append(pairs, d)
+				rest -= min(rest, uint64(d.Deliveries)-1)
+			}
+			if len(pairs) >= limit || rest == 0 {
+				break
+			}
 		}
 	}
 	l.mu.Lock()
@@ -242,67 +290,44 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	return pairs, append(append([]Duplicate{}, l.dups[l.nextDup:]...), l.dups[:l.nextDup]...)
 }
 
-// Order reports on the order of first deliveries.
+// Order reports on the order of first deliveries that were compared: all of them after
+// Settle.
 func (l *Ledger) Order() OrderReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := l.order
-	r.Users, r.Examples = len(l.users), append([]Reordered{}, r.Examples...)
-	return r
+	o := l.orders
+	return OrderReport{
+		Users: o.inFile + len(o.users), Pending: o.pending(), Reordered: o.late, ReorderedAttempts: o.lateTries,
+		Examples: append([]Reordered{}, l.examples...),
+	}
 }
 
-// All yields every pair, in no order. Each shard is a consistent copy; nothing is
-// locked while the caller works.
-func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
+// end is the cursor behind the last arrival, which grows no more.
+func (l *Ledger) end() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.arrivals.open = false
+	return l.arrivals.rows()
+}
 
-// Since yields what All does, for ids that were made at from or later. An id that does
-// not tell when it was made counts from its first delivery. Skipped ids are not copied.
-func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
-	type pair struct {
-		id   notify.ID
-		text string // empty: that of id
-		slot slot
+// Arrivals returns rows from a cursor on and the cursor behind them. A cursor that is
+// beyond the end, as after a Reset, is an error of notify.KindInvalid.
+func (l *Ledger) Arrivals(from int64) (rows []byte, next int64, err error) {
+	l.mu.Lock()
+	a := l.arrivals
+	end, onDisk := a.rows(), a.onDisk
+	if from >= onDisk && from <= end {
+		rows = a.inMemory(from, arrivalsMost)
 	}
-	return func(yield func(Delivery) bool) {
-		for i := range l.shards {
-			var kept []pair
-			keep := func(id notify.ID, x slot) {
-				text := l.foreign[id]
-				made := id.Base.Time()
-				if text != "" {
-					made = time.Unix(0, x.at)
-				}
-				if x.attempts > 0 && !made.Before(from) {
-					kept = append(kept, pair{id, text, x})
-				}
-			}
-			l.mu.Lock()
-			s := &l.shards[i]
-			for b, x := range s.singles {
-				keep(notify.ID{Base: b}, x)
-			}
-			for b, f := range s.fans {
-				if b.Time().Before(from) {
-					continue
-				}
-				for n, pg := range f.pages {
-					for i, x := range pg {
-						keep(notify.ID{Base: b, Index: n*pageSize + uint32(i), Fan: true}, x)
-					}
-				}
-			}
-			for k, x := range s.more {
-				keep(k.id, x)
-			}
-			l.mu.Unlock()
-			for _, p := range kept {
-				if p.text == "" {
-					p.text = p.id.String()
-				}
-				if !yield(delivery(p.text, p.slot)) {
-					return
-				}
-			}
+	l.mu.Unlock()
+	if from < 0 || from > end {
+		return nil, 0, notify.Invalid("bad_cursor", "since", fmt.Sprintf("is a cursor of this ledger, which ends at %d: it has been reset", end))
+	}
+	if from < onDisk { // what is on disk does not change
+		rows = make([]byte, min(arrivalsMost, (onDisk-from)*arrivalBytes))
+		if _, err := a.f.ReadAt(rows, from*arrivalBytes); err != nil {
+			return nil, 0, fmt.Errorf("arrivals: %w", errEarly(err))
 		}
 	}
+	return rows, from + int64(len(rows))/arrivalBytes, nil
 }

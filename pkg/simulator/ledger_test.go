@@ -24,7 +24,7 @@ func hitOf(id, addr string, o Outcome) *entry {
 	return &entry{at: 1000 * 1e9, provider: APNs, outcome: o, status: 200, id: id, addr: addrHash(addr)}
 }
 
-func testLedger() *Ledger { return newLedger(func() time.Time { return time.Unix(1000, 0) }) }
+func testLedger() *Ledger { return NewLedger("", 1<<30) }
 
 // TestSince: who asks for what is new gets no more, of each form of ids.
 func TestSince(t *testing.T) {
@@ -58,15 +58,34 @@ func TestSince(t *testing.T) {
 }
 
 // TestLedgerModel checks the ledger against plain maps, over singles, fan-outs,
-// several addresses and ids of a foreign form.
+// several addresses and ids of a foreign form, with room in memory for all of them, for
+// some and for one.
 func TestLedgerModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		l := testLedger()
+		memory := rapid.SampledFrom([]int{1, 30_000, 1 << 30}).Draw(t, "memory")
+		l := NewLedger("", memory)
 		type pair struct{ id, addr string }
 		tries, taken, idsTaken := map[pair]int{}, map[pair]int{}, map[string]int{}
 		dups, accepted := 0, 0
-		for range rapid.IntRange(1, 200).Draw(t, "n") {
+		cursor, came := int64(0), 0
+		read := func() {
+			for more := true; more; {
+				rows, next, err := l.Arrivals(cursor)
+				if err != nil {
+					t.Fatal(err)
+				}
+				list, err := ParseArrivals(rows)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, a := range list {
+					came += int(a.N)
+				}
+				more, cursor = next > cursor, next
+			}
+		}
+		for range rapid.IntRange(1, min(20+memory, 200)).Draw(t, "n") {
 			id := notify.ID{Base: base(rapid.Byte().Draw(t, "base") % 4), Fan: rapid.Bool().Draw(t, "fan")}
 			if id.Fan {
 				id.Index = rapid.SampledFrom([]uint32{0, 1, 255, 256, 257, 5000, notify.MaxIndex}).Draw(t, "index")
@@ -87,6 +106,13 @@ func TestLedgerModel(t *testing.T) {
 				taken[p]++
 				idsTaken[p.id]++
 			}
+			if rapid.IntRange(0, 20).Draw(t, "read") == 0 {
+				read()
+			}
+		}
+		read()
+		if came != len(idsTaken) {
+			t.Fatalf("%d arrivals of %d ids", came, len(idsTaken))
 		}
 		n := l.Summary()
 		if int(n.Deliveries) != len(taken) || int(n.IDs) != len(idsTaken) || int(n.Duplicates) != dups || int(n.Accepted) != accepted {
@@ -110,6 +136,39 @@ func TestLedgerModel(t *testing.T) {
 		}
 		if seen != len(tries) {
 			t.Fatalf("%d pairs, want %d", seen, len(tries))
+		}
+		repeated, _ := l.Duplicates(1000)
+		again := 0
+		for _, d := range repeated {
+			again += d.Deliveries - 1
+		}
+		if again != dups {
+			t.Fatalf("%d duplicates listed, want %d", again, dups)
+		}
+		inFans := BaseCount{}
+		for _, b := range l.Bases() {
+			base, err := notify.ParseBase(b.Base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := l.base(base, 300, true)
+			if r.IDs != b.IDs || r.Deliveries != b.Deliveries || r.Duplicates != b.Duplicates {
+				t.Fatalf("%+v, and %+v", b, r)
+			}
+			for i := range uint32(300) {
+				if got, want := r.Bits[i/8]>>(i%8)&1 == 1, idsTaken[notify.ID{Base: base, Index: i, Fan: true}.String()] > 0; got != want {
+					t.Fatalf("bit %d of %s is %t", i, b.Base, got)
+				}
+			}
+			inFans.IDs += b.IDs
+		}
+		for id, n := range idsTaken {
+			if p, err := notify.ParseID(id); n > 0 && err == nil && p.Fan {
+				inFans.IDs--
+			}
+		}
+		if inFans.IDs != 0 {
+			t.Fatalf("%d ids of fan-outs too many", int64(inFans.IDs))
 		}
 		for p := range tries {
 			if l.Delivered(p.id) != (idsTaken[p.id] > 0) {
@@ -228,7 +287,7 @@ func TestLedgerFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ledger.ndjson")
 	open := func() *Ledger {
-		l := testLedger()
+		l := NewLedger(t.TempDir(), 1<<14) // most of it is on disk
 		var err error
 		if l.file, err = openLedgerFile(path, l); err != nil {
 			t.Fatal(err)
@@ -343,7 +402,7 @@ func BenchmarkLedger(b *testing.B) {
 				texts[i] = id(i).String()
 			}
 			fresh := func() *Ledger {
-				l := newLedger(time.Now)
+				l := NewLedger("", 1<<30)
 				if withFile != "" {
 					var err error
 					if l.file, err = openLedgerFile(filepath.Join(b.TempDir(), withFile), l); err != nil {

@@ -86,7 +86,7 @@ func New(cfg Config) (*Simulator, error) {
 		return nil, err
 	}
 	s.rules = newRules(s.seed, s.now)
-	s.ledger = newLedger(s.now)
+	s.ledger = NewLedger(cfg.Dir, cfg.LedgerMemory)
 	s.inbox = newInbox(cfg.InboxSize)
 	s.resetLatency()
 	if err := s.bind(sd); err != nil {

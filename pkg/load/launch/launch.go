@@ -200,9 +200,16 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	e.Config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
 }
 
+// simulators asks those of one control URL, or of several with commas between, as one
+// ledger.
 func (e *Environment) simulators(control string) error {
-	sims := &load.Simulators{URL: control, Client: &http.Client{Transport: api.NewTransport(4)}}
-	e.closes = append(e.closes, func() error { sims.Client.CloseIdleConnections(); return nil })
+	client := &http.Client{Transport: api.NewTransport(4)}
+	e.closes = append(e.closes, func() error { client.CloseIdleConnections(); return nil })
+	list, err := load.ParseSimulators(control, client)
+	if err != nil {
+		return err
+	}
+	sims := load.NewShards(list...)
 	e.Config.Ledger, e.Config.Faults = sims, sims
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()

@@ -195,9 +195,6 @@ func (p *page) ledger(r *load.Result) {
 		term.Count(l.Lost), term.Count(l.Duplicates), term.Count(l.Reordered), term.Count(l.Early), term.Count(l.Late), term.Count(l.Unexpected)))
 	p.para("", fmt.Sprintf("of %s accepted, %s delivered, %s ended otherwise, %s still on their way, %s unverified",
 		term.Count(l.Expected), term.Count(l.Delivered), term.Count(l.Ended), term.Count(l.Pending), term.Count(l.Unverified)))
-	if l.Sampled > 0 {
-		p.para("", fmt.Sprintf("end to end, lateness, early and late are of a sample of %s: there were too many to look up each", term.Count(l.Sampled)))
-	}
 	for _, e := range l.Examples {
 		p.para("", "see "+e)
 	}

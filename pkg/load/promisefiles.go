@@ -1,0 +1,221 @@
+package load
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// promiseFiles holds promises and arrivals that there is no room for in memory, in parts
+// by base: a promise and what came of it are in the same one. The files have no name:
+// the disk gets their space back whatever ends the process.
+type promiseFiles struct {
+	parts   [promiseParts]promisePart
+	steps   []*stepRun // by the number that stands in the files
+	numbers map[*stepRun]uint32
+}
+
+type promisePart struct {
+	f     *os.File
+	w     *bufio.Writer
+	size  int64
+	dirty bool // more was written since it was joined
+}
+
+// promiseParts is how many parts there are: of 1e9 open promises, each fits in memory.
+const promiseParts = 256
+
+// promiseRow is a promise, or an arrival:
+//
+//	base 16, step or, of an arrival, 1<<31 + ledger 4, intended 8, at 8, count or n 4,
+//	rejected 4, came 4, from 8
+const (
+	promiseRow  = 16 + 4 + 8 + 8 + 4 + 4 + 4 + 8
+	arrivalFlag = 1 << 31
+)
+
+func newPromiseFiles() *promiseFiles { return &promiseFiles{numbers: map[*stepRun]uint32{}} }
+
+func (s *promiseFiles) number(step *stepRun) uint32 {
+	n, ok := s.numbers[step]
+	if !ok {
+		n = uint32(len(s.steps))
+		s.numbers[step] = n
+		s.steps = append(s.steps, step)
+	}
+	return n
+}
+
+func (s *promiseFiles) putPromise(b notify.Base, one *promise) error {
+	return s.put(b, s.number(one.step), int64(one.intended), one.at, one.count, one.rejected, one.came, one.from)
+}
+
+func (s *promiseFiles) putArrival(a *arrival) error {
+	return s.put(a.base, arrivalFlag|uint32(a.from), 0, a.at, a.n, 0, 0, 0)
+}
+
+func (s *promiseFiles) put(b notify.Base, kind uint32, intended, at int64, count, rejected, came uint32, from uint64) (err error) {
+	part := &s.parts[b[15]]
+	if part.f == nil {
+		if part.f, err = os.CreateTemp("", "notifyd-load-"); err != nil {
+			return err
+		}
+		if err := os.Remove(part.f.Name()); err != nil {
+			return err
+		}
+		part.w = bufio.NewWriterSize(part.f, 16<<10)
+	}
+	var row [promiseRow]byte
+	le := binary.LittleEndian
+	copy(row[:], b[:])
+	le.PutUint32(row[16:], kind)
+	le.PutUint64(row[20:], uint64(intended))
+	le.PutUint64(row[28:], uint64(at))
+	le.PutUint32(row[36:], count)
+	le.PutUint32(row[40:], rejected)
+	le.PutUint32(row[44:], came)
+	le.PutUint64(row[48:], from)
+	part.size += promiseRow
+	part.dirty = true
+	_, err = part.w.Write(row[:])
+	return err
+}
+
+// read yields the rows of a part: a promise, or an arrival.
+func (s *promiseFiles) read(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
+	if part.f == nil {
+		return nil
+	}
+	if err := part.w.Flush(); err != nil {
+		return err
+	}
+	in := bufio.NewReaderSize(io.NewSectionReader(part.f, 0, part.size), 256<<10)
+	var row [promiseRow]byte
+	le := binary.LittleEndian
+	for {
+		if _, err := io.ReadFull(in, row[:]); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		b, kind := notify.Base(row[:16]), le.Uint32(row[16:])
+		at, count := int64(le.Uint64(row[28:])), le.Uint32(row[36:])
+		more := false
+		if kind >= arrivalFlag {
+			more = each(b, nil, &arrival{base: b, at: at, n: count, from: uint8(kind)})
+		} else {
+			d := due{intended: time.Duration(le.Uint64(row[20:])), at: at, step: s.steps[kind]}
+			more = each(b, &promise{due: d, count: count, rejected: le.Uint32(row[40:]), came: le.Uint32(row[44:]), from: le.Uint64(row[48:])}, nil)
+		}
+		if !more {
+			return nil
+		}
+	}
+}
+
+// promises calls f with every promise, until it returns false.
+func (s *promiseFiles) promises(f func(b notify.Base, one *promise) bool) error {
+	more := true
+	for i := range s.parts {
+		err := s.read(&s.parts[i], func(b notify.Base, one *promise, _ *arrival) bool {
+			more = one == nil || f(b, one)
+			return more
+		})
+		if err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// toFiles moves all that is in memory to files. joining is held.
+func (p *promises) toFiles() error {
+	p.mu.Lock()
+	open, early := p.open, p.early
+	p.open, p.early, p.known, p.wait = nil, nil, nil, 0
+	p.mu.Unlock()
+	if p.files == nil {
+		p.files = newPromiseFiles()
+	}
+	for b, one := range open {
+		if err := p.files.putPromise(b, &one); err != nil {
+			return err
+		}
+	}
+	for _, list := range early {
+		for i := range list {
+			if err := p.files.putArrival(&list[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// joinFiles joins what is in files, a part after the other, and leaves there what has
+// no other half.
+func (p *promises) joinFiles(f took) error {
+	p.joining.Lock()
+	defer p.joining.Unlock()
+	if p.files == nil {
+		return nil
+	}
+	if err := p.toFiles(); err != nil {
+		return err
+	}
+	for i := range p.files.parts {
+		if err := p.joinPart(&p.files.parts[i], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *promises) joinPart(part *promisePart, f took) error {
+	if !part.dirty {
+		return nil
+	}
+	open := map[notify.Base]promise{}
+	var came []arrival
+	err := p.files.read(part, func(b notify.Base, one *promise, a *arrival) bool {
+		if one != nil {
+			open[b] = *one
+		} else {
+			came = append(came, *a)
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	rest := came[:0]
+	for i := range came {
+		if !p.match(open, &came[i], f) {
+			rest = append(rest, came[i])
+		}
+	}
+	if err := part.f.Truncate(0); err != nil {
+		return err
+	}
+	if _, err := part.f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	part.size = 0
+	for b, one := range open {
+		if err := p.files.putPromise(b, &one); err != nil {
+			return err
+		}
+	}
+	for i := range rest {
+		if err := p.files.putArrival(&rest[i]); err != nil {
+			return err
+		}
+	}
+	part.dirty = false
+	return nil
+}

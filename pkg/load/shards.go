@@ -1,0 +1,247 @@
+package load
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
+)
+
+// Shards are simulators that count as one ledger: one of them, or several that share the
+// providers. What each counted is added. An id that came at two of them is a duplicate
+// and counts once. Their faults begin and end at all of them.
+type Shards struct {
+	list []*Simulators
+
+	reading sync.Mutex // of arrivals: their cursors
+
+	mu       sync.Mutex
+	repeated int64 // ids that came at two, as far as missing has looked
+	examples []string
+}
+
+// MostShards is how many simulators may count as one ledger.
+const MostShards = 64
+
+// NewShards returns one ledger of up to MostShards simulators, at least one.
+func NewShards(list ...*Simulators) *Shards { return &Shards{list: list[:min(len(list), MostShards)]} }
+
+func (s *Shards) begin(ctx context.Context) error {
+	return s.each(func(l *Simulators) error { return l.begin(ctx) })
+}
+
+func (s *Shards) each(f func(l *Simulators) error) error {
+	for _, l := range s.list {
+		if err := f(l); err != nil {
+			return s.named(l, err)
+		}
+	}
+	return nil
+}
+
+// named says of which simulators an error is, where there are several.
+func (s *Shards) named(l *Simulators, err error) error {
+	if err == nil || len(s.list) < 2 {
+		return err
+	}
+	return fmt.Errorf("%s: %w", l.URL, err)
+}
+
+func (s *Shards) came(ctx context.Context, final bool) (all came, err error) {
+	err = s.each(func(l *Simulators) error {
+		c, err := l.came(ctx, final)
+		all.ids += c.ids
+		all.duplicates += c.duplicates
+		all.reordered += c.reordered
+		return err
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all.ids -= s.repeated
+	all.duplicates += s.repeated
+	all.examples = append([]string(nil), s.examples...)
+	return all, err
+}
+
+func (s *Shards) times(ctx context.Context, p *promises, f took) error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	for i, l := range s.list {
+		for more := true; more; {
+			rows, err := l.arrivals(ctx, strconv.FormatInt(l.cursor, 10))
+			if err != nil {
+				return s.named(l, err)
+			}
+			list := make([]arrival, 0, len(rows))
+			for _, a := range rows {
+				list = append(list, arrival{base: a.Base, at: a.At.UnixNano(), n: a.N, from: uint8(i)})
+			}
+			if err := p.join(list, f); err != nil {
+				return err
+			}
+			more = len(rows) > 0
+		}
+	}
+	return nil
+}
+
+func (s *Shards) last(ctx context.Context, p *promises, f took) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.others) == 0 {
+		return nil
+	}
+	dues := make(map[string]*due, len(p.others))
+	for i := range p.others {
+		dues[p.others[i].id] = &p.others[i].due
+	}
+	return s.each(func(l *Simulators) error {
+		return l.eachCall(ctx, func(id string, at time.Time) {
+			if d := dues[id]; d != nil {
+				delete(dues, id) // its first
+				f(d, at, 1)
+			}
+		})
+	})
+}
+
+func (s *Shards) missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
+	delivered, repeated, examples := p.joined()
+	var failed error
+	err = p.unfinished(func(b notify.Base, one *promise) bool {
+		if one.count == 0 {
+			ids = append(ids, (notify.ID{Base: b}).String()) // below, no more than most
+			ids = ids[:min(len(ids), most)]
+			return len(ids) < most || len(s.list) > 1
+		}
+		if len(ids) == most && !one.several() {
+			return len(s.list) > 1
+		}
+		var bits []byte
+		var twice int64
+		if bits, twice, failed = s.bits(ctx, b, one, func(i uint32) {
+			if len(examples) < 10 {
+				examples = append(examples, notify.ID{Base: b, Index: i, Fan: true}.String())
+			}
+		}); failed != nil {
+			return false
+		}
+		repeated += twice
+		delivered -= twice
+		for i := uint32(0); i < one.count && len(ids) < most; i++ {
+			if bits[i/8]>>(i%8)&1 == 0 {
+				ids = append(ids, notify.ID{Base: b, Index: i, Fan: true}.String())
+			}
+		}
+		return len(ids) < most || len(s.list) > 1
+	})
+	if err = cmp.Or(failed, err); err != nil {
+		return delivered, ids, err
+	}
+	s.mu.Lock()
+	s.repeated, s.examples = repeated, examples
+	s.mu.Unlock()
+	return s.missingTriggers(ctx, p, most, delivered, ids)
+}
+
+// bits asks the simulators at which a fan-out came which receivers that are: a bit for
+// each. It counts those that came at two, and tells of them.
+func (s *Shards) bits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
+	all = make([]byte, (one.count+7)/8)
+	for i, l := range s.list {
+		if one.from>>i&1 == 0 {
+			continue
+		}
+		var out simulator.BaseReport
+		if err := l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d&bits=true", b, one.count), nil, &out); err != nil {
+			return nil, 0, s.named(l, err)
+		}
+		if len(out.Bits) != len(all) {
+			return nil, 0, s.named(l, badAnswer(nil))
+		}
+		for j := range all {
+			for both := all[j] & out.Bits[j]; both != 0; both &= both - 1 {
+				n++
+				twice(uint32(8*j + bits.TrailingZeros8(both)))
+			}
+			all[j] |= out.Bits[j]
+		}
+	}
+	return all, n, nil
+}
+
+// missingTriggers adds those of triggers.
+func (s *Shards) missingTriggers(ctx context.Context, p *promises, most int, delivered int64, ids []string) (int64, []string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.others) == 0 {
+		return delivered, ids, nil
+	}
+	taken := map[string]bool{}
+	if err := s.each(func(l *Simulators) error { return l.eachCall(ctx, func(id string, _ time.Time) { taken[id] = true }) }); err != nil {
+		return delivered, ids, err
+	}
+	for _, o := range p.others {
+		if taken[o.id] {
+			delivered++
+		} else if len(ids) < most {
+			ids = append(ids, o.id)
+		}
+	}
+	return delivered, ids, nil
+}
+
+// Begin implements FaultControl: at all of them.
+func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
+	var ends []func(context.Context) error
+	end := func(ctx context.Context) (err error) {
+		for _, f := range ends {
+			err = errors.Join(err, f(ctx))
+		}
+		return err
+	}
+	err := s.each(func(l *Simulators) error {
+		one, err := l.Begin(ctx, f)
+		if err == nil {
+			ends = append(ends, one)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, end(context.WithoutCancel(ctx)))
+	}
+	return end, nil
+}
+
+// Callback returns where triggers may lead: to the first of them.
+func (s *Shards) Callback(ctx context.Context) (string, error) { return s.list[0].Callback(ctx) }
+
+// ParseSimulators reads the control URLs of up to MostShards simulators, with commas
+// between them. An error is of notify.KindInvalid.
+func ParseSimulators(text string, client *http.Client) (list []*Simulators, err error) {
+	for one := range strings.SplitSeq(text, ",") {
+		one = strings.TrimSuffix(strings.TrimSpace(one), "/")
+		u, err := url.Parse(one)
+		switch {
+		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%q is not an http or https URL; several have commas between them", one))
+		case slices.ContainsFunc(list, func(l *Simulators) bool { return l.URL == one }):
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%s is named twice: it would count twice", one))
+		case len(list) == MostShards:
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("are %d at most", MostShards))
+		}
+		list = append(list, &Simulators{URL: one, Client: client})
+	}
+	return list, nil
+}

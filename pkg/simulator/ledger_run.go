@@ -1,0 +1,327 @@
+package simulator
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"os"
+	"slices"
+	"sort"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// ledgerRun is a part of the pairs in a file: the pages of a table, ordered by key. It
+// is never changed. Its index has a key for every indexEvery bytes, and its filter
+// says of nearly every page that is not there that it is not.
+//
+// A page is
+//
+//	flags     1   fan, more: it has a layer
+//	base     16
+//	page      4   of a fan-out
+//	layer     2   with more
+//	seen      8   of a fan-out
+//	plain     8   of a fan-out; of a single a bit of flags: which slots are of the short form
+//	at        8   the earliest of the slots
+//	provider  1   of the first slot, and of every plain one
+//	status    2   likewise
+//
+// and then its slots, the short ones as address, attempt and time since at (10 bytes),
+// the others in full (21). So a receiver of a fan-out takes 11 bytes, and a single 34.
+type ledgerRun struct {
+	f        *os.File // without a name: it is gone with the process
+	size     int64
+	first    pageKey
+	last     pageKey
+	index    []indexEntry
+	filter   filter
+	buf      []byte // the block that was read last
+	buffered int    // its number; -1: none
+}
+
+type indexEntry struct {
+	key pageKey
+	at  int64
+}
+
+const (
+	indexEvery = 16 << 10
+	plainSlot  = 4 + 2 + 4
+	fullSlot   = 8 + 4 + 2 + 2 + 2 + 2 + 1
+)
+
+const (
+	flagFan = 1 << iota
+	flagMore
+	flagPlain
+	flagCounted // of a slot in full: idCounted
+)
+
+// tempFile makes a file that has no name any more: whatever ends the process, the disk
+// gets the space back.
+func tempFile(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "notifyd-ledger-")
+	if err == nil {
+		err = os.Remove(f.Name())
+	}
+	return f, err
+}
+
+// writeRun writes a table that is not changed meanwhile. keys is memory for its keys.
+func writeRun(dir string, t *table, keys *[]pageKey) (*ledgerRun, error) {
+	list := (*keys)[:0]
+	for k := range t.places {
+		list = append(list, k)
+	}
+	*keys = list
+	slices.SortFunc(list, func(a, b pageKey) int { return a.compare(&b) })
+	f, err := tempFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	r := &ledgerRun{f: f, first: list[0], last: list[len(list)-1], filter: newFilter(len(list)), buffered: -1}
+	w := bufio.NewWriterSize(f, 256<<10)
+	var p page
+	var b []byte
+	next := int64(0)
+	for i := range list {
+		k := &list[i]
+		if r.size >= next {
+			r.index = append(r.index, indexEntry{*k, r.size})
+			next = r.size + indexEvery
+		}
+		t.load(k, &p)
+		b = appendPage(b[:0], k, &p)
+		r.size += int64(len(b))
+		r.filter.add(k)
+		if _, err := w.Write(b); err != nil {
+			_ = f.Close() // the first error is the cause
+			return nil, err
+		}
+	}
+	if err := w.Flush(); err != nil {
+		_ = f.Close() // likewise
+		return nil, err
+	}
+	return r, nil
+}
+
+// plain reports whether a slot is of the short form on a page that begins at a time.
+func (s *slot) plain(k *pageKey, first *slot, at int64) bool {
+	return s.attempts == 1 && s.deliveries == 1 && s.idCounted == (k.layer == 0) &&
+		s.provider == first.provider && s.status == first.status && s.at-at <= math.MaxUint32
+}
+
+func appendPage(b []byte, k *pageKey, p *page) []byte {
+	le := binary.LittleEndian
+	first := &p.slots[bits.TrailingZeros64(p.seen)]
+	at := first.at
+	for m := p.seen; m != 0; m &= m - 1 {
+		at = min(at, p.slots[bits.TrailingZeros64(m)].at)
+	}
+	plain := uint64(0)
+	for m := p.seen; m != 0; m &= m - 1 {
+		if i := bits.TrailingZeros64(m); p.slots[i].plain(k, first, at) {
+			plain |= 1 << i
+		}
+	}
+	flags := byte(0)
+	if k.fan {
+		flags = flagFan
+	} else if plain != 0 {
+		flags = flagPlain
+	}
+	if k.layer > 0 {
+		flags |= flagMore
+	}
+	b = append(append(b, flags), k.base[:]...)
+	if k.fan {
+		b = le.AppendUint32(b, k.page)
+	}
+	if k.layer > 0 {
+		b = le.AppendUint16(b, k.layer)
+	}
+	if k.fan {
+		b = le.AppendUint64(le.AppendUint64(b, p.seen), plain)
+	}
+	b = append(le.AppendUint64(b, uint64(at)), byte(first.provider))
+	b = le.AppendUint16(b, uint16(first.status))
+	for m := p.seen; m != 0; m &= m - 1 {
+		i := bits.TrailingZeros64(m)
+		s := &p.slots[i]
+		if plain>>i&1 == 1 {
+			b = le.AppendUint32(le.AppendUint16(le.AppendUint32(b, s.addr), s.attempt), uint32(s.at-at))
+			continue
+		}
+		b = le.AppendUint32(le.AppendUint64(b, uint64(s.at)), s.addr)
+		b = le.AppendUint16(le.AppendUint16(b, s.attempts), s.deliveries)
+		b = le.AppendUint16(le.AppendUint16(b, s.attempt), uint16(s.status))
+		counted := byte(0)
+		if s.idCounted {
+			counted = flagCounted
+		}
+		b = append(b, byte(s.provider)|counted<<4)
+	}
+	return b
+}
+
+// pageHead is a page up to its slots.
+type pageHead struct {
+	key         pageKey
+	seen, plain uint64
+	size        int // up to the slots
+}
+
+// all is how long the page is.
+func (h *pageHead) all() int {
+	n := bits.OnesCount64(h.plain)
+	return h.size + n*plainSlot + (bits.OnesCount64(h.seen)-n)*fullSlot
+}
+
+// readHead reads a page's head; b begins with a whole page.
+func readHead(b []byte, h *pageHead) {
+	le := binary.LittleEndian
+	flags := b[0]
+	h.key = pageKey{fan: flags&flagFan != 0}
+	n := 1 + copy(h.key.base[:], b[1:])
+	if h.key.fan {
+		h.key.page = le.Uint32(b[n:])
+		n += 4
+	}
+	if flags&flagMore != 0 {
+		h.key.layer = le.Uint16(b[n:])
+		n += 2
+	}
+	h.seen, h.plain = 1, uint64(flags&flagPlain)/flagPlain
+	if h.key.fan {
+		h.seen, h.plain = le.Uint64(b[n:]), le.Uint64(b[n+8:])
+		n += 16
+	}
+	h.size = n + 8 + 1 + 2
+}
+
+// readPage reads the slots behind a head.
+func readPage(b []byte, h *pageHead, p *page) {
+	le := binary.LittleEndian
+	at := int64(le.Uint64(b[h.size-11:]))
+	provider, status := Provider(b[h.size-3]), int16(le.Uint16(b[h.size-2:]))
+	p.seen = h.seen
+	b = b[h.size:]
+	for m := h.seen; m != 0; m &= m - 1 {
+		i := bits.TrailingZeros64(m)
+		s := &p.slots[i]
+		if h.plain>>i&1 == 1 {
+			*s = slot{
+				at: at + int64(le.Uint32(b[6:])), addr: le.Uint32(b), attempt: le.Uint16(b[4:]),
+				attempts: 1, deliveries: 1, status: status, provider: provider, idCounted: h.key.layer == 0,
+			}
+			b = b[plainSlot:]
+			continue
+		}
+		*s = slot{
+			at: int64(le.Uint64(b)), addr: le.Uint32(b[8:]), attempts: le.Uint16(b[12:]), deliveries: le.Uint16(b[14:]),
+			attempt: le.Uint16(b[16:]), status: int16(le.Uint16(b[18:])), provider: Provider(b[20] & 15), idCounted: b[20]>>4 != 0,
+		}
+		b = b[fullSlot:]
+	}
+}
+
+func (r *ledgerRun) mayHold(k *pageKey) bool {
+	return k.compare(&r.last) <= 0 && k.compare(&r.first) >= 0 && r.filter.mayHold(k)
+}
+
+// load reads a page, and reports whether it is there. It is called by one goroutine
+// at a time.
+func (r *ledgerRun) load(k *pageKey, p *page) (bool, error) {
+	if !r.mayHold(k) {
+		return false, nil
+	}
+	n := r.block(k)
+	if r.buffered != n {
+		b, err := r.read(n, r.buf)
+		if err != nil {
+			r.buffered = -1
+			return false, err
+		}
+		r.buf, r.buffered = b, n
+	}
+	var h pageHead
+	for b := r.buf; len(b) > 0; b = b[h.all():] {
+		readHead(b, &h)
+		switch c := h.key.compare(k); {
+		case c == 0:
+			readPage(b, &h, p)
+			return true, nil
+		case c > 0:
+			return false, nil
+		}
+	}
+	return false, nil
+}
+
+// block is the number of the block that holds k, if the run does.
+func (r *ledgerRun) block(k *pageKey) int {
+	return max(sort.Search(len(r.index), func(i int) bool { return r.index[i].key.compare(k) > 0 })-1, 0)
+}
+
+// read reads a block into b, or a larger one.
+func (r *ledgerRun) read(n int, b []byte) ([]byte, error) {
+	from, to := r.index[n].at, r.size
+	if n+1 < len(r.index) {
+		to = r.index[n+1].at
+	}
+	b = slices.Grow(b[:0], int(to-from))[:to-from]
+	if _, err := r.f.ReadAt(b, from); err != nil {
+		return nil, fmt.Errorf("ledger: %w", errEarly(err))
+	}
+	return b, nil
+}
+
+func errEarly(err error) error {
+	if err == io.EOF { //nolint:errorlint // ReadAt returns it as it is
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// filter is a Bloom filter of 10 bits a key: one in a hundred of what it holds not is
+// looked for in vain.
+type filter []uint64
+
+const (
+	filterBits   = 10
+	filterProbes = 6
+)
+
+func newFilter(n int) filter { return make(filter, n*filterBits/64+1) }
+
+// probes calls f with the bits of a key until it returns false.
+func (f filter) probes(k *pageKey, do func(word int, bit uint64) bool) bool {
+	var b [24]byte
+	copy(b[:], k.base[:])
+	binary.LittleEndian.PutUint32(b[16:], k.page)
+	binary.LittleEndian.PutUint16(b[20:], k.layer)
+	b[22] = byte(b2u(k.fan))
+	h := xxhash.Sum64(b[:])
+	step := h>>32 | 1
+	for range filterProbes {
+		hi, _ := bits.Mul64(h, uint64(len(f))*64)
+		if !do(int(hi/64), 1<<(hi%64)) {
+			return false
+		}
+		h = (h + step) * 0x9e3779b97f4a7c15
+	}
+	return true
+}
+
+func (f filter) add(k *pageKey) {
+	f.probes(k, func(word int, bit uint64) bool { f[word] |= bit; return true })
+}
+
+func (f filter) mayHold(k *pageKey) bool {
+	return f.probes(k, func(word int, bit uint64) bool { return f[word]&bit != 0 })
+}

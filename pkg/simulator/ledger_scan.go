@@ -1,0 +1,179 @@
+package simulator
+
+import (
+	"encoding/binary"
+	"iter"
+	"maps"
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// used yields the slots that are.
+func (p *page) used() iter.Seq2[int, *slot] {
+	return func(yield func(int, *slot) bool) {
+		for m := p.seen; m != 0; m &= m - 1 {
+			if i := bits.TrailingZeros64(m); !yield(i, &p.slots[i]) {
+				return
+			}
+		}
+	}
+}
+
+// cursor reads a run from a key on, without the ledger's lock.
+type cursor struct {
+	r     *ledgerRun
+	block int
+	buf   []byte // the block
+	rest  []byte // of it, from head on; empty: the run is at its end
+	head  pageHead
+}
+
+// newCursor returns a cursor at the first key that is not below from.
+func newCursor(r *ledgerRun, from *pageKey) (*cursor, error) {
+	c := &cursor{r: r, block: r.block(from) - 1}
+	if from.compare(&r.last) > 0 {
+		return c, nil
+	}
+	err := c.next()
+	for err == nil && len(c.rest) > 0 && c.head.key.compare(from) < 0 {
+		err = c.next()
+	}
+	return c, err
+}
+
+// next goes to the next page.
+func (c *cursor) next() (err error) {
+	if len(c.rest) > 0 {
+		c.rest = c.rest[c.head.all():]
+	}
+	if len(c.rest) == 0 {
+		if c.block++; c.block >= len(c.r.index) {
+			return nil
+		}
+		if c.buf, err = c.r.read(c.block, c.buf); err != nil {
+			return err
+		}
+		c.rest = c.buf
+	}
+	readHead(c.rest, &c.head)
+	return nil
+}
+
+// pages yields pages from a key on, each once with the newest of its slots, in order:
+// those of mem, which were in memory, as they are now, and the others as they are in
+// runs. Nothing is locked while the caller works. An error of the disk ends it, and is
+// told in the Summary.
+func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *page] {
+	return func(yield func(*pageKey, *page) bool) {
+		if err := l.eachPage(mem, runs, from, yield); err != nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.pairs.fail(err)
+		}
+	}
+}
+
+func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield func(*pageKey, *page) bool) error {
+	var list []*cursor // the newest first
+	for _, r := range slices.Backward(runs) {
+		c, err := newCursor(r, &from)
+		if err != nil {
+			return err
+		}
+		if len(c.rest) > 0 {
+			list = append(list, c)
+		}
+	}
+	var all, one page
+	for len(list) > 0 || len(mem) > 0 {
+		var k pageKey
+		inMemory := len(mem) > 0
+		if inMemory {
+			k = mem[0]
+		}
+		for i, c := range list {
+			if i == 0 && !inMemory || c.head.key.compare(&k) < 0 {
+				k = c.head.key
+			}
+		}
+		all.seen = 0
+		if inMemory = inMemory && mem[0] == k; inMemory {
+			mem = mem[1:]
+			l.mu.Lock()
+			l.pairs.load(&k, &all)
+			l.mu.Unlock()
+		}
+		ended := false
+		for _, c := range list {
+			if c.head.key != k {
+				continue
+			}
+			if !inMemory {
+				readPage(c.rest, &c.head, &one)
+				all.add(&one)
+			}
+			if err := c.next(); err != nil {
+				return err
+			}
+			ended = ended || len(c.rest) == 0
+		}
+		if ended {
+			list = slices.DeleteFunc(list, func(c *cursor) bool { return len(c.rest) == 0 })
+		}
+		if all.seen != 0 && !yield(&k, &all) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// allPages yields the pages of bases from one on.
+func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *page] {
+	return func(yield func(*pageKey, *page) bool) {
+		l.mu.Lock()
+		low := pageKey{base: from}
+		mem, runs := l.pairs.inMemory(func(k *pageKey) bool { return k.compare(&low) >= 0 }), slices.Clone(l.pairs.runs)
+		l.mu.Unlock()
+		l.pages(mem, runs, low)(yield)
+	}
+}
+
+// All yields every pair, in order of ids. Each page is a consistent copy; nothing is
+// locked while the caller works.
+func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
+
+// Since yields what All does, for ids that were made at from or later. An id that does
+// not tell when it was made counts from its first delivery. Older ids are not read.
+func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
+	return func(yield func(Delivery) bool) {
+		l.mu.Lock()
+		foreign := maps.Clone(l.foreign)
+		l.mu.Unlock()
+		var low notify.Base
+		if ms := from.UnixMilli(); ms > 0 {
+			var b [8]byte
+			binary.BigEndian.PutUint64(b[:], uint64(ms)<<16)
+			copy(low[:], b[:6])
+		}
+		for k, p := range l.allPages(low) {
+			if k.base.Time().Before(from) || !k.fan && foreign[k.id(0)] != "" {
+				continue
+			}
+			for i, s := range p.used() {
+				if !yield(delivery(k.id(i).String(), *s)) {
+					return
+				}
+			}
+		}
+		for _, text := range foreign {
+			for _, d := range l.Lookup(text) {
+				if !d.At.Before(from) && !yield(d) {
+					return
+				}
+			}
+		}
+	}
+}

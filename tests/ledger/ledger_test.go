@@ -1,0 +1,23 @@
+package main
+
+import "testing"
+
+// TestLedger is the proof with a hundredth of the ids, and with so little memory that most
+// of them are on disk.
+func TestLedger(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	t.Parallel()
+	p, err := prove(t.Context(), 10_000_000, t.TempDir(), 8<<20, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(p.line(len(p.wrong) == 0))
+	for _, w := range p.wrong {
+		t.Error(w)
+	}
+	if p.disk < 50<<20 || p.ledger.Lost == 0 || p.ledger.Reordered == 0 || p.ledger.Unexpected == 0 || p.ledger.Early == 0 {
+		t.Errorf("%d MiB on disk, %+v", p.disk>>20, p.ledger)
+	}
+}

@@ -1,0 +1,171 @@
+// Command ledger shows that the ledger of a load run counts a billion notifications exactly,
+// in bounded memory and disk. A run sends them to a target in this process, which does some
+// of them wrong at known places and gives the rest to two ledgers of simulated providers, as
+// providers would. Of the whole way only the network is left out: the run reads the ledgers
+// through their handlers, and settles as always.
+//
+// Nineteen of twenty are receivers of fan-outs, the others singles, half of these for later. Some
+// are lost, come twice (at once, long after, or at the other ledger), out of their user's
+// order, early, or were never accepted. It prints
+//
+//	ledger ids=1000000000 lost=.. duplicated=.. reordered=.. unexpected=.. early=.. rss_mib=.. disk_mib=.. seconds=.. ok=true
+//
+// and exits 1 if a count is not what was done wrong, if an end-to-end time is missing, or if
+// memory or disk are above their bounds.
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/simulator"
+)
+
+const (
+	// rssMost bounds the memory of the process, everything in it.
+	rssMost = 1 << 30
+	// diskMost bounds the disk for each receiver, in bytes.
+	diskMost = 64
+
+	ledgerMemory  = 192 << 20 // of each of the two
+	promiseMemory = 64 << 20
+)
+
+func main() {
+	n := flag.Int64("n", 1_000_000_000, "how many notifications")
+	dir := flag.String("dir", os.TempDir(), "where files without a name go: about 20 GB for a billion")
+	flag.Parse()
+	// What is left over in the heap must not wait until it is twice as large.
+	debug.SetMemoryLimit(rssMost * 9 / 10)
+	p, err := prove(context.Background(), *n, *dir, ledgerMemory, promiseMemory)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "ledger:", err)
+		os.Exit(1)
+	}
+	ok := len(p.wrong) == 0 && p.rss <= rssMost
+	fmt.Println(p.line(ok))
+	for _, w := range p.wrong {
+		fmt.Fprintln(os.Stderr, "ledger:", w)
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+// proof is what came of it.
+type proof struct {
+	ids       int64
+	ledger    load.LedgerResult
+	rss, disk int64
+	took      time.Duration
+	wrong     []string
+}
+
+func (p *proof) line(ok bool) string {
+	l := &p.ledger
+	return fmt.Sprintf("ledger ids=%d lost=%d duplicated=%d reordered=%d unexpected=%d early=%d rss_mib=%d disk_mib=%d seconds=%.0f ok=%t",
+		p.ids, l.Lost, l.Duplicates, l.Reordered, l.Unexpected, l.Early, p.rss>>20, p.disk>>20, p.took.Seconds(), ok)
+}
+
+// prove sends n notifications, rounded up to whole requests.
+func prove(ctx context.Context, n int64, dir string, memory, promises int) (*proof, error) {
+	fans, batches := (n*19/20+fanSize-1)/fanSize, (n/40+batchSize-1)/batchSize
+	t := &target{rounds: max(batches/10, 1)}
+	var sims []*load.Simulators
+	for i := range t.ledgers {
+		t.ledgers[i] = simulator.NewLedger(dir, memory)
+		sims = append(sims, &load.Simulators{URL: fmt.Sprintf("http://ledger-%d", i), Client: &http.Client{Transport: handler{t.ledgers[i].Handler()}}})
+	}
+	s := load.Scenario{Name: "ledger", Drain: load.Duration(24 * time.Second), Phases: []load.PhaseSpec{{Name: "main", Steps: []load.Step{
+		{Name: "fanouts", Target: load.Fanout, Count: load.Number(fans * fanSize), Size: fanSize, Workers: 2},
+		{Name: "singles", Target: load.Batch, Count: load.Number(batches * batchSize), Size: batchSize, Workers: 1},
+		{Name: "later", Target: load.Batch, Count: load.Number(batches * batchSize), Size: batchSize, Workers: 1, Scheduled: &load.LaterSpec{After: load.Duration(time.Second)}},
+	}}}}
+	began := time.Now()
+	run, err := load.New(s, load.Config{Target: t, Ledger: load.NewShards(sims...), Memory: promises})
+	if err != nil {
+		return nil, err
+	}
+	res, err := run.Run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &proof{ids: t.done.accepted, ledger: res.Ledger, took: time.Since(began)}
+	for _, l := range t.ledgers {
+		p.disk += l.Summary().Disk
+	}
+	if p.rss, err = peakMemory(); err != nil {
+		return nil, err
+	}
+	p.judge(&t.done, res)
+	return p, nil
+}
+
+func (p *proof) judge(done *injected, res *load.Result) {
+	l := &p.ledger
+	timed := int64(0)
+	for i := range res.Steps {
+		timed += res.Steps[i].EndToEnd.Count + res.Steps[i].Lateness.Count
+	}
+	for _, c := range []struct {
+		what      string
+		got, want int64
+	}{
+		{"expected", l.Expected, done.accepted}, {"delivered", l.Delivered, done.accepted - done.lost},
+		{"lost", l.Lost, done.lost}, {"duplicated", l.Duplicates, done.duplicated}, {"reordered", l.Reordered, done.reordered},
+		{"unexpected", l.Unexpected, done.unexpected}, {"early", l.Early, done.early},
+		{"pending", l.Pending, 0}, {"unverified", l.Unverified, 0},
+	} {
+		if c.got != c.want {
+			p.wrong = append(p.wrong, fmt.Sprintf("%s: %d, and %d were", c.what, c.got, c.want))
+		}
+	}
+	if timed < l.Delivered {
+		p.wrong = append(p.wrong, fmt.Sprintf("%d end-to-end times of %d deliveries", timed, l.Delivered))
+	}
+	if p.disk > diskMost*p.ids {
+		p.wrong = append(p.wrong, fmt.Sprintf("%d bytes of disk are over %d a receiver", p.disk, diskMost))
+	}
+}
+
+// peakMemory is the most memory that the process had.
+func peakMemory() (int64, error) {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(b), "VmHWM:")
+	kib := int64(0)
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		return 0, fmt.Errorf("VmHWM of /proc/self/status: %w", err)
+	}
+	return kib << 10, nil
+}
+
+// handler calls a handler instead of a server.
+type handler struct{ http.Handler }
+
+func (h handler) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := &answer{head: http.Header{}, status: http.StatusOK}
+	h.ServeHTTP(w, r)
+	return &http.Response{StatusCode: w.status, Header: w.head, Body: io.NopCloser(&w.body), Request: r}, nil
+}
+
+type answer struct {
+	head   http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) Header() http.Header         { return a.head }
+func (a *answer) WriteHeader(status int)      { a.status = status }
+func (a *answer) Write(b []byte) (int, error) { return a.body.Write(b) }
