@@ -21,7 +21,7 @@ import (
 // parsedOnly are commands whose examples need a machine for themselves, a terminal,
 // or runs that were kept: their flags and arguments are parsed, and no more.
 var parsedOnly = []string{
-	"notifyctl plan -f", "notifyctl load run", "notifyctl load capacity", "notifyctl load merge", "notifyctl load compare", "notifyctl load show", "notifyctl load view",
+	"notifyctl plan -f", "notifyctl load run", "notifyctl load capacity", "notifyctl load merge", "notifyctl load compare", "notifyctl load show", "notifyctl load view", "notifyctl load agent",
 }
 
 // TestExamples runs every example of every command's help against a server: whoever
@@ -63,7 +63,7 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: there is no code %s", line, m[1])
 		}
 		t.Run(line, func(t *testing.T) {
-			if slices.ContainsFunc(parsedOnly, func(p string) bool { return strings.HasPrefix(line, p+" ") }) {
+			if slices.ContainsFunc(parsedOnly, func(p string) bool { return strings.HasPrefix(line+" ", p+" ") }) {
 				parse(t, line)
 				return
 			}

@@ -127,6 +127,7 @@ func TestCallsOfAnAccountAreDivided(t *testing.T) {
 	cfg.Log.Partitions = map[string]int{"push": 1, "sms": 4, "email": 1}
 	cfg.Providers.Stub = false
 	cfg.Providers.Twilio.URL = "http://127.0.0.1:1"
+	cfg.Providers.Twilio.Concurrency = 100
 	cfg.Providers.Twilio.Accounts = []provider.TwilioAccount{{SID: "AC1", Token: "t", From: "+15550000000"}}
 	s := newShared(t, &cfg)
 	start := func(name, role string) *life {
