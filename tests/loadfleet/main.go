@@ -78,10 +78,13 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	f.Fleet, err = rig.NewFleet(ctx, rig.FleetConfig{Bin: bin, Dir: dir, Engines: o.YAML(0, 0), First: "api", Simulate: []string{"--latency-p99", "0"}})
 	defer f.End()
 	rig.Ok(err)
+	defer func() {
+		for _, n := range f.nets {
+			n.remove()
+		}
+	}()
 	for k := range agents + 1 {
-		n := newNetwork(ctx, k+1)
-		defer n.remove()
-		f.nets = append(f.nets, n)
+		f.nets = append(f.nets, newNetwork(ctx, k+1))
 	}
 	address := fmt.Sprintf("%s:%d", f.nets[0].near, rig.Must(freeport.Find(1)))
 	f.target = "http://" + address
@@ -264,4 +267,3 @@ func (f *fleet) taken(ctx context.Context) float64 {
 	}
 	panic("there is no api-2")
 }
-

@@ -40,7 +40,7 @@ func newNetwork(ctx context.Context, k int) *network {
 }
 
 func (n *network) remove() {
-	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { //nolint:noctx // also after the context has ended
+	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { // also after the context has ended
 		fmt.Printf("network %s is left behind: %v %s\n", n.name, err, out)
 	}
 }
