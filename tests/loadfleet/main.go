@@ -46,7 +46,7 @@ const (
 
 func main() {
 	var o options
-	flag.IntVar(&o.rate, "rate", 300, "single requests a second of all agents; mails in batches are as many")
+	flag.IntVar(&o.rate, "rate", 100, "single requests a second of all agents; mails in batches are as many")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	o.Flags()
 	flag.Parse()
@@ -99,6 +99,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	grant := f.mustCtl(ctx, "load", "grant", "--for", "20m", "--rate", fmt.Sprint(3*o.rate), "--targets", "push,email", "--providers", "simulated", "--out", f.token, "-o", "json", "--jq", ".id")
 	grant = strings.Trim(strings.TrimSpace(grant), `"`)
 
+	f.start(ctx, scenario, "--duration", "10s").result() // servers that have just started take their time
 	whole := f.start(ctx, scenario)
 	w := whole.result()
 	wholeOK := w.Exit == 0 && w.Ledger.Checked && w.Ledger.Lost == 0 && w.Ledger.Duplicates == 0 && w.Totals.Sent == w.Totals.Intended && w.Totals.Acked == w.Totals.Sent
@@ -223,13 +224,15 @@ type run struct {
 	proc *rig.Child
 }
 
-func (f *fleet) start(ctx context.Context, scenario string) *run {
+func (f *fleet) start(ctx context.Context, scenario string, args ...string) *run {
 	r := &run{ctx: ctx, out: filepath.Join(f.dir, fmt.Sprintf("result-%d.json", time.Now().UnixMilli()))}
 	r.log = strings.TrimSuffix(r.out, ".json") + ".log"
 	log := rig.Must(os.Create(r.log))
 	defer log.Close()
-	c := f.command(ctx, "load", "run", scenario, "--context", "staging", "--mode", "context", "--grant", f.token, "--no-ui", "--no-keep", "--out", r.out,
-		"--agents", f.list(), "--agent-ca", f.cert("ca.pem"), "--agent-cert", f.cert("controller.pem"), "--agent-key", f.cert("controller-key.pem"))
+	c := f.command(ctx, append([]string{
+		"load", "run", scenario, "--context", "staging", "--mode", "context", "--grant", f.token, "--no-ui", "--no-keep", "--out", r.out,
+		"--agents", f.list(), "--agent-ca", f.cert("ca.pem"), "--agent-cert", f.cert("controller.pem"), "--agent-key", f.cert("controller-key.pem"),
+	}, args...)...)
 	c.Stdout, c.Stderr = log, log
 	r.proc = rig.Must(rig.Spawn(c))
 	return r
