@@ -61,6 +61,42 @@ shoot() { # page name width height [flags]
 }
 
 tm new-session -d -x 160 -y 48 "LC_ALL=C.UTF-8 TERM=xterm-256color PS1='\$ ' sh -i"
+
+# Three agents load a server that runs, and one of them is killed in the middle.
+agents_picture() {
+	cat >"$work/agents.yaml" <<'YAML'
+name: three-agents
+duration: 40s
+steps:
+  - {name: pushes, target: http-batch, size: 20, rate: 600, arrival: poisson, users: 20000, addresses: true, workers: 4}
+  - {name: codes, target: http-single, channel: sms, category: otp, rate: 30, users: 20000, addresses: true, workers: 4}
+drain: 1m
+thresholds: [lost == 0, duplicates == 0, "response{step=codes}.p99 < 5s"]
+YAML
+	notifyd dev --ephemeral --port 7520 --context picture --seed none >"$work/dev.log" 2>&1 &
+	local dev=$! ports=(7531 7532 7533) pids=() list=
+	for port in "${ports[@]}"; do
+		notifyctl load agent --listen "127.0.0.1:$port" >"$work/agent-$port.log" 2>&1 &
+		pids+=($!)
+		list+=",127.0.0.1:$port"
+	done
+	until notifyctl --context picture context check >/dev/null 2>&1; do sleep 0.5; done
+	tm send-keys "clear; notifyctl --context picture load run $work/agents.yaml --mode context --agents ${list#,}; echo left with \$?" Enter
+	await 120 'running'
+	sleep 15
+	kill -9 "${pids[1]}"
+	await 60 'lost'
+	tm send-keys 7
+	sleep 3
+	picture load-agents 1475 936
+	await 120 'left with'
+	screen | grep -q 'INCONCLUSIVE' || { screen; echo 'the verdict does not tell of the agent' >&2; exit 1; }
+	kill "${pids[0]}" "${pids[2]}" "$dev"
+	wait 2>/dev/null || true
+}
+agents_picture
+[ "${ONLY:-}" = agents ] && exit
+
 tm send-keys "clear; notifyctl load run $work/picture.yaml; echo left with \$?" Enter
 await 120 'running'
 await 120 'steady'
