@@ -109,6 +109,10 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl job ls"}
 	case "dead_letter_not_found":
 		return []string{"notifyctl dlq ls"}
+	case "load_grant_missing", "load_grant_expired", "load_grant_host", "load_grant_malformed", "load_grant_unknown", "load_target":
+		return []string{"notifyctl load grant --help    (an operator of the server makes one)"}
+	case "load_grant_pending", "load_grant_revoked":
+		return []string{"notifyctl load grants          (who did what)"}
 	case "caller_not_found":
 		return []string{"notifyctl caller ls"}
 	case "user_not_found":
