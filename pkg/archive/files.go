@@ -263,25 +263,31 @@ func ListFS(files fs.FS) (out []Manifest, err error) {
 // EachOutcome calls fn with every line of a file of outcomes. The Outcome is fn's until it
 // returns.
 func EachOutcome(files fs.FS, m *Manifest, fn func(*Outcome) error) error {
+	_, err := eachLine(files, m, fn)
+	return err
+}
+
+// eachLine calls fn with every line of a file, and returns how many there are.
+func eachLine[T any](files fs.FS, m *Manifest, fn func(*T) error) (lines int, err error) {
 	f, err := files.Open(m.File)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer f.Close() // it was only read
 	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer z.Close()
-	for dec, line := json.NewDecoder(bufio.NewReader(z)), 1; ; line++ {
-		var o Outcome
-		if err := dec.Decode(&o); errors.Is(err, io.EOF) {
-			return nil
+	for dec := json.NewDecoder(bufio.NewReader(z)); ; lines++ {
+		var v T
+		if err := dec.Decode(&v); errors.Is(err, io.EOF) {
+			return lines, nil
 		} else if err != nil {
-			return fmt.Errorf("%s, line %d: %w", m.File, line, err)
+			return lines, fmt.Errorf("%s, line %d: %w", m.File, lines+1, err)
 		}
-		if err := fn(&o); err != nil {
-			return err
+		if err := fn(&v); err != nil {
+			return lines, err
 		}
 	}
 }
@@ -297,24 +303,9 @@ func Verify(dir string, m *Manifest) error {
 	if n != m.Bytes || got != m.SHA256 {
 		return fmt.Errorf("%s has %d bytes with SHA-256 %s; its manifest says %d with %s", m.File, n, got, m.Bytes, m.SHA256)
 	}
-	f, err := os.Open(name)
+	lines, err := eachLine(os.DirFS(dir), m, func(*json.RawMessage) error { return nil })
 	if err != nil {
 		return err
-	}
-	defer f.Close() // it was only read
-	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
-	if err != nil {
-		return err
-	}
-	defer z.Close()
-	dec, lines := json.NewDecoder(bufio.NewReader(z)), 0
-	for ; ; lines++ {
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return fmt.Errorf("%s, line %d: %w", m.File, lines+1, err)
-		}
 	}
 	if lines != m.Lines {
 		return fmt.Errorf("%s has %d lines; its manifest says %d", m.File, lines, m.Lines)
