@@ -209,8 +209,8 @@ func (p *promises) joined() (delivered, repeated int64, examples []string) {
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// unfinished calls f with promises of which not all came, those that came at several
-// ledgers among them, until it returns false. It comes after joinFiles.
+// unfinished calls f with each promise that has not come whole, until f returns false. A
+// promise that came at several ledgers is one of them. Call it after joinFiles.
 func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()

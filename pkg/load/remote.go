@@ -192,8 +192,8 @@ func (fs *feeds) health(last time.Duration) (sum Health) {
 	return sum
 }
 
-// ended is when the last agent ended a step: now, where one of those that are left did
-// not say.
+// ended returns when the last agent ended a step. It is now if an agent that is not lost
+// has not said so yet.
 func (fs *feeds) ended(s *stepRun, now time.Duration) (last time.Duration) {
 	list, step := fs.remote.Agents(), slices.Index(fs.run.steps, s)
 	fs.mu.Lock()

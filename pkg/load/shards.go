@@ -155,8 +155,9 @@ func (s *Shards) missing(ctx context.Context, p *promises, most int) (delivered 
 	return s.missingTriggers(ctx, p, most, delivered, ids)
 }
 
-// bits asks the simulators at which a fan-out came which receivers that are: a bit for
-// each. It counts those that came at two, and tells of them.
+// bits asks the simulators that a fan-out came at for its receivers, and returns a bit for
+// each receiver that came. It counts the receivers that came at two simulators, and calls
+// twice with each.
 func (s *Shards) bits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
 	all = make([]byte, (one.count+7)/8)
 	for i, l := range s.list {

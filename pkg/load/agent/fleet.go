@@ -235,7 +235,7 @@ func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	}
 }
 
-// tell changes something of a link, for those who wait.
+// tell changes something of a link, and wakes the goroutines that wait for a change.
 func (f *Fleet) tell(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -137,7 +137,7 @@ func millis(seconds float64) load.Duration {
 	return load.Duration(time.Duration(math.Round(seconds*1000)) * time.Millisecond)
 }
 
-// usersOf says whom a step is for.
+// usersOf returns the users of a step: how many, and how they are picked.
 func usersOf(k *Skew, largest int, target string) load.Users {
 	u := load.Users{Count: load.Number(min(max(k.Users, largest), maxUsers)), Pick: "uniform"}
 	switch {
