@@ -278,7 +278,10 @@ func offered(r *Result) bool {
 }
 
 // trialOf says whether a rate held. A generator that wakes late makes every figure
-// worse and none better: what holds although it did, holds.
+// worse and none better: what holds although it did, holds. A rate at which every worker
+// waits does not hold, even if all was sent in the end: the queue of requests that are due
+// grows for as long as the rate lasts, and an objective without response times does not
+// show it.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {
@@ -296,7 +299,7 @@ func trialOf(res *Result) (Trial, error) {
 		t.Why = fmt.Sprintf("%d were still on their way when the drain's time was over", left)
 	}
 	switch code := res.Verdict.Code; {
-	case t.Why == "" && offered(res) && code != SinkBound:
+	case t.Why == "" && offered(res) && code != SinkBound && code != ConcurrencyBound:
 		t.Held = true
 		return t, nil
 	case code == GeneratorBound:
@@ -306,8 +309,10 @@ func trialOf(res *Result) (Trial, error) {
 		t.Why += "the generator is the limit"
 	case t.Why == "" && code == SinkBound:
 		t.Why = "the server did not take what was offered"
-	case t.Why == "":
+	case t.Why == "" && !offered(res):
 		t.Why = "not all that was due was sent"
+	case t.Why == "":
+		t.Why = "requests waited for a free worker"
 	}
 	if code := res.Verdict.Code; len(res.Verdict.Reasons) > 0 && code != Inconclusive && code != Valid {
 		t.Why += ": " + res.Verdict.Reasons[0]

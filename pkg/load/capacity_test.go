@@ -156,6 +156,7 @@ func TestFindCapacity(t *testing.T) {
 		"pending": func(r *Result) { r.Ledger.Pending = 1 },
 		"sink":    func(r *Result) { r.Verdict.Code = SinkBound },
 		"unsent":  func(r *Result) { r.Totals.Sent = 900 },
+		"queued":  func(r *Result) { r.Verdict.Code = ConcurrencyBound },
 	} {
 		c, err := find(func(rate float64, _ int, r *Result) {
 			if rate > 250 {
