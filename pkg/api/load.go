@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -37,6 +38,7 @@ const (
 	ProvidersStub      = "stub"      // everything is accepted inside the process
 	ProvidersSimulated = "simulated" // simulators (providers.simulated)
 	ProvidersReal      = "real"
+	ProvidersNone      = "none" // of a process that works on no lane
 )
 
 // ProviderModes are in their order.
@@ -44,6 +46,15 @@ var ProviderModes = []string{ProvidersStub, ProvidersSimulated, ProvidersReal}
 
 // GrantTargets is what a grant may allow: channels, and triggers.
 var GrantTargets = []string{"push", "sms", "email", "trigger"}
+
+// MostInLoadRequest returns how many messages one request of a load run may have under a
+// grant of rate messages a second: what the grant allows in ten seconds. A request is taken
+// whole or not at all, so without this limit one request could exceed any rate.
+func MostInLoadRequest(rate float64) float64 { return max(math.Floor(10*rate), 1) }
+
+// maxLoadToken is the longest token of a grant, in bytes. The longest grant, with 20 hosts
+// of 255 bytes, fits: base64 makes four bytes of three.
+const maxLoadToken = 10 << 10
 
 // LoadGrantRequest asks for a grant.
 type LoadGrantRequest struct {
@@ -85,24 +96,30 @@ type LoadGrantChange struct {
 }
 
 // Covers reports whether the grant names a host, given as HOST or HOST:PORT. A name
-// without a port in the grant stands for all ports.
+// without a port in the grant covers all ports. A Host header leaves out the port that
+// belongs to its scheme, so a host without a port matches a grant's :80 and :443.
 func (g *LoadGrant) Covers(host string) bool {
 	host = strings.ToLower(host)
 	name, _, err := net.SplitHostPort(host)
-	if err != nil {
+	bare := err != nil
+	if bare {
 		name = strings.Trim(host, "[]")
 	}
 	return slices.ContainsFunc(g.Hosts, func(h string) bool {
 		h = strings.ToLower(h)
-		return h == host || strings.Trim(h, "[]") == name
+		if h == host || strings.Trim(h, "[]") == name {
+			return true
+		}
+		granted, port, err := net.SplitHostPort(h)
+		return bare && err == nil && granted == name && (port == "443" || port == "80")
 	})
 }
 
 // LoadHost returns HOST:PORT of an http or https URL, as a grant names it.
 func LoadHost(raw string) (string, error) {
 	u, err := url.Parse(raw)
-	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", notify.Invalid("bad_url", "server", "is a URL such as https://notifyd.example:7420")
+	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
+		return "", notify.Invalid("bad_url", "server", "is a URL such as https://notifyd.example:7420, without a user, a query and a fragment")
 	}
 	port := u.Port()
 	if port == "" {
@@ -129,7 +146,7 @@ func ReadLoadToken(token string, key ed25519.PublicKey) (g LoadGrant, err error)
 	bad := notify.Invalid("load_grant_malformed", HeaderLoad, "is no token of a load grant of this cluster")
 	text, signature, ok := cutLast(token, ".")
 	body, kind := strings.CutPrefix(text, loadTokenKind+".")
-	if !ok || !kind || len(token) > 4<<10 {
+	if !ok || !kind || len(token) > maxLoadToken {
 		return g, bad
 	}
 	sum, err := base64.RawURLEncoding.DecodeString(signature)

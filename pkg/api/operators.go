@@ -194,7 +194,7 @@ type Process struct {
 	State      string    `json:"state"`               // one of the above, or the code of what keeps it from its work: clock
 	AgeSeconds float64   `json:"age_seconds"`         // since it told this
 	Note       string    `json:"note,omitempty"`      // what is left out of what it told, or why State is unknown
-	Providers  string    `json:"providers,omitempty"` // what it calls, one of ProviderModes; empty: it calls none
+	Providers  string    `json:"providers,omitempty"` // what it calls: one of ProviderModes, or ProvidersNone
 }
 
 // Missing reports whether what the process does now is not known.

@@ -27,6 +27,7 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 		Name: n.cfg.instance(), Host: host, Roles: n.roles, Release: n.cfg.Version, API: n.Addr(), Admin: n.Admin(),
 		StartedAt: n.started, State: n.state(ctx),
 	}
+	c.Providers = api.ProvidersNone
 	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
 		c.Providers = n.cfg.providerMode()
 	}
@@ -127,12 +128,21 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-// worstProviders is the worst that any process calls, by the order of api.ProviderModes.
-// A process that does not answer counts as it was when it last did.
+// worstProviders returns the worst kind of provider that any process calls, by the order of
+// api.ProviderModes. A missing process counts as it was when it last told. A process that
+// tells nothing counts as one that calls real providers: it may be of a release that does
+// not tell. So do all other processes together while no card of them has been read.
 func (n cardWriter) worstProviders(ctx context.Context) string {
-	worst := 0
-	for _, c := range n.cards.All(ctx) {
-		worst = max(worst, slices.Index(api.ProviderModes, c.Providers))
+	cards, worst := n.cards.All(ctx), 0
+	for i := range cards {
+		if unread := cards[i].State == api.ProcessUnknown; unread && len(cards) > 2 {
+			continue // the others are there as they were when they were read last
+		}
+		mode := slices.Index(api.ProviderModes, cards[i].Providers)
+		if mode < 0 && cards[i].Providers != api.ProvidersNone {
+			mode = len(api.ProviderModes) - 1
+		}
+		worst = max(worst, mode)
 	}
 	return api.ProviderModes[worst]
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
@@ -189,5 +190,46 @@ func TestOneProcessIsNotNamed(t *testing.T) {
 	fs, err := l.client.Doctor(t.Context())
 	if err != nil || slices.ContainsFunc(fs, func(f api.Finding) bool { return f.Process != "" || f.Check == "process" }) {
 		t.Errorf("%+v %v", fs, err)
+	}
+}
+
+// fixedBeats are heartbeats with fixed members, or an error.
+type fixedBeats struct {
+	engine.Heartbeats
+	members []engine.Heartbeat
+	err     error
+}
+
+func (t *fixedBeats) Alive(context.Context, string, int64) ([]engine.Heartbeat, int64, error) {
+	return t.members, 1, t.err
+}
+
+// TestProvidersThatAreNotTold: a load grant takes a process that tells nothing of its
+// providers, and processes that cannot be read, for callers of real ones.
+func TestProvidersThatAreNotTold(t *testing.T) {
+	t.Parallel()
+	worker := func(value string) *fixedBeats {
+		return &fixedBeats{members: []engine.Heartbeat{{Owner: "w", Value: value}}}
+	}
+	for name, c := range map[string]struct {
+		beats engine.Heartbeats
+		want  string
+	}{
+		"alone":           {nil, api.ProvidersStub},
+		"none beside it":  {worker(`{"name":"w","providers":"none"}`), api.ProvidersStub},
+		"simulators":      {worker(`{"name":"w","providers":"simulated"}`), api.ProvidersSimulated},
+		"real":            {worker(`{"name":"w","providers":"real"}`), api.ProvidersReal},
+		"not told":        {worker(`{"name":"w"}`), api.ProvidersReal},
+		"cannot be read":  {&fixedBeats{err: errKilled}, api.ProvidersReal},
+		"of another kind": {worker(`{"name":"w","providers":"novel"}`), api.ProvidersReal},
+	} {
+		own := func(context.Context) cluster.Card {
+			return cluster.Card{Process: api.Process{Name: "a", Providers: api.ProvidersNone}}
+		}
+		n := &Node{}
+		n.cards = &cluster.Cards{Owner: "a", Own: own, Beats: c.beats}
+		if got := (cardWriter{n}).worstProviders(t.Context()); got != c.want {
+			t.Errorf("%s: %s, not %s", name, got, c.want)
+		}
 	}
 }

@@ -185,6 +185,8 @@ func (c *Config) providerMode() string {
 	return api.ProvidersReal
 }
 
+func (c *Config) callsReal() bool { return c.providerMode() == api.ProvidersReal }
+
 // lane returns the settings of a lane.
 func (c *Config) lane(l notify.Lane) Lane {
 	switch l.Channel {

@@ -79,7 +79,7 @@ func (n builder) buildServer() error {
 		shared = n.servers.limits
 	}
 	n.server, err = server.New(api, server.Deps{
-		SharedTokens: shared, Grants: n.grants, LoadLocal: n.own != nil,
+		SharedTokens: shared, Grants: n.grants, LoadLocal: n.own != nil && !cfg.callsReal(),
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.own == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: allCircuits{n.circuits, n.cards}, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,

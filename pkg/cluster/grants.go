@@ -23,6 +23,7 @@ const (
 	maxGrantFor = 24 * time.Hour
 	keepGrant   = 7 * 24 * time.Hour // how long one that is over is listed
 	maxGrants   = 200                // that hold at a time
+	listGrants  = 500                // in the stored row, with those that are over: every process decodes it
 )
 
 // Grants are the cluster's consents to be put under load. They are stored, so that all
@@ -88,9 +89,9 @@ func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest)
 	}
 	full := false
 	err := g.set(ctx, func(all map[string]api.LoadGrant) bool {
-		maps.DeleteFunc(all, func(_ string, old api.LoadGrant) bool { return now.Sub(old.ExpiresAt) > keepGrant })
 		full = holding(all, now) >= maxGrants
 		if !full {
+			forgetGrants(all, now)
 			all[made.ID] = made
 		}
 		return !full
@@ -104,6 +105,18 @@ func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest)
 	g.log.Warn("load granted", "grant", made.ID, "by", by, "rate", made.Rate, "hosts", made.Hosts, "providers", made.Providers, "until", made.ExpiresAt)
 	made.State, made.Token = g.stateOf(&made), api.SignLoadGrant(made, g.key)
 	return made, nil
+}
+
+// forgetGrants removes grants that have been over for keepGrant, and the oldest of those that
+// are over while there are listGrants or more.
+func forgetGrants(all map[string]api.LoadGrant, now time.Time) {
+	for _, id := range slices.Sorted(maps.Keys(all)) { // by age
+		one := all[id]
+		over := one.RevokedBy != "" || !now.Before(one.ExpiresAt)
+		if now.Sub(one.ExpiresAt) > keepGrant || over && len(all) >= listGrants {
+			delete(all, id)
+		}
+	}
 }
 
 func holding(all map[string]api.LoadGrant, now time.Time) (n int) {
@@ -122,7 +135,7 @@ func checkGrant(in *api.LoadGrantRequest) error {
 		return bad("seconds", "is 1 to 86400: a grant holds for a day at most")
 	case !(in.Rate >= 1 && in.Rate <= 1e9):
 		return bad("rate", "is 1 to 1e9 messages a second")
-	case len(in.Targets) == 0 || slices.ContainsFunc(in.Targets, func(t string) bool { return !slices.Contains(api.GrantTargets, t) }):
+	case len(in.Targets) == 0 || len(in.Targets) > len(api.GrantTargets) || slices.ContainsFunc(in.Targets, func(t string) bool { return !slices.Contains(api.GrantTargets, t) }):
 		return bad("targets", "are some of "+strings.Join(api.GrantTargets, ", "))
 	case !slices.Contains(api.ProviderModes, in.Providers):
 		return bad("providers", "is one of "+strings.Join(api.ProviderModes, ", "))

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -159,7 +160,7 @@ func TestGrantRules(t *testing.T) {
 	for field, change := range map[string]func(*api.LoadGrantRequest){
 		"seconds":   func(r *api.LoadGrantRequest) { r.Seconds = 86_401 },
 		"rate":      func(r *api.LoadGrantRequest) { r.Rate = 0 },
-		"targets":   func(r *api.LoadGrantRequest) { r.Targets = []string{"fax"} },
+		"targets":   func(r *api.LoadGrantRequest) { r.Targets = slices.Repeat([]string{"push"}, 5) },
 		"providers": func(r *api.LoadGrantRequest) { r.Providers = "" },
 		"hosts":     func(r *api.LoadGrantRequest) { r.Hosts = []string{"*.example"} },
 		"reason":    func(r *api.LoadGrantRequest) { r.Reason = strings.Repeat("x", 513) },
@@ -170,5 +171,32 @@ func TestGrantRules(t *testing.T) {
 		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "bad_load_grant" || e.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+// TestGrantsThatAreOver: the stored row keeps a bounded number of grants, the newest of those
+// that are over, and every one that holds.
+func TestGrantsThatAreOver(t *testing.T) {
+	t.Parallel()
+	g := openGrants(t, memory.New().Meta(), api.ProvidersStub)
+	holds, err := g.Create(t.Context(), "ann", grantFor(api.ProvidersStub))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range listGrants + 20 {
+		made, err := g.Create(t.Context(), "ann", grantFor(api.ProvidersStub))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.Change(t.Context(), made.ID, "ann", "revoked"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := g.List(t.Context())
+	if err != nil || len(list.Items) != listGrants {
+		t.Fatalf("%d grants are listed, %v", len(list.Items), err)
+	}
+	if last := list.Items[len(list.Items)-1]; last.ID != holds.ID {
+		t.Errorf("the grant that holds is gone; the oldest is %+v", last)
 	}
 }

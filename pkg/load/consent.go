@@ -13,16 +13,25 @@ import (
 )
 
 const (
-	// consentEvery is between two questions whether the grant still holds.
+	// consentEvery is the time between two questions to the target.
 	consentEvery = 250 * time.Millisecond
-	// consentSilence is for how long the target may leave them without an answer.
+	// consentSilence is how long the target may leave every question unanswered.
 	consentSilence = 10 * time.Second
+	// consentGrace is how long requests that are under way may go on after consent ended.
+	// It is shorter than Config.Grace: the target no longer wants what they bring.
+	consentGrace = time.Second
 )
 
-// keepConsent asks until ctx ends whether the target's grant still holds, and ends the
-// sending when it does not, or when the target has said nothing for long: it may be
-// another one now.
-func keepConsent(ctx context.Context, r *Run) {
+var errGrantOver = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_expired", Msg: "the load grant expired"}
+
+// keepConsent asks the target until ctx ends whether its grant still holds. It stops the
+// run and returns the reason if the target refuses, if the grant expires, or if the target
+// stays silent for consentSilence: another server may have its address by then.
+func keepConsent(ctx context.Context, r *Run) error {
+	// The deadline does not depend on an answer: an exchange that hangs cannot extend it.
+	if until := r.cfg.ConsentUntil; !until.IsZero() {
+		defer time.AfterFunc(time.Until(until), func() { r.abort(errGrantOver) }).Stop()
+	}
 	for last := time.Now(); waitUntil(ctx, time.Now().Add(consentEvery)); {
 		call, stop := context.WithTimeout(ctx, 2*time.Second)
 		err := r.cfg.Consent(call)
@@ -36,6 +45,11 @@ func keepConsent(ctx context.Context, r *Run) {
 			r.abort(fmt.Errorf("the target did not confirm its load grant for %v: %w", consentSilence, err))
 		}
 	}
+	// ctx ends by abort, by the end of sending, or by the user. Only abort has a cause.
+	if cause := context.Cause(ctx); ctx.Err() != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, errAborted) {
+		return cause
+	}
+	return nil
 }
 
 // isRefusal reports whether the target takes no load of this run any more. What is refused
@@ -45,8 +59,9 @@ func isRefusal(err error) bool {
 	return ok && strings.HasPrefix(e.Code, "load_") && e.Kind != notify.KindThrottled && e.Kind != notify.KindUnavailable
 }
 
-// CheckGrant refuses a scenario that asks for more than a grant allows: a rate, a channel
-// or triggers. It returns notify.KindInvalid with code load_grant_exceeded.
+// CheckGrant refuses a scenario that asks for more than a grant allows: a rate, a channel,
+// triggers, or a replay, which sends dead letters of all callers and channels. It returns
+// notify.KindInvalid with code load_grant_exceeded.
 func CheckGrant(s Scenario, g *api.LoadGrant) error {
 	s = s.WithDefaults()
 	exceeded := func(field, format string, args ...any) error {
@@ -54,6 +69,11 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 	}
 	for i := range s.Phases {
 		p, sum := &s.Phases[i], 0.0
+		for _, f := range p.Faults {
+			if f.Action != "" {
+				return exceeded("faults", "phase %s does the action %s, which sends what other callers left: no grant allows it", p.Name, f.Action)
+			}
+		}
 		for j := range p.Steps {
 			st := &p.Steps[j]
 			if st.Target == Null {
@@ -62,15 +82,16 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 			if st.Target == Kafka {
 				return exceeded("target", "step %s: brokers know no grants, so target kafka is for loopback", st.Name)
 			}
-			target := st.Channel
-			if st.bodies() == Trigger {
-				target = "trigger"
+			for _, target := range st.grantTargets() {
+				if !slices.Contains(g.Targets, target) {
+					return exceeded("targets", "step %s sends to %s, and the grant names %s", st.Name, target, strings.Join(g.Targets, ", "))
+				}
 			}
 			switch {
-			case !slices.Contains(g.Targets, target):
-				return exceeded("targets", "step %s sends to %s, and the grant names %s", st.Name, target, strings.Join(g.Targets, ", "))
 			case st.Triggers > 0 && !slices.Contains(g.Targets, "trigger"):
 				return exceeded("targets", "step %s makes triggers, and the grant names %s", st.Name, strings.Join(g.Targets, ", "))
+			case float64(st.Size) > api.MostInLoadRequest(g.Rate):
+				return exceeded("size", "step %s sends %d messages in a request; a grant of %.0f a second allows %.0f", st.Name, st.Size, g.Rate, api.MostInLoadRequest(g.Rate))
 			case st.closed():
 				return exceeded("rate", "step %s sends as fast as it is answered, and the grant has a rate: give the step an arrival", st.Name)
 			}
@@ -85,6 +106,21 @@ func CheckGrant(s Scenario, g *api.LoadGrant) error {
 		}
 	}
 	return nil
+}
+
+// grantTargets returns what a grant must name for the step: its channels, or "trigger".
+func (s *Step) grantTargets() []string {
+	switch {
+	case s.bodies() == Trigger:
+		return []string{"trigger"}
+	case len(s.Mix) == 0:
+		return []string{s.Channel}
+	}
+	var channels []string
+	for _, m := range s.Mix {
+		channels = append(channels, m.Channel)
+	}
+	return channels
 }
 
 // peak is the highest rate of an arrival, in messages a second; of a poisson the mean one.

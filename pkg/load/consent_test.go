@@ -28,7 +28,14 @@ func TestLoadEndsWithItsGrant(t *testing.T) {
 		asked, sent func(since time.Duration) error
 		last        time.Duration // when the last request may be sent; 0: to the end
 		why         string
+		until       time.Duration // when the grant expires; 0: not
 	}{
+		"expired, and the question hangs": {asked: func(d time.Duration) error {
+			if d > time.Second {
+				time.Sleep(time.Minute)
+			}
+			return nil
+		}, until: at, last: at + 10*time.Millisecond, why: "the load grant expired"},
 		"holds":   {},
 		"revoked": {asked: func(d time.Duration) error { return after(d, at, errRevoked) }, last: at + time.Second, why: "the load grant was revoked"},
 		"refused": {sent: func(d time.Duration) error { return after(d, at, errRevoked) }, last: at + 100*time.Millisecond, why: "the load grant was revoked"},
@@ -56,8 +63,12 @@ func TestLoadEndsWithItsGrant(t *testing.T) {
 				if c.sent != nil {
 					tg.fail = func(int) error { return c.sent(time.Since(began)) }
 				}
+				var until time.Time
+				if c.until > 0 {
+					until = began.Add(c.until)
+				}
 				res := drive(t, Scenario{Name: "s", Duration: Duration(20 * time.Second), Steps: []Step{{Name: "one", Rate: 100, Workers: 4}}}, Config{
-					Target: tg, health: still, Consent: func(context.Context) error {
+					Target: tg, health: still, ConsentUntil: until, Consent: func(context.Context) error {
 						if c.asked == nil {
 							return nil
 						}
@@ -71,7 +82,7 @@ func TestLoadEndsWithItsGrant(t *testing.T) {
 					}
 					return
 				}
-				if last > c.last || last < at || !res.Partial || !strings.Contains(res.Stopped, c.why) || res.Exit != term.ExitInterrupt {
+				if last > c.last || last < at-20*time.Millisecond || !res.Partial || !strings.Contains(res.Stopped, c.why) || res.Exit != term.ExitInterrupt {
 					t.Errorf("the last request went after %v; partial %v: %q, exit %d", last, res.Partial, res.Stopped, res.Exit)
 				}
 			})
@@ -110,6 +121,9 @@ func TestCheckGrant(t *testing.T) {
 		"another channel":      {Step{Rate: 10, Channel: "sms"}, "targets"},
 		"null":                 {Step{Rate: 1e6, Target: Null, Channel: "sms"}, ""},
 		"kafka":                {Step{Rate: 10, Target: Kafka}, "target"},
+		"mix within":           {Step{Rate: 10, Mix: []Share{{Channel: "push", Weight: 1}}}, ""},
+		"mix of another":       {Step{Rate: 10, Mix: []Share{{Channel: "push", Weight: 1}, {Channel: "sms", Weight: 1}}}, "targets"},
+		"large requests":       {Step{Rate: 1000, Target: Fanout, Size: 10_001, Users: Users{Count: 20_000}}, "size"},
 	} {
 		c.step.Name = "one"
 		err := CheckGrant(Scenario{Name: "s", Duration: Duration(10 * time.Second), Steps: []Step{c.step}}, &g)
@@ -117,6 +131,10 @@ func TestCheckGrant(t *testing.T) {
 		if (c.field == "") != (err == nil) || ok && (e.Code != "load_grant_exceeded" || e.Field != c.field) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	replay := Scenario{Name: "s", Phases: []PhaseSpec{{Name: "p", Duration: Duration(time.Second), Steps: []Step{{Name: "a", Rate: 1}}, Faults: []FaultSpec{{Action: "replay"}}}}}
+	if err := CheckGrant(replay, &g); err == nil {
+		t.Error("a replay of all callers' dead letters is allowed")
 	}
 	two := Scenario{Name: "s", Duration: Duration(time.Second), Steps: []Step{{Name: "a", Rate: 600}, {Name: "b", Rate: 600}}}
 	if err := CheckGrant(two, &g); err == nil {

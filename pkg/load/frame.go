@@ -83,7 +83,7 @@ func (f *StepFrame) window() (*window, error) {
 		from string
 	}{{&w.lag, f.Lag}, {&w.service, f.Service}, {&w.response, f.Response}} {
 		var err error
-		if *h.to, err = DecodeHistogram(h.from); err != nil {
+		if *h.to, err = decodeOwn(h.from); err != nil {
 			return nil, err
 		}
 	}

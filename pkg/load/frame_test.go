@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -84,6 +86,14 @@ func TestDamagedFrame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	wide := hdrhistogram.New(1, 1<<62, 5) // its counts would take hundreds of megabytes
+	if err := wide.RecordValue(1); err != nil {
+		t.Fatal(err)
+	}
+	vast, err := EncodeHistogram(wide)
+	if err != nil {
+		t.Fatal(err)
+	}
 	good := func() Frame {
 		return Frame{At: time.Second, Steps: []StepFrame{{Requests: 5, Sent: 5, Acked: 5, Lag: text, Service: text, Response: text}}}
 	}
@@ -91,6 +101,8 @@ func TestDamagedFrame(t *testing.T) {
 		"step":      func(f *Frame) { f.Steps = append(f.Steps, StepFrame{Step: 1}) },
 		"below 0":   func(f *Frame) { f.Steps = append(f.Steps, StepFrame{Step: -1}) },
 		"histogram": func(f *Frame) { f.Steps = append(f.Steps, StepFrame{Lag: "x"}) },
+		"repeated":  func(f *Frame) { f.Steps = append(f.Steps, f.Steps[0], f.Steps[0]) },
+		"vast":      func(f *Frame) { f.Steps[0].Lag = vast },
 		"promises":  func(f *Frame) { f.Promises = bytes.Repeat([]byte{0xff}, 20) },
 	} {
 		f := good()

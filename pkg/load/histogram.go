@@ -1,7 +1,12 @@
 package load
 
 import (
+	"bytes"
+	"compress/zlib"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
+	"io"
 	"math"
 	"time"
 
@@ -42,6 +47,38 @@ func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is no HdrHistogram: %v", err))
 	}
 	return h, nil
+}
+
+// decodeOwn is DecodeHistogram for what another process sent. It refuses a histogram that is
+// not as NewHistogram makes it, before it allocates counts: a header of 40 bytes may ask for
+// gigabytes.
+func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
+	if s != "" && !madeHere(s) {
+		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is not one of %d to %d with %d digits", shortest, longest, digits))
+	}
+	return DecodeHistogram(s)
+}
+
+// madeHere reports whether an encoded histogram has the range and the digits of
+// NewHistogram. The layout is that of HdrHistogram's V2 compressed encoding: a cookie and a
+// length, then in zlib a header of cookie, payload length, normalizing offset, digits (4
+// bytes each), lowest and highest value and ratio (8 bytes each), then the counts.
+func madeHere(s string) bool {
+	const head, most = 40, 4 << 20
+	packed, err := base64.StdEncoding.DecodeString(s)
+	if err != nil || len(packed) < 8 {
+		return false
+	}
+	z, err := zlib.NewReader(bytes.NewReader(packed[8:]))
+	if err != nil {
+		return false
+	}
+	b, err := io.ReadAll(io.LimitReader(z, most+1))
+	if err != nil || len(b) < head || len(b) > most {
+		return false
+	}
+	number := binary.BigEndian
+	return number.Uint32(b[12:]) == digits && number.Uint64(b[16:]) == uint64(shortest) && number.Uint64(b[24:]) == uint64(longest)
 }
 
 // QuantilesOf reads one histogram; nil is an empty one.

@@ -24,11 +24,20 @@ type KafkaTarget struct {
 // embedded log of a notifyd of the same user.
 const Socket = "unix:"
 
+// dialLoopback dials brokers on loopback addresses only. Brokers name each other, so what a
+// tunnel on loopback leads to may name another machine.
+func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
+	if !notify.LoopbackHost(addr) {
+		return nil, fmt.Errorf("a broker is at %s: load goes to brokers on loopback addresses only", addr)
+	}
+	return (&net.Dialer{}).DialContext(ctx, network, addr)
+}
+
 // NewKafkaTarget connects to brokers, HOST:PORT each or one that is Socket and its
 // name, and looks at the topics. Close it.
 func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error) {
 	seeds := kgo.SeedBrokers(brokers...)
-	dial := (&net.Dialer{}).DialContext
+	dial := dialLoopback
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), Socket); ok {
 		seeds = kgo.SeedBrokers("127.0.0.1:9092") // which the dialer does not look at
 		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -71,6 +71,9 @@ func ParseScenario(b []byte) (Scenario, error) {
 			}
 		}
 	}
+	if err := bounded(root); err != nil {
+		return s, err
+	}
 	if err := known(root, reflect.TypeFor[Scenario](), ""); err != nil {
 		return s, err
 	}
@@ -83,6 +86,31 @@ func ParseScenario(b []byte) (Scenario, error) {
 	s = s.WithDefaults()
 	err := s.Validate()
 	return s, err
+}
+
+// bounded refuses a document that no reader gets to the end of: an alias that stands for a
+// part around it, or aliases of aliases that multiply.
+func bounded(root *yaml.Node) error {
+	const most, deepest = 1 << 18, 32 // nodes with every alias followed; a scenario is some levels deep
+	left, inside := most, []*yaml.Node{}
+	var walk func(n *yaml.Node) error
+	walk = func(n *yaml.Node) error {
+		if n.Kind == yaml.AliasNode {
+			n = n.Alias
+		}
+		if left--; left < 0 || len(inside) > deepest || slices.Contains(inside, n) {
+			return notify.Invalid(codeScenario, "", fmt.Sprintf("line %d: its aliases contain themselves, or it is too large: at most %d values, %d deep", n.Line, most, deepest))
+		}
+		inside = append(inside, n)
+		for _, child := range n.Content {
+			if err := walk(child); err != nil {
+				return err
+			}
+		}
+		inside = inside[:len(inside)-1]
+		return nil
+	}
+	return walk(root)
 }
 
 // known refuses keys that mean nothing, and values that cannot be read, with the

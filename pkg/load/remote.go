@@ -102,6 +102,9 @@ func newFeeds(r *Run) *feeds {
 // at a time.
 func (fs *feeds) feed(i int, f *Frame) error {
 	r := fs.run
+	if len(f.Steps) > len(r.steps) {
+		return notify.Invalid("bad_frame", "steps", fmt.Sprintf("are %d, and the run has %d", len(f.Steps), len(r.steps)))
+	}
 	wins := make([]*window, len(f.Steps))
 	for j := range f.Steps {
 		one := &f.Steps[j]

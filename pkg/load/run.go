@@ -30,9 +30,12 @@ type Config struct {
 	// Server asks the server what it says of itself: about once a second, and a last
 	// time when all is over. nil: nobody is asked.
 	Server func(ctx context.Context, last bool) (Server, error)
-	// Consent asks a target off this machine whether its grant still holds; nil: none is
-	// needed. The run sends nothing more from the first answer on that it does not.
-	Consent  func(context.Context) error
+	// Consent asks a target off this machine whether its grant still holds; nil: the load
+	// needs no grant. Run asks before it sends, and then four times a second. After the
+	// first refusal, and after ConsentUntil, it sends nothing more.
+	Consent      func(context.Context) error
+	ConsentUntil time.Time // when the grant expires, by this machine's clock; zero: never
+
 	Callback string // base URL of triggers, without a query
 	Memory   int    // bytes for what was accepted and has not come; default 128 MiB. The rest is in temporary files
 	Segment  Segment
@@ -277,6 +280,11 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if !r.cfg.StartAt.IsZero() {
 		waitUntil(ctx, r.cfg.StartAt)
 	}
+	if ask := r.cfg.Consent; ask != nil { // StartAt may be a day after the last question
+		if err := ask(ctx); err != nil {
+			return nil, err
+		}
+	}
 	r.begin()
 	patient, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
@@ -291,12 +299,18 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	r.c.abort = func() { abort(errAborted) }
 	stop := r.c.start(context.WithoutCancel(ctx))
 	var consent sync.WaitGroup
-	asking, sent := context.WithCancel(sendCtx)
+	asking, stopAsking := context.WithCancel(sendCtx)
+	underWay, allAnswered := context.WithCancel(patient)
 	if r.cfg.Consent != nil {
-		consent.Go(func() { keepConsent(asking, r) })
+		consent.Go(func() {
+			if keepConsent(asking, r) != nil && waitUntil(underWay, time.Now().Add(consentGrace)) {
+				giveUp()
+			}
+		})
 	}
 	err := r.send(sendCtx)
-	sent()
+	stopAsking()
+	allAnswered()
 	consent.Wait()
 	sending := r.elapsed()
 	if r.feeds != nil {

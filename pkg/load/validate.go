@@ -194,7 +194,19 @@ func (s *ServerSpec) validate(c *checker) {
 	c.check(slices.Contains([]string{"", "context", "pipeline", "process"}, s.Mode), "server.mode", "%q is not context, pipeline or process", s.Mode)
 	c.check(slices.Contains([]string{"", "simulators", "stub"}, s.Providers), "server.providers", "%q is not simulators or stub", s.Providers)
 	c.check(s.Providers != "stub" || s.Mode == "pipeline", "server.providers", "stub needs server.mode pipeline")
+	for key := range s.Set {
+		c.check(settable(key), "server.set", "%s is not for a scenario to set; it may set %s", key, strings.Join(settings, ", "))
+	}
 	c.check(s.Profiles <= maxUsers && (s.Profiles == 0 || s.Mode == "pipeline"), "server.profiles", "up to 100M, with server.mode pipeline")
+}
+
+// settings are what a scenario may set of the notifyd that it starts: a key, or with a dot
+// at its end all keys below it. None of them names another machine, a file or an address
+// to listen on.
+var settings = []string{"audit.", "history.", "intake.", "log.", "logging.level", "timers.", "triggers.timeout", "triggers.in_flight", "triggers.caller_in_flight", "triggers.max_pending", "workers."}
+
+func settable(key string) bool {
+	return key != "log.listen" && slices.ContainsFunc(settings, func(s string) bool { return key == s || strings.HasSuffix(s, ".") && strings.HasPrefix(key, s) })
 }
 
 // Length is how long all phases take; 0 where counts say it.

@@ -208,7 +208,8 @@ type Deps struct {
 	AdmitURL func(field, raw string) error
 	Callers  engine.Callers // nil: every caller has the default rate
 	Grants   LoadGrants     // nil: no load run has a grant, and the routes of grants are 503
-	// LoadLocal takes load runs without a grant that come over loopback.
+	// LoadLocal takes load runs without a grant that come over loopback. It is for an embedded
+	// notifyd that calls no real providers: a tunnel may end on this machine's loopback.
 	LoadLocal bool
 	// SharedTokens hold callers to their rates over all processes; nil: there is one process.
 	SharedTokens SharedTokens

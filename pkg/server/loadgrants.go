@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -100,17 +101,22 @@ type loadMeters struct {
 	byID map[string]*loadMeter
 }
 
-// loadMeter is what a grant may still send. Messages are counted when a request is read,
-// and a request is taken whole, so left goes below 0; then no other is taken until it is
-// above.
+// loadMeter holds one grant to its rate. It counts messages when a request is read. A
+// request is taken whole, so both counts may fall below 0; then the next request waits until
+// they are above.
 type loadMeter struct {
 	until time.Time
 	id    string
-	rate  float64
+	rate  float64 // messages a second
 
-	mu   sync.Mutex
-	left float64
-	at   time.Time // when left was filled, of a process that is alone
+	mu sync.Mutex
+	// own is what this process may take by itself. It holds the rate where there is one
+	// process, and bounds it where the shared bucket cannot be reached.
+	own float64
+	at  time.Time // when own was filled
+	// left is what this process took from the shared bucket and has not used.
+	left    float64
+	retryAt time.Time // before it the shared bucket is not asked: it was empty
 }
 
 func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
@@ -132,34 +138,50 @@ func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
 	return one
 }
 
-// take counts n messages. It refuses them with notify.KindThrottled while earlier ones used
-// the rate up. With shared the rate is that of all processes.
+// take counts n messages. It returns notify.KindThrottled if the rate is used up, and
+// notify.KindForbidden if no request of this grant may have so many. With shared the rate is
+// that of all processes together.
 func (m *loadMeter) take(ctx context.Context, now time.Time, shared SharedTokens, n int) error {
+	if most := api.MostInLoadRequest(m.rate); float64(n) > most {
+		return loadRefused("load_grant_exceeded", fmt.Sprintf("one request has %d messages, and this load grant allows %.0f: what it allows in ten seconds", n, most))
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	wait := time.Duration((1 - m.left) / m.rate * float64(time.Second))
-	switch {
-	case shared == nil:
-		if !m.at.IsZero() {
-			m.left += m.rate * max(now.Sub(m.at), 0).Seconds()
-		} else {
-			m.left = m.rate / loadBurst
+	full := m.rate / loadBurst
+	enough := min(1, full)
+	if m.at.IsZero() {
+		m.own = full
+	} else {
+		m.own = min(m.own+m.rate*max(now.Sub(m.at), 0).Seconds(), full)
+	}
+	m.at = now
+	if m.own < enough {
+		return m.usedUp(time.Duration((enough - m.own) / m.rate * float64(time.Second)))
+	}
+	if shared != nil {
+		if m.left < 1 && now.Before(m.retryAt) {
+			return m.usedUp(m.retryAt.Sub(now))
 		}
-		m.left, m.at = min(m.left, m.rate/loadBurst), now
-		wait = time.Duration((1 - m.left) / m.rate * float64(time.Second))
-	case m.left < 1:
-		want := max(int(m.rate/loadLease), n) + int(1-m.left)
-		got, told := shared.TakeUpTo(ctx, now, "load/"+m.id, want, m.rate, max(int(m.rate/loadBurst), 1))
-		m.left, wait = m.left+float64(got), max(told, wait)
+		if m.left < 1 {
+			want := max(int(m.rate/loadLease), n) + int(1-m.left)
+			got, wait := shared.TakeUpTo(ctx, now, "load/"+m.id, want, m.rate, max(int(full), 1))
+			m.left += float64(got)
+			if m.left < 1 {
+				m.retryAt = now.Add(max(wait, time.Millisecond))
+				return m.usedUp(wait)
+			}
+		}
+		m.left -= float64(n)
 	}
-	if m.left < 1 && m.left < m.rate/loadBurst {
-		return &notify.Error{Kind: notify.KindThrottled, Code: "load_rate", Msg: "the load grant's rate is used up", RetryAfter: max(wait, time.Millisecond)}
-	}
-	m.left -= float64(n)
+	m.own -= float64(n)
 	return nil
 }
 
+func (m *loadMeter) usedUp(wait time.Duration) error {
+	return &notify.Error{Kind: notify.KindThrottled, Code: "load_rate", Msg: "the load grant's rate is used up", RetryAfter: max(wait, time.Millisecond)}
+}
+
 const (
-	loadBurst = 2  // at once half a second's messages
-	loadLease = 20 // from the shared bucket a twentieth of a second's, or as many as are needed
+	loadBurst = 2  // a process may send a half of a second's messages at once
+	loadLease = 20 // from the shared bucket it takes a twentieth of a second's messages, or as many as a request needs
 )

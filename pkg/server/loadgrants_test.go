@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"testing"
@@ -77,11 +78,12 @@ func TestMarkedLoadNeedsAGrant(t *testing.T) {
 }
 
 // sharedBucket is a bucket that several processes take from.
-type sharedBucket struct{ left int }
+type sharedBucket struct{ left, asked int }
 
 func (b *sharedBucket) TakeUpTo(_ context.Context, _ time.Time, _ string, n int, _ float64, _ int) (int, time.Duration) {
 	got := min(n, b.left)
 	b.left -= got
+	b.asked++
 	return got, 50 * time.Millisecond
 }
 
@@ -108,11 +110,65 @@ func TestGrantBoundsTheRate(t *testing.T) {
 	processes := make([]loadMeters, 2)
 	for i := range 1000 {
 		shared.left = min(shared.left+10, 500)
+		now = now.Add(10 * time.Millisecond)
 		if processes[i%2].of(&g).take(t.Context(), now, shared, 300) == nil {
 			sent += 300
 		}
 	}
 	if sent < 9_400 || sent > 10_800 {
 		t.Errorf("two processes: %d messages in 10 s at 1,000 a second", sent)
+	}
+}
+
+// TestGrantWithoutTheSharedBucket: a shared bucket that cannot be reached gives what it is
+// asked for. Then each process still holds the grant to its rate.
+func TestGrantWithoutTheSharedBucket(t *testing.T) {
+	t.Parallel()
+	g := api.LoadGrant{ID: "lg_1", Rate: 1000, ExpiresAt: time.Now().Add(time.Hour)}
+	now, sent := time.Now(), 0
+	var away loadMeters
+	for range 1000 { // ten seconds
+		if away.of(&g).take(t.Context(), now, &sharedBucket{left: 1 << 40}, 100) == nil {
+			sent += 100
+		}
+		now = now.Add(10 * time.Millisecond)
+	}
+	if sent < 9_900 || sent > 10_700 {
+		t.Errorf("%d messages in 10 s at 1,000 a second", sent)
+	}
+}
+
+// TestGrantAsksAnEmptyBucketOnce: a batch of a thousand refused messages asks the shared
+// bucket once, and again when the bucket said it would have more.
+func TestGrantAsksAnEmptyBucketOnce(t *testing.T) {
+	t.Parallel()
+	g := api.LoadGrant{ID: "lg_1", Rate: 1000, ExpiresAt: time.Now().Add(time.Hour)}
+	now, shared := time.Now(), &sharedBucket{}
+	var meters loadMeters
+	for range 1000 {
+		if err := meters.of(&g).take(t.Context(), now, shared, 1); notify.KindOf(err) != notify.KindThrottled {
+			t.Fatal(err)
+		}
+	}
+	if shared.asked != 1 {
+		t.Errorf("the empty bucket was asked %d times", shared.asked)
+	}
+	shared.left = 1
+	if err := meters.of(&g).take(t.Context(), now.Add(50*time.Millisecond), shared, 1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGrantBoundsARequest: one request has at most what the grant allows in ten seconds.
+func TestGrantBoundsARequest(t *testing.T) {
+	t.Parallel()
+	g := api.LoadGrant{ID: "lg_1", Rate: 10, ExpiresAt: time.Now().Add(time.Hour)}
+	var meters loadMeters
+	err := meters.of(&g).take(t.Context(), time.Now(), nil, 101)
+	if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "load_grant_exceeded" || e.Kind != notify.KindForbidden {
+		t.Error(err)
+	}
+	if err := meters.of(&g).take(t.Context(), time.Now(), nil, 100); err != nil {
+		t.Error(err)
 	}
 }

@@ -19,6 +19,8 @@ const Protocol = 1
 const (
 	beat    = time.Second     // either side says something at least so often
 	silence = 3 * time.Second // for which the other one may say nothing
+
+	bodyTime = 10 * time.Second // the longest that a request's body may take to arrive
 )
 
 const (

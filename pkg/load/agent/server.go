@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -67,8 +68,13 @@ func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()}) // fails if the controller has gone
 }
 
-// read decodes a request's body. It takes JSON only.
-func read(r *http.Request, into any) error {
+// read decodes a request's body, which is JSON and must be here within bodyTime.
+func read(w http.ResponseWriter, r *http.Request, into any) error {
+	ctl := http.NewResponseController(w)
+	if err := ctl.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }() // the connection lives as long as the run
 	if t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); t != api.TypeJSON {
 		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "is "+api.TypeJSON)
 	}
@@ -87,7 +93,7 @@ func read(r *http.Request, into any) error {
 
 func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 	var o Orders
-	if err := read(r, &o); err != nil {
+	if err := read(w, r, &o); err != nil {
 		refuse(w, err)
 		return
 	}
@@ -104,11 +110,7 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 
 // start runs a segment. The answer ends with the run, and the run with the connection.
 func (s *Server) start(w http.ResponseWriter, r *http.Request) {
-	var st Start
-	if err := read(r, &st); err != nil {
-		refuse(w, err)
-		return
-	}
+	// Before the body is read: a stranger must not make the agent hold 8 MiB of it.
 	if s.Check != nil {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if !ok || token == "" {
@@ -119,6 +121,11 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 			refuse(w, err)
 			return
 		}
+	}
+	var st Start
+	if err := read(w, r, &st); err != nil {
+		refuse(w, err)
+		return
 	}
 	sc, err := st.scenario()
 	if err != nil {

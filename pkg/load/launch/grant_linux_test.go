@@ -60,15 +60,18 @@ func TestNoPacketWithoutAGrant(t *testing.T) {
 	}
 	none := packets(t)
 	for name, c := range map[string]struct{ grant, server, simulators string }{
-		"no grant":           {"", s.url, ""},
-		"no token":           {"x", s.url, ""},
-		"of another host":    {good(func(g *api.LoadGrant) { g.Hosts = []string{"staging.example:7420"} }), s.url, ""},
-		"of another port":    {good(func(g *api.LoadGrant) { g.Hosts = []string{elsewhere + ":1"} }), s.url, ""},
-		"over":               {good(func(g *api.LoadGrant) { g.ExpiresAt = time.Now().Add(-time.Second) }), s.url, ""},
-		"of a lower rate":    {good(func(g *api.LoadGrant) { g.Rate = 100 }), s.url, ""},
-		"of another channel": {good(func(g *api.LoadGrant) { g.Targets = []string{"sms"} }), s.url, ""},
-		"other simulators":   {good(func(*api.LoadGrant) {}), s.url, "http://10.77.0.1:9"},
-		"local simulators":   {"", s.url, "http://127.0.0.1:9"},
+		"no grant":            {"", s.url, ""},
+		"no token":            {"x", s.url, ""},
+		"of another host":     {good(func(g *api.LoadGrant) { g.Hosts = []string{"staging.example:7420"} }), s.url, ""},
+		"of another port":     {good(func(g *api.LoadGrant) { g.Hosts = []string{elsewhere + ":1"} }), s.url, ""},
+		"over":                {good(func(g *api.LoadGrant) { g.ExpiresAt = time.Now().Add(-time.Second) }), s.url, ""},
+		"of a lower rate":     {good(func(g *api.LoadGrant) { g.Rate = 100 }), s.url, ""},
+		"of another channel":  {good(func(g *api.LoadGrant) { g.Targets = []string{"sms"} }), s.url, ""},
+		"other simulators":    {good(func(*api.LoadGrant) {}), s.url, "http://10.77.0.1:9"},
+		"local simulators":    {"", s.url, "http://127.0.0.1:9"},
+		"simulators in a row": {"", "http://127.0.0.1:9", "http://127.0.0.1:9/,http://10.77.0.1:9"},
+		"of many in a row":    {good(func(*api.LoadGrant) {}), s.url, s.url + "/," + "http://10.77.0.1:9"},
+		"with a query":        {good(func(*api.LoadGrant) {}), s.url + "/?x=", ""},
 	} {
 		if e, err := open(c.grant, c.server, c.simulators); err == nil {
 			e.Close()
@@ -79,6 +82,12 @@ func TestNoPacketWithoutAGrant(t *testing.T) {
 		t.Fatalf("%d packets and %d connections without a grant", n, s.connections())
 	}
 	token := good(func(*api.LoadGrant) {})
+	s.set(func() { s.vague = true })
+	if e, err := open(token, s.url, ""); err == nil {
+		e.Close()
+		t.Error("an answer that says nothing of the grant is consent")
+	}
+	s.set(func() { s.vague = false })
 	e, err := open(token, s.url, "")
 	if err != nil {
 		t.Fatal(err)
@@ -173,6 +182,7 @@ type staging struct {
 	opened        int
 	taken         int
 	unmarked      int
+	vague         bool // it answers everything with an empty object
 	revoked, last time.Time
 }
 
@@ -203,6 +213,12 @@ func newStaging(t *testing.T) *staging {
 	return s
 }
 
+func (s *staging) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
 func (s *staging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	s.mu.Lock()
@@ -215,8 +231,10 @@ func (s *staging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", api.TypeProblem)
 		w.WriteHeader(http.StatusForbidden)
 		_ = json.NewEncoder(w).Encode(api.Problem{Status: http.StatusForbidden, Code: "load_grant_revoked", Detail: "the load grant was revoked"})
+	case s.vague:
+		_, _ = io.WriteString(w, "{}")
 	case r.URL.Path == "/v1/load-grant":
-		_ = json.NewEncoder(w).Encode(api.LoadGrant{ID: "lg_1", State: api.GrantActive})
+		_ = json.NewEncoder(w).Encode(api.LoadGrant{ID: "lg_1", State: api.GrantActive, Hosts: []string{s.host}})
 	case r.Method == http.MethodPost: // load is taken to the end: only the answers to the question stop it
 		s.taken, s.last = s.taken+1, time.Now()
 		if s.taken == 200 {

@@ -122,11 +122,18 @@ func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options)
 		return err
 	}
 	e.client(cl, s)
-	cl.Load = api.LoadLocal
 	if g != nil {
+		host, err := api.LoadHost(cl.BaseURL)
+		if err != nil {
+			return err
+		}
 		cl.Load = o.Grant
+		e.Config.ConsentUntil = g.ExpiresAt
 		e.Config.Consent = func(ctx context.Context) error {
-			_, err := cl.OwnGrant(ctx)
+			said, err := cl.OwnGrant(ctx)
+			if err == nil {
+				err = confirms(&said, g, host)
+			}
 			return err
 		}
 		if err := e.Config.Consent(ctx); err != nil {
@@ -141,14 +148,31 @@ func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options)
 	return e.simulators(simulators)
 }
 
-// mayGo returns the grant by which load may go to the server, or nil where it needs none.
-// It opens no connection.
+// confirms returns nil if a server's answer about a grant says that the grant holds for
+// host. A server that answers every request with 200 is not a notifyd that consented.
+func confirms(said, g *api.LoadGrant, host string) error {
+	if said.ID != g.ID || said.State != api.GrantActive || !said.Covers(host) {
+		return &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_unknown", Msg: fmt.Sprintf("%s answered, but did not confirm load grant %s", host, g.ID)}
+	}
+	return nil
+}
+
+// mayGo returns the grant by which load may go to the server, or nil if every host is a
+// loopback address. It opens no connection. It reads the token without its signature:
+// only the cluster that signed it can check it, and Consent asks that cluster.
 func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadGrant, error) {
-	hosts := []string{}
-	for _, raw := range []string{server, simulators} {
-		if raw == "" {
-			continue
+	urls := []string{server}
+	if simulators != "" {
+		list, err := load.ParseSimulators(simulators, nil)
+		if err != nil {
+			return nil, err
 		}
+		for _, one := range list {
+			urls = append(urls, one.URL)
+		}
+	}
+	hosts := []string{}
+	for _, raw := range urls {
 		host, err := api.LoadHost(raw)
 		if err != nil {
 			return nil, err
@@ -193,6 +217,9 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	tr := api.NewTransport(s.Workers() + 8)
 	tr.Proxy = nil // a proxy gave no consent
 	cl.HTTPClient = &http.Client{Transport: tr}
+	// Every request is marked, also to a notifyd that this run started: one that joined a
+	// cluster, by a setting that it was given, then refuses the load.
+	cl.Load = api.LoadLocal
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
 	e.Config.Target = &load.HTTP{Client: cl}
 	e.Config.State = stateOf(cl)
@@ -203,7 +230,9 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 // simulators asks those of one control URL, or of several with commas between, as one
 // ledger.
 func (e *Environment) simulators(control string) error {
-	client := &http.Client{Transport: api.NewTransport(4)}
+	tr := api.NewTransport(4)
+	tr.Proxy = nil // only the hosts that were checked are called: no proxy, no redirect
+	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	e.closes = append(e.closes, func() error { client.CloseIdleConnections(); return nil })
 	list, err := load.ParseSimulators(control, client)
 	if err != nil {
@@ -292,9 +321,9 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 
 // replayOf sends all dead letters again, and waits until the job is over.
 func replayOf(cl *api.Client) func(context.Context) error {
-	op := *cl
-	op.Context, op.Reason = "load", "a scenario replays its dead letters"
 	return func(ctx context.Context) error {
+		op := *cl // copied now: cl.Load is set after the client was made
+		op.Context, op.Reason = "load", "a scenario replays its dead letters"
 		plan, err := op.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{State: "dead", All: true}, Canary: -1, Rate: 1000})
 		if err != nil || plan.Entries == 0 {
 			return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -126,6 +127,8 @@ func (o *owned) child(name string, args ...string) (*child, error) {
 	}
 	defer log.Close() // the child has its own
 	c.Stdout, c.Stderr = log, log
+	// Settings of a notifyd in this environment are not for the child: they may name a cluster.
+	c.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, app.EnvPrefix) })
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the run, which ends it
 	if err := c.Start(); err != nil {
 		return nil, err
@@ -170,6 +173,7 @@ func (o *owned) start(ctx context.Context) error {
 	for k, v := range o.set {
 		args = append(args, "--set", fmt.Sprintf("%s=%v", k, v))
 	}
+	args = append(args, "--set", "engines=embedded")
 	c, err := o.child("notifyd", args...)
 	if err != nil {
 		return err

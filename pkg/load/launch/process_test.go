@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +36,9 @@ func TestOwned(t *testing.T) {
 	}
 	starts++
 	before := o.proc
+	if args := before.Args; args[len(args)-1] != "engines=embedded" {
+		t.Errorf("it may join a cluster: %q", args)
+	}
 	end, err := o.Fault(t.Context(), &load.FaultSpec{Process: "stop"})
 	if err != nil {
 		t.Fatal(err)
@@ -55,5 +59,20 @@ func TestOwned(t *testing.T) {
 	o.bin = filepath.Join(dir, "absent")
 	if err := o.start(t.Context()); err == nil {
 		t.Error("a program that is not there starts")
+	}
+}
+
+// TestChildTakesNoSettings: variables that configure a notifyd in the environment of notifyctl
+// may name a cluster. The notifyd that a run starts does not get them.
+func TestChildTakesNoSettings(t *testing.T) {
+	t.Setenv("NOTIFYD__ENGINES", "distributed")
+	o := &owned{bin: "/bin/true", dir: t.TempDir()}
+	c, err := o.child("notifyd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-c.done
+	if i := slices.IndexFunc(c.Env, func(kv string) bool { return strings.HasPrefix(kv, "NOTIFYD__") }); i >= 0 || len(c.Env) == 0 {
+		t.Errorf("its environment: %q", c.Env)
 	}
 }
