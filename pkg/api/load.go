@@ -16,35 +16,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// HeaderLoad marks a request of a load run. Its value is the token of the grant that the
-// run has, or LoadLocal.
+// HeaderLoad marks a request of a load run. Its value is the token of the run's load grant,
+// or LoadLocal.
 const HeaderLoad = "Notifyd-Load"
 
-// LoadLocal marks a load run without a grant. Only an embedded notifyd takes it, and only
-// over loopback.
+// LoadLocal is the mark of a run without a grant. Only an embedded notifyd that calls no real
+// providers accepts it, and only over loopback.
 const LoadLocal = "local"
 
 // States of a grant.
 const (
-	GrantPending = "pending" // waits for a second operator
+	GrantPending = "pending" // a second operator must approve it
 	GrantActive  = "active"
 	GrantExpired = "expired"
 	GrantRevoked = "revoked"
 )
 
-// What calls the providers of a cluster, from the least harmful on. A grant names the
-// worst that its load may reach.
+// Kinds of providers that the workers of a cluster call. A grant names the worst kind that
+// its load may reach.
 const (
-	ProvidersStub      = "stub"      // everything is accepted inside the process
-	ProvidersSimulated = "simulated" // simulators (providers.simulated)
+	ProvidersStub      = "stub"      // the process itself accepts everything
+	ProvidersSimulated = "simulated" // simulated providers (setting providers.simulated)
 	ProvidersReal      = "real"
-	ProvidersNone      = "none" // of a process that works on no lane
+	ProvidersNone      = "none" // a process that works on no lane calls none
 )
 
-// ProviderModes are in their order.
+// ProviderModes lists the kinds that a grant may name, the least harmful first.
 var ProviderModes = []string{ProvidersStub, ProvidersSimulated, ProvidersReal}
 
-// GrantTargets is what a grant may allow: channels, and triggers.
+// GrantTargets lists what a grant may allow: the channels, and triggers.
 var GrantTargets = []string{"push", "sms", "email", "trigger"}
 
 // MostInLoadRequest returns how many messages one request of a load run may have under a
@@ -66,7 +66,7 @@ type LoadGrantRequest struct {
 	Reason    string   `json:"reason,omitempty"`
 }
 
-// LoadGrant is the consent of a cluster to be put under load.
+// LoadGrant is the permission of a cluster to send it load.
 type LoadGrant struct {
 	ID        string    `json:"id"`
 	Cluster   string    `json:"cluster"` // the id of the installation
@@ -80,14 +80,14 @@ type LoadGrant struct {
 	CreatedAt  time.Time `json:"created_at,omitzero"`
 	By         string    `json:"by,omitempty"`
 	Reason     string    `json:"reason,omitempty"`
-	ApprovedBy string    `json:"approved_by,omitempty"` // of one that names real providers
+	ApprovedBy string    `json:"approved_by,omitempty"` // only of a grant for real providers
 	RevokedBy  string    `json:"revoked_by,omitempty"`
-	// Token is what generators show. Only the answer to the request that made the grant
-	// has it.
+	// Token is what a generator sends in HeaderLoad. It is set only in the answer to the
+	// request that made the grant.
 	Token string `json:"token,omitempty"`
 }
 
-// LoadGrants are the grants of the last week, the newest first.
+// LoadGrants lists the grants of the last week, newest first.
 type LoadGrants = List[LoadGrant]
 
 // LoadGrantChange approves or revokes a grant.
@@ -115,7 +115,8 @@ func (g *LoadGrant) Covers(host string) bool {
 	})
 }
 
-// LoadHost returns HOST:PORT of an http or https URL, as a grant names it.
+// LoadHost returns HOST:PORT of an http or https URL, the form that grants use. It returns
+// notify.KindInvalid for a URL of another form.
 func LoadHost(raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
@@ -128,20 +129,20 @@ func LoadHost(raw string) (string, error) {
 	return net.JoinHostPort(strings.ToLower(u.Hostname()), port), nil
 }
 
-// A token of a grant is this, the grant as JSON, and a signature by the cluster, with
-// dots between; both in base64url.
+// loadTokenKind begins the token of a grant. After it come the grant as JSON and the
+// cluster's signature, both in base64url. Dots separate the three parts.
 const loadTokenKind = "nlg1"
 
-// SignLoadGrant returns the token of g, of which it signs what does not change.
+// SignLoadGrant returns the token of g. It signs the fields that never change.
 func SignLoadGrant(g LoadGrant, key ed25519.PrivateKey) string {
 	fixed := LoadGrant{ID: g.ID, Cluster: g.Cluster, Hosts: g.Hosts, Rate: g.Rate, Targets: g.Targets, Providers: g.Providers, ExpiresAt: g.ExpiresAt}
-	b, _ := json.Marshal(fixed) // it has nothing that cannot be JSON
+	b, _ := json.Marshal(fixed) // a LoadGrant can always be encoded
 	text := loadTokenKind + "." + base64.RawURLEncoding.EncodeToString(b)
 	return text + "." + base64.RawURLEncoding.EncodeToString(ed25519.Sign(key, []byte(text)))
 }
 
-// ReadLoadToken returns the grant that a token is of. Where key is nil, as in a generator,
-// the signature is not checked: only the cluster can say whether the grant holds.
+// ReadLoadToken returns the grant in a token. It does not check the signature if key is nil:
+// a generator has no key, and asks the cluster whether the grant is active.
 func ReadLoadToken(token string, key ed25519.PublicKey) (g LoadGrant, err error) {
 	bad := notify.Invalid("load_grant_malformed", HeaderLoad, "is no token of a load grant of this cluster")
 	text, signature, ok := cutLast(token, ".")
@@ -167,23 +168,23 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s, "", false
 }
 
-// Grant makes a grant for load, which an operator's token may.
+// Grant makes a load grant. It needs a token with scope operate.
 func (cl *Client) Grant(ctx context.Context, in LoadGrantRequest) (LoadGrant, error) {
 	return send[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
 }
 
-// Grants returns the grants of the last week, the newest first.
+// Grants returns the grants of the last week, newest first.
 func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
 	return fetch[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
-// ChangeGrant sets a grant to approved or revoked.
+// ChangeGrant approves or revokes a grant: to is "approved" or "revoked".
 func (cl *Client) ChangeGrant(ctx context.Context, id, to string) (LoadGrant, error) {
 	return send[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
 }
 
-// OwnGrant asks whether the grant of cl.Load holds now. Where it does not, the error is
-// of notify.KindForbidden with a code that begins with load_.
+// OwnGrant returns the grant of the token in cl.Load. If the grant is not active, it returns
+// notify.KindForbidden with a code that begins with load_.
 func (cl *Client) OwnGrant(ctx context.Context) (LoadGrant, error) {
 	return fetch[LoadGrant](ctx, cl, "/v1/load-grant", nil)
 }

@@ -18,30 +18,30 @@ import (
 
 const (
 	grantsMeta   = "load_grants"
-	grantKeyMeta = "load_grant_key" // of the signatures, 32 random bytes
+	grantKeyMeta = "load_grant_key" // 32 random bytes: the seed of the key that signs tokens
 
 	maxGrantFor = 24 * time.Hour
-	keepGrant   = 7 * 24 * time.Hour // how long one that is over is listed
-	maxGrants   = 200                // that hold at a time
-	listGrants  = 500                // in the stored row, with those that are over: every process decodes it
+	keepGrant   = 7 * 24 * time.Hour // how long an ended grant is listed
+	maxGrants   = 200                // active and pending grants at a time
+	listGrants  = 500                // grants in the stored row, ended ones included; every process decodes the row
 )
 
-// Grants are the cluster's consents to be put under load. They are stored, so that all
-// processes know what was revoked, and signed, so that a generator cannot make one. A
-// grant that names real providers holds once a second operator has approved it. Its
-// methods may be called from many goroutines.
+// Grants holds the load grants of the cluster. A grant is stored, so that every process
+// learns of its revocation, and its token is signed, so that a generator cannot make one. A
+// grant that names real providers becomes active when a second operator approves it.
+// All methods are safe for concurrent use.
 type Grants struct {
 	followed[api.LoadGrant]
 	cluster   string
 	key       ed25519.PrivateKey
-	providers func(context.Context) string // the worst that any process calls, one of api.ProviderModes
+	providers func(context.Context) string // returns the worst kind that any process calls, one of api.ProviderModes
 	log       *slog.Logger
 
-	known atomic.Pointer[map[string]api.LoadGrant] // stored, without its lock: requests look here
+	known atomic.Pointer[map[string]api.LoadGrant] // the stored grants as last read; requests read it without a lock
 	now   func() time.Time
 }
 
-// OpenGrants reads the grants of an installation, and makes its key at the first start.
+// OpenGrants reads the grants of an installation. The first start makes the signing key.
 func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog.Logger, providers func(context.Context) string) (*Grants, error) {
 	seed, err := MetaSecret(ctx, meta, grantKeyMeta)
 	if err != nil {
@@ -53,8 +53,8 @@ func OpenGrants(ctx context.Context, meta engine.Meta, cluster string, log *slog
 	return g, err
 }
 
-// MetaSecret returns 32 random bytes that are stored under a name of meta, and stores
-// them if there are none.
+// MetaSecret returns the 32 random bytes that meta holds under name. If meta holds none, it
+// makes and stores them. Processes that call it at the same time get the same bytes.
 func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, error) {
 	fresh := make([]byte, 32)
 	rand.Read(fresh) // never fails
@@ -69,9 +69,9 @@ func MetaSecret(ctx context.Context, meta engine.Meta, name string) ([]byte, err
 	}
 }
 
-// Create makes a grant in the name of an operator. It returns notify.KindInvalid for a
-// request that is not within the rules, and notify.KindConflict with code load_providers
-// where a process calls worse providers than the grant names.
+// Create makes a grant for the operator by. It returns notify.KindInvalid if the request
+// breaks a rule, and notify.KindConflict with code load_providers if a process calls worse
+// providers than the request names.
 func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error) {
 	if err := checkGrant(&in); err != nil {
 		return api.LoadGrant{}, err
@@ -107,10 +107,10 @@ func (g *Grants) Create(ctx context.Context, by string, in api.LoadGrantRequest)
 	return made, nil
 }
 
-// forgetGrants removes grants that have been over for keepGrant, and the oldest of those that
-// are over while there are listGrants or more.
+// forgetGrants removes grants that ended more than keepGrant ago. While listGrants or more are
+// left, it also removes the oldest ended ones.
 func forgetGrants(all map[string]api.LoadGrant, now time.Time) {
-	for _, id := range slices.Sorted(maps.Keys(all)) { // by age
+	for _, id := range slices.Sorted(maps.Keys(all)) { // ids sort by age
 		one := all[id]
 		over := one.RevokedBy != "" || !now.Before(one.ExpiresAt)
 		if now.Sub(one.ExpiresAt) > keepGrant || over && len(all) >= listGrants {
@@ -149,7 +149,7 @@ func checkGrant(in *api.LoadGrantRequest) error {
 	return nil
 }
 
-// checkProviders refuses a grant where a process calls worse providers than it names.
+// checkProviders returns an error if a process calls worse providers than the grant x names.
 func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	if has := g.providers(ctx); slices.Index(api.ProviderModes, has) > slices.Index(api.ProviderModes, x.Providers) {
 		return &notify.Error{
@@ -160,8 +160,8 @@ func (g *Grants) checkProviders(ctx context.Context, x *api.LoadGrant) error {
 	return nil
 }
 
-// Change approves a grant or revokes it. The operator who approves is another one than
-// the one who asked for it. It returns notify.KindNotFound for an unknown grant.
+// Change approves or revokes a grant for the operator by. An operator cannot approve a grant
+// that the same operator made. Change returns notify.KindNotFound for an unknown grant.
 func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGrant, err error) {
 	if to != "approved" && to != "revoked" {
 		return out, notify.Invalid("bad_value", "to", "is approved or revoked")
@@ -181,7 +181,7 @@ func (g *Grants) Change(ctx context.Context, id, by, to string) (out api.LoadGra
 		case state != api.GrantPending:
 			refused = &notify.Error{Kind: notify.KindConflict, Code: "load_grant_state", Msg: "the grant is " + state + " and waits for no approval"}
 		case x.By == by:
-			refused = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_own", Msg: "another operator than the one who asked for it approves a grant for real providers"}
+			refused = &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_own", Msg: "a second operator must approve a grant for real providers: you made this one"}
 		default:
 			x.ApprovedBy = by
 		}
@@ -214,7 +214,7 @@ func (g *Grants) stateOf(x *api.LoadGrant) string {
 	return api.GrantActive
 }
 
-// List returns the grants, the newest first.
+// List returns the grants, newest first.
 func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
 	if err := g.Follow(ctx); err != nil {
 		return api.LoadGrants{}, err
@@ -228,16 +228,16 @@ func (g *Grants) List(ctx context.Context) (api.LoadGrants, error) {
 	return out, nil
 }
 
-// Check returns the grant of a token, as this process read it last. It returns
-// notify.KindForbidden, with a code that begins with load_, where the grant does not hold
-// or does not name the host that the request came to.
+// Check returns the grant of a token, as this process last read it. It returns
+// notify.KindForbidden, with a code that begins with load_, if the grant is not active or
+// does not name host, the host that the request was sent to.
 func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	claimed, err := api.ReadLoadToken(token, g.key.Public().(ed25519.PublicKey))
 	if err != nil {
 		return claimed, forbidden("load_grant_malformed", "this is no token of a load grant of this cluster")
 	}
 	x, ok := (*g.known.Load())[claimed.ID]
-	if !ok { // made a moment ago by another process, or over for long
+	if !ok { // another process has just made it, or it ended long ago
 		return x, forbidden("load_grant_unknown", "this process knows no such load grant")
 	}
 	x.State = g.stateOf(&x)
@@ -245,7 +245,7 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	case x.State == api.GrantPending:
 		return x, forbidden("load_grant_pending", "the load grant names real providers and waits for a second operator's approval")
 	case x.State == api.GrantExpired:
-		return x, forbidden("load_grant_expired", "the load grant is over")
+		return x, forbidden("load_grant_expired", "the load grant has expired")
 	case x.State == api.GrantRevoked:
 		return x, forbidden("load_grant_revoked", "the load grant was revoked")
 	case !x.Covers(host):
@@ -254,7 +254,8 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 	return x, nil
 }
 
-// Look is Check after a look at what any process has changed, and at the providers.
+// Look reads the stored grants, then does what Check does. It also returns an error if a
+// process calls worse providers than the grant names.
 func (g *Grants) Look(ctx context.Context, token, host string) (api.LoadGrant, error) {
 	if err := g.Follow(ctx); err != nil {
 		return api.LoadGrant{}, err

@@ -52,8 +52,8 @@ func keepConsent(ctx context.Context, r *Run) error {
 	return nil
 }
 
-// isRefusal reports whether the target takes no load of this run any more. What is refused
-// for the rate alone is taken later.
+// isRefusal reports whether err says that the target takes no more load of this run. A request
+// that was refused for its rate only may be sent again later.
 func isRefusal(err error) bool {
 	e, ok := errors.AsType[*notify.Error](err)
 	return ok && strings.HasPrefix(e.Code, "load_") && e.Kind != notify.KindThrottled && e.Kind != notify.KindUnavailable
@@ -123,7 +123,8 @@ func (s *Step) grantTargets() []string {
 	return channels
 }
 
-// peak is the highest rate of an arrival, in messages a second; of a poisson the mean one.
+// peak returns the highest rate of an arrival in messages a second. For a Poisson arrival it is
+// the mean rate.
 func (a *Arrival) peak(size int) (float64, error) {
 	top := max(a.Rate, a.From, a.To, a.Peak)
 	for _, l := range a.Levels {

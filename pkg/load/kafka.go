@@ -13,19 +13,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// KafkaTarget writes envelopes straight into the topics, as the API would: what
-// the log and the workers take without it. Nothing is validated on the way.
+// KafkaTarget writes envelopes directly into the topics, in the form that the API writes. It
+// measures the log and the workers without the API. It validates nothing. It is safe for
+// concurrent use.
 type KafkaTarget struct {
 	client *kgo.Client
-	parts  map[string]int // partitions of each lane's topic
+	parts  map[string]int // number of partitions by topic
 }
 
-// Socket begins the name of a broker that is reached by a unix socket: that of the
-// embedded log of a notifyd of the same user.
+// Socket is the prefix of a broker address that is a unix socket. The embedded log of a notifyd
+// of the same user has one.
 const Socket = "unix:"
 
-// dialLoopback dials brokers on loopback addresses only. Brokers name each other, so what a
-// tunnel on loopback leads to may name another machine.
+// dialLoopback dials brokers on loopback addresses only. A broker names the other brokers, so
+// the broker at the end of a tunnel on loopback may name another machine.
 func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
 	if !notify.LoopbackHost(addr) {
 		return nil, fmt.Errorf("a broker is at %s: load goes to brokers on loopback addresses only", addr)
@@ -33,13 +34,15 @@ func dialLoopback(ctx context.Context, network, addr string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, network, addr)
 }
 
-// NewKafkaTarget connects to brokers, HOST:PORT each or one that is Socket and its
-// name, and looks at the topics. Close it.
+// NewKafkaTarget connects to brokers and reads their topics. Each broker is HOST:PORT; a single
+// one may be Socket and the name of a unix socket. The caller closes the target. It returns
+// notify.KindUnavailable if no broker answers, and notify.KindInvalid if notifyd's topics are
+// missing.
 func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error) {
 	seeds := kgo.SeedBrokers(brokers...)
 	dial := dialLoopback
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), Socket); ok {
-		seeds = kgo.SeedBrokers("127.0.0.1:9092") // which the dialer does not look at
+		seeds = kgo.SeedBrokers("127.0.0.1:9092") // the dialer ignores it
 		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", name)
 		}
@@ -69,10 +72,10 @@ func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error)
 	return t, nil
 }
 
-// Close ends the connections.
+// Close closes the connections.
 func (t *KafkaTarget) Close() { t.client.Close() }
 
-// Send implements Target: an envelope a message, acknowledged by all replicas.
+// Send implements Target. It writes one envelope a message and waits for all replicas.
 func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
 	recs, ids, err := t.records(r)
 	if err != nil {
@@ -84,7 +87,7 @@ func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
 	return Ack{Accepted: r.Size, IDs: ids}, nil
 }
 
-// records makes the envelopes of a request, and their ids where they are wanted.
+// records makes the envelopes of a request. It returns their ids only if the run needs them.
 func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err error) {
 	now := time.Now()
 	items := notify.NewBase(now).Items()
@@ -111,7 +114,7 @@ func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err
 		content := notify.Content{Body: r.Step.Payload.Text}
 		if content.Body == "" {
 			text = r.data.text(text[:0], seq)
-			content.Body = string(text[1 : len(text)-1]) // letters and spaces in quotes
+			content.Body = string(text[1 : len(text)-1]) // a quoted string of letters and spaces: nothing to unescape
 		}
 		if v.channel != "sms" {
 			content.Title = "Hello"

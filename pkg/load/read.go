@@ -24,8 +24,8 @@ import (
 
 const codeScenario = "bad_scenario"
 
-// ReadScenario reads a YAML file: defaults filled in, and valid. Files that it
-// names are found beside it.
+// ReadScenario reads a scenario from a YAML file, fills in the defaults and validates it. Paths
+// in the scenario are relative to the file's folder.
 func ReadScenario(path string) (Scenario, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -49,7 +49,8 @@ func ReadScenario(path string) (Scenario, error) {
 	return s, nil
 }
 
-// ParseScenario reads YAML. Top-level keys that begin with x- are for anchors.
+// ParseScenario reads a scenario from YAML, fills in the defaults and validates it. It ignores
+// top-level keys that begin with x-, which hold anchors.
 func ParseScenario(b []byte) (Scenario, error) {
 	var s Scenario
 	var doc yaml.Node
@@ -88,10 +89,10 @@ func ParseScenario(b []byte) (Scenario, error) {
 	return s, err
 }
 
-// bounded refuses a document that no reader gets to the end of: an alias that stands for a
-// part around it, or aliases of aliases that multiply.
+// bounded returns an error for a document that cannot be read in reasonable time: an alias that
+// contains itself, or aliases of aliases that multiply.
 func bounded(root *yaml.Node) error {
-	const most, deepest = 1 << 18, 32 // nodes with every alias followed; a scenario is some levels deep
+	const most, deepest = 1 << 18, 32 // nodes, counted again for every alias; levels, of which a scenario needs a few
 	left, inside := most, []*yaml.Node{}
 	var walk func(n *yaml.Node) error
 	walk = func(n *yaml.Node) error {
@@ -113,8 +114,8 @@ func bounded(root *yaml.Node) error {
 	return walk(root)
 }
 
-// known refuses keys that mean nothing, and values that cannot be read, with the
-// line they stand in.
+// known returns an error for an unknown key, and for a value that does not fit the type t. The
+// error names the line.
 func known(n *yaml.Node, t reflect.Type, path string) error {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -186,7 +187,7 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 		}
 		seen[key.Value] = true
 		if ft.Kind() == reflect.String && value.Tag == "!!null" && value.Value != "" {
-			value.Tag = "!!str" // target: null is a word, not its absence
+			value.Tag = "!!str" // in "target: null" null is a name, not an absent value
 		}
 		if err := known(value, ft, at); err != nil {
 			return err
@@ -195,7 +196,7 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 	return nil
 }
 
-// merged are the mappings that "<<" takes in.
+// merged returns the mappings that the value n of a "<<" key names.
 func merged(n *yaml.Node) []*yaml.Node {
 	if n.Kind == yaml.SequenceNode {
 		return n.Content
@@ -205,7 +206,8 @@ func merged(n *yaml.Node) []*yaml.Node {
 
 var yamlLine = regexp.MustCompile(`^(yaml: )?(line \d+: )?`)
 
-// lastLine is what the YAML library says, without the line: it is said already.
+// lastLine returns the last line of the YAML library's error, without its line number, which
+// the caller adds.
 func lastLine(err error) string {
 	s := strings.TrimSpace(err.Error())
 	if i := strings.LastIndexByte(s, '\n'); i >= 0 {
@@ -214,7 +216,7 @@ func lastLine(err error) string {
 	return yamlLine.ReplaceAllString(s, "")
 }
 
-// suggest names the key that was probably meant.
+// suggest returns "; did you mean ...?" with the known key that is closest to word, or "".
 func suggest[T any](word string, known map[string]T) string {
 	if best := term.Nearest(strings.ToLower(word), 1+len(word)/3, slices.Collect(maps.Keys(known))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
@@ -225,7 +227,7 @@ func suggest[T any](word string, known map[string]T) string {
 // Number is a count or a rate: 200, 1_000, 50k, 5M, 2.5M/s.
 type Number float64
 
-// ParseNumber reads what Number's comment shows.
+// ParseNumber reads a number in one of the forms that Number lists.
 func ParseNumber(s string) (Number, error) {
 	text := strings.ReplaceAll(strings.TrimSuffix(strings.TrimSpace(s), "/s"), "_", "")
 	factor := 1.0
@@ -263,10 +265,10 @@ func (n Number) MarshalYAML() (any, error) {
 	return float64(n), nil
 }
 
-// Duration is a time.Duration that is written with its unit: 500ms, 10s, 2m.
+// Duration is a time.Duration that is written with a unit: 500ms, 10s, 2m.
 type Duration time.Duration
 
-// UnmarshalYAML implements yaml.Unmarshaler. A number without a unit is an error.
+// UnmarshalYAML implements yaml.Unmarshaler. It returns an error for a number without a unit.
 func (d *Duration) UnmarshalYAML(node *yaml.Node) error {
 	v, err := time.ParseDuration(node.Value)
 	if err != nil || v < 0 {
@@ -281,7 +283,7 @@ func (d Duration) MarshalYAML() (any, error) { return time.Duration(d).String(),
 
 func (d Duration) of() time.Duration { return time.Duration(d) }
 
-// decodeOr reads a scalar by scalar, and else what has keys into plain.
+// decodeOr passes a scalar to the function scalar, and decodes any other node into plain.
 func decodeOr(node *yaml.Node, scalar func() error, plain any) error {
 	if node.Kind == yaml.ScalarNode {
 		return scalar()
@@ -289,19 +291,19 @@ func decodeOr(node *yaml.Node, scalar func() error, plain any) error {
 	return node.Decode(plain)
 }
 
-// UnmarshalYAML takes a word for the shape.
+// UnmarshalYAML accepts a single word, which is the shape.
 func (a *Arrival) UnmarshalYAML(node *yaml.Node) error {
 	type plain Arrival
 	return decodeOr(node, func() error { a.Shape = node.Value; return nil }, (*plain)(a))
 }
 
-// UnmarshalYAML takes a number for the count.
+// UnmarshalYAML accepts a single number, which is the count.
 func (u *Users) UnmarshalYAML(node *yaml.Node) error {
 	type plain Users
 	return decodeOr(node, func() error { return u.Count.UnmarshalYAML(node) }, (*plain)(u))
 }
 
-// UnmarshalYAML takes a number for the bytes.
+// UnmarshalYAML accepts a single number, which is the bytes.
 func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
 	type plain Payload
 	return decodeOr(node, func() error {
@@ -312,14 +314,14 @@ func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
 	}, (*plain)(p))
 }
 
-// Threshold is one condition and what missing it does.
+// Threshold is a condition, and what happens when it is missed.
 type Threshold struct {
 	Expr  string   `yaml:"expr" doc:"e.g. lost == 0, response{step=otp}[10s].p99 < 50ms"`
 	Abort bool     `yaml:"abort,omitempty" doc:"end the run when it is missed"`
 	After Duration `yaml:"after,omitempty" doc:"not judged before this much of the run"`
 }
 
-// UnmarshalYAML takes a word for the condition.
+// UnmarshalYAML accepts a single string, which is the condition.
 func (t *Threshold) UnmarshalYAML(node *yaml.Node) error {
 	type plain Threshold
 	return decodeOr(node, func() error { t.Expr = node.Value; return nil }, (*plain)(t))

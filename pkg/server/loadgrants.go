@@ -15,15 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// LoadGrants are the consents to be put under load: cluster.Grants.
+// LoadGrants makes and checks load grants. cluster.Grants implements it.
 type LoadGrants interface {
 	List(ctx context.Context) (api.LoadGrants, error)
-	// Create makes a grant in the name of by. It and Change call notify.BeforeAct.
+	// Create makes a grant for the operator by. Create and Change call notify.BeforeAct.
 	Create(ctx context.Context, by string, in api.LoadGrantRequest) (api.LoadGrant, error)
-	// Change approves or revokes one.
+	// Change approves or revokes a grant.
 	Change(ctx context.Context, id, by, to string) (api.LoadGrant, error)
-	// Check returns the grant of a token that came to a host, by what this process knows;
-	// Look by what is stored.
+	// Check returns the grant of a token that was sent to host, as this process last read
+	// it. Look reads the stored grants first.
 	Check(token, host string) (api.LoadGrant, error)
 	Look(ctx context.Context, token, host string) (api.LoadGrant, error)
 }
@@ -43,7 +43,7 @@ func changeGrant(x *exchange, in api.LoadGrantChange) (api.LoadGrant, error) {
 	return x.srv.deps.Grants.Change(x.r.Context(), x.r.PathValue("id"), x.id.Caller, in.To)
 }
 
-// ownGrant tells a generator whether its grant holds.
+// ownGrant answers a generator that asks whether its grant is active.
 func ownGrant(x *exchange) (api.LoadGrant, error) {
 	token := x.r.Header.Get(api.HeaderLoad)
 	if token == "" || token == api.LoadLocal {
@@ -52,8 +52,8 @@ func ownGrant(x *exchange) (api.LoadGrant, error) {
 	return x.srv.deps.Grants.Look(x.r.Context(), token, x.r.Host)
 }
 
-// admitLoad looks at the grant of a request that is marked as a load run's. A request that
-// is not marked is none, and what is refused here is counted as load.
+// admitLoad checks the grant of a request that is marked as a load run's. It admits every
+// request without the mark, and counts each refusal under the reason "load".
 func admitLoad(s *Server, x *exchange) (err error) {
 	marks := x.r.Header[api.HeaderLoad]
 	if len(marks) == 0 {
@@ -73,7 +73,7 @@ func admitLoad(s *Server, x *exchange) (err error) {
 		return loadRefused("load_grant_missing", "this notifyd takes the load of a load run only with a grant: notifyctl load grant")
 	}
 	g, err := s.deps.Grants.Check(marks[0], x.r.Host)
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // another process may have made it
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // another process may have made the grant just now
 		g, err = s.deps.Grants.Look(x.r.Context(), marks[0], x.r.Host)
 	}
 	if err != nil {
@@ -87,15 +87,15 @@ func loadRefused(code, msg string) error {
 	return &notify.Error{Kind: notify.KindForbidden, Code: code, Msg: msg}
 }
 
-// fromLoopback reports whether a request came over loopback, by its connection and by the
-// host that it names.
+// fromLoopback reports whether a request came over loopback: both ends of its connection and
+// the host in it are loopback addresses.
 func fromLoopback(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	to, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return err == nil && from.Addr().Unmap().IsLoopback() && ok && notify.OnLoopback(to) && notify.LoopbackHost(r.Host)
 }
 
-// loadMeters hold each grant to its rate.
+// loadMeters holds the meter of each grant in use.
 type loadMeters struct {
 	mu   sync.Mutex
 	byID map[string]*loadMeter

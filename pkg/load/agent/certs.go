@@ -27,12 +27,13 @@ const (
 	ControllerKeyFile = "controller-key.pem"
 )
 
-// certificatesFor is how long the certificates of WriteCertificates are good.
+// certificatesFor is how long the certificates of WriteCertificates are valid.
 const certificatesFor = 90 * 24 * time.Hour
 
-// WriteCertificates makes an authority and two certificates by it, good for 90 days from
-// now: one for agents on hosts, names or addresses, and one for the controller. The key of
-// the authority is not kept, so it signs nothing more. It overwrites no file.
+// WriteCertificates makes a certificate authority and two certificates that it signs, valid for
+// 90 days: one for agents on hosts, which are names or addresses, and one for the controller.
+// It does not store the authority's key, so the authority can sign nothing else. It returns an
+// error if one of the files exists.
 func WriteCertificates(dir string, hosts []string, now time.Time) error {
 	if len(hosts) == 0 {
 		return notify.Invalid("bad_agents", "hosts", "are at least one name or address by which controllers reach agents")
@@ -104,8 +105,8 @@ func writePEM(dir, name, kind string, raw []byte, mode os.FileMode) error {
 	return f.Close()
 }
 
-// ServerTLS is how an agent listens: with its certificate, and, unless clientCA is empty,
-// only for controllers with a certificate by that authority.
+// ServerTLS returns the TLS configuration of an agent. If clientCA is set, the agent accepts
+// only controllers with a certificate of that authority.
 func ServerTLS(cert, key, clientCA string) (*tls.Config, error) {
 	c, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
@@ -119,8 +120,8 @@ func ServerTLS(cert, key, clientCA string) (*tls.Config, error) {
 	return cfg, err
 }
 
-// ClientTLS is how a controller connects: it takes agents with a certificate by the
-// authority ca, and shows its own where cert is not empty.
+// ClientTLS returns the TLS configuration of a controller. It accepts agents with a certificate
+// of the authority ca. If cert is set, it shows that certificate to the agents.
 func ClientTLS(ca, cert, key string) (*tls.Config, error) {
 	roots, err := pool(ca)
 	if err != nil {

@@ -14,42 +14,43 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Options say which agents send a run, and what.
+// Options names the agents of a run and what they send.
 type Options struct {
-	Agents []string    // HOST:PORT each; the i-th sends segment i+1
-	TLS    *tls.Config // nil: loopback addresses without TLS only
-	// Token returns the newest bearer token, for the agents and for what they send to.
-	// nil: there is none.
+	Agents []string    // HOST:PORT of each; agent i sends segment i+1
+	TLS    *tls.Config // nil: no TLS, and loopback addresses only
+	// Token returns the newest bearer token. The controller shows it to the agents, and they
+	// show it to the server under load. nil: no token.
 	Token func(ctx context.Context) (string, error)
-	// Job is what each agent runs; Dial fills in the protocol and the segment, and Run
-	// the token.
+	// Job is what each agent runs. Dial sets its protocol and segment, Run its token.
 	Job Start
 
 	dial func(ctx context.Context, network, addr string) (net.Conn, error) // tests
 	now  func() time.Time                                                  // the controller's clock; tests
 }
 
-// How far an agent's clock may be off, and how well that must be known. What is scheduled
-// for a moment goes by the agent's clock.
+// Limits of an agent's clock: how far it may be off, and how exactly that must be known. An
+// agent sends what is scheduled by its own clock.
 const (
 	offsetMost      = time.Second
 	uncertaintyMost = 100 * time.Millisecond
 )
 
-// Fleet is the agents of one run: the load.Remote of the controller.
+// Fleet is the agents of one run. It implements load.Remote for the controller. mu guards the
+// fields below it and those of the links.
 type Fleet struct {
 	opt    Options
 	client *http.Client
 	links  []*link
 
 	mu      sync.Mutex
-	changed chan struct{} // closed when something of a link changes
-	orders  Orders        // of all; At is by the controller's clock
-	began   time.Time     // of phase 0; zero: not yet
+	changed chan struct{} // closed, and replaced, at each change of a link
+	orders  Orders        // for all agents; At is in the controller's clock
+	began   time.Time     // when phase 0 begins; zero: not known yet
 }
 
-// Dial finds the agents and compares their clocks. It returns an error if one cannot be
-// reached or does not suit. Fleet.Run closes the connections; Close does without a run.
+// Dial connects to the agents and compares their clocks. It returns an error if an agent cannot
+// be reached, or has another protocol or a clock that is too far off. Fleet.Run closes the
+// connections; without a run the caller calls Close.
 func Dial(ctx context.Context, o Options) (*Fleet, error) {
 	if len(o.Agents) == 0 {
 		return nil, notify.Invalid("bad_agents", "agents", "are at least one")
@@ -100,10 +101,10 @@ func Dial(ctx context.Context, o Options) (*Fleet, error) {
 	return f, nil
 }
 
-// Close ends the connections of a Fleet that did not Run.
+// Close closes the connections of a Fleet whose Run was not called.
 func (f *Fleet) Close() { f.client.CloseIdleConnections() }
 
-// of names the agent that an error is of.
+// of adds the agent's name to an error.
 func of(name string, err error) error { return fmt.Errorf("agent %s: %w", name, err) }
 
 // Agents implements load.Remote.
@@ -128,7 +129,7 @@ func (f *Fleet) Run(ctx context.Context, feed func(i int, fr *load.Frame) error)
 	wg.Wait()
 }
 
-// headStart is how long before its beginning the agents are told of a phase.
+// headStart is how long before a phase begins the agents are told of it.
 const headStart = 200 * time.Millisecond
 
 // Begin implements load.Remote.
@@ -165,7 +166,7 @@ func (f *Fleet) Begin(ctx context.Context, phase int, planned time.Time) (time.T
 	return at, nil
 }
 
-// runs is the state of an agent after a phase's beginning was named.
+// runs sets the state of the agents once the beginning of a phase is known.
 func runs(s load.AgentState) load.AgentState {
 	if s == load.AgentReady {
 		return load.AgentRunning
@@ -173,7 +174,7 @@ func runs(s load.AgentState) load.AgentState {
 	return s
 }
 
-// stopWithin is how long agents that were told to stop may take to say that they have.
+// stopWithin is how long agents may take to confirm that they have stopped.
 const stopWithin = 15 * time.Second
 
 // Sent implements load.Remote.
@@ -207,17 +208,17 @@ func (f *Fleet) Steer(s load.SteerState) {
 	f.announce()
 }
 
-// announce sends the orders to all agents now, and not in a while; mu is held.
+// announce sends the orders to all agents at once instead of at the next beat. mu is held.
 func (f *Fleet) announce() {
 	for _, l := range f.links {
 		select {
 		case l.kick <- struct{}{}:
-		default: // they will be sent anyway
+		default: // a send is already due
 		}
 	}
 }
 
-// wait waits until each link is as is says, which mu is held for.
+// wait waits until is returns true for every link. It holds mu while it calls is.
 func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	for {
 		f.mu.Lock()
@@ -235,7 +236,7 @@ func (f *Fleet) wait(ctx context.Context, is func(*link) bool) error {
 	}
 }
 
-// tell changes something of a link, and wakes the goroutines that wait for a change.
+// tell calls change with mu held, and wakes the goroutines that wait for a change.
 func (f *Fleet) tell(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

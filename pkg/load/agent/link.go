@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// link is the controller's connection to one agent. Its fields below are behind the
-// fleet's mu.
+// link is the controller's connection to one agent. The fleet's mu guards agent, id, ready and
+// err.
 type link struct {
 	fleet *Fleet
 	index int
@@ -24,17 +24,17 @@ type link struct {
 	kick  chan struct{}
 
 	agent load.Agent
-	id    string // of the run at the agent; empty: not known yet
-	ready int    // the phase that it waits to begin, or has begun
-	err   error  // why it is lost
+	id    string // the agent's id of the run; empty: not known yet
+	ready int    // the phase that the agent waits to begin, or has begun
+	err   error  // why the agent is lost
 }
 
-// ended reports whether no more comes from the agent.
+// ended reports whether the agent sends no more events.
 func (l *link) ended() bool {
 	return l.agent.State == load.AgentDone || l.agent.State == load.AgentLost
 }
 
-// lose marks an agent that has not ended as lost.
+// lose marks the agent as lost, unless it has already ended.
 func (l *link) lose(why error) {
 	l.fleet.tell(func() {
 		if l.ended() {
@@ -48,11 +48,11 @@ func (l *link) lose(why error) {
 	})
 }
 
-// roundTrips is how often the clocks are compared. The shortest says most.
+// roundTrips is how often the clocks are compared. The shortest round trip is the most exact.
 const roundTrips = 8
 
-// compareClocks asks the agent for its time, and works out how far its clock is off: at
-// the middle of a round trip it showed what it said, give or take half of the trip.
+// compareClocks asks the agent for its time and computes how far its clock is off. It assumes
+// that the agent answered in the middle of the round trip, which is true to half of the trip.
 func (l *link) compareClocks(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
@@ -108,7 +108,7 @@ func away(err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "agent_away", Msg: "cannot be reached; start it with notifyctl load agent", Err: err}
 }
 
-// refused is the error of an answer that is one.
+// refused returns the error in an agent's answer, or nil if the answer is none.
 func refused(resp *http.Response, dec *json.Decoder) error {
 	var e Event
 	if dec.Decode(&e) != nil || e.Failed == nil {
@@ -118,7 +118,7 @@ func refused(resp *http.Response, dec *json.Decoder) error {
 	return e.Failed.Err(0)
 }
 
-// request builds one with JSON and the token.
+// request builds a request with a JSON body and the newest token.
 func (l *link) request(ctx context.Context, method, path, token string, body any) (*http.Request, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -142,11 +142,11 @@ func (l *link) token(ctx context.Context) (string, error) {
 	return l.fleet.opt.Token(ctx)
 }
 
-// follow starts the agent's run and takes its events until the last one.
+// follow starts the agent's run and handles its events until the last one.
 func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) }) // it may ask its server first
+	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) }) // twice: the agent may first ask its server about the token
 	defer watch.Stop()
 	err := l.events(ctx, func(e *Event) error {
 		watch.Reset(silence)
@@ -174,7 +174,7 @@ func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	l.lose(err)
 }
 
-// events calls take with each event until the answer ends, which is an error.
+// events calls take with each event. It returns an error when the answer ends.
 func (l *link) events(ctx context.Context, take func(*Event) error) error {
 	job := l.fleet.opt.Job
 	job.Segment = load.Segment{I: l.index + 1, N: len(l.fleet.links)}
@@ -212,7 +212,7 @@ func (l *link) events(ctx context.Context, take func(*Event) error) error {
 	return errors.New("the connection ended: it died or was stopped")
 }
 
-// order tells the agent each second what is wanted, and at once when that changes.
+// order sends the current orders to the agent every second, and at once when they change.
 func (l *link) order(ctx context.Context) {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -231,7 +231,7 @@ func (l *link) order(ctx context.Context) {
 			return
 		}
 		if id != "" {
-			// One that fails is sent again. If none comes through, the agent stops.
+			// Orders that fail are sent again. If none arrive, the agent stops.
 			_ = l.send(ctx, runsPath+"/"+id, &o)
 		}
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Protocol is the version of what agents and controllers say to each other. Others are
-// refused.
+// Protocol is the version of the protocol between agents and controllers. Both sides refuse
+// another version.
 const Protocol = 1
 
 const (
-	beat    = time.Second     // either side says something at least so often
-	silence = 3 * time.Second // for which the other one may say nothing
+	beat    = time.Second     // the longest pause between two messages of either side
+	silence = 3 * time.Second // after it without a message, the other side counts as gone
 
 	bodyTime = 10 * time.Second // the longest that a request's body may take to arrive
 )
@@ -28,63 +28,62 @@ const (
 	runsPath  = "/v1/runs"
 )
 
-// Bounds of what is read: a scenario, and a second's frame with what was acknowledged in
-// it, about 30 bytes a message.
+// Limits in bytes: of a request, which has a scenario, and of an event, which has the frame of a
+// second with about 30 bytes for each acknowledged message.
 const (
 	maxRequest = 8 << 20
 	maxEvent   = 256 << 20
 )
 
-// About is what an agent says of itself.
+// About describes an agent.
 type About struct {
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"`
 	Host     string `json:"host"`
-	Now      int64  `json:"now_ns"` // by its clock, since 1970
+	Now      int64  `json:"now_ns"` // the agent's clock, since 1970
 }
 
-// Start asks an agent for a run.
+// Start is the request that starts a run.
 type Start struct {
 	Protocol  int          `json:"protocol"`
 	Scenario  string       `json:"scenario"` // YAML
 	Segment   load.Segment `json:"segment"`
 	Aim       Aim          `json:"aim"`
-	Promises  bool         `json:"promises"`  // report what was acknowledged: there is a ledger
+	Promises  bool         `json:"promises"`  // report each acknowledged message: the controller has a ledger
 	Steerable bool         `json:"steerable"` // Orders may change the rate
 }
 
-// Aim is what the agents send to, and how.
+// Aim says where and how the agents send.
 type Aim struct {
-	Server        string        `json:"server,omitempty"` // URL; empty: only null steps
+	Server        string        `json:"server,omitempty"` // URL; empty: the scenario has null steps only
 	Token         string        `json:"token,omitempty"`
-	Grant         string        `json:"grant,omitempty"` // allows load beyond loopback
+	Grant         string        `json:"grant,omitempty"` // token of a load grant
 	Callback      string        `json:"callback,omitempty"`
 	Kafka         []string      `json:"kafka,omitempty"`
-	Timeout       time.Duration `json:"timeout_ns,omitempty"` // of a request
+	Timeout       time.Duration `json:"timeout_ns,omitempty"` // of one request
 	NoCalibration bool          `json:"no_calibration,omitempty"`
 }
 
-// Event is one line of the answer to a Start; one without anything says that the agent is
-// there.
+// Event is one line of the answer to a Start. An empty one says that the agent is alive.
 type Event struct {
-	Run    string       `json:"run,omitempty"`   // names the run for Orders: the first event
-	Ready  *int         `json:"ready,omitempty"` // waits for the Orders that begin this phase
+	Run    string       `json:"run,omitempty"`   // id of the run, for Orders; in the first event
+	Ready  *int         `json:"ready,omitempty"` // the agent waits for the Orders that begin this phase
 	Frame  *load.Frame  `json:"frame,omitempty"`
-	Done   bool         `json:"done,omitempty"` // the last event: all was sent, or it was stopped
+	Done   bool         `json:"done,omitempty"` // the last event: the agent has sent everything, or was told to stop
 	Failed *api.Problem `json:"failed,omitempty"`
 }
 
-// Orders are what the controller wants, all of it each time. They are sent again every
-// second: then they say that the controller is there.
+// Orders is the complete state that the controller wants. The controller sends it every second,
+// which also shows that the controller is alive.
 type Orders struct {
-	Phase int              `json:"phase"` // the last phase that has a beginning; below 0: none
-	At    int64            `json:"at_ns"` // its beginning by the agent's clock, since 1970
+	Phase int              `json:"phase"` // the last phase whose beginning is known; below 0: none
+	At    int64            `json:"at_ns"` // when it begins in the agent's clock, since 1970
 	Steer *load.SteerState `json:"steer,omitempty"`
-	Token string           `json:"token,omitempty"` // instead of the one before
+	Token string           `json:"token,omitempty"` // replaces the earlier one
 	Stop  bool             `json:"stop,omitempty"`
 }
 
-// problemOf is an error of an agent on its way to the controller, which may see the cause.
+// problemOf encodes an agent's error for the controller, with its cause.
 func problemOf(err error) *api.Problem {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {

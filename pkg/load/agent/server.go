@@ -21,32 +21,32 @@ import (
 
 // Server is an agent: it runs segments of scenarios for controllers, one at a time.
 type Server struct {
-	// Open connects to what a scenario's load goes to, and returns the configuration of
-	// a run and what ends it. token returns the newest token of the controller.
+	// Open connects to the target of a scenario. It returns the configuration of the run and
+	// a function that closes the connections. token returns the controller's newest token.
 	Open func(ctx context.Context, s *load.Scenario, aim *Aim, token func(context.Context) (string, error)) (cfg load.Config, end func(), err error)
-	// Check refuses a controller whose bearer token is not good enough. nil: a controller
-	// that can connect is good enough, by its certificate or because it is on this machine.
+	// Check returns an error if a controller's bearer token does not allow a run. nil: every
+	// controller that can connect may run, by its certificate or because it is on this machine.
 	Check func(ctx context.Context, token string) error
-	// Loopback: the listener is on a loopback address without TLS. Requests for other
-	// hosts are refused then, which a web page could send (see notify.LoopbackHost).
+	// Loopback is set if the listener has no TLS, on a loopback address. Then the agent
+	// refuses requests to other hosts, which a web page could send (see notify.LoopbackHost).
 	Loopback bool
 	Version  string
-	Note     func(format string, args ...any) // told of each run's beginning and end
+	Note     func(format string, args ...any) // prints the beginning and the end of each run
 	Now      func() time.Time                 // the agent's clock; nil: time.Now
 
 	mu  sync.Mutex
-	run *session // nil: it does none
+	run *session // nil: no run
 }
 
-// Handler answers controllers.
+// Handler returns the HTTP handler for controllers.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+agentPath, s.about)
 	mux.HandleFunc("POST "+runsPath, s.start)
 	mux.HandleFunc("PUT "+runsPath+"/{id}", s.order)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A page in a browser on this machine could send requests too: it names its origin,
-		// and cannot send JSON to another host.
+		// A web page in a browser on this machine can send requests, too. The browser adds an
+		// Origin header to them.
 		if s.Loopback && !notify.LoopbackHost(r.Host) || r.Header.Get("Origin") != "" {
 			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "an agent without TLS takes requests for localhost or a loopback address only, and none from browsers"})
 			return
@@ -63,18 +63,19 @@ func (s *Server) now() time.Time {
 }
 
 func (s *Server) about(w http.ResponseWriter, _ *http.Request) {
-	host, _ := os.Hostname() // without one it stays empty
+	host, _ := os.Hostname() // an empty name after an error
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(About{Protocol: Protocol, Version: s.Version, Host: host, Now: s.now().UnixNano()}) // fails if the controller has gone
 }
 
-// read decodes a request's body, which is JSON and must be here within bodyTime.
+// read decodes a request's JSON body. It returns an error if the body takes longer than
+// bodyTime or has more than maxRequest bytes.
 func read(w http.ResponseWriter, r *http.Request, into any) error {
 	ctl := http.NewResponseController(w)
 	if err := ctl.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
-	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }() // the connection lives as long as the run
+	defer func() { _ = ctl.SetReadDeadline(time.Time{}) }() // no deadline for the rest of the run
 	if t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); t != api.TypeJSON {
 		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "is "+api.TypeJSON)
 	}
@@ -108,9 +109,10 @@ func (s *Server) order(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// start runs a segment. The answer ends with the run, and the run with the connection.
+// start runs a segment. Its answer lasts as long as the run, and the run ends when the
+// connection breaks.
 func (s *Server) start(w http.ResponseWriter, r *http.Request) {
-	// Before the body is read: a stranger must not make the agent hold 8 MiB of it.
+	// Check before the body is read, so that a stranger cannot make the agent hold 8 MiB.
 	if s.Check != nil {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if !ok || token == "" {
@@ -149,13 +151,13 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 		emit := func(e Event) {
 			select {
 			case events <- e:
-			case <-gone: // the stream is broken
+			case <-gone: // the controller has gone
 			}
 		}
 		emit(Event{Run: run.id})
 		err := run.drive(ctx, &sc, &st, emit)
 		if err == nil && ctx.Err() != nil && !run.toldToStop() {
-			// It ended early, and not because the controller wanted it to.
+			// It ended early, but the controller did not stop it.
 			err = &notify.Error{Kind: notify.KindUnavailable, Code: "agent_stopped", Msg: "the agent was stopped", Err: context.Cause(ctx)}
 		}
 		if err != nil {
@@ -173,7 +175,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) {
 	close(gone)
 }
 
-// stream writes events until there are no more, and an empty one each second.
+// stream writes events until the channel is closed, and an empty event every second.
 func stream(w http.ResponseWriter, events <-chan Event) error {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -188,7 +190,7 @@ func stream(w http.ResponseWriter, events <-chan Event) error {
 			e = next
 		case <-tick.C:
 		}
-		// A controller that does not read must not hold the run up.
+		// A controller that does not read must not block the run.
 		if err := ctl.SetWriteDeadline(time.Now().Add(silence)); err != nil {
 			return err
 		}
@@ -223,8 +225,8 @@ func (s *Server) release() {
 	s.run = nil
 }
 
-// scenario is what the agent runs: without the faults, thresholds and drains, which are
-// for the controller.
+// scenario returns the scenario that the agent runs. It drops faults, thresholds and drains,
+// which are the controller's work.
 func (st *Start) scenario() (s load.Scenario, err error) {
 	if st.Protocol != Protocol {
 		return s, &notify.Error{Kind: notify.KindInvalid, Code: "agent_protocol", Field: "protocol", Msg: fmt.Sprintf("is %d, and the agent speaks %d: use one release of notifyctl", st.Protocol, Protocol)}
@@ -242,7 +244,8 @@ func (st *Start) scenario() (s load.Scenario, err error) {
 	return s, nil
 }
 
-// Suits refuses scenarios that agents cannot send. The error is of notify.KindInvalid.
+// Suits returns notify.KindInvalid if agents cannot send the scenario: it starts a notifyd, or
+// it reads a trace from a file.
 func Suits(s *load.Scenario) error {
 	if m := cmp.Or(s.Server.Mode, "context"); m != "context" && !s.OnlyNull() {
 		return notify.Invalid("bad_scenario", "server.mode", fmt.Sprintf("is %s, and agents send to a server that runs: context", m))

@@ -11,21 +11,21 @@ import (
 
 var errSilent = errors.New("the controller was silent for 3 s")
 
-// session is the run that an agent does.
+// session is a run of an agent.
 type session struct {
 	server *Server
-	id     string // only the controller knows it: it lets through its Orders
+	id     string // a secret of the controller: only Orders that name it are accepted
 	aim    Aim
 	cancel context.CancelCauseFunc
 
 	mu      sync.Mutex
 	orders  Orders
-	changed chan struct{} // closed by the next Orders
-	run     *load.Run     // nil: not yet
-	watch   *time.Timer   // ends the run when the controller is silent
+	changed chan struct{} // closed, and replaced, by each new Orders
+	run     *load.Run     // nil: not started yet
+	watch   *time.Timer   // ends the run if the controller stays silent
 }
 
-// follow takes new orders.
+// follow applies new Orders.
 func (s *session) follow(o *Orders) {
 	s.mu.Lock()
 	token := s.orders.Token
@@ -48,7 +48,7 @@ func (s *session) follow(o *Orders) {
 	}
 }
 
-// toldToStop reports whether the controller ended the run.
+// toldToStop reports whether the controller has stopped the run.
 func (s *session) toldToStop() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +61,7 @@ func (s *session) token(context.Context) (string, error) {
 	return s.orders.Token, nil
 }
 
-// drive runs the segment until it is over or ctx ends.
+// drive runs the segment until it ends or ctx ends.
 func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit func(Event)) error {
 	watch := time.AfterFunc(silence, func() { s.cancel(errSilent) })
 	defer watch.Stop()
@@ -73,12 +73,12 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 		return err
 	}
 	defer end()
-	// The controller asks the ledger and the server, and makes the faults.
+	// The controller does this work: the ledger, the server's figures, the faults.
 	cfg.Ledger, cfg.State, cfg.Faults, cfg.Server, cfg.Actions = nil, nil, nil, nil, nil
 	cfg.Callback, cfg.Segment, cfg.Promises, cfg.Steerable = s.aim.Callback, st.Segment, st.Promises, st.Steerable
 	var failed error
 	cfg.Report = func(f *load.Frame, err error) {
-		if err != nil { // what it would have told of is lost: the controller must know
+		if err != nil { // the frame is lost, and the controller must know
 			failed = err
 			s.cancel(err)
 			return
@@ -102,7 +102,7 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 	return failed
 }
 
-// begins waits for the orders that begin a phase, and returns its beginning.
+// begins waits for the Orders that begin a phase, and returns when the phase begins.
 func (s *session) begins(ctx context.Context, phase int) (time.Time, error) {
 	for {
 		s.mu.Lock()

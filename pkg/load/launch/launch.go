@@ -1,5 +1,8 @@
-// Package launch opens what a scenario is aimed at: a server that runs, a notifyd in this
-// process, or one in a process of its own, which faults may kill.
+// Package launch connects a load run to its target. The target is a server that already
+// runs, a notifyd in this process, or a notifyd in a process of its own, which the faults of
+// the scenario may kill.
+//
+// Start reading at Open. mayGo is the place that decides which hosts may get load.
 package launch
 
 import (
@@ -19,45 +22,46 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Options say how a server is found, or started.
+// Options says how Open finds or starts the target.
 type Options struct {
-	// Context returns a client of the server that the flags or the context name, and the
-	// control URL of its simulated providers, if it has any.
+	// Context returns a client of the server that the flags or the current context name, and
+	// the control URLs of its simulated providers, separated by commas, or "".
 	Context func() (cl *api.Client, simulators string, err error)
-	Note    func(format string, args ...any) // told before something is started
+	Note    func(format string, args ...any) // prints what Open is about to start
 
-	Version       string        // of notifyctl
-	Timeout       time.Duration // of a request
-	Notifyd       string        // program of mode process; empty: beside this one, or on the PATH
-	Grant         string        // token of a load grant; empty: load goes to loopback alone
-	Kafka         []string      // brokers of target kafka; empty: those of a notifyd that is started
-	NoCheck       bool          // the ledger is not asked
+	Version       string        // notifyctl's
+	Timeout       time.Duration // of one request
+	Notifyd       string        // program for mode process; empty: beside notifyctl, or on the PATH
+	Grant         string        // token of a load grant; empty: loopback addresses only
+	Kafka         []string      // brokers of target kafka; empty: the log of a notifyd that Open starts
+	NoCheck       bool          // do not check delivery with the ledger
 	NoCalibration bool
 }
 
-// Environment is what a scenario runs against.
+// Environment is the target of one run. It is not safe for concurrent use, but Failed may be
+// called while the run goes on.
 type Environment struct {
 	Config load.Config
 	closes []func() error
-	ended  chan error // of a pipeline that ended by itself
+	ended  chan error // gets the error of a pipeline when its Run returns
 	died   func() error
-	// brokers are of the log of a notifyd that the run started.
+	// brokers is the log of the notifyd that Open started.
 	brokers []string
 }
 
-// Close ends what was started.
+// Close stops what Open started, in the reverse order.
 func (e *Environment) Close() {
 	for _, f := range slices.Backward(e.closes) {
-		_ = f() // the result is there; what is left is in a temporary folder
+		_ = f() // the result is complete, and what stays behind is in a temporary folder
 	}
 	e.closes = nil
 }
 
-// Failed reports why what is under load ended by itself.
+// Failed returns an error if the notifyd that Open started has ended by itself.
 func (e *Environment) Failed() error {
 	select {
 	case err := <-e.ended:
-		e.ended <- err // who closes waits for it
+		e.ended <- err // put it back: Close waits for it
 		return fmt.Errorf("notifyd ended during the run: %w", cmpErr(err))
 	default:
 	}
@@ -76,10 +80,12 @@ func cmpErr(err error) error {
 	return err
 }
 
-// calibration is for how long each kind of body is made before a run.
+// calibration is how long a run makes each kind of body before it starts, to learn how fast
+// this machine is.
 const calibration = 200 * time.Millisecond
 
-// Open builds what the scenario asks for. Close the Environment.
+// Open connects to the target of the scenario s, or starts it. The caller closes the
+// Environment.
 func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, err error) {
 	e := &Environment{ended: make(chan error, 1), Config: load.Config{Version: o.Version, Timeout: o.Timeout, Calibrate: calibration}}
 	if o.NoCalibration {
@@ -110,8 +116,8 @@ func Open(ctx context.Context, s *load.Scenario, o *Options) (_ *Environment, er
 	return e, err
 }
 
-// context aims at a server that runs: one on this machine, or one that gave a grant. A
-// mistyped context must not become somebody's outage.
+// context connects to a server that already runs: on this machine, or with a load grant. A
+// mistyped context must not cause an outage.
 func (e *Environment) context(ctx context.Context, s *load.Scenario, o *Options) error {
 	cl, simulators, err := o.Context()
 	if err != nil {
@@ -202,8 +208,8 @@ func (o *Options) mayGo(s *load.Scenario, server, simulators string) (*api.LoadG
 	return &g, load.CheckGrant(*s, &g)
 }
 
-// awake asks for something that is not there: a server that is away, a token that is not
-// taken and load that is refused are errors now, and not all there is to see of a long run.
+// awake asks the server for a notification that does not exist. It returns an error if the
+// server is away, refuses the token or refuses load. So these stop a run before it begins.
 func awake(ctx context.Context, cl *api.Client) error {
 	_, err := cl.Notification(ctx, notify.ID{Base: notify.NewBase(time.Now())}.String())
 	if e, ok := errors.AsType[*notify.Error](err); ok && (e.Code == "no_answer" || e.Kind == notify.KindUnauthorized || strings.HasPrefix(e.Code, "load_")) {
@@ -213,12 +219,12 @@ func awake(ctx context.Context, cl *api.Client) error {
 }
 
 func (e *Environment) client(cl *api.Client, s *load.Scenario) {
-	cl.Retries = 0 // a failure is a figure, not something to hide
+	cl.Retries = 0 // a run counts failures, so none may be hidden by a retry
 	tr := api.NewTransport(s.Workers() + 8)
 	tr.Proxy = nil // a proxy gave no consent
 	cl.HTTPClient = &http.Client{Transport: tr}
-	// Every request is marked, also to a notifyd that this run started: one that joined a
-	// cluster, by a setting that it was given, then refuses the load.
+	// Every request carries the mark, also to a notifyd that this run started. If that one
+	// joined a cluster, because of a setting it was given, it refuses the load.
 	cl.Load = api.LoadLocal
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
 	e.Config.Target = &load.HTTP{Client: cl}
@@ -227,8 +233,7 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	e.Config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
 }
 
-// simulators asks those of one control URL, or of several with commas between, as one
-// ledger.
+// simulators makes one ledger of the simulators at the control URLs, which commas separate.
 func (e *Environment) simulators(control string) error {
 	tr := api.NewTransport(4)
 	tr.Proxy = nil // only the hosts that were checked are called: no proxy, no redirect
@@ -242,13 +247,13 @@ func (e *Environment) simulators(control string) error {
 	e.Config.Ledger, e.Config.Faults = sims, sims
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
-	if url, err := sims.Callback(ctx); err == nil { // older ones have none
+	if url, err := sims.Callback(ctx); err == nil { // simulators of an older release have none
 		e.Config.Callback = url + "/load"
 	}
 	return nil
 }
 
-// stateOf asks for notifications and triggers.
+// stateOf returns a function that asks the server for the state of a notification or trigger.
 func stateOf(cl *api.Client) load.StateOf {
 	return func(ctx context.Context, id string) (notify.State, error) {
 		if strings.HasPrefix(id, "trg_") {
@@ -273,11 +278,11 @@ func stateOf(cl *api.Client) load.StateOf {
 	}
 }
 
-// serverOf asks the server for what it says of itself; callers without the scope
-// learn nothing.
+// serverOf returns a function that reads the server's own figures: lag, circuits, dead letters.
+// It returns an error for a token without scope observe.
 func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	var dead int64
-	var again time.Time // counting dead letters walks over them: it may take a hundredth of the time
+	var again time.Time // when dead letters are counted next: counting reads them all, so it may take 1% of the time
 	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)
 		for _, l := range r.Late {
@@ -310,7 +315,7 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 		}
 		if began := time.Now(); last || began.After(again) {
 			top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead", All: true}, 1)
-			if again = time.Now().Add(100 * time.Since(began)); err == nil { // what took too long is not asked again at once, either
+			if again = time.Now().Add(100 * time.Since(began)); err == nil { // set also after an error: a count that timed out is not repeated at once
 				dead = int64(top.Total)
 			}
 		}
@@ -319,10 +324,10 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	}
 }
 
-// replayOf sends all dead letters again, and waits until the job is over.
+// replayOf returns the action that replays all dead letters and waits for the job to end.
 func replayOf(cl *api.Client) func(context.Context) error {
 	return func(ctx context.Context) error {
-		op := *cl // copied now: cl.Load is set after the client was made
+		op := *cl // copy it when the action runs: cl.Load is set after the client is made
 		op.Context, op.Reason = "load", "a scenario replays its dead letters"
 		plan, err := op.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{State: "dead", All: true}, Canary: -1, Rate: 1000})
 		if err != nil || plan.Entries == 0 {
@@ -331,7 +336,7 @@ func replayOf(cl *api.Client) func(context.Context) error {
 		job, err := op.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: notify.NewBase(time.Now()).String()})
 		for err == nil && !slices.Contains([]string{"done", "failed", "stopped", "cancelled"}, job.State) {
 			if !notify.Sleep(ctx, 100*time.Millisecond) {
-				return nil // the phase is over; the job goes on
+				return nil // the phase is over; the job continues on the server
 			}
 			job, err = op.Job(ctx, job.ID)
 		}
@@ -364,7 +369,7 @@ func (e *Environment) kafka(ctx context.Context, brokers []string) error {
 	return nil
 }
 
-// pipeline runs notifyd in this process.
+// pipeline starts notifyd in this process.
 func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options) error {
 	dir, err := os.MkdirTemp("", "notifyctl-load-")
 	if err != nil {
@@ -385,7 +390,7 @@ func (e *Environment) pipeline(ctx context.Context, s *load.Scenario, o *Options
 	if err != nil {
 		return err
 	}
-	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // it drains after a stop
+	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // not ctx: after a stop the pipeline still drains
 	go func() { e.ended <- pl.Run(run) }()
 	e.closes = append(e.closes, func() error { stop(); return <-e.ended })
 	ready, done := context.WithTimeout(ctx, 5*time.Minute)

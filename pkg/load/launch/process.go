@@ -23,8 +23,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// process runs notifyd and the simulators in processes of their own. The
-// simulators are never touched: their ledger is the proof.
+// process starts notifyd and the simulators in processes of their own. Faults never touch the
+// simulators, because their ledger proves what was delivered.
 func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Options) error {
 	bin, err := findNotifyd(opt.Notifyd)
 	if err != nil {
@@ -60,7 +60,7 @@ func (e *Environment) process(ctx context.Context, s *load.Scenario, opt *Option
 	return e.simulators(control)
 }
 
-// findNotifyd looks beside notifyctl, and then on the PATH.
+// findNotifyd returns bin if it is set. Otherwise it looks beside notifyctl, then on the PATH.
 func findNotifyd(bin string) (string, error) {
 	if bin != "" {
 		return bin, nil
@@ -78,7 +78,8 @@ func findNotifyd(bin string) (string, error) {
 	return bin, nil
 }
 
-// owned is a notifyd that the run may kill.
+// owned is a notifyd process, with its simulators, that the run may kill. mu guards sims, proc
+// and ending.
 type owned struct {
 	bin, dir, url string
 	port          int
@@ -88,20 +89,20 @@ type owned struct {
 	mu     sync.Mutex
 	sims   *child
 	proc   *child
-	ending bool // by a fault: that it ends is no surprise
+	ending bool // a fault ends it, so its end is not an error
 }
 
-// child is a process whose output goes to a file.
+// child is a process that was started here. Its output goes to the file log.
 type child struct {
 	*exec.Cmd
 	log  string
-	done chan struct{} // closed when it has ended
-	err  error         // then: what Wait said
+	done chan struct{} // closed when the process has ended
+	err  error         // the result of Wait; read it only after done is closed
 }
 
-// why says that a child ended, and the last line it wrote.
+// why returns an error that says how the child ended and quotes the last line it wrote.
 func (c *child) why() error {
-	b, _ := os.ReadFile(c.log) // without it there is less to say
+	b, _ := os.ReadFile(c.log) // without the log the error is shorter
 	text := strings.TrimSpace(string(b))
 	text = text[strings.LastIndexByte(text, '\n')+1:]
 	if text != "" {
@@ -110,12 +111,12 @@ func (c *child) why() error {
 	return fmt.Errorf("%s ended: %w%s", strings.TrimSuffix(filepath.Base(c.log), ".log"), cmpErr(c.err), text)
 }
 
-// kill ends it at once, also when it is stopped.
+// kill kills the process, also a paused one, and waits until it has ended.
 func (c *child) kill() {
 	if c == nil {
 		return
 	}
-	_ = c.Process.Kill() // one that has ended is what is wanted
+	_ = c.Process.Kill() // fails only if the process has already ended
 	<-c.done
 }
 
@@ -127,9 +128,9 @@ func (o *owned) child(name string, args ...string) (*child, error) {
 	}
 	defer log.Close() // the child has its own
 	c.Stdout, c.Stderr = log, log
-	// Settings of a notifyd in this environment are not for the child: they may name a cluster.
+	// The child must not get settings from this environment: they may name a cluster.
 	c.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, app.EnvPrefix) })
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the run, which ends it
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to notifyctl only, which then ends the child
 	if err := c.Start(); err != nil {
 		return nil, err
 	}
@@ -184,8 +185,8 @@ func (o *owned) start(ctx context.Context) error {
 	return c.await(ctx, func() error { return o.ready(ctx) })
 }
 
-// await tries until f succeeds, for five minutes at most: a start on a busy disk
-// may take one. A child that has ended will not.
+// await calls f until it succeeds, for at most five minutes: on a busy disk a start may take
+// one. It returns an error as soon as the child has ended.
 func (c *child) await(ctx context.Context, f func() error) error {
 	for began := time.Now(); ; {
 		err := f()
@@ -202,7 +203,7 @@ func (c *child) await(ctx context.Context, f func() error) error {
 	}
 }
 
-// died says that notifyd ended though no fault ended it; nil: it did not.
+// died returns an error if notifyd has ended and no fault ended it.
 func (o *owned) died() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -217,9 +218,8 @@ func (o *owned) died() error {
 	}
 }
 
-// Fault implements load.ProcessControl. A notifyd that is asked to stop and has not
-// by the end of the fault is killed, and a stop that ends with an error is one of the
-// fault.
+// Fault implements load.ProcessControl. It kills a notifyd that was told to stop and is still
+// there at the end of the fault. If notifyd stops with an error, the fault returns it.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc
@@ -235,7 +235,7 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 	}
 	if err := proc.Process.Signal(sig); err != nil {
 		select {
-		case <-proc.done: // it had ended by itself
+		case <-proc.done: // it had ended before the signal
 			return nil, proc.why()
 		default:
 			return nil, err
@@ -252,7 +252,8 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 	}, nil
 }
 
-// stopped kills what was asked to stop and has not, and says whether it ended well.
+// stopped returns nil if the child has stopped without an error. It kills a child that has not
+// stopped.
 func (c *child) stopped() error {
 	select {
 	case <-c.done:
@@ -266,11 +267,11 @@ func (c *child) stopped() error {
 	return errors.New("it had not stopped by the end of the fault, and was killed")
 }
 
-// end stops what it started.
+// end kills notifyd and the simulators.
 func (o *owned) end() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.proc.kill() // its folder goes away
+	o.proc.kill() // no need for a clean stop: its folder is removed
 	o.sims.kill()
 	return nil
 }
