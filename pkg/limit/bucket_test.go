@@ -38,7 +38,7 @@ func (b *Bucket) Take(now time.Time, n int) (ok bool, wait time.Duration) {
 func (b *Bucket) TakeUpTo(now time.Time, n int) (got int, wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	got = b.t.whole(now, n)
+	got = b.t.wholeTokens(now, n)
 	if got == 0 && n > 0 {
 		return 0, b.t.wait(now, 1)
 	}
