@@ -13,9 +13,9 @@ import (
 // Admission bounds the work on large requests, so that single requests stay fast under any load and
 // large requests are refused at once instead of timing out. Batches and fan-outs pass these steps:
 //
-// \tEnter    before the body is read: refuses a request that would wait too long
-// \tDecode   a processor to decode the body; one is left for single requests
-// \tAppend   room in the log, in bytes; Store is the same for the timer store
+//	Enter    before the body is read: refuses a request that would wait too long
+//	Decode   a processor to decode the body; one is left for single requests
+//	Append   room in the log, in bytes; Store is the same for the timer store
 //
 // Decode, Append and Store each have a queue in front. The bytes in flight to the log and to the
 // store follow their latency: the bound grows while the latency is below a target and is cut while

@@ -303,8 +303,8 @@ func (h *history) get(s *Service, n int, base notify.Base, call int64) {
 		var ts []engine.Timer
 		if v, ts, err = s.Timers(ctx, v); err == nil {
 			due := time.UnixMilli(v.FireAt)
-			if !h.lax && v.State == engine.SchedulePending && time.Until(due) > 0 && weight(ts) != v.Accepted {
-				h.t.Errorf("%s is pending until %v at generation %d, with %d of its %d receivers", base, due, v.Gen, weight(ts), v.Accepted)
+			if !h.lax && v.State == engine.SchedulePending && time.Until(due) > 0 && sumWeight(ts) != v.Accepted {
+				h.t.Errorf("%s is pending until %v at generation %d, with %d of its %d receivers", base, due, v.Gen, sumWeight(ts), v.Accepted)
 			}
 			for i := range ts {
 				if ts[i].Gen != v.Gen || ts[i].FireAt != v.FireAt {
