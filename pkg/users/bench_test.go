@@ -115,7 +115,7 @@ func benchLook(b *testing.B, form string) {
 	run("one-by-one", func(from int) {
 		for i := range answers {
 			v, _ := s.snap.users.get(hashes[from+i], users[from+i])
-			s.snap.answer(&answers[i], v, notify.Push, notify.Marketing, noon)
+			s.snap.decodeAnswer(&answers[i], v, notify.Push, notify.Marketing, noon)
 		}
 	})
 	run("together", func(from int) {
