@@ -103,7 +103,7 @@ func (s *SealedCallers) Repair() string {
 
 // SealReport says how secrets are stored. The lists hold caller ids, sorted.
 type SealReport struct {
-	Secrets int // number of all secrets
+	Secrets int      // number of all secrets
 	Clear   []string // callers with a secret in clear
 	Old     []string // callers with a secret sealed with an older key, which opens secrets but no longer seals
 	Other   []string // callers with a secret sealed with a key that is missing
