@@ -462,7 +462,7 @@ func TestToLog(t *testing.T) {
 		"kind":     {ID: []byte("c"), Kind: 9, Target: "topic", Payload: []byte("of tomorrow")},
 		"envelope": {ID: []byte("d"), Kind: KindEnvelope, Target: "topic", Payload: newer},
 	} {
-		if err := ToLog(&log)(t.Context(), []engine.Timer{one}); !errors.Is(err, notify.ErrNewer) || !refused(err) {
+		if err := ToLog(&log)(t.Context(), []engine.Timer{one}); !errors.Is(err, notify.ErrNewer) || !isRefused(err) {
 			t.Errorf("%s of a newer release: %v", name, err)
 		}
 	}

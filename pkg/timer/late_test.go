@@ -79,7 +79,7 @@ func TestSecondScan(t *testing.T) {
 		if st := a.e.Stats(); st.LateRows != 1 || st.Released[OnTime] != 1 {
 			t.Errorf("late rows %d, released %v", st.LateRows, st.Released)
 		}
-		if n := w.count.nearLost.Load(); n != 1 {
+		if n := w.counters.nearLost.Load(); n != 1 {
 			t.Errorf("%d near rows were not handed on", n)
 		}
 	})

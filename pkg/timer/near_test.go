@@ -323,7 +323,7 @@ func TestIDBefore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		id := rapid.SliceOfN(rapid.Byte(), 1, 64).Draw(rt, "id")
 		other := rapid.SliceOfN(rapid.Byte(), 1, 64).Draw(rt, "other")
-		b := before(id)
+		b := timerIDBefore(id)
 		if bytes.Compare(b, id) >= 0 || bytes.Compare(other, b) > 0 && bytes.Compare(other, id) < 0 {
 			rt.Fatalf("%x lies between %x and %x", other, b, id)
 		}
