@@ -34,7 +34,7 @@ func TestCensusOfAnAPIAlone(t *testing.T) {
 	c := NewCensus(store, true)
 	const most = 100
 	for range 5 * most {
-		if full, err := c.full(t.Context(), "shop", 1, most); err != nil || full {
+		if full, err := c.wouldExceed(t.Context(), "shop", 1, most); err != nil || full {
 			t.Fatal("refused with nothing waiting", err)
 		}
 		c.add("shop", 1) // and another process ends it at once
@@ -51,7 +51,7 @@ func TestCensusOfAnAPIAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for admitted := 0; ; admitted++ {
-		full, err := c.full(t.Context(), "shop", 1, most)
+		full, err := c.wouldExceed(t.Context(), "shop", 1, most)
 		if err != nil || admitted > most/10 {
 			t.Fatal("admitted", admitted, err)
 		}
@@ -73,7 +73,7 @@ func TestNobodyIsRefusedDuringACount(t *testing.T) {
 			var all sync.WaitGroup
 			for range 20 {
 				all.Go(func() {
-					if full, err := c.full(t.Context(), "shop", 1, 10); err != nil || full {
+					if full, err := c.wouldExceed(t.Context(), "shop", 1, 10); err != nil || full {
 						t.Error("refused with nothing waiting", err)
 					}
 				})

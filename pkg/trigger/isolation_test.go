@@ -558,8 +558,8 @@ func TestTurnsOfLines(t *testing.T) {
 	var all lanes
 	var l lane
 	for range 30 {
-		l.lines[onTime].queue = append(l.lines[onTime].queue, &work{lane: &l})
-		l.lines[backlog].queue = append(l.lines[backlog].queue, &work{lane: &l, d: engine.Delivery{Backlog: true}})
+		l.lines[lineOnTime].queue = append(l.lines[lineOnTime].queue, &work{lane: &l})
+		l.lines[lineBacklog].queue = append(l.lines[lineBacklog].queue, &work{lane: &l, delivery: engine.Delivery{Backlog: true}})
 	}
 	turns := ""
 	for l.waiting() > 0 {
