@@ -231,7 +231,7 @@ func readFanJSON(body []byte, b *fanBody) error {
 	if end <= at || readFanHead(withNull(body, at, end), &b.fanHead) != nil {
 		var ok bool
 		if end, ok = skipValue(body, at); !ok {
-			return badJSON(end, "the receivers do not end")
+			return badJSON(end, "the array of receivers does not end")
 		}
 		if err := readFanHead(withNull(body, at, end), &b.fanHead); err != nil {
 			return err
@@ -242,7 +242,7 @@ func readFanJSON(body []byte, b *fanBody) error {
 		got, err := scanArray(body, at, f)
 		if err == nil && got != end {
 			if err = readFanHead(withNull(body, at, got), new(fanHead)); err == nil {
-				err = badJSON(got, "the receivers do not end here")
+				err = badJSON(got, "the array of receivers does not end here")
 			}
 		}
 		return err

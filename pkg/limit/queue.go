@@ -53,7 +53,7 @@ func (q *Queue[T]) Remove(w *Waiting[T]) {
 	}
 }
 
-// waitings implements heap.Interface.
+// waitingHeap implements heap.Interface.
 type waitingHeap[T any] []*Waiting[T]
 
 func (h waitingHeap[T]) Len() int { return len(h) }

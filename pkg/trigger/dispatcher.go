@@ -189,8 +189,8 @@ func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 				newer = append(newer, w)
 				continue
 			}
-			// Of another kind, or damaged. It is put off until the queue moves it to its dead
-			// letters, where operators find it. So it is not lost and blocks no other message.
+			// Of another kind, or damaged. It is put off until the queue keeps it apart as
+			// dead, where operators find it. So it is not lost and blocks no other message.
 			w.delay, w.keepReceives = time.Minute, true
 			unreadable = append(unreadable, w)
 			continue

@@ -140,7 +140,7 @@ func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
 }
 
 // freshAfter is how many receives a message may have before it is put off as a new message: a queue
-// moves a message that was received too often to its dead letters.
+// keeps a message that was received too often apart as dead.
 const freshAfter = 3
 
 // putOffAndAck does stepPutOff and stepAck.

@@ -92,8 +92,8 @@ type triggerPlan struct {
 	store func(ctx context.Context) (a request.Answer, touched bool, err error)
 }
 
-// Frozen implements request.Plan. A trigger has no partitions and blocks. It returns 1 for them,
-// because 0 would mean that the engine's default applies.
+// Frozen implements request.Plan. A trigger has no partitions and no blocks. It returns 1 for both,
+// which no engine uses as a default value.
 func (p *triggerPlan) Frozen() (fire int64, partitions uint16, block uint32) { return p.fire, 1, 1 }
 
 // Store implements request.Plan.

@@ -82,7 +82,7 @@ func (d *Dispatcher) send(to workStep, ws ...*work) {
 		d.timers.add(ws...)
 	case stepPutOff, stepAck:
 		d.messages.add(ws...)
-	case stepWait, stepCall: // see lanes.admit and launch
+	case stepWait, stepCall: // see lanes.enqueue and launch
 	}
 }
 

@@ -15,7 +15,7 @@ const (
 	keysPerPilot = 4
 )
 
-// item is an entry to be packed.
+// packItem is an entry to be packed.
 type packItem struct {
 	hash       uint64
 	key, value []byte

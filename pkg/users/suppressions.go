@@ -332,7 +332,7 @@ func (s *Service) hasRoomFor(p *engine.Profile, ch notify.Channel, address strin
 		return true
 	}
 	s.fullLog.Do(func() {
-		s.cfg.Log.Warn("dead addresses that are not in the user's profile are not stored: max_suppressed or 100 a profile is reached", "channel", ch.String(), "held", s.snap.suppressedCount.Load())
+		s.cfg.Log.Warn("dead addresses that are not in the user's profile are not stored: the limit for the profile or for all users is reached", "channel", ch.String(), "held", s.snap.suppressedCount.Load())
 	})
 	return false
 }
