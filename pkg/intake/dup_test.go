@@ -53,8 +53,8 @@ func TestSameHash(t *testing.T) {
 	}
 }
 
-// TestSievePasses: next to nobody who comes once is looked for, and nobody is
-// forgotten, whether the sieve was made for so many or grew.
+// TestSievePasses: almost no user that occurs once is searched, and no user is forgotten, whether
+// the sieve was made for this many users or grew.
 func TestSievePasses(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
@@ -103,8 +103,8 @@ func TestSeenGrows(t *testing.T) {
 	}
 }
 
-// TestSeenWalksLittle: who sends all users of a partition twice does not make us look
-// through it for each, and receivers with addresses and variables are told apart, too.
+// TestSeenWalksLittle: a request with all users of a partition twice does not cause a search of the
+// partition for each, and receivers with addresses and variables are told apart, too.
 func TestSeenWalksLittle(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()

@@ -356,7 +356,7 @@ func TestBatchKeepsItsSwitches(t *testing.T) {
 }
 
 // A request that stalled for longer than its lease and is then refused must not
-// release the key: whoever took it over has appended under its ids.
+// release the key: the request that took it over has appended under its ids.
 func TestStalledRequestKeepsTheKey(t *testing.T) {
 	t.Parallel()
 	for _, q := range requests() {

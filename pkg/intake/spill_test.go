@@ -116,7 +116,7 @@ func TestNothingOvertakes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r.log.set(nil) // back, and nobody has drained yet
+		r.log.set(nil) // the log is back, and the buffer is not drained yet
 		for range 5 {
 			if err := send("alert"); err != nil {
 				t.Fatal(err)

@@ -39,7 +39,7 @@ type modelState struct {
 	state  engine.ScheduleState // 0: there is none
 	gen    uint32
 	fireAt int64
-	silent bool // released by an engine that asked nobody: the head does not say so
+	silent bool // released by an engine that did not read the head, which does not show it
 }
 
 var scheduleModel = (&porcupine.NondeterministicModel{
@@ -103,8 +103,8 @@ func modelStep(s modelState, in opInput, out opOutput) []any {
 	return nil
 }
 
-// history is services and timer engines over one store, through ways that are
-// slow and fail now and then, and those who write down what they see.
+// history is services and timer engines over one store, whose calls are slow and sometimes fail, and
+// the clients that record what they see.
 type history struct {
 	enginetest.History[opInput, opOutput]
 	t     *testing.T
@@ -249,7 +249,7 @@ func (h *history) create(s *Service, client int) {
 	}
 	call := h.Tick()
 	if err := s.Put(context.Background(), []engine.Schedule{x}, ts); err != nil {
-		return // nobody learns its id
+		return // no client learns its id
 	}
 	h.Add(client, opInput{base: base, what: "create", at: at}, call, opOutput{code: "ok"})
 	h.mu.Lock()

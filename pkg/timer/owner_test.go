@@ -534,8 +534,7 @@ func TestPreferred(t *testing.T) {
 	}
 }
 
-// A shard that nobody owns shows a lag that grows; one that another engine owns
-// shows that engine's.
+// A shard without an owner shows a lag that grows. A shard of another engine shows that engine's lag.
 func TestLagOfShardsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 4 })
@@ -581,8 +580,7 @@ func TestLagOfShardsOfOthers(t *testing.T) {
 	})
 }
 
-// An engine that has never had any of the shards tells of those that nobody ever
-// had.
+// An engine that never owned a shard reports the shards that never had an owner.
 func TestLagWithoutAnyOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 2 })

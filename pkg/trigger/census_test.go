@@ -27,8 +27,8 @@ func (s *slowCount) CountOpen(ctx context.Context, caller string, most int) (int
 	return s.Triggers.CountOpen(ctx, caller, most)
 }
 
-// A process that only takes requests hears of no trigger that ends. It must not
-// refuse a caller who has nothing waiting.
+// A process that only takes requests sees no trigger end. It must not refuse a caller that has no
+// waiting triggers.
 func TestCensusOfAnAPIAlone(t *testing.T) {
 	store := &slowCount{Triggers: memory.New().Triggers()}
 	c := NewCensus(store, true)

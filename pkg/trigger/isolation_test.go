@@ -426,7 +426,7 @@ func besideBacklog(t *testing.T, into func(q engine.Queue) func(context.Context,
 		var mu sync.Mutex
 		var late []engine.Timer
 		prompt := p.wheel.publish
-		p.wheel.publish = func(_ context.Context, ts []engine.Timer) error { // nobody is there to take them
+		p.wheel.publish = func(_ context.Context, ts []engine.Timer) error { // no dispatcher is running
 			mu.Lock()
 			defer mu.Unlock()
 			late = append(late, ts...)

@@ -466,7 +466,7 @@ func TestAHeldPartIsReadAnew(t *testing.T) {
 		st.mu.Lock()
 		p := st.users[own[0]]
 		p.OptOut = nil
-		st.users[own[0]] = p // with the version it has: nobody is told
+		st.users[own[0]] = p // with the version it has, so no follower sees a change
 		st.mu.Unlock()
 		time.Sleep(time.Second)
 		synctest.Wait()

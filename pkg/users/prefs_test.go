@@ -348,7 +348,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 // second is the error of a Lift.
 func second(_ int, _ bool, err error) error { return err }
 
-// raced is a store in which somebody else stores between a read and its write.
+// raced is a store in which another process stores between a read and its write.
 type raced struct {
 	*store
 	before func() // the next Put
@@ -399,7 +399,7 @@ func TestUnsubscribe(t *testing.T) {
 	if !slices.Equal(got.OptOut, []string{"push", "email/marketing", "email/digest"}) || len(got.Suppressed) > 0 || got.Version != p.Version+1 {
 		t.Errorf("%+v", got)
 	}
-	must(t, s.Unsubscribe(t.Context(), "bob", notify.SMS)) // of whom nothing was known
+	must(t, s.Unsubscribe(t.Context(), "bob", notify.SMS)) // a user without a profile
 	for _, user := range []string{"ann", "bob"} {
 		for _, ch := range []notify.Channel{notify.SMS, notify.Email} {
 			for _, cat := range notify.Categories {
