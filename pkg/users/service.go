@@ -36,8 +36,8 @@ type Config struct {
 	Batch int `default:"1000" min:"0"`
 	// MaxCancels is how many cancellations a Cancels holds in memory.
 	MaxCancels int `default:"1048576" min:"0"`
-	// MaxSuppressed is how many dead addresses outside the users' own profiles are held; see
-	// Suppress.
+	// MaxSuppressed bounds the suppression list: while it holds this many addresses, Suppress stores
+	// no address that is not in the user's profile.
 	MaxSuppressed int `default:"500000" min:"0"`
 	// Shares: several processes share the users. This one holds the profiles of the partitions that
 	// Hold names, not of all users.
