@@ -15,15 +15,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Batch answers POST /v1/notifications:batch: 200 with a result per item, in
-// their order. A bad item does not fail the rest, only a body whose items
-// cannot be told apart is refused whole.
+// Batch answers POST /v1/notifications:batch: 200 with a result per item, in order. A bad item does
+// not fail the others. Only a body whose items cannot be separated is refused as a whole.
 //
-// While the log is away, items of otp and alert are accepted (spill buffer)
-// and the others' results are errors; such an answer is not kept for the key,
-// so a repeat tries the others again.
+// While the log is down, items of otp and alert are accepted into the spill buffer and the results
+// of the others are errors. Such an answer is not kept for the key, so a repeat tries the others
+// again.
 func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
-	end := s.cfg.Events.begin(m, len(body))
+	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -41,7 +40,7 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
-		// What is in it is not known yet: it goes after fan-outs of otp and alert.
+		// The categories are not known yet, so batches wait behind fan-outs of otp and alert.
 		done, err := s.cfg.Admission.Decode(ctx, notify.Transactional)
 		if err != nil {
 			return nil, err
@@ -50,57 +49,57 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		if key.Key != "" {
 			m.Fingerprint(body)
 		}
-		b := batch{s: s, m: &m, l: l, off: s.rules.off}
+		b := batch{s: s, m: &m, basis: l, refusedSwitches: s.rules.off}
 		if l.Resumed {
-			b.off = switches(l.Partitions) &^ frozenSwitches
+			b.refusedSwitches = switches(l.Partitions) &^ frozenSwitches
 		}
-		b.p = &plan{s: s, m: &m, l: l, block: s.lanesSum(l.Base), parts: uint16(b.off | frozenSwitches)}
-		if l.Resumed && l.Block != b.p.block {
-			// The records could not be the same again: better a clear error
-			// than items that go out twice.
+		b.plan = &storePlan{s: s, m: &m, basis: l, block: s.partitionsSum(l.Base), parts: uint16(b.refusedSwitches | frozenSwitches)}
+		if l.Resumed && l.Block != b.plan.block {
+			// The same records could not be made again. A clear error is better than items that go
+			// out twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
 		}
 		b.ids = l.Base.Items()
-		b.w = s.notes.Get().(*noteWriter)
-		b.w.begin(b.p, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
-		b.items = b.w.items[:0]
-		b.p.done = func() {
+		b.writer = s.notes.Get().(*noteWriter)
+		b.writer.lend(b.plan, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
+		b.items = b.writer.items[:0]
+		b.plan.done = func() {
 			clear(b.items) // drops their errors
-			b.w.items = b.items
-			s.giveBackNotes(b.w, b.p)
+			b.writer.items = b.items
+			s.poolWriter(b.writer, b.plan)
 		}
 		err = each(body, &b)
 		if err == nil && len(b.items) == 0 {
 			err = invalid("empty", "", "the batch has no items")
 		}
 		if err != nil {
-			b.p.Release()
+			b.plan.Release()
 			return nil, err
 		}
-		b.p.answer = b.answer
-		return b.p, nil
+		b.plan.answer = b.answer
+		return b.plan, nil
 	})
 }
 
-// batch makes the plan of one batch.
+// batch makes the storePlan of one batch.
 type batch struct {
-	s     *Service
-	m     *request.Meta
-	l     request.Basis
-	off   switches
-	p     *plan
-	w     *noteWriter
-	ids   *notify.Items
-	n     note
-	items []batchItem
-	lanes [len(notify.Channels) + 1][2]lanePartitions // by channel; fast, bulk
+	s               *Service
+	m               *request.Meta
+	basis           request.Basis
+	refusedSwitches switches
+	plan            *storePlan
+	writer          *noteWriter
+	ids             *notify.Items
+	scratch         note
+	items           []batchItem
+	lanes           [len(notify.Channels) + 1][2]lanePartitions // by channel; fast, bulk
 }
 
 type batchItem struct {
 	base     notify.Base
 	channel  notify.Channel
 	category notify.Category
-	class    class
+	class    storeClass
 	err      error
 }
 
@@ -109,42 +108,41 @@ type lanePartitions struct {
 	n     uint16
 }
 
-// usualItem is less than what an item of a batch takes, in bytes: buffers made
-// for as many seldom grow.
+// usualItem is less than the size of most items, in bytes, so that buffers made for that many items
+// seldom grow.
 const usualItem = 96
 
-// usualResult is what the result of an item that was accepted takes, in bytes.
+// usualResult is the size of the result of an accepted item, in bytes.
 const usualResult = 80
 
-// full refuses an item that is one too many.
-func (b *batch) full() error {
+// checkRoom returns an error if the batch already has MaxBatch items.
+func (b *batch) checkRoom() error {
 	if len(b.items) < b.s.cfg.MaxBatch {
 		return nil
 	}
 	return request.TooManyItems(b.s.cfg.MaxBatch)
 }
 
-// item adds the next item, of which decode makes b.n. An error is of the whole
-// batch.
-func (b *batch) item(raw []byte, decode func([]byte, *note) error) error {
-	if err := b.full(); err != nil {
+// addItem adds the next item, which decode reads from raw. An error fails the whole batch.
+func (b *batch) addItem(raw []byte, decode func([]byte, *note) error) error {
+	if err := b.checkRoom(); err != nil {
 		return err
 	}
-	if err := decode(raw, &b.n); err != nil {
+	if err := decode(raw, &b.scratch); err != nil {
 		b.items = append(b.items, batchItem{err: err})
 		return nil
 	}
-	return b.add(&b.n)
+	return b.addNote(&b.scratch)
 }
 
-// add adds n as the next item.
-func (b *batch) add(n *note) error {
+// addNote adds n as the next item.
+func (b *batch) addNote(n *note) error {
 	i := len(b.items)
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
-	if it.err = b.s.admitNote(n, b.m, b.l.Accepted, b.off); it.err != nil {
+	if it.err = b.s.admitNote(n, b.m, b.basis.Accepted, b.refusedSwitches); it.err != nil {
 		if notify.KindOf(it.err) == notify.KindUnavailable {
-			return it.err // of this process, so the whole batch goes to another one
+			return it.err // it concerns this process, so the whole batch should go to another one
 		}
 		return nil
 	}
@@ -156,22 +154,22 @@ func (b *batch) add(n *note) error {
 	if lane.n == 0 {
 		lane.topic = n.lane().Topic()
 		var err error
-		if lane.n, err = b.s.partitions(lane.topic, b.l.Base, 0); err != nil {
+		if lane.n, err = b.s.partitions(lane.topic, b.basis.Base, 0); err != nil {
 			return err
 		}
 	}
 	it.base, it.channel, it.category, it.class = b.ids.Item(i), n.channel, n.category, classOf(n.category)
-	fire := b.s.rules.fire(&n.terms, it.base, b.l.Accepted)
+	fire := b.s.rules.fire(&n.terms, it.base, b.basis.Accepted)
 	if fire != 0 {
-		it.class = later
-		b.p.fire = max(b.p.fire, fire)
+		it.class = classLater
+		b.plan.fire = max(b.plan.fire, fire)
 	}
-	b.w.write(b.p, b.s.cfg.TimerKind, n, it.base, fire, lane.topic, lane.n)
+	b.writer.addNote(b.plan, b.s.cfg.TimerKind, n, it.base, fire, lane.topic, lane.n)
 	return nil
 }
 
-// answer lists the results. An item that could not be stored is an error of
-// its own as long as another was; else the whole request failed.
+// answer makes the answer with the results. An item that could not be stored is an error in its
+// result, as long as another item was stored. Otherwise the whole request fails.
 func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {
@@ -201,7 +199,7 @@ func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 		case it.err != nil:
 			out = request.AppendProblem(out, it.err)
 			ev.rejected(b.m.Caller, codeOf(it.err), 1)
-		case it.class == later:
+		case it.class == classLater:
 			out = appendResult(out, it.base, notify.Scheduled)
 			told[it.channel][it.category]++
 		default:
@@ -223,9 +221,8 @@ func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	return request.Answer{Status: http.StatusOK, Body: append(out, '}')}, unstored == nil, nil
 }
 
-// eachElement adds every element of the JSON array body to b. What is plain is
-// read where it lies (fastNoteAt); of anything else only the end is looked for,
-// and the library checks what is in it.
+// eachElement adds every element of the JSON array body to b. fastNoteAt reads plain elements in
+// place. For any other element only its end is searched, and the library checks its content.
 func eachElement(body []byte, b *batch) error {
 	i := skipSpace(body, 0)
 	if i == len(body) {
@@ -236,22 +233,22 @@ func eachElement(body []byte, b *batch) error {
 	}
 	i = skipSpace(body, i+1)
 	if i < len(body) && body[i] == ']' {
-		return trailing(body, i+1)
+		return checkEnd(body, i+1)
 	}
-	var n note // here and not in b: on the heap each of its fields is told to the collector
+	var n note // on the stack: as a field of b, on the heap, each write would cost a write barrier
 	for {
 		end, ok := 0, false
-		if b.full() == nil {
+		if b.checkRoom() == nil {
 			end, ok = fastNoteAt(body, i, &n)
 		}
 		var err error
 		if ok {
-			err = b.add(&n)
+			err = b.addNote(&n)
 		} else {
 			if end, ok = skipValue(body, i); !ok {
 				return badJSON(end, "an item is expected")
 			}
-			err = b.item(body[i:end:end], slowNote)
+			err = b.addItem(body[i:end:end], slowNote)
 		}
 		if err != nil {
 			return err
@@ -260,7 +257,7 @@ func eachElement(body []byte, b *batch) error {
 		case i >= len(body):
 			return badJSON(i, "the array does not end")
 		case body[i] == ']':
-			return trailing(body, i+1)
+			return checkEnd(body, i+1)
 		case body[i] != ',':
 			return badJSON(i, "a comma is expected after an item")
 		}
@@ -268,20 +265,20 @@ func eachElement(body []byte, b *batch) error {
 	}
 }
 
-func trailing(b []byte, i int) error {
+func checkEnd(b []byte, i int) error {
 	if i = skipSpace(b, i); i < len(b) {
-		return badJSON(i, "nothing may follow")
+		return badJSON(i, "nothing may follow the array")
 	}
 	return nil
 }
 
-// eachLine adds every line of body that is not blank to b.
+// eachLine adds every non-blank line of body to b.
 func eachLine(body []byte, b *batch) error {
 	for line := range bytes.Lines(body) {
 		if line = bytes.Trim(line, " \t\r\n"); len(line) == 0 {
 			continue
 		}
-		if err := b.item(line, decodeNote); err != nil {
+		if err := b.addItem(line, decodeNote); err != nil {
 			return err
 		}
 	}
@@ -302,7 +299,7 @@ func eachNotification(body []byte, b *batch) error {
 		if k < 0 {
 			return badProto(fmt.Sprintf("notifications[%d]", i), "the item ends too early")
 		}
-		if err := b.item(v, readNote); err != nil {
+		if err := b.addItem(v, readNote); err != nil {
 			return err
 		}
 		body = body[n+k:]

@@ -21,7 +21,7 @@ func (nullLog) Append(context.Context, []log.Record) error { return nil }
 
 func benchService(b *testing.B) *Service {
 	r := newRig(b, Config{})
-	st := r.st
+	st := r.stores
 	st.Log = nullLog{}
 	s, err := New(st, Config{})
 	if err != nil {

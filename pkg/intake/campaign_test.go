@@ -49,14 +49,14 @@ func TestCampaign(t *testing.T) {
 	}
 
 	full := c
-	full.Parts = maxParts
+	full.Parts = maxCampaignParts
 	r.campaigns.rows[someCampaign] = full
 	_, err = send(request.Meta{Caller: "c"}, part(10, `["z"]`))
 	refused(t, err, notify.KindConflict, "too_many_parts", "campaign")
 	if a, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
 		t.Errorf("a part that is there: %+v, %v", a, err)
 	}
-	full.Parts = maxParts - 1
+	full.Parts = maxCampaignParts - 1
 	r.campaigns.rows[someCampaign] = full
 	if _, err := send(request.Meta{Caller: "c"}, part(10, `["z"]`)); err != nil {
 		t.Error(err)

@@ -9,22 +9,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// splitter spreads the receivers of one fan-out over packed columns, one per
-// (partition, block of request indexes). Its buffers are used again by the
-// next request.
+// splitter distributes the receivers of one fan-out over packed columns, one per (partition, block
+// of request indexes). The next request reuses its buffers.
 type splitter struct {
-	channel notify.Channel
-	only    string // what ids of users must begin with; empty: any
-	block   uint32 // receivers of a block, a power of two
-	index   uint32 // of the next receiver, refused ones counted
-	edge    uint32 // index that starts the next block
-	start   uint32 // block number of the current block
+	channel        notify.Channel
+	userPrefix     string // prefix that user ids must have; empty: any
+	block          uint32 // receivers per block, a power of two
+	index          uint32 // of the next receiver; refused ones count too
+	nextBlockIndex uint32 // index at which the next block begins
+	blockNumber    uint32 // block number of the current block
 
 	partition notify.Partitioner
 	cols      []column
-	chunks    []chunk
-	users     seen
-	needs     needs
+	chunks    []columnPiece
+	users     userSieve
+	needs     textVariables
 
 	accepted    int
 	rejected    []rejection
@@ -35,16 +34,16 @@ type splitter struct {
 	recs   []log.Record // over values
 }
 
-// column collects the receivers of one partition; chunks are pieces of it.
+// column collects the receivers of one partition. Chunks are pieces of it.
 type column struct {
 	buf   []byte
 	start int    // of the current chunk
-	next  uint32 // lowest index that may come in it
+	next  uint32 // lowest index that the next receiver can have
 	count uint32
 }
 
-// chunk is a finished piece of a column.
-type chunk struct {
+// columnPiece is the finished part of a column that becomes one chunk.
+type columnPiece struct {
 	partition  uint16
 	block      uint32
 	start, end int
@@ -52,19 +51,18 @@ type chunk struct {
 }
 
 type rejection struct {
-	index uint32
-	why   reason
+	index  uint32
+	reason reason
 }
 
 func newSplitter() *splitter {
 	return &splitter{rejects: map[string]int{}, users: newSeen()}
 }
 
-// begin starts a request of about so many users, or starts it again with
-// another block size.
-func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, maxRejected, users int) {
-	f.channel, f.block, f.edge = ch, block, block
-	f.index, f.start, f.accepted = 0, 0, 0
+// reset starts a request of about this many users, or starts it again with another block size.
+func (f *splitter) reset(ch notify.Channel, partitions uint16, block uint32, maxRejected, users int) {
+	f.channel, f.block, f.nextBlockIndex = ch, block, block
+	f.index, f.blockNumber, f.accepted = 0, 0, 0
 	if cap(f.cols) < int(partitions) {
 		f.cols = append(f.cols[:cap(f.cols)], make([]column, int(partitions)-cap(f.cols))...)
 	}
@@ -74,18 +72,18 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 	}
 	f.chunks, f.rejected, f.maxRejected = f.chunks[:0], f.rejected[:0], maxRejected
 	clear(f.rejects)
-	f.users.begin(users)
+	f.users.reset(users)
 }
 
-// plain adds the receiver b[i:j], a user id of printable ASCII and nothing
-// else. Ids of up to 16 bytes are held in two words for hashing and copying.
-func (f *splitter) plain(b []byte, i, j int) {
+// addPlain adds the receiver b[i:j], a user id of printable ASCII without address and variables.
+// Ids of up to 16 bytes are hashed and copied as two words.
+func (f *splitter) addPlain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) || f.only != "" || f.needs.bare.given() { // "", ".", ".." and "/" are no user ids
-		f.add(b[i:j:j], nil, nil)
+	if n < 3 || n > 16 || i+16 > len(b) || f.userPrefix != "" || f.needs.bareReason.given() { // "", ".", ".." and "/" are no user ids
+		f.addReceiver(b[i:j:j], nil, nil)
 		return
 	}
-	if f.index == f.edge {
+	if f.index == f.nextBlockIndex {
 		f.closeBlock()
 	}
 	w := b[i : i+16]
@@ -99,7 +97,7 @@ func (f *splitter) plain(b []byte, i, j int) {
 	}
 	user := w[:n]
 	part := uint16(f.partition.Partition(user))
-	if !f.users.first(f.users.mix(lo, hi, n), user, part, f.cols) {
+	if !f.users.isFirst(f.users.mix(lo, hi, n), user, part, f.cols) {
 		f.reject(reasonSecondTime)
 		return
 	}
@@ -113,7 +111,7 @@ func (f *splitter) plain(b []byte, i, j int) {
 		to := c.buf[at : at+18]
 		to[0], to[1] = byte(delta), byte(n<<2)
 		binary.LittleEndian.PutUint64(to[2:], binary.LittleEndian.Uint64(w))
-		binary.LittleEndian.PutUint64(to[10:], full) // what is beyond n is overwritten by the next
+		binary.LittleEndian.PutUint64(to[10:], full) // the bytes beyond n are overwritten by the next receiver
 		at += 2
 		c.buf = c.buf[:at+n]
 	}
@@ -123,12 +121,12 @@ func (f *splitter) plain(b []byte, i, j int) {
 	f.accepted++
 }
 
-// add adds any receiver, or refuses it.
-func (f *splitter) add(user, address, vars []byte) {
-	if f.index == f.edge {
+// addReceiver adds any receiver, or refuses it.
+func (f *splitter) addReceiver(user, address, vars []byte) {
+	if f.index == f.nextBlockIndex {
 		f.closeBlock()
 	}
-	why := checkReceiver(f.channel, f.only, user, address, vars)
+	why := checkReceiver(f.channel, f.userPrefix, user, address, vars)
 	if !why.given() {
 		why = f.needs.check(vars)
 	}
@@ -137,7 +135,7 @@ func (f *splitter) add(user, address, vars []byte) {
 		return
 	}
 	part := uint16(f.partition.Partition(user))
-	if !f.users.first(f.users.hash(user), user, part, f.cols) {
+	if !f.users.isFirst(f.users.hash(user), user, part, f.cols) {
 		f.reject(reasonSecondTime)
 		return
 	}
@@ -180,17 +178,17 @@ func (f *splitter) closeBlock() {
 	for p := range f.cols {
 		c := &f.cols[p]
 		if c.count > 0 {
-			f.chunks = append(f.chunks, chunk{uint16(p), f.start, c.start, len(c.buf), c.count})
+			f.chunks = append(f.chunks, columnPiece{uint16(p), f.blockNumber, c.start, len(c.buf), c.count})
 		}
 		c.start, c.next, c.count = len(c.buf), 0, 0
 	}
-	f.start++
-	f.edge += f.block
+	f.blockNumber++
+	f.nextBlockIndex += f.block
 }
 
-// largest returns the size of the largest chunk's column, after the last
+// largestChunk returns the size of the largest chunk's column. It must be called after the last
 // receiver.
-func (f *splitter) largest() (n int) {
+func (f *splitter) largestChunk() (n int) {
 	f.closeBlock()
 	for _, c := range f.chunks {
 		n = max(n, c.end-c.start)
@@ -198,11 +196,10 @@ func (f *splitter) largest() (n int) {
 	return n
 }
 
-// fitting returns the largest block size below the present one with which no
-// chunk is larger than room, 1 if there is none; it is called after largest. To
-// try one after the other, each with a reading of the body, took ten times as
-// long for a body made for it.
-func (f *splitter) fitting(room int) uint32 {
+// fittingBlock returns the largest block size below the current one with which no chunk is larger
+// than room, or 1. It must be called after largestChunk. Trying one size after the other, each with
+// a pass over the body, took ten times as long for a body made for it.
+func (f *splitter) fittingBlock(room int) uint32 {
 	type level struct {
 		shift uint
 		at    uint32 // number of the block
@@ -213,7 +210,7 @@ func (f *splitter) fitting(room int) uint32 {
 		levels = append(levels, level{shift: uint(shift)})
 	}
 	for _, c := range f.chunks {
-		for i := range levels { // blocks lie within the larger ones
+		for i := range levels { // blocks lie within the larger blocks
 			levels[i].size = 0
 		}
 		column := f.cols[c.partition].buf[c.start:c.end]
@@ -223,7 +220,7 @@ func (f *splitter) fitting(room int) uint32 {
 			n := left - len(rd.Rest())
 			left -= n
 			first := n - uvarintLen(r.Index-next) + uvarintLen(r.Index) // a chunk begins with an index
-			over := 0
+			over := 0                                                   // a chunk begins with an index
 			for i := range levels {
 				l := &levels[i]
 				if at := r.Index >> l.shift; at == l.at {
@@ -232,7 +229,7 @@ func (f *splitter) fitting(room int) uint32 {
 					l.at, l.size = at, first
 				}
 				if l.size > room {
-					over = i + 1 // and so are all before it
+					over = i + 1 // this level and all larger ones do not fit
 				}
 			}
 			levels = levels[over:]
@@ -246,8 +243,8 @@ func (f *splitter) fitting(room int) uint32 {
 
 func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
-// records makes one record per chunk. e holds what they have in common; it is
-// overwritten. The records are valid until the splitter's next request.
+// records makes one record per chunk. e holds what they share and is overwritten. The records are
+// valid until the splitter's next request.
 func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
 	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
@@ -269,13 +266,13 @@ func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
 	return recs
 }
 
-// at names the receiver an error is about.
-func (f *splitter) at(err error) error {
-	return under(fmt.Sprintf("receivers[%d]", f.index), err)
+// atReceiver adds the receiver to the field of an error.
+func (f *splitter) atReceiver(err error) error {
+	return prefixField(fmt.Sprintf("receivers[%d]", f.index), err)
 }
 
-// firstBlock is the block size a fan-out starts with: per receivers of each
-// partition, rounded up to a power of two.
+// firstBlock returns the block size with which a fan-out starts: per receivers for each partition,
+// rounded up to a power of two.
 func firstBlock(partitions, per int) uint32 {
 	n := uint(max(partitions, 1) * per)
 	return 1 << bits.Len(n-1)

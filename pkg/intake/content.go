@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// What only a provider would refuse is checked here, where the caller still
-// hears of it: behind a 201 it would be a failure of each receiver.
+// The content is checked here for what only a provider would refuse, while the caller can still
+// correct it. After a 201 it would become a failure of each receiver.
 
-// checkNames refuses what steers a terminal, or is not seen, in the names that
+// checkNames refuses invisible characters and characters that control a terminal in the names that
 // operators and callers are shown.
 func checkNames(c *notify.Content) error {
 	for _, f := range [...]struct{ name, value string }{
@@ -27,8 +27,7 @@ func checkNames(c *notify.Content) error {
 	return nil
 }
 
-// checkSender checks content.from: as Twilio takes it for sms, as a mail's From
-// for email.
+// checkSender checks content.from: for sms as Twilio accepts it, for email as the From of a mail.
 func checkSender(ch notify.Channel, from string) error {
 	switch ch {
 	case notify.SMS:
@@ -67,37 +66,37 @@ func isSMSSender(from string) bool {
 	return letters > 0 && len(from) <= 11 && strings.TrimSpace(from) == from
 }
 
-// checkData checks the names in content.data, a valid JSON object: each becomes
-// a member of APNs' payload and of FCM's data, and some mean something there.
+// checkData checks the names in content.data, a valid JSON object. Each becomes a member of APNs'
+// payload and of FCM's data, where some names have a meaning.
 func checkData(data []byte) error {
 	return eachMemberOf(data, func(name string, value []byte) error {
 		switch {
 		case name == "aps":
 			return checkAPS(value)
 		case name == "ntf":
-			return reserved("ntf", "the notification's id stands there")
+			return reservedName("ntf", "it holds the notification's id")
 		case name == "from", name == "message_type", strings.HasPrefix(name, "google."), strings.HasPrefix(name, "gcm."):
-			return reserved(name, `FCM refuses from, message_type and what begins with "google." or "gcm."`)
+			return reservedName(name, `FCM refuses from, message_type and names that begin with "google." or "gcm."`)
 		}
 		return nil
 	})
 }
 
-// checkAPS checks content.data.aps, whose members join those that are made of
-// title and body (sound, badge, thread-id).
+// checkAPS checks content.data.aps. Its members are added to those made from title and body (sound,
+// badge, thread-id).
 func checkAPS(aps []byte) error {
 	if aps[0] != '{' {
-		return invalid("wrong_type", "content.data.aps", "must be an object: it joins APNs' own")
+		return invalid("wrong_type", "content.data.aps", "must be an object: its members are added to APNs' aps object")
 	}
 	return eachMemberOf(aps, func(name string, _ []byte) error {
 		if name == "alert" || name == "content-available" {
-			return reserved("aps."+name, "title and body make it")
+			return reservedName("aps."+name, "it is made from title and body")
 		}
 		return nil
 	})
 }
 
-func reserved(name, why string) error {
+func reservedName(name, why string) error {
 	return invalid("reserved_name", "content.data."+notify.EscapeControls(name[:min(len(name), 64)]), "the name is reserved: "+why)
 }
 
@@ -121,60 +120,60 @@ func eachMemberOf(object []byte, fn func(name string, value []byte) error) error
 	return nil
 }
 
-// needs are the variables that the texts of a request use, as the providers'
-// clients read them: a receiver's own before the shared ones, and each a string,
-// a number or a boolean. What only they would refuse is refused here, where the
-// caller still hears of it: behind a 201 it would be a failure of the receiver.
-type needs struct {
-	names map[string]int // each name's place in the texts
+// textVariables are the variables that the texts of a request use, as the providers' clients read
+// them: a receiver's own variables come before the shared ones, and each must be a string, a number
+// or a boolean. A missing one is refused here, while the caller can still correct it. After a 201
+// it would become a failure of the receiver.
+type textVariables struct {
+	names map[string]int // each name's index in order
 	order []string
-	// lack are the places of the names that the shared variables do not give as
-	// text, first to last; bare says so of a receiver without variables of its own.
-	lack []int
-	bare reason
+	// missingShared are the indexes of the names that the shared variables do not give as text,
+	// ascending. bareReason is the refusal of a receiver without variables of its own.
+	missingShared []int
+	bareReason    reason
 
-	given []uint64 // by place: the receiver, by count, whose own variables give it
-	count uint64
+	givenBy       []uint64 // by index: the receiverCount at which a receiver's own variables gave the name
+	receiverCount uint64
 }
 
-// of reads the content of a request. A template is a provider's, which knows its
-// variables.
-func (n *needs) of(ch notify.Channel, c *notify.Content) {
+// readTexts reads the content of a request. It ignores a template, whose variables only the
+// provider knows.
+func (n *textVariables) readTexts(ch notify.Channel, c *notify.Content) {
 	clear(n.names)
-	n.order, n.lack, n.bare = n.order[:0], n.lack[:0], noReason
+	n.order, n.missingShared, n.bareReason = n.order[:0], n.missingShared[:0], noReason
 	if c.Template != "" {
 		return
 	}
-	n.in(c.Body)
+	n.addPlaceholders(c.Body)
 	if ch != notify.SMS {
-		n.in(c.Title)
+		n.addPlaceholders(c.Title)
 	}
 	if ch == notify.Email {
-		n.in(c.HTML)
+		n.addPlaceholders(c.HTML)
 	}
 	if len(n.order) == 0 {
 		return
 	}
-	n.given = append(n.given[:0], make([]uint64, len(n.order))...)
-	n.count = 1
+	n.givenBy = append(n.givenBy[:0], make([]uint64, len(n.order))...)
+	n.receiverCount = 1
 	bad := map[int]bool{}
-	n.members(c.Variables, func(place int, isText bool) { bad[place] = !isText })
+	n.eachUsedMember(c.Variables, func(place int, isText bool) { bad[place] = !isText })
 	for place := range n.order {
-		if n.given[place] != n.count {
-			n.lack = append(n.lack, place)
+		if n.givenBy[place] != n.receiverCount {
+			n.missingShared = append(n.missingShared, place)
 		}
 	}
-	if len(n.lack) > 0 {
-		if n.bare = n.missing(n.lack[0]); bad[n.lack[0]] {
-			n.bare = n.other(n.lack[0])
+	if len(n.missingShared) > 0 {
+		if n.bareReason = n.missingVariable(n.missingShared[0]); bad[n.missingShared[0]] {
+			n.bareReason = n.badVariable(n.missingShared[0])
 		}
 	}
 }
 
-// mayNeed reports whether a text may use a variable.
+// mayNeed reports whether a text can use a variable at all.
 func mayNeed(text string) bool { return strings.IndexByte(text, '{') >= 0 }
 
-func (n *needs) in(text string) {
+func (n *textVariables) addPlaceholders(text string) {
 	for at := 0; ; {
 		_, end, name, ok := notify.NextPlaceholder(text, at)
 		if !ok {
@@ -192,9 +191,9 @@ func (n *needs) in(text string) {
 	}
 }
 
-// members calls fn with the place of each member of object that the texts use,
-// and marks those that are text. object is a checked JSON object, or nil.
-func (n *needs) members(object []byte, fn func(place int, isText bool)) {
+// eachUsedMember calls fn with the index of each member of object that the texts use, and marks the
+// members that are text. object is a checked JSON object, or nil.
+func (n *textVariables) eachUsedMember(object []byte, fn func(place int, isText bool)) {
 	if len(object) == 0 {
 		return
 	}
@@ -205,24 +204,24 @@ func (n *needs) members(object []byte, fn func(place int, isText bool)) {
 		}
 		isText := value[0] != '{' && value[0] != '[' && value[0] != 'n'
 		if isText {
-			n.given[place] = n.count
+			n.givenBy[place] = n.receiverCount
 		}
 		fn(place, isText)
 		return nil
 	})
 }
 
-// check says why a receiver with variables of its own, a checked JSON object or
-// nil, is refused. It takes time in proportion to the object, however many names
-// the texts have, unless it refuses.
-func (n *needs) check(own []byte) reason {
+// check returns why a receiver with these variables of its own, a checked JSON object or nil, is
+// refused. Unless it refuses, its time grows with the object and not with the number of names in
+// the texts.
+func (n *textVariables) check(own []byte) reason {
 	if len(n.order) == 0 || len(own) == 0 {
-		return n.bare
+		return n.bareReason
 	}
-	n.count++
+	n.receiverCount++
 	bad, filled := -1, 0
-	n.members(own, func(place int, isText bool) {
-		switch _, lacks := slices.BinarySearch(n.lack, place); {
+	n.eachUsedMember(own, func(place int, isText bool) {
+		switch _, lacks := slices.BinarySearch(n.missingShared, place); {
 		case !isText && (bad < 0 || place < bad):
 			bad = place
 		case isText && lacks:
@@ -230,23 +229,23 @@ func (n *needs) check(own []byte) reason {
 		}
 	})
 	if bad >= 0 {
-		return n.other(bad)
+		return n.badVariable(bad)
 	}
-	if filled == len(n.lack) {
+	if filled == len(n.missingShared) {
 		return noReason
 	}
-	for _, place := range n.lack {
-		if n.given[place] != n.count {
-			return n.missing(place)
+	for _, place := range n.missingShared {
+		if n.givenBy[place] != n.receiverCount {
+			return n.missingVariable(place)
 		}
 	}
 	return noReason
 }
 
-func (n *needs) missing(place int) reason {
+func (n *textVariables) missingVariable(place int) reason {
 	return reason{"missing_variable", "variables." + n.order[place], "the text uses a variable that is not given"}
 }
 
-func (n *needs) other(place int) reason {
+func (n *textVariables) badVariable(place int) reason {
 	return reason{"bad_variable", "variables." + n.order[place], "a variable of a text is a string, a number or a boolean"}
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// note is one notification for one receiver. Its slices and strings may alias
-// the request's body.
+// note is one notification for one receiver. Its slices and strings may alias the request's body.
 type note struct {
 	terms
 	user, address, vars []byte
@@ -35,10 +34,10 @@ func slowNote(b []byte, n *note) error {
 	if err := request.Decode(b, &j); err != nil {
 		return err
 	}
-	if err := n.read(j.Channel, j.Category, &j.Content, j.ScheduledAt, j.ExpiresAt); err != nil {
+	if err := n.readTerms(j.Channel, j.Category, &j.Content, j.ScheduledAt, j.ExpiresAt); err != nil {
 		return err
 	}
-	vars, err := object(j.To.Variables, "to.variables", 2)
+	vars, err := checkObject(j.To.Variables, "to.variables", 2)
 	if err != nil {
 		return err
 	}
@@ -46,15 +45,15 @@ func slowNote(b []byte, n *note) error {
 	return nil
 }
 
-func (t *terms) read(channel, category string, c *api.Content, scheduled, expires *time.Time) (err error) {
+func (t *terms) readTerms(channel, category string, c *api.Content, scheduled, expires *time.Time) (err error) {
 	if t.channel, t.category, err = parseLane(channel, category); err != nil {
 		return err
 	}
 	t.content = notify.Content{Template: c.Template, Title: c.Title, Body: c.Body, HTML: c.HTML, CollapseKey: c.CollapseKey, From: c.From}
-	if t.content.Variables, err = object(c.Variables, "content.variables", 2); err != nil {
+	if t.content.Variables, err = checkObject(c.Variables, "content.variables", 2); err != nil {
 		return err
 	}
-	if t.content.Data, err = object(c.Data, "content.data", 2); err != nil {
+	if t.content.Data, err = checkObject(c.Data, "content.data", 2); err != nil {
 		return err
 	}
 	t.scheduled, t.expires = notBefore(scheduled), millis(expires)
@@ -79,7 +78,8 @@ func parseLane(channel, category string) (notify.Channel, notify.Category, error
 	return ch, cat, nil
 }
 
-// millis is never 0 for a given time, so that 0 can mean none: 1970 is past.
+// millis returns t in ms since 1970, and 1 instead of 0, so that 0 can mean no time: 1970 is in the
+// past.
 func millis(t *time.Time) int64 {
 	if t == nil {
 		return 0
@@ -90,8 +90,8 @@ func millis(t *time.Time) int64 {
 	return 1
 }
 
-// notBefore is millis of a time before which nothing may happen: the part of a
-// millisecond counts as all of it.
+// notBefore is millis for a time before which nothing may happen: it rounds up to the next
+// millisecond.
 func notBefore(t *time.Time) int64 {
 	ms := millis(t)
 	if t != nil && t.After(time.UnixMilli(ms)) {
@@ -100,9 +100,9 @@ func notBefore(t *time.Time) int64 {
 	return ms
 }
 
-// object returns b if it is an object nested no deeper than allowed, nil for
-// null; depth is the number of values around it.
-func object(b []byte, field string, depth int) ([]byte, error) {
+// checkObject returns b if it is an object that is not nested too deep, and nil for null. depth is
+// the number of values around it.
+func checkObject(b []byte, field string, depth int) ([]byte, error) {
 	switch v := jsontext.Value(b); {
 	case len(v) == 0 || v.Kind() == 'n':
 		return nil, nil
@@ -118,25 +118,24 @@ func tooDeep(field string) error {
 	return invalid("too_deep", field, fmt.Sprintf("nested deeper than %d", request.MaxDepth))
 }
 
-// The protobuf bodies of envelope.proto, read by hand: strict as the JSON
-// forms are (unknown fields, repeated singular fields and invalid UTF-8 are
-// refused, where generated code would skip, overwrite or copy), and without an
-// allocation per field.
+// The protobuf bodies of envelope.proto are read by hand. This is as strict as JSON: it refuses
+// unknown fields, repeated singular fields and invalid UTF-8, where generated code would skip,
+// overwrite or copy. It needs no allocation per field.
 
-// protoField is one field of a message: its name, and where its value goes.
+// protoField is one field of a message: its name, and the variable for its value.
 type protoField struct {
 	name string
 	text *string // UTF-8
-	raw  *[]byte // whoever uses it checks it
+	raw  *[]byte // not checked here; the code that uses it checks it
 	num  *uint64
 }
 
-// path copies the name: if it leaked into errors, the compiler would have to
-// keep all that fields point to on the heap (3 allocations an item).
+// path copies the name. If the name itself escaped into errors, the compiler would put everything
+// that fields point to on the heap (3 allocations an item).
 func (f *protoField) path(prefix string) string { return prefix + strings.Clone(f.name) }
 
-// readMessage reads b into the fields, whose place is their number minus 1.
-// prefix names the message in errors.
+// readMessage reads b into fields, whose index is the field number minus 1. prefix names the
+// message in errors.
 func readMessage(b []byte, prefix string, fields []protoField) error {
 	var had uint32
 	for len(b) > 0 {
@@ -186,8 +185,8 @@ func readMessage(b []byte, prefix string, fields []protoField) error {
 
 func badProto(field, msg string) error { return invalid("bad_protobuf", field, msg) }
 
-// alias returns b as a string without a copy: bodies do not change while a
-// request is worked on, and what is kept of them is copied into records.
+// alias returns b as a string without a copy. A body does not change while its request is
+// processed, and records copy what they keep of it.
 func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 func readContent(b []byte, prefix string, c *notify.Content) error {
@@ -215,15 +214,15 @@ func readContent(b []byte, prefix string, c *notify.Content) error {
 	return err
 }
 
-// objectBytes checks a JSON object that came as bytes; nil for none.
+// checkObjectBytes checks a JSON object that came as bytes; nil if it is empty.
 func objectBytes(v []byte, field string, depth int) ([]byte, error) {
 	if len(v) == 0 {
 		return nil, nil
 	}
 	if err := checkValue(v); err != nil {
-		return nil, under(field, err)
+		return nil, prefixField(field, err)
 	}
-	return object(v, field, depth)
+	return checkObject(v, field, depth)
 }
 
 // readNote reads a notify.v1.Notification.

@@ -11,34 +11,33 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Drainer moves spilled records into the log once it is back, in the order
-// they were spilled. A record leaves the buffer only after the log has
-// acknowledged it: while any is left, critical messages join the buffer
-// (Service), so that nothing overtakes them, and when the last one is dropped
-// spilling is over. A crash between the two appends a record twice, as the same
-// chunk.
+// Drainer moves spilled records into the log once it is back, in the order in which they were
+// spilled. A record leaves the buffer only after the log has acknowledged it. While a record is
+// left, critical messages join the buffer (Service), so that they cannot overtake it. When the last
+// one is dropped, spilling ends. A crash between append and drop appends a record twice, as the
+// same chunk.
 type Drainer struct {
 	Spill  Spill
 	Log    Log
-	Every  time.Duration // how often an empty buffer, or a failing log, is tried. Default 100 ms
+	Every  time.Duration // pause while the buffer is empty or the log fails. Default 100 ms
 	Batch  int           // records per append. Default 256
 	Logger *slog.Logger  // nil: discarded
 }
 
-// Run drains until ctx ends, and returns nil then.
+// Run drains until ctx ends. It then returns nil.
 func (d *Drainer) Run(ctx context.Context) error {
 	log := d.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	failing := false // one line per outage, not one per attempt
+	failing := false // log one line per outage, not per attempt
 	for {
 		n, err := d.Drain(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !failing:
-			log.Warn("spill buffer waits for the log", slog.Any("error", err))
+			log.Warn("the spill buffer cannot be drained; it waits for the log", slog.Any("error", err))
 		case n > 0:
 			log.Info("spill buffer drained", slog.Int("records", n))
 		}
@@ -49,7 +48,7 @@ func (d *Drainer) Run(ctx context.Context) error {
 	}
 }
 
-// Drain moves records until the buffer is empty, and returns how many.
+// Drain moves records until the buffer is empty, and returns how many it moved.
 func (d *Drainer) Drain(ctx context.Context) (n int, err error) {
 	for {
 		waiting, err := d.Spill.Peek(ctx, cmp.Or(d.Batch, 256))

@@ -7,61 +7,60 @@ import (
 	"math/rand/v2"
 )
 
-// seen finds users that come twice in a request. Nearly all come once, and of those
-// a sieve says so: 16-bit tags of their hashes, four to a word, which with 50,000
-// users is a quarter of the second-level cache and tells one in 50,000 wrongly of
-// somebody it does not know. Whom it seems to know is looked for among the users of
-// the same partition, where a user who came before must be; and where many are looked
-// for, because they do come twice, a map of all users is made. So no collision drops
-// a real receiver. The hash is keyed by a secret: nobody can make a request whose
-// users all meet in one word.
+// userSieve finds users that occur twice in a request. Nearly all occur once, which the sieve
+// shows: it holds 16-bit tags of the users' hashes, four to a word. With 50,000 users it fills a
+// quarter of the second-level cache, and one new user in 50,000 looks known. A user that looks
+// known is searched among the users of its partition, where an earlier occurrence must be. If many
+// are searched, because they do occur twice, a map of all users is made. So a collision never drops
+// a real receiver. The hash is keyed by a secret, so that a client cannot make a request whose
+// users all fall into one word.
 //
-// A table of ordinals and their places, with a tag in what an ordinal leaves free,
-// took 22 ns a user where the sieve takes 5: four times the memory, and a branch
-// nobody can foretell that waits for it.
-type seen struct {
-	seed   maphash.Seed
-	k0, k1 uint64
-	sieve  []uint64          // a power of two; a tag of zero is free, and a word's are filled from the lowest
-	keep   []uint64          // the longest sieve so far
-	users  int               // that came
-	walked int               // bytes of partitions that were looked through
-	places map[uint64]uint64 // by hash, once many come twice: partition 16, offset 48 of a user
+// A table of ordinals and offsets, with a tag in the free bits of an ordinal, took 22 ns a user
+// where the sieve takes 5: it had four times the memory, and an unpredictable branch that waited
+// for it.
+type userSieve struct {
+	seed        maphash.Seed
+	k0, k1      uint64
+	sieve       []uint64          // the length is a power of two; a tag of zero is free, and a word is filled from its lowest tag
+	longest     []uint64          // the longest sieve so far, of which sieve is the start
+	users       int               // number of different users so far
+	walkedBytes int               // bytes of partitions that were searched
+	places      map[uint64]uint64 // by hash, once many users occur twice: partition in 16 bits, offset in 48
 }
 
 const (
 	firstWords = 1 << 11
 	keptWords  = 1 << 20 // a larger sieve is not kept for the next request: 8 MiB
-	maxGuess   = 1 << 20 // users the sieve is made for before they are seen
+	maxGuess   = 1 << 20 // the first sieve is made for at most this many users
 
 	each16 = 1<<48 | 1<<32 | 1<<16 | 1
 	high16 = each16 << 15
 )
 
-func newSeen() seen {
-	return seen{seed: maphash.MakeSeed(), k0: rand.Uint64(), k1: rand.Uint64()}
+func newSeen() userSieve {
+	return userSieve{seed: maphash.MakeSeed(), k0: rand.Uint64(), k1: rand.Uint64()}
 }
 
-// begin starts a request of about n users.
-func (s *seen) begin(n int) {
-	if len(s.keep) > keptWords {
-		s.keep = nil
+// reset starts a request of about n users.
+func (s *userSieve) reset(n int) {
+	if len(s.longest) > keptWords {
+		s.longest = nil
 	}
-	s.users, s.walked, s.places = 0, 0, nil
+	s.users, s.walkedBytes, s.places = 0, 0, nil
 	s.resize(max(firstWords, 1<<bits.Len(uint(min(n, maxGuess)/2))))
 }
 
-// resize empties the sieve and makes it of so many words.
-func (s *seen) resize(words int) {
-	if len(s.keep) < words {
-		s.keep = make([]uint64, words)
+// resize empties the sieve and gives it this many words.
+func (s *userSieve) resize(words int) {
+	if len(s.longest) < words {
+		s.longest = make([]uint64, words)
 	}
-	s.sieve = s.keep[:words]
+	s.sieve = s.longest[:words]
 	clear(s.sieve)
 }
 
-// hash hashes any user; mix gives the same for the users it takes.
-func (s *seen) hash(user []byte) uint64 {
+// hash hashes any user id. For ids of up to 16 bytes it equals mix.
+func (s *userSieve) hash(user []byte) uint64 {
 	if len(user) > 16 {
 		return maphash.Bytes(s.seed, user)
 	}
@@ -71,43 +70,43 @@ func (s *seen) hash(user []byte) uint64 {
 }
 
 // mix hashes up to 16 bytes, padded with zeros to two words.
-func (s *seen) mix(a, b uint64, n int) uint64 {
+func (s *userSieve) mix(a, b uint64, n int) uint64 {
 	hi, lo := bits.Mul64(a^s.k0, b^s.k1)
 	hi, lo = bits.Mul64(lo^s.k1, hi^s.k0^uint64(n))
 	return hi ^ lo
 }
 
-// first reports whether user, whose hash is h and whose bytes are about to be added
-// to cols[part], comes for the first time.
-func (s *seen) first(h uint64, user []byte, part uint16, cols []column) bool {
+// isFirst reports whether user, whose hash is h and whose bytes are about to be added to
+// cols[part], occurs for the first time.
+func (s *userSieve) isFirst(h uint64, user []byte, part uint16, cols []column) bool {
 	if s.places != nil {
-		return s.firstPlace(h, user, part, cols)
+		return s.isFirstByPlace(h, user, part, cols)
 	}
 	if s.users >= 2*len(s.sieve) {
-		s.grow(cols)
+		s.doubleSieve(cols)
 	}
-	if s.pass(h) {
+	if s.addTag(h) {
 		s.users++
 		return true
 	}
-	// To look through partitions may take as long as to look twice through all of
-	// them: a million who come once need half of that, and nobody gets more.
-	if s.walked += len(cols[part].buf); s.walked > 16<<10+32*s.users {
-		s.place(cols)
-		return s.firstPlace(h, user, part, cols)
+	// The searches may take as long as two passes through all partitions: a million users that
+	// occur once need half of that. Beyond it, build the map.
+	if s.walkedBytes += len(cols[part].buf); s.walkedBytes > 16<<10+32*s.users {
+		s.buildPlaces(cols)
+		return s.isFirstByPlace(h, user, part, cols)
 	}
-	if among(user, cols[part].buf) {
+	if columnHas(user, cols[part].buf) {
 		return false
 	}
 	s.users++
 	return true
 }
 
-// end forgets what only this request needs.
-func (s *seen) end() { s.places = nil }
+// dropPlaces drops the map, which only this request needs.
+func (s *userSieve) dropPlaces() { s.places = nil }
 
-// pass puts the tag of a hash into the sieve; false: it is there.
-func (s *seen) pass(h uint64) bool {
+// addTag puts the tag of a hash into the sieve. It returns false if the tag is already there.
+func (s *userSieve) addTag(h uint64) bool {
 	tag := max(h>>48, 1)
 	for at := h; ; at++ {
 		w := &s.sieve[at&uint64(len(s.sieve)-1)]
@@ -122,20 +121,20 @@ func (s *seen) pass(h uint64) bool {
 	}
 }
 
-// grow makes the sieve twice as long.
-func (s *seen) grow(cols []column) {
+// doubleSieve doubles the sieve and adds the tags of all users again.
+func (s *userSieve) doubleSieve(cols []column) {
 	s.resize(2 * len(s.sieve))
 	for i := range cols {
 		for b := cols[i].buf; len(b) > 0; {
 			var user []byte
 			user, b = cutUser(b)
-			s.pass(s.hash(user))
+			s.addTag(s.hash(user))
 		}
 	}
 }
 
-// place makes the map of all users.
-func (s *seen) place(cols []column) {
+// buildPlaces makes the map of all users.
+func (s *userSieve) buildPlaces(cols []column) {
 	s.places = make(map[uint64]uint64, s.users)
 	for i := range cols {
 		for rest := cols[i].buf; len(rest) > 0; {
@@ -147,20 +146,20 @@ func (s *seen) place(cols []column) {
 	}
 }
 
-// firstPlace is first with the map.
-func (s *seen) firstPlace(h uint64, user []byte, part uint16, cols []column) bool {
+// isFirstByPlace is isFirst by the map.
+func (s *userSieve) isFirstByPlace(h uint64, user []byte, part uint16, cols []column) bool {
 	if at, ok := s.places[h]; ok {
 		if other, _ := cutUser(cols[at>>48].buf[at&(1<<48-1):]); string(other) == string(user) {
 			return false
 		}
-		return !among(user, cols[part].buf) // two users of one hash
+		return !columnHas(user, cols[part].buf) // two users with one hash
 	}
 	s.places[h] = uint64(part)<<48 | uint64(len(cols[part].buf))
 	return true
 }
 
-// among reports whether a column holds a user.
-func among(user, column []byte) bool {
+// columnHas reports whether a column holds a user.
+func columnHas(user, column []byte) bool {
 	for len(column) > 0 {
 		var other []byte
 		if other, column = cutUser(column); string(other) == string(user) {
@@ -170,8 +169,8 @@ func among(user, column []byte) bool {
 	return false
 }
 
-// cutUser takes the first receiver off a column the splitter wrote. A reader of
-// receivers would not do: their indexes begin again with each chunk.
+// cutUser cuts the first receiver off a column that the splitter wrote. notify.ReadReceivers cannot
+// be used here, because indexes begin again with each chunk.
 func cutUser(b []byte) (user, rest []byte) {
 	_, n := binary.Uvarint(b)
 	flags, m := binary.Uvarint(b[n:])

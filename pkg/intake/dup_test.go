@@ -19,7 +19,7 @@ func feedIDs(f *splitter, users []string) int {
 	body := []byte(strings.Join(users, `"`) + strings.Repeat(" ", 16))
 	at := 0
 	for _, u := range users {
-		f.plain(body, at, at+len(u))
+		f.addPlain(body, at, at+len(u))
 		at += len(u) + 1
 	}
 	return int(f.index) - f.accepted
@@ -30,15 +30,15 @@ func feedIDs(f *splitter, users []string) int {
 func TestSameHash(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
-	f.begin(notify.Push, 3, 1<<20, 10, 2000)
+	f.reset(notify.Push, 3, 1<<20, 10, 2000)
 	f.users.k0, f.users.k1 = 0, 0 // all users of up to 7 bytes have the hash 0
 	var users []string
 	for i := range 1000 {
 		users = append(users, fmt.Sprintf("u%d", i), fmt.Sprintf("a-longer-user-id-%d", i))
 	}
 	few := users[:20]
-	if n := feedIDs(f, few); n != 0 || f.users.walked == 0 || f.users.places != nil {
-		t.Errorf("%d real receivers are dropped, %d bytes were looked through", n, f.users.walked)
+	if n := feedIDs(f, few); n != 0 || f.users.walkedBytes == 0 || f.users.places != nil {
+		t.Errorf("%d real receivers are dropped, %d bytes were looked through", n, f.users.walkedBytes)
 	}
 	if n := feedIDs(f, users); n != len(few) || f.users.places == nil {
 		t.Errorf("%d of %d repeated users are found", n, len(few))
@@ -46,15 +46,15 @@ func TestSameHash(t *testing.T) {
 	if n := feedIDs(f, users); n != len(few)+len(users) {
 		t.Errorf("%d of %d repeated users are found", n, len(few)+len(users))
 	}
-	f.begin(notify.Push, 3, 1<<20, 10, 2000)
+	f.reset(notify.Push, 3, 1<<20, 10, 2000)
 	slices.Reverse(users)
 	if n := feedIDs(f, users); n != 0 {
 		t.Errorf("%d users are dropped because of the request before", n)
 	}
 }
 
-// TestSievePasses: next to nobody who comes once is looked for, and nobody is
-// forgotten, whether the sieve was made for so many or grew.
+// TestSievePasses: almost no user that occurs once is searched, and no user is forgotten, whether
+// the sieve was made for this many users or grew.
 func TestSievePasses(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
@@ -64,12 +64,12 @@ func TestSievePasses(t *testing.T) {
 		ids[i] = fmt.Sprintf("user-%d", i)
 	}
 	for _, guess := range []int{users, 0} {
-		f.begin(notify.Push, 64, 1<<20, 10, guess)
-		if n := feedIDs(f, ids); n != 0 || f.users.walked > users || f.users.places != nil { // 3 partitions of 44 KB on average
-			t.Errorf("guess %d: %d users are dropped, %d bytes were looked through", guess, n, f.users.walked)
+		f.reset(notify.Push, 64, 1<<20, 10, guess)
+		if n := feedIDs(f, ids); n != 0 || f.users.walkedBytes > users || f.users.places != nil { // 3 partitions of 44 KB on average
+			t.Errorf("guess %d: %d users are dropped, %d bytes were looked through", guess, n, f.users.walkedBytes)
 		}
 		for _, id := range ids {
-			if f.users.pass(f.users.hash([]byte(id))) {
+			if f.users.addTag(f.users.hash([]byte(id))) {
 				t.Fatalf("guess %d: %s is forgotten", guess, id)
 			}
 		}
@@ -82,7 +82,7 @@ func TestSeenGrows(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
 	for _, guess := range []int{0, 10, 100_000, 1} {
-		f.begin(notify.Push, 7, 1024, 10, guess)
+		f.reset(notify.Push, 7, 1024, 10, guess)
 		var users []string
 		for i := range 20_000 {
 			users = append(users, fmt.Sprintf("%0*d", 1+i%24, i))
@@ -96,19 +96,19 @@ func TestSeenGrows(t *testing.T) {
 		}
 		for u := range want {
 			before := f.accepted
-			if f.add([]byte(u), []byte("fcm:x"), nil); f.accepted != before {
+			if f.addReceiver([]byte(u), []byte("fcm:x"), nil); f.accepted != before {
 				t.Fatalf("guess %d: %s is taken twice", guess, u)
 			}
 		}
 	}
 }
 
-// TestSeenWalksLittle: who sends all users of a partition twice does not make us look
-// through it for each, and receivers with addresses and variables are told apart, too.
+// TestSeenWalksLittle: a request with all users of a partition twice does not cause a search of the
+// partition for each, and receivers with addresses and variables are told apart, too.
 func TestSeenWalksLittle(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
-	f.begin(notify.Push, 1, 1<<20, 10, 0)
+	f.reset(notify.Push, 1, 1<<20, 10, 0)
 	most := 0
 	for turn := range 2 {
 		for i := range 20_000 {
@@ -119,9 +119,9 @@ func TestSeenWalksLittle(t *testing.T) {
 			if i%3 == 0 {
 				vars = nil
 			}
-			f.add(fmt.Appendf(nil, "user-%d", i), address, vars)
+			f.addReceiver(fmt.Appendf(nil, "user-%d", i), address, vars)
 			if f.users.places == nil {
-				most = f.users.walked
+				most = f.users.walkedBytes
 			}
 		}
 		if f.accepted != 20_000 || int(f.index)-f.accepted != turn*20_000 {
@@ -131,7 +131,7 @@ func TestSeenWalksLittle(t *testing.T) {
 	if all := len(f.cols[0].buf); most > 2*all || f.users.places == nil {
 		t.Errorf("%d bytes were looked through of %d", most, all)
 	}
-	if new(Service).giveBack(f); f.users.places != nil {
+	if new(Service).poolSplitter(f); f.users.places != nil {
 		t.Error("what is kept for the next request has the map")
 	}
 }

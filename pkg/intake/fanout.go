@@ -17,14 +17,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Fanout answers POST /v1/notifications:fanout: 201 with the first id, how many
-// receivers were accepted, and which were refused. Receiver i of the request
-// has the id of the first with i for its index, refused ones counted too.
+// Fanout answers POST /v1/notifications:fanout: 201 with the first id, the number of accepted
+// receivers, and the refused ones. The id of receiver i is the first id with index i; refused
+// receivers count too.
 //
-// A part of a campaign has (caller, campaign, part) for its key, with or
-// without an Idempotency-Key.
+// A part of a campaign has the key (caller, campaign, part), with or without an Idempotency-Key.
 func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
-	end := s.cfg.Events.begin(m, len(body))
+	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -58,28 +57,28 @@ func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a re
 		}
 		defer done()
 		if key.Key != "" {
-			m.Fingerprint(body) // with the same processor
+			m.Fingerprint(body) // while the processor is held
 		}
 		return s.planFanout(&m, &b, l)
 	}
-	if a, err = s.once.Do(ctx, &m, key, body, plan); errors.Is(err, errRaised) {
-		a, err = s.once.Do(ctx, &m, key, body, plan) // by the new number; nothing was stored
+	if a, err = s.once.Do(ctx, &m, key, body, plan); errors.Is(err, errPartitionsRaised) {
+		a, err = s.once.Do(ctx, &m, key, body, plan) // with the new partition count; nothing was stored
 	}
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" { // whatever key came with it
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" {
 		e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
 	}
 	return a, err
 }
 
-// fanBody is a fan-out whose head is read and whose receivers are not.
+// fanBody is a fan-out whose head was read and whose receivers were not.
 type fanBody struct {
 	fanHead
-	guess int // how many receivers there are, by the size of the first
-	// feed reads the receivers, and checks what follows them.
+	guess int // estimated number of receivers, by the size of the first
+	// feed reads the receivers into f and checks what follows them.
 	feed func(f *splitter) error
 }
 
-func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*plan, error) {
+func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*storePlan, error) {
 	topic := b.lane().Topic()
 	parts, err := s.partitions(topic, l.Base, l.Partitions)
 	if err != nil {
@@ -101,24 +100,24 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*pla
 		Channel: b.channel, Category: b.category, Accepted: l.Accepted, Expires: b.expires,
 		Caller: m.Caller, Campaign: b.campaign, Content: b.content, NotBefore: fire,
 	}
-	// The same room whatever the trace: a repeat that finds its layout frozen may
-	// come with another one.
+	// The room must not depend on the trace: a repeat with a frozen layout may come with another
+	// trace.
 	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64 - traceRoom
 	e.Trace, e.TraceState = m.Trace, m.TraceState
 
 	f, users := s.fans.Get().(*splitter), b.guess
-	f.only = m.Users
-	f.needs.of(b.channel, &b.content)
+	f.userPrefix = m.Users
+	f.needs.readTexts(b.channel, &b.content)
 	for {
-		f.begin(b.channel, parts, block, s.cfg.MaxRejected, users)
+		f.reset(b.channel, parts, block, s.cfg.MaxRejected, users)
 		if err := b.feed(f); err != nil {
 			s.fans.Put(f)
 			return nil, err
 		}
-		if f.largest() <= room || block == 1 || l.Block != 0 {
+		if f.largestChunk() <= room || block == 1 || l.Block != 0 {
 			break
 		}
-		block, users = f.fitting(room), int(f.index)
+		block, users = f.fittingBlock(room), int(f.index)
 	}
 	if f.index == 0 {
 		s.fans.Put(f)
@@ -128,7 +127,7 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*pla
 		s.fans.Put(f)
 		return nil, err
 	}
-	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: block, fan: topic, done: func() { s.giveBack(f) }}
+	p := &storePlan{s: s, m: m, basis: l, fire: fire, parts: parts, block: block, fanoutTopic: topic, done: func() { s.poolSplitter(f) }}
 	s.addChunks(p, f, &e, topic)
 	if b.campaign != "" {
 		p.campaign = &campaignPart{id: b.campaign, part: b.part, accepted: f.accepted, rejected: int(f.index) - f.accepted}
@@ -139,10 +138,10 @@ func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*pla
 	return p, nil
 }
 
-func (s *Service) addChunks(p *plan, f *splitter, e *notify.Envelope, topic string) {
+func (s *Service) addChunks(p *storePlan, f *splitter, e *notify.Envelope, topic string) {
 	recs := f.records(e, topic)
 	if e.NotBefore == 0 {
-		p.recs, p.classes = recs, slices.Repeat([]class{classOf(e.Category)}, len(recs))
+		p.recs, p.classes = recs, slices.Repeat([]storeClass{classOf(e.Category)}, len(recs))
 		return
 	}
 	p.schedules = []engine.Schedule{{
@@ -161,10 +160,10 @@ func (s *Service) addChunks(p *plan, f *splitter, e *notify.Envelope, topic stri
 	}
 }
 
-// giveBack keeps a splitter for the next request, unless it grew very large.
-func (s *Service) giveBack(f *splitter) {
+// poolSplitter keeps a splitter for the next request, unless it grew very large.
+func (s *Service) poolSplitter(f *splitter) {
 	const most = 64 << 20
-	f.users.end()
+	f.users.dropPlaces()
 	if cap(f.values) <= most {
 		s.fans.Put(f)
 	}
@@ -173,7 +172,7 @@ func (s *Service) giveBack(f *splitter) {
 func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fire int64, f *splitter, failed *failures) (request.Answer, bool, error) {
 	c := classOf(b.category)
 	if fire != 0 {
-		c = later
+		c = classLater
 	}
 	if failed[c] != nil {
 		return request.Answer{}, false, failed[c]
@@ -188,21 +187,21 @@ func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fi
 		Rejected: make([]api.Rejected, len(f.rejected)),
 	}
 	for i, r := range f.rejected {
-		out.Rejected[i] = api.Rejected{Index: r.index, Code: r.why.code, Detail: r.why.field + ": " + r.why.detail}
+		out.Rejected[i] = api.Rejected{Index: r.index, Code: r.reason.code, Detail: r.reason.field + ": " + r.reason.detail}
 	}
 	body, err := json.Marshal(&out)
 	return request.Answer{Status: http.StatusCreated, Body: body}, err == nil, err
 }
 
-// fanJSON is a fan-out whose receivers are read apart.
+// fanJSON is a fan-out whose receivers are read separately.
 type fanJSON struct {
 	api.Fanout
 	Part      *uint32        `json:"part"` // of a campaign, the first is 0
 	Receivers jsontext.Value `json:"receivers"`
 }
 
-func (j *fanJSON) head(h *fanHead) error {
-	if err := h.read(j.Channel, j.Category, &j.Content, j.ScheduledAt, j.ExpiresAt); err != nil {
+func (j *fanJSON) toHead(h *fanHead) error {
+	if err := h.readTerms(j.Channel, j.Category, &j.Content, j.ScheduledAt, j.ExpiresAt); err != nil {
 		return err
 	}
 	h.campaign = j.Campaign
@@ -212,11 +211,10 @@ func (j *fanJSON) head(h *fanHead) error {
 	return checkCampaign(h.campaign, j.Part != nil)
 }
 
-// readFanJSON reads {head..., "receivers": [...], head...}. The library checks
-// the body with null in place of the array, the scanner checks the array:
-// together that is the whole body.
+// readFanJSON reads {head..., "receivers": [...], head...}. The library checks the body with null
+// in place of the array, and the scanner checks the array. Together they check the whole body.
 func readFanJSON(body []byte, b *fanBody) error {
-	at, err := topLevel(body, "receivers")
+	at, err := findMember(body, "receivers")
 	if err != nil {
 		return err
 	}
@@ -226,25 +224,25 @@ func readFanJSON(body []byte, b *fanBody) error {
 		}
 		return invalid("required", "receivers", "a fan-out has at least one receiver")
 	}
-	// Where the array ends is needed before it is read. A body that ends in
-	// "]}" ends with it: no other field is an array. So it need not be looked
-	// through twice; should the guess be wrong, the body is.
+	// The end of the array is needed before the array is read. If the body ends in "]}", the array
+	// most likely ends there, because no other field is an array. Then the body is not scanned
+	// twice. If that turns out wrong, it is.
 	end := lastArrayEnd(body)
-	if end <= at || readFanHead(without(body, at, end), &b.fanHead) != nil {
+	if end <= at || readFanHead(withNull(body, at, end), &b.fanHead) != nil {
 		var ok bool
 		if end, ok = skipValue(body, at); !ok {
-			return badJSON(end, "the receivers do not end")
+			return badJSON(end, "the array of receivers does not end")
 		}
-		if err := readFanHead(without(body, at, end), &b.fanHead); err != nil {
+		if err := readFanHead(withNull(body, at, end), &b.fanHead); err != nil {
 			return err
 		}
 	}
-	b.guess = guess(body, at+1, end)
+	b.guess = guessCount(body, at+1, end)
 	b.feed = func(f *splitter) error {
 		got, err := scanArray(body, at, f)
 		if err == nil && got != end {
-			if err = readFanHead(without(body, at, got), new(fanHead)); err == nil {
-				err = badJSON(got, "the receivers do not end here")
+			if err = readFanHead(withNull(body, at, got), new(fanHead)); err == nil {
+				err = badJSON(got, "the array of receivers does not end here")
 			}
 		}
 		return err
@@ -252,8 +250,8 @@ func readFanJSON(body []byte, b *fanBody) error {
 	return nil
 }
 
-// guess returns how many values like the first one fit in b[from:to].
-func guess(b []byte, from, to int) int {
+// guessCount returns how many values like the first one fit into b[from:to].
+func guessCount(b []byte, from, to int) int {
 	from = skipSpace(b, from)
 	end, ok := skipValue(b, from)
 	if !ok || end >= to {
@@ -262,8 +260,8 @@ func guess(b []byte, from, to int) int {
 	return (to-from)/(end-from+1) + 1
 }
 
-// lastArrayEnd returns the position behind the array that is the last thing in
-// the object b, -1 when something else is.
+// lastArrayEnd returns the position behind the array that ends the object b, or -1 if the object
+// ends with something else.
 func lastArrayEnd(b []byte) int {
 	b = bytes.TrimRight(b, " \t\r\n")
 	b, ok := bytes.CutSuffix(b, []byte("}"))
@@ -273,25 +271,25 @@ func lastArrayEnd(b []byte) int {
 	return -1
 }
 
-// without returns b with null in place of b[from:to].
-func without(b []byte, from, to int) []byte {
+// withNull returns b with null in place of b[from:to].
+func withNull(b []byte, from, to int) []byte {
 	out := make([]byte, 0, from+4+len(b)-to)
 	out = append(out, b[:from]...)
 	out = append(out, "null"...)
 	return append(out, b[to:]...)
 }
 
-// readFanHead reads a body whose receivers are null or left out.
+// readFanHead reads a body whose receivers are null or missing.
 func readFanHead(b []byte, h *fanHead) error {
 	var j fanJSON
 	if err := request.Decode(b, &j); err != nil {
 		return err
 	}
-	return j.head(h)
+	return j.toHead(h)
 }
 
-// readFanLines reads a head without receivers in the first line and a receiver
-// in each line after it. Blank lines are skipped.
+// readFanLines reads a head without receivers from the first line, and a receiver from each
+// following line. It skips blank lines.
 func readFanLines(body []byte, b *fanBody) error {
 	start := skipSpace(body, 0)
 	end := len(body)
@@ -303,11 +301,11 @@ func readFanLines(body []byte, b *fanBody) error {
 		return err
 	}
 	if j.Receivers != nil {
-		return invalid("unknown_field", "receivers", "there is no such field in a head; each receiver is a line after it")
+		return invalid("unknown_field", "receivers", "a head has no receivers; each receiver is a line after the head")
 	}
-	b.guess = guess(body, end, len(body))
+	b.guess = guessCount(body, end, len(body))
 	b.feed = func(f *splitter) error { return scanLines(body, end, f) }
-	return j.head(&b.fanHead)
+	return j.toHead(&b.fanHead)
 }
 
 func readFanProto(body []byte, b *fanBody) error {

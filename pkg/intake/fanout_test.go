@@ -259,14 +259,14 @@ func TestFittingIsHalving(tt *testing.T) {
 		block := uint32(1) << rapid.IntRange(1, 16).Draw(t, "block")
 		f := newSplitter()
 		read := func(block uint32) int {
-			f.begin(notify.Push, parts, block, 10, len(sizes))
+			f.reset(notify.Push, parts, block, 10, len(sizes))
 			for range before {
-				f.add(nil, nil, nil)
+				f.addReceiver(nil, nil, nil)
 			}
 			for i, n := range sizes {
-				f.add(fmt.Appendf(nil, "user-%d", i), nil, bytes.Repeat([]byte{'v'}, n))
+				f.addReceiver(fmt.Appendf(nil, "user-%d", i), nil, bytes.Repeat([]byte{'v'}, n))
 			}
-			return f.largest()
+			return f.largestChunk()
 		}
 		// Room at which a byte more or less decides.
 		room := read(block>>rapid.IntRange(0, bits.Len32(block)-1).Draw(t, "halvings")) - rapid.IntRange(0, 1).Draw(t, "less")
@@ -276,7 +276,7 @@ func TestFittingIsHalving(tt *testing.T) {
 		}
 		got := block
 		if read(block) > room {
-			got = f.fitting(room)
+			got = f.fittingBlock(room)
 		}
 		if got != want {
 			t.Fatalf("block of %d, halving makes it %d", got, want)

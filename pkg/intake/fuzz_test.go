@@ -45,7 +45,7 @@ func reference(body []byte) (fanHead, []refReceiver, error) {
 	if err := json.Unmarshal(body, &j, request.Strict); err != nil {
 		return h, nil, err
 	}
-	if err := (&fanJSON{Fanout: j.Fanout, Part: j.Part}).head(&h); err != nil {
+	if err := (&fanJSON{Fanout: j.Fanout, Part: j.Part}).toHead(&h); err != nil {
 		return h, nil, err
 	}
 	for _, r := range j.Receivers {
@@ -63,7 +63,7 @@ func reference(body []byte) (fanHead, []refReceiver, error) {
 func outcome(f *splitter) []string {
 	out := make([]string, f.index)
 	for _, r := range f.rejected {
-		out[r.index] = "refused " + r.why.code
+		out[r.index] = "refused " + r.reason.code
 	}
 	f.closeBlock()
 	for _, c := range f.chunks {
@@ -102,7 +102,7 @@ func FuzzFanoutJSON(f *testing.F) {
 		var b fanBody
 		err := readFanJSON(body, &b)
 		if err == nil {
-			fast.begin(b.channel, parts, block, 1<<20, 0)
+			fast.reset(b.channel, parts, block, 1<<20, 0)
 			if err = b.feed(fast); err == nil && fast.index == 0 {
 				err = errors.New("no receivers")
 			}
@@ -119,13 +119,13 @@ func FuzzFanoutJSON(f *testing.F) {
 		if fmt.Sprintf("%+v", b.fanHead) != fmt.Sprintf("%+v", want) {
 			t.Fatalf("head %+v, library %+v", b.fanHead, want)
 		}
-		slow.begin(b.channel, parts, block, 1<<20, 0)
+		slow.reset(b.channel, parts, block, 1<<20, 0)
 		for _, r := range receivers {
 			vars := []byte(r.Variables)
 			if string(vars) == "null" {
 				vars = nil
 			}
-			slow.add([]byte(r.UserID), []byte(r.Address), vars)
+			slow.addReceiver([]byte(r.UserID), []byte(r.Address), vars)
 		}
 		got, ref := outcome(fast), outcome(slow)
 		if fmt.Sprint(got) != fmt.Sprint(ref) {
@@ -143,7 +143,7 @@ func FuzzFanoutLines(f *testing.F) {
 	fast, slow := newSplitter(), newSplitter()
 	f.Fuzz(func(t *testing.T, lines []byte) {
 		var refErr error
-		slow.begin(notify.Push, 3, 4, 1<<20, 0)
+		slow.reset(notify.Push, 3, 4, 1<<20, 0)
 		for line := range bytes.SplitSeq(lines, []byte("\n")) {
 			if line = bytes.Trim(line, " \t\r"); len(line) == 0 {
 				continue
@@ -159,14 +159,14 @@ func FuzzFanoutLines(f *testing.F) {
 			if string(r.Variables) == "null" {
 				r.Variables = nil
 			}
-			slow.add([]byte(r.UserID), []byte(r.Address), r.Variables)
+			slow.addReceiver([]byte(r.UserID), []byte(r.Address), r.Variables)
 		}
 		body := append([]byte(head), lines...)
 		var b fanBody
 		if err := readFanLines(body, &b); err != nil {
 			t.Fatal(err)
 		}
-		fast.begin(notify.Push, 3, 4, 1<<20, 0)
+		fast.reset(notify.Push, 3, 4, 1<<20, 0)
 		err := b.feed(fast)
 		if (err == nil) != (refErr == nil) {
 			t.Fatalf("scanner: %v; library: %v", err, refErr)
@@ -190,7 +190,7 @@ func FuzzFanoutProto(f *testing.F) {
 		if readFanProto(body, &b) != nil {
 			return
 		}
-		s.begin(b.channel, 3, 4, 1<<20, 0)
+		s.reset(b.channel, 3, 4, 1<<20, 0)
 		if b.feed(s) != nil {
 			return
 		}

@@ -356,7 +356,7 @@ func TestBatchKeepsItsSwitches(t *testing.T) {
 }
 
 // A request that stalled for longer than its lease and is then refused must not
-// release the key: whoever took it over has appended under its ids.
+// release the key: the request that took it over has appended under its ids.
 func TestStalledRequestKeepsTheKey(t *testing.T) {
 	t.Parallel()
 	for _, q := range requests() {
@@ -366,7 +366,7 @@ func TestStalledRequestKeepsTheKey(t *testing.T) {
 				r := newRig(t, Config{Owner: "b"})
 				stalled, goOn := make(chan struct{}), make(chan struct{})
 				late := r.service(t, Config{Owner: "a"})
-				late.st.Gate = gateFunc(func() error {
+				late.stores.Gate = gateFunc(func() error {
 					close(stalled)
 					<-goOn
 					return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", RetryAfter: time.Second}
@@ -480,7 +480,7 @@ func TestFailedAppendKeepsIDs(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			r.st.Spill = nil
+			r.stores.Spill = nil
 			m := request.Meta{Caller: "c", Key: "k"}
 			r.log.set(notify.Unavailable("log", time.Second, errDown))
 			_, err := q.call(r.Service, t.Context(), m, q.body)

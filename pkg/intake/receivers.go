@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// scanArray feeds the receivers of the JSON array that starts at b[i] to f and
-// returns the position behind it.
+// scanArray adds the receivers of the JSON array that starts at b[i] to f. It returns the position
+// behind the array.
 func scanArray(b []byte, i int, f *splitter) (int, error) {
 	if i >= len(b) || b[i] != '[' {
 		if i+4 <= len(b) && string(b[i:i+4]) == "null" {
@@ -28,14 +28,14 @@ func scanArray(b []byte, i int, f *splitter) (int, error) {
 	for {
 		var err error
 		if i, err = scanReceiver(b, i, 2, f); err != nil {
-			return i, f.at(err)
+			return i, f.atReceiver(err)
 		}
 		if i < len(b) && b[i] != ',' {
 			i = skipSpace(b, i)
 		}
 		switch {
 		case i >= len(b):
-			return i, badJSON(i, "the receivers do not end")
+			return i, badJSON(i, "the array of receivers does not end")
 		case b[i] == ']':
 			return i + 1, nil
 		case b[i] != ',':
@@ -47,7 +47,7 @@ func scanArray(b []byte, i int, f *splitter) (int, error) {
 	}
 }
 
-// scanLines feeds the receivers of b, one per line, to f.
+// scanLines adds the receivers of b, one per line, to f.
 func scanLines(b []byte, i int, f *splitter) error {
 	for {
 		if i = skipSpace(b, i); i == len(b) {
@@ -58,20 +58,19 @@ func scanLines(b []byte, i int, f *splitter) error {
 			err = badJSON(i, "a receiver must stay on its line")
 		}
 		if err != nil {
-			return f.at(err)
+			return f.atReceiver(err)
 		}
 		for end < len(b) && (b[end] == ' ' || b[end] == '\t' || b[end] == '\r') {
 			end++
 		}
 		if end < len(b) && b[end] != '\n' {
-			return f.at(badJSON(end, "one receiver per line is expected"))
+			return f.atReceiver(badJSON(end, "one receiver per line is expected"))
 		}
 		i = end
 	}
 }
 
-// scanReceiver reads one receiver, a user id or an object, that lies depth
-// values deep.
+// scanReceiver reads one receiver, a user id or an object, which is nested in depth values.
 func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
 	if i >= len(b) {
 		return i, badJSON(i, "a receiver is expected")
@@ -79,14 +78,14 @@ func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
 	switch b[i] {
 	case '"':
 		if j := plainEnd(b, i+1); j < len(b) && b[j] == '"' {
-			f.plain(b, i+1, j)
+			f.addPlain(b, i+1, j)
 			return j + 1, nil
 		}
 		user, end, err := stringAt(b, i)
 		if err != nil {
 			return i, err
 		}
-		f.add(user, nil, nil)
+		f.addReceiver(user, nil, nil)
 		return end, nil
 	case '{':
 		return scanObject(b, i, depth+1, f)
@@ -98,7 +97,7 @@ func scanObject(b []byte, i, depth int, f *splitter) (int, error) {
 	var user, address, vars []byte
 	var seen [3]bool
 	if i = skipSpace(b, i+1); i < len(b) && b[i] == '}' {
-		f.add(nil, nil, nil)
+		f.addReceiver(nil, nil, nil)
 		return i + 1, nil
 	}
 	for {
@@ -134,7 +133,7 @@ func scanObject(b []byte, i, depth int, f *splitter) (int, error) {
 		}
 		seen[field] = true
 		if i = skipSpace(b, i); i < len(b) && b[i] == '}' {
-			f.add(user, address, vars)
+			f.addReceiver(user, address, vars)
 			return i + 1, nil
 		}
 		if i >= len(b) || b[i] != ',' {
@@ -148,7 +147,7 @@ func stringOrNull(b []byte, i int, field string) ([]byte, int, error) {
 	switch {
 	case i < len(b) && b[i] == '"':
 		s, end, err := stringAt(b, i)
-		return s, end, under(field, err)
+		return s, end, prefixField(field, err)
 	case i+4 <= len(b) && string(b[i:i+4]) == "null":
 		return nil, i + 4, nil
 	}
@@ -171,12 +170,12 @@ func objectOrNull(b []byte, i, depth int) ([]byte, int, error) {
 		return nil, i, tooDeep("variables")
 	}
 	if err := checkValue(v); err != nil {
-		return nil, i, under("variables", err)
+		return nil, i, prefixField("variables", err)
 	}
 	return v, end, nil
 }
 
-// checkValue checks one JSON value with nothing around it.
+// checkValue checks that v is one JSON value with nothing around it.
 func checkValue(v []byte) error {
 	if jsontext.Value(v).IsValid() {
 		return nil
@@ -190,7 +189,7 @@ func checkValue(v []byte) error {
 	return request.DecodeError(err)
 }
 
-// columnReceivers feeds a packed column (protobuf) to f.
+// columnReceivers adds the receivers of a packed column (protobuf) to f.
 func columnReceivers(column []byte, count uint32, f *splitter) error {
 	rd := notify.ReadReceivers(column)
 	for r := (notify.Receiver{}); rd.Next(&r); {
@@ -199,7 +198,7 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 		}
 		if r.Address == nil && r.Variables == nil && plainEnd(r.User, 0) == len(r.User) {
 			end := len(column) - len(rd.Rest())
-			f.plain(column, end-len(r.User), end)
+			f.addPlain(column, end-len(r.User), end)
 			continue
 		}
 		if !utf8.Valid(r.User) || !utf8.Valid(r.Address) {
@@ -207,9 +206,9 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 		}
 		vars, err := objectBytes(r.Variables, "variables", 0)
 		if err != nil {
-			return f.at(err)
+			return f.atReceiver(err)
 		}
-		f.add(r.User, r.Address, vars)
+		f.addReceiver(r.User, r.Address, vars)
 	}
 	if rd.Err() != nil {
 		return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), "the packed column is damaged")
@@ -220,8 +219,8 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 	return nil
 }
 
-// under puts the name of the field an error is about before its own.
-func under(field string, err error) error {
+// prefixField puts field before the field name in err.
+func prefixField(field string, err error) error {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
 		return err

@@ -12,15 +12,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Limits that are the intake's own, in bytes.
+// Limits that only the intake has, in bytes.
 const (
 	maxCollapseKey = 64                                           // APNs' limit of apns-collapse-id
 	maxFrom        = 320                                          // the longest e-mail address
-	traceRoom      = request.MaxTrace + request.MaxTraceState + 8 // of both in a record
+	traceRoom      = request.MaxTrace + request.MaxTraceState + 8 // for both in a record
 	maxMoment      = 253_402_300_799_999                          // ms since 1970: the end of 9999, as far as RFC 3339 goes
 )
 
-// terms are what all receivers of a request have in common.
+// terms are what all receivers of a request share.
 type terms struct {
 	channel   notify.Channel
 	category  notify.Category
@@ -35,18 +35,17 @@ func (t *terms) lane() notify.Lane { return notify.LaneOf(t.channel, t.category)
 type rules struct {
 	refused  [len(notify.Channels) + 1][len(notify.Categories) + 1]bool
 	sms      [len(notify.Categories) + 1]bool
-	off      switches // what refused and sms come to
+	off      switches // the combinations that refused and sms exclude
 	later    bool
 	clock    Gate // nil: always right
 	maxDelay time.Duration
 	jitter   time.Duration
 }
 
-// switches has a bit for each channel and category that the configuration refuses.
-// A batch freezes them: a repeat refuses the items that were refused when the batch
-// was first sent and takes the items that were taken then, whatever the configuration
-// says now. A single request and a fan-out freeze no switches: a resumed one was accepted
-// as a whole, so nothing of it is refused.
+// switches has a bit for each channel and category that the configuration refuses. A batch freezes
+// them in its reservation. Its repeat then refuses and accepts the same items as the first request,
+// whatever the configuration says now. A single request and a fan-out freeze none: a resumed one
+// was accepted as a whole, so nothing of it is refused.
 type switches uint16
 
 // frozenSwitches is set in stored switches, so that they are never 0.
@@ -86,16 +85,16 @@ func newRules(cfg Config) rules {
 	return r
 }
 
-// admit checks the terms of a request accepted at now (ms). off are the switches that
-// refuse: the current ones, or for a resumed request the switches at its first
-// acceptance, since part of it may be in the log already.
+// admit checks the terms of a request accepted at now (ms). off are the switches that refuse: the
+// current ones, or for a resumed request those of its first acceptance, because part of it may be
+// in the log already.
 //
-// A clock that is off would send at once what is due later, and refuse for good what
-// another process takes. So admit returns the clock's error (notify.KindUnavailable)
-// where the answer depends on it. What is due now and expires later does not.
+// With a wrong clock admit would send at once what is due later, and refuse for good what another
+// process accepts. So it returns the clock's error (notify.KindUnavailable) where the answer
+// depends on the clock. A notification that is due now and expires later does not.
 func (r *rules) admit(t *terms, now int64, off switches) error {
 	if t.scheduled != 0 || t.expires != 0 && t.expires <= now {
-		if err := check(r.clock); err != nil {
+		if err := checkGate(r.clock); err != nil {
 			return err
 		}
 	}
@@ -107,13 +106,13 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 		return invalid("category_refused", "category", "intake.refuse: "+t.category.String()+" by "+t.channel.String()+" is switched off")
 	case t.expires != 0 && t.expires <= now:
 		return invalid("expires_in_past", "expires_at", "must lie in the future")
-	case t.expires > maxMoment: // only protobuf can say so
-		return invalid("out_of_range", "expires_at", "no time lies behind the year 9999")
+	case t.expires > maxMoment: // possible only in protobuf
+		return invalid("out_of_range", "expires_at", "must not lie after the year 9999")
 	}
 	if t.scheduled > now {
 		switch {
 		case !r.later:
-			return invalid("scheduling_disabled", "scheduled_at", "this server does not schedule: leave it out to send now")
+			return invalid("scheduling_disabled", "scheduled_at", "this server does not schedule; leave scheduled_at out to send now")
 		case t.scheduled-now > r.maxDelay.Milliseconds():
 			return invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("lies more than %.0f days ahead", r.maxDelay.Hours()/24))
 		case t.expires != 0 && t.expires <= t.scheduled:
@@ -123,9 +122,8 @@ func (r *rules) admit(t *terms, now int64, off switches) error {
 	return checkContent(t.channel, &t.content)
 }
 
-// fire returns when an admitted request is due, 0: now. Jitter only moves it
-// later, by at most a tenth of the delay and never past its deadline. It is the
-// same for the same base and now.
+// fire returns when an admitted request is due, 0: now. Jitter only moves it later, by at most a
+// tenth of the delay and never past its expiry. The result is the same for the same base and now.
 func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
 	if t.scheduled <= now {
 		return 0
@@ -197,7 +195,7 @@ func checkContent(ch notify.Channel, c *notify.Content) error {
 	return nil
 }
 
-// tooLongIn names the first field of c that is too long.
+// tooLongIn returns the error for the first field of c that is too long.
 func tooLongIn(c *notify.Content) error {
 	for _, f := range [...]struct {
 		name string
@@ -220,7 +218,7 @@ func tooLongIn(c *notify.Content) error {
 	return nil
 }
 
-// A reason says why one receiver is refused; "" is none.
+// A reason says why one receiver is refused; the zero reason means that it is not.
 type reason struct {
 	code, field, detail string
 }
@@ -235,7 +233,7 @@ var (
 	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
 )
 
-// checkReceiver checks what the fast path of a plain user id does not need.
+// checkReceiver checks a receiver. The fast path of a plain user id does not need it.
 func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) reason {
 	switch {
 	case only != "" && !bytes.HasPrefix(user, []byte(only)):
@@ -244,7 +242,7 @@ func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) r
 		return reasonNoUser
 	case len(user) > notify.MaxUserID:
 		return reasonLongUser
-	case plainEnd(user, 0) < len(user), user[0] == '.', user[0] == '/': // else CheckUserID has nothing against it
+	case plainEnd(user, 0) < len(user), user[0] == '.', user[0] == '/': // otherwise CheckUserID accepts it
 		if rule := notify.CheckUserID(alias(user)); rule != "" {
 			return reason{"bad_user_id", "user_id", rule}
 		}
@@ -258,8 +256,8 @@ func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) r
 	return checkAddress(ch, address)
 }
 
-// checkAddress checks the form of an address, not whether it exists. The rules
-// are those of stored addresses.
+// checkAddress checks the form of an address, not whether it exists. The rules are those of stored
+// addresses.
 func checkAddress(ch notify.Channel, a []byte) reason {
 	if len(a) > notify.MaxAddress {
 		return reasonLongAddr
@@ -276,8 +274,8 @@ func tooLong(field string, n, limit int) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_long", Field: field, Msg: fmt.Sprintf("%d bytes, at most %d are allowed", n, limit)}
 }
 
-// given reports whether there is a reason. Comparing all of it with noReason is a
-// call, 7 ns for each receiver.
+// given reports whether there is a reason. A comparison with noReason would be a call, 7 ns for
+// each receiver.
 func (r reason) given() bool { return r.code != "" }
 
 func (r reason) err(prefix string) error {

@@ -279,7 +279,7 @@ func TestScheduled(t *testing.T) {
 			t.Errorf("jitter seen %v, %d timers, %d records", moved, len(r.later.ts), len(r.log.records()))
 		}
 
-		r.st.Later, r.rules.later = nil, false
+		r.stores.Later, r.rules.later = nil, false
 		_, err = r.Single(t.Context(), request.Meta{Caller: "c"}, body("otp"))
 		refused(t, err, notify.KindInvalid, "scheduling_disabled", "scheduled_at")
 		_, err = r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"scheduled_at":"2000-02-01T00:00:00Z","expires_at":"2000-01-20T00:00:00Z"`)))
@@ -327,7 +327,7 @@ func TestGate(t *testing.T) {
 func TestBulkGate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
-	r.st.BulkGate = &fakeGate{err: errDown}
+	r.stores.BulkGate = &fakeGate{err: errDown}
 	m := request.Meta{Caller: "c"}
 	marketing := single(`"category":"marketing"`)
 	fan := func(category string) []byte {

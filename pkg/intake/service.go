@@ -16,60 +16,60 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Version names the way this build splits requests into records. It is frozen
-// in a reservation: another version could not write the same records again.
+// Version is the version of the way in which this build splits requests into records. The
+// reservation stores it, because another version could not write the same records again.
 const Version = 2 // 1 derived the ids of a batch by SHA-256
 
-// Log appends records durably, in the order given per partition. A nil error:
-// every record is acknowledged and none is referred to any more. An error: any
-// of them may or may not be stored, and may still be referred to.
+// Log appends records durably, in the given order per partition. If the error is nil, every record
+// is acknowledged and the log keeps no reference to them. Otherwise each of them may or may not be
+// stored, and the log may still refer to them.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Gate says whether the log may take anything: an error when it is at its cap
-// or its volume is full or broken.
+// Gate returns an error while the log cannot take anything: it is at its cap, or its volume is full
+// or broken.
 type Gate interface {
 	Err() error
 }
 
-// Later keeps envelopes until they are due: first the schedules, then their
-// timers. Storing the same again changes nothing. It may keep the payloads.
+// Later stores schedules and then their timers until they are due. Storing the same values again
+// changes nothing. It may keep the payloads.
 type Later interface {
 	Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
 }
 
-// Campaigns are store.Campaigns.
+// Campaigns stores campaigns and their parts; store.Campaigns implements it.
 type Campaigns interface {
 	AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error
 	Get(ctx context.Context, campaign string) (c engine.Campaign, ok bool, err error)
 }
 
-// Cancels knows what was cancelled: users.CancelStore.
+// Cancels reads cancellations; users.CancelStore implements it.
 type Cancels interface {
 	Get(ctx context.Context, scope string) (c engine.Cancel, ok bool, err error)
 }
 
-// Stores are what intake writes to.
+// Stores are the stores to which intake writes.
 type Stores struct {
 	Log Log // required
-	// Partitions returns over how many partitions of a topic, 1 to 65535, what is made of
-	// the request of a base is spread, 0 if that is not known; required. The number may
-	// grow. Keyed records go where the log says when they are appended, and only their ids
-	// keep the number; chunks of fan-outs go by it.
+	// Partitions returns the number of partitions of a topic, 1 to 65535, over which the request of
+	// a base is spread; 0 if it is not known. It is required. The number may grow. The log chooses
+	// the partition of keyed records when they are appended, and only their ids use this number.
+	// The chunks of fan-outs go to partitions by it.
 	Partitions func(topic string, base notify.Base) int
 	Idem       request.Idem // required
 	Campaigns  Campaigns    // required
 	Cancels    Cancels      // required
 	Spill      Spill        // nil: critical messages are refused too while the log is away
 	Gate       Gate         // nil: always open
-	BulkGate   Gate         // Gate for requests with nothing but the bulk lane; nil: Gate is for them too
+	BulkGate   Gate         // Gate for requests of the bulk lane alone; nil: Gate
 	Later      Later        // nil: scheduling is refused
-	LaterGate  Gate         // of what Later writes to; nil: always open
-	Clock      Gate         // says why this process cannot tell whether a time has passed; nil: it can
+	LaterGate  Gate         // for the store behind Later; nil: always open
+	Clock      Gate         // error while this process cannot tell whether a time has passed; nil: it always can
 }
 
-// Config are the limits and rules of intake. The zero value is ready.
+// Config holds the limits and rules of intake. The zero value is ready.
 type Config struct {
 	// MaxRecord is the largest record value, in bytes. Default 983,040; at
 	// least 524,288, so that one receiver always fits; the broker's
@@ -77,11 +77,11 @@ type Config struct {
 	MaxRecord int `default:"983040" min:"524288"`
 	// MaxBatch is how many items a batch may have.
 	MaxBatch int `default:"1000" min:"1"`
-	// MaxRejected is how many refused receivers a fan-out's answer lists; it always counts
-	// all.
+	// MaxRejected is how many refused receivers the answer of a fan-out lists. It always counts all
+	// of them.
 	MaxRejected int `default:"10000" min:"1"`
-	// BlockReceivers is how many receivers a chunk is meant to hold; a block is this many per
-	// partition, rounded up to a power of two.
+	// BlockReceivers is how many receivers a chunk should hold. A block is this many per partition,
+	// rounded up to a power of two.
 	BlockReceivers int `default:"8192" min:"1"`
 	// Refuse lists categories that are not admitted, by channel. Default none.
 	Refuse map[notify.Channel][]notify.Category
@@ -89,10 +89,10 @@ type Config struct {
 	SMS []notify.Category
 	// MaxDelay is how far ahead a notification may be scheduled.
 	MaxDelay time.Duration `default:"8784h" min:"0"`
-	// Jitter spreads scheduled notifications: later only, by at most a tenth of the delay;
-	// never otp and alert.
+	// Jitter spreads scheduled notifications. It moves them later only, by at most a tenth of the
+	// delay, and never moves otp and alert.
 	Jitter time.Duration `min:"0"`
-	// TimerKind is engine.Timer.Kind of an envelope.
+	// TimerKind is the engine.Timer.Kind of an envelope.
 	TimerKind uint8 `default:"1"`
 	// Lease is how long a request may work on a reserved key before a repeat takes over.
 	Lease time.Duration `default:"30s" min:"1s"`
@@ -107,11 +107,11 @@ type Config struct {
 	Owner string
 	// Exclusive: no other process can have Stores.Idem open (request.Once).
 	Exclusive bool
-	// Admission bounds the work on large requests. Default: nothing does.
+	// Admission bounds the work on large requests. Default: unbounded.
 	Admission *limit.Admission
-	// Events are told what happened. Default: nothing.
+	// Events are called when something happens. Default: none.
 	Events Events
-	// Logger gets failures that do not change an answer.
+	// Logger logs failures that do not change an answer.
 	Logger *slog.Logger `default:"discard"`
 }
 
@@ -133,18 +133,18 @@ func (c Config) validate() error {
 	return setting.Err("intake", &c)
 }
 
-// Service is the intake of one process. Its methods may be called from any
-// goroutine; they keep nothing of the body after they returned.
+// Service is the intake of one process. Its methods may be called from any goroutine. They keep no
+// reference to the body after they return.
 type Service struct {
-	cfg   Config
-	st    Stores
-	rules rules
-	once  request.Once
-	blind atomic.Int64 // until then the spill buffer is not asked, ns since 1970
-	looks sharedLooks  // at the spill buffer
-	holds atomic.Int64 // until then it is taken to hold something while it cannot be read, ns since 1970; 0: it was seen empty
-	fans  sync.Pool    // *splitter
-	notes sync.Pool    // *noteWriter
+	cfg              Config
+	stores           Stores
+	rules            rules
+	once             request.Once
+	spillUnreadUntil atomic.Int64 // the spill buffer is not read before this time, ns since 1970
+	spillLooks       sharedLooks  // at the spill buffer
+	spillHeldUntil   atomic.Int64 // until then the buffer counts as filled while it cannot be read, ns since 1970; 0: last seen empty
+	fans             sync.Pool    // *splitter
+	notes            sync.Pool    // *noteWriter
 }
 
 // New returns a Service over st.
@@ -156,7 +156,7 @@ func New(st Stores, cfg Config) (*Service, error) {
 	if st.Log == nil || st.Partitions == nil || st.Idem == nil || st.Campaigns == nil || st.Cancels == nil {
 		return nil, errors.New("intake: Log, Partitions, Idem, Campaigns and Cancels are required")
 	}
-	s := &Service{cfg: cfg, st: st, rules: newRules(cfg), once: request.Once{
+	s := &Service{cfg: cfg, stores: st, rules: newRules(cfg), once: request.Once{
 		Idem: st.Idem, Version: Version, Newer: notify.Unavailable("intake_version", retryUnavailable, nil),
 		Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace, Owner: cfg.Owner, Exclusive: cfg.Exclusive,
 		Replayed: cfg.Events.Replayed, TakenOver: cfg.Events.TakenOver, Logger: cfg.Logger,
@@ -180,9 +180,9 @@ type Events struct {
 	Body func(route string, n int)
 	// Done: a request was answered after d; code is empty for an answer.
 	Done func(route, code string, d time.Duration)
-	// Replayed: a repeated key got its first answer.
+	// Replayed: a repeat got the first answer of its key.
 	Replayed func(caller string)
-	// TakenOver: a repeated key went on with the work of a dead request.
+	// TakenOver: a repeat took over the work of a dead request.
 	TakenOver func(caller string)
 	// Spilled: n records went to the spill buffer instead of the log.
 	Spilled func(n int)
@@ -206,8 +206,8 @@ func (e *Events) spilled(n int) {
 	}
 }
 
-// begin reports the body and returns what reports the end.
-func (e *Events) begin(m request.Meta, size int) func(error) {
+// beginRequest reports the body. The caller calls the result with the error of the request.
+func (e *Events) beginRequest(m request.Meta, size int) func(error) {
 	if e.Body != nil {
 		e.Body(m.Route, size)
 	}

@@ -33,7 +33,7 @@ func TestLooksAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
 		far := &farSpill{Spill: r.spill}
-		r.Service.st.Spill = far
+		r.Service.stores.Spill = far
 		var wg sync.WaitGroup
 		for range 1000 {
 			wg.Go(func() {
@@ -57,7 +57,7 @@ func TestLooksAreShared(t *testing.T) {
 func TestSharedLookBeganAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
-		r.Service.st.Spill = &farSpill{Spill: r.spill}
+		r.Service.stores.Spill = &farSpill{Spill: r.spill}
 		send := func() {
 			if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil {
 				t.Error(err)
@@ -82,16 +82,16 @@ func TestSharedLookEndsWithTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l sharedLooks
 		at := func(context.Context) bool { time.Sleep(time.Minute); return true }
-		go l.do(context.Background(), at)
+		go l.await(context.Background(), at)
 		synctest.Wait()
 		ctx, stop := context.WithTimeout(context.Background(), time.Second)
 		defer stop()
 		began := time.Now()
-		if _, ok := l.do(ctx, at); ok || time.Since(began) != time.Second {
+		if _, ok := l.await(ctx, at); ok || time.Since(began) != time.Second {
 			t.Errorf("%v after %v", ok, time.Since(began))
 		}
 		time.Sleep(5 * time.Minute)
-		if holds, ok := l.do(context.Background(), at); !holds || !ok {
+		if holds, ok := l.await(context.Background(), at); !holds || !ok {
 			t.Error("no look after the shared one")
 		}
 	})

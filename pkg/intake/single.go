@@ -16,11 +16,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Single answers POST /v1/notifications: 201 with the id and the status
-// ACCEPTED or SCHEDULED. Errors are *notify.Error; nothing is stored then,
-// unless it is KindUnavailable: the record may or may not be in the log.
+// Single answers POST /v1/notifications: 201 with the id and the status ACCEPTED or SCHEDULED. Its
+// errors are *notify.Error. Nothing is stored then, except that after KindUnavailable the record
+// may be in the log.
 func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
-	end := s.cfg.Events.begin(m, len(body))
+	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -38,7 +38,7 @@ func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a re
 	})
 }
 
-func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, error) {
+func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*storePlan, error) {
 	if err := s.cfg.Admission.Single(n.category); err != nil {
 		return nil, err
 	}
@@ -55,14 +55,14 @@ func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, 
 		return nil, err
 	}
 	w := s.notes.Get().(*noteWriter)
-	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: 1}
-	p.done = func() { s.giveBackNotes(w, p) }
-	w.begin(p, m, l.Accepted, 0, 1)
-	w.write(p, s.cfg.TimerKind, n, l.Base, fire, topic, parts)
+	p := &storePlan{s: s, m: m, basis: l, fire: fire, parts: parts, block: 1}
+	p.done = func() { s.poolWriter(w, p) }
+	w.lend(p, m, l.Accepted, 0, 1)
+	w.addNote(p, s.cfg.TimerKind, n, l.Base, fire, topic, parts)
 	p.answer = func(failed *failures) (request.Answer, bool, error) {
 		c, state := classOf(n.category), notify.Accepted
 		if fire != 0 {
-			c, state = later, notify.Scheduled
+			c, state = classLater, notify.Scheduled
 		}
 		if failed[c] != nil {
 			return request.Answer{}, false, failed[c]
@@ -95,10 +95,10 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 		return err
 	}
 	if c := &n.content; !mayNeed(c.Body) && !mayNeed(c.Title) && !mayNeed(c.HTML) {
-		return nil // most texts: to look closer took 2% of a batch
+		return nil // most texts: the closer check took 2% of a batch
 	}
-	var needs needs
-	if needs.of(n.channel, &n.content); len(needs.order) == 0 {
+	var needs textVariables
+	if needs.readTexts(n.channel, &n.content); len(needs.order) == 0 {
 		return nil
 	}
 	if why := needs.check(n.vars); why.given() {
@@ -107,44 +107,44 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 	return nil
 }
 
-// partitions returns over how many partitions of topic the request of base is spread, or the
-// frozen number.
+// partitions returns the number of partitions of topic over which the request of base is spread, or
+// frozen unless that is 0.
 func (s *Service) partitions(topic string, base notify.Base, frozen uint16) (uint16, error) {
 	if frozen != 0 {
 		return frozen, nil
 	}
-	n := s.st.Partitions(topic, base)
+	n := s.stores.Partitions(topic, base)
 	if n < 1 || n > 1<<16-1 {
 		return 0, notify.Unavailable("log", retryUnavailable, nil)
 	}
 	return uint16(n), nil
 }
 
-// lanesSum is a fingerprint of the partition counts of all lanes that hold for a base.
-func (s *Service) lanesSum(base notify.Base) uint32 {
+// partitionsSum returns a checksum of the partition counts of all lanes for a base.
+func (s *Service) partitionsSum(base notify.Base) uint32 {
 	var b []byte
 	for _, lane := range notify.Lanes() {
-		b = binary.AppendUvarint(b, uint64(s.st.Partitions(lane.Topic(), base)))
+		b = binary.AppendUvarint(b, uint64(s.stores.Partitions(lane.Topic(), base)))
 	}
 	return crc32.ChecksumIEEE(b) | 1 // never 0
 }
 
-// noteWriter makes the records or timers of notifications for one receiver.
-// While a request lasts nothing in its buffer is written twice, so records of
-// earlier calls stay as they are when it grows; the next request uses it again.
+// noteWriter makes the records or timers of notifications for one receiver. During a request no
+// byte of its buffer is written twice, so earlier records stay valid when the buffer grows. The
+// next request reuses it.
 type noteWriter struct {
-	env     notify.Envelope // here and not on the stack: to clear it took 30 ns
+	env     notify.Envelope // not on the stack, where clearing it took 30 ns
 	buf     []byte
 	col     notify.ReceiverWriter
 	recs    []log.Record
-	classes []class
+	classes []storeClass
 	items   []batchItem
 }
 
-// begin lends the writer's buffers to p, a plan for what m asked at accepted, with room for about so many items out of
-// a body of so many bytes: grown step by step, they were copied twice over, 4% of
-// a batch.
-func (w *noteWriter) begin(p *plan, m *request.Meta, accepted int64, body, items int) {
+// lend lends the writer's buffers to p, a plan for the request m accepted at accepted. It makes
+// room for about this many items from a body of this many bytes: buffers that grew step by step
+// were copied twice over, 4% of a batch.
+func (w *noteWriter) lend(p *storePlan, m *request.Meta, accepted int64, body, items int) {
 	w.env = notify.Envelope{Accepted: accepted, Caller: m.Caller, Trace: m.Trace, TraceState: m.TraceState, Count: 1}
 	w.buf = slices.Grow(w.buf[:0], body)
 	w.recs, w.classes = slices.Grow(w.recs[:0], items), slices.Grow(w.classes[:0], items)
@@ -152,8 +152,8 @@ func (w *noteWriter) begin(p *plan, m *request.Meta, accepted int64, body, items
 	p.recs, p.classes = w.recs[:0], w.classes[:0]
 }
 
-// giveBackNotes keeps a writer for the next request, unless it grew very large.
-func (s *Service) giveBackNotes(w *noteWriter, p *plan) {
+// poolWriter keeps a writer for the next request, unless it grew very large.
+func (s *Service) poolWriter(w *noteWriter, p *storePlan) {
 	w.recs, w.classes = p.recs, p.classes // they may have grown
 	const most = 4 << 20
 	w.env = notify.Envelope{} // it refers to the body
@@ -162,11 +162,11 @@ func (s *Service) giveBackNotes(w *noteWriter, p *plan) {
 	}
 }
 
-func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire int64, topic string, parts uint16) {
+func (w *noteWriter) addNote(p *storePlan, kind uint8, n *note, base notify.Base, fire int64, topic string, parts uint16) {
 	w.col.Reset()
 	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
 	part := notify.Partition(n.user, int(parts))
-	e := &w.env // the fields that differ between notifications; begin sets the others
+	e := &w.env // only the fields that differ between notifications; lend sets the others
 	e.Chunk.Base, e.Chunk.Partition = base, uint16(part)
 	e.Channel, e.Category, e.Expires, e.NotBefore = n.channel, n.category, n.expires, fire
 	at := len(w.buf)
@@ -183,7 +183,7 @@ func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire 
 		})
 		return
 	}
-	w.buf = append(w.buf, n.user...) // the body may not outlive the request, the key may
+	w.buf = append(w.buf, n.user...) // the key may outlive the request, the body may not
 	p.recs = append(p.recs, log.Record{
 		Topic: topic, Partition: part, Key: w.buf[mid:len(w.buf):len(w.buf)], Value: w.buf[at:mid:mid],
 	})

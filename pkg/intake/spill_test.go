@@ -83,7 +83,7 @@ func TestCallerHangsUp(t *testing.T) {
 		}
 		return nil
 	})
-	st := r.st
+	st := r.stores
 	st.Log = honest
 	s, err := New(st, Config{})
 	if err != nil {
@@ -116,7 +116,7 @@ func TestNothingOvertakes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r.log.set(nil) // back, and nobody has drained yet
+		r.log.set(nil) // the log is back, and the buffer is not drained yet
 		for range 5 {
 			if err := send("alert"); err != nil {
 				t.Fatal(err)
@@ -261,18 +261,18 @@ func (slowSpill) Stats(ctx context.Context) (records, bytes, oldest int64, err e
 func TestSpillSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
-		r.Service.st.Spill = slowSpill{r.spill}
+		r.Service.stores.Spill = slowSpill{r.spill}
 		began := time.Now()
 		for range 100 {
 			if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if d := time.Since(began); d > spillLook {
+		if d := time.Since(began); d > spillReadTimeout {
 			t.Errorf("100 requests waited %v", d)
 		}
 		time.Sleep(time.Second)
-		r.Service.st.Spill = r.spill
+		r.Service.stores.Spill = r.spill
 		if err := r.spill.Push(t.Context(), []engine.Spilled{{}}, 1<<20); err != nil {
 			t.Fatal(err)
 		}
@@ -296,7 +296,7 @@ func TestSpillSlowWhileItHolds(t *testing.T) {
 		r.log.fail = notify.Unavailable("log", 0, errDown)
 		otp()
 		r.log.fail = nil
-		r.Service.st.Spill = slowSpill{r.spill}
+		r.Service.stores.Spill = slowSpill{r.spill}
 		for range 10 {
 			otp()
 		}
@@ -309,13 +309,13 @@ func TestSpillSlowWhileItHolds(t *testing.T) {
 			t.Errorf("%d in the log: for how long is it waited?", n)
 		}
 		// Seen empty, it is not waited for at all.
-		r.Service.st.Spill = r.spill
+		r.Service.stores.Spill = r.spill
 		if err := r.spill.Drop(t.Context(), 1<<62); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
 		otp()
-		r.Service.st.Spill = slowSpill{r.spill}
+		r.Service.stores.Spill = slowSpill{r.spill}
 		otp()
 		if n := len(r.log.records()); n != 3 {
 			t.Errorf("%d in the log, want 3", n)

@@ -16,30 +16,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// class groups records by what happens to them when the log is away.
-type class uint8
+// storeClass groups records by what happens to them while the log is down.
+type storeClass uint8
 
 const (
-	critical class = iota // joins the spill buffer
-	prompt                // shares its lane with critical ones: refused while any of those is spilled
-	bulk                  // a lane of its own
-	later                 // timers; no record
-	classes  = int(later) + 1
+	classCritical storeClass = iota // joins the spill buffer
+	classPrompt                     // shares its lane with critical records: refused while a critical record is spilled
+	classBulk                       // has a lane of its own
+	classLater                      // timers; no record
+	classCount    = int(classLater) + 1
 )
 
-func classOf(cat notify.Category) class {
+func classOf(cat notify.Category) storeClass {
 	switch {
 	case cat.Critical():
-		return critical
+		return classCritical
 	case cat.Bulk():
-		return bulk
+		return classBulk
 	}
-	return prompt
+	return classPrompt
 }
 
-// failures says of each class a request holds why its records could not be
-// stored.
-type failures [classes]error
+// failures holds, for each class of a request, why its records could not be stored.
+type failures [classCount]error
 
 func (f *failures) any() bool {
 	for _, err := range f {
@@ -50,56 +49,56 @@ func (f *failures) any() bool {
 	return false
 }
 
-// plan is a checked request, ready to be stored.
-type plan struct {
-	s         *Service
-	m         *request.Meta
-	l         request.Basis
-	fire      int64 // latest of its notifications; 0: now
-	parts     uint16
-	block     uint32
-	recs      []log.Record
-	classes   []class // of recs
-	timers    []engine.Timer
-	schedules []engine.Schedule // of timers
-	campaign  *campaignPart
-	fan       string // the topic of a fan-out, which recs are cut for by parts; empty: it is none
+// storePlan is a checked request, ready to be stored. It implements request.Plan.
+type storePlan struct {
+	s           *Service
+	m           *request.Meta
+	basis       request.Basis
+	fire        int64 // latest fire time of its notifications; 0: now
+	parts       uint16
+	block       uint32
+	recs        []log.Record
+	classes     []storeClass // of recs
+	timers      []engine.Timer
+	schedules   []engine.Schedule // of timers
+	campaign    *campaignPart
+	fanoutTopic string // topic of a fan-out, whose recs are split for parts partitions; empty: no fan-out
 
-	// answer is called once, when what could be stored is stored; failed says
-	// of each class why it could not.
+	// answer is called once, after Store has stored what it could. failed says for each class why
+	// it could not be stored.
 	answer func(failed *failures) (a request.Answer, final bool, err error)
-	// done gives buffers back; called only when nothing refers to them.
-	// May be left out.
+	// done returns buffers to their pools. It is called only when no store refers to them any more.
+	// It may be nil.
 	done func()
 }
 
 // Release implements request.Plan.
-func (p *plan) Release() {
+func (p *storePlan) Release() {
 	if p.done != nil {
 		p.done()
 	}
 }
 
 // Frozen implements request.Plan.
-func (p *plan) Frozen() (fire int64, partitions uint16, block uint32) {
+func (p *storePlan) Frozen() (fire int64, partitions uint16, block uint32) {
 	return p.fire, p.parts, p.block
 }
 
-// Store implements request.Plan: it appends what p holds and makes the answer.
-func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
-	s, held := p.s, false // held: the stores may still refer to the records
+// Store implements request.Plan: it stores what p holds and makes the answer.
+func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
+	s, held := p.s, false // held: the stores may still refer to the records' buffers
 	defer func() {
 		if !held {
 			p.Release()
 		}
 	}()
 	if len(p.recs) > 0 {
-		if err := cmp.Or(check(s.gateOf(p)), p.raised()); err != nil {
+		if err := cmp.Or(checkGate(s.gateOf(p)), p.checkPartitionsRaised()); err != nil {
 			return request.Answer{}, false, false, err
 		}
 	}
 	if len(p.timers) > 0 {
-		if err := check(s.st.LaterGate); err != nil {
+		if err := checkGate(s.stores.LaterGate); err != nil {
 			return request.Answer{}, false, false, err
 		}
 	}
@@ -110,14 +109,14 @@ func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool
 	}
 	var failed failures
 	if len(p.timers) > 0 {
-		failed[later] = s.putLater(ctx, p)
-		held = true // near ones may be in a wheel now
+		failed[classLater] = s.storeLater(ctx, p)
+		held = true // near timers may be in a wheel now, which keeps their payloads
 	}
 	if len(p.recs) > 0 {
-		held = s.append(ctx, p, p.l.Accepted, &failed) || held
+		held = s.appendRecords(ctx, p, p.basis.Accepted, &failed) || held
 	}
 	if p.campaign != nil && !failed.any() {
-		if err := p.campaign.add(ctx, s, p.m, p.l); err != nil {
+		if err := p.campaign.record(ctx, s, p.m, p.basis); err != nil {
 			return request.Answer{}, false, true, err
 		}
 	}
@@ -125,31 +124,31 @@ func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool
 	return a, final, true, err
 }
 
-// errRaised: the partitions of a topic were raised while a fan-out was cut for fewer of
-// them. Nothing is stored, and at once it can be cut anew.
-var errRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the log's partitions were raised while this request was read", RetryAfter: time.Second}
+// errPartitionsRaised: the partitions of a topic were raised while a fan-out was split for the old
+// number. Nothing is stored, and the fan-out can be split again at once.
+var errPartitionsRaised = &notify.Error{Kind: notify.KindUnavailable, Code: "partitions_raised", Msg: "the log's partitions were raised while this request was read", RetryAfter: time.Second}
 
-// raised returns errRaised where users of the fan-out have another partition by now: their
-// next messages, appended there, could pass it. A repeat keeps what its first request was
-// cut for, parts of which may be stored.
-func (p *plan) raised() error {
-	if p.fan == "" || p.l.Resumed {
+// checkPartitionsRaised returns errPartitionsRaised if users of the fan-out belong to another
+// partition now: their next messages, appended there, could overtake it. A repeat keeps the
+// partition count of its first request, parts of which may be stored.
+func (p *storePlan) checkPartitionsRaised() error {
+	if p.fanoutTopic == "" || p.basis.Resumed {
 		return nil
 	}
-	now, err := p.s.partitions(p.fan, notify.NewBase(time.Now()), 0)
+	now, err := p.s.partitions(p.fanoutTopic, notify.NewBase(time.Now()), 0)
 	if err == nil && now != p.parts {
-		err = errRaised
+		err = errPartitionsRaised
 	}
 	return err
 }
 
 const (
-	retryUnavailable = 2 * time.Second // how long to tell a caller to wait
-	cleanup          = 2 * time.Second // for what is still stored when the request is gone
+	retryUnavailable = 2 * time.Second // how long a caller is told to wait
+	spillTimeout     = 2 * time.Second // limit for spilling, which goes on after the caller gave up
 )
 
-// check asks a gate, if there is one.
-func check(g Gate) error {
+// checkGate returns the error of a gate. A nil gate is open.
+func checkGate(g Gate) error {
 	if g == nil {
 		return nil
 	}
@@ -163,30 +162,30 @@ func check(g Gate) error {
 	return notify.Unavailable("log", 5*time.Second, err)
 }
 
-// append puts records into the log, or into the spill buffer when the log is
-// away. While the buffer holds anything, critical records join it and prompt
-// ones are refused: nothing overtakes a spilled message of its lane. That is
-// read here every time: the drainer empties the buffer only after the log has
-// acknowledged what was in it, so a request that sees it empty may append.
+// appendRecords puts records into the log, or critical ones into the spill buffer while the log is
+// down. While the buffer holds anything, critical records join it and prompt ones are refused, so
+// that nothing overtakes a spilled message of its lane. The buffer is read for every request. The
+// drainer empties it only after the log has acknowledged its records, so a request that sees it
+// empty may append.
 //
-// held: the log gave an error and may still refer to the records.
-func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failures) (held bool) {
-	var has [classes]int
+// held: the log returned an error and may still refer to the records.
+func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, failed *failures) (held bool) {
+	var has [classCount]int
 	for _, c := range p.classes {
 		has[c]++
 	}
-	if s.spilling(ctx, has[critical]+has[prompt]) {
-		failed[critical] = s.spill(ctx, p.only(critical), at)
-		if has[prompt] > 0 {
-			failed[prompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
+	if s.isSpilling(ctx, has[classCritical]+has[classPrompt]) {
+		failed[classCritical] = s.spillCritical(ctx, p.recordsOf(classCritical), at)
+		if has[classPrompt] > 0 {
+			failed[classPrompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
 		}
-		if has[bulk] > 0 {
-			failed[bulk] = s.appendBulk(ctx, p.only(bulk))
+		if has[classBulk] > 0 {
+			failed[classBulk] = s.appendBulk(ctx, p.recordsOf(classBulk))
 		}
-		return failed[bulk] != nil
+		return failed[classBulk] != nil
 	}
-	put := s.st.Log.Append
-	if has[bulk] == len(p.recs) {
+	put := s.stores.Log.Append
+	if has[classBulk] == len(p.recs) {
 		put = s.appendBulk
 	}
 	err := put(ctx, p.recs)
@@ -198,21 +197,21 @@ func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failure
 			failed[c] = err
 		}
 	}
-	if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill != nil {
-		failed[critical] = s.spill(ctx, p.only(critical), at)
+	if notify.KindOf(err) == notify.KindUnavailable && s.stores.Spill != nil {
+		failed[classCritical] = s.spillCritical(ctx, p.recordsOf(classCritical), at)
 	}
 	return true
 }
 
-// gateOf is the gate that p's records pass: bulk ones leave the last of the room to others.
-func (s *Service) gateOf(p *plan) Gate {
-	if s.st.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c class) bool { return c != bulk }) {
-		return s.st.BulkGate
+// gateOf returns the gate of p's records. Bulk records leave the last of the room to others.
+func (s *Service) gateOf(p *storePlan) Gate {
+	if s.stores.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c storeClass) bool { return c != classBulk }) {
+		return s.stores.BulkGate
 	}
-	return s.st.Gate
+	return s.stores.Gate
 }
 
-// appendBulk appends records of bulk lanes once it is their turn.
+// appendBulk appends records of bulk lanes when their turn has come.
 func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	size := int64(0)
 	for i := range recs {
@@ -222,15 +221,15 @@ func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	if err != nil {
 		return err
 	}
-	err = s.st.Log.Append(ctx, recs)
+	err = s.stores.Log.Append(ctx, recs)
 	done(err)
 	return err
 }
 
-// putLater stores what is due later, what is for bulk lanes once it is its turn.
-func (s *Service) putLater(ctx context.Context, p *plan) error {
+// storeLater stores schedules and timers. If all are for bulk lanes, it waits for their turn first.
+func (s *Service) storeLater(ctx context.Context, p *storePlan) error {
 	if slices.ContainsFunc(p.schedules, func(one engine.Schedule) bool { return !one.Category.Bulk() }) {
-		return s.st.Later.Put(ctx, p.schedules, p.timers)
+		return s.stores.Later.Put(ctx, p.schedules, p.timers)
 	}
 	size := int64(0)
 	for i := range p.timers {
@@ -240,69 +239,69 @@ func (s *Service) putLater(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	err = s.st.Later.Put(ctx, p.schedules, p.timers)
+	err = s.stores.Later.Put(ctx, p.schedules, p.timers)
 	done(err)
 	return err
 }
 
-// How long the spill buffer is waited for, and after a failure not asked.
+// How long a read of the spill buffer may take, and how long it pauses after a failure.
 const (
-	spillLook = 250 * time.Millisecond
-	spillRest = 500 * time.Millisecond
-	// spillTrust is how long it is taken to hold what was last seen in it, while it
-	// cannot be read: what waits there must not be overtaken because it is slow.
+	spillReadTimeout = 250 * time.Millisecond
+	spillRetryPause  = 500 * time.Millisecond
+	// spillTrust is how long the last state of the buffer counts while it cannot be read: records
+	// in it must not be overtaken only because the buffer is slow.
 	spillTrust = 30 * time.Second
 )
 
-// spilling reports whether the spill buffer holds anything; n is how many
-// records must not overtake it.
-func (s *Service) spilling(ctx context.Context, n int) bool {
+// isSpilling reports whether the spill buffer holds anything. n is the number of records that must
+// not overtake it.
+func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	switch {
-	case s.st.Spill == nil || n == 0:
+	case s.stores.Spill == nil || n == 0:
 		return false
-	case time.Now().UnixNano() < s.blind.Load():
+	case time.Now().UnixNano() < s.spillUnreadUntil.Load():
 		return s.lastSeenSpilling()
 	}
-	holds, ok := s.looks.do(ctx, s.lookAtSpill)
+	holds, ok := s.spillLooks.await(ctx, s.lookAtSpill)
 	if !ok {
 		return s.lastSeenSpilling()
 	}
 	return holds
 }
 
-// lastSeenSpilling answers while the buffer cannot be read: what was seen last holds for a
-// while, and then the log decides. Refusing codes because a buffer that is almost always
-// empty cannot be read would be the worse failure, and so would be having each of them
-// wait for a buffer that does not answer.
-func (s *Service) lastSeenSpilling() bool { return time.Now().UnixNano() < s.holds.Load() }
+// lastSeenSpilling answers while the buffer cannot be read. A buffer last seen filled counts as
+// filled for spillTrust; after that the log decides. It would be worse to refuse codes because a
+// buffer that is almost always empty cannot be read, or to let each of them wait for a buffer that
+// does not answer.
+func (s *Service) lastSeenSpilling() bool { return time.Now().UnixNano() < s.spillHeldUntil.Load() }
 
 // lookAtSpill reads whether the buffer holds anything.
 func (s *Service) lookAtSpill(ctx context.Context) bool {
 	now := time.Now()
-	held := s.holds.Load()
-	if now.UnixNano() < s.blind.Load() { // the look before this one has failed
+	held := s.spillHeldUntil.Load()
+	if now.UnixNano() < s.spillUnreadUntil.Load() { // the read before this one failed
 		return s.lastSeenSpilling()
 	}
-	ask, stop := context.WithTimeout(ctx, spillLook)
+	ask, stop := context.WithTimeout(ctx, spillReadTimeout)
 	defer stop()
-	waiting, _, _, err := s.st.Spill.Stats(ask)
+	waiting, _, _, err := s.stores.Spill.Stats(ask)
 	if err != nil {
 		if ctx.Err() == nil {
-			s.blind.Store(now.Add(spillLook + spillRest).UnixNano())
-			s.cfg.Logger.Warn("spill buffer not readable", slog.Any("error", err))
+			s.spillUnreadUntil.Store(now.Add(spillReadTimeout + spillRetryPause).UnixNano())
+			s.cfg.Logger.Warn("the spill buffer cannot be read", slog.Any("error", err))
 		}
 		return now.UnixNano() < held
 	}
 	if waiting > 0 {
-		s.holds.Store(now.Add(spillTrust).UnixNano())
+		s.spillHeldUntil.Store(now.Add(spillTrust).UnixNano())
 		return true
 	}
-	s.holds.CompareAndSwap(held, 0) // unless something was spilled meanwhile
+	s.spillHeldUntil.CompareAndSwap(held, 0) // unless another request spilled in the meantime
 	return false
 }
 
-// spill pushes critical records.
-func (s *Service) spill(ctx context.Context, crit []log.Record, at int64) error {
+// spillCritical pushes critical records into the spill buffer.
+func (s *Service) spillCritical(ctx context.Context, crit []log.Record, at int64) error {
 	if len(crit) == 0 {
 		return nil
 	}
@@ -310,19 +309,19 @@ func (s *Service) spill(ctx context.Context, crit []log.Record, at int64) error 
 	for i, r := range crit {
 		out[i] = engine.Spilled{Topic: r.Topic, Key: r.Key, Part: r.Partition, Value: r.Value, At: at}
 	}
-	// The caller may have given up on the log; its message is kept anyway.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
+	// The caller may have given up waiting for the log. Its message is stored all the same.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), spillTimeout)
 	defer cancel()
-	if err := s.st.Spill.Push(ctx, out, s.cfg.SpillBytes); err != nil {
+	if err := s.stores.Spill.Push(ctx, out, s.cfg.SpillBytes); err != nil {
 		return err
 	}
-	s.holds.Store(time.Now().Add(spillTrust).UnixNano())
+	s.spillHeldUntil.Store(time.Now().Add(spillTrust).UnixNano())
 	s.cfg.Events.spilled(len(out))
 	return nil
 }
 
-// only returns the records of a class.
-func (p *plan) only(c class) (out []log.Record) {
+// recordsOf returns the records of a class.
+func (p *storePlan) recordsOf(c storeClass) (out []log.Record) {
 	for i, r := range p.recs {
 		if p.classes[i] == c {
 			out = append(out, r)
@@ -331,7 +330,7 @@ func (p *plan) only(c class) (out []log.Record) {
 	return out
 }
 
-// campaignPart is one request of a campaign.
+// campaignPart is one request that belongs to a campaign.
 type campaignPart struct {
 	id                 string
 	part               uint32
@@ -341,23 +340,21 @@ type campaignPart struct {
 // campaignRoute is the scope of the keys of campaign parts.
 const campaignRoute = "campaign"
 
-// campaignKey is the key of a part. It takes the place of an Idempotency-Key,
-// so that a part goes out once whatever key a client makes up for its retry.
+// campaignKey returns the key of a campaign part. It replaces the Idempotency-Key, so that a part
+// goes out once whatever key a client sends with its retry.
 func campaignKey(caller, campaign string, part uint32) engine.IdemKey {
 	return engine.IdemKey{Caller: caller, Route: campaignRoute, Key: campaign + "/" + strconv.FormatUint(uint64(part), 10)}
 }
 
-// maxParts is how many parts a campaign may have: each is a row that is read with
-// every further part, and with every look at the campaign. Parts may have as many
-// receivers as a fan-out.
-const maxParts = 100_000
+// maxCampaignParts is how many parts a campaign may have. Each is a row that is read with every
+// further part and with every view of the campaign. A part may have as many receivers as a fan-out.
+const maxCampaignParts = 100_000
 
-// checkCampaign checks the form of a campaign's id, and that a part comes with
-// one.
+// checkCampaign checks the form of a campaign's id, and that a part comes with a campaign.
 func checkCampaign(id string, hasPart bool) error {
 	if id == "" {
 		if hasPart {
-			return invalid("required", "campaign", "a part belongs to a campaign")
+			return invalid("required", "campaign", "a part needs the field campaign")
 		}
 		return nil
 	}
@@ -368,20 +365,20 @@ func checkCampaign(id string, hasPart bool) error {
 	return nil
 }
 
-// checkCampaignOpen refuses parts of a cancelled campaign and of one that is
-// another caller's, before anything is appended.
+// checkCampaignOpen refuses parts of a cancelled campaign and of another caller's campaign, before
+// anything is stored.
 func (s *Service) checkCampaignOpen(ctx context.Context, m *request.Meta, id string) error {
-	c, ok, err := s.st.Campaigns.Get(ctx, id)
+	c, ok, err := s.stores.Campaigns.Get(ctx, id)
 	if err != nil {
 		return err
 	}
 	switch {
 	case ok && c.Caller != m.Caller:
 		return notify.NotFound("campaign")
-	case c.Parts >= maxParts:
+	case c.Parts >= maxCampaignParts:
 		return &notify.Error{Kind: notify.KindConflict, Code: "too_many_parts", Field: "campaign", Msg: "a campaign has at most 100,000 parts: put more receivers into a part"}
 	}
-	_, cancelled, err := s.st.Cancels.Get(ctx, id)
+	_, cancelled, err := s.stores.Cancels.Get(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -391,7 +388,7 @@ func (s *Service) checkCampaignOpen(ctx context.Context, m *request.Meta, id str
 	return nil
 }
 
-// add records a part that is durable.
-func (p *campaignPart) add(ctx context.Context, s *Service, m *request.Meta, l request.Basis) error {
-	return s.st.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.Base, int64(p.accepted), int64(p.rejected), l.Accepted)
+// record stores that a part is durable.
+func (p *campaignPart) record(ctx context.Context, s *Service, m *request.Meta, l request.Basis) error {
+	return s.stores.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.Base, int64(p.accepted), int64(p.rejected), l.Accepted)
 }

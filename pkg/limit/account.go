@@ -7,12 +7,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Account is one of the accounts, projects or IP pools a provider is reached
-// through.
+// Account is one of the accounts, projects or IP pools through which a provider is reached.
 type Account struct {
 	Name  string
-	Rate  float64 // messages per second; Unlimited: no limit of ours
-	Burst int     // messages at once; default: a second's worth, at least 1
+	Rate  float64 // messages per second; Unlimited: notifyd sets no limit
+	Burst int     // messages at once; default: one second's worth, at least 1
 }
 
 func (a Account) withDefaults() Account {
@@ -34,18 +33,18 @@ func (a Account) validate() error {
 	return nil
 }
 
-// account is an Account at work. Its Pool's lock guards it.
+// account is the running state of an Account. The lock of its Pool guards it.
 //
-// Bulk draws from two buckets, its own of share*rate and the account's; the
-// fast lane only from the account's. Bulk then never takes more than share of
-// burst + rate*t in any t seconds, so the rest is always there for the fast
-// lane: of two flows that each keep to their part, neither waits for the other.
+// Bulk draws from two buckets: its own, refilled at share*rate, and the account's. The fast lane
+// draws only from the account's. Bulk therefore takes at most share of burst + rate*t in any t
+// seconds, and the rest is always there for the fast lane. If each lane keeps to its part, neither
+// waits for the other.
 type account struct {
 	name    string
-	all     tokens
+	total   tokens
 	bulk    tokens
 	breaker *Breaker
-	blocked time.Time // refused until then, for every worker
+	blocked time.Time // no worker may use the account before this time
 }
 
 func newAccount(now time.Time, a Account, share float64, b BreakerConfig) *account {
@@ -53,56 +52,57 @@ func newAccount(now time.Time, a Account, share float64, b BreakerConfig) *accou
 	burst := float64(a.Burst)
 	return &account{
 		name:    a.Name,
-		all:     newTokens(now, a.Rate, burst),
+		total:   newTokens(now, a.Rate, burst),
 		bulk:    newTokens(now, a.Rate*share, bulkBurst(burst, share)),
 		breaker: newBreaker(now, b),
 	}
 }
 
-// bulkBurst is at least one message: with less, bulk could never send.
+// bulkBurst returns the burst of the bulk bucket. It is at least one message: with less, bulk could
+// never send.
 func bulkBurst(burst, share float64) float64 { return max(1, math.Floor(burst*share)) }
 
-// most returns how many messages the lane can ever take at once.
-func (a *account) most(l Lane) int {
+// maxAtOnce returns how many messages the lane can take at once when its buckets are full.
+func (a *account) maxAtOnce(l Lane) int {
 	if l == Bulk {
-		return int(min(a.bulk.burst, a.all.burst))
+		return int(min(a.bulk.burst, a.total.burst))
 	}
-	return int(a.all.burst)
+	return int(a.total.burst)
 }
 
-// available reports whether the lane would get least messages now; if not, when.
+// available reports whether the lane can take least messages now. If not, at is when it can.
 func (a *account) available(now time.Time, l Lane, least int) (ok bool, at time.Time) {
-	wait := a.all.wait(now, float64(least))
+	wait := a.total.wait(now, float64(least))
 	if l == Bulk {
 		wait = max(wait, a.bulk.wait(now, float64(least)))
 	}
 	return wait == 0, now.Add(wait)
 }
 
-// take takes up to n messages. It takes one at least where available said so.
+// take takes up to n messages and returns how many. It takes at least one if available reported
+// true.
 func (a *account) take(now time.Time, l Lane, n int) int {
-	n = a.all.whole(now, n)
+	n = a.total.wholeTokens(now, n)
 	if l == Bulk {
-		n = a.bulk.whole(now, n)
+		n = a.bulk.wholeTokens(now, n)
 		a.bulk.take(float64(n))
 	}
-	a.all.take(float64(n))
+	a.total.take(float64(n))
 	return n
 }
 
 func (a *account) setRate(now time.Time, rate float64, burst int, share float64) {
-	a.all.setRate(now, rate, float64(burst))
+	a.total.setRate(now, rate, float64(burst))
 	a.bulk.setRate(now, rate*share, bulkBurst(float64(burst), share))
 }
 
-// block refuses the account until a time and lets it start empty there, in both
-// buckets: else bulk, with tokens saved up, would take what the fast lane waits
-// for.
+// block refuses the account until a time. Both buckets start empty then. Otherwise bulk, with
+// tokens saved up, would take what the fast lane waits for.
 func (a *account) block(now, until time.Time) {
 	if !until.After(a.blocked) {
 		return
 	}
 	a.blocked = until
-	a.all.penalize(now, until)
+	a.total.penalize(now, until)
 	a.bulk.penalize(now, until)
 }

@@ -95,12 +95,12 @@ func TestAdmissionUnderOverload(t *testing.T) {
 		longest := time.Duration(0)
 		for _, err := range refused {
 			e, ok := errors.AsType[*notify.Error](err)
-			if !ok || e.Kind != notify.KindUnavailable || e.Code != "overloaded" || e.RetryAfter < time.Second || e.RetryAfter > mostRetry {
+			if !ok || e.Kind != notify.KindUnavailable || e.Code != "overloaded" || e.RetryAfter < time.Second || e.RetryAfter > maxRetryAfter {
 				t.Fatalf("a refusal is %#v", err)
 			}
 			longest = max(longest, e.RetryAfter)
 		}
-		if longest != mostRetry {
+		if longest != maxRetryAfter {
 			t.Errorf("those that are refused are told %s at most, and three times as many are refused as done", longest)
 		}
 		if o := a.Overload(); o.Since.IsZero() || o.Refused != int64(len(refused)) || o.Wait > 3*time.Second/2 {
@@ -115,7 +115,7 @@ func TestAdmissionUnderOverload(t *testing.T) {
 
 		c.wg.Wait()
 		before := len(c.refused)
-		time.Sleep(2 * calm)
+		time.Sleep(2 * overloadQuiet)
 		for range 5 {
 			c.send(notify.Digest)
 		}
@@ -196,14 +196,14 @@ func TestAdmissionFollowsTheLog(t *testing.T) {
 			wg.Wait()
 			return refused
 		}
-		if n := appends(64, 10*time.Millisecond, nil); n != 0 || a.Overload().Append <= firstWindow {
+		if n := appends(64, 10*time.Millisecond, nil); n != 0 || a.Overload().Append <= startInFlight {
 			t.Errorf("a fast log: %d refused, %d bytes at once", n, a.Overload().Append)
 		}
 		for range 20 {
 			appends(4, time.Second, nil)
 		}
-		if got := a.Overload().Append; got != leastWindow {
-			t.Errorf("a slow log is given %d bytes at once, want %d", got, leastWindow)
+		if got := a.Overload().Append; got != minInFlight {
+			t.Errorf("a slow log is given %d bytes at once, want %d", got, minInFlight)
 		}
 		began := time.Now()
 		if n := appends(16, time.Second, nil); n == 0 || time.Since(began) > 4*time.Second {
@@ -212,7 +212,7 @@ func TestAdmissionFollowsTheLog(t *testing.T) {
 		for range 200 {
 			appends(8, 10*time.Millisecond, nil)
 		}
-		if got := a.Overload().Append; got <= 2*leastWindow {
+		if got := a.Overload().Append; got <= 2*minInFlight {
 			t.Errorf("the log is fast again and is given %d bytes at once", got)
 		}
 		was := a.Overload().Append

@@ -8,21 +8,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Outcome is what a call says about the health of whom it called.
+// Outcome is what a call says about the health of the provider.
 type Outcome uint8
 
 const (
-	// Healthy: it answered, be it with a refusal of this one message.
+	// Healthy: the provider answered, even if it refused this one message.
 	Healthy Outcome = iota
 	// Unhealthy: 5xx, a refused connection, a timeout.
 	Unhealthy
-	// Misconfigured: 401 or 403. Trying on only makes it worse.
+	// Misconfigured: 401 or 403. More calls only make it worse.
 	Misconfigured
-	// Neutral says nothing: a rate limit has its own remedy, the blocked account.
+	// Neutral: a rate limit, which says nothing about health. Blocking the account handles it.
 	Neutral
 )
 
-// OutcomeOf returns what a provider's answer says about its health.
+// OutcomeOf returns what the class of a provider's answer says about its health.
 func OutcomeOf(c notify.Class) Outcome {
 	switch c {
 	case notify.ClassUnavailable, notify.ClassAmbiguous:
@@ -35,13 +35,13 @@ func OutcomeOf(c notify.Class) Outcome {
 	return Healthy
 }
 
-// BreakerState is where a breaker stands.
+// BreakerState is the state of a circuit breaker.
 type BreakerState uint8
 
 // The states of a breaker.
 const (
 	Closed   BreakerState = iota // calls pass
-	Open                         // calls are refused until a time
+	Open                         // calls are refused until BreakerStatus.Until
 	HalfOpen                     // a few probes pass and decide
 )
 
@@ -50,39 +50,39 @@ func (s BreakerState) String() string { return [...]string{"closed", "open", "ha
 // Reason is why a breaker is not closed.
 type Reason uint8
 
-// The reasons. ReasonConfig needs a person: it pages.
+// The reasons. ReasonConfig needs a person to act, so it pages.
 const (
 	ReasonNone   Reason = iota
 	ReasonErrors        // too many errors
-	ReasonConfig        // the provider refused our credentials or settings
+	ReasonConfig        // the provider refused notifyd's credentials or settings
 )
 
 func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3] }
 
-// Hold is what an operator holds a breaker to.
+// Hold is the state in which an operator holds a breaker.
 type Hold uint8
 
 // The holds.
 const (
-	NotHeld    Hold = iota // calls decide
-	HeldOpen               // no call is made, whatever they would say
+	NotHeld    Hold = iota // outcomes of calls decide
+	HeldOpen               // no call is made, whatever the outcomes
 	HeldClosed             // every call is made
 )
 
-// holdRecheck is when to ask again about a breaker that is held open.
+// holdRecheck is how soon Allow tells callers to ask again while the breaker is held open.
 const holdRecheck = 30 * time.Second
 
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
-	Window        time.Duration `default:"30s"` // errors are counted over this
-	MinVolume     int           `default:"20"`  // calls in the window before Ratio may open it: the first calls of a process must not open it by chance
-	AllBad        int           `default:"3"`   // it also opens after so many calls in the window none of which succeeded: a retried single message opens it before its attempts are used up
+	Window        time.Duration `default:"30s"` // period over which errors are counted
+	MinVolume     int           `default:"20"`  // calls in the window before Ratio may open it, so that the first calls of a process do not open it by chance
+	AllBad        int           `default:"3"`   // it also opens after this many calls in the window if none succeeded, so that a single message that is retried opens it before its attempts are used up
 	Ratio         float64       `default:"0.5"` // opens at this share of errors, 0 to 1
-	OpenFor       time.Duration `default:"5s"`  // until the first probes; doubles each time they fail
+	OpenFor       time.Duration `default:"5s"`  // time until the first probes; doubles each time they fail
 	MaxOpenFor    time.Duration `default:"30s"`
-	ConfigOpenFor time.Duration `default:"5m"`  // the same after a config error, without doubling
-	Probes        int           `default:"3"`   // calls let through to decide, all of which must succeed
-	ProbeTimeout  time.Duration `default:"30s"` // probes without an answer by then are given up and new ones let through; the healthy answers still count
+	ConfigOpenFor time.Duration `default:"5m"`  // the same after a config error; does not double
+	Probes        int           `default:"3"`   // calls let through to decide; all must succeed
+	ProbeTimeout  time.Duration `default:"30s"` // after this, unanswered probes are given up and new ones let through; healthy answers still count
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
@@ -103,36 +103,35 @@ func (c BreakerConfig) validate() error {
 	return nil
 }
 
-// Breaker keeps calls away from a provider, or one of its accounts, that is in
-// trouble.
+// Breaker is a circuit breaker: it keeps calls away from a provider, or from one of its accounts,
+// that is in trouble.
 //
 //	closed ──errors or config error──> open ──time──> half-open ──all probes healthy──> closed
 //	                                    ^                  └──one is not──┐
 //	                                    └─────────────────────────────────┘
 //
-// Probes are let through in rounds of Probes calls. One that is answered with
-// Neutral decided nothing: another call may take its place. A probe whose answer
-// never comes (its worker died) is not waited for: after ProbeTimeout a new round
-// begins, so no lost answer can keep a breaker from closing. Healthy answers count
-// on in the next round, so that low traffic closes it too: Probes healthy answers
-// without an unhealthy one between them, however far apart.
+// Probes pass in rounds of Probes calls. A probe answered with Neutral decides nothing: another
+// call may take its place. If the answer to a probe never comes (its worker died), a new round
+// begins after ProbeTimeout, so a lost answer cannot keep a breaker open. Healthy answers carry
+// over to the next round, so that low traffic closes the breaker too: it needs Probes healthy
+// answers without an unhealthy one between them, however far apart.
 type Breaker struct {
 	cfg BreakerConfig
 
-	mu      sync.Mutex
-	state   BreakerState // Open turns into HalfOpen with the first call allowed
-	reason  Reason
-	since   time.Time // when it left Closed, or closed again
-	until   time.Time // Open: first probes; HalfOpen: end of the round
-	openFor time.Duration
-	granted int // probes of this round that were let through, and the healthy probes of earlier rounds
-	healthy int // probes that succeeded since it became half-open
-	window  window
-	hold    Hold
-	held    time.Time // since when
+	mu        sync.Mutex
+	state     BreakerState // Open becomes HalfOpen with the first call that is allowed
+	reason    Reason
+	since     time.Time // when it left Closed, or closed again
+	until     time.Time // Open: when the first probes pass; HalfOpen: end of the round
+	openFor   time.Duration
+	granted   int // probes of this round that were let through, plus the healthy probes of earlier rounds
+	healthy   int // probes that succeeded since it became half-open
+	window    outcomeWindow
+	hold      Hold
+	heldSince time.Time
 }
 
-// NewBreaker returns a closed breaker; the error is a notify.KindInvalid.
+// NewBreaker returns a closed breaker. Its errors are of notify.KindInvalid.
 func NewBreaker(now time.Time, cfg BreakerConfig) (*Breaker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -142,16 +141,15 @@ func NewBreaker(now time.Time, cfg BreakerConfig) (*Breaker, error) {
 
 func newBreaker(now time.Time, cfg BreakerConfig) *Breaker {
 	cfg = cfg.withDefaults()
-	return &Breaker{cfg: cfg, since: now, window: window{width: max(cfg.Window/windowParts, 1)}}
+	return &Breaker{cfg: cfg, since: now, window: outcomeWindow{width: max(cfg.Window/windowParts, 1)}}
 }
 
-// probeRecheck is when to ask again while probes are out: their answers may come
-// any moment.
+// probeRecheck is how soon Allow tells callers to ask again while probes are out: their answers may
+// come at any moment.
 const probeRecheck = 100 * time.Millisecond
 
-// Allow reports whether a call may be made now; if it may not, retryAt is when
-// to ask again. In the half-open state each true is one probe: report how it
-// went.
+// Allow reports whether a call may be made now. If not, retryAt is when to ask again. In the
+// half-open state each true is one probe, whose outcome the caller must report.
 func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,15 +170,15 @@ func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 	case !inTime && b.state == Open: // it was open long enough
 		b.state, b.healthy = HalfOpen, 0
 		b.newRound(now)
-	case !inTime: // the missing probes are given up
+	case !inTime: // give up the missing probes
 		b.newRound(now)
 	}
 	b.granted++
 	return true, time.Time{}
 }
 
-// newRound lets through as many probes as healthy answers are still missing. At
-// least one is: with the last of them the breaker closes.
+// newRound lets through as many probes as healthy answers are still missing. That is at least one:
+// the breaker closes when none is missing.
 func (b *Breaker) newRound(now time.Time) {
 	b.granted, b.until = b.healthy, now.Add(b.cfg.ProbeTimeout)
 }
@@ -198,12 +196,12 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	switch {
 	case o == Neutral:
 		if b.state == HalfOpen {
-			b.granted = max(b.granted-1, b.healthy) // never below the probes that had their say
+			b.granted = max(b.granted-1, b.healthy) // never below the number of healthy probes
 		}
 	case o == Misconfigured:
 		b.open(now, ReasonConfig, b.cfg.ConfigOpenFor)
 	case b.state == Open:
-		// Calls from before it opened; they have had their say.
+		// An answer to a call made before the breaker opened. It changes nothing.
 	case b.state == HalfOpen && o == Unhealthy:
 		b.openFor = min(2*b.openFor, b.cfg.MaxOpenFor)
 		b.open(now, ReasonErrors, b.openFor)
@@ -214,8 +212,8 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 			b.window.reset()
 		}
 	default:
-		b.window.add(now, o, n)
-		all, bad := b.window.sum(now)
+		b.window.addOutcomes(now, o, n)
+		all, bad := b.window.totals(now)
 		most := all >= b.cfg.MinVolume && float64(bad) >= b.cfg.Ratio*float64(all)
 		if o == Unhealthy && (most || bad == all && bad >= b.cfg.AllBad) {
 			b.open(now, ReasonErrors, b.cfg.OpenFor)
@@ -223,14 +221,14 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	}
 }
 
-// OpenUnproven opens a closed breaker if the window holds failures and no success. It is
-// called after the report of a failure that would end a message for good. AllBad
-// failures may not come together when traffic is low: after a restart the window is
-// empty, and a long Retry-After lets it run empty between two calls.
+// OpenUnproven opens a closed breaker if the window holds failures and no success. The worker calls
+// it after it has reported a failure that would end a message for good. Low traffic may never bring
+// AllBad failures together: after a restart the window is empty, and a long Retry-After lets it run
+// empty between two calls.
 func (b *Breaker) OpenUnproven(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if all, bad := b.window.sum(now); b.state == Closed && bad > 0 && bad == all {
+	if all, bad := b.window.totals(now); b.state == Closed && bad > 0 && bad == all {
 		b.open(now, ReasonErrors, b.cfg.OpenFor)
 	}
 }
@@ -240,7 +238,7 @@ func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
 	switch b.state {
 	case Closed:
 		b.since, b.openFor = now, b.cfg.OpenFor
-	case Open: // a config error among the answers still on their way
+	case Open: // a config error among answers to earlier calls
 		if until.Before(b.until) {
 			until = b.until
 		}
@@ -248,33 +246,33 @@ func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
 	b.state, b.reason, b.until = Open, why, until
 }
 
-// Hold makes the breaker stay open or closed until it is called with NotHeld. Outcomes
-// are counted meanwhile.
+// Hold keeps the breaker open or closed until Hold is called with NotHeld. Outcomes are still
+// counted in the meantime.
 func (b *Breaker) Hold(since time.Time, h Hold) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.hold, b.held = h, since
+	b.hold, b.heldSince = h, since
 }
 
 // BreakerStatus is what an operator sees of a breaker.
 type BreakerStatus struct {
 	State  BreakerState
-	Hold   Hold      // whose State it is, unless NotHeld
+	Hold   Hold      // what an operator holds State to, unless NotHeld
 	Reason Reason    // why it is not closed
-	Since  time.Time // since when it is closed, or is not, or is held
+	Since  time.Time // when it closed, left Closed, or was held
 	Until  time.Time // Open and not held: when the first probes pass
 }
 
-// State returns where the breaker stands at now.
+// State returns the breaker's state at now.
 func (b *Breaker) State(now time.Time) BreakerStatus {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := BreakerStatus{State: b.state, Hold: b.hold, Reason: b.reason, Since: b.since}
 	switch {
 	case b.hold == HeldOpen:
-		s.State, s.Since = Open, b.held
+		s.State, s.Since = Open, b.heldSince
 	case b.hold == HeldClosed:
-		s.State, s.Since = Closed, b.held
+		s.State, s.Since = Closed, b.heldSince
 	case b.state == Open && now.Before(b.until):
 		s.Until = b.until
 	case b.state == Open:

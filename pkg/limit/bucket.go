@@ -5,31 +5,31 @@ import (
 	"time"
 )
 
-// Unlimited is a rate that never makes anybody wait.
+// Unlimited is a rate that lets every message pass at once.
 const Unlimited = math.MaxFloat64
 
-// Forever is the wait of a Take that can never succeed.
+// Forever is the wait for tokens that will never be there.
 const Forever time.Duration = math.MaxInt64
 
-// tokens is a token bucket without a lock, so that an account can hold two under one.
-// It holds up to burst tokens and gains rate tokens per second (0: none, Unlimited: no
-// limit). In any span of t seconds at most burst + rate*t are taken.
+// tokens is a token bucket without a lock, so that an account can hold two of them under one lock.
+// It holds up to burst tokens and gains rate tokens per second (0: none, Unlimited: no limit). In
+// any t seconds at most burst + rate*t tokens are taken.
 type tokens struct {
 	rate, burst float64
 	level       float64
-	last        time.Time // level is as of this time
-	free        time.Time // end of the penalty; last lies there, too
+	levelAsOf   time.Time // the time for which level is computed
+	penaltyEnd  time.Time // end of the penalty; levelAsOf is not before it
 }
 
-// slack absorbs the rounding of float64: who waited as long as told must be
-// served. What is taken is taken in full, so it never adds up.
+// slack absorbs the rounding of float64: a caller that waited as long as it was told must be
+// served. take subtracts the full amount, so slack never adds up.
 const slack = 1e-6
 
 func newTokens(now time.Time, rate, burst float64) tokens {
-	return tokens{rate: ratePerSecond(rate), burst: burst, level: burst, last: now}
+	return tokens{rate: ratePerSecond(rate), burst: burst, level: burst, levelAsOf: now}
 }
 
-// ratePerSecond makes Unlimited, or a share of it, infinite.
+// ratePerSecond turns Unlimited, or a share of it, into infinity.
 func ratePerSecond(rate float64) float64 {
 	if rate > Unlimited/1e6 {
 		return math.Inf(1)
@@ -39,21 +39,21 @@ func ratePerSecond(rate float64) float64 {
 
 // refill brings level up to now.
 func (t *tokens) refill(now time.Time) {
-	if !now.After(t.last) {
+	if !now.After(t.levelAsOf) {
 		return
 	}
 	if math.IsInf(t.rate, 1) {
 		t.level = t.burst
 	} else {
-		t.level = min(t.burst, t.level+t.rate*now.Sub(t.last).Seconds())
+		t.level = min(t.burst, t.level+t.rate*now.Sub(t.levelAsOf).Seconds())
 	}
-	t.last = now
+	t.levelAsOf = now
 }
 
-// wait returns how long until n tokens are there, 0 when they are.
+// wait returns the time until n tokens are available, 0 if they are now, or Forever.
 func (t *tokens) wait(now time.Time, n float64) time.Duration {
 	t.refill(now)
-	penalty := max(t.free.Sub(now), 0)
+	penalty := max(t.penaltyEnd.Sub(now), 0)
 	switch {
 	case penalty > 0:
 	case n <= t.level+slack:
@@ -77,10 +77,10 @@ func (t *tokens) wait(now time.Time, n float64) time.Duration {
 	return penalty + time.Duration(ns)
 }
 
-// whole returns how many whole tokens are there, at most n.
-func (t *tokens) whole(now time.Time, n int) int {
+// wholeTokens returns how many whole tokens are available, at most n.
+func (t *tokens) wholeTokens(now time.Time, n int) int {
 	t.refill(now)
-	if t.free.After(now) {
+	if t.penaltyEnd.After(now) {
 		return 0
 	}
 	if math.IsInf(t.rate, 1) || t.level+slack >= float64(n) {
@@ -95,11 +95,11 @@ func (t *tokens) take(n float64) {
 	}
 }
 
-// giveBack undoes a take, but for a penalty that has come since: an account that
-// was throttled starts empty.
+// giveBack undoes a take. It does nothing if a penalty began in the meantime: a throttled account
+// starts empty.
 func (t *tokens) giveBack(now time.Time, n float64) {
 	t.refill(now)
-	if t.free.After(now) || math.IsInf(t.rate, 1) {
+	if t.penaltyEnd.After(now) || math.IsInf(t.rate, 1) {
 		return
 	}
 	t.level = min(t.burst, t.level+n)
@@ -113,7 +113,7 @@ func (t *tokens) setRate(now time.Time, rate, burst float64) {
 
 func (t *tokens) penalize(now, until time.Time) {
 	t.refill(now)
-	if until.After(t.last) {
-		t.level, t.last, t.free = min(t.level, 0), until, until
+	if until.After(t.levelAsOf) {
+		t.level, t.levelAsOf, t.penaltyEnd = min(t.level, 0), until, until
 	}
 }

@@ -20,8 +20,8 @@ func NewBucket(now time.Time, rate float64, burst int) *Bucket {
 	return &Bucket{t: newTokens(now, rate, float64(max(burst, 1)))}
 }
 
-// Take takes n tokens or none. When it takes none, wait says when they will be
-// there if nobody else takes them; Forever when n is more than the bucket holds.
+// Take takes n tokens or none. If it takes none, wait is the time until they are available, provided
+// no other caller takes them; Forever if n is more than the bucket holds.
 func (b *Bucket) Take(now time.Time, n int) (ok bool, wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -38,7 +38,7 @@ func (b *Bucket) Take(now time.Time, n int) (ok bool, wait time.Duration) {
 func (b *Bucket) TakeUpTo(now time.Time, n int) (got int, wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	got = b.t.whole(now, n)
+	got = b.t.wholeTokens(now, n)
 	if got == 0 && n > 0 {
 		return 0, b.t.wait(now, 1)
 	}
@@ -54,9 +54,8 @@ func (b *Bucket) SetRate(now time.Time, rate float64, burst int) {
 	b.t.setRate(now, rate, float64(max(burst, 1)))
 }
 
-// Penalize gives nothing until a time, and starts empty there: whoever was
-// throttled must not come back with a burst. An earlier time than that of
-// another penalty changes nothing.
+// Penalize blocks the bucket until a time, at which it starts empty: a throttled caller must not come
+// back with a burst. A time before the end of another penalty changes nothing.
 func (b *Bucket) Penalize(now, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -194,7 +193,7 @@ func TestBucketNeverGivesMore(t *testing.T) {
 					t.Fatalf("Take of more than it holds: %v, %v", ok, wait)
 				}
 				if !ok && wait != Forever {
-					now = latest.Add(wait) // who waits as told is served
+					now = latest.Add(wait) // a caller that waits as told is served
 					latest = now
 					if ok, wait = b.Take(now, n); !ok {
 						t.Fatalf("refused after the wait it asked for, %v more", wait)

@@ -9,26 +9,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Blocks shares until when accounts are blocked, between all workers.
+// Blocks shares between all workers until when accounts are blocked.
 type Blocks interface {
 	// Block marks an account as blocked until a time; an earlier time than the
 	// stored one changes nothing.
 	Block(ctx context.Context, account string, until time.Time) error
-	// Blocked returns until when each account is blocked; the zero time: it is not.
+	// Blocked returns until when each account is blocked; a zero time means that it is not.
 	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
 }
 
 // PoolConfig describes the accounts of one provider.
 type PoolConfig struct {
 	Accounts  []Account     // at least one, names unique
-	BulkShare float64       // most of an account's capacity that bulk may use, up to 1; default 0.5
+	BulkShare float64       // bulk may use at most this share of an account's capacity, up to 1; default 0.5
 	Breaker   BreakerConfig // of each account
 	Blocks    Blocks        // nil: blocked accounts are known to this process only
 }
 
-// Pool spreads calls over accounts: round robin over those that are healthy,
-// not blocked and within their rate. An account that drops out is not made up
-// for: every other keeps its own rate, and what is too much waits.
+// Pool spreads calls over accounts: round robin over the accounts that are healthy, not blocked and
+// within their rate. The other accounts do not make up for an account that drops out: each keeps
+// its own rate, and messages beyond it wait.
 type Pool struct {
 	blocks Blocks
 	share  float64
@@ -36,10 +36,10 @@ type Pool struct {
 
 	mu       sync.Mutex
 	accounts []*account
-	next     int // where the next Pick begins
+	next     int // index of the account that the next Pick tries first
 }
 
-// NewPool returns a pool with full buckets; the error is a notify.KindInvalid.
+// NewPool returns a pool with full buckets. Its errors are of notify.KindInvalid.
 func NewPool(now time.Time, cfg PoolConfig) (*Pool, error) {
 	cfg.BulkShare = cmp.Or(cfg.BulkShare, 0.5)
 	if err := cfg.validate(); err != nil {
@@ -66,30 +66,29 @@ func (c PoolConfig) validate() error {
 			return err
 		}
 		if seen[a.Name] {
-			return notify.Invalid("same_name", "accounts.name", "two accounts are called "+a.Name)
+			return notify.Invalid("same_name", "accounts.name", "two accounts have the name "+a.Name)
 		}
 		seen[a.Name] = true
 	}
 	return c.Breaker.validate()
 }
 
-// Want says what a caller of Pick would send.
+// Want is what a caller of Pick wants to send.
 type Want struct {
 	Lane Lane
 	N    int // messages, at least 1
-	Min  int // fewer are not worth a call; default 1. Counts as the most an account holds where that is less
+	Min  int // fewer are not worth a call; default 1. Cut to what an account can hold
 }
 
-// Grant is the permission to send N messages over an account in one call. How
-// it went is reported with Report.
+// Grant permits N messages over an account in one call. The caller reports the outcome with Report.
 type Grant struct {
 	Account string
 	N       int
-	Probe   bool // the account was in trouble: this call finds out whether it still is; N is 1
+	Probe   bool // the account was in trouble, and this call tests whether it still is; N is 1
 }
 
-// Pick takes capacity for a call. When no account has any, earliest is the
-// first time one may, if nobody else takes it.
+// Pick takes capacity for a call. If no account has any, earliest is the first time one may have
+// some, provided no other caller takes it.
 func (p *Pool) Pick(now time.Time, w Want) (g Grant, ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,19 +107,19 @@ func (p *Pool) Pick(now time.Time, w Want) (g Grant, ok bool, earliest time.Time
 	return Grant{}, false, earliest
 }
 
-// grant takes capacity of one account, or says when it may have some.
+// grant takes capacity of one account. A Grant with N 0 comes with the time to try again.
 func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	if now.Before(a.blocked) {
 		return Grant{}, a.blocked
 	}
 	n := max(w.N, 1)
-	least := min(max(w.Min, 1), n, a.most(w.Lane))
+	least := min(max(w.Min, 1), n, a.maxAtOnce(w.Lane))
 	probe := a.breaker.State(now).State != Closed
 	if probe {
 		n, least = 1, 1
 	}
-	// The bucket is looked at before the breaker is asked: a breaker's yes is
-	// a probe, which must not be wasted on an empty bucket.
+	// Check the bucket before the breaker: each true of Allow is a probe, which an empty bucket
+	// would waste.
 	if ok, at := a.available(now, w.Lane, least); !ok {
 		return Grant{}, at
 	}
@@ -130,8 +129,8 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	return Grant{Account: a.name, N: a.take(now, w.Lane, n), Probe: probe}, time.Time{}
 }
 
-// Return gives back n messages of a grant that were not sent: no call has to wait
-// for what they would have cost. Unknown accounts are ignored.
+// Return gives back n messages of a grant that were not sent, so that no call waits for their
+// tokens. It ignores unknown accounts.
 func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	a := p.find(account)
 	if a == nil || n <= 0 {
@@ -139,15 +138,15 @@ func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a.all.giveBack(now, float64(n))
+	a.total.giveBack(now, float64(n))
 	if lane == Bulk {
 		a.bulk.giveBack(now, float64(n))
 	}
 }
 
-// Take takes one message of an account for the fast lane, whatever its breaker says:
-// for an operator's test, of which no breaker learns. When the account is blocked or has
-// none, at is when it may.
+// Take takes one message of an account for the fast lane, whatever the state of its breaker. It is
+// for an operator's test, whose outcome is not reported to the breaker. If the account is blocked
+// or out of tokens, at is when to try again.
 func (p *Pool) Take(now time.Time, account string) (ok bool, at time.Time) {
 	a := p.find(account)
 	if a == nil {
@@ -164,9 +163,9 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, at time.Time) {
 	return ok, at
 }
 
-// Ready reports whether any account is neither blocked nor behind an open
-// breaker, whatever its bucket holds; if none is, when the first may be. A lane
-// none of whose pools is ready stops reading.
+// Ready reports whether at least one account is neither blocked nor behind an open breaker,
+// whatever its bucket holds. If there is none, earliest is when the first may be. A lane stops
+// reading while none of its pools is ready.
 func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,17 +184,17 @@ func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	return false, earliest
 }
 
-// Report tells the account's breaker how n messages sent over it went. Unknown
-// accounts are ignored.
+// Report tells the account's breaker the outcome of n messages sent over it. It ignores unknown
+// accounts.
 func (p *Pool) Report(now time.Time, account string, o Outcome, n int) {
 	if a := p.find(account); a != nil {
 		a.breaker.ReportN(now, o, n)
 	}
 }
 
-// Block refuses an account until a time, here at once and elsewhere when Sync
-// runs there. The account starts again with empty buckets. The error is that of
-// Blocks; the account is blocked here all the same.
+// Block refuses an account until a time: in this process at once, in others at their next Sync. The
+// account starts again with empty buckets. If Blocks fails, Block returns its error, and the
+// account is still blocked in this process.
 func (p *Pool) Block(ctx context.Context, now time.Time, account string, until time.Time) error {
 	a := p.find(account)
 	if a == nil {
@@ -210,9 +209,9 @@ func (p *Pool) Block(ctx context.Context, now time.Time, account string, until t
 	return p.blocks.Block(ctx, account, until)
 }
 
-// Sync learns which accounts other workers blocked. Between two calls a pool
-// may use an account another one blocked: call it about every 250 ms. When it
-// fails, what this process knows still holds.
+// Sync reads which accounts other workers blocked. Between two calls a pool may use an account that
+// another worker blocked, so call it about every 250 ms. If it fails, what this process knows still
+// holds.
 func (p *Pool) Sync(ctx context.Context, now time.Time) error {
 	if p.blocks == nil {
 		return nil
@@ -231,8 +230,8 @@ func (p *Pool) Sync(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Rate returns what an account is allowed in all: messages per second, and at
-// once. Unknown accounts are unlimited.
+// Rate returns an account's limits over both lanes: messages per second, and burst. Unknown
+// accounts are unlimited.
 func (p *Pool) Rate(account string) (rate float64, burst int) {
 	a := p.find(account)
 	if a == nil {
@@ -240,7 +239,7 @@ func (p *Pool) Rate(account string) (rate float64, burst int) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return a.all.rate, int(a.all.burst)
+	return a.total.rate, int(a.total.burst)
 }
 
 // SetRate changes an account's rate (messages per second) and burst.
@@ -262,7 +261,7 @@ func (p *Pool) SetRate(now time.Time, account string, rate float64, burst int) e
 // AccountStatus is what an operator sees of an account.
 type AccountStatus struct {
 	Name    string
-	Blocked time.Time // until when; zero: it is not
+	Blocked time.Time // zero: not blocked
 	Breaker BreakerStatus
 	Tokens  float64 // messages that may be sent at once
 }
@@ -273,8 +272,8 @@ func (p *Pool) Status(now time.Time) []AccountStatus {
 	defer p.mu.Unlock()
 	out := make([]AccountStatus, len(p.accounts))
 	for i, a := range p.accounts {
-		a.all.refill(now)
-		out[i] = AccountStatus{Name: a.name, Breaker: a.breaker.State(now), Tokens: max(a.all.level, 0)}
+		a.total.refill(now)
+		out[i] = AccountStatus{Name: a.name, Breaker: a.breaker.State(now), Tokens: max(a.total.level, 0)}
 		if a.blocked.After(now) {
 			out[i].Blocked, out[i].Tokens = a.blocked, 0
 		}
@@ -282,7 +281,7 @@ func (p *Pool) Status(now time.Time) []AccountStatus {
 	return out
 }
 
-// find returns an account, or nil; names never change, so it takes no lock.
+// find returns the account, or nil. It takes no lock because names and the slice never change.
 func (p *Pool) find(name string) *account {
 	for i, n := range p.names {
 		if n == name {

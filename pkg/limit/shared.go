@@ -6,34 +6,32 @@ import (
 	"time"
 )
 
-// Limits keeps token buckets and blocked accounts that all workers share.
+// Limits keeps the token buckets and blocked accounts that all workers share.
 type Limits interface {
 	Blocks
-	// Take takes up to n tokens of a bucket refilled at rate per second up to
-	// burst, and returns how many it got and, if fewer than n, how long until
-	// the next is there.
+	// Take takes up to n tokens of a bucket that is refilled at rate per second up to burst. It
+	// returns how many it took and, if fewer than n, how long until the next token is available.
 	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error)
 }
 
-// SharedConfig of a Shared. The zero value means the defaults.
+// SharedConfig configures a Shared. The zero value means the defaults.
 type SharedConfig struct {
-	Timeout time.Duration // of a question; default 100 ms
-	Retry   time.Duration // after a failure nobody is asked for so long; default 1 s
+	Timeout time.Duration // limit of one call to Limits; default 100 ms
+	Retry   time.Duration // pause after a failed call, without further calls; default 1 s
 }
 
-// Shared asks the token buckets and blocked accounts that several processes
-// share. While they do not answer, or not in time, each process goes by its own
-// buckets at the full rate: nothing waits, and what is too much then is refused
-// by the provider, whose refusals block the account here.
+// Shared calls the Limits that several processes share. While the Limits do not answer, or not in
+// time, each process uses its own buckets at the full rate. No message waits then. The provider
+// refuses what is too much, and its refusals block the account here.
 type Shared struct {
-	limits Limits
-	cfg    SharedConfig
-	off    atomic.Int64 // until then nobody is asked, ns since 1970
-	failed atomic.Uint64
-	alone  atomic.Uint64
+	limits       Limits
+	cfg          SharedConfig
+	restUntil    atomic.Int64 // no calls until then, ns since 1970
+	failed       atomic.Uint64
+	decidedAlone atomic.Uint64
 }
 
-// NewShared returns what pools share through l.
+// NewShared returns a Shared that calls l.
 func NewShared(l Limits, cfg SharedConfig) *Shared {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 100 * time.Millisecond
@@ -46,59 +44,60 @@ func NewShared(l Limits, cfg SharedConfig) *Shared {
 
 // SharedStats are counts since the start.
 type SharedStats struct {
-	Failed uint64 // questions that were not answered in time
-	Alone  uint64 // Takes that were decided without the shared bucket
-	Off    bool   // nobody is asked now
+	Failed uint64 // calls that failed or were not answered in time
+	Alone  uint64 // TakeUpTo calls decided by the process's own bucket
+	Off    bool   // calls are paused now
 }
 
 // Stats returns the counts.
 func (s *Shared) Stats(now time.Time) SharedStats {
-	return SharedStats{Failed: s.failed.Load(), Alone: s.alone.Load(), Off: s.resting(now)}
+	return SharedStats{Failed: s.failed.Load(), Alone: s.decidedAlone.Load(), Off: s.resting(now)}
 }
 
-func (s *Shared) resting(now time.Time) bool { return now.UnixNano() < s.off.Load() }
+func (s *Shared) resting(now time.Time) bool { return now.UnixNano() < s.restUntil.Load() }
 
-// ask calls fn in time. An answer of "no" to a caller that gave up is no failure.
-func (s *Shared) ask(ctx context.Context, now time.Time, fn func(ctx context.Context) error) error {
+// callShared calls fn with the time limit. A failure pauses further calls, except when the caller
+// itself gave up (ctx ended).
+func (s *Shared) callShared(ctx context.Context, now time.Time, fn func(ctx context.Context) error) error {
 	call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer stop()
 	err := fn(call)
 	if err != nil && ctx.Err() == nil {
 		s.failed.Add(1)
-		s.off.Store(now.Add(s.cfg.Timeout + s.cfg.Retry).UnixNano())
+		s.restUntil.Store(now.Add(s.cfg.Timeout + s.cfg.Retry).UnixNano())
 	}
 	return err
 }
 
-// TakeUpTo takes up to n tokens of the bucket all processes share. Where it does
-// not answer, got is n: the process's own bucket has decided. Where got is 0,
-// wait says when the next token is there, if nobody else takes it.
+// TakeUpTo takes up to n tokens of the bucket that all processes share. If the Limits do not
+// answer, it returns n: the process's own bucket has decided. If got is 0, wait is the time until
+// the next token is available, provided no other process takes it.
 func (s *Shared) TakeUpTo(ctx context.Context, now time.Time, bucket string, n int, rate float64, burst int) (got int, wait time.Duration) {
-	asked := !s.resting(now) && s.ask(ctx, now, func(ctx context.Context) (err error) {
+	asked := !s.resting(now) && s.callShared(ctx, now, func(ctx context.Context) (err error) {
 		got, wait, err = s.limits.Take(ctx, bucket, n, rate, burst)
 		return err
 	}) == nil
 	if !asked {
-		s.alone.Add(1)
+		s.decidedAlone.Add(1)
 		return n, 0
 	}
 	return got, wait
 }
 
-// Block tells all processes; see Blocks. It is asked even while others are not:
-// a blocked account is news that must not get lost for a moment's trouble.
+// Block blocks the account in all processes; see Blocks. It makes the call even while calls are
+// paused: the news that an account is blocked must not be lost because of a short failure.
 func (s *Shared) Block(ctx context.Context, account string, until time.Time) error {
-	return s.ask(ctx, time.Now(), func(ctx context.Context) error { return s.limits.Block(ctx, account, until) })
+	return s.callShared(ctx, time.Now(), func(ctx context.Context) error { return s.limits.Block(ctx, account, until) })
 }
 
-// Blocked learns from all processes. While nobody is asked, no account is blocked
-// as far as they say: what this process knows still holds.
+// Blocked reads from all processes until when accounts are blocked. While calls are paused it
+// returns zero times: what this process knows about blocked accounts still holds.
 func (s *Shared) Blocked(ctx context.Context, accounts []string) (until []time.Time, err error) {
 	now := time.Now()
 	if s.resting(now) {
 		return make([]time.Time, len(accounts)), nil
 	}
-	err = s.ask(ctx, now, func(ctx context.Context) (err error) {
+	err = s.callShared(ctx, now, func(ctx context.Context) (err error) {
 		until, err = s.limits.Blocked(ctx, accounts)
 		return err
 	})

@@ -36,8 +36,8 @@ func between(t *testing.T, what string, got, least, most int) {
 	}
 }
 
-// Two processes share one rate; while the shared bucket is away, slow or emptied
-// each goes by its own, nobody waits for it, and it recovers by itself.
+// Two processes share one rate. While the shared bucket is down, slow or emptied, each process uses
+// its own bucket, no caller waits for the shared one, and it recovers by itself.
 func TestSharedRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plan := faulty.NewPlan(1)

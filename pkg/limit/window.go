@@ -2,28 +2,27 @@ package limit
 
 import "time"
 
-// windowParts is how finely a window slides: its oldest tenth is dropped at
-// once.
+// windowParts is the number of parts of a window. A window slides by dropping its oldest tenth.
 const windowParts = 10
 
-// window counts outcomes over the latest windowParts parts of a width each.
-type window struct {
-	width time.Duration
-	part  int64 // number of the latest part
-	all   [windowParts]int
-	bad   [windowParts]int
+// outcomeWindow counts outcomes over the latest windowParts parts, each of length width.
+type outcomeWindow struct {
+	width      time.Duration
+	latestPart int64 // number of the latest part: its start / width
+	all        [windowParts]int
+	bad        [windowParts]int
 }
 
-func (w *window) add(now time.Time, o Outcome, n int) {
+func (w *outcomeWindow) addOutcomes(now time.Time, o Outcome, n int) {
 	w.slide(now)
-	i := w.part % windowParts
+	i := w.latestPart % windowParts
 	w.all[i] += n
 	if o == Unhealthy {
 		w.bad[i] += n
 	}
 }
 
-func (w *window) sum(now time.Time) (all, bad int) {
+func (w *outcomeWindow) totals(now time.Time) (all, bad int) {
 	w.slide(now)
 	for i := range windowParts {
 		all += w.all[i]
@@ -32,17 +31,17 @@ func (w *window) sum(now time.Time) (all, bad int) {
 	return all, bad
 }
 
-// slide empties the parts that have come into use again since the latest one.
-func (w *window) slide(now time.Time) {
+// slide moves the window up to now. It empties the slots that parts since the latest one reuse.
+func (w *outcomeWindow) slide(now time.Time) {
 	part := now.UnixNano() / int64(w.width)
-	if part-w.part >= windowParts {
+	if part-w.latestPart >= windowParts {
 		w.reset()
-		w.part = part
+		w.latestPart = part
 	}
-	for w.part < part {
-		w.part++
-		w.all[w.part%windowParts], w.bad[w.part%windowParts] = 0, 0
+	for w.latestPart < part {
+		w.latestPart++
+		w.all[w.latestPart%windowParts], w.bad[w.latestPart%windowParts] = 0, 0
 	}
 }
 
-func (w *window) reset() { w.all, w.bad = [windowParts]int{}, [windowParts]int{} }
+func (w *outcomeWindow) reset() { w.all, w.bad = [windowParts]int{}, [windowParts]int{} }

@@ -1,6 +1,9 @@
-// Package request holds what every route that takes a body does the same way: it
-// reads JSON strictly, answers once per Idempotency-Key, and writes what is wrong
-// with an item of a batch.
+// Package request holds what every route with a body shares: strict JSON decoding (Decode), one
+// answer per Idempotency-Key (Once), and the error entries of a batch (AppendProblem).
+//
+// A route fills a Meta, checks it, and passes it to Once.Do with a function that makes a Plan from
+// the body. If the store of the keys is down, Do refuses the request, unless Meta.AtLeastOnce
+// allows it without its key. Start reading at Once.Do in once.go.
 package request
 
 import (
@@ -22,30 +25,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Meta is what the server knows of a request besides its body.
+// Meta is what the server knows about a request besides its body.
 type Meta struct {
 	Caller      string // the token's sub
-	Users       string // what ids of receivers must begin with; empty: any
+	Users       string // prefix that ids of receivers must have; empty: any
 	Key         string // Idempotency-Key; empty: none
-	AtLeastOnce bool   // the request is taken without its key while the keys cannot be read, else refused
+	AtLeastOnce bool   // while the key store is down, take the request without its key instead of refusing it
 	Route       string // scope of the key, e.g. "POST /v1/notifications"
 	ContentType string // of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
 	TraceState  string // W3C tracestate beside it
-	Load        *Load  // the request is of a load run that has a grant; nil: of none
+	Load        *Load  // limits of the load grant with which the request came; nil: no grant
 
-	print *[32]byte // of Fingerprint, once it was asked for
+	fingerprint *[32]byte // cached result of Fingerprint
 }
 
-// Load is what the grant of a load run allows.
+// Load is what a load grant allows.
 type Load struct {
-	Targets []string          // channels by their names, and trigger
-	Take    func(n int) error // counts n messages; an error where the rate is used up
+	Targets []string          // names of channels, and "trigger"
+	Take    func(n int) error // counts n messages; returns an error once the grant's rate is used up
 }
 
-// Admit counts n messages to a target: the name of a channel, or trigger. It refuses them
-// with notify.KindForbidden where the grant does not name the target, and with
-// notify.KindThrottled where the grant's rate is used up. A nil Load admits all.
+// Admit counts n messages to a target: the name of a channel, or trigger. It returns
+// notify.KindForbidden if the grant does not name the target, and notify.KindThrottled if the
+// grant's rate is used up. A nil Load admits everything.
 func (l *Load) Admit(target string, n int) error {
 	if l == nil {
 		return nil
@@ -63,8 +66,8 @@ const (
 	MaxTraceState = 512 // of TraceState
 )
 
-// Check refuses a Meta that is out of its limits. It drops a trace that is: no
-// request is refused for that.
+// Check refuses a Meta that exceeds its limits. It drops a trace that is too long: no request is
+// refused because of its trace.
 func (m *Meta) Check() error {
 	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
 		return notify.Invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
@@ -78,11 +81,11 @@ func (m *Meta) Check() error {
 	return nil
 }
 
-// Fingerprint identifies a request's content: its route, its type and its bytes. It is
-// computed once: a Meta is that of one body.
+// Fingerprint returns a hash of the request's content: route, media type and body. The hash is
+// computed once, so a Meta must only be used with one body.
 func (m *Meta) Fingerprint(body []byte) (sum [32]byte) {
-	if m.print != nil {
-		return *m.print
+	if m.fingerprint != nil {
+		return *m.fingerprint
 	}
 	h := sha256.New()
 	var n [8]byte
@@ -93,17 +96,17 @@ func (m *Meta) Fingerprint(body []byte) (sum [32]byte) {
 	}
 	h.Write(body)
 	h.Sum(sum[:0])
-	m.print = &sum
+	m.fingerprint = &sum
 	return sum
 }
 
-// Answer is what to send back.
+// Answer is a response to send to the caller.
 type Answer struct {
 	Status   int
 	Body     []byte // JSON
-	Replayed bool   // the first answer of a repeated key
-	// Unguarded: the key could not be looked up, and the request was taken
-	// without it (Meta.AtLeastOnce). A repeat may do everything again.
+	Replayed bool   // a repeat got the first answer of its key
+	// Unguarded: the key could not be looked up, and the request was accepted without it
+	// (Meta.AtLeastOnce). A repeat may store and send everything again.
 	Unguarded bool
 }
 
@@ -114,8 +117,7 @@ const (
 	Proto  = "application/x-protobuf"
 )
 
-// Media returns a Content-Type without its parameters, in lower case; JSON when
-// there is none.
+// Media returns a Content-Type without its parameters, in lower case; JSON if it is empty.
 func Media(contentType string) string {
 	m, _, _ := strings.Cut(contentType, ";")
 	if m = strings.ToLower(strings.TrimSpace(m)); m == "" {
@@ -124,18 +126,18 @@ func Media(contentType string) string {
 	return m
 }
 
-// Unsupported is the error for a body of a type that the route does not take.
+// Unsupported returns the error for a body of a type that the route does not accept.
 func Unsupported(allowed ...string) error {
 	return notify.Invalid("unsupported_media_type", "Content-Type", "must be "+strings.Join(allowed, " or "))
 }
 
-// TooManyItems is the error for a batch of more than most items.
+// TooManyItems returns the error for a batch of more than most items.
 func TooManyItems(most int) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", most)}
 }
 
-// AppendProblem appends {"error":{code,field,detail}}, the result of an item that
-// was refused; field only if there is one.
+// AppendProblem appends {"error":{code,field,detail}}, the result of a refused item. It leaves out
+// field if there is none.
 func AppendProblem(b []byte, err error) []byte {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
@@ -152,20 +154,20 @@ func AppendProblem(b []byte, err error) []byte {
 	return append(b, `}}`...)
 }
 
-// AppendQuote appends s as JSON; invalid UTF-8 in it is replaced.
+// AppendQuote appends s as a JSON string. It replaces invalid UTF-8.
 func AppendQuote(b []byte, s string) []byte {
 	b, _ = jsontext.AppendQuote(b, s)
 	return b
 }
 
-// MaxDepth is how deep a body may be nested.
+// MaxDepth is the greatest nesting depth of a body.
 const MaxDepth = 32
 
-// Strict are the options of Decode: unknown fields are refused. The library itself
-// refuses duplicate keys, invalid UTF-8 and data after the value.
+// Strict are the options of Decode: unknown fields are refused. The library itself also refuses
+// duplicate keys, invalid UTF-8 and data after the value.
 var Strict = json.RejectUnknownMembers(true)
 
-// Decode reads b into v strictly. Its errors are those of DecodeError.
+// Decode reads b into v strictly. Its errors come from DecodeError.
 func Decode(b []byte, v any) error {
 	if len(bytes.TrimSpace(b)) == 0 {
 		return DecodeError(io.EOF)
@@ -176,9 +178,9 @@ func Decode(b []byte, v any) error {
 	return nil
 }
 
-// DecodeError makes a notify.KindInvalid of an error of the JSON library. It names
-// the field, the rule and, where the JSON itself is wrong, the byte. It quotes
-// nothing of the body: that may hold addresses.
+// DecodeError turns an error of the JSON library into a notify.KindInvalid. It names the field, the
+// rule and, if the JSON itself is wrong, the byte. It quotes nothing of the body, which may hold
+// addresses.
 func DecodeError(err error) error {
 	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return notify.Invalid("bad_json", "", "the body is empty")
@@ -200,18 +202,18 @@ func DecodeError(err error) error {
 		return notify.Invalid("duplicate_key", field, "the field is given twice")
 	case errors.Is(e.Err, io.ErrUnexpectedEOF):
 		return notify.Invalid("bad_json", field, fmt.Sprintf("the JSON ends too early, at byte %d", e.ByteOffset))
-	case strings.Contains(e.Err.Error(), "UTF-8"): // the library does not export it
+	case strings.Contains(e.Err.Error(), "UTF-8"): // the library exports no error for it
 		return notify.Invalid("bad_utf8", field, fmt.Sprintf("invalid UTF-8 at byte %d", e.ByteOffset))
 	}
 	why := e.Err.Error()
-	if i := strings.IndexByte(why, '`'); i >= 0 { // there it quotes the body
+	if i := strings.IndexByte(why, '`'); i >= 0 { // from there on the library quotes the body
 		why = strings.TrimSpace(why[:i])
 	}
 	return notify.Invalid("bad_json", field, fmt.Sprintf("not valid JSON at byte %d: %s", e.ByteOffset, why))
 }
 
-// FieldPath makes /receivers/3/user_id receivers[3].user_id. It cuts at 200 bytes:
-// an unknown field may have any length.
+// FieldPath turns /receivers/3/user_id into receivers[3].user_id. It cuts the path at 200 bytes,
+// because an unknown field may have any length.
 func FieldPath(p jsontext.Pointer) string {
 	var b strings.Builder
 	for tok := range p.Tokens() {
@@ -256,7 +258,7 @@ func typeName(t reflect.Type) string {
 	return "of another type"
 }
 
-// Nesting is the depth of a valid JSON value: 0 for a scalar.
+// Nesting returns the depth of a valid JSON value: 0 for a scalar.
 func Nesting(v []byte) (deepest int) {
 	depth, inString := 0, false
 	for i := 0; i < len(v); i++ {

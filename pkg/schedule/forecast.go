@@ -9,22 +9,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Due is what becomes due in one minute.
+// Due is what becomes due in one minute, of one kind.
 type Due struct {
-	Minute int64  // since 1970
+	Minute int64  // minutes since 1970
 	What   string // "push", "sms", "email", "trigger"
 	Timers int
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast adds up what is due at from and later, and before to, in ms since 1970, by
-// minute and kind. It reads the rows; after most of them it stops, and complete is
-// false. What was cancelled or moved away is left out, except of triggers: their
-// rows stay until their time, and nobody is asked about each. Parked retries are not
-// schedules, and are counted all the same: they will be sent. A row stays for a
-// moment behind its time, so a from of now leaves out what this minute has released.
+// Forecast adds up by minute and kind what is due in [from, to), in ms since 1970. It reads the
+// rows. After most rows it stops and returns complete as false. Cancelled and moved notifications
+// are left out. Cancelled triggers are not: their rows stay until their time, and Forecast does not
+// read the state of each trigger. Parked retries are not schedules but are counted, because they
+// will be sent. A row stays for a moment after its time, so a from of now leaves out what was
+// released in this minute.
 func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due []Due, complete bool, err error) {
-	f := forecast{s: s, left: most, sums: map[dueKey]*Due{}, heads: map[notify.Base]*View{}}
+	f := forecast{s: s, rowsLeft: most, sums: map[dueKey]*Due{}, views: map[notify.Base]*View{}}
 	first, last := from/60_000, (to-1)/60_000
 	shards, err := s.cfg.Shards()
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 				return nil, false, err
 			}
 			touched := func(x notify.Base) bool { return slices.Contains(hints, x) }
-			if err := f.read(ctx, s.cfg.Timers, p, from, to, touched); err != nil {
+			if err := f.addPartition(ctx, s.cfg.Timers, p, from, to, touched); err != nil {
 				return nil, false, err
 			}
 		}
@@ -51,10 +51,10 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 			return nil, false, err
 		}
 		for _, d := range days {
-			// Hints of a cold row stand at its minute; asking the head of each
-			// touched one would need them all, so the head is asked always.
+			// The hints of a cold row are stored at its minute. To use them Forecast would have to
+			// read the hints of every minute of the day, so it reads the head of each row.
 			touched := func(notify.Base) bool { return true }
-			if err := f.read(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, from, to, touched); err != nil {
+			if err := f.addPartition(ctx, s.cfg.Cold, engine.TimerPartition{Bucket: d, Shard: uint16(shard)}, from, to, touched); err != nil {
 				return nil, false, err
 			}
 		}
@@ -68,7 +68,7 @@ func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due [
 		}
 		return strings.Compare(a.What, b.What)
 	})
-	return due, f.left > 0, nil
+	return due, f.rowsLeft > 0, nil
 }
 
 type dueKey struct {
@@ -77,24 +77,24 @@ type dueKey struct {
 }
 
 type forecast struct {
-	s     *Service
-	left  int
-	sums  map[dueKey]*Due
-	heads map[notify.Base]*View
+	s        *Service
+	rowsLeft int
+	sums     map[dueKey]*Due
+	views    map[notify.Base]*View
 }
 
 const forecastPage = 256
 
-// read adds the rows of a partition in [from, to).
-func (f *forecast) read(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, from, to int64, touched func(notify.Base) bool) error {
+// addPartition adds the rows of a partition in [from, to).
+func (f *forecast) addPartition(ctx context.Context, table engine.TimerTable, p engine.TimerPartition, from, to int64, touched func(notify.Base) bool) error {
 	after := engine.TimerCursor{FireAt: from}
-	for f.left > 0 {
-		rows, err := table.Outline(ctx, p, after, to-1, min(forecastPage, f.left))
+	for f.rowsLeft > 0 {
+		rows, err := table.Outline(ctx, p, after, to-1, min(forecastPage, f.rowsLeft))
 		if err != nil || len(rows) == 0 {
 			return err
 		}
 		for i := range rows {
-			if err := f.add(ctx, &rows[i], touched(rows[i].Head)); err != nil {
+			if err := f.addRow(ctx, &rows[i], touched(rows[i].Head)); err != nil {
 				return err
 			}
 		}
@@ -104,17 +104,17 @@ func (f *forecast) read(ctx context.Context, table engine.TimerTable, p engine.T
 	return nil
 }
 
-func (f *forecast) add(ctx context.Context, t *engine.Timer, touched bool) error {
-	f.left--
+func (f *forecast) addRow(ctx context.Context, t *engine.Timer, touched bool) error {
+	f.rowsLeft--
 	if !t.Head.IsZero() && (touched || t.Gen > 0) {
-		v := f.heads[t.Head]
+		v := f.views[t.Head]
 		if v == nil {
-			got, err := f.s.view(ctx, engine.Schedule{Base: t.Head, FireAt: t.FireAt})
+			got, err := f.s.viewOf(ctx, engine.Schedule{Base: t.Head, FireAt: t.FireAt})
 			if err != nil {
 				return err
 			}
 			v = &got
-			f.heads[t.Head] = v
+			f.views[t.Head] = v
 		}
 		if v.Gen != t.Gen || v.State == engine.ScheduleCancelled {
 			return nil

@@ -39,7 +39,7 @@ type modelState struct {
 	state  engine.ScheduleState // 0: there is none
 	gen    uint32
 	fireAt int64
-	silent bool // released by an engine that asked nobody: the head does not say so
+	silent bool // released by an engine that did not read the head, which does not show it
 }
 
 var scheduleModel = (&porcupine.NondeterministicModel{
@@ -103,8 +103,8 @@ func modelStep(s modelState, in opInput, out opOutput) []any {
 	return nil
 }
 
-// history is services and timer engines over one store, through ways that are
-// slow and fail now and then, and those who write down what they see.
+// history is services and timer engines over one store, whose calls are slow and sometimes fail, and
+// the clients that record what they see.
 type history struct {
 	enginetest.History[opInput, opOutput]
 	t     *testing.T
@@ -249,7 +249,7 @@ func (h *history) create(s *Service, client int) {
 	}
 	call := h.Tick()
 	if err := s.Put(context.Background(), []engine.Schedule{x}, ts); err != nil {
-		return // nobody learns its id
+		return // no client learns its id
 	}
 	h.Add(client, opInput{base: base, what: "create", at: at}, call, opOutput{code: "ok"})
 	h.mu.Lock()
@@ -303,8 +303,8 @@ func (h *history) get(s *Service, n int, base notify.Base, call int64) {
 		var ts []engine.Timer
 		if v, ts, err = s.Timers(ctx, v); err == nil {
 			due := time.UnixMilli(v.FireAt)
-			if !h.lax && v.State == engine.SchedulePending && time.Until(due) > 0 && weight(ts) != v.Accepted {
-				h.t.Errorf("%s is pending until %v at generation %d, with %d of its %d receivers", base, due, v.Gen, weight(ts), v.Accepted)
+			if !h.lax && v.State == engine.SchedulePending && time.Until(due) > 0 && sumWeight(ts) != v.Accepted {
+				h.t.Errorf("%s is pending until %v at generation %d, with %d of its %d receivers", base, due, v.Gen, sumWeight(ts), v.Accepted)
 			}
 			for i := range ts {
 				if ts[i].Gen != v.Gen || ts[i].FireAt != v.FireAt {

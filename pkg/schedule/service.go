@@ -12,35 +12,34 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Config of a Service. Schedules, Timers, Cold, Shards, Park and Ended are
-// required.
+// Config configures a Service. Schedules, Timers, Cold, Shards, Park and Ended are required.
 type Config struct {
 	Schedules engine.Schedules
 	Timers    engine.Timers
 	Cold      engine.ColdTimers
-	Shards    engine.Shards // as the timer engine's
+	Shards    engine.Shards // the same as the timer engine's
 
-	// Park stores timers where they belong; nil means durable.
+	// Park stores timers for the timer engine. A nil error means that they are durable.
 	Park func(ctx context.Context, ts []engine.Timer) error
-	// Store stores schedules and their timers, the schedules no later than the
-	// timers; nil means durable. Default: Schedules.Put, then Park.
+	// Store stores schedules and their timers, the schedules no later than the timers. A nil error
+	// means that they are durable. Default: Schedules.Put, then Park.
 	Store func(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
-	// Forget removes rows of generations that count no more. Default: they stay
-	// until their minute is closed.
+	// Forget removes rows of generations that no longer count. Default: they stay until their
+	// minute is closed.
 	Forget func(ctx context.Context, shards notify.Spread, ts []engine.Timer) error
-	// Gate says why nothing more can be stored, as an error for the caller; nil:
-	// it can. It is asked before a move, never before a cancel.
+	// Gate returns an error for the caller while nothing more can be stored. It is called before a
+	// move, never before a cancel.
 	Gate func() error
-	// Clock says why this process's clock cannot tell whether a schedule is due, as an
-	// error for the caller; nil: it can. It is asked before a cancel and a move.
+	// Clock returns an error for the caller while this process's clock cannot tell whether a
+	// schedule is due. It is called before a cancel and before a move.
 	Clock func() error
-	// Ended records that what these timers held was cancelled before it was
-	// due; nil means durable. Told again of the same ones it changes nothing.
+	// Ended records that the notifications in these timers were cancelled before they were due. A
+	// nil error means that this is durable. A second call with the same timers changes nothing.
 	Ended func(ctx context.Context, ts []engine.Timer) error
 
-	// Guard is how long before its fire time a schedule can be touched last: the
-	// timer engine's look-ahead, write timeout and the clock skew between
-	// processes. Default 4.5 s.
+	// Guard is how long before its fire time a schedule can last be touched. It must cover the
+	// timer engine's look-ahead, its write timeout and the clock skew between processes. Default
+	// 4.5 s.
 	Guard time.Duration
 	// MaxDelay is how far ahead a schedule may be moved. Default 366 days.
 	MaxDelay time.Duration
@@ -49,11 +48,11 @@ type Config struct {
 	Logger   *slog.Logger // default: discarded
 }
 
-// Service schedules. Its methods are safe for concurrent use, here and in other
-// processes over the same store.
+// Service stores, reads, cancels and moves schedules. Its methods are safe for concurrent use, also
+// by other processes over the same store.
 type Service struct{ cfg Config }
 
-// New returns a service that starts nothing.
+// New returns a service. It starts no goroutine.
 func New(cfg Config) *Service {
 	if cfg.Guard == 0 {
 		cfg.Guard = 4500 * time.Millisecond
@@ -76,21 +75,21 @@ func New(cfg Config) *Service {
 	return &Service{cfg}
 }
 
-// View is a schedule as it stands.
+// View is the current state of a schedule.
 type View struct {
 	engine.Schedule
-	State   engine.ScheduleState // SchedulePending also where it was released without being asked
+	State   engine.ScheduleState // SchedulePending also after a release that did not ask the head
 	Gen     uint32
-	FireAt  int64 // of the generation that counts, ms since 1970
+	FireAt  int64 // of the current generation, ms since 1970
 	Touched int64 // when it was last cancelled or moved, ms since 1970; 0: never
-	MovedAt int64 // when it was last moved, ms since 1970; 0: never, or it is not known
+	MovedAt int64 // when it was last moved, ms since 1970; 0: never, or not known
 	MovedBy string
 	moves   uint32
 	version uint64
 }
 
-// Put stores schedules and their timers; nil means durable. Again it changes
-// nothing.
+// Put stores schedules and their timers. A nil error means that they are durable. A second call
+// with the same values changes nothing.
 func (s *Service) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	if s.cfg.Store != nil {
 		return s.cfg.Store(ctx, ss, ts)
@@ -101,7 +100,7 @@ func (s *Service) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Tim
 	return s.cfg.Park(ctx, ts)
 }
 
-// Get returns a schedule; notify.KindNotFound when there is none.
+// Get returns a schedule, or notify.KindNotFound.
 func (s *Service) Get(ctx context.Context, base notify.Base) (View, error) {
 	sch, ok, err := s.cfg.Schedules.Get(ctx, base)
 	switch {
@@ -110,10 +109,10 @@ func (s *Service) Get(ctx context.Context, base notify.Base) (View, error) {
 	case !ok:
 		return View{}, notify.NotFound("schedule")
 	}
-	return s.view(ctx, sch)
+	return s.viewOf(ctx, sch)
 }
 
-func (s *Service) view(ctx context.Context, sch engine.Schedule) (View, error) {
+func (s *Service) viewOf(ctx context.Context, sch engine.Schedule) (View, error) {
 	v := View{Schedule: sch, State: engine.SchedulePending, FireAt: sch.FireAt}
 	h, ok, err := s.cfg.Schedules.Head(ctx, sch.Base)
 	if err != nil {
@@ -132,8 +131,8 @@ func (s *Service) view(ctx context.Context, sch engine.Schedule) (View, error) {
 	return v, nil
 }
 
-// List returns schedules of a caller ("": of all), newest request first, behind
-// after, at most max.
+// List returns at most max schedules of a caller ("": of all callers) that come after the base
+// after, newest request first.
 func (s *Service) List(ctx context.Context, caller string, after notify.Base, max int) ([]View, error) {
 	ss, err := s.cfg.Schedules.List(ctx, caller, after, max)
 	if err != nil {
@@ -144,7 +143,7 @@ func (s *Service) List(ctx context.Context, caller string, after notify.Base, ma
 	g.SetLimit(headsAtOnce)
 	for i, sch := range ss {
 		g.Go(func() (err error) {
-			out[i], err = s.view(ctx, sch)
+			out[i], err = s.viewOf(ctx, sch)
 			return err
 		})
 	}
@@ -154,23 +153,23 @@ func (s *Service) List(ctx context.Context, caller string, after notify.Base, ma
 	return out, nil
 }
 
-// headsAtOnce is how many heads a List reads at a time: each is a read of a quorum.
+// headsAtOnce is how many heads List reads at a time. Each is a quorum read.
 const headsAtOnce = 32
 
-// Timers returns the rows of a schedule's generation that counts, as far as
-// they are still stored, with the view they belong to: a later one than v, if
-// it was moved meanwhile. Receivers are in the payloads.
+// Timers returns the rows of a schedule's current generation that are still stored, and the view to
+// which they belong. That view is later than v if the schedule was moved in the meantime. The
+// receivers are in the payloads.
 func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, error) {
-	for range maxTries {
-		ts, err := s.rows(ctx, &v)
+	for range maxSwapTries {
+		ts, err := s.timerRows(ctx, &v)
 		if err != nil {
 			return v, nil, err
 		}
-		if weight(ts) == v.Accepted {
+		if sumWeight(ts) == v.Accepted {
 			return v, ts, nil
 		}
-		// A move forgets the rows of the generation before.
-		now, err := s.view(ctx, v.Schedule)
+		// Rows are missing: a move may have forgotten those of the generation before.
+		now, err := s.viewOf(ctx, v.Schedule)
 		if err != nil || now.version == v.version {
 			return v, ts, err
 		}
@@ -179,23 +178,23 @@ func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, err
 	return v, nil, notify.Unavailable("schedule_contended", time.Second, nil)
 }
 
-// weight is how many receivers rows stand for.
-func weight(ts []engine.Timer) (n uint32) {
+// sumWeight returns for how many receivers the rows stand.
+func sumWeight(ts []engine.Timer) (n uint32) {
 	for i := range ts {
 		n += ts[i].Weight
 	}
 	return n
 }
 
-// rows reads the rows of v's generation.
-func (s *Service) rows(ctx context.Context, v *View) ([]engine.Timer, error) {
+// timerRows reads the rows of v's generation.
+func (s *Service) timerRows(ctx context.Context, v *View) ([]engine.Timer, error) {
 	shards, err := s.cfg.Shards()
 	if err != nil {
 		return nil, err
 	}
 	var out []engine.Timer
 	for c := range v.chunks() {
-		t, ok, err := s.row(ctx, c, v.Gen, v.FireAt, shards)
+		t, ok, err := s.timerRow(ctx, c, v.Gen, v.FireAt, shards)
 		if err != nil {
 			return nil, err
 		}
@@ -223,11 +222,11 @@ func (v *View) chunks() func(yield func(notify.Chunk) bool) {
 	}
 }
 
-// row reads one timer, hot or cold.
-func (s *Service) row(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64, shards notify.Spread) (engine.Timer, bool, error) {
+// timerRow reads one timer from the hot or the cold table.
+func (s *Service) timerRow(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64, shards notify.Spread) (engine.Timer, bool, error) {
 	id := c.TimerID(gen)
 	shard := engine.ShardOf(id, shards)
-	after := engine.TimerCursor{FireAt: fireAt, ID: before(id)}
+	after := engine.TimerCursor{FireAt: fireAt, ID: timerIDBefore(id)}
 	rows, err := s.cfg.Timers.Scan(ctx, engine.TimerPartition{Bucket: fireAt / 60_000, Shard: shard}, after, fireAt, 1)
 	if err != nil {
 		return engine.Timer{}, false, err
@@ -243,8 +242,8 @@ func (s *Service) row(ctx context.Context, c notify.Chunk, gen uint32, fireAt in
 	return rows[0], true, nil
 }
 
-// before returns the greatest timer id, of at most 64 bytes, below id.
-func before(id []byte) []byte {
+// timerIDBefore returns the greatest timer id, of at most 64 bytes, below id.
+func timerIDBefore(id []byte) []byte {
 	n := len(id) - 1
 	out := append(make([]byte, 0, 64), id[:n]...)
 	if id[n] == 0 {

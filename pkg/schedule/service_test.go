@@ -458,7 +458,7 @@ func TestList(t *testing.T) {
 func TestBefore(t *testing.T) {
 	t.Parallel()
 	for _, id := range [][]byte{{1}, {0}, {1, 0}, {1, 2, 3}, {255}} {
-		b := before(id)
+		b := timerIDBefore(id)
 		if slices.Compare(b, id) >= 0 {
 			t.Errorf("%v is not below %v", b, id)
 		}
@@ -494,7 +494,7 @@ func TestMovedToo(t *testing.T) {
 					t.Fatalf("%+v", v)
 				}
 				again, ts, err := r.Timers(t.Context(), v)
-				if err != nil || again != v || weight(ts) != v.Accepted {
+				if err != nil || again != v || sumWeight(ts) != v.Accepted {
 					t.Fatalf("%+v, %d rows, %v", again, len(ts), err)
 				}
 				rows := uint32(0)

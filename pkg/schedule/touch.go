@@ -12,37 +12,37 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxTries bounds the swaps of one call: others move the same schedule at the
-// same time.
-const maxTries = 8
+// maxSwapTries bounds the swaps of one call: other calls may move the same schedule at the same
+// time.
+const maxSwapTries = 8
 
-// conflict is what forbids a cancel or a move.
-func conflict(code, msg string) error {
+// conflictError returns the error of a cancel or a move that is not allowed.
+func conflictError(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
+func formatTime(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// open says whether a schedule can still be touched.
-func (s *Service) open(v *View) error {
+// checkTouchable returns an error if a schedule can no longer be cancelled or moved.
+func (s *Service) checkTouchable(v *View) error {
 	switch v.State {
 	case engine.ScheduleCancelled:
-		return conflict("cancelled", "it was cancelled at "+stamp(v.Touched))
+		return conflictError("cancelled", "it was cancelled at "+formatTime(v.Touched))
 	case engine.ScheduleReleased:
-		return conflict("too_late", "it was released at its time, "+stamp(v.FireAt))
+		return conflictError("too_late", "it was released at its fire time, "+formatTime(v.FireAt))
 	}
-	now := time.Now() // before Clock is asked: a clock that is set after that is no matter
+	now := time.Now() // read before Clock is called: if the clock is set after that, now is still right
 	if err := s.cfg.Clock(); err != nil {
-		return err // whether it is due cannot be told
+		return err // whether it is due cannot be known
 	}
 	if now.Add(s.cfg.Guard).UnixMilli() >= v.FireAt {
-		return conflict("too_late", fmt.Sprintf("it is due at %s, and can be touched until %s before that", stamp(v.FireAt), s.cfg.Guard))
+		return conflictError("too_late", fmt.Sprintf("it is due at %s and can be cancelled or moved only until %s before that", formatTime(v.FireAt), s.cfg.Guard))
 	}
 	return nil
 }
 
-// hint tells whoever releases the rows of v's generation to ask the head.
-func (s *Service) hint(ctx context.Context, v *View) error {
+// storeHints stores hints that make a release of v's generation ask the head first.
+func (s *Service) storeHints(ctx context.Context, v *View) error {
 	shards, err := s.cfg.Shards()
 	if err != nil {
 		return err
@@ -59,61 +59,60 @@ func (s *Service) hint(ctx context.Context, v *View) error {
 	return s.cfg.Schedules.Hint(ctx, hs)
 }
 
-// swapped is what is known after a swap.
-type swapped uint8
+// swapResult is the result of swapHead.
+type swapResult uint8
 
 const (
-	lost    swapped = iota // somebody else's head is there
-	won                    // this call put it there
-	unknown                // it may have been there, and was replaced meanwhile
+	swapLost    swapResult = iota // another call's head is stored
+	swapWon                       // this call stored its head
+	swapUnknown                   // this call may have stored its head, which was then replaced
 )
 
-// swap moves the head from what v says, and returns it as it is stored. An
-// answer that was lost is looked for in the row.
-func (s *Service) swap(ctx context.Context, v *View, h engine.ScheduleHead) (engine.ScheduleHead, swapped, error) {
+// swapHead replaces the head that v was read from, and returns the stored head. If the answer of
+// the store is lost, it reads the head to learn the result.
+func (s *Service) swapHead(ctx context.Context, v *View, h engine.ScheduleHead) (engine.ScheduleHead, swapResult, error) {
 	h.Base, h.At = v.Base, time.Now().UnixMilli()
 	got, first, err := s.cfg.Schedules.Swap(ctx, v.version, h)
 	switch {
 	case err == nil && first:
-		return got, won, nil
+		return got, swapWon, nil
 	case err == nil:
-		return got, lost, nil
+		return got, swapLost, nil
 	}
-	// (Somebody else's row may be equal; then it says the same of the schedule.)
+	// An equal head of another call says the same about the schedule, so it counts as won.
 	got, ok, again := s.cfg.Schedules.Head(ctx, v.Base)
 	switch {
 	case again != nil:
-		return got, unknown, errors.Join(err, again)
+		return got, swapUnknown, errors.Join(err, again)
 	case !ok && v.version == 0 || ok && got.Version == v.version:
-		return got, unknown, err // not applied, or not yet: the caller asks again
+		return got, swapUnknown, err // not applied, or not yet: the caller tries again
 	case ok && got.Version > v.version+1:
-		return got, unknown, nil
+		return got, swapUnknown, nil
 	}
 	h.Version = got.Version
 	if got == h {
-		return got, won, nil
+		return got, swapWon, nil
 	}
-	return got, lost, nil
+	return got, swapLost, nil
 }
 
-// touched is the head of v after a cancel or a move, with who moved it.
-func (v *View) touched(state engine.ScheduleState, gen uint32, fireAt int64) engine.ScheduleHead {
+// nextHead returns v's head for a cancel or a move. It keeps when and by whom v was last moved.
+func (v *View) nextHead(state engine.ScheduleState, gen uint32, fireAt int64) engine.ScheduleHead {
 	return engine.ScheduleHead{State: state, Gen: gen, FireAt: fireAt, MovedAt: v.MovedAt, MovedBy: v.MovedBy, Moves: v.moves}
 }
 
-// take makes v what a head that was swapped says.
-func (v *View) take(h *engine.ScheduleHead) {
+// applyHead sets v to what a stored head says.
+func (v *View) applyHead(h *engine.ScheduleHead) {
 	v.State, v.Gen, v.FireAt, v.Touched, v.version = h.State, h.Gen, h.FireAt, h.At, h.Version
 	v.MovedAt, v.MovedBy, v.moves = h.MovedAt, h.MovedBy, h.Moves
 }
 
-// Cancel ends a schedule before it is due. A cancelled one is no error: the
-// first cancel counts. notify.KindConflict with code too_late when it is due or
-// nearly so.
+// Cancel cancels a schedule before it is due. To cancel one twice is no error: the first cancel
+// counts. It returns notify.KindConflict with code too_late if the schedule is due or nearly so.
 //
-// Once Cancel returned nil no call for it starts, whatever happens.
+// Once Cancel returned nil, no provider call for it starts, whatever happens.
 func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
-	for range maxTries {
+	for range maxSwapTries {
 		v, err := s.Get(ctx, base)
 		if err != nil {
 			return View{}, err
@@ -121,52 +120,52 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 		if v.State == engine.ScheduleCancelled {
 			return v, nil
 		}
-		if err := s.open(&v); err != nil {
+		if err := s.checkTouchable(&v); err != nil {
 			return v, err
 		}
 		if err := notify.BeforeAct(ctx); err != nil {
 			return v, err
 		}
-		if err := s.hint(ctx, &v); err != nil {
+		if err := s.storeHints(ctx, &v); err != nil {
 			return v, err
 		}
 		killpoint.Hit("hinted-before-head")
-		if err := s.open(&v); err != nil { // by the clock after the hint
+		if err := s.checkTouchable(&v); err != nil { // by the clock after the hint is stored
 			return v, err
 		}
-		h, how, err := s.swap(ctx, &v, v.touched(engine.ScheduleCancelled, v.Gen, v.FireAt))
+		h, how, err := s.swapHead(ctx, &v, v.nextHead(engine.ScheduleCancelled, v.Gen, v.FireAt))
 		if err != nil {
 			return v, err
 		}
-		if how != won {
-			continue // a cancel that was there would still be
+		if how != swapWon {
+			continue // safe to retry: a stored cancel stays, and the next Get shows it
 		}
 		killpoint.Hit("head-before-cancelled")
-		s.ended(ctx, v)
-		v.take(&h)
+		s.recordCancelled(ctx, v)
+		v.applyHead(&h)
 		return v, nil
 	}
 	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
 }
 
-// ended records the outcome of a cancelled schedule now, so that nobody waits
-// for its fire time to see it. When that fails the release does it then.
-func (s *Service) ended(ctx context.Context, v View) {
-	ts, err := s.rows(ctx, &v)
+// recordCancelled records the outcome of a cancelled schedule now, so that it is visible before the
+// fire time. If that fails, the release records it at the fire time.
+func (s *Service) recordCancelled(ctx context.Context, v View) {
+	ts, err := s.timerRows(ctx, &v)
 	if err == nil && len(ts) > 0 {
 		err = s.cfg.Ended(ctx, ts)
 	}
 	if err != nil {
-		s.cfg.Logger.Warn("outcome of a cancelled schedule is recorded at its fire time", "base", v.Base.String(), "err", err)
+		s.cfg.Logger.Warn("the outcome of a cancelled schedule could not be recorded now; it is recorded at its fire time", "base", v.Base.String(), "err", err)
 	}
 }
 
-// Move makes a schedule due at another time, in ms since 1970; a time that has
-// passed means now. by is the caller that asks for it. Errors:
-// notify.KindInvalid for a time too far ahead or not before the notification
-// expires, notify.KindConflict (too_late, cancelled, moved_too_often).
+// Move changes the fire time of a schedule to at, in ms since 1970. A time that has passed means
+// now. by is the caller that asks for it. It returns notify.KindInvalid for a time too far ahead or
+// not before the notification expires, and notify.KindConflict with the codes too_late, cancelled
+// or moved_too_often.
 //
-// After notify.KindUnavailable it may have been moved: the caller looks.
+// After notify.KindUnavailable the schedule may have been moved: the caller has to look.
 func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by string) (View, error) {
 	if err := s.cfg.Gate(); err != nil {
 		return View{}, err
@@ -176,30 +175,30 @@ func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by strin
 	if at-now.UnixMilli() > s.cfg.MaxDelay.Milliseconds() {
 		return View{}, notify.Invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
 	}
-	for range maxTries {
+	for range maxSwapTries {
 		v, err := s.Get(ctx, base)
 		if err != nil {
 			return View{}, err
 		}
 		if v.Expires != 0 && at >= v.Expires {
-			return v, notify.Invalid("expires_before_scheduled", "scheduled_at", "must lie before the notification expires, "+stamp(v.Expires))
+			return v, notify.Invalid("expires_before_scheduled", "scheduled_at", "must lie before the notification expires, "+formatTime(v.Expires))
 		}
-		if err := s.open(&v); err != nil {
+		if err := s.checkTouchable(&v); err != nil {
 			return v, err
 		}
 		if v.FireAt == at {
 			return v, nil
 		}
 		if int(v.moves) >= s.cfg.MaxMoves {
-			return v, conflict("moved_too_often", fmt.Sprintf("it was moved %d times, which is as often as it may be; cancel it and schedule another", v.moves))
+			return v, conflictError("moved_too_often", fmt.Sprintf("it was moved %d times, which is the limit; cancel it and schedule another", v.moves))
 		}
 		if err := notify.BeforeAct(ctx); err != nil {
 			return v, err
 		}
-		if err := s.hint(ctx, &v); err != nil {
+		if err := s.storeHints(ctx, &v); err != nil {
 			return v, err
 		}
-		if err := s.open(&v); err != nil {
+		if err := s.checkTouchable(&v); err != nil {
 			return v, err
 		}
 		done, err := s.moveOnce(ctx, &v, at, by)
@@ -210,40 +209,40 @@ func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by strin
 	return View{}, notify.Unavailable("schedule_contended", time.Second, nil)
 }
 
-// moveOnce tries to move a hinted schedule from what v says; it is not done when
-// somebody else was faster.
+// moveOnce tries to move a hinted schedule from the state in v. done is false if another call was
+// faster.
 func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (done bool, err error) {
 	gen := uint32(v.version + 1)
-	old, copied, err := s.copy(ctx, v, gen, at)
+	old, copied, err := s.copyRows(ctx, v, gen, at)
 	if err != nil || copied == nil {
 		return false, err
 	}
 	killpoint.Hit("moved-before-head")
-	next := v.touched(engine.SchedulePending, gen, at)
+	next := v.nextHead(engine.SchedulePending, gen, at)
 	next.MovedAt, next.MovedBy, next.Moves = time.Now().UnixMilli(), by, v.moves+1
-	h, how, err := s.swap(ctx, v, next)
+	h, how, err := s.swapHead(ctx, v, next)
 	switch {
 	case err != nil:
 		return false, err
-	case how == unknown:
-		// Trying again could move it a second time, over what came after.
+	case how == swapUnknown:
+		// A second try could move the schedule again, and undo a later move.
 		return false, notify.Unavailable("schedule_contended", time.Second, nil)
-	case how == lost:
-		// Of two moves to the same time the rows are the same ones.
+	case how == swapLost:
+		// Two moves to the same time write the same rows, so the winner needs these.
 		if h.Gen != gen || h.FireAt != at {
-			s.forget(ctx, copied)
+			s.forgetRows(ctx, copied)
 		}
 		return false, nil
 	}
 	killpoint.Hit("moved-before-forgotten")
-	s.forget(ctx, old)
-	v.take(&h)
+	s.forgetRows(ctx, old)
+	v.applyHead(&h)
 	return true, nil
 }
 
-// forget removes rows that count no more, so that moving again and again does
-// not fill the disk. Those that stay go with their minute.
-func (s *Service) forget(ctx context.Context, ts []engine.Timer) {
+// forgetRows removes rows that no longer count, so that repeated moves do not fill the disk. Rows
+// that it fails to remove go when their minute is closed.
+func (s *Service) forgetRows(ctx context.Context, ts []engine.Timer) {
 	if s.cfg.Forget == nil || len(ts) == 0 {
 		return
 	}
@@ -252,14 +251,14 @@ func (s *Service) forget(ctx context.Context, ts []engine.Timer) {
 		err = s.cfg.Forget(ctx, shards, ts)
 	}
 	if err != nil {
-		s.cfg.Logger.Warn("rows of a moved schedule stay until their minute is closed", "base", ts[0].Head.String(), "err", err)
+		s.cfg.Logger.Warn("old rows of a moved schedule could not be removed; they stay until their minute is closed", "base", ts[0].Head.String(), "err", err)
 	}
 }
 
-// copy stores the rows of v's generation once more, as those of gen, due at at,
-// and returns both. It returns none where the schedule has been moved meanwhile.
-func (s *Service) copy(ctx context.Context, v *View, gen uint32, at int64) (old, copied []engine.Timer, err error) {
-	if old, err = s.rows(ctx, v); err != nil {
+// copyRows stores the rows of v's generation again, as generation gen, due at at. It returns the
+// old rows and the copies, or none if the schedule was moved in the meantime.
+func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, at int64) (old, copied []engine.Timer, err error) {
+	if old, err = s.timerRows(ctx, v); err != nil {
 		return nil, nil, err
 	}
 	accepted := uint32(0)
@@ -276,12 +275,13 @@ func (s *Service) copy(ctx context.Context, v *View, gen uint32, at int64) (old,
 		accepted += e.Count
 	}
 	if accepted != v.Accepted {
-		now, err := s.view(ctx, v.Schedule)
+		now, err := s.viewOf(ctx, v.Schedule)
 		if err != nil || now.version != v.version {
-			return nil, nil, err // another move has forgotten them
+			return nil, nil, err // another move has removed the rows
 		}
-		// Its request has stored the schedule and not yet, or never, the timers.
-		return nil, nil, &notify.Error{Kind: notify.KindConflict, Code: "not_stored", Msg: "its request has not been answered yet; send that again", RetryAfter: time.Second}
+		// The schedule is stored, but its request has not stored the timers yet, or died before
+		// that.
+		return nil, nil, &notify.Error{Kind: notify.KindConflict, Code: "not_stored", Msg: "its request has not been answered yet; repeat that request", RetryAfter: time.Second}
 	}
 	return old, copied, s.cfg.Park(ctx, copied)
 }

@@ -105,7 +105,7 @@ func listSuppressions(x *exchange) (page api.Suppressions, err error) {
 	}
 	var ok bool
 	if q.Channel, ok = notify.ParseChannel(channel); channel != "" && !ok {
-		return page, notify.Invalid("bad_channel", "channel", "no channel has this name")
+		return page, notify.Invalid("bad_channel", "channel", "there is no such channel; use push, sms or email")
 	}
 	found, next, err := x.srv.deps.Suppressions.Suppressions(x.r.Context(), q)
 	page.Items = mapped(found, func(e *users.Suppression) api.Suppression {

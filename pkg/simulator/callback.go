@@ -45,7 +45,7 @@ func parseSecret(text string) ([]byte, error) {
 	raw, ok := strings.CutPrefix(text, "whsec_")
 	key, err := base64.StdEncoding.DecodeString(raw)
 	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
-		return nil, notify.Invalid("bad_secret", "secret", "is whsec_ and 24 to 64 bytes in base64")
+		return nil, notify.Invalid("bad_secret", "secret", "must be whsec_ and 24 to 64 bytes in base64")
 	}
 	return key, nil
 }

@@ -10,43 +10,43 @@ import (
 // lookBehind is how often an owner looks for rows below its watermark.
 const lookBehind = time.Hour
 
-// close ends the minutes that lie Grace behind now:
+// closeMinutes closes the minutes that ended Grace ago:
 //
 //	closed is moved (durable): from now on writers write elsewhere
-//	the minute is scanned from end to end; what was missed is released
-//	once all of it is acknowledged the partition is dropped
+//	the minute is scanned from end to end; missed rows are released
+//	once all rows are acknowledged the partition is dropped
 //	the watermark moves up to the first minute that is still there
 //
-// A minute that cannot be dropped (nobody takes one of its timers) holds up the
+// A minute that cannot be dropped, because one of its timers is always refused, holds up the
 // watermark, but no other minute.
-func (t *tenure) close(ctx context.Context) error {
+func (t *tenure) closeMinutes(ctx context.Context) error {
 	e := t.e
 	e.mu.Lock()
-	if e.clock() >= t.looked+lookBehind {
-		t.fresh, t.looked = true, e.clock()
+	if e.clock() >= t.lookedBehind+lookBehind {
+		t.lookBehindDue, t.lookedBehind = true, e.clock()
 	}
-	state, fresh := t.state, t.fresh
+	state, fresh := t.state, t.lookBehindDue
 	e.mu.Unlock()
 	if target := (e.now()-e.cfg.Grace.Milliseconds())/60_000 - 1; target > state.Closed {
 		state.Closed = target
-		if err := t.advance(ctx, state); err != nil {
+		if err := t.advanceState(ctx, state); err != nil {
 			return err
 		}
 	}
 	from := state.Watermark + 1
 	if fresh {
-		from = 0 // writers that died before they could write elsewhere
+		from = 0 // rows of writers that died before they could write elsewhere
 	}
 	if from > state.Closed {
 		return nil
 	}
-	minutes, err := e.cfg.Store.Buckets(ctx, t.n, from, state.Closed)
+	minutes, err := e.cfg.Store.Buckets(ctx, t.shard, from, state.Closed)
 	if err != nil {
 		return err
 	}
-	stuck := state.Closed + 1 // the first minute that is still there
+	stuck := state.Closed + 1 // the first minute that is not dropped
 	for _, at := range minutes {
-		gone, err := t.finish(ctx, at)
+		gone, err := t.finishMinute(ctx, at)
 		if err != nil {
 			return err
 		}
@@ -58,28 +58,27 @@ func (t *tenure) close(ctx context.Context) error {
 		return nil
 	}
 	e.mu.Lock()
-	t.fresh = false
+	t.lookBehindDue = false
 	e.mu.Unlock()
 	if stuck-1 == state.Watermark {
 		return nil
 	}
 	state.Watermark = stuck - 1
-	return t.advance(ctx, state)
+	return t.advanceState(ctx, state)
 }
 
-// finish scans a closed minute for what was missed, and drops it when all of it
-// is acknowledged. It reports whether it did; else it is looked at again with
-// the next poll.
-func (t *tenure) finish(ctx context.Context, at int64) (bool, error) {
+// finishMinute scans a closed minute for missed rows, and drops it once all rows are acknowledged.
+// It reports whether it dropped the minute. If not, the next poll tries again.
+func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	e := t.e
 	e.mu.Lock()
-	// What loading and catching up have not passed is theirs: it would be read
-	// twice, and get in front of what is due before it.
-	behind := min(t.scanned, t.missed, t.again)
-	if t.back < t.resumed {
-		behind = min(behind, t.back)
+	// Rows that loading and catching up have not passed are left to them. Read here, they would be
+	// read twice and released before rows that are due earlier.
+	behind := min(t.scannedUntil, t.missedFrom, t.catchUpAgain)
+	if t.catchUpFrom < t.catchUpUntil {
+		behind = min(behind, t.catchUpFrom)
 	}
-	if t.over || (at+1)*60_000 > behind {
+	if t.lost || (at+1)*60_000 > behind {
 		e.mu.Unlock()
 		return false, nil
 	}
@@ -89,7 +88,7 @@ func (t *tenure) finish(ctx context.Context, at int64) (bool, error) {
 	if !complete {
 		last := at*60_000 + 59_999
 		reached, loaded, err := t.scan(ctx, at, at*60_000, last, OnTime)
-		e.count.lateRows.Add(uint64(loaded))
+		e.counters.lateRows.Add(uint64(loaded))
 		if err != nil || reached < last {
 			return false, err
 		}
@@ -98,12 +97,12 @@ func (t *tenure) finish(ctx context.Context, at int64) (bool, error) {
 	if m.forgotten == forgotten {
 		m.complete = true
 	}
-	done := m.complete && m.open == 0 && t.aliveLocked()
+	done := m.complete && m.unacked == 0 && t.aliveLocked()
 	e.mu.Unlock()
 	if !done {
 		return false, nil
 	}
-	if err := e.cfg.Store.Drop(ctx, engine.TimerPartition{Bucket: at, Shard: t.n}); err != nil {
+	if err := e.cfg.Store.Drop(ctx, engine.TimerPartition{Bucket: at, Shard: t.shard}); err != nil {
 		return false, err
 	}
 	e.mu.Lock()
@@ -112,21 +111,21 @@ func (t *tenure) finish(ctx context.Context, at int64) (bool, error) {
 	return true, nil
 }
 
-// advance writes the state of the shard under the tenure's term, if it still may
-// be this engine's.
-func (t *tenure) advance(ctx context.Context, state engine.ShardState) error {
-	if err := t.may(); err != nil {
+// advanceState writes the state of the shard under the tenure's term, if the tenure is still
+// trusted.
+func (t *tenure) advanceState(ctx context.Context, state engine.ShardState) error {
+	if err := t.checkTrust(); err != nil {
 		return err
 	}
-	if err := t.e.cfg.Store.Advance(ctx, t.n, state); err != nil {
+	if err := t.e.cfg.Store.Advance(ctx, t.shard, state); err != nil {
 		return err
 	}
 	t.e.mu.Lock()
 	defer t.e.mu.Unlock()
 	t.state = state
 	for at, m := range t.minutes {
-		if at <= state.Watermark && m.open == 0 {
-			delete(t.minutes, at) // dropped, although the answer may have been lost
+		if at <= state.Watermark && m.unacked == 0 {
+			delete(t.minutes, at) // dropped, although the answer of the drop may have been lost
 		}
 	}
 	return nil

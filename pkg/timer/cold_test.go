@@ -63,7 +63,7 @@ func TestColdTimers(t *testing.T) {
 	})
 }
 
-// Nobody ran for days: missed days catch up, also what is overdue already.
+// No engine ran for days: missed days are promoted, also rows that are overdue already.
 func TestColdDaysThatWereMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, slowPoll)

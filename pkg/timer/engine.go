@@ -13,56 +13,55 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Engine owns shards, as many as it can get, and releases their timers. Park may
-// be called from any goroutine, also before Run.
+// Engine owns as many shards as it can get, and releases their timers. Park may be called from any
+// goroutine, also before Run.
 //
-// The tenures of the shards load timers and close minutes; the releaser publishes what
-// they have loaded. One lock guards both: a shard that is lost takes its timers along.
+// The tenures of the shards load timers and close minutes. The releaser publishes the loaded
+// timers. One mutex guards both, because a lost shard must take its timers with it.
 type Engine struct {
 	cfg   Config
-	began time.Time // of the monotonic clock that trust is measured by
+	began time.Time // start of the monotonic clock by which trust is measured
 
 	writer      *writer
 	releaser    *releaser
-	heads       *heads
+	heads       *headReader
 	near        *nearLine
 	members     *membership
 	housekeeper *housekeeper
 
-	gained chan struct{}    // a shard was taken over
-	scans  [2]chan struct{} // bounds the pages being read, by lane
+	shardGained chan struct{}    // a token after each take-over; wakes the housekeeper
+	scans       [2]chan struct{} // limits concurrent page reads, by lane
 
-	count  counters
-	troubl complaints
+	counters   counters
+	complaints complaints
 
-	mu      sync.Mutex
-	tenures []*tenure // by shard; nil: not owned. A shard that was added has no place before its keeper starts.
-	water   []int64   // by shard: the end of its watermark when it was last seen, ms since 1970
-	owned   int
+	mu           sync.Mutex
+	tenures      []*tenure // by shard; nil: not owned. A newly added shard gets its place before its keeper starts
+	watermarkEnd []int64   // by shard: end of the watermark when last read, ms since 1970
+	owned        int
 }
 
-// New returns an engine that starts nothing.
+// New returns an engine. It starts no goroutine.
 func New(cfg Config) *Engine {
 	cfg = cfg.withDefaults()
 	e := &Engine{
-		cfg: cfg, began: time.Now(), gained: make(chan struct{}, 1),
+		cfg: cfg, began: time.Now(), shardGained: make(chan struct{}, 1),
 		scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
 	}
 	e.addShards()
-	e.writer, e.releaser, e.heads, e.near = &writer{e}, newReleaser(e), &heads{e}, &nearLine{e}
-	e.members, e.housekeeper = &membership{Engine: e, moves: map[uint16]string{}, change: make(chan struct{})}, &housekeeper{Engine: e}
-	e.troubl.log = cfg.Logger
+	e.writer, e.releaser, e.heads, e.near = &writer{e}, newReleaser(e), &headReader{e}, &nearLine{e}
+	e.members, e.housekeeper = &membership{Engine: e, handOvers: map[uint16]string{}, standbyChanged: make(chan struct{})}, &housekeeper{Engine: e}
+	e.complaints.log = cfg.Logger
 	return e
 }
 
-// Run competes for the shards, and loads, releases and closes what it owns,
-// until ctx ends; it returns nil then, with its leases given back. A store, log
-// or lease that is away is asked again; a shard that is lost is somebody
-// else's; nothing of that ends it. It is called once.
+// Run competes for the shards, and loads, releases and closes what it owns, until ctx ends. It then
+// returns its leases, and nil. It retries while the store, the log or the lease service is down,
+// and it competes again for a lost shard. Run must be called only once.
 func (e *Engine) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { e.compete(ctx, g); return nil })
-	g.Go(func() error { e.watch(ctx); return nil })
+	g.Go(func() error { e.watchOthers(ctx); return nil })
 	g.Go(func() error { e.releaser.run(ctx); return nil })
 	if e.cfg.Queue != nil {
 		for range 2 {
@@ -70,7 +69,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		}
 	}
 	if e.cfg.Heartbeats != nil {
-		g.Go(func() error { e.members.beat(ctx); return nil })
+		g.Go(func() error { e.members.runHeartbeats(ctx); return nil })
 	}
 	if e.cfg.Cold != nil {
 		g.Go(func() error { e.housekeeper.promote(ctx); return nil })
@@ -81,18 +80,18 @@ func (e *Engine) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// compete starts a keeper of each shard, also of those that are added before ctx ends.
+// compete starts a keeper for each shard, also for shards that are added before ctx ends.
 func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
 	for kept, wait := 0, time.Duration(0); notify.Sleep(ctx, wait); wait = e.cfg.Poll {
 		for e.addShards(); kept < e.shards(); kept++ {
 			n := uint16(kept)
-			g.Go(func() error { e.keep(ctx, n); return nil })
+			g.Go(func() error { e.keepShard(ctx, n); return nil })
 		}
 	}
 }
 
-// addShards makes places for shards that were added. While it is not known how many
-// there are, those that were known stay.
+// addShards makes places for shards that were added. While the number of shards cannot be read, the
+// known ones stay.
 func (e *Engine) addShards() {
 	spread, err := e.cfg.Spread()
 	if err != nil {
@@ -102,28 +101,28 @@ func (e *Engine) addShards() {
 	defer e.mu.Unlock()
 	for len(e.tenures) < spread.Most() {
 		e.tenures = append(e.tenures, nil)
-		e.water = append(e.water, e.now()) // no look has seen it move since
+		e.watermarkEnd = append(e.watermarkEnd, e.now()) // no read has shown its watermark yet
 	}
 }
 
-// shards is how many shards there are, as far as this engine knows.
+// shards returns how many shards this engine knows.
 func (e *Engine) shards() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.tenures)
 }
 
-// tenureLocked returns this engine's tenure of a shard, nil if it has none.
-func (e *Engine) tenureLocked(n uint16) *tenure {
+// tenureOfLocked returns this engine's tenure of a shard, or nil. The caller holds mu.
+func (e *Engine) tenureOfLocked(n uint16) *tenure {
 	if int(n) >= len(e.tenures) {
 		return nil
 	}
 	return e.tenures[n]
 }
 
-// Share returns this engine's part of what all engines may do together, from 0 to 1: the
-// part of the shards that it owns. A shard has one owner at most, so the parts of all
-// engines never add up to more than 1, whichever engine starts, stops or is cut off.
+// Share returns this engine's part, from 0 to 1, of what all engines may do together: the part of
+// the shards that it owns. A shard has at most one owner, so the parts never add up to more than 1,
+// whichever engines start, stop or are cut off.
 func (e *Engine) Share() float64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,58 +133,60 @@ func (e *Engine) shareLocked() float64 {
 	return float64(e.owned) / float64(max(len(e.tenures), 1))
 }
 
-// Park stores timers; nil means that each is durable in a place where its
-// shard's owner will find it. One whose time has passed is released at once.
-// After an error any of them may be stored: the caller parks them again.
+// Park stores timers. A nil error means that each is durable where its shard's owner will find it.
+// A timer whose time has passed is released at once. After an error any of them may be stored, so
+// the caller must park them again.
 func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.park(ctx, ts) }
 
-// ParkScheduled stores schedules and their timers as Park does, no schedule
-// later than its timers: in one commit where the store can and none is cold.
+// ParkScheduled stores schedules and their timers like Park, no schedule later than its timers. It
+// uses one commit if the store can and no timer is cold.
 func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	return e.writer.parkScheduled(ctx, ss, ts)
 }
 
-// entry is a timer in the wheel, in the backlog, or on its way out.
+// entry is a timer in the wheel, in the backlog, or being published. Engine.mu guards it, except
+// while one releaser goroutine holds it in a batch.
 type entry struct {
-	t    engine.Timer
-	due  int64 // t.FireAt, or earlier for a row that was written again under a later key
-	m    *minute
-	lane Lane // OnTime or CatchUp: whose room it takes
-	ask  question
+	timer   engine.Timer
+	due     int64 // timer.FireAt, or earlier for a row that was written again under a later key
+	minute  *minute
+	lane    Lane // OnTime or CatchUp: the lane whose room it uses
+	pending headQuestion
 }
 
-// question is what has to be found out before an entry is released.
-type question uint8
+// headQuestion is what must be known before an entry is released.
+type headQuestion uint8
 
 const (
-	askNothing question = iota
-	askHints            // whether it is hinted: it went into the wheel without a scan
-	askHead             // what its head says
+	needNothing headQuestion = iota // whether it is hinted, because it went into the wheel without a scan
+	needHints                       // what the head of its schedule says
+	needHead                        // what its head says
 )
 
-// fifo is a queue of due entries that never blocks who fills it: MaxPending
-// bounds it. Who takes from it gets all that came meanwhile, up to a batch, so
-// that a slow Publish makes larger batches.
-type fifo struct {
-	cut  func([]*entry) int // how many of the first make one batch
-	mu   sync.Mutex
-	q    []*entry
-	some chan struct{}
+// entryQueue is a queue of due entries. push never blocks; MaxPending bounds the queue. pop takes
+// all waiting entries up to one batch, so that a slow Publish makes larger batches.
+type entryQueue struct {
+	cut    func([]*entry) int // how many of the first entries make one batch
+	mu     sync.Mutex
+	q      []*entry
+	filled chan struct{}
 }
 
-func newFifo(cut func([]*entry) int) *fifo { return &fifo{cut: cut, some: make(chan struct{}, 1)} }
+func newFifo(cut func([]*entry) int) *entryQueue {
+	return &entryQueue{cut: cut, filled: make(chan struct{}, 1)}
+}
 
-func (f *fifo) push(due []*entry) {
+func (f *entryQueue) push(due []*entry) {
 	if len(due) == 0 {
 		return
 	}
 	f.mu.Lock()
 	f.q = append(f.q, due...)
 	f.mu.Unlock()
-	signal(f.some)
+	wakeUp(f.filled)
 }
 
-func (f *fifo) pop() (batch []*entry) {
+func (f *entryQueue) pop() (batch []*entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.cut(f.q)
@@ -195,26 +196,26 @@ func (f *fifo) pop() (batch []*entry) {
 	batch = slices.Clone(f.q[:n])
 	clear(f.q[:n])
 	if f.q = f.q[n:]; len(f.q) > 0 {
-		signal(f.some) // for the next who takes
+		wakeUp(f.filled) // for the next goroutine that pops
 	}
 	return batch
 }
 
-// each calls fn with every batch until ctx ends.
-func (f *fifo) each(ctx context.Context, fn func([]*entry)) {
+// eachBatch calls fn with every batch until ctx ends.
+func (f *entryQueue) eachBatch(ctx context.Context, fn func([]*entry)) {
 	for ctx.Err() == nil {
 		if batch := f.pop(); batch != nil {
 			fn(batch)
 			continue
 		}
 		select {
-		case <-f.some:
+		case <-f.filled:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// backlog is a heap of entries, the earliest due first.
+// backlog is a heap of entries, earliest due first.
 type backlog []*entry
 
 func (b backlog) Len() int           { return len(b) }
@@ -229,7 +230,7 @@ func (b *backlog) Pop() any {
 	return x
 }
 
-// deleteFunc removes entries.
+// deleteFunc removes the entries for which del is true.
 func (b *backlog) deleteFunc(del func(*entry) bool) {
 	kept := (*b)[:0]
 	for _, x := range *b {
@@ -242,22 +243,22 @@ func (b *backlog) deleteFunc(del func(*entry) bool) {
 	heap.Init(b)
 }
 
-// signal leaves a token in a channel of one place.
-func signal(c chan struct{}) {
+// wakeUp puts a token into a channel of capacity 1, unless it has one.
+func wakeUp(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// now is the wall clock in ms since 1970.
+// now returns the wall clock in ms since 1970.
 func (e *Engine) now() int64 { return e.cfg.Wall().UnixMilli() }
 
-// clock is the monotonic clock.
+// clock returns the monotonic clock.
 func (e *Engine) clock() time.Duration { return time.Since(e.began) }
 
-// clockOff reports whether the clock forbids owning anything: a fast one fires
-// early, and closes minutes that others still write to.
+// clockOff reports whether the clock is too wrong to own shards: a fast clock releases early, and
+// closes minutes into which others still write.
 func (e *Engine) clockOff() bool { return e.offset().Abs() > e.cfg.MaxClockOffset }
 
 func (e *Engine) offset() time.Duration {

@@ -195,8 +195,8 @@ func TestParkIntoAClosedMinute(t *testing.T) {
 	})
 }
 
-// A minute that is closed while a Put is under way: the row lands in a
-// partition nobody looks at, so it is written again.
+// A minute is closed while a Put is in progress: the row lands in a partition that no engine reads
+// any more, so it is written again.
 func TestCloseOvertakesPut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -218,7 +218,7 @@ func TestCloseOvertakesPut(t *testing.T) {
 	})
 }
 
-// Before the take-over nobody knows which minutes an earlier life has closed.
+// Before the take-over the engine does not know which minutes an earlier owner has closed.
 func TestParkBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -462,7 +462,7 @@ func TestToLog(t *testing.T) {
 		"kind":     {ID: []byte("c"), Kind: 9, Target: "topic", Payload: []byte("of tomorrow")},
 		"envelope": {ID: []byte("d"), Kind: KindEnvelope, Target: "topic", Payload: newer},
 	} {
-		if err := ToLog(&log)(t.Context(), []engine.Timer{one}); !errors.Is(err, notify.ErrNewer) || !refused(err) {
+		if err := ToLog(&log)(t.Context(), []engine.Timer{one}); !errors.Is(err, notify.ErrNewer) || !isRefused(err) {
 			t.Errorf("%s of a newer release: %v", name, err)
 		}
 	}

@@ -12,26 +12,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// verdict is what becomes of a timer whose schedule was touched.
-type verdict uint8
+// headVerdict says what to do with a timer whose schedule was touched.
+type headVerdict uint8
 
 const (
-	undecided verdict = iota // a reschedule has stored it, and not decided yet
-	publish                  // it is released at this generation
-	discard                  // it was cancelled, or is of another generation
+	verdictOpen    headVerdict = iota // a move has stored it and has not swapped the head yet
+	verdictPublish                    // release it at this generation
+	verdictDiscard                    // its schedule was cancelled, or has another generation
 )
 
-// decision names what a verdict is about: all chunks of a fan-out share one.
-type decision struct {
+// headDecision names a decision. All chunks of a fan-out share it.
+type headDecision struct {
 	base notify.Base
 	gen  uint32
 }
 
-// heads says what becomes of timers whose schedules may have been touched.
-type heads struct{ *Engine }
+// headReader decides about timers whose schedules may have been touched.
+type headReader struct{ *Engine }
 
-// hints returns the schedules that were touched in a partition.
-func (hs *heads) hints(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
+// hints returns the schedules that have a hint in a partition.
+func (hs *headReader) hints(ctx context.Context, p engine.TimerPartition) (map[notify.Base]struct{}, error) {
 	bases, err := hs.cfg.Schedules.Hints(ctx, p)
 	if err != nil {
 		return nil, err
@@ -43,81 +43,81 @@ func (hs *heads) hints(ctx context.Context, p engine.TimerPartition) (map[notify
 	return out, nil
 }
 
-// questionOf is what has to be found out about a row before it is released.
-// Nothing, for nearly all: an untouched row costs no read.
-func (hs *heads) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) question {
+// questionOf returns what must be known about a row before it is released. For nearly all rows that
+// is nothing, so that an untouched row costs no read.
+func (hs *headReader) questionOf(row *engine.Timer, hints map[notify.Base]struct{}) headQuestion {
 	if hs.cfg.Schedules == nil || row.Head.IsZero() {
-		return askNothing
+		return needNothing
 	}
 	if _, hinted := hints[row.Head]; hinted || row.Gen > 0 {
-		return askHead
+		return needHead
 	}
-	return askNothing
+	return needNothing
 }
 
-// ask releases the entries of a batch as the heads of their schedules say. One
-// that cannot be decided now is put off; it holds up no other.
-func (r *releaser) ask(ctx context.Context, lane Lane, batch []*entry) {
+// askHeads releases the entries of a batch as the heads of their schedules say. It puts off an
+// entry that cannot be decided now, so that it holds up no other.
+func (r *releaser) askHeads(ctx context.Context, lane Lane, batch []*entry) {
 	if len(batch) == 0 {
 		return
 	}
-	batch = r.narrow(ctx, batch)
-	asked := map[decision]*entry{}
+	batch = r.readHints(ctx, batch)
+	asked := map[headDecision]*entry{}
 	for _, x := range batch {
-		if x.ask == askHead {
-			asked[decision{x.t.Head, x.t.Gen}] = x
+		if x.pending == needHead {
+			asked[headDecision{x.timer.Head, x.timer.Gen}] = x
 		}
 	}
 	var mu sync.Mutex
-	verdicts := map[decision]verdict{}
-	heads := map[decision]engine.ScheduleHead{}
+	verdicts := map[headDecision]headVerdict{}
+	heads := map[headDecision]engine.ScheduleHead{}
 	var g errgroup.Group
 	g.SetLimit(16)
 	for d, x := range asked {
 		g.Go(func() error {
-			v, h := r.decideFor(ctx, d, x)
+			v, h := r.decideEntry(ctx, d, x)
 			mu.Lock()
 			verdicts[d], heads[d] = v, h
 			mu.Unlock()
 			return nil
 		})
 	}
-	_ = g.Wait() // none returns an error
+	_ = g.Wait() // no goroutine returns an error
 	var out, ended []*entry
 	for _, x := range batch {
-		d := decision{x.t.Head, x.t.Gen}
+		d := headDecision{x.timer.Head, x.timer.Gen}
 		switch {
-		case x.ask == askNothing || verdicts[d] == publish:
+		case x.pending == needNothing || verdicts[d] == verdictPublish:
 			out = append(out, x)
-		case verdicts[d] == discard && heads[d].State == engine.ScheduleCancelled && heads[d].Gen == d.gen && r.cfg.Cancelled != nil:
+		case verdicts[d] == verdictDiscard && heads[d].State == engine.ScheduleCancelled && heads[d].Gen == d.gen && r.cfg.Cancelled != nil:
 			ended = append(ended, x)
-		case verdicts[d] == discard:
-			r.discard(x, heads[d])
+		case verdicts[d] == verdictDiscard:
+			r.discardEntry(x, heads[d])
 		default:
 			r.putOff(x, r.cfg.Poll)
 		}
 	}
-	r.handTo(ctx, lane, ended, r.cfg.Cancelled, func(_ Lane, ts []engine.Timer, _ time.Time) {
-		r.count.dropped.Add(uint64(len(ts)))
+	r.publishTo(ctx, lane, ended, r.cfg.Cancelled, func(_ Lane, ts []engine.Timer, _ time.Time) {
+		r.counters.dropped.Add(uint64(len(ts)))
 		for i := range ts {
-			r.cfg.Events.Dropped(ts[i], heads[decision{ts[i].Head, ts[i].Gen}])
+			r.cfg.Events.Dropped(ts[i], heads[headDecision{ts[i].Head, ts[i].Gen}])
 		}
 	})
-	r.hand(ctx, lane, out)
+	r.publishBatch(ctx, lane, out)
 }
 
-// narrow reads the hints of entries that went into the wheel without a scan, and
-// puts off those whose hints cannot be read.
-func (r *releaser) narrow(ctx context.Context, batch []*entry) (out []*entry) {
+// readHints reads the hints of entries that went into the wheel without a scan. It puts off entries
+// whose hints cannot be read.
+func (r *releaser) readHints(ctx context.Context, batch []*entry) (out []*entry) {
 	read := map[engine.TimerPartition]map[notify.Base]struct{}{}
 	for _, x := range batch {
-		if x.ask == askHints {
-			p := engine.TimerPartition{Bucket: x.m.at, Shard: x.m.t.n}
+		if x.pending == needHints {
+			p := engine.TimerPartition{Bucket: x.minute.number, Shard: x.minute.t.shard}
 			hints, ok := read[p]
 			if !ok {
 				var err error
 				if hints, err = r.heads.hints(ctx, p); err != nil {
-					r.troubl.say("cannot read the hints of timers", err)
+					r.complaints.report("cannot read the hints of timers", err)
 				}
 				read[p] = hints
 			}
@@ -125,126 +125,126 @@ func (r *releaser) narrow(ctx context.Context, batch []*entry) (out []*entry) {
 				r.putOff(x, r.cfg.Poll)
 				continue
 			}
-			x.ask = r.heads.questionOf(&x.t, hints)
+			x.pending = r.heads.questionOf(&x.timer, hints)
 		}
 		out = append(out, x)
 	}
 	return out
 }
 
-// decideFor is decide for an entry, with the verdicts of its minute remembered:
-// those but wait are final.
-func (r *releaser) decideFor(ctx context.Context, d decision, x *entry) (verdict, engine.ScheduleHead) {
+// decideEntry is decide for an entry. It remembers in the entry's minute that a generation is to be
+// published, which is final.
+func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (headVerdict, engine.ScheduleHead) {
 	r.mu.Lock()
-	known, ok := x.m.decided[d]
-	alive := x.m.t.aliveLocked()
-	// Read before the head: who moves the head behind this look finds the
-	// minute closed, and writes the row elsewhere.
-	closed := x.m.t.state.Closed >= x.m.at
+	known, ok := x.minute.decided[d]
+	alive := x.minute.t.aliveLocked()
+	// Read before the head: a move that swaps the head after this finds the minute closed, and
+	// writes the row elsewhere.
+	closed := x.minute.t.state.Closed >= x.minute.number
 	r.mu.Unlock()
-	if ok && known == publish {
+	if ok && known == verdictPublish {
 		return known, engine.ScheduleHead{}
 	}
 	if !alive {
-		return undecided, engine.ScheduleHead{}
+		return verdictOpen, engine.ScheduleHead{}
 	}
-	v, h, err := r.heads.decide(ctx, d, x.due, x.m.t.trusts)
+	v, h, err := r.heads.decide(ctx, d, x.due, x.minute.t.trusts)
 	if err != nil && ctx.Err() == nil {
-		r.troubl.say("cannot decide about touched timers", err)
+		r.complaints.report("cannot decide about touched timers", err)
 	}
-	if v == undecided && err == nil && closed {
-		v = r.heads.fence(ctx, d, h)
+	if v == verdictOpen && err == nil && closed {
+		v = r.heads.fenceMove(ctx, d, h)
 	}
-	if v == publish {
+	if v == verdictPublish {
 		r.mu.Lock()
-		if x.m.decided == nil {
-			x.m.decided = map[decision]verdict{}
+		if x.minute.decided == nil {
+			x.minute.decided = map[headDecision]headVerdict{}
 		}
-		x.m.decided[d] = v
+		x.minute.decided[d] = v
 		r.mu.Unlock()
 	}
 	return v, h
 }
 
-// fence settles a row whose generation is ahead of its head: a move that has
-// stored it and not swapped the head, though the minute is closed. Raising the
-// head's version makes that swap fail, whenever it comes, so that the row can go:
-// without it a move that wins late would leave a schedule without rows.
-func (hs *heads) fence(ctx context.Context, d decision, h engine.ScheduleHead) verdict {
+// fenceMove settles a row whose generation is ahead of its head: a move has stored it and not
+// swapped the head, although the minute is closed. Raising the head's version makes that swap fail,
+// whenever it comes, so that the row can be dropped. Otherwise a move that wins late would leave a
+// schedule without rows.
+func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.ScheduleHead) headVerdict {
 	next := h
 	next.Base, next.At = d.base, hs.now()
 	if h.Version == 0 {
 		next.State = engine.SchedulePending
 	}
-	hs.count.headSwaps.Add(1)
+	hs.counters.headSwaps.Add(1)
 	ctx, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
 	defer stop()
 	if _, won, err := hs.cfg.Schedules.Swap(ctx, h.Version, next); err != nil || !won {
-		return undecided // looked at again
+		return verdictOpen // decided at the next try
 	}
-	return discard
+	return verdictDiscard
 }
 
-// decide finds out whether a timer of a touched schedule is released, and makes
-// it so if nobody has decided yet. An error means wait.
-func (hs *heads) decide(ctx context.Context, d decision, due int64, may func() bool) (verdict, engine.ScheduleHead, error) {
+// decide finds out whether a timer of a touched schedule is released, and swaps the head to
+// released if that is still open. After an error the timer must wait.
+func (hs *headReader) decide(ctx context.Context, d headDecision, due int64, may func() bool) (headVerdict, engine.ScheduleHead, error) {
 	h, ok, err := hs.head(ctx, d.base)
 	for tries := 0; err == nil; tries++ {
 		switch {
 		case ok && h.Gen > d.gen,
 			ok && h.State == engine.ScheduleCancelled,
 			ok && h.State == engine.ScheduleReleased && h.Gen < d.gen:
-			return discard, h, nil
+			return verdictDiscard, h, nil
 		case ok && h.State == engine.ScheduleReleased:
-			return publish, h, nil
+			return verdictPublish, h, nil
 		case ok && h.Gen < d.gen, !ok && d.gen > 0:
-			return undecided, h, nil
+			return verdictOpen, h, nil
 		case tries == 8:
-			return undecided, h, fmt.Errorf("the head of %s changed %d times while it was released", d.base, tries)
+			return verdictOpen, h, fmt.Errorf("the head of %s changed %d times while it was released", d.base, tries)
 		case !may():
-			return undecided, h, errExpired
+			return verdictOpen, h, errExpired
 		}
-		next := h // with who moved it
+		next := h // keeps when and by whom it was moved
 		next.Base, next.State, next.Gen, next.At = d.base, engine.ScheduleReleased, d.gen, hs.now()
 		if !ok {
 			next.FireAt = due
 		}
-		hs.count.headSwaps.Add(1)
+		hs.counters.headSwaps.Add(1)
 		call, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
 		stored, won, swapErr := hs.cfg.Schedules.Swap(call, h.Version, next)
 		stop()
 		switch {
 		case swapErr != nil:
-			// It may have won. What is stored says so.
+			// The swap may have won. The stored head tells.
 			if h, ok, err = hs.head(ctx, d.base); err != nil || ok && h.State == engine.SchedulePending || !ok {
-				return undecided, h, swapErr
+				return verdictOpen, h, swapErr
 			}
 		case won:
-			return publish, stored, nil
+			return verdictPublish, stored, nil
 		default:
 			h, ok = stored, stored.Version > 0
 		}
 	}
-	return undecided, h, err
+	return verdictOpen, h, err
 }
 
-func (hs *heads) head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
-	hs.count.headReads.Add(1)
+func (hs *headReader) head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
+	hs.counters.headReads.Add(1)
 	ctx, stop := context.WithTimeout(ctx, hs.cfg.WriteTimeout)
 	defer stop()
 	return hs.cfg.Schedules.Head(ctx, base)
 }
 
-// discard drops an entry as its head says.
-func (r *releaser) discard(x *entry, h engine.ScheduleHead) {
+// discardEntry drops an entry because of its head.
+func (r *releaser) discardEntry(x *entry, h engine.ScheduleHead) {
 	r.mu.Lock()
-	over := x.m.t.over
+	over := x.minute.t.lost
 	if !over {
 		r.ackLocked(x)
 	}
 	r.mu.Unlock()
 	if !over {
-		r.count.dropped.Add(1)
-		r.cfg.Events.Dropped(x.t, h)
+		r.counters.dropped.Add(1)
+		r.cfg.Events.Dropped(x.timer, h)
 	}
 }

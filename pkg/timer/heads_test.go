@@ -226,7 +226,7 @@ func TestHintsFollowTheRow(t *testing.T) {
 }
 
 // Many cancels and reschedules race with each other and with the release: the
-// winner is who was answered ok.
+// winner is the call that was answered ok.
 func TestRacingTouches(t *testing.T) {
 	for seed := range 100 {
 		synctest.Test(t, func(t *testing.T) {
@@ -270,8 +270,8 @@ func TestRacingTouches(t *testing.T) {
 }
 
 // The clock of an engine and of the service beside it is set back when a timer is
-// already loaded: there is time to cancel its schedule again, and who is told that
-// it is cancelled is not called.
+// already loaded. Its schedule can be cancelled again, and after a successful cancel it is not
+// released.
 func TestCancelAfterTheClockWasSetBack(t *testing.T) {
 	for _, set := range []time.Duration{time.Hour, 10 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {

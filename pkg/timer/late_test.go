@@ -79,7 +79,7 @@ func TestSecondScan(t *testing.T) {
 		if st := a.e.Stats(); st.LateRows != 1 || st.Released[OnTime] != 1 {
 			t.Errorf("late rows %d, released %v", st.LateRows, st.Released)
 		}
-		if n := w.count.nearLost.Load(); n != 1 {
+		if n := w.counters.nearLost.Load(); n != 1 {
 			t.Errorf("%d near rows were not handed on", n)
 		}
 	})
@@ -157,8 +157,8 @@ func TestOrphanIsFoundWithinTheHour(t *testing.T) {
 	})
 }
 
-// A timer nobody takes is put off by a minute each time, and holds up neither
-// the release nor the removal of any other.
+// A timer that is always refused is put off by a minute each time, and holds up neither the release
+// nor the removal of any other.
 func TestRefusedTimerIsPutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.Shards = 1 })
@@ -345,7 +345,7 @@ func TestFiftyThousandTimers(t *testing.T) {
 			case 2, 3:
 				steps++
 				for _, other := range s.nodes {
-					other.step.Store(0) // somebody has to be able to own
+					other.step.Store(0) // one engine must be able to own the shards
 				}
 				node.step.Store(int64([]time.Duration{0, time.Hour, -time.Hour, 400 * time.Millisecond, -400 * time.Millisecond, -90 * time.Second}[rng.IntN(6)]))
 			default:
@@ -409,7 +409,7 @@ func TestParkScheduled(t *testing.T) {
 			if rng.IntN(2) == 0 {
 				w, plan = a.e, a.plan
 			}
-			plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown}) // nobody needs it
+			plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown}) // no call needs it
 			plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(time.Duration(rng.IntN(300_000)) * time.Millisecond)})
 			x := schedule{baseOf(1), 3}
 			ts := x.timers(0, time.Now().Add(time.Duration(rng.IntN(60_000))*time.Millisecond).UnixMilli())

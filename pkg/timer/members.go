@@ -9,36 +9,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// group is the name engines are members under.
+// group is the name under which engines are members.
 const group = "timers"
 
-// membership exchanges heartbeats with the other engines, and decides which shards
-// they should have.
+// membership exchanges heartbeats with the other engines, and decides which shards each should
+// have.
 type membership struct {
 	*Engine
 
-	// Guarded by Engine.mu: what the last beats have shown.
-	beatAt time.Duration     // Engine.clock of our latest beat
-	alive  []string          // owners
-	sick   bool              // Unhealthy was told
-	stands []bool            // by shard: this engine is to look for its lease; nil: it knows no members
-	stood  []bool            // stands when it was known last; nil: it never was
-	change chan struct{}     // closed when stands is another
-	moves  map[uint16]string // shards to hand over, with their new owners
+	// The state below is guarded by Engine.mu. It is what the latest beats have shown.
+	beatAt         time.Duration     // Engine.clock of this engine's latest beat
+	alive          []string          // owners, sorted
+	unhealthy      bool              // Events.Unhealthy was called
+	standbyFor     []bool            // by shard: this engine must try to acquire its lease; nil: members not known
+	lastStandbyFor []bool            // the last standbyFor that was not nil; nil: there was none
+	standbyChanged chan struct{}     // closed and replaced when standbyFor changes
+	handOvers      map[uint16]string // shards to hand over, and their new owners
 }
 
-// beat says every Beat that this engine is there, and decides which of its
-// shards others should have. An engine whose clock is off leaves: it must not be
-// given any.
-func (m *membership) beat(ctx context.Context) {
+// runHeartbeats beats every Beat and decides which of this engine's shards others should have. An
+// engine whose clock is off leaves the group, because it must not be given any shard.
+func (m *membership) runHeartbeats(ctx context.Context) {
 	m.mu.Lock()
 	m.beatAt = m.clock()
 	m.mu.Unlock()
-	var before []string  // members of the look before: a newcomer is believed the second time
-	var members []string // as they were read last
-	known := int64(0)    // the version of the group that members is of
-	unseen := 1          // looks in a row that did not show this engine among the members
-	stoodFor := 0        // shards that the last stand was about
+	var before []string  // members at the beat before: a new member counts from its second beat
+	var members []string // the members read last
+	known := int64(0)    // version of the group to which members belongs
+	unseen := 1          // consecutive beats that did not show this engine as a member
+	stoodFor := 0        // number of shards at the last setStandbys
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = m.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, m.cfg.Beat/2)
 		off, began := m.clockOff(), m.clock()
@@ -49,7 +48,7 @@ func (m *membership) beat(ctx context.Context) {
 			version, err = m.cfg.Heartbeats.Beat(call, group, m.cfg.Owner, "", 2*m.cfg.Beat)
 		}
 		if err == nil {
-			m.beaten(began)
+			m.noteBeat(began)
 		}
 		if err == nil && (off || version != known) {
 			var hs []engine.Heartbeat
@@ -63,10 +62,10 @@ func (m *membership) beat(ctx context.Context) {
 		stop()
 		alive := members
 		if err != nil {
-			alive = nil // who is there now is not known
+			alive = nil // the present members are not known
 		}
 		if err != nil && ctx.Err() == nil {
-			m.troubl.say("cannot exchange heartbeats of timer engines", err)
+			m.complaints.report("cannot exchange heartbeats of timer engines", err)
 		}
 		m.checkHealth()
 		m.mu.Lock()
@@ -76,15 +75,15 @@ func (m *membership) beat(ctx context.Context) {
 		case off || err != nil || !slices.Contains(alive, m.cfg.Owner):
 			unseen++
 		case unseen > 0 || !slices.Equal(alive, before) || stoodFor != m.shards():
-			stoodFor = m.stand(alive)
+			stoodFor = m.setStandbys(alive)
 			unseen = 0
 		}
 		if unseen == 3 {
-			m.stand(nil)
+			m.setStandbys(nil)
 		}
 		if !off {
-			m.share(slices.DeleteFunc(slices.Clone(alive), func(owner string) bool {
-				_, was := slices.BinarySearch(before, owner) // Alive has ordered them
+			m.planHandOvers(slices.DeleteFunc(slices.Clone(alive), func(owner string) bool {
+				_, was := slices.BinarySearch(before, owner) // Alive returns them sorted
 				return !was
 			}))
 		}
@@ -93,28 +92,28 @@ func (m *membership) beat(ctx context.Context) {
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer stop()
 	if err := m.cfg.Heartbeats.Leave(call, group, m.cfg.Owner); err != nil {
-		m.troubl.say("cannot leave the timer engines", err)
+		m.complaints.report("cannot leave the timer engines", err)
 	}
 }
 
-func (m *membership) beaten(at time.Duration) {
+func (m *membership) noteBeat(at time.Duration) {
 	m.mu.Lock()
 	m.beatAt = at
-	sick := m.sick
-	m.sick = false
+	sick := m.unhealthy
+	m.unhealthy = false
 	m.mu.Unlock()
 	if sick {
 		m.cfg.Events.Healthy()
 	}
 }
 
-// checkHealth tells once when three beats were missed.
+// checkHealth calls Unhealthy once when three beats were missed.
 func (m *membership) checkHealth() {
 	m.mu.Lock()
 	age := m.clock() - m.beatAt
-	tell := age >= 3*m.cfg.Beat && !m.sick
+	tell := age >= 3*m.cfg.Beat && !m.unhealthy
 	if tell {
-		m.sick = true
+		m.unhealthy = true
 	}
 	m.mu.Unlock()
 	if tell {
@@ -122,102 +121,103 @@ func (m *membership) checkHealth() {
 	}
 }
 
-// share picks shards of ours that rendezvous hashing over the members gives to
-// others. An eighth of what we have goes at a time: each one that moves has its
-// open minutes read again.
-func (m *membership) share(members []string) {
+// planHandOvers chooses shards of this engine that rendezvous hashing over the members gives to
+// others. It moves an eighth of the owned shards at a time, because the new owner of a shard reads
+// its open minutes again.
+func (m *membership) planHandOvers(members []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	clear(m.moves)
+	clear(m.handOvers)
 	if !slices.Contains(members, m.cfg.Owner) {
-		return // nobody sees us: we do not know what the others have
+		return // the others do not see this engine, so what they own is unknown
 	}
 	may := (m.owned + 7) / 8
 	for n, t := range m.tenures {
-		// One that has just been got may have been a dead engine's, which counts
-		// as a member for a while.
-		if t == nil || may == 0 || m.clock()-t.begun < 3*m.cfg.Beat {
+		// A shard taken over recently may have belonged to a dead engine that still counts as a
+		// member.
+		if t == nil || may == 0 || m.clock()-t.tookOverAt < 3*m.cfg.Beat {
 			continue
 		}
-		if to := preferred(members, uint16(n)); to != m.cfg.Owner {
-			m.moves[uint16(n)] = to
-			signal(t.moved)
+		if to := preferredMember(members, uint16(n)); to != m.cfg.Owner {
+			m.handOvers[uint16(n)] = to
+			wakeUp(t.heirSet)
 			may--
 		}
 	}
 }
 
-// standbys is how many engines look for the lease of a shard: its owner's successors.
-// All others leave it alone, so that the lease's server is asked as often by a thousand
-// engines as by three.
+// standbys is how many engines try to acquire the lease of a shard: the possible successors of its
+// owner. All others leave it alone, so that a thousand engines put no more load on the lease
+// service than three.
 const standbys = 3
 
-// stand stores for which shards this engine is one of the standbys. With members nil, when
-// the members are not known, it stands by for all shards. It returns how many shards there
-// were.
-func (m *membership) stand(members []string) int {
+// setStandbys stores for which shards this engine is a standby. If members is nil, because they are
+// not known, it is a standby for all shards. It returns the number of shards.
+func (m *membership) setStandbys(members []string) int {
 	var stands []bool
 	if members != nil {
 		stands = make([]bool, m.shards())
 		for n := range stands {
-			stands[n] = ranked(members, uint16(n), m.cfg.Owner) < standbys
+			stands[n] = rankOf(members, uint16(n), m.cfg.Owner) < standbys
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.stands = stands; stands != nil {
-		m.stood = stands
+	if m.standbyFor = stands; stands != nil {
+		m.lastStandbyFor = stands
 	}
-	close(m.change)
-	m.change = make(chan struct{})
+	close(m.standbyChanged)
+	m.standbyChanged = make(chan struct{})
 	return len(stands)
 }
 
-// standsFor reports whether this engine is to look for the lease of a shard. change is
-// closed when that may be different.
-func (m *membership) standsFor(n uint16) (is bool, change <-chan struct{}) {
+// isStandby reports whether this engine must try to acquire the lease of a shard. change is closed
+// when the result may have changed.
+func (m *membership) isStandby(n uint16) (is bool, change <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// A shard that was added has as standbys all, until the next look at the members.
-	return int(n) >= len(m.stands) || m.stands[n], m.change
+	// For a newly added shard every engine is a standby, until the next setStandbys.
+	return int(n) >= len(m.standbyFor) || m.standbyFor[n], m.standbyChanged
 }
 
-// watchesLocked reports whether this engine is to look how far a shard is that it does
-// not own: its standbys do, or else the store would be asked processes times shards. While
-// the members are not known, those who were the standbys do.
-func (m *membership) watchesLocked(n uint16) bool { return int(n) >= len(m.stood) || m.stood[n] }
+// watchesLocked reports whether this engine must watch the watermark of a shard that it does not
+// own. Only its standbys do, because otherwise the store would get processes times shards reads.
+// While the members are not known, the last standbys do. The caller holds mu.
+func (m *membership) watchesLocked(n uint16) bool {
+	return int(n) >= len(m.lastStandbyFor) || m.lastStandbyFor[n]
+}
 
-// heir is the engine a shard is to be handed over to; "": none.
+// heir returns the engine to which a shard must be handed over; "": none.
 func (m *membership) heir(n uint16) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.moves[n]
+	return m.handOvers[n]
 }
 
-// preferred is the member with the highest weight for a shard: a member that comes
-// or goes moves its own shards only.
-func preferred(members []string, shard uint16) (best string) {
+// preferredMember returns the member with the highest weight for a shard. When a member comes or
+// goes, only its own shards move.
+func preferredMember(members []string, shard uint16) (best string) {
 	var top uint64
 	for _, m := range members {
-		if w := weight(m, shard); best == "" || w > top || w == top && m < best {
+		if w := rendezvousWeight(m, shard); best == "" || w > top || w == top && m < best {
 			best, top = m, w
 		}
 	}
 	return best
 }
 
-// ranked is how many members come before one of them for a shard.
-func ranked(members []string, shard uint16, one string) (n int) {
-	mine := weight(one, shard)
+// rankOf returns how many members come before one of them for a shard.
+func rankOf(members []string, shard uint16, one string) (n int) {
+	mine := rendezvousWeight(one, shard)
 	for _, m := range members {
-		if w := weight(m, shard); w > mine || w == mine && m < one {
+		if w := rendezvousWeight(m, shard); w > mine || w == mine && m < one {
 			n++
 		}
 	}
 	return n
 }
 
-// weight is a member's for a shard, of rendezvous hashing.
-func weight(member string, shard uint16) uint64 {
+// rendezvousWeight returns a member's weight for a shard in rendezvous hashing.
+func rendezvousWeight(member string, shard uint16) uint64 {
 	return notify.HashUser(append([]byte{byte(shard >> 8), byte(shard)}, member...))
 }

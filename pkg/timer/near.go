@@ -8,16 +8,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Near timers travel through the queue: version, flags, numbers as uvarints,
-// byte strings with their length before them.
+// Format of a near timer in the queue: version, flags, numbers as uvarints, byte strings with their
+// length before them.
 const (
 	nearVersion = 1
-	// A payload that would not fit is read from the row.
+	// A larger payload is read from the row instead.
 	flagPayload = 1
 	nearPayload = 48 << 10
 )
 
-// nearMessage is a near timer as a message that becomes visible when it is due.
+// nearMessage returns a near timer as a message that becomes visible when the timer is due.
 func nearMessage(p *parked, now int64) engine.Message {
 	flags := byte(0)
 	if len(p.Payload) <= nearPayload {
@@ -37,16 +37,16 @@ func nearMessage(p *parked, now int64) engine.Message {
 	return engine.Message{Body: b, Delay: nearDelay(p.due, now)}
 }
 
-// nearDelay is how long a message waits; what is farther away makes more hops.
+// nearDelay returns how long a message waits. A timer farther away is queued again.
 func nearDelay(due, now int64) time.Duration {
 	return time.Duration(min(max(due-now, 0), engine.MaxQueueDelay.Milliseconds())) * time.Millisecond
 }
 
 func appendBytes(b, s []byte) []byte { return append(binary.AppendUvarint(b, uint64(len(s))), s...) }
 
-var errNearMessage = errors.New("a near timer's message cannot be read")
+var errNearMessage = errors.New("the message of a near timer cannot be decoded")
 
-// readNear is the opposite of nearMessage. whole says that the payload is there.
+// readNear decodes a message of nearMessage. whole: the payload is in the message.
 func readNear(b []byte) (p parked, whole bool, err error) {
 	if len(b) < 3 || b[0] != nearVersion {
 		return p, false, errNearMessage

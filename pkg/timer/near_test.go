@@ -16,8 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// consumer is a node that owns nothing: it publishes near timers, and the
-// leases are somebody else's.
+// consumer is a node that owns nothing: it publishes near timers, and other nodes have the leases.
 func consumer(s *sim) *node {
 	for n := range s.base.Shards {
 		if ok, err := s.lease.Acquire(context.Background(), lockName(uint16(n)), "somebody", 24*time.Hour); !ok || err != nil {
@@ -192,8 +191,8 @@ func TestNearThroughAnOutage(t *testing.T) {
 	})
 }
 
-// What is refused for what is in it holds up no other, and a message nobody can
-// read is dropped: the rows are there.
+// A timer that is refused for its content holds up no other, and an unreadable message is dropped:
+// the rows are stored.
 func TestNearRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -224,8 +223,8 @@ func TestNearRefused(t *testing.T) {
 	})
 }
 
-// A near schedule that was moved is released by its head, whoever publishes it;
-// one whose head has not come that far is left to the owner.
+// A near schedule that was moved is released as its head says, whichever engine publishes it. If the
+// head is still behind the row's generation, the row is left to the owner.
 func TestNearAsksTheHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -323,7 +322,7 @@ func TestIDBefore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		id := rapid.SliceOfN(rapid.Byte(), 1, 64).Draw(rt, "id")
 		other := rapid.SliceOfN(rapid.Byte(), 1, 64).Draw(rt, "other")
-		b := before(id)
+		b := timerIDBefore(id)
 		if bytes.Compare(b, id) >= 0 || bytes.Compare(other, b) > 0 && bytes.Compare(other, id) < 0 {
 			rt.Fatalf("%x lies between %x and %x", other, b, id)
 		}

@@ -235,7 +235,7 @@ func TestNothingBeyondTrust(t *testing.T) {
 		// As after a pause of the process: the clock is past it, no goroutine has
 		// noticed. The keeper is kept from renewing.
 		a.plan.Add(faulty.Rule{Method: "Lease.*", Err: faulty.ErrDown})
-		tenure.trusted.Store(int64(a.e.clock()))
+		tenure.trustedUntil.Store(int64(a.e.clock()))
 		wait(1500 * time.Millisecond)
 		if n := len(s.arrivals()); n != 0 {
 			t.Errorf("%d timers were released", n)
@@ -243,7 +243,7 @@ func TestNothingBeyondTrust(t *testing.T) {
 		if h, _, _ := s.mem.Schedules().Head(t.Context(), x.base); h.State != engine.SchedulePending {
 			t.Errorf("the head was claimed: %+v", h)
 		}
-		if err := tenure.advance(t.Context(), engine.ShardState{Term: tenure.state.Term, Closed: 1 << 40}); err == nil {
+		if err := tenure.advanceState(t.Context(), engine.ShardState{Term: tenure.state.Term, Closed: 1 << 40}); err == nil {
 			t.Error("a minute was closed")
 		}
 	})
@@ -436,10 +436,10 @@ func TestHandOverGoesToTheHeir(t *testing.T) {
 		wait(5 * time.Minute)
 		moved, tookOver := 0, uint64(0)
 		for n := range uint16(64) {
-			if preferred(names, n) != "a" {
+			if preferredMember(names, n) != "a" {
 				moved++
 			}
-			if st, err := s.rows.Shard(t.Context(), n); err != nil || st.Owner != preferred(names, n) {
+			if st, err := s.rows.Shard(t.Context(), n); err != nil || st.Owner != preferredMember(names, n) {
 				t.Errorf("shard %d: %+v, %v", n, st, err)
 			}
 		}
@@ -521,9 +521,9 @@ func TestPreferred(t *testing.T) {
 	all := []string{"a", "b", "c", "d"}
 	count := map[string]int{}
 	for n := range uint16(1024) {
-		best := preferred(all, n)
+		best := preferredMember(all, n)
 		count[best]++
-		if best != "d" && preferred(all[:3], n) != best {
+		if best != "d" && preferredMember(all[:3], n) != best {
 			t.Fatalf("shard %d moved without need", n)
 		}
 	}
@@ -534,8 +534,7 @@ func TestPreferred(t *testing.T) {
 	}
 }
 
-// A shard that nobody owns shows a lag that grows; one that another engine owns
-// shows that engine's.
+// A shard without an owner shows a lag that grows. A shard of another engine shows that engine's lag.
 func TestLagOfShardsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 4 })
@@ -581,8 +580,7 @@ func TestLagOfShardsOfOthers(t *testing.T) {
 	})
 }
 
-// An engine that has never had any of the shards tells of those that nobody ever
-// had.
+// An engine that never owned a shard reports the shards that never had an owner.
 func TestLagWithoutAnyOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 2 })

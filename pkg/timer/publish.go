@@ -13,24 +13,23 @@ import (
 // the topic in its Target.
 const KindEnvelope = 1
 
-// refused reports whether a publish failed for what is in one of its timers: tried
-// again, it fails again, and holds the others up.
-func refused(err error) bool {
+// isRefused reports whether a publish failed because of the content of a timer: it would fail again
+// each time, and hold up the others.
+func isRefused(err error) bool {
 	kind := notify.KindOf(err)
 	return kind == notify.KindTooLarge || kind == notify.KindInvalid || errors.Is(err, notify.ErrNewer)
 }
 
-// Log takes records; nil means every one is acknowledged.
+// Log appends records. A nil error means that every record is acknowledged.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// ToLog returns a Publish that appends envelopes to their topics: single notifications by
-// their user, parts of fan-outs in the partition of their chunk, so that a user's records
-// are in one partition. It returns
-// notify.ErrNewer, and appends nothing, if one of them is of a newer release: an engine
-// puts that one off, so that it holds no other up, and a process of that release that
-// owns the shard by then publishes it.
+// ToLog returns a Publish that appends envelopes to their topics: single notifications by their
+// user, parts of fan-outs in the partition of their chunk, so that a user's records are in one
+// partition. If one of them is of a newer release, it returns notify.ErrNewer and appends nothing.
+// The engine then puts that timer off, so that it holds up no other, until a process of the newer
+// release owns the shard and publishes it.
 func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]log.Record, 0, len(ts))
@@ -44,8 +43,8 @@ func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 				return err
 			}
 			if err != nil {
-				// Consumers know what to do with it: it becomes poison there,
-				// with its origin, instead of holding the timers behind it.
+				// The consumer stores it as poison, with its origin. Here it would hold up the
+				// timers behind it.
 				recs = append(recs, log.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
 				continue
 			}

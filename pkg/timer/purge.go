@@ -12,12 +12,12 @@ const (
 	purgeBatch = 1000
 )
 
-// purge forgets schedules Retention after their fire time, every hour, until ctx
-// ends. The owner of shard 0 does it, so that one engine does.
+// purge deletes schedules Retention after their fire time, every hour, until ctx ends. Only the
+// owner of shard 0 does it.
 func (k *housekeeper) purge(ctx context.Context) {
 	for notify.Sleep(ctx, purgeEvery) {
 		if err := k.purgeOnce(ctx); err != nil && ctx.Err() == nil {
-			k.troubl.say("cannot purge schedules", err)
+			k.complaints.report("cannot purge schedules", err)
 		}
 	}
 }
@@ -35,7 +35,7 @@ func (k *housekeeper) purgeOnce(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k.count.purged.Add(uint64(n))
+		k.counters.purged.Add(uint64(n))
 		if n < purgeBatch {
 			break
 		}
@@ -43,18 +43,18 @@ func (k *housekeeper) purgeOnce(ctx context.Context) error {
 	return nil
 }
 
-// settledBefore is the time before which no schedule may be pending: Retention
-// ago, or earlier while an outage that long is caught up. A head that was
-// forgotten before its timers were released would release what was cancelled.
+// settledBefore returns the time before which no schedule can be pending: Retention ago, or earlier
+// while an outage that long is caught up. If a head were deleted before its timers were released, a
+// cancelled timer would be released.
 func (k *housekeeper) settledBefore(ctx context.Context) (int64, error) {
 	before := k.now() - k.cfg.Retention.Milliseconds()
 	for n := range k.shards() {
-		// Cold days first: a day that is promoted after that look still counts,
-		// and one promoted before it has been noted.
+		// Read the cold days first: a day that is promoted after this read still counts, and a day
+		// promoted before it has been noted.
 		var days []int64
 		if k.cfg.Cold != nil {
 			var err error
-			if days, err = k.cfg.Cold.Buckets(ctx, uint16(n), 0, before/day); err != nil {
+			if days, err = k.cfg.Cold.Buckets(ctx, uint16(n), 0, before/dayMs); err != nil {
 				return 0, err
 			}
 		}
@@ -64,7 +64,7 @@ func (k *housekeeper) settledBefore(ctx context.Context) (int64, error) {
 		}
 		before = k.overdueBefore(uint16(n), st.Watermark, min(before, (st.Watermark+1)*60_000))
 		if len(days) > 0 {
-			before = min(before, days[0]*day)
+			before = min(before, days[0]*dayMs)
 		}
 	}
 	return before, nil

@@ -14,38 +14,38 @@ import (
 )
 
 const (
-	// While timers wait a sleep ends by then, so that a wall clock that was set
-	// ahead is noticed.
+	// While timers wait, a sleep lasts at most this long, so that a wall clock that was set ahead
+	// is noticed.
 	longestSleep = 250 * time.Millisecond
-	// A clock that goes back by less is waited for: clocks are corrected by
-	// milliseconds all the time, and rewinding the wheel touches every timer.
+	// A clock that goes back by less than this is waited for: clocks are corrected by milliseconds
+	// all the time, and a rewind of the wheel touches every timer.
 	rewindFrom = 20 * time.Millisecond
-	// A timer that nobody takes is tried again so often.
+	// A timer that is always refused is tried again this often.
 	refusedPause = time.Minute
 )
 
-// releaser publishes loaded timers: those of the wheel at their time, those of the
-// backlog at a rate.
+// releaser publishes loaded timers: those in the wheel at their time, those in the backlog at a
+// rate.
 type releaser struct {
 	*Engine
 
-	wake   chan struct{} // something went into the wheel
-	late   chan struct{} // something went into the backlog
-	onTime *fifo         // due, from the wheel
-	asked  *fifo         // due, and a head has to be asked
+	wheelFilled   chan struct{} // a token when something went into the wheel
+	backlogFilled chan struct{} // a token when something went into the backlog
+	onTime        *entryQueue   // due entries from the wheel
+	toAsk         *entryQueue   // due entries whose head must be read first
 
 	// The rest is guarded by Engine.mu.
 	wheel   *wheel.Wheel[*entry]
-	backlog backlog // what is caught up, by due time
-	// Entries that are due until then were loaded before the clock was set back, so
-	// their schedules may have been touched since. ms since 1970.
-	askUntil int64
-	caught   rate // catch-up releases
+	backlog backlog // entries to catch up, by due time
+	// Entries due until then were loaded before the clock was set back, so their schedules may have
+	// been touched since. ms since 1970.
+	askUntil    int64
+	catchUpRate releaseRate // measured rate of catch-up releases
 }
 
 func newReleaser(e *Engine) *releaser {
-	r := &releaser{Engine: e, wake: make(chan struct{}, 1), late: make(chan struct{}, 1), wheel: wheel.New[*entry](e.now())}
-	r.onTime, r.asked = newFifo(r.cut), newFifo(r.cut)
+	r := &releaser{Engine: e, wheelFilled: make(chan struct{}, 1), backlogFilled: make(chan struct{}, 1), wheel: wheel.New[*entry](e.now())}
+	r.onTime, r.toAsk = newFifo(r.batchLen), newFifo(r.batchLen)
 	return r
 }
 
@@ -54,21 +54,21 @@ func (r *releaser) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.advance(ctx) })
 	for range r.cfg.Publishers {
-		wg.Go(func() { r.onTime.each(ctx, func(b []*entry) { r.hand(ctx, OnTime, b) }) })
+		wg.Go(func() { r.onTime.eachBatch(ctx, func(b []*entry) { r.publishBatch(ctx, OnTime, b) }) })
 	}
 	for range 2 {
-		wg.Go(func() { r.asked.each(ctx, func(b []*entry) { r.ask(ctx, OnTime, b) }) })
+		wg.Go(func() { r.toAsk.eachBatch(ctx, func(b []*entry) { r.askHeads(ctx, OnTime, b) }) })
 	}
 	paced := make(chan []*entry)
-	wg.Go(func() { r.pace(ctx, paced) })
+	wg.Go(func() { r.paceBacklog(ctx, paced) })
 	for range r.cfg.CatchUpPublishers {
-		wg.Go(func() { r.drain(ctx, paced) })
+		wg.Go(func() { r.publishBacklog(ctx, paced) })
 	}
 	wg.Wait()
 }
 
-// advance lets timers out of the wheel at their time, in due order, until ctx
-// ends. It never waits for a publisher.
+// advance takes due timers out of the wheel, in due order, until ctx ends. It never waits for a
+// publisher.
 func (r *releaser) advance(ctx context.Context) {
 	for ctx.Err() == nil {
 		var plain, asked []*entry
@@ -78,15 +78,15 @@ func (r *releaser) advance(ctx context.Context) {
 			r.wheel.Rewind(now.UnixMilli())
 			for _, t := range r.tenures {
 				if t != nil {
-					r.askUntil = max(r.askUntil, t.loaded)
+					r.askUntil = max(r.askUntil, t.loadedUntil)
 				}
 			}
 		}
 		r.wheel.Advance(now.UnixMilli(), func(x *entry) {
-			if x.ask == askNothing && x.due <= r.askUntil && r.cfg.Schedules != nil && !x.t.Head.IsZero() {
-				x.ask = askHints
+			if x.pending == needNothing && x.due <= r.askUntil && r.cfg.Schedules != nil && !x.timer.Head.IsZero() {
+				x.pending = needHints
 			}
-			if x.ask == askNothing {
+			if x.pending == needNothing {
 				plain = append(plain, x)
 			} else {
 				asked = append(asked, x)
@@ -95,10 +95,10 @@ func (r *releaser) advance(ctx context.Context) {
 		next, some := r.wheel.Next()
 		r.mu.Unlock()
 		r.onTime.push(byDue(plain))
-		r.asked.push(byDue(asked))
+		r.toAsk.push(byDue(asked))
 		if !some {
 			select {
-			case <-r.wake:
+			case <-r.wheelFilled:
 			case <-ctx.Done():
 			}
 			continue
@@ -106,24 +106,24 @@ func (r *releaser) advance(ctx context.Context) {
 		t := time.NewTimer(min(longestSleep, max(time.UnixMilli(next).Sub(now), time.Millisecond)))
 		select {
 		case <-t.C:
-		case <-r.wake:
+		case <-r.wheelFilled:
 		case <-ctx.Done():
 		}
 		t.Stop()
 	}
 }
 
-// byDue orders due entries: rows loaded late come in the order of their shards.
+// byDue sorts due entries: rows that were loaded late come in the order of their shards.
 func byDue(due []*entry) []*entry {
 	slices.SortStableFunc(due, func(a, b *entry) int { return cmp.Compare(a.due, b.due) })
 	return due
 }
 
-// cut is how many of the first entries make one batch.
-func (r *releaser) cut(batch []*entry) int {
+// batchLen returns how many of the first entries make one batch.
+func (r *releaser) batchLen(batch []*entry) int {
 	n, size := 0, 0
 	for n < len(batch) && n < r.cfg.Batch {
-		if size += len(batch[n].t.Payload); n > 0 && size > r.cfg.BatchSize {
+		if size += len(batch[n].timer.Payload); n > 0 && size > r.cfg.BatchSize {
 			break
 		}
 		n++
@@ -131,25 +131,25 @@ func (r *releaser) cut(batch []*entry) int {
 	return n
 }
 
-// hand publishes a batch, and again until that succeeds, ctx ends or the shards
-// are lost. A batch that is refused for what is in it is halved, so that a timer
-// nobody takes holds no other up; that one is tried every minute.
-func (r *releaser) hand(ctx context.Context, lane Lane, batch []*entry) {
+// publishBatch publishes a batch, and again until that succeeds, ctx ends or the shards are lost.
+// It halves a batch that is refused for its content, so that a timer that is always refused holds
+// up no other. Such a timer is tried every minute.
+func (r *releaser) publishBatch(ctx context.Context, lane Lane, batch []*entry) {
 	to := r.cfg.Publish
 	if lane == CatchUp {
 		to = r.cfg.CaughtUp
 	}
-	r.handTo(ctx, lane, batch, to, r.published)
+	r.publishTo(ctx, lane, batch, to, r.published)
 }
 
-func (r *releaser) handTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
+func (r *releaser) publishTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
 	for pause := (notify.Pause{}); ; {
-		if batch = r.enter(lane, batch); len(batch) == 0 {
+		if batch = r.beginPublish(lane, batch); len(batch) == 0 {
 			return
 		}
 		ts := make([]engine.Timer, len(batch))
 		for i, x := range batch {
-			ts[i] = x.t
+			ts[i] = x.timer
 			ts[i].FireAt = x.due
 		}
 		err := to(ctx, ts)
@@ -157,28 +157,28 @@ func (r *releaser) handTo(ctx context.Context, lane Lane, batch []*entry, to fun
 		if err == nil {
 			killpoint.Hit("timers-published")
 		}
-		r.leave(batch, err)
+		r.endPublish(batch, err)
 		switch {
 		case err == nil:
 			done(lane, ts, at)
 			return
-		case refused(err) && len(batch) > 1:
-			r.handTo(ctx, lane, batch[:len(batch)/2], to, done)
-			r.handTo(ctx, lane, batch[len(batch)/2:], to, done)
+		case isRefused(err) && len(batch) > 1:
+			r.publishTo(ctx, lane, batch[:len(batch)/2], to, done)
+			r.publishTo(ctx, lane, batch[len(batch)/2:], to, done)
 			return
-		case refused(err):
-			r.count.refused.Add(1)
-			r.cfg.Logger.Error("a timer is refused; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
+		case isRefused(err):
+			r.counters.refused.Add(1)
+			r.cfg.Logger.Error("a timer is refused for its content; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
 			r.putOff(batch[0], refusedPause)
 			return
 		}
-		r.count.failures.Add(1)
+		r.counters.failures.Add(1)
 		if ctx.Err() != nil {
 			return
 		}
-		r.troubl.say("cannot publish due timers", err)
+		r.complaints.report("cannot publish due timers", err)
 		if lane == OnTime {
-			batch = r.giveUp(batch)
+			batch = r.leaveToCatchUp(batch)
 		}
 		if len(batch) == 0 || !pause.Wait(ctx) {
 			return
@@ -186,14 +186,14 @@ func (r *releaser) handTo(ctx context.Context, lane Lane, batch []*entry, to fun
 	}
 }
 
-// enter returns the entries that may be published now, and counts them as being
-// so: not those of shards that are not surely ours any more, and not those that
-// a clock set back has made early, which go into the wheel again.
-func (r *releaser) enter(lane Lane, batch []*entry) []*entry {
-	now := r.now() // before the offset is looked at, which is of the clock as it was set last
+// beginPublish returns the entries that may be published now, and counts them as in flight. It
+// leaves out entries of shards that may be lost. It puts entries that are early because the clock
+// was set back into the wheel again.
+func (r *releaser) beginPublish(lane Lane, batch []*entry) []*entry {
+	now := r.now() // before clockOff: the offset belongs to the clock as it was set last
 	if r.clockOff() {
 		for _, x := range batch {
-			x.m.t.end(errClock) // it may be well again when the keeper looks
+			x.minute.t.end(errClock) // the clock may be right again when the keeper checks it
 		}
 		return nil
 	}
@@ -201,11 +201,11 @@ func (r *releaser) enter(lane Lane, batch []*entry) []*entry {
 	defer r.mu.Unlock()
 	out := make([]*entry, 0, len(batch))
 	for _, x := range batch {
-		switch t := x.m.t; {
+		switch t := x.minute.t; {
 		case !t.aliveLocked():
 		case x.due > now:
 			r.wheel.Add(x.due, x)
-			signal(r.wake)
+			wakeUp(r.wheelFilled)
 		default:
 			t.inflight++
 			out = append(out, x)
@@ -214,14 +214,14 @@ func (r *releaser) enter(lane Lane, batch []*entry) []*entry {
 	return out
 }
 
-// leave ends what enter began.
-func (r *releaser) leave(batch []*entry, err error) {
+// endPublish ends what beginPublish began. It acknowledges the entries if err is nil.
+func (r *releaser) endPublish(batch []*entry, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, x := range batch {
-		t := x.m.t
-		if t.inflight--; t.over && t.inflight == 0 {
-			close(t.quiet)
+		t := x.minute.t
+		if t.inflight--; t.lost && t.inflight == 0 {
+			close(t.idle)
 		}
 		if err == nil {
 			r.ackLocked(x)
@@ -229,20 +229,20 @@ func (r *releaser) leave(batch []*entry, err error) {
 	}
 }
 
-// published counts a batch and tells of it.
+// published counts a batch and calls Events.Released.
 func (r *releaser) published(lane Lane, ts []engine.Timer, at time.Time) {
-	r.count.released[lane].Add(uint64(len(ts)))
+	r.counters.released[lane].Add(uint64(len(ts)))
 	if lane == CatchUp {
 		r.mu.Lock()
-		r.caught.add(len(ts), r.clock())
+		r.catchUpRate.add(len(ts), r.clock())
 		r.mu.Unlock()
 	}
 	r.cfg.Events.Released(lane, ts, at)
 }
 
-// giveUp leaves on-time entries that have become late to the catch-up, and
-// returns the others.
-func (r *releaser) giveUp(batch []*entry) []*entry {
+// leaveToCatchUp gives on-time entries that have become late to the catch-up, and returns the
+// others.
+func (r *releaser) leaveToCatchUp(batch []*entry) []*entry {
 	late := r.now() - r.cfg.CatchUpAfter.Milliseconds()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -250,19 +250,19 @@ func (r *releaser) giveUp(batch []*entry) []*entry {
 		if x.due >= late || x.lane != OnTime {
 			return false
 		}
-		x.m.t.forgetLocked(x)
+		x.minute.t.forgetLocked(x)
 		return true
 	})
 }
 
-// putOff puts an entry that is due back into the wheel for a while. Its minute
-// stays until it is released.
+// putOff puts a due entry back into the wheel for a while. Its minute is not dropped until the
+// entry is released.
 func (r *releaser) putOff(x *entry, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if x.m.t.over {
+	if x.minute.t.lost {
 		return
 	}
 	r.wheel.Add(r.now()+d.Milliseconds(), x)
-	signal(r.wake)
+	wakeUp(r.wheelFilled)
 }

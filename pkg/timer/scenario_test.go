@@ -171,7 +171,7 @@ func (p *player) play(t *testing.T, w []string) []string {
 		return []string{fmt.Sprintf("%d rows", s.rows.left())}
 	case "counts":
 		st := s.owner().e.Stats()
-		return []string{fmt.Sprintf("late rows %d, rehomed %d, dropped %d, swaps %d", st.LateRows, st.Rehomed+p.v.w.count.rehomed.Load(), st.Dropped, st.HeadSwaps)}
+		return []string{fmt.Sprintf("late rows %d, rehomed %d, dropped %d, swaps %d", st.LateRows, st.Rehomed+p.v.w.counters.rehomed.Load(), st.Dropped, st.HeadSwaps)}
 	default:
 		if len(w) == 4 && w[1] == "delay" {
 			who(w[0]).plan.Add(faulty.Rule{Method: w[2], Times: 1, Hook: sleepHook(duration(w[3]))})

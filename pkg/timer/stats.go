@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// counters count since the start.
+// counters count events since the start.
 type counters struct {
 	released             [3]atomic.Uint64 // by lane
 	failures, refused    atomic.Uint64
@@ -24,61 +24,60 @@ type counters struct {
 	promoted, purged     atomic.Uint64
 }
 
-// Stats is a moment's picture of an engine.
+// Stats is the state of an engine at one moment.
 type Stats struct {
 	Pending      int          // timers in memory
 	PendingBytes int          // their payload
-	Shards       []ShardStats // owned by this engine
-	Others       []ShardStats // that this engine is a standby of, as they were last seen
+	Shards       []ShardStats // that this engine owns
+	Others       []ShardStats // for which this engine is a standby, as last read
 	Backlog      Backlog
 
-	HeartbeatAge time.Duration // since the last one of this engine; 0 without Heartbeats
+	HeartbeatAge time.Duration // age of this engine's last one; 0 without Heartbeats
 	Members      []string      // owners, as of the last beat
 	ClockOffset  time.Duration
 
 	// Counted since the start.
 	Released        [3]uint64 // by Lane
 	PublishFailures uint64    // calls that failed
-	Refused         uint64    // timers that nobody takes, each try
+	Refused         uint64    // each refused publish of a single timer
 	TookOver        uint64    // shards
-	Lost            uint64    // shards that were not given up
+	Lost            uint64    // shards lost without being handed over
 	LateRows        uint64    // found when a minute was closed
 	Rehomed         uint64    // rows stored again because their minute was closed
 	Dropped         uint64    // timers that a head kept from being released
-	HeadReads       uint64    // with HeadSwaps what touched timers cost
+	HeadReads       uint64    // reads; with HeadSwaps the cost of touched timers
 	HeadSwaps       uint64
 	NearQueued      uint64 // near timers handed to the queue
-	NearLost        uint64 // that the queue did not take: they come with the close
+	NearLost        uint64 // near timers that the queue did not take: released when their minute is closed
 	Promoted        uint64 // rows moved from the cold table
 	Purged          uint64 // schedules
 }
 
-// ShardStats is what one shard is at; of one that this engine does not own,
-// WatermarkAge alone, which grows as long as nobody does.
+// ShardStats is the state of one shard. For a shard that this engine does not own it has only
+// WatermarkAge, which grows while no engine owns the shard.
 type ShardStats struct {
 	Shard        uint16
 	Term         uint64
 	Closed       int64         // minute
 	Watermark    int64         // minute
-	WatermarkAge time.Duration // from the watermark's end to now; a healthy one is below 3 minutes
+	WatermarkAge time.Duration // from the watermark's end to now; below 3 minutes if healthy
 	Pending      int           // timers in memory
 	Left         int64         // timers left to catch up
 }
 
-// Backlog is what is being caught up after an outage.
+// Backlog is what has to be caught up after an outage.
 type Backlog struct {
 	Left     int64   // timers counted and not released
-	Counting bool    // Left will grow: not all of it is counted
-	Rate     float64 // releases a second lately; 0: not known yet
+	Counting bool    // not everything is counted: Left will grow
+	Rate     float64 // recent releases a second; 0: not known yet
 	Limit    float64 // this engine's share of the configured rate
-	// ETA is how long the rest will take: at Rate, or at Limit as long as that
-	// is not known.
+	// ETA is how long the rest will take at Rate, or at Limit while Rate is not known.
 	ETA time.Duration
 }
 
-// Stats returns a picture of now. It may be called from any goroutine.
+// Stats returns the current state. It may be called from any goroutine.
 func (e *Engine) Stats() Stats {
-	c := &e.count
+	c := &e.counters
 	s := Stats{
 		ClockOffset:     e.offset(),
 		PublishFailures: c.failures.Load(), Refused: c.refused.Load(),
@@ -101,24 +100,24 @@ func (e *Engine) Stats() Stats {
 			continue
 		}
 		if t == nil {
-			s.Others = append(s.Others, ShardStats{Shard: uint16(n), WatermarkAge: time.Duration(now-e.water[n]) * time.Millisecond})
+			s.Others = append(s.Others, ShardStats{Shard: uint16(n), WatermarkAge: time.Duration(now-e.watermarkEnd[n]) * time.Millisecond})
 			continue
 		}
 		left := t.leftLocked()
 		s.PendingBytes += t.loads[OnTime].bytes + t.loads[CatchUp].bytes
 		s.Backlog.Left += left
-		s.Backlog.Counting = s.Backlog.Counting || t.counting || len(t.spans) > 0
+		s.Backlog.Counting = s.Backlog.Counting || t.counting || len(t.uncounted) > 0
 		s.Shards = append(s.Shards, ShardStats{
-			Shard: t.n, Term: t.state.Term, Closed: t.state.Closed, Watermark: t.state.Watermark,
+			Shard: t.shard, Term: t.state.Term, Closed: t.state.Closed, Watermark: t.state.Watermark,
 			WatermarkAge: time.Duration(now-(t.state.Watermark+1)*60_000) * time.Millisecond,
-			Pending:      t.loads[OnTime].open + t.loads[CatchUp].open, Left: left,
+			Pending:      t.loads[OnTime].unacked + t.loads[CatchUp].unacked, Left: left,
 		})
 	}
 	if s.Backlog.Left > 0 {
 		rate := s.Backlog.Limit
-		if e.releaser.caught.last > 0 && e.clock()-e.releaser.caught.since < 10*time.Second {
-			s.Backlog.Rate = e.releaser.caught.last
-			rate = e.releaser.caught.last
+		if e.releaser.catchUpRate.perSecond > 0 && e.clock()-e.releaser.catchUpRate.since < 10*time.Second {
+			s.Backlog.Rate = e.releaser.catchUpRate.perSecond
+			rate = e.releaser.catchUpRate.perSecond
 		}
 		s.Backlog.ETA = time.Duration(float64(s.Backlog.Left) / rate * float64(time.Second))
 	}
@@ -129,9 +128,9 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// watch looks every Beat how far the shards are that this engine is a standby of and does
-// not own, until ctx ends: a shard that no engine releases must be seen by some.
-func (e *Engine) watch(ctx context.Context) {
+// watchOthers reads every Beat the watermarks of the shards for which this engine is a standby and
+// which it does not own, until ctx ends. So a shard that no engine releases is noticed.
+func (e *Engine) watchOthers(ctx context.Context) {
 	for notify.Sleep(ctx, e.cfg.Beat) {
 		for n := range e.shards() {
 			e.mu.Lock()
@@ -145,33 +144,33 @@ func (e *Engine) watch(ctx context.Context) {
 			stop()
 			if err != nil {
 				if ctx.Err() == nil {
-					e.troubl.say("cannot look at timer shards", err)
+					e.complaints.report("cannot look at timer shards", err)
 				}
-				break // it shows as a lag that grows
+				break // it shows as a watermark age that grows
 			}
 			e.mu.Lock()
-			e.sawLocked(uint16(n), &st)
+			e.noteWatermarkLocked(uint16(n), &st)
 			e.mu.Unlock()
 		}
 	}
 }
 
-// sawLocked notes how far a shard is. One that never had an owner has no
-// watermark: it lags since this engine began.
-func (e *Engine) sawLocked(n uint16, st *engine.ShardState) {
+// noteWatermarkLocked notes the watermark of a shard. A shard that never had an owner has none: its
+// age counts from the start of this engine. The caller holds mu.
+func (e *Engine) noteWatermarkLocked(n uint16, st *engine.ShardState) {
 	if st.Watermark > 0 {
-		e.water[n] = (st.Watermark + 1) * 60_000
+		e.watermarkEnd[n] = (st.Watermark + 1) * 60_000
 	}
 }
 
-// complaints logs troubles that come again and again, each kind every 10 s.
+// complaints logs errors that repeat, each kind at most every 10 s.
 type complaints struct {
 	log  *slog.Logger
 	mu   sync.Mutex
 	last map[string]time.Time
 }
 
-func (c *complaints) say(what string, err error) {
+func (c *complaints) report(what string, err error) {
 	c.mu.Lock()
 	now := time.Now()
 	quiet := now.Sub(c.last[what]) < 10*time.Second
@@ -182,7 +181,7 @@ func (c *complaints) say(what string, err error) {
 		c.last[what] = now
 	}
 	c.mu.Unlock()
-	if !quiet && !errors.Is(err, context.Canceled) { // the end is no trouble
+	if !quiet && !errors.Is(err, context.Canceled) { // a cancelled call at the end is no error
 		c.log.Error(what+"; trying again", "err", err)
 	}
 }

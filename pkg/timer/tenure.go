@@ -12,74 +12,74 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// tenure is this engine's ownership of one shard, from the acquired lease to
-// the loss. A shard that is lost and got again is another tenure, with nothing
-// remembered: somebody else may have released in between.
+// tenure is this engine's ownership of one shard, from the acquired lease to its loss. A shard that
+// is lost and acquired again gets a new tenure without any memory, because another engine may have
+// released timers in between.
 type tenure struct {
-	e   *Engine
-	n   uint16
-	end context.CancelCauseFunc
-	// heir is whom it is handed over to; the keeper's own.
+	e     *Engine
+	shard uint16
+	end   context.CancelCauseFunc
+	// heir is the engine to which the shard is handed over. Only the keeper's goroutine uses it.
 	heir string
-	// trusted is the moment of Engine.clock until which no other may own the
-	// shard. It is looked at before every release and write: a process that was
-	// paused runs on before any timer of its own tells it that it was.
-	trusted atomic.Int64
+	// trustedUntil is the moment of Engine.clock until which no other engine can own the shard. It
+	// is checked before every release and write: a process that was paused runs on before a timer
+	// of its own can tell it so.
+	trustedUntil atomic.Int64
 
-	moved chan struct{} // there is an heir
-	room  chan struct{} // on-time loading may go on
-	stir  chan struct{} // there is something to catch up, or room for it
-	tally chan struct{} // there are spans to count
-	quiet chan struct{} // closed when it is over and nothing is being published
+	heirSet      chan struct{} // a token once there is an heir
+	onTimeRoom   chan struct{} // a token when on-time loading may go on
+	catchUpWake  chan struct{} // a token when there is something to catch up, or room for it
+	spansToCount chan struct{} // a token when there are spans to count
+	idle         chan struct{} // closed once the tenure is lost and no entry of it is being published
 
 	// The rest is guarded by Engine.mu.
-	over     bool // lost: nothing of it is released any more
-	ready    bool // taken over
+	lost     bool // the tenure ended: no entry of it may be released
+	tookOver bool // the take-over succeeded
 	state    engine.ShardState
 	inflight int // entries being published
 
-	// On-time loading: rows with FireAt <= loaded go into the wheel as they are
-	// stored; those below scanned and missed need no scan.
-	loaded, scanned, missed int64
-	// Catching up: rows in [back, resumed) are its work. again is where it has
-	// to go back to.
-	back, again, resumed int64
-	spans                []span // of the backlog, not counted yet
-	counting             bool
-	left                 int64 // rows counted, not released
+	// On-time loading: rows with FireAt <= loadedUntil go into the wheel when they are stored. Rows
+	// below both scannedUntil and missedFrom need no scan.
+	loadedUntil, scannedUntil, missedFrom int64
+	// Catching up: it has to load the rows in [catchUpFrom, catchUpUntil). catchUpAgain is a time
+	// to which it must go back.
+	catchUpFrom, catchUpAgain, catchUpUntil int64
+	uncounted                               []dueSpan // spans of the backlog that are not counted yet
+	counting                                bool      // a span is being counted
+	leftCount                               int64     // counted rows that are not released
 
-	fresh   bool          // rows below the watermark have to be looked for
-	looked  time.Duration // Engine.clock when they were
-	begun   time.Duration // Engine.clock of the take-over
-	minutes map[int64]*minute
-	loads   [2]load       // by lane
-	worked  time.Duration // Engine.clock when the store last did what it was asked
+	lookBehindDue bool          // rows below the watermark must be looked for
+	lookedBehind  time.Duration // Engine.clock when that was last due
+	tookOverAt    time.Duration // Engine.clock of the take-over
+	minutes       map[int64]*minute
+	loads         [2]laneLoad   // by lane
+	storeWorked   time.Duration // Engine.clock when the store last answered without an error
 }
 
-type span struct{ from, to int64 }
+type dueSpan struct{ from, to int64 }
 
-// load is what is loaded and not acknowledged.
-type load struct {
-	open, bytes int
-	full        bool // loading pauses
+// laneLoad counts what is loaded and not acknowledged in one lane.
+type laneLoad struct {
+	unacked, bytes int
+	full           bool // loading pauses
 }
 
-// minute is what is known of a minute that is not dropped yet.
+// minute is the state of a minute that is not dropped yet.
 type minute struct {
-	t    *tenure
-	at   int64
-	seen map[rowID]struct{} // rows that were loaded
-	open int                // of them, not acknowledged
-	// complete: it was closed and then scanned from end to end, and nothing has
-	// been forgotten since.
+	t       *tenure
+	number  int64
+	seen    map[rowID]struct{} // ids of the rows that were loaded
+	unacked int                // loaded rows that are not acknowledged
+	// complete: the minute was closed and then scanned from end to end, and no entry has been
+	// forgotten since.
 	complete  bool
-	forgotten int // times an entry was
-	decided   map[decision]verdict
+	forgotten int // how often forgetLocked gave up an entry
+	decided   map[headDecision]headVerdict
 }
 
 type rowID struct{ a, b uint64 }
 
-// idOf is 128 bits, because two rows of one id would be one row lost.
+// idOf returns 128 bits, because two rows with the same id would mean one lost row.
 func idOf(t *engine.Timer) rowID {
 	h := notify.ColumnDigest(t.ID)
 	return rowID{h ^ uint64(t.FireAt)*0x9e3779b97f4a7c15, notify.HashUser(append([]byte{1}, t.ID...))}
@@ -87,24 +87,24 @@ func idOf(t *engine.Timer) rowID {
 
 func newTenure(e *Engine, n uint16, trusted time.Duration) *tenure {
 	t := &tenure{
-		e: e, n: n, missed: math.MaxInt64, again: math.MaxInt64, minutes: map[int64]*minute{},
-		moved: make(chan struct{}, 1), room: make(chan struct{}, 1), stir: make(chan struct{}, 1), tally: make(chan struct{}, 1), quiet: make(chan struct{}),
+		e: e, shard: n, missedFrom: math.MaxInt64, catchUpAgain: math.MaxInt64, minutes: map[int64]*minute{},
+		heirSet: make(chan struct{}, 1), onTimeRoom: make(chan struct{}, 1), catchUpWake: make(chan struct{}, 1), spansToCount: make(chan struct{}, 1), idle: make(chan struct{}),
 	}
-	t.trusted.Store(int64(trusted))
+	t.trustedUntil.Store(int64(trusted))
 	return t
 }
 
-// trusts reports whether the shard is surely still this engine's.
+// trusts reports whether the shard certainly still belongs to this engine.
 func (t *tenure) trusts() bool { return t.trust() > 0 }
 
-// trust is for how long it surely is.
-func (t *tenure) trust() time.Duration { return time.Duration(t.trusted.Load()) - t.e.clock() }
+// trust returns for how long it certainly does.
+func (t *tenure) trust() time.Duration { return time.Duration(t.trustedUntil.Load()) - t.e.clock() }
 
-// aliveLocked reports whether entries of it may be released.
-func (t *tenure) aliveLocked() bool { return !t.over && t.trusts() }
+// aliveLocked reports whether entries of the tenure may be released. The caller holds mu.
+func (t *tenure) aliveLocked() bool { return !t.lost && t.trusts() }
 
-// may reports, as an error, why nothing may be loaded or written now.
-func (t *tenure) may() error {
+// checkTrust returns an error if nothing may be loaded or written now.
+func (t *tenure) checkTrust() error {
 	switch {
 	case !t.trusts():
 		return errExpired
@@ -117,40 +117,40 @@ func (t *tenure) may() error {
 func (t *tenure) minuteLocked(at int64) *minute {
 	m := t.minutes[at]
 	if m == nil {
-		m = &minute{t: t, at: at, seen: map[rowID]struct{}{}}
+		m = &minute{t: t, number: at, seen: map[rowID]struct{}{}}
 		t.minutes[at] = m
 	}
 	return m
 }
 
-// loadLocked puts a row into the wheel or the backlog, once, and reports whether
-// it was new.
-func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask question) bool {
+// loadLocked puts a row into the wheel or the backlog, once, and reports whether it was new. The
+// caller holds mu.
+func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask headQuestion) bool {
 	e, m := t.e, t.minuteLocked(row.FireAt/60_000)
 	id := idOf(row)
 	if _, dup := m.seen[id]; dup {
 		return false
 	}
 	m.seen[id] = struct{}{}
-	x := &entry{t: *row, due: due, m: m, lane: lane, ask: ask}
-	m.open++
+	x := &entry{timer: *row, due: due, minute: m, lane: lane, pending: ask}
+	m.unacked++
 	l := &t.loads[x.lane]
-	l.open++
+	l.unacked++
 	l.bytes += len(row.Payload)
-	if l.open >= e.roomLocked(x.lane, e.cfg.MaxPending) || l.bytes >= e.roomLocked(x.lane, e.cfg.MaxBytes) {
+	if l.unacked >= e.roomLocked(x.lane, e.cfg.MaxPending) || l.bytes >= e.roomLocked(x.lane, e.cfg.MaxBytes) {
 		l.full = true
 	}
 	if x.lane == CatchUp {
 		heap.Push(&e.releaser.backlog, x)
-		signal(e.releaser.late)
+		wakeUp(e.releaser.backlogFilled)
 	} else {
 		e.releaser.wheel.Add(due, x)
-		signal(e.releaser.wake)
+		wakeUp(e.releaser.wheelFilled)
 	}
 	return true
 }
 
-// roomLocked is a shard's share of a limit in a lane.
+// roomLocked returns a shard's share of a limit in a lane. The caller holds mu.
 func (e *Engine) roomLocked(lane Lane, limit int) int {
 	if lane == CatchUp {
 		limit /= 4
@@ -158,79 +158,78 @@ func (e *Engine) roomLocked(lane Lane, limit int) int {
 	return max(1, limit/max(1, e.owned))
 }
 
-// ackLocked forgets an entry that is durable where it went, or dropped.
+// ackLocked removes an entry that is durable where it was sent, or was dropped. The caller holds
+// mu.
 func (r *releaser) ackLocked(x *entry) {
-	if x.m.t.over {
-		return // its tenure's sums are gone
+	if x.minute.t.lost {
+		return // dropTenure has reset the sums
 	}
-	x.m.t.unloadLocked(x)
+	x.minute.t.unloadLocked(x)
 	if x.lane == CatchUp {
-		x.m.t.left--
+		x.minute.t.leftCount--
 	}
 }
 
-// unloadLocked takes an entry out of the sums.
+// unloadLocked subtracts an entry from the sums. The caller holds mu.
 func (t *tenure) unloadLocked(x *entry) {
-	x.m.open--
+	x.minute.unacked--
 	l := &t.loads[x.lane]
-	l.open--
-	l.bytes -= len(x.t.Payload)
-	if l.full && l.open <= t.e.roomLocked(x.lane, t.e.cfg.MaxPending)/2 && l.bytes <= t.e.roomLocked(x.lane, t.e.cfg.MaxBytes)/2 {
+	l.unacked--
+	l.bytes -= len(x.timer.Payload)
+	if l.full && l.unacked <= t.e.roomLocked(x.lane, t.e.cfg.MaxPending)/2 && l.bytes <= t.e.roomLocked(x.lane, t.e.cfg.MaxBytes)/2 {
 		l.full = false
 		if x.lane == CatchUp {
-			signal(t.stir)
+			wakeUp(t.catchUpWake)
 		} else {
-			signal(t.room)
+			wakeUp(t.onTimeRoom)
 		}
 	}
 }
 
-// forgetLocked gives an on-time entry that could not be published up to the
-// catch-up, which reads it again: memory stays bounded in an outage of any
-// length, and what is due then does not stand behind it.
+// forgetLocked drops an on-time entry that could not be published, and leaves it to the catch-up,
+// which reads it again. So memory stays bounded in an outage of any length, and timers that become
+// due are not queued behind it. The caller holds mu.
 func (t *tenure) forgetLocked(x *entry) {
-	if t.over {
+	if t.lost {
 		return
 	}
 	t.unloadLocked(x)
-	delete(x.m.seen, idOf(&x.t))
-	x.m.complete = false
-	x.m.forgotten++
+	delete(x.minute.seen, idOf(&x.timer))
+	x.minute.complete = false
+	x.minute.forgotten++
 	if x.lane == OnTime {
-		t.left++
+		t.leftCount++
 	}
-	t.again = min(t.again, x.t.FireAt)
-	t.resumed = max(t.resumed, x.t.FireAt+1)
-	signal(t.stir)
+	t.catchUpAgain = min(t.catchUpAgain, x.timer.FireAt)
+	t.catchUpUntil = max(t.catchUpUntil, x.timer.FireAt+1)
+	wakeUp(t.catchUpWake)
 }
 
-// drop ends the tenure here and now: its entries leave the wheel and the
-// backlog, and what is on its way out stops before it is published. It may be
-// called twice.
-func (e *Engine) drop(t *tenure) {
+// dropTenure ends the tenure at once: its entries leave the wheel and the backlog, and a batch that
+// is not being published yet leaves them out. It may be called twice.
+func (e *Engine) dropTenure(t *tenure) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if t.over {
+	if t.lost {
 		return
 	}
-	t.over = true
-	mine := func(x *entry) bool { return x.m.t == t }
+	t.lost = true
+	mine := func(x *entry) bool { return x.minute.t == t }
 	e.releaser.wheel.DeleteFunc(mine)
 	e.releaser.backlog.deleteFunc(mine)
 	clear(t.minutes)
-	t.loads = [2]load{}
-	if e.tenures[t.n] == t {
-		e.tenures[t.n] = nil
-		e.sawLocked(t.n, &t.state)
+	t.loads = [2]laneLoad{}
+	if e.tenures[t.shard] == t {
+		e.tenures[t.shard] = nil
+		e.noteWatermarkLocked(t.shard, &t.state)
 		e.owned--
 	}
 	if t.inflight == 0 {
-		close(t.quiet)
+		close(t.idle)
 	}
 }
 
-// Pending is the number of timers in memory: waiting for their time or being
-// published.
+// Pending returns the number of timers in memory, waiting or being published.
 func (e *Engine) Pending() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -240,33 +239,33 @@ func (e *Engine) Pending() int {
 func (e *Engine) pendingLocked() (n int) {
 	for _, t := range e.tenures {
 		if t != nil {
-			n += t.loads[OnTime].open + t.loads[CatchUp].open
+			n += t.loads[OnTime].unacked + t.loads[CatchUp].unacked
 		}
 	}
 	return n
 }
 
-// renewPhases is over how many moments of LeaseRenew the renewals of shards are spread.
+// renewPhases is the number of moments in LeaseRenew over which the renewals of shards are spread.
 const renewPhases = 16
 
-// renew keeps the lease until the tenure ends.
+// renew renews the lease until the tenure ends.
 func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	e := t.e
-	// Shards that were taken over at once would renew at once for good, more of them than
-	// there are connections: each begins at its part of the interval.
-	due := e.clock() + e.cfg.LeaseRenew*time.Duration(t.n%renewPhases+1)/renewPhases
+	// Shards that were taken over at the same time would always renew at the same time, more of
+	// them than there are connections. So each shard begins at its own part of the interval.
+	due := e.clock() + e.cfg.LeaseRenew*time.Duration(t.shard%renewPhases+1)/renewPhases
 	if e.cfg.Lease == nil && e.cfg.ClockOffset == nil {
-		due = math.MaxInt64 // nothing can change
+		due = math.MaxInt64 // no lease, and no offset that can change
 	}
-	for t.wake(ctx, due) {
-		switch t.heir = e.members.heir(t.n); {
+	for t.waitRenew(ctx, due) {
+		switch t.heir = e.members.heir(t.shard); {
 		case e.clockOff():
 			t.end(errClock)
 			return
 		case t.heir != "":
 			t.end(errHandedOver)
 			return
-		case e.useless(t):
+		case e.storeUnreachable(t):
 			t.end(errNoStore)
 			return
 		}
@@ -279,11 +278,11 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 			continue
 		}
 		call, stop := context.WithTimeout(ctx, t.trust())
-		ok, err := e.cfg.Lease.Renew(call, lockName(t.n), e.cfg.Owner, e.cfg.LeaseTTL)
+		ok, err := e.cfg.Lease.Renew(call, lockName(t.shard), e.cfg.Owner, e.cfg.LeaseTTL)
 		stop()
 		switch {
 		case err != nil:
-			e.troubl.say("cannot renew leases of timer shards", err)
+			e.complaints.report("cannot renew leases of timer shards", err)
 			due = e.clock() + e.cfg.LeaseLook
 		case !ok:
 			t.end(errLeaseGone)
@@ -291,10 +290,10 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 		default:
 			due = began + e.cfg.LeaseRenew
 			until := began + e.cfg.LeaseTTL - e.cfg.LeaseMargin
-			// What has expired stays so, although the lease is there again: the
-			// tenure has been dropped.
+			// Once expired, the tenure stays lost even if the renewal succeeded: the expire timer
+			// has dropped it.
 			if t.trusts() && expire.Reset(until-e.clock()) {
-				t.trusted.Store(int64(until))
+				t.trustedUntil.Store(int64(until))
 			} else {
 				t.end(errExpired)
 				return
@@ -303,14 +302,13 @@ func (t *tenure) renew(ctx context.Context, expire *time.Timer) {
 	}
 }
 
-// wake waits for a moment of Engine.clock or for a change of heir, and reports
-// false when ctx ends.
-func (t *tenure) wake(ctx context.Context, at time.Duration) bool {
+// waitRenew waits for a moment of Engine.clock or for an heir. It returns false when ctx ends.
+func (t *tenure) waitRenew(ctx context.Context, at time.Duration) bool {
 	timer := time.NewTimer(max(at-t.e.clock(), 0))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-t.moved:
+	case <-t.heirSet:
 	case <-ctx.Done():
 		return false
 	}
@@ -324,32 +322,32 @@ func (t *tenure) run(ctx context.Context) {
 		return
 	}
 	var work sync.WaitGroup
-	work.Go(func() { t.sweep(ctx) })
+	work.Go(func() { t.runSweep(ctx) })
 	work.Go(func() { t.catchUp(ctx) })
 	work.Go(func() { t.tallySpans(ctx) })
 	work.Wait()
 }
 
-// takeOver raises the term: from here on no earlier owner can move anything. A
-// store that does not answer for the length of a lease may answer another.
+// takeOver raises the term. From then on the store refuses the writes of earlier owners. If the
+// store does not answer within LeaseTTL, takeOver fails, because it may answer another engine.
 func (t *tenure) takeOver(ctx context.Context) error {
 	e := t.e
 	ctx, stop := context.WithTimeoutCause(ctx, e.cfg.LeaseTTL, errNoStore)
 	defer stop()
 	for pause := (notify.Pause{Most: time.Second}); ; {
-		st, err := e.cfg.Store.Shard(ctx, t.n)
+		st, err := e.cfg.Store.Shard(ctx, t.shard)
 		if !t.trusts() {
 			return errExpired
 		}
 		if err == nil {
-			st, err = e.cfg.Store.TakeOver(ctx, t.n, st.Term, e.cfg.Owner)
+			st, err = e.cfg.Store.TakeOver(ctx, t.shard, st.Term, e.cfg.Owner)
 		}
 		if err == nil {
-			t.begin(st)
+			t.becomeOwner(st)
 			return nil
 		}
 		if notify.KindOf(err) != notify.KindConflict && ctx.Err() == nil {
-			e.troubl.say("cannot take over timer shards", err)
+			e.complaints.report("cannot take over timer shards", err)
 		}
 		if !pause.Wait(ctx) {
 			return context.Cause(ctx)
@@ -357,48 +355,48 @@ func (t *tenure) takeOver(ctx context.Context) error {
 	}
 }
 
-// begin makes a shard that was taken over this engine's.
-func (t *tenure) begin(st engine.ShardState) {
+// becomeOwner registers the shard as this engine's after the take-over.
+func (t *tenure) becomeOwner(st engine.ShardState) {
 	e := t.e
 	e.mu.Lock()
-	if t.over {
+	if t.lost {
 		e.mu.Unlock()
 		return
 	}
-	t.state, t.ready, t.fresh = st, true, true
-	// Everything from the watermark on is scanned, and before that what a
-	// writer that died behind a close has left.
-	t.scanned = (st.Watermark + 1) * 60_000
-	t.begun = e.clock()
-	t.looked, t.worked = t.begun, t.begun
-	e.tenures[t.n] = t
+	t.state, t.tookOver, t.lookBehindDue = st, true, true
+	// Scan everything from the watermark on. lookBehindDue makes closeMinutes also find rows below
+	// it, left by a writer that died after a close.
+	t.scannedUntil = (st.Watermark + 1) * 60_000
+	t.tookOverAt = e.clock()
+	t.lookedBehind, t.storeWorked = t.tookOverAt, t.tookOverAt
+	e.tenures[t.shard] = t
 	e.owned++
 	e.mu.Unlock()
-	e.count.tookOver.Add(1)
-	signal(e.gained)
-	e.cfg.Events.Owned(t.n, st.Term)
+	e.counters.tookOver.Add(1)
+	wakeUp(e.shardGained)
+	e.cfg.Events.Owned(t.shard, st.Term)
 }
 
-// admit puts stored rows that loading has passed into the wheel, and returns
-// those of shards that are not this engine's. A row of a minute that was closed
-// meanwhile is stored again anyway.
-func (e *Engine) admit(ps []parked, spread notify.Spread) (others []parked) {
+// loadParked puts stored rows that loading has passed into the wheel. It returns the rows of shards
+// that this engine does not own. It skips a row of a minute that was closed in the meantime,
+// because the writer stores it again.
+func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i := range ps {
 		p := &ps[i]
-		t := e.tenureLocked(engine.ShardOf(p.ID, spread))
+		t := e.tenureOfLocked(engine.ShardOf(p.ID, spread))
 		switch {
 		case t == nil || !t.aliveLocked():
 			others = append(others, *p)
 		case p.FireAt/60_000 <= t.state.Closed:
-		case p.due > t.loaded: // the sweeper will come by
+		case p.due > t.loadedUntil: // loadAhead will load it
 		case t.loads[OnTime].full:
-			t.missed = min(t.missed, p.FireAt)
+			t.missedFrom = min(t.missedFrom, p.FireAt)
 		default:
 			ask := e.heads.questionOf(&p.Timer, nil)
-			if ask == askNothing && e.cfg.Schedules != nil && !p.Head.IsZero() {
-				ask = askHints
+			if ask == needNothing && e.cfg.Schedules != nil && !p.Head.IsZero() {
+				ask = needHints
 			}
 			t.loadLocked(&p.Timer, p.due, OnTime, ask)
 		}
@@ -406,11 +404,11 @@ func (e *Engine) admit(ps []parked, spread notify.Spread) (others []parked) {
 	return others
 }
 
-// closedOf returns the last closed minute of a shard of this engine.
+// closedOf returns the last closed minute of a shard that this engine owns.
 func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.tenureLocked(n)
+	t := e.tenureOfLocked(n)
 	if t == nil || !t.aliveLocked() {
 		return 0, false
 	}
@@ -420,7 +418,7 @@ func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
 func (e *Engine) termOf(n uint16) (term uint64, owned bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.tenureLocked(n)
+	t := e.tenureOfLocked(n)
 	if t == nil || !t.aliveLocked() {
 		return 0, false
 	}

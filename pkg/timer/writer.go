@@ -10,11 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// writer stores timers.
+// writer stores timers in the hot and the cold table.
 type writer struct{ *Engine }
 
-// parked is a timer as it is stored, and when it is due: earlier than its key,
-// if that had to be moved.
+// parked is a timer as it is stored, and its due time, which is earlier than its key if the key had
+// to be moved.
 type parked struct {
 	engine.Timer
 	due int64
@@ -25,17 +25,17 @@ func (w *writer) park(ctx context.Context, ts []engine.Timer) error {
 	if err != nil {
 		return err
 	}
-	hot, cold := w.split(ts)
+	hot, cold := w.splitCold(ts)
 	if len(cold) > 0 {
 		if err := w.cfg.Cold.Put(ctx, spread, cold); err != nil {
 			return err
 		}
 	}
-	return w.put(ctx, hot, spread, w.cfg.Store.Put)
+	return w.putHot(ctx, hot, spread, w.cfg.Store.Put)
 }
 
 func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
-	hot, cold := w.split(ts)
+	hot, cold := w.splitCold(ts)
 	if len(cold) > 0 || len(hot) == 0 {
 		if err := w.cfg.Schedules.Put(ctx, ss); err != nil {
 			return err
@@ -46,13 +46,13 @@ func (w *writer) parkScheduled(ctx context.Context, ss []engine.Schedule, ts []e
 	if err != nil {
 		return err
 	}
-	return w.put(ctx, hot, spread, func(ctx context.Context, spread notify.Spread, ts []engine.Timer) error {
+	return w.putHot(ctx, hot, spread, func(ctx context.Context, spread notify.Spread, ts []engine.Timer) error {
 		return w.cfg.Schedules.PutScheduled(ctx, ss, spread, ts)
 	})
 }
 
-// split parts timers into those of the hot table and those of the cold one.
-func (w *writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
+// splitCold splits timers into those for the hot table and those for the cold one.
+func (w *writer) splitCold(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
 	hot = make([]parked, 0, len(ts))
 	for i := range ts {
@@ -65,14 +65,14 @@ func (w *writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	return hot, cold
 }
 
-// put stores rows of the hot table until each is in a minute that is not closed.
-// first is what stores them the first time.
-func (w *writer) put(ctx context.Context, ps []parked, spread notify.Spread, first func(context.Context, notify.Spread, []engine.Timer) error) error {
+// putHot stores rows of the hot table until each is in a minute that is not closed. first stores
+// them the first time.
+func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, first func(context.Context, notify.Spread, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
 	}
-	// What the engine of this process has closed itself need not be tried.
-	moved, kept, err := w.move(ctx, ps, spread, w.known(ps, spread))
+	// Minutes that this process's engine has closed itself need not be tried.
+	moved, kept, err := w.rehome(ctx, ps, spread, w.knownClosed(ps, spread))
 	for ps, store := append(kept, moved...), first; err == nil && len(ps) > 0; ps, store = moved, w.cfg.Store.Put {
 		ts := make([]engine.Timer, len(ps))
 		for i := range ps {
@@ -82,19 +82,19 @@ func (w *writer) put(ctx context.Context, ps []parked, spread notify.Spread, fir
 			return err
 		}
 		w.handOn(ctx, ps, spread)
-		// Read after the write: whoever closes a minute later than this scans it
-		// after that, and finds the row.
+		// Read after the write: an owner that closes a minute after this read scans the minute
+		// later still, and finds the row.
 		var closed map[uint16]int64
-		if closed, err = w.closed(ctx, ps, spread); err == nil {
-			moved, _, err = w.move(ctx, ps, spread, closed)
+		if closed, err = w.readClosed(ctx, ps, spread); err == nil {
+			moved, _, err = w.rehome(ctx, ps, spread, closed)
 		}
 	}
 	return err
 }
 
-// move puts rows that lie in closed minutes under the minute and key time of
-// now, and returns the others as well.
-func (w *writer) move(ctx context.Context, ps []parked, spread notify.Spread, closed map[uint16]int64) (moved, kept []parked, err error) {
+// rehome puts rows of closed minutes under the current minute, with now as key time. It returns the
+// other rows as kept.
+func (w *writer) rehome(ctx context.Context, ps []parked, spread notify.Spread, closed map[uint16]int64) (moved, kept []parked, err error) {
 	now := w.cfg.Wall().UnixMilli()
 	var hints []engine.Hint
 	for _, p := range ps {
@@ -104,26 +104,26 @@ func (w *writer) move(ctx context.Context, ps []parked, spread notify.Spread, cl
 			kept = append(kept, p)
 			continue
 		}
-		// The third term counts when a clock was set back.
+		// The third term matters if a clock was set back.
 		p.FireAt = max(p.FireAt, now, (last+1)*60_000)
 		moved = append(moved, p)
 		if !p.Head.IsZero() {
-			// Who touched the schedule left the hint where the row should be.
+			// A cancel or a move left its hint in the partition of the old key.
 			hints = append(hints, engine.Hint{Partition: engine.TimerPartition{Bucket: p.FireAt / 60_000, Shard: n}, Base: p.Head})
 		}
 	}
-	w.count.rehomed.Add(uint64(len(moved)))
+	w.counters.rehomed.Add(uint64(len(moved)))
 	if len(hints) > 0 && w.cfg.Schedules != nil {
 		err = w.cfg.Schedules.Hint(ctx, hints)
 	}
 	return moved, kept, err
 }
 
-// handOn gives rows that a scan may have passed to who releases them: the engine
-// of this process if the shard is its own, else the queue. The rows are durable:
-// one that cannot be handed on is released when its minute is closed.
+// handOn passes rows that a scan may have passed to the engine that releases them: this process's
+// engine if it owns the shard, otherwise the queue. The rows are durable. A row that cannot be
+// handed on is released when its minute is closed.
 func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) {
-	ps = w.admit(ps, spread)
+	ps = w.loadParked(ps, spread)
 	if w.cfg.Queue == nil {
 		return
 	}
@@ -139,15 +139,15 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 		return
 	}
 	if err := w.cfg.Queue.Enqueue(ctx, ms); err != nil {
-		w.count.nearLost.Add(uint64(len(ms)))
-		w.troubl.say("cannot hand near timers on; they come when their minutes are closed", err)
+		w.counters.nearLost.Add(uint64(len(ms)))
+		w.complaints.report("cannot hand near timers on; they are released when their minutes are closed", err)
 		return
 	}
-	w.count.nearQueued.Add(uint64(len(ms)))
+	w.counters.nearQueued.Add(uint64(len(ms)))
 }
 
-// known returns the last closed minutes of shards this process's engine owns.
-func (w *writer) known(ps []parked, spread notify.Spread) map[uint16]int64 {
+// knownClosed returns the last closed minutes of the shards that this process's engine owns.
+func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64 {
 	closed := map[uint16]int64{}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, spread)
@@ -158,14 +158,14 @@ func (w *writer) known(ps []parked, spread notify.Spread) map[uint16]int64 {
 	return closed
 }
 
-// closed returns the last closed minute of every shard of ps. It is called behind
-// the write of ps: an owner scans a minute only once the Advance that closes it was
-// answered. If that was before this look, Store.Closed tells, and the row is written
-// elsewhere; if not, the scan comes behind the row's write, and finds it. Rows whose
-// minute is over are few, and are asked about as the owner would (Store.Shard).
-func (w *writer) closed(ctx context.Context, ps []parked, spread notify.Spread) (map[uint16]int64, error) {
+// readClosed returns the last closed minute of every shard of ps. It must be called after the write
+// of ps. An owner scans a minute only after the store answered the Advance that closed it. If that
+// was before this read, Store.Closed shows it, and the row is written elsewhere. If not, the scan
+// comes after the write of the row, and finds it. Rows whose minute is over are few, so for them
+// the state is read as the owner reads it (Store.Shard).
+func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spread) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
-	closed := w.known(ps, spread)
+	closed := w.knownClosed(ps, spread)
 	ask := map[uint16]func(context.Context, uint16) (int64, error){}
 	exact := func(ctx context.Context, n uint16) (int64, error) {
 		st, err := w.cfg.Store.Shard(ctx, n)
@@ -173,8 +173,8 @@ func (w *writer) closed(ctx context.Context, ps []parked, spread notify.Spread) 
 	}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, spread)
-		// The engine's word counts for minutes that nobody can have closed yet:
-		// of others an owner that has been replaced may not know.
+		// The engine's own value is enough for minutes that no engine can have closed yet. About
+		// past minutes a replaced owner may be wrong.
 		over := ps[i].FireAt/60_000 < now/60_000
 		if _, ok := closed[n]; over {
 			ask[n] = exact

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// batcher collects works and hands them on in batches: while one batch is being
-// written the next one gathers. Its list is bounded by the messages in memory.
+// batcher collects work and passes it on in batches: while one batch is being written, the next one
+// collects. Its list is bounded by the number of messages in memory.
 type batcher struct {
-	most   int           // of a batch
-	linger time.Duration // how long a small batch waits for company; 0: not at all
-	wake   chan struct{}
+	maxBatch int           // largest batch
+	linger   time.Duration // how long a small batch waits for more work; 0: not at all
+	wake     chan struct{} // a token when there is work
 
 	mu    sync.Mutex
 	works []*work
@@ -24,21 +24,21 @@ func (b *batcher) add(ws ...*work) {
 	b.mu.Lock()
 	b.works = append(b.works, ws...)
 	b.mu.Unlock()
-	b.rouse()
+	b.wakeRun()
 }
 
-func (b *batcher) rouse() {
+func (b *batcher) wakeRun() {
 	select {
 	case b.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take returns the next batch, nil when there is none.
+// take returns the next batch, or nil.
 func (b *batcher) take() []*work {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := min(len(b.works), b.most)
+	n := min(len(b.works), b.maxBatch)
 	if n == 0 {
 		return nil
 	}
@@ -46,15 +46,15 @@ func (b *batcher) take() []*work {
 	if b.works = b.works[n:]; len(b.works) == 0 {
 		b.works = nil
 	} else {
-		b.rouse() // for another goroutine
+		b.wakeRun() // for another goroutine that runs run
 	}
 	return out
 }
 
-// run hands batches to do until ctx ends. Several goroutines may run it.
+// run passes batches to do until ctx ends. Several goroutines may run it.
 func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
 	for {
-		if b.linger > 0 && b.small() {
+		if b.linger > 0 && b.isSmall() {
 			select {
 			case <-time.After(b.linger):
 			case <-ctx.Done():
@@ -72,9 +72,9 @@ func (b *batcher) run(ctx context.Context, do func(context.Context, []*work)) {
 	}
 }
 
-// small reports whether there is something, and little.
-func (b *batcher) small() bool {
+// isSmall reports whether there is work, but less than half a batch.
+func (b *batcher) isSmall() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.works) > 0 && len(b.works) < b.most/2
+	return len(b.works) > 0 && len(b.works) < b.maxBatch/2
 }

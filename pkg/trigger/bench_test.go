@@ -48,7 +48,7 @@ func bareLoop(b *testing.B, url string, n int) float64 {
 	defer tr.CloseIdleConnections()
 	client := &http.Client{Transport: tr, Timeout: 10 * time.Second}
 	row := engine.Trigger{ID: idOf(notify.NewBase(time.Now())), Payload: benchPayload}
-	payload := body(&row)
+	payload := callbackBody(&row)
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	began := time.Now()

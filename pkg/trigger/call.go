@@ -20,23 +20,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// What became of a call: Attempt.Class.
+// Classes of a call's outcome: Attempt.Class.
 const (
 	ClassOK        = "ok"        // 2xx
-	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is no HTTP
+	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is not HTTP
 	ClassThrottled = "throttled" // 429
-	ClassRejected  = "rejected"  // any other 4xx: a receiver that is being deployed answers 404 or 401 for a while
+	ClassRejected  = "rejected"  // any other 4xx, because a receiver that is being deployed answers 404 or 401 for a while
 	ClassRedirect  = "redirect"  // 3xx, never followed
-	ClassPermanent = "permanent" // 410, or a status that the caller's record calls final
-	ClassDenied    = "denied"    // by the guard or the caller's allow-list: permanent, nothing was sent
+	ClassPermanent = "permanent" // 410, or a status that the caller's record lists as final
+	ClassDenied    = "denied"    // by the egress policy or the caller's allow-list: permanent, nothing was sent
 	ClassTimeout   = "timeout"   // the exchange took too long
 	ClassDNS       = "dns"       // the name has no address
 	ClassConnect   = "connect"   // refused, reset, unreachable
 	ClassTLS       = "tls"       // the certificate or the handshake
-	ClassLost      = "lost"      // whoever made the call died before it could say
+	ClassLost      = "lost"      // the process that made the call died before it wrote the outcome
 )
 
-// result is what came of one call.
+// result is the outcome of one call.
 type result struct {
 	status     int
 	class      string
@@ -47,7 +47,7 @@ type result struct {
 	took       time.Duration
 }
 
-// permanent reports whether another call would end the same way.
+// permanent reports whether another call would end in the same way.
 func (r *result) permanent() bool {
 	return r.class == ClassPermanent || r.class == ClassDenied
 }
@@ -57,7 +57,7 @@ const (
 	maxExcerpt = 512 // bytes of an answer that are kept
 )
 
-// post makes one call. The header must not be used again by the caller.
+// post makes one call. The caller must not use header again.
 func (e *Egress) post(ctx context.Context, u *url.URL, header http.Header, body []byte) result {
 	began := time.Now()
 	r := e.exchange(ctx, u, header, body)
@@ -80,7 +80,7 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
 	}).WithContext(ctx)
 	// RoundTrip, not http.Client: it never follows a redirect.
-	resp, err := e.now.Load().transport.RoundTrip(req)
+	resp, err := e.current.Load().transport.RoundTrip(req)
 	if err != nil {
 		r.class, r.detail = classOfError(err)
 		return r
@@ -95,10 +95,10 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 	if loc := resp.Header.Get("Location"); r.class == ClassRedirect && loc != "" {
 		r.detail += " to " + strconv.QuoteToASCII(loc)
 	}
-	// What follows the status decides nothing; it is read so that the connection
-	// can be used again. More than that is not worth a connection.
-	// An answer below 200 has no body, and the transport neither times out nor
-	// cancels reads of it: after 101 the connection is the caller's.
+	// Nothing after the status matters. The body is read so that the connection can be used again,
+	// but only up to MaxAnswer: a longer one is not worth it. An answer below 200 has no body, and
+	// the transport neither times out nor cancels reads of it: after 101 the connection belongs to
+	// the caller.
 	if resp.Body != http.NoBody && resp.StatusCode >= http.StatusOK {
 		r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
 	}
@@ -107,7 +107,7 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 
 var excerpts = sync.Pool{New: func() any { return new([maxExcerpt]byte) }}
 
-// readSome returns the beginning of an answer and reads at most limit of it.
+// readSome reads at most limit bytes of an answer and returns its beginning.
 func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	head := excerpts.Get().(*[maxExcerpt]byte)
 	defer excerpts.Put(head)
@@ -121,8 +121,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	return bytes.Clone(head[:n]), err
 }
 
-// classOfStatus sorts an answer. 2xx alone is success, and 410 alone says by itself
-// that no later call can succeed.
+// classOfStatus returns the class of an HTTP status. Only 2xx is a success, and only 410 says by
+// itself that no later call can succeed.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:
@@ -141,7 +141,7 @@ func classOfStatus(status int) string {
 	return ClassRetry
 }
 
-// classOfError is the one place where errors of the transport become ours.
+// classOfError returns the class of a transport error. No other code interprets these errors.
 func classOfError(err error) (class, detail string) {
 	var denied *deniedError
 	var dns *net.DNSError
@@ -196,15 +196,15 @@ func parseRetryAfter(v string, now time.Time) time.Duration {
 	return 0
 }
 
-// postRow makes the call of a row: with the allow-list of now, and the signature of now.
-func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *record, started time.Time) result {
+// postRow makes the call of a row, with the current allow-list and a current signature.
+func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *callerRecord, started time.Time) result {
 	u := rec.callable(row.URL, c.Egress.plain())
 	if u == nil {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
-	b, at := body(row), started.Unix()
-	// One array for the values of all headers; of each call its own, for a
-	// transport may still read it when the answer is there.
+	b, at := callbackBody(row), started.Unix()
+	// One array holds the values of all headers. Each call needs its own, because a transport may
+	// still read it after the answer came.
 	v := [...]string{row.ID, strconv.Itoa(row.Attempts + 1), strconv.FormatInt(at, 10), rec.sign.sign(row.ID, at, b)}
 	h := http.Header{
 		"Content-Type":      jsonType,
@@ -223,7 +223,7 @@ func (c *DispatcherConfig) postRow(row *engine.Trigger, rec *record, started tim
 			h[trace.HeaderState] = []string{t.State}
 		}
 	}
-	// Not Run's context: a call that was begun is not cut.
+	// Not Run's context: a call that has started must not be cut off.
 	r := c.post(context.Background(), u, h, b)
 	if span.On() {
 		span.Str("notifyd.class", r.class)
@@ -247,7 +247,7 @@ func (c *DispatcherConfig) span(row *engine.Trigger, started time.Time) trace.Sp
 	return s
 }
 
-// Values that are the same for every call; a transport does not write to them.
+// Header values that all calls share. A transport does not write to them.
 var (
 	jsonType  = []string{"application/json"}
 	userAgent = []string{"notifyd"}

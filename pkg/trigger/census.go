@@ -8,43 +8,42 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// recountEvery is how often a caller at its limit is counted anew.
+// recountEvery is the shortest time between two counts of a caller that is at its limit.
 const recountEvery = time.Minute
 
-// Census knows about how many triggers each caller has waiting: what this process
-// created and ended since the last count. Other processes' changes are seen by
-// counting in the store: when this process believes a caller to be at its limit
-// and, where the store is shared, each time it has created a tenth of the limit. So
-// no caller is refused before the store itself says that there are too many, and each
-// process may admit a tenth of the limit beyond it. A limit against runaway callers, not a quota to
-// the last trigger. Safe for concurrent use.
+// Census estimates how many triggers each caller has waiting: the last count, plus what this
+// process has created and ended since. It sees other processes' changes by counting in the store:
+// when this process believes a caller to be at its limit, and, if the store is shared, each time it
+// has created a tenth of the limit. So no caller is refused before the store itself shows too many
+// triggers, and each process may admit a tenth of the limit beyond it. It is a limit against
+// runaway callers, not an exact quota. It is safe for concurrent use.
 type Census struct {
 	triggers engine.Triggers
-	shared   bool // other processes use the store too; this one is not told what they create and end
+	shared   bool // other processes use the store too, and this one does not see what they create and end
 
 	mu      sync.Mutex
-	callers map[string]*tally
+	callers map[string]*callerCount
 }
 
-type tally struct {
-	waiting int
-	created int         // by this process since the last count
-	counted time.Time   // when the store was last asked
-	under   *recounting // the count that is under way; nil: none is
+type callerCount struct {
+	waiting  int
+	created  int         // by this process since the last count
+	counted  time.Time   // when the store was last asked
+	counting *storeCount // the count in progress; nil: none
 }
 
-type recounting struct {
-	done chan struct{} // closed when err is set
+type storeCount struct {
+	done chan struct{} // closed once err is set
 	err  error
 }
 
-// NewCensus returns a census that has counted no caller yet. shared: other processes
-// create and end triggers in the same store.
+// NewCensus returns a census that has counted no caller yet. shared: other processes create and end
+// triggers in the same store.
 func NewCensus(t engine.Triggers, shared bool) *Census {
-	return &Census{triggers: t, shared: shared, callers: map[string]*tally{}}
+	return &Census{triggers: t, shared: shared, callers: map[string]*callerCount{}}
 }
 
-// add notes that n triggers of a caller began (or, below 0, ended) to wait.
+// add notes that n triggers of a caller began to wait or, below 0, stopped waiting.
 func (c *Census) add(caller string, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,16 +51,16 @@ func (c *Census) add(caller string, n int) {
 	t.waiting, t.created = max(t.waiting+n, 0), t.created+max(n, 0)
 }
 
-func (c *Census) ofLocked(caller string) *tally {
+func (c *Census) ofLocked(caller string) *callerCount {
 	t := c.callers[caller]
 	if t == nil {
-		t = &tally{}
+		t = &callerCount{}
 		c.callers[caller] = t
 	}
 	return t
 }
 
-// Waiting is about how many triggers of a caller wait.
+// Waiting returns about how many triggers of a caller wait.
 func (c *Census) Waiting(caller string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,7 +70,7 @@ func (c *Census) Waiting(caller string) int {
 	return 0
 }
 
-// Set takes a count of the store over all callers.
+// Set stores a count of the store over all callers.
 func (c *Census) Set(counts map[string]int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,10 +84,10 @@ func (c *Census) Set(counts map[string]int) {
 	}
 }
 
-// full reports whether n more would be more than most. Before it says so it
-// counts, at most once per recountEvery and caller. Those who ask meanwhile wait
-// for the count.
-func (c *Census) full(ctx context.Context, caller string, n, most int) (bool, error) {
+// wouldExceed reports whether n more triggers would exceed most. Before it returns true it counts
+// in the store, at most once per recountEvery and caller. Other requests of the caller wait for
+// that count.
+func (c *Census) wouldExceed(ctx context.Context, caller string, n, most int) (bool, error) {
 	for {
 		c.mu.Lock()
 		t := c.ofLocked(caller)
@@ -98,10 +97,10 @@ func (c *Census) full(ctx context.Context, caller string, n, most int) (bool, er
 			c.mu.Unlock()
 			return over, nil
 		}
-		r, mine := t.under, t.under == nil
+		r, mine := t.counting, t.counting == nil
 		if mine {
-			r = &recounting{done: make(chan struct{})}
-			t.under = r
+			r = &storeCount{done: make(chan struct{})}
+			t.counting = r
 		}
 		c.mu.Unlock()
 		if mine {
@@ -121,20 +120,20 @@ func (c *Census) full(ctx context.Context, caller string, n, most int) (bool, er
 	}
 }
 
-// recount asks the store. What this process created meanwhile may or may not be in
-// its answer, and is added to it.
-func (c *Census) recount(ctx context.Context, r *recounting, caller string, most int) {
+// recount counts in the store. The result may or may not include what this process created in the
+// meantime, so that is added to it.
+func (c *Census) recount(ctx context.Context, r *storeCount, caller string, most int) {
 	defer close(r.done)
 	c.mu.Lock()
 	before := c.ofLocked(caller).created
 	c.mu.Unlock()
-	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, most) // others wait for it
+	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, most) // other requests wait for it
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.ofLocked(caller)
-	t.under, r.err = nil, err
+	t.counting, r.err = nil, err
 	if err == nil {
-		t.created = max(t.created-before, 0) // Set may have come between
+		t.created = max(t.created-before, 0) // Set may have been called in between
 		t.waiting, t.counted = waiting+t.created, time.Now()
 	}
 }

@@ -27,14 +27,14 @@ func (s *slowCount) CountOpen(ctx context.Context, caller string, most int) (int
 	return s.Triggers.CountOpen(ctx, caller, most)
 }
 
-// A process that only takes requests hears of no trigger that ends. It must not
-// refuse a caller who has nothing waiting.
+// A process that only takes requests sees no trigger end. It must not refuse a caller that has no
+// waiting triggers.
 func TestCensusOfAnAPIAlone(t *testing.T) {
 	store := &slowCount{Triggers: memory.New().Triggers()}
 	c := NewCensus(store, true)
 	const most = 100
 	for range 5 * most {
-		if full, err := c.full(t.Context(), "shop", 1, most); err != nil || full {
+		if full, err := c.wouldExceed(t.Context(), "shop", 1, most); err != nil || full {
 			t.Fatal("refused with nothing waiting", err)
 		}
 		c.add("shop", 1) // and another process ends it at once
@@ -51,7 +51,7 @@ func TestCensusOfAnAPIAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for admitted := 0; ; admitted++ {
-		full, err := c.full(t.Context(), "shop", 1, most)
+		full, err := c.wouldExceed(t.Context(), "shop", 1, most)
 		if err != nil || admitted > most/10 {
 			t.Fatal("admitted", admitted, err)
 		}
@@ -73,7 +73,7 @@ func TestNobodyIsRefusedDuringACount(t *testing.T) {
 			var all sync.WaitGroup
 			for range 20 {
 				all.Go(func() {
-					if full, err := c.full(t.Context(), "shop", 1, 10); err != nil || full {
+					if full, err := c.wouldExceed(t.Context(), "shop", 1, 10); err != nil || full {
 						t.Error("refused with nothing waiting", err)
 					}
 				})

@@ -8,23 +8,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// swapTries is how often a change meets another one of the same trigger before
-// its caller is asked to try again.
+// swapTries is how often a change may lose against other changes of the same trigger before its
+// caller is asked to try again.
 const swapTries = 8
 
-// Cancel makes a waiting trigger CANCELLED and returns its row: no call starts
-// after that. Between retries it may be cancelled too. Cancelling a cancelled
-// one changes nothing and is no error. Errors: notify.KindNotFound for one that
-// does not exist or is another caller's; notify.KindConflict with code too_late
-// while a call may be under way, or trigger_fired, trigger_failed,
-// trigger_expired; notify.KindUnavailable when it is not known whether it was
-// cancelled: ask again.
+// Cancel makes a waiting trigger CANCELLED and returns its row. No call starts after that. It may
+// be called between retries too. To cancel a cancelled trigger changes nothing and is no error. It
+// returns notify.KindNotFound for a trigger that does not exist or belongs to another caller;
+// notify.KindConflict with code too_late while a call may be in progress, or with trigger_fired,
+// trigger_failed or trigger_expired; notify.KindUnavailable if it is not known whether the trigger
+// was cancelled: then call Cancel again.
 func (s *Service) Cancel(ctx context.Context, caller, id string) (engine.Trigger, error) {
-	row, err := s.change(ctx, caller, id, func(row *engine.Trigger, now int64) (bool, error) {
+	row, err := s.changeRow(ctx, caller, id, func(row *engine.Trigger, now int64) (bool, error) {
 		if row.State == engine.TriggerCancelled {
 			return false, nil
 		}
-		if err := waiting(row); err != nil {
+		if err := checkPending(row); err != nil {
 			return false, err
 		}
 		row.State, row.Ended, row.Reason = engine.TriggerCancelled, now, "cancelled"
@@ -33,9 +32,10 @@ func (s *Service) Cancel(ctx context.Context, caller, id string) (engine.Trigger
 	return row, err
 }
 
-// waiting returns nil for a PENDING row, else why it cannot be changed.
-func waiting(row *engine.Trigger) error {
-	code, msg := "too_late", "a call is under way, or may be"
+// checkPending returns nil for a PENDING row, otherwise an error that says why it cannot be
+// changed.
+func checkPending(row *engine.Trigger) error {
+	code, msg := "too_late", "a call is in progress, or may be"
 	switch row.State {
 	case engine.TriggerPending:
 		return nil
@@ -46,18 +46,17 @@ func waiting(row *engine.Trigger) error {
 	case engine.TriggerCancelled:
 		code, msg = "trigger_cancelled", "the trigger was cancelled"
 	case engine.TriggerExpired:
-		code, msg = "trigger_expired", "the trigger came too late and was dropped"
+		code, msg = "trigger_expired", "the trigger was too late to be called and was dropped"
 	}
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-// Reschedule gives a waiting trigger another time, decoded from a body such as
-// {"delay_seconds":60} or {"fire_at":…}, and returns its row. It may be used
-// before the first attempt and between retries; attempts made are kept, and its
-// lateness is counted from the new time. Exactly one generation fires: that of
-// the last reschedule answered before its claim. Errors as for Cancel;
-// notify.KindInvalid for a bad body; a cancelled trigger is
-// notify.KindConflict trigger_cancelled.
+// Reschedule gives a waiting trigger another fire time, decoded from a body such as
+// {"delay_seconds":60} or {"fire_at":…}, and returns its row. It may be called before the first
+// attempt and between retries. Earlier attempts are kept, and lateness counts from the new time.
+// Exactly one generation fires: that of the last reschedule that was answered before its claim. Its
+// errors are those of Cancel, notify.KindInvalid for a bad body, and notify.KindConflict with
+// trigger_cancelled for a cancelled trigger.
 func (s *Service) Reschedule(ctx context.Context, caller, id string, body []byte) (engine.Trigger, error) {
 	w, err := decodeWhen(body)
 	if err != nil {
@@ -66,7 +65,7 @@ func (s *Service) Reschedule(ctx context.Context, caller, id string, body []byte
 	return s.RescheduleTo(ctx, caller, id, w)
 }
 
-// RescheduleTo is Reschedule with the time decoded.
+// RescheduleTo is Reschedule with a decoded time.
 func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (engine.Trigger, error) {
 	base, err := parseID(id)
 	if err != nil {
@@ -75,14 +74,14 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	asked := time.Now()
 	var began time.Time
 	var index []engine.Timer
-	row, err := s.change(ctx, caller, id, func(row *engine.Trigger, _ int64) (bool, error) {
-		if err := waiting(row); err != nil {
+	row, err := s.changeRow(ctx, caller, id, func(row *engine.Trigger, _ int64) (bool, error) {
+		if err := checkPending(row); err != nil {
 			return false, err
 		}
 		if err := s.cfg.Gate(); err != nil {
 			return false, err
 		}
-		at, err := s.resolve(&w, base, row.Gen+1, asked.UnixMilli())
+		at, err := s.resolveFireTime(&w, base, row.Gen+1, asked.UnixMilli())
 		if err != nil {
 			return false, err
 		}
@@ -91,8 +90,8 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		if err := notify.BeforeAct(ctx); err != nil {
 			return false, err
 		}
-		// Before the state row: one whose index row is missing never fires. If
-		// the swap is lost to another, this index row is dropped when it comes.
+		// Before the state row, because a trigger without an index row never fires. If the swap
+		// loses against another change, this index row is dropped when it comes.
 		if began.IsZero() { // an earlier try may have written the same row
 			began = time.Now()
 		}
@@ -106,16 +105,15 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	if err != nil {
 		return row, err
 	}
-	return row, s.reindex(ctx, began, index)
+	return row, s.rewriteIndex(ctx, began, index)
 }
 
-// change reads a caller's row and swaps it for what edit makes of it, until one swap
-// is known to have won. edit says whether there is anything to swap.
-func (s *Service) change(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
-	// A swap that is cut may be done or not; the caller's hanging up must not
-	// cut it.
+// changeRow reads a caller's row and swaps it for the row that edit makes of it, until a swap is
+// known to have won. edit returns false if there is nothing to swap.
+func (s *Service) changeRow(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
+	// A swap that is cut off may be done or not, so a caller that hangs up must not cut it off.
 	ctx = context.WithoutCancel(ctx)
-	var tried *engine.Trigger // a swap whose outcome is not known
+	var tried *engine.Trigger // a swap with unknown outcome
 	for range swapTries {
 		row, err := s.Get(ctx, caller, id)
 		if err != nil {
@@ -123,12 +121,12 @@ func (s *Service) change(ctx context.Context, caller, id string, edit func(row *
 		}
 		if tried != nil {
 			if sameChange(&row, tried) {
-				s.changed(&row)
+				s.countChange(&row)
 				return row, nil
 			}
 			if row.Version > tried.Version && row.Gen >= tried.Gen && !terminal(tried.State) {
-				// Others have changed it since, before or after. Once more might
-				// be twice, over the head of somebody who was answered.
+				// Other calls have changed the row since, before or after this one. Another try
+				// could change it twice, and undo a change that was already answered.
 				return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
 			}
 		}
@@ -152,20 +150,20 @@ func (s *Service) change(ctx context.Context, caller, id string, edit func(row *
 		if won[0] {
 			row.Version = old + 1
 			s.cfg.Events.swaps(1)
-			s.changed(&row)
+			s.countChange(&row)
 			return row, nil
 		}
 	}
 	return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
 }
 
-// sameChange reports whether stored is what a swap of unknown outcome wrote.
+// sameChange reports whether stored is the row that a swap with unknown outcome wrote.
 func sameChange(stored, tried *engine.Trigger) bool {
 	return stored.Version == tried.Version && stored.State == tried.State && stored.Gen == tried.Gen &&
 		stored.NextAt == tried.NextAt && stored.Epoch == tried.Epoch && stored.Ended == tried.Ended
 }
 
-func (s *Service) changed(row *engine.Trigger) {
+func (s *Service) countChange(row *engine.Trigger) {
 	if row.State == engine.TriggerCancelled {
 		s.cfg.Census.add(row.Caller, -1)
 		s.cfg.Events.ended(row.Caller, row.State, row.Reason)
@@ -174,8 +172,8 @@ func (s *Service) changed(row *engine.Trigger) {
 	s.cfg.Events.rescheduled(row.Caller)
 }
 
-// Get returns a caller's trigger; one that does not exist or is another
-// caller's is notify.KindNotFound.
+// Get returns a caller's trigger. It returns notify.KindNotFound if the trigger does not exist or
+// belongs to another caller.
 func (s *Service) Get(ctx context.Context, caller, id string) (engine.Trigger, error) {
 	row, err := s.Find(ctx, id)
 	if err == nil && (caller == "" || row.Caller != caller) {
@@ -184,7 +182,7 @@ func (s *Service) Get(ctx context.Context, caller, id string) (engine.Trigger, e
 	return row, err
 }
 
-// Find returns a trigger whosever it is: for operators alone.
+// Find returns a trigger of any caller. It is for operators only.
 func (s *Service) Find(ctx context.Context, id string) (engine.Trigger, error) {
 	id, err := ParseID(id)
 	if err != nil {
@@ -200,11 +198,11 @@ func (s *Service) Find(ctx context.Context, id string) (engine.Trigger, error) {
 	return rows[0], nil
 }
 
-// MaxPage is the most a List returns.
+// MaxPage is the largest page of List.
 const MaxPage = 1000
 
-// List returns triggers of a caller, newest first, behind the one named after
-// ("": from the newest); state 0: of any state; max 1 to MaxPage.
+// List returns triggers of a caller, newest first, that come after the trigger named after ("":
+// from the newest). State 0 means any state; max is 1 to MaxPage.
 func (s *Service) List(ctx context.Context, caller string, state engine.TriggerState, after string, max int) ([]engine.Trigger, error) {
 	if caller == "" {
 		return nil, notify.NotFound("trigger")
@@ -212,7 +210,7 @@ func (s *Service) List(ctx context.Context, caller string, state engine.TriggerS
 	return s.list(ctx, caller, state, after, max)
 }
 
-// ListAll is List over every caller: for operators alone.
+// ListAll is List over all callers. It is for operators only.
 func (s *Service) ListAll(ctx context.Context, state engine.TriggerState, after string, max int) ([]engine.Trigger, error) {
 	return s.list(ctx, "", state, after, max)
 }
@@ -239,7 +237,7 @@ func (s *Service) list(ctx context.Context, caller string, state engine.TriggerS
 
 var stateNames = [...]string{"", "PENDING", "IN_FLIGHT", "FIRED", "FAILED", "CANCELLED", "EXPIRED"}
 
-// StateName is a state as the API spells it.
+// StateName returns a state as the API spells it.
 func StateName(s engine.TriggerState) string {
 	if int(s) < len(stateNames) {
 		return stateNames[s]
@@ -257,7 +255,7 @@ func ParseState(name string) (engine.TriggerState, bool) {
 	return 0, false
 }
 
-// terminal reports whether a state is one of those that nothing leaves.
+// terminal reports whether a state is final.
 func terminal(s engine.TriggerState) bool {
 	return s == engine.TriggerFired || s == engine.TriggerFailed || s == engine.TriggerCancelled || s == engine.TriggerExpired
 }

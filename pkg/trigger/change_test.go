@@ -76,7 +76,7 @@ func TestCancelWhen(t *testing.T) {
 	})
 }
 
-// Nobody sees or touches another caller's.
+// No caller sees or changes another caller's triggers.
 func TestOthersTriggers(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil, "bank")

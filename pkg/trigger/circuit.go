@@ -10,11 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// breakerConfig is the breaker of a caller: more than half of at least MinVolume
-// calls in 30 s failing opens it for 60 s, then 3 probes decide.
+// breakerConfig returns the breaker of a caller: it opens for 60 s if more than half of at least
+// MinVolume calls in 30 s fail. Then 3 probes decide.
 func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerConfig {
 	c.MinVolume = cmp.Or(c.MinVolume, 10)
-	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // that rule is for providers
+	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // disables a rule that is meant for providers
 	c.Ratio = cmp.Or(c.Ratio, math.Nextafter(0.5, 1))
 	c.OpenFor = cmp.Or(c.OpenFor, time.Minute)
 	c.MaxOpenFor = cmp.Or(c.MaxOpenFor, c.OpenFor) // the trigger's own schedule backs off
@@ -22,7 +22,7 @@ func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerCo
 	return c
 }
 
-// health says what a call tells of its receiver.
+// health returns what the class of a call says about the health of its receiver.
 func health(class string) limit.Outcome {
 	switch class {
 	case ClassOK, ClassPermanent, ClassRejected, ClassRedirect:
@@ -33,21 +33,20 @@ func health(class string) limit.Outcome {
 	return limit.Unhealthy
 }
 
-// Circuit is what an operator sees of a caller's breaker and bulkhead, in the
-// process that is asked.
+// Circuit is the state of a caller's breaker and bulkhead in this process.
 type Circuit struct {
 	Caller string
 	limit.BreakerStatus
-	InFlight int // calls under way
+	InFlight int // calls in progress
 	Limit    int // calls at a time
 	Queued   int // messages that wait in memory for a place
 }
 
 func (l *lane) circuit(now time.Time) Circuit {
-	return Circuit{Caller: l.caller, BreakerStatus: l.breaker.State(now), InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting() + len(l.lines[onTime].unread) + len(l.lines[backlog].unread)}
+	return Circuit{Caller: l.caller, BreakerStatus: l.breaker.State(now), InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting() + len(l.lines[lineOnTime].unread) + len(l.lines[lineBacklog].unread)}
 }
 
-// Circuits returns every caller this process has made calls for, by name.
+// Circuits returns every caller for which this process has made calls, sorted by name.
 func (d *Dispatcher) Circuits() []Circuit {
 	now := time.Now()
 	d.lanes.mu.Lock()
@@ -60,17 +59,17 @@ func (d *Dispatcher) Circuits() []Circuit {
 	return out
 }
 
-// HoldCircuit holds the breaker of a caller open or closed until it is reset.
-// What waits for an open one keeps its attempts. notify.KindInvalid for
-// limit.NotHeld: that is ResetCircuit.
+// HoldCircuit holds the breaker of a caller open or closed until ResetCircuit is called. Messages
+// that wait for an open breaker keep their attempts. It returns notify.KindInvalid for
+// limit.NotHeld; use ResetCircuit instead.
 func (d *Dispatcher) HoldCircuit(caller string, hold limit.Hold) (Circuit, error) {
 	if hold != limit.HeldOpen && hold != limit.HeldClosed {
-		return Circuit{}, notify.Invalid("unknown_state", "state", "open or closed")
+		return Circuit{}, notify.Invalid("unknown_state", "state", "must be open or closed")
 	}
 	return d.changeCircuit(caller, func(l *lane, now time.Time) { l.breaker.Hold(now, hold) }), nil
 }
 
-// ResetCircuit ends a hold and closes the breaker with nothing counted.
+// ResetCircuit ends a hold, and closes the breaker without counts.
 func (d *Dispatcher) ResetCircuit(caller string) Circuit {
 	return d.changeCircuit(caller, func(l *lane, now time.Time) { l.resetBreaker(now, d.cfg.Breaker) })
 }
@@ -79,7 +78,7 @@ func (d *Dispatcher) changeCircuit(caller string, change func(l *lane, now time.
 	now := time.Now()
 	d.lanes.mu.Lock()
 	defer d.lanes.mu.Unlock()
-	l := d.lanes.ofLocked(caller)
+	l := d.lanes.laneOfLocked(caller)
 	change(l, now)
 	after := l.circuit(now)
 	d.launch(d.lanes.pumpLocked(l, now))

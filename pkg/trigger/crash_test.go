@@ -103,8 +103,8 @@ func TestPausedOverTheLease(t *testing.T) {
 		p.cfg.hit = nil
 		p.run()
 		pass(20 * time.Second)
-		// The first one's heartbeat still holds the message. Somebody else gets to
-		// the row all the same.
+		// The first dispatcher still extends the message's visibility. Another one reaches the row all
+		// the same.
 		base, _ := parseID(id)
 		if err := p.queue.Enqueue(context.Background(), []engine.Message{{Body: message{base: base}.encode()}}); err != nil {
 			t.Fatal(err)
@@ -117,7 +117,7 @@ func TestPausedOverTheLease(t *testing.T) {
 	})
 }
 
-// A paused process that nobody stood in for gives the claim back and goes on.
+// A paused process whose triggers no other process claimed returns the claim and goes on.
 func TestPausedAlone(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)

@@ -30,7 +30,7 @@ func FuzzCreate(f *testing.F) {
 			return
 		}
 		row := engine.Trigger{ID: idOf(notify.Base{1}), Payload: c.Payload, Form: c.Form}
-		b := body(&row)
+		b := callbackBody(&row)
 		var got struct {
 			ID      string          `json:"trigger_id"`
 			Payload json.RawMessage `json:"payload"`

@@ -13,42 +13,42 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Dispatcher receives messages and makes the calls. What is done about a message,
-// step by step, stands in steps.go; which call comes next in lanes.go.
+// Dispatcher receives messages and makes the calls. steps.go has the steps of a message. lanes.go
+// decides which call comes next.
 //
-// Nothing is acknowledged before what follows from it is durable, so a crash at any
+// A message is acknowledged only when everything that follows from it is durable. So a crash at any
 // point leaves a message that leads back to the row.
 type Dispatcher struct {
 	cfg   DispatcherConfig
-	terms terms
+	rules callRules
 	lanes lanes
 
-	// Works that wait for their step, which is done for many of them at a time.
-	reads    [2]*batcher // stepRead, by line: on time is not behind the backlog
+	// Work that waits for its step. Each batcher does its step for many messages at a time.
+	reads    [2]*batcher // stepRead, by line, so that messages on time do not wait behind the backlog
 	claims   *batcher    // stepClaim
 	outcomes *batcher    // stepSettle, stepReturn, stepBuried
 	letters  *batcher    // stepBury
 	timers   *batcher    // stepPark
 	messages *batcher    // stepPutOff, stepAck
 
-	on       context.Context // ends when a stop has waited long enough
-	jobs     chan *work      // claimed, for goroutines that are free
+	runCtx   context.Context // ends when a stop has waited for Drain
+	jobs     chan *work      // claimed work, for goroutines of runCalls that are free
 	idlers   atomic.Int64
 	calls    sync.WaitGroup
-	draining chan struct{} // closed when no call may start any more
+	draining chan struct{} // closed once no call may start any more
 
-	mu       sync.Mutex
-	held     map[*work]struct{}    // every message in memory
-	ids      map[notify.Base]*work // one per trigger that is being worked on
-	idle     chan struct{}         // closed when draining and nothing is held
-	room     chan struct{}         // something was let go
-	batches  uint64                // taken
-	stopping bool
+	mu         sync.Mutex
+	held       map[*work]struct{}    // every message in memory
+	inProgress map[notify.Base]*work // the message that works on a trigger, by trigger
+	idle       chan struct{}         // closed once stopping is true and held is empty
+	heldFreed  chan struct{}         // a token when a message was released
+	batches    uint64                // number of batches received
+	stopping   bool
 
-	toldNewer atomic.Bool // the log has the line about rows of a newer release
+	newerLogged atomic.Bool // the log has the line about rows of a newer release
 }
 
-// NewDispatcher returns a Dispatcher; it starts nothing.
+// NewDispatcher returns a Dispatcher. It starts no goroutine.
 func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 	if cfg.Egress == nil {
 		return nil, cfg.validate()
@@ -63,51 +63,51 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{
 		cfg: cfg,
-		terms: terms{
+		rules: callRules{
 			schedule: cfg.Schedule, lease: cfg.Lease, skew: cfg.Skew, maxAge: cfg.MaxAge,
 			maxRetryAfter: cfg.MaxRetryAfter, maxLost: cfg.MaxLost,
 		},
 		draining: make(chan struct{}), jobs: make(chan *work),
-		held: map[*work]struct{}{}, ids: map[notify.Base]*work{}, idle: make(chan struct{}), room: make(chan struct{}, 1),
+		held: map[*work]struct{}{}, inProgress: map[notify.Base]*work{}, idle: make(chan struct{}), heldFreed: make(chan struct{}, 1),
 	}
 	d.lanes = lanes{d: d, byCaller: map[string]*lane{}, byDigest: map[uint64]*lane{}}
-	for _, b := range []**batcher{&d.reads[onTime], &d.reads[backlog], &d.claims, &d.outcomes, &d.letters, &d.timers, &d.messages} {
-		*b = &batcher{most: cfg.Batch, wake: make(chan struct{}, 1)}
+	for _, b := range []**batcher{&d.reads[lineOnTime], &d.reads[lineBacklog], &d.claims, &d.outcomes, &d.letters, &d.timers, &d.messages} {
+		*b = &batcher{maxBatch: cfg.Batch, wake: make(chan struct{}, 1)}
 	}
 	d.outcomes.linger, d.messages.linger = lingerFor, lingerFor
 	return d, nil
 }
 
-// lingerFor is how long outcomes and acknowledgements wait for company: nobody
-// waits for them, and a commit of five costs as much as one of fifty.
+// lingerFor is how long outcomes and acknowledgements wait for more of them. No caller waits for
+// them, and a commit of five costs as much as one of fifty.
 const lingerFor = 5 * time.Millisecond
 
-// receiversAtOnce is how many batches are received at a time: each may wait for the
-// disk once.
+// receiversAtOnce is how many batches are received at a time. Each receive may wait for the disk
+// once.
 const receiversAtOnce = 3
 
-// Run receives and calls until ctx ends; then it gives back what was not
-// started, lets calls under way end, writes their outcomes, and returns nil. It
-// may be called once.
+// Run receives messages and makes calls until ctx ends. Then it returns messages whose calls have
+// not started, lets calls in progress end, writes their outcomes, and returns nil. It may be called
+// once.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	on, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	d.on = on
+	d.runCtx = on
 	var wg sync.WaitGroup
 	start := func(n int, b *batcher, do func(context.Context, []*work)) {
 		for range n {
 			wg.Go(func() { b.run(on, do) })
 		}
 	}
-	start(2, d.reads[onTime], d.read)
-	start(1, d.reads[backlog], d.read)
-	start(2, d.claims, d.claim)
-	start(2, d.outcomes, d.swap)
-	start(1, d.letters, d.bury)
-	start(1, d.timers, d.park)
-	start(2, d.messages, d.answer)
-	wg.Go(func() { d.heartbeat(on) })
-	wg.Go(func() { d.lanes.slacken(on) })
+	start(2, d.reads[lineOnTime], d.readRows)
+	start(1, d.reads[lineBacklog], d.readRows)
+	start(2, d.claims, d.claimRows)
+	start(2, d.outcomes, d.swapRows)
+	start(1, d.letters, d.writeDeadLetters)
+	start(1, d.timers, d.writeIndexRows)
+	start(2, d.messages, d.putOffAndAck)
+	wg.Go(func() { d.extendHeld(on) })
+	wg.Go(func() { d.lanes.runThinning(on) })
 	var receivers sync.WaitGroup
 	for range receiversAtOnce {
 		receivers.Go(func() { d.receive(ctx) })
@@ -128,7 +128,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// receive takes messages in until ctx ends.
+// receive takes messages from the queue until ctx ends.
 func (d *Dispatcher) receive(ctx context.Context) {
 	var pause notify.Pause
 	for d.waitForRoom(ctx) {
@@ -143,13 +143,13 @@ func (d *Dispatcher) receive(ctx context.Context) {
 			continue
 		}
 		pause = notify.Pause{}
-		d.take(ds)
+		d.acceptDeliveries(ds)
 	}
 }
 
-// waitForRoom holds the receive loop back while far more is held than can be
-// queued: the stores are away. A caller that hangs cannot bring it there, its
-// messages are put off long before. It returns false when ctx has ended.
+// waitForRoom stops the receive loop while far more messages are held than can be queued, because
+// the stores are down. A caller that hangs cannot cause this: its messages are put off long before.
+// It returns false when ctx has ended.
 func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		d.mu.Lock()
@@ -159,61 +159,60 @@ func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 			return true
 		}
 		select {
-		case <-d.room:
+		case <-d.heldFreed:
 		case <-ctx.Done():
 		}
 	}
 	return false
 }
 
-// youngerWait is how long a message stays away that came while an older one of
-// its trigger is worked on.
+// youngerWait is how long a message stays away that came while an older message of its trigger is
+// in progress.
 const youngerWait = 2 * time.Second
 
-// newerWait is how long a message of a newer release stays away from this process, and
-// from all others.
+// newerWait is how long a message of a newer release stays away from every process.
 const newerWait = 30 * time.Second
 
-// take makes work of deliveries. Of a trigger that is being worked on no second
-// message is looked at: the first leads to the same row.
-func (d *Dispatcher) take(ds []engine.Delivery) {
+// acceptDeliveries registers deliveries and sends them to their first step. If a trigger is in
+// progress, a second message for it is not processed, because the first leads to the same row.
+func (d *Dispatcher) acceptDeliveries(ds []engine.Delivery) {
 	var first, newer, unreadable, twice, copies []*work
 	d.mu.Lock()
 	d.batches++
 	for i := range ds {
-		w := &work{d: ds[i], batch: d.batches}
+		w := &work{delivery: ds[i], batch: d.batches}
 		d.held[w] = struct{}{}
 		var ok bool
 		if w.msg, ok = decodeMessage(ds[i].Body); !ok {
 			if b := ds[i].Body; len(b) > 1 && b[0] > messageVersion && b[1] == messageKind {
-				w.delay, w.asIs = newerWait, true
+				w.delay, w.keepBody = newerWait, true
 				newer = append(newer, w)
 				continue
 			}
-			// Of another kind, or damaged. It is put off until the queue sets it
-			// apart, where people find it: never lost, never in anybody's way.
-			w.delay, w.keep = time.Minute, true
+			// Of another kind, or damaged. It is put off until the queue keeps it apart as
+			// dead, where operators find it. So it is not lost and blocks no other message.
+			w.delay, w.keepReceives = time.Minute, true
 			unreadable = append(unreadable, w)
 			continue
 		}
-		other := d.ids[w.msg.base]
+		other := d.inProgress[w.msg.base]
 		if other == nil {
-			d.ids[w.msg.base], w.named = w, true
+			d.inProgress[w.msg.base], w.registered = w, true
 			first = append(first, w)
 			continue
 		}
-		// It may be the other itself, received again because its visibility ended:
-		// then acknowledging it could lose the trigger.
-		if other.batch != w.batch && w.d.Enqueued.Equal(other.d.Enqueued) {
-			w.delay, w.keep = d.cfg.Visibility, true
+		// It may be the other message itself, received again because its visibility ended. To
+		// acknowledge it could lose the trigger.
+		if other.batch != w.batch && w.delivery.Enqueued.Equal(other.delivery.Enqueued) {
+			w.delay, w.keepReceives = d.cfg.Visibility, true
 			twice = append(twice, w)
 			continue
 		}
-		// A copy may go: what the other leads to is durable before the other is
-		// acknowledged, and is not this one (unname). But not one that is much
-		// younger: the other may be about to be dropped as an orphan, and this one
-		// be of a writer that came later and stores the row.
-		if younger := w.d.Enqueued.Sub(other.d.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
+		// A copy may be dropped: what follows from the other message is durable before the other is
+		// acknowledged, and that successor is not this copy (forgetInProgress). A much younger
+		// message is kept: the other may be about to be dropped as an orphan, and this one may come
+		// from a later writer that stores the row.
+		if younger := w.delivery.Enqueued.Sub(other.delivery.Enqueued) > d.cfg.Orphan/4; younger || w.msg.gen != other.msg.gen {
 			w.delay = youngerWait
 			twice = append(twice, w)
 			continue
@@ -229,40 +228,40 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 	d.send(stepRead, d.lanes.awaitRow(first)...)
 }
 
-// unname says that the triggers of messages are worked on no more. It comes before
-// the successors of the messages are written: a successor may be received before its
-// message is acknowledged, and must not be taken for a copy of what is about to go.
-func (d *Dispatcher) unname(ws []*work) {
+// forgetInProgress removes the messages' triggers from the in-progress set. It must be called
+// before the successors of the messages are written. A successor may be received before its message
+// is acknowledged, and must then not be taken for a copy of it.
+func (d *Dispatcher) forgetInProgress(ws []*work) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, w := range ws {
-		d.unnameLocked(w)
+		d.forgetInProgressLocked(w)
 	}
 }
 
-func (d *Dispatcher) unnameLocked(w *work) {
-	if w.named {
-		w.named = false
-		delete(d.ids, w.msg.base)
+func (d *Dispatcher) forgetInProgressLocked(w *work) {
+	if w.registered {
+		w.registered = false
+		delete(d.inProgress, w.msg.base)
 	}
 }
 
-// forget lets messages go.
-func (d *Dispatcher) forget(ws []*work) {
+// releaseHeld removes messages from memory.
+func (d *Dispatcher) releaseHeld(ws []*work) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, w := range ws {
 		delete(d.held, w)
-		d.unnameLocked(w)
+		d.forgetInProgressLocked(w)
 	}
 	select {
-	case d.room <- struct{}{}:
+	case d.heldFreed <- struct{}{}:
 	default:
 	}
 	d.closeIdleLocked()
 }
 
-// closeIdleLocked tells a stop once nothing is held any more.
+// closeIdleLocked closes idle once a stop has begun and no message is held. The caller holds mu.
 func (d *Dispatcher) closeIdleLocked() {
 	if !d.stopping || len(d.held) > 0 {
 		return
@@ -274,18 +273,18 @@ func (d *Dispatcher) closeIdleLocked() {
 	}
 }
 
-// heartbeat keeps the messages in memory from being received again.
-func (d *Dispatcher) heartbeat(ctx context.Context) {
+// extendHeld extends the visibility of the messages in memory, so that they are not received again.
+func (d *Dispatcher) extendHeld(ctx context.Context) {
 	for notify.Sleep(ctx, d.cfg.Visibility/3) {
 		d.mu.Lock()
 		receipts := make([]string, 0, len(d.held))
 		for w := range d.held {
-			receipts = append(receipts, w.d.Receipt)
+			receipts = append(receipts, w.delivery.Receipt)
 		}
 		d.mu.Unlock()
 		for some := range slices.Chunk(receipts, 1000) {
 			if err := d.cfg.Queue.Extend(ctx, some, d.cfg.Visibility); err != nil && ctx.Err() == nil {
-				// A message received twice is no harm: the row decides.
+				// A message that is received twice does no harm: the row decides.
 				d.cfg.Logger.Warn("delay queue: extend", slog.Any("error", err))
 				break
 			}
@@ -293,7 +292,7 @@ func (d *Dispatcher) heartbeat(ctx context.Context) {
 	}
 }
 
-// drain gives back what was not started and lets no call start any more.
+// drain returns messages whose calls have not started, and lets no further call start.
 func (d *Dispatcher) drain() {
 	close(d.draining)
 	back := d.lanes.stop()

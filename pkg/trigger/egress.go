@@ -18,24 +18,23 @@ import (
 // EgressConfig tunes the client that makes callbacks. The zero value is ready.
 type EgressConfig struct {
 	Policy EgressPolicy
-	// Timeout of a whole exchange, from the look-up of the name to the last byte of the answer
+	// Timeout bounds a whole exchange, from the look-up of the name to the last byte of the answer
 	// that is read.
 	Timeout time.Duration `default:"10s" min:"0"`
-	// MaxAnswer is how much of an answer is read, in bytes; a connection with more on it is
-	// closed.
+	// MaxAnswer is how many bytes of an answer are read. A connection with more is closed.
 	MaxAnswer int64 `default:"64KiB" min:"0"`
-	// MaxIdle and MaxIdlePerHost bound connections kept for the next call.
+	// MaxIdle and MaxIdlePerHost bound the connections kept for later calls.
 	MaxIdle        int `default:"1024" min:"0"`
 	MaxIdlePerHost int `default:"128" min:"0"`
-	// IdleTimeout closes a connection that nobody used.
+	// IdleTimeout is how long an unused connection is kept.
 	IdleTimeout time.Duration `default:"30s" min:"0"`
-	// RootCAs verify receivers. Default: the system's.
+	// RootCAs verify receivers. Default: those of the system.
 	RootCAs *x509.CertPool
-	// Resolver finds addresses. Default: net.DefaultResolver.
+	// Resolver looks up addresses. Default: net.DefaultResolver.
 	Resolver *net.Resolver
 }
 
-func or[T comparable](v, def T) T {
+func orDefault[T comparable](v, def T) T {
 	var zero T
 	if v == zero {
 		return def
@@ -43,24 +42,23 @@ func or[T comparable](v, def T) T {
 	return v
 }
 
-// Egress makes callbacks: the only way out of this package. Every connection is
-// checked against the policy at the moment of its system call. Safe for
-// concurrent use.
+// Egress makes callbacks. It is the only way out of this package. Every connection is checked
+// against the policy at the moment of its system call. It is safe for concurrent use.
 type Egress struct {
 	cfg EgressConfig
 
-	mu sync.Mutex // orders SetPolicy
-	// now is replaced whole: connections made under an older policy stay with
-	// its transport, where nobody asks for them any more.
-	now atomic.Pointer[route]
+	mu sync.Mutex // serializes SetPolicy
+	// current is replaced as a whole. Connections made under an older policy stay with the older
+	// transport, which no later call uses.
+	current atomic.Pointer[egressRoute]
 }
 
-type route struct {
+type egressRoute struct {
 	policy    *policy
 	transport *http.Transport
 }
 
-// NewEgress returns a client; it starts nothing.
+// NewEgress returns a client. It starts no goroutine.
 func NewEgress(cfg EgressConfig) (*Egress, error) {
 	e := &Egress{cfg: setting.Fill(cfg)}
 	if e.cfg.Resolver == nil {
@@ -75,8 +73,8 @@ func NewEgress(cfg EgressConfig) (*Egress, error) {
 	return e, nil
 }
 
-// SetPolicy replaces the policy. Calls that start after it returned use
-// connections made under it; those under way end undisturbed.
+// SetPolicy replaces the policy. Calls that start after it returned use connections made under the
+// new policy. Calls in progress end undisturbed.
 func (e *Egress) SetPolicy(p EgressPolicy) error {
 	checked, err := newPolicy(p)
 	if err != nil {
@@ -84,21 +82,21 @@ func (e *Egress) SetPolicy(p EgressPolicy) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	old := e.now.Swap(&route{checked, e.transport(checked)})
+	old := e.current.Swap(&egressRoute{checked, e.transport(checked)})
 	if old != nil {
 		old.transport.CloseIdleConnections()
 	}
 	return nil
 }
 
-// Close closes connections nobody uses.
-func (e *Egress) Close() { e.now.Load().transport.CloseIdleConnections() }
+// Close closes unused connections.
+func (e *Egress) Close() { e.current.Load().transport.CloseIdleConnections() }
 
 func (e *Egress) transport(p *policy) *http.Transport {
 	d := &net.Dialer{Timeout: e.cfg.Timeout, Control: p.control, Resolver: e.cfg.Resolver}
 	return &http.Transport{
-		// No proxy, not even from the environment: the guard would see the
-		// proxy's address instead of the receiver's.
+		// No proxy, not even from the environment: the policy would see the proxy's address instead
+		// of the receiver's.
 		Proxy:                  nil,
 		DialContext:            d.DialContext,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: e.cfg.RootCAs},
@@ -114,13 +112,13 @@ func (e *Egress) transport(p *policy) *http.Transport {
 	}
 }
 
-// plain says whether http is admitted.
-func (e *Egress) plain() bool { return bool(e.now.Load().policy.Plain) }
+// plain reports whether http is admitted.
+func (e *Egress) plain() bool { return bool(e.current.Load().policy.Plain) }
 
-// admit checks what can be said of a URL without asking DNS, so that whoever
-// registers it hears of it.
-func (e *Egress) admit(field string, t *target) error {
-	p := e.now.Load().policy
+// admit checks a URL as far as is possible without DNS, so that an error reaches the caller that
+// registers it.
+func (e *Egress) admit(field string, t *callbackURL) error {
+	p := e.current.Load().policy
 	if t.isIP {
 		if why := p.denied(netip.AddrPortFrom(netip.MustParseAddr(t.host), t.port)); why != "" {
 			return notify.Invalid("address_denied", field, "the address may not be called: "+why)
@@ -133,9 +131,8 @@ func (e *Egress) admit(field string, t *target) error {
 	return nil
 }
 
-// Admit refuses a URL that no call may ever be made to, as far as that can be said
-// without asking DNS: a literal address or a port that the policy denies. Errors are
-// notify.KindInvalid and name field.
+// Admit refuses a URL that can never be called, as far as that is known without DNS: a literal
+// address or a port that the policy denies. Its errors are notify.KindInvalid and name field.
 func (e *Egress) Admit(field, raw string) error {
 	t, err := parseURL(field, raw, e.plain())
 	if err != nil {
@@ -151,24 +148,24 @@ var publicAddr = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 type AddressVerdict struct {
 	Address netip.Addr
 	Allowed bool
-	Why     string // it is not; "" when it is
+	Why     string // why not; "" if it may
 }
 
-// URLVerdict is what CheckURL found.
+// URLVerdict is the result of CheckURL.
 type URLVerdict struct {
 	URL       string // as it would be stored and called
 	Host      string
 	Port      uint16
-	Addresses []AddressVerdict // as DNS answered; the dialer tries them one after the other
+	Addresses []AddressVerdict // as DNS answered; the dialer tries them in this order
 	Allowed   bool             // at least one may be connected to
 }
 
-// CheckURL resolves the host of a URL and says of each address whether it may
-// be connected to; nothing is connected to. A later answer of DNS is checked
-// again when it is used. Errors: notify.KindInvalid for a URL that is not
-// admitted, notify.KindUnavailable when the name cannot be resolved.
+// CheckURL resolves the host of a URL and reports for each address whether it may be connected to.
+// It connects to none. A later answer of DNS is checked again when it is used. It returns
+// notify.KindInvalid for a URL that is not admitted, and notify.KindUnavailable if the name cannot
+// be resolved.
 func (e *Egress) CheckURL(ctx context.Context, raw string) (URLVerdict, error) {
-	p := e.now.Load().policy
+	p := e.current.Load().policy
 	t, err := parseURL("url", raw, bool(p.Plain))
 	if err != nil {
 		return URLVerdict{}, err

@@ -97,7 +97,7 @@ func (s *nameServer) next(name string, t dnsmessage.Type) []string {
 	return list[n]
 }
 
-// listener counts who connects.
+// listener counts connections.
 type listener struct {
 	net.Listener
 	accepted atomic.Int64
@@ -130,8 +130,8 @@ func serveOn(t testing.TB, raw net.Listener, h http.HandlerFunc) *listener {
 	return l
 }
 
-// serveAtBoth starts receivers at one port of two addresses: one that is free at the
-// first may be somebody else's at the second.
+// serveAtBoth starts receivers at one port of two addresses. A port that is free at the first may be
+// in use at the second.
 func serveAtBoth(t testing.TB, a, b string, h http.HandlerFunc) (port string, la, lb *listener) {
 	t.Helper()
 	var lc net.ListenConfig
@@ -427,7 +427,7 @@ func TestBrokenAnswers(t *testing.T) {
 	f(raw("nonsense\r\n\r\n"), ClassRetry)
 	f(raw("HTTP/1.1 200 OK\r\nX: "+strings.Repeat("x", 1<<20)+"\r\n\r\n"), ClassRetry)
 	f(raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), ClassOK) // the status is the answer
-	// Port 1: one that was free a moment ago may be somebody else's by now.
+	// Port 1, because a port that was free a moment ago may be in use by now.
 	if r := post(t, e, "http://127.0.0.1:1/"); r.class != ClassConnect {
 		t.Errorf("nobody there: %+v", r)
 	}

@@ -7,45 +7,44 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// Why a call was put off without being made: the causes of a deferral.
+// Causes of a deferral: why a call was put off without being made.
 const (
-	CauseEarly    = "early"    // its time has not come by this machine's clock
-	CauseBulkhead = "bulkhead" // its caller has as many calls under way as it may
+	CauseEarly    = "early"    // it is not due by this machine's clock
+	CauseBulkhead = "bulkhead" // its caller has reached its limit of calls in progress
 	CauseBreaker  = "breaker"  // its caller's breaker is open
 	CauseShutdown = "shutdown" // this process is stopping
 	CauseCaller   = "caller"   // its caller is disabled, has no secret, or cannot be read
-	CauseLeased   = "leased"   // somebody else's claim has not run out
-	CauseNewer    = "newer"    // a newer release wrote it or its row
+	CauseLeased   = "leased"   // another claim has not expired
+	CauseNewer    = "newer"    // a newer release wrote the message or its row
 	CauseClock    = "clock"    // this process's clock is off
-	CauseOrphan   = "orphan"   // its state row, or its generation, is not there yet
+	CauseOrphan   = "orphan"   // its state row, or its generation, is not stored yet
 )
 
-// Events are callbacks for metrics; each may be nil. They run on the goroutines
-// of the work and must not block.
+// Events are callbacks for metrics; each may be nil. They are called on the working goroutines and
+// must not block.
 type Events struct {
 	// Created: n triggers of a caller are durable.
 	Created func(caller string, n int)
 	// Rescheduled: a trigger got another time.
 	Rescheduled func(caller string)
-	// Ended: a trigger became terminal; reason is its row's.
+	// Ended: a trigger became terminal; reason is that of its row.
 	Ended func(caller string, state engine.TriggerState, reason string)
-	// Attempt: a call came to an end, or could not be made, after took.
+	// Attempt: a call ended, or could not be made, after took.
 	Attempt func(caller, class string, took time.Duration)
-	// Late: a first attempt starts that long after its fire time; never below 0.
+	// Late: a first attempt starts late after its fire time; never below 0.
 	Late func(caller string, late time.Duration)
-	// Deferred: n calls were put off, which is no attempt.
+	// Deferred: n calls were put off, which does not count as an attempt.
 	Deferred func(cause string, n int)
-	// Breaker: the breaker of a caller changed.
+	// Breaker: the state of a caller's breaker changed.
 	Breaker func(caller string, state limit.BreakerState)
-	// InFlight: a caller's calls under way are now n.
+	// InFlight: a caller now has n calls in progress.
 	InFlight func(caller string, n int)
-	// ClaimLost: a claim, or the outcome of a call, met a row that somebody else
-	// had changed.
+	// ClaimLost: a claim, or the outcome of a call, met a row that another process had changed.
 	ClaimLost func(n int)
-	// Dropped: messages of triggers that are over, cancelled, rescheduled or
-	// never were.
+	// Dropped: n messages were dropped: their triggers are over, cancelled or rescheduled, or were
+	// never stored.
 	Dropped func(cause string, n int)
-	// Swapped: n state rows were swapped; with Ended it gives swaps per fire.
+	// Swapped: n state rows were swapped; divided by Ended it gives the swaps per fire.
 	Swapped func(n int)
 	// DeadLettered: n records went to triggers-dlq.
 	DeadLettered func(n int)

@@ -16,7 +16,7 @@ const idPrefix = "trg_"
 
 func idOf(b notify.Base) string { return idPrefix + b.String() }
 
-// ParseID returns a trigger's id in its one spelling, or a notify.KindInvalid.
+// ParseID returns a trigger's id in canonical form, or a notify.KindInvalid.
 func ParseID(id string) (string, error) {
 	b, err := parseID(id)
 	if err != nil {
@@ -34,14 +34,14 @@ func parseID(id string) (notify.Base, error) {
 	return b, nil
 }
 
-// message is what a timer and the delay queue carry: the way to a state row,
-// and which of its generations it was meant for. It decides nothing.
+// message is the content of a timer and of a message in the delay queue: it names a state row, and
+// the generation for which it was made. It decides nothing.
 type message struct {
 	base      notify.Base
 	gen       uint32
-	attempt   uint16 // the call it was meant to start, 1 for the first; for people
-	deferrals uint16 // waits since it was last written to the row
-	caller    uint64 // digest of the caller: whose queue it will be in
+	attempt   uint16 // the call it should start, 1 for the first; only for people who read it
+	deferrals uint16 // waits since the row was last written
+	caller    uint64 // digest of the caller, which selects its lane
 }
 
 func callerDigest(caller string) uint64 { return notify.HashUser([]byte(caller)) }
@@ -73,22 +73,22 @@ func decodeMessage(b []byte) (m message, ok bool) {
 	return m, true
 }
 
-// timerID names the index row of a generation. All attempts of a generation
-// share it: they differ in their time.
+// timerID names the index row of a generation. All attempts of a generation share it; they differ
+// in their time.
 func timerID(b notify.Base, gen uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(make([]byte, 0, 20), b[:]...), gen)
 }
 
-// indexRow is the timer that leads back to a waiting trigger at its time.
+// indexRow returns the timer that leads back to a waiting trigger at its time.
 func indexRow(b notify.Base, t *engine.Trigger) engine.Timer {
-	m := message{base: b, gen: t.Gen, attempt: short(t.Attempts + 1), caller: callerDigest(t.Caller)}
+	m := message{base: b, gen: t.Gen, attempt: clampUint16(t.Attempts + 1), caller: callerDigest(t.Caller)}
 	return engine.Timer{FireAt: t.NextAt, ID: timerID(b, t.Gen), Kind: TimerKind, Payload: m.encode(), Weight: 1}
 }
 
-func short(n int) uint16 { return uint16(min(n, 1<<16-1)) }
+func clampUint16(n int) uint16 { return uint16(min(n, 1<<16-1)) }
 
-// ceilMillis is the first whole millisecond that is not before t: what is
-// rounded down would fire early.
+// ceilMillis returns the first whole millisecond that is not before t: a value rounded down would
+// fire early.
 func ceilMillis(t time.Time) int64 {
 	ms := t.UnixMilli()
 	if t.After(time.UnixMilli(ms)) {
@@ -97,8 +97,8 @@ func ceilMillis(t time.Time) int64 {
 	return ms
 }
 
-// spread returns a share of most, the same each time for the same id and salt.
-func spread(b notify.Base, salt uint32, most time.Duration) time.Duration {
+// jitterOf returns a part of most. It is the same each time for the same id and salt.
+func jitterOf(b notify.Base, salt uint32, most time.Duration) time.Duration {
 	if most <= 0 {
 		return 0
 	}

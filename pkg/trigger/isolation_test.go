@@ -426,7 +426,7 @@ func besideBacklog(t *testing.T, into func(q engine.Queue) func(context.Context,
 		var mu sync.Mutex
 		var late []engine.Timer
 		prompt := p.wheel.publish
-		p.wheel.publish = func(_ context.Context, ts []engine.Timer) error { // nobody is there to take them
+		p.wheel.publish = func(_ context.Context, ts []engine.Timer) error { // no dispatcher is running
 			mu.Lock()
 			defer mu.Unlock()
 			late = append(late, ts...)
@@ -558,8 +558,8 @@ func TestTurnsOfLines(t *testing.T) {
 	var all lanes
 	var l lane
 	for range 30 {
-		l.lines[onTime].queue = append(l.lines[onTime].queue, &work{lane: &l})
-		l.lines[backlog].queue = append(l.lines[backlog].queue, &work{lane: &l, d: engine.Delivery{Backlog: true}})
+		l.lines[lineOnTime].queue = append(l.lines[lineOnTime].queue, &work{lane: &l})
+		l.lines[lineBacklog].queue = append(l.lines[lineBacklog].queue, &work{lane: &l, delivery: engine.Delivery{Backlog: true}})
 	}
 	turns := ""
 	for l.waiting() > 0 {

@@ -219,7 +219,7 @@ func (w *world) check() {
 			w.t.Errorf("%s was cancelled and is %s", id, StateName(row.State))
 		}
 	}
-	// Nor is there one that nobody was told of and that stays for ever.
+	// Nor does a trigger whose caller got no answer stay for ever.
 	for state := engine.TriggerPending; state <= engine.TriggerInFlight; state++ {
 		if rows, err := w.svc.ListAll(context.Background(), state, "", MaxPage); err != nil || len(rows) > 0 {
 			w.t.Errorf("%d are %s, %v", len(rows), StateName(state), err)

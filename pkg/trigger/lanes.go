@@ -10,94 +10,95 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// lanes decide which call comes next: each caller has a lane, with its bulkhead, its
-// breaker and the messages that wait in memory for a place.
+// lanes decide which call comes next. Each caller has a lane, with its bulkhead, its breaker and
+// the messages that wait in memory for a place.
 //
-// Claims ahead. A claim waits for the disk, and a place that waits with it is no
-// call. So of a caller whose receiver keeps a pace, some of the next calls are
-// claimed before there is a place for them, many in one swap: as many as will be
-// made in aheadFor. Until then they are IN_FLIGHT: a cancel is too late for them,
-// and a crash leaves them to their leases, as it does those being called. What
-// waits longer than aheadMost, because the receiver got stuck, is given back.
+// Claims ahead: a claim waits for the disk, and a place that waits for its claim makes no call. So
+// for a caller whose receiver keeps a pace, some of the next calls are claimed before there is a
+// place for them, many in one swap: as many as will be made in aheadFor. Until their call they are
+// IN_FLIGHT: they can no longer be cancelled, and a crash leaves them until their leases expire,
+// like calls in progress. A claim that waits longer than aheadMost, because the receiver got stuck,
+// is returned.
 type lanes struct {
 	d *Dispatcher
 
 	mu       sync.Mutex
-	byCaller map[string]*lane
-	byDigest map[uint64]*lane // of their callers
-	inFlight int              // calls under way, and claims for them
-	queued   [2]int           // over all lanes, by line, with those about to be read
-	bytes    [2]int           // of their rows
-	unread   [2]int           // over all lanes, by line: they wait without their rows
+	byCaller map[string]*lane // by caller name
+	byDigest map[uint64]*lane // by digest of the caller's name
+	inFlight int              // calls in progress, and claims for them
+	queued   [2]int           // waiting messages over all lanes, by line, including those whose rows are being read
+	bytes    [2]int           // of their rows, by line
+	unread   [2]int           // messages that wait without their rows, over all lanes, by line
 	stopping bool
 }
 
 const (
 	aheadFor  = 50 * time.Millisecond
 	aheadMost = 2 * time.Second
-	paceCalls = 128 // calls until a pace is believed
+	paceCalls = 128 // calls until a pace is known
 )
 
-// lane is a caller at work. The lock of lanes guards it, but for the record, which
-// has its own.
+// lane is the state of one caller. lanes.mu guards it, except record, which the token in refresh
+// guards.
 type lane struct {
-	caller   string
-	breaker  *limit.Breaker
-	shown    limit.BreakerState // of the breaker, as Events was told last
-	ramp     int                // bounds the calls at a time, see report
-	limit    int                // calls at a time
-	inFlight int
-	lines    [2]line       // of what is on time, and of the backlog
-	turn     int           // calls of what is on time since one of the backlog, while both waited
-	ready    []*work       // claimed ahead: they wait for a place, not for a claim
-	claiming int           // being claimed ahead
-	calls    int           // that ended, up to paceCalls
-	each     time.Duration // between the ends of two calls while more wait, smoothed
-	ended    time.Time     // when a call ended last, while more waited; zero: none waited
+	caller        string
+	breaker       *limit.Breaker
+	shownState    limit.BreakerState // the breaker state that was last passed to Events
+	ramp          int                // bounds the calls at a time after the breaker closed, see report
+	limit         int                // calls at a time
+	inFlight      int
+	lines         [2]waitLine   // by lineKind
+	onTimeTurns   int           // on-time calls since the last backlog call, while both waited
+	aheadReady    []*work       // claimed ahead: they wait only for a place
+	aheadClaiming int           // number of claims ahead being written
+	endedCalls    int           // calls that ended, up to paceCalls
+	callInterval  time.Duration // time between the ends of two calls while more wait, smoothed
+	lastEnd       time.Time     // when a call last ended while more waited; zero: none waited
 
-	// The caller's record. Whoever has the token in refresh may read it anew.
+	// The caller's record. The goroutine whose token is in refresh may read and replace it.
 	refresh chan struct{}
-	record  *record
+	record  *callerRecord
 }
 
-// line is what waits for a place, of one lane of the delay queue. See room.go.
-type line struct {
-	queue  []*work
-	bytes  int       // of its rows
-	reads  int       // messages whose rows are about to be read: there is room for them
-	unread []*work   // behind them, without their rows
-	next   time.Time // when the last message that was put off comes again
+// waitLine holds the messages of a caller that wait for a place, from one lane of the delay queue.
+// See room.go.
+type waitLine struct {
+	queue        []*work
+	bytes        int       // of the rows in queue
+	pendingReads int       // messages whose rows are being read; there is room for them
+	unread       []*work   // messages behind queue, without their rows
+	nextReturn   time.Time // when the last message that was put off comes again
 }
 
-// lineOf is which of a caller's lines a message stands in.
-type lineOf uint8
+// lineKind says in which of a caller's lines a message waits.
+type lineKind uint8
 
 const (
-	onTime lineOf = iota
-	backlog
+	lineOnTime lineKind = iota
+	lineBacklog
 )
 
-func (w *work) line() lineOf {
-	if w.d.Backlog {
-		return backlog
+func (w *work) line() lineKind {
+	if w.delivery.Backlog {
+		return lineBacklog
 	}
-	return onTime
+	return lineOnTime
 }
 
-// waiting is how many messages wait in both lines.
-func (l *lane) waiting() int { return len(l.lines[onTime].queue) + len(l.lines[backlog].queue) }
+// waiting returns how many messages wait with their rows, in both lines.
+func (l *lane) waiting() int { return len(l.lines[lineOnTime].queue) + len(l.lines[lineBacklog].queue) }
 
-func (ls *lanes) of(caller string) *lane {
+func (ls *lanes) laneOf(caller string) *lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.ofLocked(caller)
+	return ls.laneOfLocked(caller)
 }
 
-func (ls *lanes) ofLocked(caller string) *lane {
+func (ls *lanes) laneOfLocked(caller string) *lane {
 	l := ls.byCaller[caller]
 	if l == nil {
-		if l = ls.ofDigestLocked(callerDigest(caller)); l.caller != "" {
-			l = ls.newLane() // two callers have that digest
+		if l = ls.laneOfDigestLocked(callerDigest(caller)); l.caller != "" {
+			l = ls.newLane() // two callers have the same digest
 		}
 		l.caller = caller
 		ls.byCaller[caller] = l
@@ -105,9 +106,9 @@ func (ls *lanes) ofLocked(caller string) *lane {
 	return l
 }
 
-// ofDigestLocked returns the lane of a caller of which a message was received. It has no name
-// until a row of the caller's was read.
-func (ls *lanes) ofDigestLocked(digest uint64) *lane {
+// laneOfDigestLocked returns the lane of a caller by the digest in a message. The lane has no name
+// until a row of the caller was read.
+func (ls *lanes) laneOfDigestLocked(digest uint64) *lane {
 	l := ls.byDigest[digest]
 	if l == nil {
 		l = ls.newLane()
@@ -122,9 +123,9 @@ func (ls *lanes) newLane() *lane {
 	return l
 }
 
-// admit lets messages of one caller wait in their lines for their calls. Those that have
-// no room there wait behind the lines again, or are put off.
-func (ls *lanes) admit(l *lane, ws []*work) {
+// enqueue lets messages of one caller, whose rows were read, wait in their lines for their calls.
+// Messages without room there wait behind the lines again, or are put off.
+func (ls *lanes) enqueue(l *lane, ws []*work) {
 	var off, late []*work
 	now := time.Now()
 	ls.mu.Lock()
@@ -139,8 +140,8 @@ func (ls *lanes) admit(l *lane, ws []*work) {
 			w.step = stepWait
 			l.lines[w.line()].queue = append(l.lines[w.line()].queue, w)
 			ls.countLocked(w, 1)
-		case !ls.holdLocked(w, l):
-			off = append(off, ls.awayLocked(l, w, now))
+		case !ls.holdUnreadLocked(w, l):
+			off = append(off, ls.setAwayLocked(l, w, now))
 		}
 	}
 	ls.d.launch(ls.pumpLocked(l, now))
@@ -149,7 +150,7 @@ func (ls *lanes) admit(l *lane, ws []*work) {
 	ls.d.putOff(CauseShutdown, late...)
 }
 
-// countLocked counts a message into the lines (1) or out of them (-1).
+// countLocked adds a message to the counts of the lines (n is 1) or subtracts it (-1).
 func (ls *lanes) countLocked(w *work, n int) {
 	size := n * (rowSize + len(w.row.Payload) + len(w.row.URL))
 	w.lane.lines[w.line()].bytes += size
@@ -157,37 +158,36 @@ func (ls *lanes) countLocked(w *work, n int) {
 	ls.queued[w.line()] += n
 }
 
-// pumpLocked gives places to as many calls of a caller as may run. It claims the rows of
-// the works that are not claimed yet. It launches the claimed ones but the last, which it
-// returns: the caller must launch or call that one. While the breaker is open, pumpLocked puts
-// off what waits in memory.
+// pumpLocked gives free places to waiting calls of a caller, and starts the claims of those that
+// are not claimed yet. It launches the claimed ones except the last, which it returns: the caller
+// must launch or call that one. If the breaker is open, pumpLocked puts off what waits in memory.
 func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	d := ls.d
 	var claim []*work
 	started := false
-	for len(l.ready)+l.waiting() > 0 && l.inFlight < ls.mayCallLocked(l) {
+	for len(l.aheadReady)+l.waiting() > 0 && l.inFlight < ls.mayCallLocked(l) {
 		ok, retryAt := l.breaker.Allow(now)
 		if !ok {
-			ls.shutLocked(l, retryAt.Sub(now))
+			ls.putOffAllLocked(l, retryAt.Sub(now))
 			break
 		}
 		started = true
 		l.inFlight++
 		ls.inFlight++
-		if w := pop(&l.ready); w != nil {
-			w.slot = true
+		if w := pop(&l.aheadReady); w != nil {
+			w.hasPlace = true
 			d.launch(next)
 			next = w
 			continue
 		}
 		w := ls.nextLocked(l)
-		w.slot = true
+		w.hasPlace = true
 		claim = append(claim, w)
 	}
-	// By half of them at a time: few large claims, not many small ones.
-	if most, has := ls.aheadLocked(l), len(l.ready)+l.claiming; has <= most/2 {
+	// Claim half of them at a time: a few large claims instead of many small ones.
+	if most, has := ls.aheadLocked(l), len(l.aheadReady)+l.aheadClaiming; has <= most/2 {
 		for ; has < most && l.waiting() > 0; has++ {
-			l.claiming++
+			l.aheadClaiming++
 			claim = append(claim, ls.nextLocked(l))
 		}
 	}
@@ -200,29 +200,29 @@ func (ls *lanes) pumpLocked(l *lane, now time.Time) (next *work) {
 	return next
 }
 
-// mayCallLocked is how many calls of a caller may run at a time, now.
+// mayCallLocked returns how many calls of a caller may run at a time now.
 func (ls *lanes) mayCallLocked(l *lane) int {
 	return max(min(ls.d.cfg.Share(l.limit), l.ramp, (ls.d.cfg.MaxInFlight-ls.inFlight)/2), 1)
 }
 
-// aheadLocked is how many calls of a caller may be claimed ahead, now.
+// aheadLocked returns how many calls of a caller may be claimed ahead now.
 func (ls *lanes) aheadLocked(l *lane) int {
-	if l.calls < paceCalls || l.each <= 0 || ls.stopping || l.ramp < l.limit || l.shown != limit.Closed {
+	if l.endedCalls < paceCalls || l.callInterval <= 0 || ls.stopping || l.ramp < l.limit || l.shownState != limit.Closed {
 		return 0
 	}
-	return int(min(aheadFor/l.each, time.Duration(ls.d.cfg.Batch)))
+	return int(min(aheadFor/l.callInterval, time.Duration(ls.d.cfg.Batch)))
 }
 
-// nextLocked takes the message whose turn it is: of the backlog, while the other
-// line has any, one of engine.BacklogShare.
+// nextLocked takes the next message. While both lines have messages, one of engine.BacklogShare
+// comes from the backlog.
 func (ls *lanes) nextLocked(l *lane) *work {
-	from := onTime
-	switch prompt, late := len(l.lines[onTime].queue), len(l.lines[backlog].queue); {
+	from := lineOnTime
+	switch prompt, late := len(l.lines[lineOnTime].queue), len(l.lines[lineBacklog].queue); {
 	case prompt == 0:
-		from = backlog
+		from = lineBacklog
 	case late > 0:
-		if l.turn++; l.turn == engine.BacklogShare {
-			l.turn, from = 0, backlog
+		if l.onTimeTurns++; l.onTimeTurns == engine.BacklogShare {
+			l.onTimeTurns, from = 0, lineBacklog
 		}
 	}
 	w := pop(&l.lines[from].queue)
@@ -230,7 +230,7 @@ func (ls *lanes) nextLocked(l *lane) *work {
 	return w
 }
 
-// pop takes the first of a list; nil when it is empty.
+// pop removes and returns the first of a list, or nil.
 func pop(list *[]*work) (w *work) {
 	if len(*list) == 0 {
 		return nil
@@ -242,8 +242,8 @@ func pop(list *[]*work) (w *work) {
 	return w
 }
 
-// clearLocked takes all that waits in a lane's lines and behind them.
-func (ls *lanes) clearLocked(l *lane) (all []*work) {
+// takeAllLocked removes and returns all messages that wait in a lane's lines and behind them.
+func (ls *lanes) takeAllLocked(l *lane) (all []*work) {
 	for of := range l.lines {
 		q := &l.lines[of]
 		for _, w := range q.queue {
@@ -256,97 +256,98 @@ func (ls *lanes) clearLocked(l *lane) (all []*work) {
 	return all
 }
 
-// shutLocked puts off what waits for an open breaker, spread over a while so
-// that it does not come back all at once.
-func (ls *lanes) shutLocked(l *lane, wait time.Duration) {
+// putOffAllLocked puts off what waits for an open breaker. The delays are spread, so that the
+// messages do not all come back at once.
+func (ls *lanes) putOffAllLocked(l *lane, wait time.Duration) {
 	wait = max(wait, time.Second)
-	all := ls.clearLocked(l)
+	all := ls.takeAllLocked(l)
 	for _, w := range all {
-		w.delay = min(wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2+time.Second), engine.MaxQueueDelay)
+		w.delay = min(wait+jitterOf(w.msg.base, uint32(w.msg.deferrals), wait/2+time.Second), engine.MaxQueueDelay)
 	}
 	ls.d.putOff(CauseBreaker, all...)
-	ls.returnLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
+	ls.returnAheadLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
 }
 
-// returnLocked gives claims back that were made ahead.
-func (ls *lanes) returnLocked(l *lane, cause string, wait time.Duration) {
-	for w := pop(&l.ready); w != nil; w = pop(&l.ready) {
-		ls.d.giveBack(w, cause, wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2))
+// returnAheadLocked returns claims that were made ahead.
+func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
+	for w := pop(&l.aheadReady); w != nil; w = pop(&l.aheadReady) {
+		ls.d.returnClaim(w, cause, wait+jitterOf(w.msg.base, uint32(w.msg.deferrals), wait/2))
 	}
 }
 
-// claimedAhead settles the claims among ws that were made ahead: those that won
-// wait for a place. won is nil if none did.
+// claimedAhead ends the claims ahead among ws: those that won now wait for a place. won is nil if
+// none did.
 func (ls *lanes) claimedAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	now := time.Now()
 	var last *lane
 	for i, w := range ws {
-		if w.slot {
+		if w.hasPlace {
 			continue
 		}
 		if last != nil && last != w.lane {
-			ls.goOnLocked(last, now)
+			ls.continueLocked(last, now)
 		}
 		last = w.lane
-		last.claiming--
+		last.aheadClaiming--
 		if len(won) > i && won[i] {
-			last.ready = append(last.ready, w)
+			last.aheadReady = append(last.aheadReady, w)
 		}
 	}
 	if last != nil {
-		ls.goOnLocked(last, now)
+		ls.continueLocked(last, now)
 	}
 }
 
-func (ls *lanes) goOnLocked(l *lane, now time.Time) {
+func (ls *lanes) continueLocked(l *lane, now time.Time) {
 	if ls.stopping {
-		ls.returnLocked(l, CauseShutdown, 0)
+		ls.returnAheadLocked(l, CauseShutdown, 0)
 	} else {
 		ls.d.launch(ls.pumpLocked(l, now))
 	}
 }
 
-// free gives a place back whose work was not called. It returns the work that has the
-// place now and must be launched or called, or nil.
-func (ls *lanes) free(w *work) (next *work) {
+// freePlace frees the place of work that was not called. It returns the work that has the place now
+// and must be launched or called, or nil.
+func (ls *lanes) freePlace(w *work) (next *work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if !w.slot {
+	if !w.hasPlace {
 		return nil
 	}
-	return ls.freeLocked(w, time.Now())
+	return ls.freePlaceLocked(w, time.Now())
 }
 
-// called gives a place back after a call, whose outcome the breaker counts. It returns
-// what free returns.
-func (ls *lanes) called(w *work, o limit.Outcome) (next *work) {
+// callEnded frees a place after a call, and reports the outcome to the breaker. It returns the same
+// as freePlace.
+func (ls *lanes) callEnded(w *work, o limit.Outcome) (next *work) {
 	now := time.Now()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := w.lane
 	l.report(now, o)
-	l.calls = min(l.calls+1, paceCalls)
-	if !l.ended.IsZero() {
-		l.each += (now.Sub(l.ended) - l.each) / 64
+	l.endedCalls = min(l.endedCalls+1, paceCalls)
+	if !l.lastEnd.IsZero() {
+		l.callInterval += (now.Sub(l.lastEnd) - l.callInterval) / 64
 	}
-	if l.ended = now; l.waiting()+len(l.ready)+l.claiming == 0 {
-		l.ended = time.Time{} // what follows is no pace of the receiver's
+	if l.lastEnd = now; l.waiting()+len(l.aheadReady)+l.aheadClaiming == 0 {
+		l.lastEnd = time.Time{} // the time until the next call says nothing about the receiver's pace
 	}
-	return ls.freeLocked(w, now)
+	return ls.freePlaceLocked(w, now)
 }
 
-func (ls *lanes) freeLocked(w *work, now time.Time) (next *work) {
-	w.slot = false
+func (ls *lanes) freePlaceLocked(w *work, now time.Time) (next *work) {
+	w.hasPlace = false
 	w.lane.inFlight--
 	ls.inFlight--
 	ls.d.cfg.Events.inFlight(w.lane.caller, w.lane.inFlight)
 	return ls.pumpLocked(w.lane, now)
 }
 
-// slacken gives back what waits too long for a place, and puts off what would, of every caller.
-func (ls *lanes) slacken(ctx context.Context) {
+// runThinning returns claims that wait too long for a place, and puts off messages that would, for
+// every caller, until ctx ends.
+func (ls *lanes) runThinning(ctx context.Context) {
 	t := time.NewTicker(aheadMost / 2)
 	defer t.Stop()
 	for {
@@ -357,28 +358,28 @@ func (ls *lanes) slacken(ctx context.Context) {
 		}
 		ls.mu.Lock()
 		for _, l := range ls.byCaller {
-			ls.thinLocked(l, time.Now())
-			if len(l.ready) > 0 && time.Since(l.ready[0].claimed) > aheadMost {
-				l.calls, l.each = 0, 0 // the pace is another one now
-				ls.returnLocked(l, CauseBulkhead, 50*time.Millisecond)
+			ls.thinLinesLocked(l, time.Now())
+			if len(l.aheadReady) > 0 && time.Since(l.aheadReady[0].claimedAt) > aheadMost {
+				l.endedCalls, l.callInterval = 0, 0 // the pace has changed
+				ls.returnAheadLocked(l, CauseBulkhead, 50*time.Millisecond)
 			}
 		}
 		ls.mu.Unlock()
 	}
 }
 
-// stop lets no further message wait, and returns the messages that wait now. What was claimed
-// ahead is given back.
+// stop makes lanes accept no further message, and returns the messages that wait now. It returns
+// the claims made ahead.
 func (ls *lanes) stop() (back []*work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.stopping = true
 	for _, l := range ls.byCaller {
-		back = append(back, ls.clearLocked(l)...)
-		ls.returnLocked(l, CauseShutdown, 0)
+		back = append(back, ls.takeAllLocked(l)...)
+		ls.returnAheadLocked(l, CauseShutdown, 0)
 	}
 	for _, l := range ls.byDigest {
-		back = append(back, ls.clearLocked(l)...)
+		back = append(back, ls.takeAllLocked(l)...)
 	}
 	for _, w := range back {
 		w.delay = 0
@@ -386,15 +387,15 @@ func (ls *lanes) stop() (back []*work) {
 	return back
 }
 
-// resetBreaker gives the lane a closed breaker that has counted nothing.
+// resetBreaker gives the lane a new closed breaker without counts.
 func (l *lane) resetBreaker(now time.Time, cfg limit.BreakerConfig) {
 	l.breaker, _ = limit.NewBreaker(now, cfg) // NewDispatcher has checked it
 	l.ramp = math.MaxInt
 }
 
-// report counts a call. After the breaker has closed, ramp bounds the calls at a
-// time: as many as succeed are added, so that a receiver that has just come back does
-// not get everything that waited for it at once.
+// report counts a call. After the breaker has closed, ramp bounds the calls at a time. It grows by
+// one for each success, so that a receiver that has just recovered does not get everything that
+// waited at once.
 func (l *lane) report(now time.Time, o limit.Outcome) {
 	was := l.breaker.State(now).State
 	l.breaker.Report(now, o)
@@ -406,10 +407,10 @@ func (l *lane) report(now time.Time, o limit.Outcome) {
 	}
 }
 
-// showBreaker tells of a state of the breaker that is another one than before.
+// showBreaker calls Events.Breaker if the breaker's state has changed.
 func (l *lane) showBreaker(now time.Time, to *Events) {
-	if is := l.breaker.State(now).State; is != l.shown {
-		l.shown = is
+	if is := l.breaker.State(now).State; is != l.shownState {
+		l.shownState = is
 		to.breaker(l.caller, is)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// Nobody dispatches for ten minutes: what was due meanwhile is treated as each
-// trigger says.
+// No dispatcher runs for ten minutes: triggers that were due in the meantime follow their late
+// policies.
 func TestMaxLateness(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)

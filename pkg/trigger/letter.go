@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// TopicDLQ is where triggers that failed for good are told of.
+// TopicDLQ is the topic of triggers that failed for good.
 const TopicDLQ = "triggers-dlq"
 
 // DeadLetter is a record of triggers-dlq, schema version 1. The schema is
@@ -19,7 +19,7 @@ type DeadLetter struct {
 	Caller   string `json:"caller"`
 	URL      string `json:"callback_url"` // without its query, which may hold a secret
 	Reason   string `json:"reason"`
-	Class    string `json:"class"`  // of the last call; "none": there was none
+	Class    string `json:"class"`  // of the last call; "none": no call was made
 	Status   int    `json:"status"` // HTTP status of the last call; 0: no answer
 	Attempts int    `json:"attempts"`
 	Gen      uint32 `json:"generation"`
@@ -33,25 +33,25 @@ type DeadLetter struct {
 // noCall is the class of a trigger that failed without a call.
 const noCall = "none"
 
-// DeadRecord is a record for triggers-dlq. Key is the trigger's id: the same
-// record may come twice, after a crash, and the key tells.
+// DeadRecord is a record for triggers-dlq. Key is the trigger's id: after a crash the same record
+// may come twice, with the same key.
 type DeadRecord struct {
 	Key, Value []byte
 }
 
-// DeadLog takes records for triggers-dlq; nil means every one is durable.
+// DeadLog appends records to triggers-dlq. A nil error means that each is durable.
 type DeadLog interface {
 	Append(ctx context.Context, rs []DeadRecord) error
 }
 
-// letterOf derives the record from the row alone, so that a repeat after a
-// crash writes the same one.
-func letterOf(t *engine.Trigger) DeadRecord {
-	value, _ := json.Marshal(letter(t)) // strings and numbers always marshal
+// deadRecordOf makes the record from the row alone, so that a repeat after a crash writes the same
+// record.
+func deadRecordOf(t *engine.Trigger) DeadRecord {
+	value, _ := json.Marshal(deadLetterOf(t)) // strings and numbers always marshal
 	return DeadRecord{Key: []byte(t.ID), Value: value}
 }
 
-func letter(t *engine.Trigger) DeadLetter {
+func deadLetterOf(t *engine.Trigger) DeadLetter {
 	url, _, _ := strings.Cut(t.URL, "?")
 	l := DeadLetter{
 		Version: 1, ID: t.ID, Caller: t.Caller, URL: url, Reason: t.Reason, Class: noCall, Attempts: t.Attempts,

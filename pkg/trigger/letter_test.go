@@ -82,7 +82,7 @@ func TestLetterOf(t *testing.T) {
 		State: engine.TriggerFailed, Attempts: 6, Gen: 2, Epoch: 7, Created: 1, FireAt: 2, Ended: 3, NextAt: 3, Trace: traceparent,
 		Log: []engine.Attempt{{Class: ClassTimeout}, {Class: ClassRetry, Status: 503, Body: []byte("CANARY")}},
 	}
-	a, b := letterOf(&row), letterOf(&row)
+	a, b := deadRecordOf(&row), deadRecordOf(&row)
 	if string(a.Key) != row.ID || string(a.Value) != string(b.Value) || strings.Contains(string(a.Value), "CANARY") {
 		t.Errorf("%s: %s", a.Key, a.Value)
 	}
@@ -101,7 +101,7 @@ func TestLetterOf(t *testing.T) {
 		t.Error("version")
 	}
 	row.Log = nil
-	if err := json.Unmarshal(letterOf(&row).Value, &l); err != nil || l.Class != noCall || l.Status != 0 {
+	if err := json.Unmarshal(deadRecordOf(&row).Value, &l); err != nil || l.Class != noCall || l.Status != 0 {
 		t.Errorf("without a call: %+v, %v", l, err)
 	}
 }

@@ -40,8 +40,7 @@ type modelState struct {
 	gen   uint32
 }
 
-// triggerModel is what a trigger is to those who use it: one place that holds a
-// state and a generation.
+// triggerModel is a trigger as its callers see it: one value with a state and a generation.
 var triggerModel = (&porcupine.NondeterministicModel{
 	Partition: enginetest.ByKey(func(in opInput) string { return in.id }),
 	Init:      func() []any { return []any{modelState{}} },
@@ -284,8 +283,7 @@ func oneHistory(t *testing.T, seed uint64, change func(*history)) []porcupine.Op
 			}
 			h.record(102, opInput{id: id, what: "get"}, h.Tick(), opOutput{"ok", row.State, row.Gen})
 		}
-		// A create that was not answered has no operation of its own; nobody
-		// knows its id but the dispatchers.
+		// A create that was not answered has no operation of its own: only the dispatchers know its id.
 		ops = h.Operations(func(in opInput) bool { return slices.Contains(ids, in.id) })
 	})
 	return ops

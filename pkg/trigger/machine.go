@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The state machine of a trigger, as functions of a row and the time. Whoever
-// swaps rows uses these; nothing here writes anything.
+// The state machine of a trigger, as functions of a row and the time. All code that swaps rows uses
+// them. They write nothing.
 //
 //	                 claim                    2xx
 //	PENDING ─────────────────────> IN_FLIGHT ─────> FIRED
@@ -21,76 +21,76 @@ import (
 //	 │ └─ too late, never claimed, policy drop ──> EXPIRED
 //	 └─ too late otherwise ──> FAILED
 
-// DefaultSchedule are the waits between attempts where a trigger has none of
-// its own: 6 attempts.
+// DefaultSchedule is the list of waits between attempts of a trigger without a schedule of its own:
+// 6 attempts.
 var DefaultSchedule = []time.Duration{10 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, 30 * time.Minute}
 
-// Reasons of a row, beside those of a call (http_503, timeout, …) and the
-// causes of deferrals.
+// Reasons of a row, in addition to those of a call (http_503, timeout, …) and the causes of
+// deferrals.
 const (
 	reasonLate = "late"        // later than max_lateness
 	reasonOld  = "too_old"     // put off for longer than MaxAge
-	reasonLost = "claims_lost" // too many who called it died over it
+	reasonLost = "claims_lost" // too many processes that called it died
 )
 
-// terms are the rules a dispatcher goes by.
-type terms struct {
+// callRules are the configured rules of a dispatcher.
+type callRules struct {
 	schedule      []time.Duration
 	lease         time.Duration
-	skew          time.Duration // of clocks, between machines
+	skew          time.Duration // largest difference between the clocks of two machines
 	maxAge        time.Duration
 	maxRetryAfter time.Duration
 	maxLost       int
 }
 
-func (x *terms) scheduleOf(t *engine.Trigger) []time.Duration {
+func (x *callRules) scheduleOf(t *engine.Trigger) []time.Duration {
 	if len(t.Schedule) > 0 {
 		return t.Schedule
 	}
 	return x.schedule
 }
 
-// verdict is what a message for a trigger leads to.
-type verdict uint8
+// messageVerdict says what to do about a message.
+type messageVerdict uint8
 
 const (
-	drop   verdict = iota // the message is of no use any more
-	orphan                // the row, or the message's generation, is not there yet
-	early                 // wait until at
-	leased                // somebody's claim holds until at
-	due                   // claim it
-	over                  // too late: swap to the row next
-	owed                  // FAILED, and its dead letter is not known to be written
+	verdictDrop   messageVerdict = iota // the message is no longer needed
+	verdictOrphan                       // the row, or the message's generation, is not there yet
+	verdictEarly                        // wait until at
+	verdictLeased                       // another claim holds until at
+	verdictDue                          // claim it
+	verdictOver                         // too late: swap to the row next
+	verdictOwed                         // FAILED, and its dead letter may not be written yet
 )
 
-// judge decides about a message of generation gen for row at now (ms since
-// 1970). cause names a drop; at is the time that early and leased mean.
-func (x *terms) judge(row *engine.Trigger, gen uint32, now int64) (v verdict, cause string, at int64) {
+// judge decides about a message of generation gen for row at now (ms since 1970). cause is the
+// reason of a drop or a wait; at is the time for verdictEarly and verdictLeased.
+func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, at int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
-		// The index row is written first: the state row may be on its way.
-		return orphan, CauseOrphan, 0
+		// The index row is written first, so the state row may still come.
+		return verdictOrphan, CauseOrphan, 0
 	case row.State == engine.TriggerFailed && row.NextAt != 0:
-		return owed, "", 0
+		return verdictOwed, "", 0
 	case terminal(row.State):
-		return drop, StateName(row.State), 0
+		return verdictDrop, StateName(row.State), 0
 	case gen < row.Gen:
-		return drop, "rescheduled", 0
+		return verdictDrop, "rescheduled", 0
 	case row.State == engine.TriggerInFlight:
 		if at := row.LeaseUntil + x.skew.Milliseconds(); now <= at {
-			return leased, CauseLeased, at + 1
+			return verdictLeased, CauseLeased, at + 1
 		}
 	case row.NextAt > now:
-		return early, CauseEarly, row.NextAt
+		return verdictEarly, CauseEarly, row.NextAt
 	}
-	if x.overdue(row, now) != "" || x.lost(row) {
-		return over, "", 0
+	if x.overdue(row, now) != "" || x.tooManyLost(row) {
+		return verdictOver, "", 0
 	}
-	return due, "", 0
+	return verdictDue, "", 0
 }
 
-// overdue returns why no call may start at a time any more; "" if one may.
-func (x *terms) overdue(row *engine.Trigger, at int64) string {
+// overdue returns why no call may start at time at any more; "" if one may.
+func (x *callRules) overdue(row *engine.Trigger, at int64) string {
 	if row.MaxLateness > 0 && row.Late != engine.LateFire && at > row.FireAt+row.MaxLateness.Milliseconds() {
 		return reasonLate
 	}
@@ -104,9 +104,9 @@ func (x *terms) overdue(row *engine.Trigger, at int64) string {
 	return ""
 }
 
-// lost reports whether too many claims of a row ran out: a call that kills who
+// tooManyLost reports whether too many claims of a row expired: a call that kills the process that
 // makes it must not be made for ever.
-func (x *terms) lost(row *engine.Trigger) bool {
+func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 	n := 0
 	for i := range row.Log {
 		if row.Log[i].Class == ClassLost {
@@ -119,14 +119,14 @@ func (x *terms) lost(row *engine.Trigger) bool {
 	return n >= x.maxLost
 }
 
-// giveUp returns the row of a trigger that is over. EXPIRED stands only where
-// no call can have been made.
-func (x *terms) giveUp(row engine.Trigger, now int64) engine.Trigger {
+// giveUpRow returns the final row of a trigger that is too late or lost too many claims. It is
+// EXPIRED only if no call can have been made.
+func (x *callRules) giveUpRow(row engine.Trigger, now int64) engine.Trigger {
 	row.Reason = x.overdue(&row, now)
 	if row.Reason == "" {
 		row.Reason = reasonLost
 	}
-	row.Log = logLost(&row)
+	row.Log = appendLostClaim(&row)
 	row.State, row.NextAt = engine.TriggerFailed, now
 	if row.Reason == reasonLate && row.Late == engine.LateDrop && row.Epoch == 0 {
 		row.State, row.NextAt = engine.TriggerExpired, 0
@@ -135,10 +135,10 @@ func (x *terms) giveUp(row engine.Trigger, now int64) engine.Trigger {
 	return row
 }
 
-// claim returns the claimed row. It is the one write after which a call may be
-// made, and cancel is too late.
-func (x *terms) claim(row engine.Trigger, now time.Time, deferrals int) engine.Trigger {
-	row.Log = logLost(&row)
+// claimRow returns the claimed row. Only after this row is written may a call be made, and from
+// then on a cancel is too late.
+func (x *callRules) claimRow(row engine.Trigger, now time.Time, deferrals int) engine.Trigger {
+	row.Log = appendLostClaim(&row)
 	row.State = engine.TriggerInFlight
 	row.Epoch++
 	row.Deferrals += deferrals
@@ -146,8 +146,8 @@ func (x *terms) claim(row engine.Trigger, now time.Time, deferrals int) engine.T
 	return row
 }
 
-// logLost adds the claim that ran out to the log of a row that is IN_FLIGHT.
-func logLost(row *engine.Trigger) []engine.Attempt {
+// appendLostClaim adds the expired claim to the log of a row that is IN_FLIGHT.
+func appendLostClaim(row *engine.Trigger) []engine.Attempt {
 	if row.State != engine.TriggerInFlight {
 		return row.Log
 	}
@@ -156,16 +156,16 @@ func logLost(row *engine.Trigger) []engine.Attempt {
 	})
 }
 
-// giveBack returns a claimed row to the state before its claim, for no call was
-// made: a deferral, not an attempt.
-func giveBack(row engine.Trigger, cause string) engine.Trigger {
+// unclaimRow returns a claimed row to PENDING because no call was made. That counts as a deferral,
+// not as an attempt.
+func unclaimRow(row engine.Trigger, cause string) engine.Trigger {
 	row.State, row.LeaseUntil, row.Reason = engine.TriggerPending, 0, cause
 	row.Deferrals++
 	return row
 }
 
-// settle returns the row after a call.
-func (x *terms) settle(row engine.Trigger, base notify.Base, r *result, started time.Time, now int64) engine.Trigger {
+// settleRow returns the row after a call.
+func (x *callRules) settleRow(row engine.Trigger, base notify.Base, r *result, started time.Time, now int64) engine.Trigger {
 	row.Attempts++
 	row.LeaseUntil = 0
 	row.Log = appendLog(row.Log, engine.Attempt{
@@ -173,7 +173,7 @@ func (x *terms) settle(row engine.Trigger, base notify.Base, r *result, started 
 		Detail: r.detail, Body: r.body, Address: r.address,
 	})
 	fail := func(reason string) engine.Trigger {
-		// NextAt other than 0 says that the dead letter is owed.
+		// A NextAt other than 0 means that the dead letter is not written yet.
 		row.State, row.Ended, row.NextAt, row.Reason = engine.TriggerFailed, now, now, reason
 		return row
 	}
@@ -193,13 +193,12 @@ func (x *terms) settle(row engine.Trigger, base notify.Base, r *result, started 
 	return row
 }
 
-// backoff is the wait before the next attempt: the schedule's or the
-// receiver's, whichever is longer, and up to a tenth more. Jitter only adds:
-// a Retry-After is never undercut.
-func (x *terms) backoff(base notify.Base, wait, retryAfter time.Duration, attempts int) time.Duration {
+// backoff returns the wait before the next attempt: the schedule's or the receiver's, whichever is
+// longer, plus up to a tenth. Jitter only adds, so the wait is never shorter than a Retry-After.
+func (x *callRules) backoff(base notify.Base, wait, retryAfter time.Duration, attempts int) time.Duration {
 	wait = max(wait, min(retryAfter, x.maxRetryAfter))
-	wait += spread(base, uint32(attempts)^0x72657472, wait/10)
-	return wait + time.Millisecond - 1 // the sum is cut to milliseconds
+	wait += jitterOf(base, uint32(attempts)^0x72657472, wait/10)
+	return wait + time.Millisecond - 1 // because the sum is cut to milliseconds
 }
 
 func reasonOf(r *result) string {
@@ -210,12 +209,12 @@ func reasonOf(r *result) string {
 }
 
 const (
-	maxLog    = 40 // attempts that are kept; 21 calls and the claims lost between them fit
-	maxBodies = 4  // of the latest, with the beginning of their answers
+	maxLog    = 40 // attempts kept; 21 calls and the claims lost between them fit
+	maxBodies = 4  // latest attempts that keep the beginning of the answer
 )
 
-// appendLog adds to a log without writing to its array, which a swap of
-// unknown outcome may still refer to.
+// appendLog returns a copy of log with a. It does not write to log's array, to which a swap with
+// unknown outcome may still refer.
 func appendLog(log []engine.Attempt, a engine.Attempt) []engine.Attempt {
 	from := max(len(log)+1-maxLog, 0)
 	out := append(make([]engine.Attempt, 0, len(log)+1-from), log[from:]...)

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-func testTerms() *terms {
-	return &terms{schedule: DefaultSchedule, lease: 30 * time.Second, skew: 2 * time.Second, maxAge: 72 * time.Hour, maxRetryAfter: time.Hour, maxLost: 10}
+func testTerms() *callRules {
+	return &callRules{schedule: DefaultSchedule, lease: 30 * time.Second, skew: 2 * time.Second, maxAge: 72 * time.Hour, maxRetryAfter: time.Hour, maxLost: 10}
 }
 
 // Every state against every message: what is decided, and that nothing is ever
@@ -20,44 +20,44 @@ func TestJudge(t *testing.T) {
 	t.Parallel()
 	const now = 1_000_000
 	x := testTerms()
-	f := func(what string, row engine.Trigger, gen uint32, want verdict) {
+	f := func(what string, row engine.Trigger, gen uint32, want messageVerdict) {
 		t.Helper()
 		if row.State != 0 {
 			row.ID = "trg_x"
 		}
-		if got, _, at := x.judge(&row, gen, now); got != want || (got == early || got == leased) && at <= now {
+		if got, _, at := x.judge(&row, gen, now); got != want || (got == verdictEarly || got == verdictLeased) && at <= now {
 			t.Errorf("%s: %d until %d, want %d", what, got, at, want)
 		}
 	}
-	f("no row", engine.Trigger{}, 0, orphan)
+	f("no row", engine.Trigger{}, 0, verdictOrphan)
 	for state := engine.TriggerPending; state <= engine.TriggerExpired; state++ {
-		f(StateName(state)+", a generation to come", engine.Trigger{State: state, Gen: 1}, 2, orphan)
+		f(StateName(state)+", a generation to come", engine.Trigger{State: state, Gen: 1}, 2, verdictOrphan)
 		row := engine.Trigger{State: state, Gen: 2}
-		f(StateName(state)+", an old generation", row, 1, drop)
+		f(StateName(state)+", an old generation", row, 1, verdictDrop)
 		if terminal(state) {
-			f(StateName(state), row, 2, drop)
+			f(StateName(state), row, 2, verdictDrop)
 			row.FireAt, row.MaxLateness, row.Late = -now*now, 1, engine.LateDrop
-			f(StateName(state)+", long overdue", row, 2, drop)
+			f(StateName(state)+", long overdue", row, 2, verdictDrop)
 		}
 	}
-	f("FAILED, owed", engine.Trigger{State: engine.TriggerFailed, NextAt: 5}, 0, owed)
-	f("FAILED, owed, an old generation", engine.Trigger{State: engine.TriggerFailed, NextAt: 5, Gen: 1}, 0, owed)
-	f("PENDING, its millisecond", engine.Trigger{State: engine.TriggerPending, NextAt: now, FireAt: now}, 0, due)
-	f("PENDING, a millisecond before", engine.Trigger{State: engine.TriggerPending, NextAt: now + 1, FireAt: now}, 0, early)
-	f("IN_FLIGHT, held", engine.Trigger{State: engine.TriggerInFlight, LeaseUntil: now - 2000}, 0, leased)
-	f("IN_FLIGHT, out", engine.Trigger{State: engine.TriggerInFlight, LeaseUntil: now - 2001, FireAt: now}, 0, due)
+	f("FAILED, owed", engine.Trigger{State: engine.TriggerFailed, NextAt: 5}, 0, verdictOwed)
+	f("FAILED, owed, an old generation", engine.Trigger{State: engine.TriggerFailed, NextAt: 5, Gen: 1}, 0, verdictOwed)
+	f("PENDING, its millisecond", engine.Trigger{State: engine.TriggerPending, NextAt: now, FireAt: now}, 0, verdictDue)
+	f("PENDING, a millisecond before", engine.Trigger{State: engine.TriggerPending, NextAt: now + 1, FireAt: now}, 0, verdictEarly)
+	f("IN_FLIGHT, held", engine.Trigger{State: engine.TriggerInFlight, LeaseUntil: now - 2000}, 0, verdictLeased)
+	f("IN_FLIGHT, out", engine.Trigger{State: engine.TriggerInFlight, LeaseUntil: now - 2001, FireAt: now}, 0, verdictDue)
 	late := engine.Trigger{State: engine.TriggerPending, FireAt: now - 1001, NextAt: now - 1001, MaxLateness: time.Second}
-	f("late, fire", late, 0, due)
+	f("late, fire", late, 0, verdictDue)
 	late.Late = engine.LateDrop
-	f("late, drop", late, 0, over)
+	f("late, drop", late, 0, verdictOver)
 	late.FireAt++
-	f("just in time", late, 0, due)
+	f("just in time", late, 0, verdictDue)
 	lost := engine.Trigger{State: engine.TriggerPending, FireAt: now}
 	for range 10 {
-		f("lost claims", lost, 0, due)
+		f("lost claims", lost, 0, verdictDue)
 		lost.Log = append(lost.Log, engine.Attempt{Class: ClassLost})
 	}
-	f("too many lost claims", lost, 0, over)
+	f("too many lost claims", lost, 0, verdictOver)
 }
 
 // Random lives of a row keep the rules: legal moves only, attempts bounded and
@@ -101,16 +101,16 @@ func TestMachine(t *testing.T) {
 			}
 			now += int64(rapid.IntRange(0, 600_000).Draw(t, "time"))
 			switch v, _, at := x.judge(&row, row.Gen, now); v {
-			case early, leased:
+			case verdictEarly, verdictLeased:
 				now = at
 				continue
-			case over:
-				to(x.giveUp(row, now))
+			case verdictOver:
+				to(x.giveUpRow(row, now))
 				if row.State == engine.TriggerExpired && (calls > 0 || row.Late != engine.LateDrop) {
 					t.Fatalf("expired after %d calls: %+v", calls, row)
 				}
 				continue
-			case due:
+			case verdictDue:
 			default:
 				t.Fatalf("verdict %d of %+v", v, row)
 			}
@@ -120,13 +120,13 @@ func TestMachine(t *testing.T) {
 			if row.MaxLateness > 0 && row.Late != engine.LateFire && now > row.FireAt+row.MaxLateness.Milliseconds() {
 				t.Fatalf("claimed %d ms after its time", now-row.FireAt)
 			}
-			to(x.claim(row, time.UnixMilli(now), 0))
+			to(x.claimRow(row, time.UnixMilli(now), 0))
 			switch rapid.IntRange(0, 4).Draw(t, "what") {
 			case 0: // the caller dies
 				continue
 			case 1:
 				before := row.Attempts
-				if to(giveBack(row, CauseShutdown)); row.Attempts != before {
+				if to(unclaimRow(row, CauseShutdown)); row.Attempts != before {
 					t.Fatal("a deferral is counted as an attempt")
 				}
 				continue
@@ -138,7 +138,7 @@ func TestMachine(t *testing.T) {
 			if waits := x.scheduleOf(&row); row.Attempts < len(waits) {
 				wait = waits[row.Attempts]
 			}
-			to(x.settle(row, b, &r, time.UnixMilli(now), now))
+			to(x.settleRow(row, b, &r, time.UnixMilli(now), now))
 			if least := max(wait, min(r.retryAfter, time.Hour)); row.State == engine.TriggerPending && row.NextAt < now+least.Milliseconds() {
 				t.Fatalf("the next attempt is %d ms early", now+least.Milliseconds()-row.NextAt)
 			}

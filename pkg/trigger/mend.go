@@ -10,19 +10,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Mender reads what leads to triggers, and repairs their rows. Package conserve
-// finds what is wrong with them. Triggers, Later and Dead are required. Safe for
+// Mender reads timers and messages that lead to triggers, and repairs trigger rows. Package
+// conserve finds the rows to repair. Triggers, Later and Dead are required. It is safe for
 // concurrent use.
 type Mender struct {
 	Triggers engine.Triggers
 	Later    Later
 	Dead     DeadLog
-	Events   Events // told of records for triggers-dlq and of swaps
+	Events   Events // called for records of triggers-dlq and for swaps
 
-	hit func(string) // killpoint.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a function of a test
 }
 
-// ID returns the id of the trigger that a timer or a message leads to.
+// ID returns the id of the trigger to which a timer or a message leads.
 func (m Mender) ID(base notify.Base) string { return idOf(base) }
 
 // Lead returns the trigger, and the generation of it, to which a body leads: the
@@ -55,12 +55,12 @@ func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigge
 		index, mended = append(index, tm), append(mended, timers[i].ID)
 	}
 	for _, t := range letters {
-		owed = append(owed, letterOf(&t))
+		owed = append(owed, deadRecordOf(&t))
 		t.NextAt = 0
 		swaps = append(swaps, engine.TriggerSwap{Old: t.Version, New: t})
 	}
 	for _, t := range again {
-		t = enqueueAnew(t, now)
+		t = dueAgain(t, now)
 		tm, _ := m.Timer(&t)
 		index, swaps = append(index, tm), append(swaps, engine.TriggerSwap{Old: t.Version, New: t})
 	}
@@ -70,7 +70,7 @@ func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigge
 		}
 		m.Events.deadLettered(len(owed))
 	}
-	won, err := m.swap(ctx, index, swaps)
+	won, err := m.putAndSwap(ctx, index, swaps)
 	for k, w := range won {
 		if w {
 			mended = append(mended, swaps[k].New.ID)
@@ -79,12 +79,12 @@ func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigge
 	return mended, err
 }
 
-// Requeue makes a trigger that failed for good due once more, under the next
-// generation, with all its attempts and without a limit to how late it may be: an
-// operator asks for it. done is false when it is not FAILED, or not there.
+// Requeue makes a FAILED trigger due once more, at an operator's request: under the next
+// generation, with all its attempts and without a limit on its lateness. done is false if the
+// trigger is not FAILED or does not exist.
 func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	if _, err := parseID(id); err != nil {
-		return false, nil //nolint:nilerr // it is not there
+		return false, nil //nolint:nilerr // it does not exist
 	}
 	rows, err := m.Triggers.Get(ctx, []string{id})
 	if err != nil {
@@ -93,18 +93,18 @@ func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	if rows[0].ID == "" || rows[0].State != engine.TriggerFailed {
 		return false, nil
 	}
-	t := enqueueAnew(rows[0], ceilMillis(time.Now()))
+	t := dueAgain(rows[0], ceilMillis(time.Now()))
 	t.Reason, t.Ended, t.Attempts, t.Deferrals, t.MaxLateness = "replayed", 0, 0, 0, 0
-	// Claims that were lost count anew.
+	// The count of lost claims begins again.
 	t.Log = slices.DeleteFunc(slices.Clone(t.Log), func(a engine.Attempt) bool { return a.Class == ClassLost })
 	tm, _ := m.Timer(&t)
-	won, err := m.swap(ctx, []engine.Timer{tm}, []engine.TriggerSwap{{Old: t.Version, New: t}})
+	won, err := m.putAndSwap(ctx, []engine.Timer{tm}, []engine.TriggerSwap{{Old: t.Version, New: t}})
 	return err == nil && won[0], err
 }
 
-// swap writes timers and then rows: a row without its timer never fires. It reports
+// putAndSwap writes timers and then rows, because a row without its timer never fires. It reports
 // which of the swaps won.
-func (m Mender) swap(ctx context.Context, index []engine.Timer, swaps []engine.TriggerSwap) ([]bool, error) {
+func (m Mender) putAndSwap(ctx context.Context, index []engine.Timer, swaps []engine.TriggerSwap) ([]bool, error) {
 	if len(index) > 0 {
 		if err := m.Later.Put(ctx, index); err != nil {
 			return nil, unavailable("timer_store", err)
@@ -126,11 +126,11 @@ func (m Mender) swap(ctx context.Context, index []engine.Timer, swaps []engine.T
 	return won, nil
 }
 
-// enqueueAnew returns the row of a trigger that is due at now once more. Its
-// generation is the next: messages of the old one, should there be any, are
-// dropped, so that hourly repairs of a long backlog do not pile them up.
-func enqueueAnew(t engine.Trigger, now int64) engine.Trigger {
-	t.Log = logLost(&t)
+// dueAgain returns the row of a trigger that is due once more at now. Its generation is the next,
+// so that messages of the old generation are dropped and hourly repairs of a long backlog do not
+// pile them up.
+func dueAgain(t engine.Trigger, now int64) engine.Trigger {
+	t.Log = appendLostClaim(&t)
 	t.State, t.LeaseUntil, t.Reason = engine.TriggerPending, 0, "reconciled"
 	t.Gen++
 	t.NextAt = now

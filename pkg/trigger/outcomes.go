@@ -10,28 +10,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The steps after the call, or in its place.
+// The steps after the call, or instead of it.
 
-// swap does stepSettle, stepReturn and stepBuried: it writes rows that only the holder
-// of the claim may change, or any process once the claim is over. It goes on with the
-// rows that it wrote.
-func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
+// swapRows does stepSettle, stepReturn and stepBuried: it writes rows that only the holder of the
+// claim may change, or any process once the claim is over. It continues with the rows that it
+// wrote.
+func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {
 		won, err := d.swapOnce(ctx, ws)
 		if err != nil {
 			pause.Wait(ctx)
-			ws = d.unwritten(ctx, ws)
+			ws = d.checkUnknownSwaps(ctx, ws)
 			continue
 		}
 		lost := 0
 		for i, w := range ws {
 			if won[i] {
-				d.written(w)
+				d.afterSwap(w)
 				continue
 			}
-			// Somebody claimed it after the lease had run out, or it was
-			// rescheduled or cancelled before its claim: the row decides.
+			// Another process claimed the row after the lease had expired, or it was rescheduled or
+			// cancelled before its claim. The row decides.
 			lost++
 			d.send(stepRead, w)
 		}
@@ -40,16 +40,16 @@ func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
 	}
 }
 
-// unwritten reads rows whose swap was answered with an error. It goes on with the rows
-// that were swapped all the same, and returns the rows that must still be swapped.
-func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
+// checkUnknownSwaps reads rows whose swap returned an error. It continues with the rows that were
+// swapped nevertheless, and returns the rows that must still be swapped.
+func (d *Dispatcher) checkUnknownSwaps(ctx context.Context, ws []*work) (left []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
 		ids[i] = w.row.ID
 	}
 	var rows []engine.Trigger
 	newer := false
-	if !d.until(ctx, "triggers", func() (err error) {
+	if !d.retryUntil(ctx, "triggers", func() (err error) {
 		if rows, err = d.cfg.Triggers.Get(ctx, ids); errors.Is(err, notify.ErrNewer) {
 			newer, err = true, nil
 		}
@@ -62,13 +62,13 @@ func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
 		tried := w.row
 		tried.Version++
 		switch {
-		case newer: // the rows decide, each by itself: read knows which are of a newer release
+		case newer: // read each row alone: readRows finds out which are of a newer release
 			lost++
 			d.send(stepRead, w)
 		case rows[i].Version == w.row.Version:
 			left = append(left, w)
 		case sameChange(&rows[i], &tried):
-			d.written(w)
+			d.afterSwap(w)
 		default:
 			lost++
 			d.send(stepRead, w)
@@ -78,8 +78,8 @@ func (d *Dispatcher) unwritten(ctx context.Context, ws []*work) (left []*work) {
 	return left
 }
 
-// written goes on with a work whose row was swapped.
-func (d *Dispatcher) written(w *work) {
+// afterSwap continues with work whose row was swapped.
+func (d *Dispatcher) afterSwap(w *work) {
 	w.row.Version++
 	switch {
 	case w.step == stepReturn:
@@ -108,13 +108,13 @@ func (d *Dispatcher) written(w *work) {
 	}
 }
 
-// bury does stepBury.
-func (d *Dispatcher) bury(ctx context.Context, ws []*work) {
+// writeDeadLetters does stepBury.
+func (d *Dispatcher) writeDeadLetters(ctx context.Context, ws []*work) {
 	rs := make([]DeadRecord, len(ws))
 	for i, w := range ws {
-		rs[i] = letterOf(&w.row)
+		rs[i] = deadRecordOf(&w.row)
 	}
-	if !d.until(ctx, "dead letters", func() error { return d.cfg.Dead.Append(ctx, rs) }) {
+	if !d.retryUntil(ctx, "dead letters", func() error { return d.cfg.Dead.Append(ctx, rs) }) {
 		return
 	}
 	d.cfg.Events.deadLettered(len(rs))
@@ -125,26 +125,26 @@ func (d *Dispatcher) bury(ctx context.Context, ws []*work) {
 	d.send(stepBuried, ws...)
 }
 
-// park does stepPark, for which messages are acknowledged.
-func (d *Dispatcher) park(ctx context.Context, ws []*work) {
-	d.unname(ws)
+// writeIndexRows does stepPark. The messages are acknowledged after it.
+func (d *Dispatcher) writeIndexRows(ctx context.Context, ws []*work) {
+	d.forgetInProgress(ws)
 	ts := make([]engine.Timer, len(ws))
 	for i, w := range ws {
 		ts[i] = indexRow(w.msg.base, &w.row)
 	}
-	if !d.until(ctx, "timers", func() error { return d.cfg.Later.Put(ctx, ts) }) {
+	if !d.retryUntil(ctx, "timers", func() error { return d.cfg.Later.Put(ctx, ts) }) {
 		return
 	}
 	d.cfg.hit("trigger-parked-before-ack")
 	d.send(stepAck, ws...)
 }
 
-// freshAfter is how many receives a message may have before it is put off as a
-// new one: a queue sets apart what was received too often.
+// freshAfter is how many receives a message may have before it is put off as a new message: a queue
+// keeps a message that was received too often apart as dead.
 const freshAfter = 3
 
-// answer does stepPutOff and stepAck.
-func (d *Dispatcher) answer(ctx context.Context, ws []*work) {
+// putOffAndAck does stepPutOff and stepAck.
+func (d *Dispatcher) putOffAndAck(ctx context.Context, ws []*work) {
 	var done, off []*work
 	for _, w := range ws {
 		if w.step == stepAck {
@@ -153,28 +153,28 @@ func (d *Dispatcher) answer(ctx context.Context, ws []*work) {
 			off = append(off, w)
 		}
 	}
-	d.unname(off)
+	d.forgetInProgress(off)
 	var fresh []engine.Message
 	for _, w := range off {
-		if w.keep || len(off) == 1 && w.d.Receives < freshAfter {
-			// If it fails, the end of its visibility does the same.
-			if err := d.cfg.Queue.Release(ctx, w.d.Receipt, w.delay); err != nil && ctx.Err() == nil {
+		if w.keepReceives || len(off) == 1 && w.delivery.Receives < freshAfter {
+			// If it fails, the message comes again when its visibility ends.
+			if err := d.cfg.Queue.Release(ctx, w.delivery.Receipt, w.delay); err != nil && ctx.Err() == nil {
 				d.cfg.Logger.Warn("delay queue: release", slog.Any("error", err))
 			}
-			d.forget([]*work{w})
+			d.releaseHeld([]*work{w})
 			continue
 		}
-		m := engine.Message{Body: w.d.Body, Delay: w.delay, Backlog: w.d.Backlog}
-		if !w.asIs {
+		m := engine.Message{Body: w.delivery.Body, Delay: w.delay, Backlog: w.delivery.Backlog}
+		if !w.keepBody {
 			if w.cause == CauseBulkhead || w.cause == CauseBreaker {
-				w.msg.deferrals = short(int(w.msg.deferrals) + 1)
+				w.msg.deferrals = clampUint16(int(w.msg.deferrals) + 1)
 			}
 			m.Body = w.msg.encode()
 		}
 		fresh, done = append(fresh, m), append(done, w)
 	}
 	if len(fresh) > 0 {
-		if !d.until(ctx, "queue", func() error { return d.cfg.Queue.Enqueue(ctx, fresh) }) {
+		if !d.retryUntil(ctx, "queue", func() error { return d.cfg.Queue.Enqueue(ctx, fresh) }) {
 			return
 		}
 		d.cfg.hit("trigger-enqueued-before-ack")
@@ -184,9 +184,9 @@ func (d *Dispatcher) answer(ctx context.Context, ws []*work) {
 	}
 	receipts := make([]string, len(done))
 	for i, w := range done {
-		receipts[i] = w.d.Receipt
+		receipts[i] = w.delivery.Receipt
 	}
-	if d.until(ctx, "queue", func() error { return d.cfg.Queue.Ack(ctx, receipts) }) {
-		d.forget(done)
+	if d.retryUntil(ctx, "queue", func() error { return d.cfg.Queue.Ack(ctx, receipts) }) {
+		d.releaseHeld(done)
 	}
 }

@@ -11,12 +11,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// MaxOwnPayload is the largest payload of a trigger the server makes itself,
-// bytes.
+// MaxOwnPayload is the largest payload, in bytes, of a trigger that the server makes itself.
 const MaxOwnPayload = 32 << 10
 
-// CheckCallback returns a callback URL in its one spelling, if it lies under
-// one of bases; else a notify.KindInvalid that names field.
+// CheckCallback returns a callback URL in canonical form if it is under one of bases, otherwise a
+// notify.KindInvalid that names field.
 func CheckCallback(field, raw string, bases []string, plain Plain) (string, error) {
 	u, err := checkUnder(field, raw, bases, bool(plain))
 	if err != nil {
@@ -25,16 +24,16 @@ func CheckCallback(field, raw string, bases []string, plain Plain) (string, erro
 	return u.String(), nil
 }
 
-func checkUnder(field, raw string, bases []string, plain bool) (*target, error) {
+func checkUnder(field, raw string, bases []string, plain bool) (*callbackURL, error) {
 	u, err := parseURL(field, raw, plain)
-	if err == nil && !allowed(u, bases, plain) {
+	if err == nil && !underStoredBase(u, bases, plain) {
 		err = notify.Invalid("url_not_registered", field, "is not under one of the caller's registered base URLs")
 	}
 	return u, err
 }
 
-// checkURL admits a URL that a caller's triggers may call.
-func (s *Service) checkURL(raw string, owner *engine.Caller) (*target, error) {
+// checkURL admits a URL that triggers of a caller may call.
+func (s *Service) checkURL(raw string, owner *engine.Caller) (*callbackURL, error) {
 	u, err := checkUnder("callback_url", raw, owner.CallbackURLs, s.cfg.Egress.plain())
 	if err != nil {
 		return nil, err
@@ -42,14 +41,13 @@ func (s *Service) checkURL(raw string, owner *engine.Caller) (*target, error) {
 	return u, s.cfg.Egress.admit("callback_url", u)
 }
 
-// Own makes a trigger of the server's own for a caller: due now, under the id
-// that base says, with a JSON payload of at most MaxOwnPayload bytes, sent with a
-// W3C traceparent (empty: none). A trigger
-// that has the id already is left as it is and returned, created false: a
-// repeat after a crash finds out what was made. Every rule of Register but the
-// size of the payload holds, so an error may be notify.KindThrottled (too many
-// wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
-// KindUnavailable (it may exist). Two calls with one base must not run at once.
+// Own makes a trigger for the server's own purposes in the name of a caller: due now, with the id
+// of base, a JSON payload of at most MaxOwnPayload bytes, and a W3C traceparent (empty: none). If a
+// trigger has this id already, Own returns it unchanged, with created false: so a repeat after a
+// crash finds out what was made. All rules of Register hold except the size of the payload. Its
+// errors may be notify.KindThrottled (too many wait), KindInvalid (the URL), KindForbidden,
+// KindConflict (no secret) or KindUnavailable (the trigger may exist). Two calls with one base must
+// not run at the same time.
 func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
 	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
 	if err != nil {
@@ -72,11 +70,11 @@ func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url 
 		return row, false, notify.Invalid("bad_json", "payload", "is not valid JSON")
 	}
 	now := time.Now().UnixMilli()
-	it := &item{base: base, row: engine.Trigger{
+	it := &createItem{base: base, row: engine.Trigger{
 		ID: idOf(base), Caller: owner.ID, URL: u.String(), Payload: payload, Form: engine.PayloadJSON,
 		Created: now, FireAt: now, NextAt: now, State: engine.TriggerPending, Trace: trace,
 	}}
-	if _, err := s.storeItems(ctx, owner, []*item{it}, request.Basis{Base: base, Accepted: now}); err != nil {
+	if _, err := s.storeItems(ctx, owner, []*createItem{it}, request.Basis{Base: base, Accepted: now}); err != nil {
 		return row, false, err
 	}
 	it.row.Version = 1

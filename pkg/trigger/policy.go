@@ -11,27 +11,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// EgressPolicy says what callbacks may connect to. The zero value admits port
-// 443 of addresses on the public internet.
+// EgressPolicy says to which addresses callbacks may connect. The zero value admits port 443 of
+// addresses on the public internet.
 type EgressPolicy struct {
-	// Allow are prefixes that may be called although they are not on the public
-	// internet: a deployment's own networks, loopback for its simulator. Never
-	// set per caller.
+	// Allow are prefixes that may be called although they are not on the public internet: a
+	// deployment's own networks, or loopback for its simulator. Never set it per caller.
 	Allow []netip.Prefix
-	// Deny are prefixes that may not, beside the built-in ones; e.g. the
+	// Deny are prefixes that may not be called, in addition to the built-in ones; for example the
 	// network's own NAT64 prefix. Deny wins over Allow.
 	Deny []netip.Prefix
-	// Ports that may be called. Default 443, and 80 with Plain.
+	// Ports are the ports that may be called. Default 443, and 80 with Plain.
 	Ports []uint16
 	// AnyPort admits every port.
 	AnyPort bool
-	// Plain admits http:// beside https://.
+	// Plain admits http:// in addition to https://.
 	Plain Plain
 }
 
-// also are addresses a callback has no business with although they look like
-// anybody's. The library's tables hold the IANA registries.
-var also = []struct {
+// extraDenied are addresses that no callback needs, but that the library's tables of the IANA
+// registries treat as public.
+var extraDenied = []struct {
 	prefix netip.Prefix
 	what   string
 }{
@@ -40,8 +39,8 @@ var also = []struct {
 	{netip.MustParsePrefix("2001:4:112::/48"), "AS112"},
 }
 
-// known names ranges for people; it decides nothing.
-var known = []struct {
+// rangeNames names ranges for messages. It decides nothing.
+var rangeNames = []struct {
 	prefix netip.Prefix
 	what   string
 }{
@@ -83,7 +82,7 @@ var known = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "multicast"},
 }
 
-// policy is an EgressPolicy ready to be asked. It does not change.
+// policy is a checked EgressPolicy. It does not change.
 type policy struct {
 	EgressPolicy
 	library *ssrf.Guardian // knows the registries of special addresses
@@ -115,10 +114,10 @@ func newPolicy(p EgressPolicy) (*policy, error) {
 	return &policy{p, ssrf.New(ssrf.WithAnyPort(), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))}, nil
 }
 
-// denied returns why an address may not be connected to; "" when it may.
+// denied returns why an address may not be connected to; "" if it may.
 func (p *policy) denied(a netip.AddrPort) string {
 	if !p.AnyPort && !slices.Contains(p.Ports, a.Port()) {
-		return fmt.Sprintf("port %d is not among those allowed", a.Port())
+		return fmt.Sprintf("port %d is not among the allowed ports", a.Port())
 	}
 	ip := a.Addr()
 	if ip.Zone() != "" {
@@ -132,7 +131,7 @@ func (p *policy) denied(a netip.AddrPort) string {
 	if slices.ContainsFunc(p.Allow, func(x netip.Prefix) bool { return x.Contains(ip) }) {
 		return ""
 	}
-	for _, x := range also {
+	for _, x := range extraDenied {
 		if x.prefix.Contains(ip) {
 			return x.what
 		}
@@ -141,7 +140,7 @@ func (p *policy) denied(a netip.AddrPort) string {
 		return "ISATAP"
 	}
 	if err := p.library.SafeAddr(ip); err != nil {
-		for _, x := range known {
+		for _, x := range rangeNames {
 			if x.prefix.Contains(ip) {
 				return x.what
 			}
@@ -151,8 +150,8 @@ func (p *policy) denied(a netip.AddrPort) string {
 	return ""
 }
 
-// isatap reports whether an IPv6 address carries an IPv4 one in its interface
-// identifier, which a router of that site would unpack (RFC 5214).
+// isatap reports whether an IPv6 address carries an IPv4 address in its interface identifier, which
+// a router of that site would unpack (RFC 5214).
 func isatap(a netip.Addr) bool {
 	if !a.Is6() {
 		return false
@@ -161,7 +160,7 @@ func isatap(a netip.Addr) bool {
 	return (b[8] == 0 || b[8] == 2) && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe
 }
 
-// deniedError is a refusal of the guard.
+// deniedError is a refusal of the policy.
 type deniedError struct {
 	addr string
 	why  string
@@ -169,8 +168,8 @@ type deniedError struct {
 
 func (e *deniedError) Error() string { return "connecting to " + e.addr + " is not allowed: " + e.why }
 
-// control is net.Dialer.Control: the last word before the system call, on the
-// very address it gets, whatever DNS said before.
+// control is net.Dialer.Control. It makes the final check before the system call, on the very
+// address that is connected to, whatever DNS said before.
 func (p *policy) control(network, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	switch {

@@ -146,7 +146,7 @@ func FuzzPolicy(f *testing.F) {
 		if u.IsLoopback() || u.IsPrivate() || u.IsLinkLocalUnicast() || u.IsMulticast() || u.IsUnspecified() || !u.IsGlobalUnicast() || a.Is4In6() {
 			t.Fatalf("%v may be called", a)
 		}
-		for _, x := range known {
+		for _, x := range rangeNames {
 			if x.prefix.Contains(a) {
 				t.Fatalf("%v may be called: %s", a, x.what)
 			}

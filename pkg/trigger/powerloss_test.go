@@ -226,7 +226,7 @@ func (l *life) cancelSome(ids []string) {
 		down := l.d.down
 		e, _ := err.(*notify.Error)
 		switch {
-		case down: // nobody was answered
+		case down: // no caller was answered
 		case err == nil:
 			l.d.cancelled[id] = time.Now()
 		case e != nil && e.Code == "too_late":

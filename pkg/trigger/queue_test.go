@@ -94,7 +94,7 @@ func (q *heapQueue) pick(now time.Time) *messageHeap {
 	return nil
 }
 
-// sweepAll is sweep for whoever asks for all of the dead.
+// sweepAll is sweep for a caller that wants all dead messages.
 func (q *heapQueue) sweepAll(now time.Time) {
 	for l := range q.lanes {
 		h := &q.lanes[l]

@@ -226,7 +226,7 @@ func TestReport(t *testing.T) {
 		owed := p.put(4, engine.Trigger{State: engine.TriggerFailed, NextAt: past, Ended: past}, -1, -1)
 		orphan := p.put(5, engine.Trigger{NextAt: now.Add(30 * time.Minute).UnixMilli()}, 0, -1)
 		fine := p.put(6, engine.Trigger{State: engine.TriggerPending, NextAt: now.Add(time.Hour).UnixMilli()}, 0, -1)
-		p.put(7, engine.Trigger{NextAt: past}, 0, -1) // a minute of an hour ago that nobody dropped
+		p.put(7, engine.Trigger{NextAt: past}, 0, -1) // a minute of an hour ago that was not dropped
 		ctx := context.Background()
 		if err := p.store.Timers().Put(ctx, notify.SpreadOver(testShards), []engine.Timer{{FireAt: now.Add(time.Hour).UnixMilli(), ID: []byte("x"), Kind: TimerKind, Payload: []byte("y")}, {FireAt: now.Add(time.Hour).UnixMilli(), ID: []byte("z"), Kind: 1}}); err != nil {
 			t.Fatal(err)

@@ -10,20 +10,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// record is a caller's record as of a moment, with its URLs and keys parsed.
-type record struct {
+// callerRecord is a caller's record as it was read, with its URLs and keys parsed.
+type callerRecord struct {
 	engine.Caller
-	bases []*target
-	keys  [][]byte
-	sign  *signer
-	urls  *urlCache // under bases
-	read  time.Time
-	until int64 // the earliest end of a key, ms since 1970; 0: none
+	bases   []*callbackURL
+	keys    [][]byte
+	sign    *signer
+	urls    *urlCache // URLs found to be under bases
+	readAt  time.Time
+	keysEnd int64 // when the first of the keys expires, ms since 1970; 0: none does
 }
 
-// recordOf returns the caller's record, not older than PolicyAge. ok is false if the
-// caller may not be called now, and wait is how long to put its messages off then.
-func (ls *lanes) recordOf(ctx context.Context, l *lane) (r *record, wait time.Duration, ok bool) {
+// recordOf returns the caller's record, at most PolicyAge old. ok is false if the caller may not be
+// called now. wait is then for how long to put its messages off.
+func (ls *lanes) recordOf(ctx context.Context, l *lane) (r *callerRecord, wait time.Duration, ok bool) {
 	r, err := ls.readRecord(ctx, l)
 	switch {
 	case err != nil:
@@ -34,12 +34,12 @@ func (ls *lanes) recordOf(ctx context.Context, l *lane) (r *record, wait time.Du
 	return r, 0, true
 }
 
-func (ls *lanes) readRecord(ctx context.Context, l *lane) (*record, error) {
+func (ls *lanes) readRecord(ctx context.Context, l *lane) (*callerRecord, error) {
 	cfg := &ls.d.cfg
 	l.refresh <- struct{}{}
 	defer func() { <-l.refresh }()
 	now := time.Now()
-	if r := l.record; r != nil && now.Sub(r.read) < cfg.PolicyAge && (r.until == 0 || now.UnixMilli() < r.until) {
+	if r := l.record; r != nil && now.Sub(r.readAt) < cfg.PolicyAge && (r.keysEnd == 0 || now.UnixMilli() < r.keysEnd) {
 		return r, nil
 	}
 	c, ok, err := cfg.Callers.Get(ctx, l.caller)
@@ -50,24 +50,24 @@ func (ls *lanes) readRecord(ctx context.Context, l *lane) (*record, error) {
 		c = engine.Caller{ID: l.caller}
 	}
 	r := l.record
-	if r == nil || r.Version != c.Version || r.until != 0 && now.UnixMilli() >= r.until || c.Version == 0 {
+	if r == nil || r.Version != c.Version || r.keysEnd != 0 && now.UnixMilli() >= r.keysEnd || c.Version == 0 {
 		r = newRecord(c, now, cfg.Egress.plain())
 	} else {
 		again := *r
 		r = &again
 	}
-	// After the answer: a question that takes longer than PolicyAge, as to a store
-	// that is frozen, must not be asked again by every call that waits here.
-	r.read = time.Now()
+	// After the answer: if a read takes longer than PolicyAge, because the store is frozen, each
+	// call that waits here would otherwise read again.
+	r.readAt = time.Now()
 	l.record = r
 	ls.mu.Lock()
-	l.limit = or(c.MaxInFlight, cfg.CallerInFlight)
+	l.limit = orDefault(c.MaxInFlight, cfg.CallerInFlight)
 	ls.mu.Unlock()
 	return r, nil
 }
 
-func newRecord(c engine.Caller, now time.Time, plain bool) *record {
-	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli()), urls: &urlCache{}}
+func newRecord(c engine.Caller, now time.Time, plain bool) *callerRecord {
+	r := &callerRecord{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli()), urls: &urlCache{}}
 	r.sign = newSigner(r.keys)
 	for _, raw := range c.CallbackURLs {
 		if b := parseBase(raw, plain); b != nil {
@@ -75,34 +75,34 @@ func newRecord(c engine.Caller, now time.Time, plain bool) *record {
 		}
 	}
 	for _, s := range c.Secrets {
-		if s.Expires > now.UnixMilli() && (r.until == 0 || s.Expires < r.until) {
-			r.until = s.Expires
+		if s.Expires > now.UnixMilli() && (r.keysEnd == 0 || s.Expires < r.keysEnd) {
+			r.keysEnd = s.Expires
 		}
 	}
 	return r
 }
 
-// urlCache remembers callback URLs that were found to be under a record's bases:
-// most triggers of a caller go to one of a few, and to take one apart costs 1 us.
+// urlCache holds callback URLs that were found to be under a record's bases. Most triggers of a
+// caller go to a few URLs, and parsing one costs 1 us.
 type urlCache struct {
-	mu sync.Mutex
-	of map[plainURL]*url.URL
+	mu    sync.Mutex
+	byURL map[plainURL]*url.URL
 }
 
 type plainURL struct {
 	raw   string
-	plain bool // http was admitted when it was looked at
+	plain bool // http was admitted when it was checked
 }
 
-// maxURLs bounds a cache; of callers with more, the first ones are remembered.
+// maxURLs bounds a cache. If a caller has more URLs, the first ones stay.
 const maxURLs = 64
 
-// callable returns a URL that may be called as far as the caller's bases go, or
-// nil. Addresses are checked when they are dialled. It must not be written to.
-func (r *record) callable(raw string, plain bool) *url.URL {
+// callable returns a URL that the caller's bases allow, or nil. Addresses are checked when they are
+// dialled. The caller of callable must not write to the result.
+func (r *callerRecord) callable(raw string, plain bool) *url.URL {
 	k := plainURL{raw, plain}
 	r.urls.mu.Lock()
-	u := r.urls.of[k]
+	u := r.urls.byURL[k]
 	r.urls.mu.Unlock()
 	if u != nil {
 		return u
@@ -112,14 +112,14 @@ func (r *record) callable(raw string, plain bool) *url.URL {
 		return nil
 	}
 	u = t.url()
-	k.raw = strings.Clone(raw) // it is a part of a row
+	k.raw = strings.Clone(raw) // raw is a part of a row
 	r.urls.mu.Lock()
 	defer r.urls.mu.Unlock()
-	if r.urls.of == nil {
-		r.urls.of = map[plainURL]*url.URL{}
+	if r.urls.byURL == nil {
+		r.urls.byURL = map[plainURL]*url.URL{}
 	}
-	if len(r.urls.of) < maxURLs {
-		r.urls.of[k] = u
+	if len(r.urls.byURL) < maxURLs {
+		r.urls.byURL[k] = u
 	}
 	return u
 }

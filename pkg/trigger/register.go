@@ -11,10 +11,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// Register answers POST /v1/triggers: 201 {"trigger_id", "fire_at"}, the fire
-// time with its jitter. Nothing is stored on an error, unless it is
-// notify.KindUnavailable: then the trigger either does not exist or fires once,
-// and a repeat with the same Idempotency-Key finds out which.
+// Register answers POST /v1/triggers: 201 {"trigger_id", "fire_at"}, where the fire time includes
+// the jitter. After an error nothing is stored, except after notify.KindUnavailable: then the
+// trigger either does not exist or fires once, and a repeat with the same Idempotency-Key finds out
+// which.
 func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -27,16 +27,16 @@ func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (re
 		return request.Answer{}, err
 	}
 	return s.once.Do(ctx, &m, engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}, body, func(b request.Basis) (request.Plan, error) {
-		one := &item{base: b.Base}
+		one := &createItem{base: b.Base}
 		c, err := decodeCreate(body)
 		if err != nil {
 			return nil, err
 		}
-		if err := s.make(one, c, owner, &m, b); err != nil && !b.Resumed {
+		if err := s.fillItem(one, c, owner, &m, b); err != nil && !b.Resumed {
 			return nil, err
 		}
-		return &plan{fire: one.row.FireAt, store: func(ctx context.Context) (request.Answer, bool, error) {
-			touched, err := s.storeItems(ctx, owner, []*item{one}, b)
+		return &triggerPlan{fire: one.row.FireAt, store: func(ctx context.Context) (request.Answer, bool, error) {
+			touched, err := s.storeItems(ctx, owner, []*createItem{one}, b)
 			switch {
 			case err != nil:
 				return request.Answer{}, touched, err
@@ -49,9 +49,8 @@ func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (re
 }
 
 // RegisterBatch answers POST /v1/triggers:batch (a JSON array, or NDJSON): 200
-// {"results":[…],"accepted","rejected"}, a result per item in their order:
-// {"trigger_id","fire_at"} or {"error":{"code","field","detail"}}. A bad item
-// does not fail the rest.
+// {"results":[…],"accepted","rejected"}, with a result per item in order: {"trigger_id","fire_at"}
+// or {"error":{"code","field","detail"}}. A bad item does not fail the others.
 func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	if err := m.Check(); err != nil {
 		return request.Answer{}, err
@@ -61,17 +60,17 @@ func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte
 		return request.Answer{}, err
 	}
 	return s.once.Do(ctx, &m, engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}, body, func(b request.Basis) (request.Plan, error) {
-		var items []*item
-		p := &plan{}
+		var items []*createItem
+		p := &triggerPlan{}
 		err := eachItem(m.ContentType, body, s.cfg.MaxBatch, func(i int, raw []byte) {
-			it := &item{base: b.Base.Item(i)}
+			it := &createItem{base: b.Base.Item(i)}
 			items = append(items, it)
 			c, err := decodeCreate(raw)
 			if err != nil {
 				it.err = err
 				return
 			}
-			_ = s.make(it, c, owner, &m, b) // the item keeps it
+			_ = s.fillItem(it, c, owner, &m, b) // the item keeps the error
 			p.fire = max(p.fire, it.row.FireAt)
 		})
 		if err != nil {
@@ -87,42 +86,42 @@ func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte
 	})
 }
 
-// plan is a checked request, ready to be stored.
-type plan struct {
-	fire  int64 // latest of its triggers
+// triggerPlan is a checked request, ready to be stored. It implements request.Plan.
+type triggerPlan struct {
+	fire  int64 // latest fire time of its triggers
 	store func(ctx context.Context) (a request.Answer, touched bool, err error)
 }
 
-// Frozen implements request.Plan. A trigger has no partitions and blocks: 1 is no
-// engine's default.
-func (p *plan) Frozen() (fire int64, partitions uint16, block uint32) { return p.fire, 1, 1 }
+// Frozen implements request.Plan. A trigger has no partitions and no blocks. It returns 1 for both,
+// which no engine uses as a default value.
+func (p *triggerPlan) Frozen() (fire int64, partitions uint16, block uint32) { return p.fire, 1, 1 }
 
 // Store implements request.Plan.
-func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
+func (p *triggerPlan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
 	a, touched, err = p.store(ctx)
 	return a, err == nil, touched, err
 }
 
 // Release implements request.Plan.
-func (p *plan) Release() {}
+func (p *triggerPlan) Release() {}
 
-// item is one trigger of a request, or why it is none.
-type item struct {
+// createItem is one trigger of a request, or the error why there is none.
+type createItem struct {
 	base notify.Base
-	row  engine.Trigger // without ID: refused before one was made
+	row  engine.Trigger // without an ID if it was refused before the row was made
 	err  error
 }
 
-// make fills the row of an item and keeps the refusal, if it is one.
-func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *request.Meta, b request.Basis) error {
-	var u *target
+// fillItem makes the row of an item, or keeps the refusal in the item. It returns the refusal.
+func (s *Service) fillItem(it *createItem, c *Create, owner *engine.Caller, m *request.Meta, b request.Basis) error {
+	var u *callbackURL
 	var late engine.LatePolicy
 	var at int64
 	if it.err = m.Load.Admit("trigger", 1); it.err != nil {
 		return it.err
 	}
-	if at, it.err = s.resolve(&c.When, it.base, 0, b.Accepted); it.err == nil {
-		u, late, it.err = s.check(c, owner)
+	if at, it.err = s.resolveFireTime(&c.When, it.base, 0, b.Accepted); it.err == nil {
+		u, late, it.err = s.checkCreate(c, owner)
 	}
 	if it.err != nil {
 		return it.err
@@ -135,13 +134,14 @@ func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *request.Met
 	return nil
 }
 
-// storeItems stores the admitted items: their index rows, then their state
-// rows. An index row whose state row never came is dropped when it fires; the
-// other way round a trigger would never fire.
-func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*item, b request.Basis) (touched bool, err error) {
+// storeItems stores the admitted items: first their index rows, then their state rows. An index row
+// without a state row is dropped when it fires. In the other order a crash could leave a trigger
+// that never fires.
+func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*createItem, b request.Basis) (touched bool, err error) {
 	if b.Resumed {
-		// Rules and allow-list may have changed since. What exists was admitted.
-		if err := s.recall(ctx, owner, items); err != nil {
+		// Rules and allow-list may have changed since the first request. An existing trigger was
+		// admitted.
+		if err := s.loadExisting(ctx, owner, items); err != nil {
 			return false, err
 		}
 	}
@@ -159,14 +159,14 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	if err := s.cfg.Gate(); err != nil {
 		return b.Resumed, err
 	}
-	if err := s.room(ctx, owner, len(rows), b); err != nil {
+	if err := s.checkMaxPending(ctx, owner, len(rows), b); err != nil {
 		return false, err
 	}
 	began := time.Now()
 	if b.Resumed {
-		// The first writer's index row may have been released, and its message be
-		// dropped for want of a state row: the same row again would lead nowhere.
-		original(index, began)
+		// The first writer's index row may have been released, and its message dropped because
+		// there was no state row. The same row again would lead nowhere.
+		makeDistinct(index, began)
 	}
 	if err := s.cfg.Later.Put(ctx, index); err != nil {
 		return true, unavailable("timer_store", err)
@@ -185,7 +185,7 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 		}
 	}
 	s.cfg.hit("trigger-created")
-	if err := s.reindex(ctx, began, index); err != nil {
+	if err := s.rewriteIndex(ctx, began, index); err != nil {
 		return true, err
 	}
 	s.cfg.Census.add(owner.ID, created)
@@ -193,30 +193,30 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	return true, nil
 }
 
-// reindex writes index rows again if the state rows took so long that a
-// dispatcher may have met the index rows alone, and dropped them.
-func (s *Service) reindex(ctx context.Context, began time.Time, index []engine.Timer) error {
+// rewriteIndex writes index rows again if the state rows took so long that a dispatcher may have
+// seen the index rows alone, and dropped them.
+func (s *Service) rewriteIndex(ctx context.Context, began time.Time, index []engine.Timer) error {
 	if time.Since(began) < s.cfg.Orphan/2 {
 		return nil
 	}
-	original(index, time.Now())
+	makeDistinct(index, time.Now())
 	if err := s.cfg.Later.Put(ctx, index); err != nil {
 		return unavailable("timer_store", err)
 	}
 	return nil
 }
 
-// original makes index rows that are due ones of their own, under the time of
-// now: one that was stored and released before is not released again, and what
-// it led to may be gone. One that is not due has not been released.
-func original(index []engine.Timer, now time.Time) {
+// makeDistinct moves index rows that are due to the time now, so that they are new rows: a row that
+// was stored and released before is not released again, and its message may be gone. A row that is
+// not due has not been released.
+func makeDistinct(index []engine.Timer, now time.Time) {
 	for i := range index {
 		index[i].FireAt = max(index[i].FireAt, now.UnixMilli())
 	}
 }
 
-// recall takes items that exist as they are stored.
-func (s *Service) recall(ctx context.Context, owner *engine.Caller, items []*item) error {
+// loadExisting replaces items that exist by their stored rows.
+func (s *Service) loadExisting(ctx context.Context, owner *engine.Caller, items []*createItem) error {
 	ids := make([]string, len(items))
 	for i, it := range items {
 		ids[i] = idOf(it.base)
@@ -233,34 +233,33 @@ func (s *Service) recall(ctx context.Context, owner *engine.Caller, items []*ite
 			it.row, it.err = rows[i], nil
 		}
 		if rows[i].Gen == 0 {
-			it.row.FireAt = rows[i].FireAt // a jitter configured since must not move it
+			it.row.FireAt = rows[i].FireAt // a jitter configured since then must not move it
 		}
 	}
 	return nil
 }
 
-// room refuses a request that would give its caller more than it may have
-// waiting.
-func (s *Service) room(ctx context.Context, owner *engine.Caller, n int, b request.Basis) error {
+// checkMaxPending refuses a request that would exceed its caller's limit of waiting triggers.
+func (s *Service) checkMaxPending(ctx context.Context, owner *engine.Caller, n int, b request.Basis) error {
 	if b.Resumed {
-		return nil // it was admitted
+		return nil // the first request was admitted
 	}
-	most := or(owner.MaxPending, s.cfg.MaxPending)
-	full, err := s.cfg.Census.full(ctx, owner.ID, n, most)
+	most := orDefault(owner.MaxPending, s.cfg.MaxPending)
+	full, err := s.cfg.Census.wouldExceed(ctx, owner.ID, n, most)
 	if err != nil {
 		return unavailable("trigger_store", err)
 	}
 	if full {
 		return &notify.Error{
 			Kind: notify.KindThrottled, Code: "too_many_pending", RetryAfter: recountEvery,
-			Msg: "the caller has as many triggers waiting as it may",
+			Msg: "the caller has reached its limit of waiting triggers (max_pending); wait until some have fired",
 		}
 	}
 	return nil
 }
 
 // result appends {"trigger_id","fire_at"}.
-func (it *item) result(b []byte) []byte {
+func (it *createItem) result(b []byte) []byte {
 	b = append(b, `{"trigger_id":"`...)
 	b = append(b, it.row.ID...)
 	b = append(b, `","fire_at":"`...)
@@ -268,7 +267,7 @@ func (it *item) result(b []byte) []byte {
 	return append(b, `"}`...)
 }
 
-func batchAnswer(items []*item) request.Answer {
+func batchAnswer(items []*createItem) request.Answer {
 	out := append(make([]byte, 0, 96*len(items)+64), `{"results":[`...)
 	accepted := 0
 	for i, it := range items {

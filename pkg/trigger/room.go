@@ -10,27 +10,27 @@ import (
 
 // How many messages wait in memory, and which of them are put off.
 //
-// A caller's line holds messages with their rows. Behind it wait messages whose rows are
-// not read yet: they take little memory, and are read when the line is half empty. A
-// message that has no room behind the line either goes back to the queue for a while.
+// A caller's line holds messages with their rows. Behind it wait messages whose rows are not read
+// yet. These take little memory, and their rows are read when the line is half empty. A message
+// without room behind the line either returns to the queue for a while.
 
-// awaitRow lets messages whose rows are not read wait behind their callers' lines, in the
-// order in which they came. It returns those whose rows are to be read now, and puts off
-// those for which there is no room: of a long backlog most messages end here.
+// awaitRow lets messages whose rows are not read wait behind their callers' lines, in the order in
+// which they came. It returns the messages whose rows must be read now. It puts off messages
+// without room: most messages of a long backlog end here.
 func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 	now := time.Now()
 	var off []*work
 	ls.mu.Lock()
 	for _, w := range ws {
-		l := ls.ofDigestLocked(w.msg.caller)
+		l := ls.laneOfDigestLocked(w.msg.caller)
 		switch {
 		case ls.stopping:
 			read = append(read, w)
 		case len(l.lines[w.line()].unread) == 0 && ls.roomLocked(l, w.line()) > 0:
 			ls.countReadLocked(w, l, 1)
 			read = append(read, w)
-		case !ls.holdLocked(w, l):
-			off = append(off, ls.awayLocked(l, w, now))
+		case !ls.holdUnreadLocked(w, l):
+			off = append(off, ls.setAwayLocked(l, w, now))
 		}
 	}
 	ls.mu.Unlock()
@@ -38,9 +38,9 @@ func (ls *lanes) awaitRow(ws []*work) (read []*work) {
 	return read
 }
 
-// readInVain says that the rows of messages were read and lead to no call now: lines keep
-// no room for them any more, and others are read in their place.
-func (ls *lanes) readInVain(ws ...*work) {
+// readWithoutCall notes that the rows of messages were read and lead to no call now. Their lines
+// keep no room for them any more, and other rows are read instead.
+func (ls *lanes) readWithoutCall(ws ...*work) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, w := range ws {
@@ -48,8 +48,8 @@ func (ls *lanes) readInVain(ws ...*work) {
 	}
 }
 
-// wasReadLocked gives back the room that a line kept for a message until its row was read.
-// It reads others in its place, unless the caller pumps that lane.
+// wasReadLocked frees the room that a line kept for a message until its row was read. Then it reads
+// other rows, unless the lane is pumped, because the caller of wasReadLocked will pump it.
 func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	l := w.toRead
 	if l == nil {
@@ -61,22 +61,22 @@ func (ls *lanes) wasReadLocked(w *work, pumped *lane) {
 	}
 }
 
-// countReadLocked counts a message whose row is about to be read (1), or that is read (-1).
+// countReadLocked notes that the row of a message is about to be read (n is 1) or was read (-1).
 func (ls *lanes) countReadLocked(w *work, l *lane, n int) {
-	l.lines[w.line()].reads += n
+	l.lines[w.line()].pendingReads += n
 	ls.queued[w.line()] += n
 	if w.toRead = l; n < 0 {
 		w.toRead = nil
 	}
 }
 
-// readMoreLocked reads rows of messages that wait behind the lines of a caller once a
-// line is at most half full, a batch at a time.
+// readMoreLocked reads rows of messages that wait behind the lines of a caller, a batch at a time,
+// once a line is at most half full.
 func (ls *lanes) readMoreLocked(l *lane) {
 	for of := range l.lines {
 		q := &l.lines[of]
-		room := ls.roomLocked(l, lineOf(of))
-		if len(q.unread) == 0 || room < len(q.queue)+q.reads {
+		room := ls.roomLocked(l, lineKind(of))
+		if len(q.unread) == 0 || room < len(q.queue)+q.pendingReads {
 			continue
 		}
 		n := min(room, len(q.unread), ls.d.cfg.Batch)
@@ -89,21 +89,21 @@ func (ls *lanes) readMoreLocked(l *lane) {
 			ls.countReadLocked(w, l, 1)
 		}
 		ls.d.send(stepRead, some...)
-		clear(some) // the array lives on behind the rest
+		clear(some) // the array is still in use behind the remaining messages
 	}
 }
 
-// rowSize is about what a message in memory takes beside its payload.
+// rowSize is about the memory of a message without its payload, in bytes.
 const rowSize = 600
 
-// roomLocked is how many more messages a line of a caller may have: it may have half of
-// what is free, in messages and bytes. A caller that hangs leaves the other half to the
-// rest, a second one a quarter, and so on; everybody may have one. The backlog leaves
-// half of everything to what is on time.
-func (ls *lanes) roomLocked(l *lane, of lineOf) int {
+// roomLocked returns how many more messages a line of a caller may have. It may have half of what
+// is free, in messages and in bytes. So a caller that hangs leaves half to the others, a second one
+// a quarter, and so on. Every caller may have one. The backlog leaves half of everything to
+// messages on time.
+func (ls *lanes) roomLocked(l *lane, of lineKind) int {
 	q, cfg := &l.lines[of], &ls.d.cfg
-	n := len(q.queue) + q.reads
-	room := min(ls.freeRoomLocked(cfg.MaxQueued, &ls.queued, of)/2, ls.fairLocked(l))
+	n := len(q.queue) + q.pendingReads
+	room := min(ls.freeRoomLocked(cfg.MaxQueued, &ls.queued, of)/2, ls.fairShareLocked(l))
 	switch {
 	case n == 0:
 		return max(1, room)
@@ -113,17 +113,17 @@ func (ls *lanes) roomLocked(l *lane, of lineOf) int {
 	return max(0, room-n)
 }
 
-// fairLocked is how many messages a line of a caller may have where other processes dispatch
-// beside this one: what is called within unreadFor, at the pace of lately. They may call the
-// rest sooner.
-func (ls *lanes) fairLocked(l *lane) int {
+// fairShareLocked returns how many messages a line of a caller may have while other processes
+// dispatch too: as many as are called within unreadFor, at the recent pace. The other processes may
+// call the rest sooner.
+func (ls *lanes) fairShareLocked(l *lane) int {
 	switch {
 	case ls.alone():
 		return math.MaxInt
-	case l.calls < paceCalls || l.each <= 0: // not known yet
+	case l.endedCalls < paceCalls || l.callInterval <= 0: // not known yet
 		return 4 * ls.d.cfg.Batch
 	}
-	return max(int(unreadFor/l.each), ls.d.cfg.Batch)
+	return max(int(unreadFor/l.callInterval), ls.d.cfg.Batch)
 }
 
 // alone reports whether no other process dispatches.
@@ -132,11 +132,11 @@ func (ls *lanes) alone() bool {
 	return ls.d.cfg.Share(whole) >= whole
 }
 
-// freeRoomLocked is what a line may share with others of most, of which both lines use some.
-func (ls *lanes) freeRoomLocked(most int, used *[2]int, of lineOf) int {
-	free := most - used[onTime] - used[backlog]
-	if of == backlog {
-		free = min(free, most/2-used[backlog])
+// freeRoomLocked returns how much of the limit most is free for a line. Both lines use it.
+func (ls *lanes) freeRoomLocked(most int, used *[2]int, of lineKind) int {
+	free := most - used[lineOnTime] - used[lineBacklog]
+	if of == lineBacklog {
+		free = min(free, most/2-used[lineBacklog])
 	}
 	return free
 }
@@ -144,18 +144,18 @@ func (ls *lanes) freeRoomLocked(most int, used *[2]int, of lineOf) int {
 const (
 	// unreadShare is how many times more messages may wait without their rows than with them.
 	unreadShare = 2
-	// unreadFor bounds the messages that wait without their rows: they must be called
-	// within this time, at the pace of lately. Another process might call them sooner.
+	// unreadFor bounds the messages that wait without their rows: they must be called within this
+	// time at the recent pace. Another process might call them sooner.
 	unreadFor = 3 * time.Second
 )
 
-// holdLocked lets a message wait behind its caller's line. It returns false when there is
-// no room, or when too many wait for the pace of the caller.
-func (ls *lanes) holdLocked(w *work, l *lane) bool {
+// holdUnreadLocked lets a message wait behind its caller's line. It returns false if there is no
+// room, or if too many messages wait for the caller's pace.
+func (ls *lanes) holdUnreadLocked(w *work, l *lane) bool {
 	of := w.line()
 	q := &l.lines[of]
 	full := len(q.unread) >= ls.freeRoomLocked(unreadShare*ls.d.cfg.MaxQueued, &ls.unread, of)/2
-	if full || l.each*time.Duration(len(q.queue)+len(q.unread)) > unreadFor || ls.fairLocked(l) <= len(q.queue)+len(q.unread) {
+	if full || l.callInterval*time.Duration(len(q.queue)+len(q.unread)) > unreadFor || ls.fairShareLocked(l) <= len(q.queue)+len(q.unread) {
 		return false
 	}
 	w.row = engine.Trigger{}
@@ -164,66 +164,66 @@ func (ls *lanes) holdLocked(w *work, l *lane) bool {
 	return true
 }
 
-// thinLocked puts off what waits without its rows for a receiver that has become slow. A line
-// that holds more than four times what it may (fairLocked) is cut to what it may hold.
-func (ls *lanes) thinLocked(l *lane, now time.Time) {
+// thinLinesLocked puts off messages without their rows if the receiver has become slow. It also
+// cuts a line with more than four times its fair share (fairShareLocked) to that share.
+func (ls *lanes) thinLinesLocked(l *lane, now time.Time) {
 	for of := range l.lines {
 		q := &l.lines[of]
-		if fair := ls.fairLocked(l); len(q.queue)/4 > fair {
+		if fair := ls.fairShareLocked(l); len(q.queue)/4 > fair {
 			off := q.queue[fair:]
 			q.queue = slices.Clone(q.queue[:fair])
 			for _, w := range off {
 				ls.countLocked(w, -1)
-				ls.awayLocked(l, w, now)
+				ls.setAwayLocked(l, w, now)
 			}
 			ls.d.putOff(CauseBulkhead, off...)
 		}
-		if l.each*time.Duration(len(q.queue)+len(q.unread)) <= 4*unreadFor {
+		if l.callInterval*time.Duration(len(q.queue)+len(q.unread)) <= 4*unreadFor {
 			continue
 		}
 		off := q.unread
 		q.unread = nil
 		ls.unread[of] -= len(off)
 		for _, w := range off {
-			ls.awayLocked(l, w, now)
+			ls.setAwayLocked(l, w, now)
 		}
 		ls.d.putOff(CauseBulkhead, off...)
 	}
 }
 
-// patience bounds a wait by how often the message has waited before: the first
-// guess at a receiver's pace is a bad one.
-var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
+// longestAway bounds a wait by how often the message has waited before, because the first guess at
+// a receiver's pace is a bad one.
+var longestAway = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
 
 const (
 	// leastAway is the shortest time that a message stays away.
 	leastAway = 50 * time.Millisecond
-	// awayStep is what longer times are rounded up to, by the clock: messages that come back
-	// one by one cost a request to the queue each.
+	// awayStep is the clock interval to which longer waits are rounded up: messages that come back
+	// one by one cost one request to the queue each.
 	awayStep = 250 * time.Millisecond
 )
 
-// awayLocked sets how long a message that found no room should stay away: until those
-// before it may have been called, as fast as calls went lately and a quarter faster, so
-// that a receiver that speeds up is not kept waiting. Each such message takes a place of
-// its own in time, to within awayStep: a backlog that was put off does not come back at once.
-// Where other processes dispatch too, the first wait is leastAway: they may have room for it.
-func (ls *lanes) awayLocked(l *lane, w *work, now time.Time) *work {
+// setAwayLocked sets how long a message without room stays away: until the messages before it may
+// have been called, at the recent pace and a quarter faster, so that a receiver that speeds up does
+// not run out of calls. Each such message gets a return time of its own, to within awayStep, so
+// that a backlog does not come back all at once. While other processes dispatch too, the first wait
+// is leastAway, because they may have room for the message.
+func (ls *lanes) setAwayLocked(l *lane, w *work, now time.Time) *work {
 	if w.msg.deferrals == 0 && !ls.alone() {
 		w.delay = leastAway
 		return w
 	}
-	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
-	each, q := l.each*4/5, &l.lines[w.line()]
-	// After half of the waiting messages: the line must not run empty before it comes.
-	if first := now.Add(each * time.Duration((len(q.queue)+len(q.unread))/2)); q.next.Before(first) {
-		q.next = first
+	longest := longestAway[min(int(w.msg.deferrals), len(longestAway)-1)]
+	each, q := l.callInterval*4/5, &l.lines[w.line()]
+	// After half of the waiting messages, because the line must not run empty before it comes.
+	if first := now.Add(each * time.Duration((len(q.queue)+len(q.unread))/2)); q.nextReturn.Before(first) {
+		q.nextReturn = first
 	}
-	q.next = q.next.Add(each)
-	wait := q.next.Sub(now)
+	q.nextReturn = q.nextReturn.Add(each)
+	wait := q.nextReturn.Sub(now)
 	if wait > longest {
-		q.next = now.Add(longest)
-		wait = longest + spread(w.msg.base, uint32(w.msg.deferrals), longest/4)
+		q.nextReturn = now.Add(longest)
+		wait = longest + jitterOf(w.msg.base, uint32(w.msg.deferrals), longest/4)
 	}
 	if wait > awayStep {
 		wait = now.Add(wait).Truncate(awayStep).Add(awayStep).Sub(now)

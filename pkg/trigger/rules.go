@@ -27,24 +27,24 @@ type Create struct {
 	// Schedule is 1 to 20 waits between attempts, 1 s to 24 h each; nil: the
 	// default. There is one attempt more than there are waits.
 	Schedule    []time.Duration
-	MaxLateness time.Duration // no call starts later than that; 0: without limit
+	MaxLateness time.Duration // no call starts later than this after the fire time; 0: no limit
 	Late        string        // "fire" (also ""), "drop" or "dead_letter"
 }
 
-// When is the time of the first attempt: after Delay, or at FireAt, exactly one
-// of them. A time that has passed is now.
+// When is the time of the first attempt: after Delay, or at FireAt, exactly one of them. A time
+// that has passed means now.
 type When struct {
 	Delay  *time.Duration
 	FireAt *time.Time
-	// Jitter moves it later by up to that, by the trigger's id; nil: as
-	// configured. Exact: not at all.
+	// Jitter moves the time later by up to this, depending on the trigger's id; nil: the configured
+	// jitter. Exact: no jitter.
 	Jitter *time.Duration
 	Exact  bool
 }
 
-// resolve returns the fire time of a trigger that is asked for at now (ms since
-// 1970), jitter included.
-func (s *Service) resolve(w *When, base notify.Base, gen uint32, now int64) (int64, error) {
+// resolveFireTime returns the fire time, jitter included, of a trigger that was requested at now
+// (ms since 1970).
+func (s *Service) resolveFireTime(w *When, base notify.Base, gen uint32, now int64) (int64, error) {
 	var at int64
 	switch {
 	case w.Delay != nil && w.FireAt != nil:
@@ -60,7 +60,7 @@ func (s *Service) resolve(w *When, base notify.Base, gen uint32, now int64) (int
 		}
 		at = ceilMillis(time.UnixMilli(now).Add(*w.Delay))
 	default:
-		// Compared as times: one of the year 9999 does not fit a duration.
+		// Compare as times, because the year 9999 does not fit into a duration.
 		if w.FireAt.After(time.UnixMilli(now).Add(s.cfg.MaxDelay)) {
 			return 0, s.tooFar("fire_at")
 		}
@@ -78,15 +78,15 @@ func (s *Service) resolve(w *When, base notify.Base, gen uint32, now int64) (int
 	if w.Exact {
 		jitter = 0
 	}
-	return at + spread(base, gen, jitter).Milliseconds(), nil
+	return at + jitterOf(base, gen, jitter).Milliseconds(), nil
 }
 
 func (s *Service) tooFar(field string) error {
 	return notify.Invalid("too_far", field, fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
 }
 
-// check admits a trigger of a caller; the URL comes back in its one spelling.
-func (s *Service) check(c *Create, owner *engine.Caller) (u *target, late engine.LatePolicy, err error) {
+// checkCreate admits a trigger of a caller. It returns the URL in canonical form.
+func (s *Service) checkCreate(c *Create, owner *engine.Caller) (u *callbackURL, late engine.LatePolicy, err error) {
 	if u, err = s.checkURL(c.URL, owner); err != nil {
 		return nil, 0, err
 	}
@@ -117,7 +117,7 @@ func checkTerms(c *Create) (late engine.LatePolicy, err error) {
 	}
 	for i, w := range c.Schedule {
 		if w < minWait || w > maxWait {
-			return 0, notify.Invalid("out_of_range", fmt.Sprintf("retry_schedule_seconds[%d]", i), "a wait is 1 second to 24 hours")
+			return 0, notify.Invalid("out_of_range", fmt.Sprintf("retry_schedule_seconds[%d]", i), "must be from 1 second to 24 hours")
 		}
 	}
 	switch c.Late {
@@ -128,7 +128,7 @@ func checkTerms(c *Create) (late engine.LatePolicy, err error) {
 	case "dead_letter":
 		late = engine.LateDeadLetter
 	default:
-		return 0, notify.Invalid("unknown_policy", "late_policy", "fire, drop or dead_letter")
+		return 0, notify.Invalid("unknown_policy", "late_policy", "must be fire, drop or dead_letter")
 	}
 	if late != engine.LateFire && c.MaxLateness == 0 {
 		return 0, notify.Invalid("required", "max_lateness_seconds", "late_policy "+c.Late+" needs a limit above 0")

@@ -14,36 +14,36 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Version names the way this build makes triggers of a request. It is frozen in
-// a reservation: another version could not make the same ones again.
+// Version is the version of the way in which this build makes triggers from a request. The
+// reservation stores it, because another version could not make the same triggers again.
 const Version = 2 // 1 derived the ids of a batch by SHA-256
 
-// Config of a Service. Triggers, Callers, Idem, Later and Egress are required;
-// the zero value of the others means their default.
+// Config configures a Service. Triggers, Callers, Idem, Later and Egress are required. The zero
+// value of the other fields means their default.
 type Config struct {
 	Triggers engine.Triggers
 	Callers  engine.Callers
 	Idem     request.Idem
 	Later    Later
-	// Egress knows which URLs are admitted; the Service calls none.
+	// Egress decides which URLs are admitted. The Service makes no calls.
 	Egress *Egress
-	// Census counts what callers have waiting. Default: one of its own.
+	// Census counts the waiting triggers of callers. Default: a Census of its own.
 	Census *Census
 
 	// MaxBatch is how many items a batch may have.
 	MaxBatch int `default:"1000" min:"1"`
 	// MaxDelay is how far ahead a trigger may fire.
 	MaxDelay time.Duration `default:"8784h" min:"0"`
-	// Jitter spreads fire times where a request says nothing: later only, by at most a tenth
-	// of the delay.
+	// Jitter spreads fire times if a request does not set it: later only, by at most a tenth of the
+	// delay.
 	Jitter time.Duration `min:"0"`
-	// MaxJitter is the most a request may ask for.
+	// MaxJitter is the largest jitter that a request may set.
 	MaxJitter time.Duration `default:"1h"`
-	// MaxPending is how many triggers a caller may have waiting, unless its own record says
-	// otherwise.
+	// MaxPending is how many triggers a caller may have waiting, unless the caller's record sets
+	// another limit.
 	MaxPending int `default:"1000000" min:"1"`
-	// Orphan is how long a message waits for the state row it leads to before it is dropped;
-	// the Dispatchers' must be the same or more.
+	// Orphan is how long a message waits for its state row before it is dropped. The Dispatchers'
+	// value must be at least this.
 	Orphan time.Duration `default:"1m" min:"1s"`
 	// Lease is how long a request may work on a reserved key before a repeat takes over.
 	Lease time.Duration `default:"30s" min:"1s"`
@@ -51,21 +51,19 @@ type Config struct {
 	Keep time.Duration `default:"24h"`
 	// Grace is how long a key is kept after the last of its triggers was due.
 	Grace time.Duration `default:"1h" min:"0"`
-	// Owner names this process in leases; it must differ between processes.
-	// Default: a fresh id.
+	// Owner names this process in leases. It must differ between processes. Default: a fresh id.
 	Owner string
 	// Exclusive: no other process can have Idem open (request.Once).
 	Exclusive bool
-	// Gate says why nothing more can be stored, as an error for the caller; nil:
-	// it can. It is asked before a trigger is made or moved, never before a
-	// cancel. Default: always.
+	// Gate returns an error for the caller while nothing more can be stored. It is called before a
+	// trigger is made or moved, never before a cancel. Default: never an error.
 	Gate func() error
-	// Events are told what happened. Default: nothing.
+	// Events are called when something happens. Default: none.
 	Events Events
-	// Logger gets failures that do not change an answer.
+	// Logger logs failures that do not change an answer.
 	Logger *slog.Logger `default:"discard"`
 
-	hit func(string) // killpoint.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a function of a test
 }
 
 func (c Config) withDefaults() Config {
@@ -95,15 +93,14 @@ func (c Config) validate() error {
 	return setting.Err("trigger", &c)
 }
 
-// Service registers, shows and changes triggers. Its methods may be called from
-// any goroutine and keep nothing of what they are given. Their errors are
-// *notify.Error.
+// Service registers, shows and changes triggers. Its methods may be called from any goroutine and
+// keep no reference to their arguments. Their errors are *notify.Error.
 type Service struct {
 	cfg  Config
 	once request.Once
 }
 
-// New returns a Service; it starts nothing.
+// New returns a Service. It starts no goroutine.
 func New(cfg Config) (*Service, error) {
 	if cfg.Triggers == nil {
 		return nil, cfg.validate()
@@ -118,8 +115,9 @@ func New(cfg Config) (*Service, error) {
 	}}, nil
 }
 
-// caller returns the record of a caller; one that was never stored has no base
-// URLs and may register nothing.
+// callerOf returns the record of a caller that may register triggers. A caller without a record has
+// no base URLs. It returns notify.KindForbidden for a disabled caller and notify.KindConflict for
+// one without a usable secret.
 func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error) {
 	c, ok, err := s.cfg.Callers.Get(ctx, id)
 	if err != nil {
@@ -133,17 +131,17 @@ func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error
 		return nil, &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "the caller is disabled"}
 	case len(keysOf(c.Secrets, time.Now().UnixMilli())) > 0:
 	case slices.ContainsFunc(c.Secrets, engine.CallerSecret.Sealed):
-		return nil, &notify.Error{Kind: notify.KindConflict, Code: "secret_sealed", Msg: "the caller's signing secret cannot be opened: an operator puts its key file back, or makes a new secret"}
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "secret_sealed", Msg: "the caller's signing secret cannot be opened; an operator must restore its key file or make a new secret"}
 	default:
-		return nil, &notify.Error{Kind: notify.KindConflict, Code: "no_secret", Msg: "the caller has no secret to sign callbacks with: an operator makes one"}
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "no_secret", Msg: "the caller has no secret to sign callbacks with; an operator must make one"}
 	}
 	return &c, nil
 }
 
-// retryLater is how long to tell a caller to wait for a store.
+// retryLater is how long a caller is told to wait for a store.
 const retryLater = 2 * time.Second
 
-// unavailable makes an error of a store one that a caller may see.
+// unavailable turns an internal error of a store into one that a caller may see.
 func unavailable(what string, err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
 		return err

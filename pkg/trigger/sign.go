@@ -35,22 +35,21 @@ func ParseSecret(secret string) ([]byte, error) {
 	raw, ok := strings.CutPrefix(secret, secretPrefix)
 	key, err := base64.StdEncoding.DecodeString(raw)
 	if !ok || err != nil || len(key) < minSecret || len(key) > maxSecret {
-		return nil, notify.Invalid("bad_secret", "secret", "is whsec_ and 24 to 64 bytes in base64")
+		return nil, notify.Invalid("bad_secret", "secret", "must be whsec_ and 24 to 64 bytes in base64")
 	}
 	return key, nil
 }
 
-// Rotate puts a fresh secret before a caller's others. Those without an end, or
-// with a later one, sign until overlap from now; at most one of them is kept
-// beside the new one, so that a caller has two at a time. What expired is
-// dropped.
+// Rotate puts a fresh secret before a caller's others. It keeps the newest usable old secret, which
+// signs until overlap from now at the latest, so that a caller has at most two secrets at a time.
+// It drops all others.
 func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engine.Caller, secret string) {
 	secret = NewSecret()
 	at, until := now.UnixMilli(), now.Add(overlap).UnixMilli()
 	list := []engine.CallerSecret{{Secret: secret, Created: at}}
 	for _, old := range c.Secrets {
 		if old.Expires != 0 && old.Expires <= at || overlap <= 0 || old.Sealed() {
-			continue // a sealed one whose key is not there signs nothing
+			continue // a sealed one, whose key is missing, cannot sign
 		}
 		if old.Expires == 0 || old.Expires > until {
 			old.Expires = until
@@ -75,7 +74,7 @@ func keysOf(secrets []engine.CallerSecret, now int64) (keys [][]byte) {
 	return keys
 }
 
-// signer makes signatures with a caller's keys. Safe for concurrent use.
+// signer makes signatures with a caller's keys. It is safe for concurrent use.
 type signer struct {
 	macs []sync.Pool // of hash.Hash, one per key: keying one costs as much as a signature
 }
@@ -88,8 +87,7 @@ func newSigner(keys [][]byte) *signer {
 	return s
 }
 
-// sign returns webhook-signature: v1 and the HMAC over id.timestamp.body, once
-// per key.
+// sign returns the webhook-signature header: v1 and the HMAC over id.timestamp.body, once per key.
 func (s *signer) sign(id string, at int64, body []byte) string {
 	var buf [128]byte
 	head := append(append(buf[:0], id...), '.')

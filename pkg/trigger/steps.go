@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// step is what is done next about a message. A message passes them from above to
-// below; it is read again whenever its row turns out to be another one.
+// workStep is the next step of a message. A message passes the steps from top to bottom. It is read
+// again whenever its row turns out to have changed.
 //
 //	stepRead ─> stepWait ─> stepClaim ─> stepCall ─> stepSettle ─> stepAck
 //	   │                       │            │            ├─ FAILED ──> stepBury ─> stepBuried ─> stepAck
@@ -20,48 +20,47 @@ import (
 //	   │                       └────────────┴─ no call ─> stepReturn ─> stepPutOff
 //	   └─ nothing to do ─> stepAck; not now ─> stepPutOff or stepPark; too late ─> stepSettle; letter owed ─> stepBury
 //
-// Those up to the call stand here, the others in outcomes.go.
-type step uint8
+// The steps up to the call are in this file, the others in outcomes.go.
+type workStep uint8
 
 const (
-	stepRead   step = iota // read the row, and judge what it asks for
-	stepWait               // wait in the caller's lane, for a place or to be claimed ahead
-	stepClaim              // swap the row for its claim
-	stepCall               // make the call
-	stepSettle             // swap the row: it says what came of the call, or that it ended without one
-	stepReturn             // swap the row: it was claimed and is not called
-	stepBury               // append the dead letter
-	stepBuried             // swap the row: its letter is written
-	stepPark               // write the index row that leads back to it
-	stepPutOff             // give the message back to the queue, to come again after work.delay
-	stepAck                // remove the message from the queue
+	stepRead   workStep = iota // read the row, and decide what follows from it
+	stepWait                   // wait in the caller's lane, for a place or to be claimed ahead
+	stepClaim                  // swap the row for its claim
+	stepCall                   // make the call
+	stepSettle                 // swap the row for the outcome of the call, or for its end without a call
+	stepReturn                 // swap the row back: it was claimed and is not called
+	stepBury                   // append the dead letter
+	stepBuried                 // swap the row: its dead letter is written
+	stepPark                   // write the index row that leads back to the row
+	stepPutOff                 // return the message to the queue, visible again after work.delay
+	stepAck                    // remove the message from the queue
 )
 
-// work is a message in memory and what is being done about it. One goroutine at
-// a time has it: the one that does its step. While it waits, its lane has it.
+// work is a message in memory and its progress. One goroutine at a time owns it: the goroutine that
+// does its step. While it waits, its batcher or its lane owns it.
 type work struct {
-	d     engine.Delivery
-	msg   message
-	batch uint64 // of take
-	named bool   // ids has its trigger
-	step  step
-	// row is the row as it was read or written last. Before stepSettle, stepReturn and
-	// stepBuried it is what the row is to be swapped for. Its Version is always the stored
-	// one.
+	delivery   engine.Delivery
+	msg        message
+	batch      uint64 // number of its batch in acceptDeliveries
+	registered bool   // Dispatcher.inProgress has its trigger
+	step       workStep
+	// row is the row as last read or written. Before stepSettle, stepReturn and stepBuried it is
+	// the row to be written. Its Version is always the stored one.
 	row  engine.Trigger
 	lane *lane
 
-	claimed time.Time     // before the claim was written: the lease is trusted from here
-	slot    bool          // it has a place among the calls under way
-	toRead  *lane         // its line keeps room for it until its row was read
-	delay   time.Duration // how long to put the message off
-	cause   string        // of that, where it is a deferral
-	keep    bool          // it is put off as the message it is, with the receives it has
-	asIs    bool          // it is put off with the body it has: a newer release wrote it or its row
+	claimedAt    time.Time     // time before the claim was written: the lease is trusted from here
+	hasPlace     bool          // it has one of the places for calls
+	toRead       *lane         // the lane that keeps room for it until its row is read
+	delay        time.Duration // for how long the message is put off
+	cause        string        // cause of a deferral
+	keepReceives bool          // put off as the same message, keeping its count of receives
+	keepBody     bool          // put off with its body unchanged: a newer release wrote it or its row
 }
 
-// send hands works on to their next step.
-func (d *Dispatcher) send(to step, ws ...*work) {
+// send passes work on to its next step. From here on the work belongs to that step.
+func (d *Dispatcher) send(to workStep, ws ...*work) {
 	for _, w := range ws {
 		w.step = to
 	}
@@ -71,8 +70,8 @@ func (d *Dispatcher) send(to step, ws ...*work) {
 		for _, w := range ws {
 			by[w.line()] = append(by[w.line()], w)
 		}
-		d.reads[onTime].add(by[onTime]...)
-		d.reads[backlog].add(by[backlog]...)
+		d.reads[lineOnTime].add(by[lineOnTime]...)
+		d.reads[lineBacklog].add(by[lineBacklog]...)
 	case stepClaim:
 		d.claims.add(ws...)
 	case stepSettle, stepReturn, stepBuried:
@@ -83,7 +82,7 @@ func (d *Dispatcher) send(to step, ws ...*work) {
 		d.timers.add(ws...)
 	case stepPutOff, stepAck:
 		d.messages.add(ws...)
-	case stepWait, stepCall: // see lanes.admit and launch
+	case stepWait, stepCall: // see lanes.enqueue and launch
 	}
 }
 
@@ -96,27 +95,27 @@ func (d *Dispatcher) putOff(cause string, ws ...*work) {
 	d.send(stepPutOff, ws...)
 }
 
-// drop removes messages that are of no use any more.
+// drop acknowledges messages that are no longer needed.
 func (d *Dispatcher) drop(cause string, ws ...*work) {
 	d.cfg.Events.dropped(cause, len(ws))
 	d.send(stepAck, ws...)
 }
 
-// later puts a message off until its row can be acted on: in the queue for a
-// short while, as an index row for a longer one.
-func (d *Dispatcher) later(w *work, cause string, wait time.Duration) {
+// putOffUntil puts a message off until its row can be acted on: in the queue for a short wait, by
+// an index row for a longer one.
+func (d *Dispatcher) putOffUntil(w *work, cause string, wait time.Duration) {
 	if cause == CauseEarly && wait > d.cfg.Hold {
 		d.cfg.Events.deferred(cause, 1)
 		d.send(stepPark, w)
 		return
 	}
-	// A lease has no index row of its own; it is short.
+	// No index row is written for a lease, because leases are short.
 	w.delay = min(max(wait, 0), engine.MaxQueueDelay)
 	d.putOff(cause, w)
 }
 
-// until calls fn until it succeeds; false: ctx ended before.
-func (d *Dispatcher) until(ctx context.Context, what string, fn func() error) bool {
+// retryUntil calls fn until it succeeds. It returns false if ctx ended first.
+func (d *Dispatcher) retryUntil(ctx context.Context, what string, fn func() error) bool {
 	var pause notify.Pause
 	for ctx.Err() == nil {
 		err := fn()
@@ -131,35 +130,35 @@ func (d *Dispatcher) until(ctx context.Context, what string, fn func() error) bo
 	return false
 }
 
-// clockWait is how long a message stays away from a process whose clock is off, and
-// from all others.
+// clockWait is how long a message stays away from every process after it met a process whose clock
+// is off.
 const clockWait = time.Second
 
-// callsNothing says why no call may start now, and how long to put messages off
-// then; "": calls may start.
-func (d *Dispatcher) callsNothing() (cause string, wait time.Duration) {
+// noCallCause returns why no call may start now, and for how long to put messages off; "" if calls
+// may start.
+func (d *Dispatcher) noCallCause() (cause string, wait time.Duration) {
 	select {
 	case <-d.draining:
 		return CauseShutdown, 0
 	default:
 	}
-	if d.cfg.Clock() != nil { // a lease would be too long, or over at once
+	if d.cfg.Clock() != nil { // with a wrong clock a lease would be too long, or expire at once
 		return CauseClock, clockWait
 	}
 	return "", 0
 }
 
-// read does stepRead. While the store is away the messages stay held: giving them
-// back would wear out their receives.
-func (d *Dispatcher) read(ctx context.Context, ws []*work) {
+// readRows does stepRead. While the store is down the messages stay in memory: to return them would
+// use up their receives.
+func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 	ids := make([]string, len(ws))
 	for i, w := range ws {
 		ids[i] = idOf(w.msg.base)
 	}
 	var rows []engine.Trigger
-	var asked time.Time // before the rows were read: a row that is missing was then
+	var asked time.Time // before the rows were read: a missing row was missing at this time
 	var newer error
-	if !d.until(ctx, "triggers", func() (err error) {
+	if !d.retryUntil(ctx, "triggers", func() (err error) {
 		asked = time.Now()
 		rows, err = d.cfg.Triggers.Get(ctx, ids)
 		if errors.Is(err, notify.ErrNewer) {
@@ -175,32 +174,32 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 	}
 	now := time.Now()
 	if d.cfg.Clock() != nil {
-		d.lanes.readInVain(ws...)
+		d.lanes.readWithoutCall(ws...)
 		for _, w := range ws {
-			d.later(w, CauseClock, clockWait)
+			d.putOffUntil(w, CauseClock, clockWait)
 		}
 		return
 	}
 	drops, callable := map[string][]*work{}, map[string][]*work{} // by cause, by caller
 	for i, w := range ws {
 		w.row = rows[i]
-		v, cause, at := d.terms.judge(&w.row, w.msg.gen, now.UnixMilli())
-		if v != due {
-			d.lanes.readInVain(w)
+		v, cause, at := d.rules.judge(&w.row, w.msg.gen, now.UnixMilli())
+		if v != verdictDue {
+			d.lanes.readWithoutCall(w)
 		}
 		switch v {
-		case drop:
+		case verdictDrop:
 			drops[cause] = append(drops[cause], w)
-		case orphan:
-			d.orphan(w, asked)
-		case early, leased:
-			d.later(w, cause, time.UnixMilli(at).Sub(now))
-		case owed:
+		case verdictOrphan:
+			d.awaitStateRow(w, asked)
+		case verdictEarly, verdictLeased:
+			d.putOffUntil(w, cause, time.UnixMilli(at).Sub(now))
+		case verdictOwed:
 			d.send(stepBury, w)
-		case over:
-			w.row = d.terms.giveUp(w.row, ceilMillis(now))
+		case verdictOver:
+			w.row = d.rules.giveUpRow(w.row, ceilMillis(now))
 			d.send(stepSettle, w)
-		case due:
+		case verdictDue:
 			callable[w.row.Caller] = append(callable[w.row.Caller], w)
 		}
 	}
@@ -208,49 +207,48 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 		d.drop(cause, list...)
 	}
 	for caller, list := range callable {
-		l := d.lanes.of(caller)
+		l := d.lanes.laneOf(caller)
 		if _, wait, ok := d.lanes.recordOf(ctx, l); !ok {
-			d.lanes.readInVain(list...)
+			d.lanes.readWithoutCall(list...)
 			for _, w := range list {
 				w.delay = wait
 			}
 			d.putOff(CauseCaller, list...)
 			continue
 		}
-		d.lanes.admit(l, list)
+		d.lanes.enqueue(l, list)
 	}
 }
 
-// leaveNewer finds the messages whose rows a newer release wrote, and puts them off: a
-// process of that release may receive them next. It is called where a read of all rows
-// returned cause, which is notify.ErrNewer.
+// leaveNewer finds the messages whose rows a newer release wrote, and puts them off: a process of
+// that release may receive them next. It is called if a read of all rows returned cause, which is
+// notify.ErrNewer.
 func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	if len(ws) > 1 {
 		for i := range ws {
-			d.read(ctx, ws[i:i+1])
+			d.readRows(ctx, ws[i:i+1])
 		}
 		return
 	}
 	w := ws[0]
-	if d.toldNewer.CompareAndSwap(false, true) {
-		d.cfg.Logger.Error("a trigger is left to a process of a newer release; told once", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
+	if d.newerLogged.CompareAndSwap(false, true) {
+		d.cfg.Logger.Error("a trigger is left to a process of a newer release; logged once", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
 	}
-	d.lanes.readInVain(w)
-	w.asIs = true
-	d.later(w, CauseNewer, newerWait)
+	d.lanes.readWithoutCall(w)
+	w.keepBody = true
+	d.putOffUntil(w, CauseNewer, newerWait)
 }
 
-// orphan waits for a row that is on its way, and drops the message when it must
-// have come: its create was never answered, or the reschedule it was written
-// for was lost to another.
-func (d *Dispatcher) orphan(w *work, asked time.Time) {
-	if asked.Sub(w.d.Enqueued) > d.cfg.Orphan {
+// awaitStateRow puts a message off until its row is stored. After Orphan it drops the message: its
+// create was never answered, or its reschedule lost against another one.
+func (d *Dispatcher) awaitStateRow(w *work, asked time.Time) {
+	if asked.Sub(w.delivery.Enqueued) > d.cfg.Orphan {
 		d.drop(CauseOrphan, w)
 		return
 	}
-	// Few receives for the whole of it, and none early.
-	w.delay, w.keep = d.cfg.Orphan+time.Second, true
-	switch w.d.Receives {
+	// Few receives in total, and none too early.
+	w.delay, w.keepReceives = d.cfg.Orphan+time.Second, true
+	switch w.delivery.Receives {
 	case 1:
 		w.delay = 250 * time.Millisecond
 	case 2:
@@ -261,14 +259,13 @@ func (d *Dispatcher) orphan(w *work, asked time.Time) {
 	d.putOff(CauseOrphan, w)
 }
 
-// claim does stepClaim: it makes rows IN_FLIGHT, in one swap, and starts the calls of
-// those that won, or lets them wait for a place. Of a row, an epoch and a cancel only
-// one can win.
-func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
-	if cause, wait := d.callsNothing(); cause != "" {
+// claimRows does stepClaim: it makes rows IN_FLIGHT in one swap. It starts the calls of the rows it
+// won, or lets them wait for a place. Of a row, only one epoch or a cancel can win.
+func (d *Dispatcher) claimRows(ctx context.Context, ws []*work) {
+	if cause, wait := d.noCallCause(); cause != "" {
 		d.lanes.claimedAhead(ws, nil)
 		for _, w := range ws {
-			d.launch(d.lanes.free(w))
+			d.launch(d.lanes.freePlace(w))
 			w.delay = wait
 		}
 		d.putOff(cause, ws...)
@@ -276,18 +273,17 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	}
 	now := time.Now()
 	for _, w := range ws {
-		w.claimed = now
-		w.row = d.terms.claim(w.row, now, int(w.msg.deferrals))
+		w.claimedAt = now
+		w.row = d.rules.claimRow(w.row, now, int(w.msg.deferrals))
 	}
 	won, err := d.swapOnce(ctx, ws)
 	if err != nil {
-		// A claim that was written is this process's or another's, the row does not
-		// say: nobody calls, and the lease runs out. The next claim of the same row
-		// settles it.
+		// The claim may have been written, by this process or another; the row does not tell. So no
+		// process calls until the lease expires, and the next claim of the row settles it.
 		d.lanes.claimedAhead(ws, nil)
 		new(notify.Pause).Wait(ctx)
 		for _, w := range ws {
-			d.again(w)
+			d.readAgain(w)
 		}
 		return
 	}
@@ -298,22 +294,22 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 			continue
 		}
 		w.row.Version++
-		w.msg.deferrals = 0 // the row has them
-		if w.slot {
+		w.msg.deferrals = 0 // the row has them now
+		if w.hasPlace {
 			start = append(start, w)
 		}
 	}
-	d.lanes.claimedAhead(ws, won) // from here on the work is others'
+	d.lanes.claimedAhead(ws, won) // other goroutines own the work from here on
 	for _, w := range start {
 		d.launch(w)
 	}
 	for _, w := range lost {
-		d.again(w)
+		d.readAgain(w)
 	}
 	d.cfg.Events.claimLost(len(lost))
 }
 
-// swapOnce swaps the rows of works.
+// swapOnce swaps the rows of ws, and reports which of the swaps won.
 func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err error) {
 	ss := make([]engine.TriggerSwap, len(ws))
 	for i, w := range ws {
@@ -325,13 +321,13 @@ func (d *Dispatcher) swapOnce(ctx context.Context, ws []*work) (won []bool, err 
 	return won, err
 }
 
-// again lets a message start over: its row is another one now.
-func (d *Dispatcher) again(w *work) {
-	d.launch(d.lanes.free(w))
+// readAgain sends a message back to stepRead because its row has changed.
+func (d *Dispatcher) readAgain(w *work) {
+	d.launch(d.lanes.freePlace(w))
 	d.send(stepRead, w)
 }
 
-// launch begins the call of a claimed row. It does nothing with nil.
+// launch starts the call of a claimed row. w may be nil.
 func (d *Dispatcher) launch(w *work) {
 	if w == nil {
 		return
@@ -339,16 +335,16 @@ func (d *Dispatcher) launch(w *work) {
 	select {
 	case d.jobs <- w:
 	default:
-		d.calls.Go(func() { d.caller(w) })
+		d.calls.Go(func() { d.runCalls(w) })
 	}
 }
 
-// maxIdlers is how many goroutines wait for the next call to make.
+// maxIdlers is how many goroutines wait for the next call.
 const maxIdlers = 256
 
-// caller makes calls, one after the other, while there are any. Its stack has
-// grown to what a call needs; a fresh goroutine's would have to each time.
-func (d *Dispatcher) caller(w *work) {
+// runCalls makes calls, one after the other, while there are any. It reuses its stack, which has
+// grown to what a call needs; a fresh goroutine's stack would have to grow each time.
+func (d *Dispatcher) runCalls(w *work) {
 	for {
 		for w != nil {
 			w.step = stepCall
@@ -361,32 +357,32 @@ func (d *Dispatcher) caller(w *work) {
 		select {
 		case w = <-d.jobs:
 			d.idlers.Add(-1)
-		case <-d.on.Done():
+		case <-d.runCtx.Done():
 			d.idlers.Add(-1)
 			return
 		}
 	}
 }
 
-// call does stepCall, unless the call must not be made any more. It returns the work whose
-// call begins now that this one has ended, or nil: the goroutine makes that call next.
+// call does stepCall, unless the call must not be made any more. It returns the work that gets the
+// freed place, or nil: the goroutine makes that call next.
 func (d *Dispatcher) call(w *work) (next *work) {
 	d.cfg.hit("trigger-claimed")
-	if cause, wait := d.callsNothing(); cause != "" {
-		return d.back(w, cause, wait)
+	if cause, wait := d.noCallCause(); cause != "" {
+		return d.returnUncalled(w, cause, wait)
 	}
 	if now := time.Now().UnixMilli(); now < w.row.NextAt {
-		return d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
+		return d.returnUncalled(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
 	}
-	rec, wait, ok := d.lanes.recordOf(d.on, w.lane)
+	rec, wait, ok := d.lanes.recordOf(d.runCtx, w.lane)
 	if !ok {
-		return d.back(w, CauseCaller, wait)
+		return d.returnUncalled(w, CauseCaller, wait)
 	}
-	// The claim is trusted on this process's clock from before it was written. A
-	// process that was paused, or waited for the caller's record, must not call
-	// after its lease: this is the last look before the call.
-	if time.Since(w.claimed) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
-		return d.back(w, CauseLeased, 0)
+	// The claim is trusted by this process's clock from before it was written. A process that was
+	// paused, or waited for the caller's record, must not call after its lease. This is the last
+	// check before the call.
+	if time.Since(w.claimedAt) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
+		return d.returnUncalled(w, CauseLeased, 0)
 	}
 	started := time.Now()
 	if w.row.Attempts == 0 && w.row.Epoch == 1 {
@@ -398,24 +394,25 @@ func (d *Dispatcher) call(w *work) (next *work) {
 	}
 	d.cfg.hit("trigger-called-before-outcome")
 	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
-	next = d.lanes.called(w, health(r.class))
-	// A clock that is set during the call moves no retry.
-	w.row = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
+	next = d.lanes.callEnded(w, health(r.class))
+	// Measured with the monotonic clock: a clock that is set during the call must not move the
+	// retry.
+	w.row = d.rules.settleRow(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
 	d.send(stepSettle, w)
 	return next
 }
 
-// back gives a place and a claim back: no call was made, and none is counted. It returns
-// the work that has the place now, or nil.
-func (d *Dispatcher) back(w *work, cause string, wait time.Duration) (next *work) {
-	next = d.lanes.free(w)
-	d.giveBack(w, cause, wait)
+// returnUncalled frees the place of work and returns its claim. No call was made, and no attempt is
+// counted. It returns the work that has the place now, or nil.
+func (d *Dispatcher) returnUncalled(w *work, cause string, wait time.Duration) (next *work) {
+	next = d.lanes.freePlace(w)
+	d.returnClaim(w, cause, wait)
 	return next
 }
 
-// giveBack gives a claim back.
-func (d *Dispatcher) giveBack(w *work, cause string, wait time.Duration) {
+// returnClaim returns a claim without a call.
+func (d *Dispatcher) returnClaim(w *work, cause string, wait time.Duration) {
 	d.cfg.Events.deferred(cause, 1)
-	w.row, w.delay = giveBack(w.row, cause), min(wait, engine.MaxQueueDelay)
+	w.row, w.delay = unclaimRow(w.row, cause), min(wait, engine.MaxQueueDelay)
 	d.send(stepReturn, w)
 }

@@ -15,10 +15,10 @@ import (
 // maxURL is the longest callback URL, in bytes as it was given.
 const maxURL = 2048
 
-// target is a callback URL or a base URL, taken apart and in one spelling: a
-// host in lower case and punycode, no default port, a path that begins with a
-// slash and has nothing in it that a server might resolve to another place.
-type target struct {
+// callbackURL is a parsed callback URL or base URL in canonical form: the host in lower case and
+// punycode, no default port, and a path that begins with a slash and contains nothing that a server
+// might resolve to another place.
+type callbackURL struct {
 	scheme string
 	host   string // a name or an address, without brackets
 	port   uint16
@@ -27,18 +27,18 @@ type target struct {
 	isIP   bool
 }
 
-// url is t as net/http takes it.
-func (t *target) url() *url.URL {
+// url returns t as net/http takes it.
+func (t *callbackURL) url() *url.URL {
 	u := &url.URL{Scheme: t.scheme, Host: t.authority(), RawQuery: t.query, Path: t.path}
 	if strings.IndexByte(t.path, '%') >= 0 {
 		u.RawPath = t.path
-		u.Path, _ = url.PathUnescape(t.path) // parsePath has seen it
+		u.Path, _ = url.PathUnescape(t.path) // parsePath has checked it
 	}
 	return u
 }
 
-// authority is the host, and the port unless it is the scheme's own.
-func (t *target) authority() string {
+// authority returns the host, and the port unless it is the scheme's default.
+func (t *callbackURL) authority() string {
 	host := t.host
 	if t.isIP && strings.Contains(host, ":") {
 		host = "[" + host + "]"
@@ -49,7 +49,7 @@ func (t *target) authority() string {
 	return host
 }
 
-func (t *target) String() string {
+func (t *callbackURL) String() string {
 	s := t.scheme + "://" + t.authority() + t.path
 	if t.query != "" {
 		s += "?" + t.query
@@ -57,9 +57,9 @@ func (t *target) String() string {
 	return s
 }
 
-// under reports whether t is base or below it. A base's path ends at a slash, so
-// that /hooks/ covers /hooks and /hooks/x, but not /hooks-of-another.
-func (t *target) under(base *target) bool {
+// isUnder reports whether t equals base or is below it. A base's path ends with a slash, so that
+// /hooks/ covers /hooks and /hooks/x, but not /hooks-of-another.
+func (t *callbackURL) isUnder(base *callbackURL) bool {
 	return t.scheme == base.scheme && t.host == base.host && t.port == base.port &&
 		(strings.HasPrefix(t.path, base.path) || t.path+"/" == base.path)
 }
@@ -71,10 +71,9 @@ func defaultPort(scheme string) uint16 {
 	return 443
 }
 
-// parseURL checks and normalises a URL that somebody gave as field. plain says
-// whether http is admitted beside https.
-func parseURL(field, raw string, plain bool) (*target, error) {
-	bad := func(code, rule string) (*target, error) { return nil, notify.Invalid(code, field, rule) }
+// parseURL checks and normalizes the URL in field. plain admits http in addition to https.
+func parseURL(field, raw string, plain bool) (*callbackURL, error) {
+	bad := func(code, rule string) (*callbackURL, error) { return nil, notify.Invalid(code, field, rule) }
 	switch {
 	case raw == "":
 		return bad("required", "a URL is needed")
@@ -84,7 +83,7 @@ func parseURL(field, raw string, plain bool) (*target, error) {
 		return bad("bad_url", "is not valid UTF-8")
 	}
 	for i := range len(raw) {
-		// net/url refuses some of these, lets others through, and servers differ.
+		// net/url refuses some of these and accepts others, and servers treat them differently.
 		switch c := raw[i]; {
 		case c < 0x20, c == 0x7f:
 			return bad("url_control_character", "must not contain control characters")
@@ -106,7 +105,7 @@ func parseURL(field, raw string, plain bool) (*target, error) {
 	case u.User != nil:
 		return bad("url_userinfo", "must not carry a user or password")
 	}
-	t := &target{scheme: u.Scheme, query: u.RawQuery}
+	t := &callbackURL{scheme: u.Scheme, query: u.RawQuery}
 	if t.host, t.isIP, err = parseHost(field, u.Hostname(), strings.HasPrefix(u.Host, "[")); err != nil {
 		return nil, err
 	}
@@ -131,9 +130,9 @@ func ascii(s string) bool {
 	return true
 }
 
-// names maps and checks names as browsers and resolvers do (UTS 46, strict):
-// what a look-alike maps to is what is compared and called.
-var names = idna.New(
+// idnaNames maps and checks names like browsers and resolvers (UTS 46, strict). The mapped name,
+// also of a look-alike, is what is compared and called.
+var idnaNames = idna.New(
 	idna.MapForLookup(),
 	idna.BidiRule(),
 	idna.Transitional(false),
@@ -141,9 +140,8 @@ var names = idna.New(
 	idna.StrictDomainName(true),
 )
 
-// parseHost returns a host in its one spelling. An address in any form but the
-// usual one is refused: 2130706433, 0177.0.0.1, 0x7f.1 and 127.1 are 127.0.0.1
-// to some resolvers and a name to others.
+// parseHost returns a host in canonical form. It refuses an address in any form but the usual one:
+// 2130706433, 0177.0.0.1, 0x7f.1 and 127.1 are 127.0.0.1 to some resolvers and names to others.
 func parseHost(field, host string, brackets bool) (name string, isIP bool, err error) {
 	bad := func(rule string) (string, bool, error) { return "", false, notify.Invalid("url_host", field, rule) }
 	if host == "" {
@@ -162,28 +160,28 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 		return a.String(), true, nil
 	}
 	if a, err := netip.ParseAddr(host); err == nil {
-		return a.String(), true, nil // net/url lets only IPv4 come without brackets
+		return a.String(), true, nil // net/url accepts only IPv4 without brackets
 	}
-	name, err = names.ToASCII(host)
+	name, err = idnaNames.ToASCII(host)
 	if err != nil || name == "" || len(name) > 253 {
-		return bad("the host is not a name DNS could hold")
+		return bad("the host is not a valid DNS name")
 	}
-	if again, err := names.ToASCII(name); err != nil || again != name {
-		return bad("the host is not a name DNS could hold") // a punycode that stands for nothing
+	if again, err := idnaNames.ToASCII(name); err != nil || again != name {
+		return bad("the host is not a valid DNS name") // punycode that maps to no name
 	}
 	if strings.HasSuffix(name, ".") {
 		return bad("the host must not end with a dot")
 	}
 	last := name[strings.LastIndexByte(name, '.')+1:]
-	if number(last) {
+	if looksNumeric(last) {
 		return bad("an address is written as four decimal numbers")
 	}
 	return name, false, nil
 }
 
-// number reports whether a resolver might read a label as a number: digits, or
-// 0x and hexadecimal digits. A host that ends in one is an address or an error.
-func number(label string) bool {
+// looksNumeric reports whether a resolver might read a label as a number: digits, or 0x and
+// hexadecimal digits. A host that ends in such a label is an address or an error.
+func looksNumeric(label string) bool {
 	if strings.Trim(label, "0123456789") == "" {
 		return true
 	}
@@ -206,8 +204,8 @@ func parsePort(field string, u *url.URL) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parsePath refuses what would make a path below a base URL lead elsewhere: dot
-// segments, also with parameters behind them, and escaped slashes.
+// parsePath refuses whatever could make a path below a base URL lead elsewhere: dot segments, also
+// with parameters behind them, and escaped slashes.
 func parsePath(field string, u *url.URL) (string, error) {
 	p := u.EscapedPath()
 	if p == "" {
@@ -220,7 +218,7 @@ func parsePath(field string, u *url.URL) (string, error) {
 	if strings.Contains(lower, "%00") || strings.Contains(lower, "%25") {
 		return "", notify.Invalid("url_path", field, "must not contain an escaped zero byte or percent sign")
 	}
-	// %c0%ae is an overlong dot: invalid, but some servers decode it to one.
+	// %c0%ae is an overlong encoding of a dot: invalid, but some servers decode it.
 	if !utf8.ValidString(u.Path) {
 		return "", notify.Invalid("url_path", field, "must be valid UTF-8 when its escapes are decoded")
 	}
@@ -233,9 +231,9 @@ func parsePath(field string, u *url.URL) (string, error) {
 	return p, nil
 }
 
-// CheckBaseURL returns a caller's base URL in the spelling that is stored and
-// compared, or a notify.KindInvalid that names field. Its path gets a slash at
-// the end; a query is refused. plain admits http.
+// CheckBaseURL returns a caller's base URL in the canonical form that is stored and compared, or a
+// notify.KindInvalid that names field. It adds a slash to the end of the path and refuses a query.
+// plain admits http.
 func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 	t, err := parseURL(field, raw, bool(plain))
 	if err != nil {
@@ -250,12 +248,12 @@ func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 	return t.String(), nil
 }
 
-// Plain says whether URLs may be http beside https.
+// Plain says whether URLs may use http in addition to https.
 type Plain bool
 
-// parseBase returns a stored base URL; nil for one that is none: stored by hand,
-// or before a rule. It admits nothing.
-func parseBase(raw string, plain bool) *target {
+// parseBase returns a stored base URL. It returns nil for an invalid one, stored by hand or before
+// a rule existed, which admits nothing.
+func parseBase(raw string, plain bool) *callbackURL {
 	b, err := parseURL("callback_urls", raw, plain)
 	if err != nil {
 		return nil
@@ -266,19 +264,19 @@ func parseBase(raw string, plain bool) *target {
 	return b
 }
 
-// allowed reports whether u is under one of a caller's base URLs.
-func allowed(u *target, bases []string, plain bool) bool {
+// underStoredBase reports whether u is under one of a caller's base URLs.
+func underStoredBase(u *callbackURL, bases []string, plain bool) bool {
 	for _, raw := range bases {
-		if b := parseBase(raw, plain); b != nil && u.under(b) {
+		if b := parseBase(raw, plain); b != nil && u.isUnder(b) {
 			return true
 		}
 	}
 	return false
 }
 
-func underAny(u *target, bases []*target) bool {
+func underAny(u *callbackURL, bases []*callbackURL) bool {
 	for _, b := range bases {
-		if u.under(b) {
+		if u.isUnder(b) {
 			return true
 		}
 	}

@@ -20,19 +20,19 @@ const (
 // What ValidateAddress returns; the texts are shown to callers.
 var (
 	errAddressSize = fmt.Errorf("an address is UTF-8 of at most %d bytes", notify.MaxAddress)
-	errPush        = errors.New("a push address is apns: or fcm: and a token")
+	errPushAddress = errors.New("a push address is apns: or fcm: and a token")
 	errAPNs        = errors.New("a token behind apns: is hexadecimal digits")
-	errFCM         = errors.New("a token behind fcm: is letters, digits and the characters -_.: alone")
+	errFCM         = errors.New("a token behind fcm: is letters, digits and the characters -_.: only")
 	errPhone       = errors.New("a phone number is E.164: + and 7 to 15 digits, the first not 0")
 	errMail        = errors.New("an e-mail address is local@domain, without a name, quotes or a comment")
-	errLocal       = errors.New("what stands before the @ is 1 to 64 bytes of letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots between")
+	errLocal       = errors.New("the part before the @ is 1 to 64 bytes of letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots between")
 	errDomain      = errors.New("a domain is labels of 1 to 63 letters, digits and inner hyphens, with single dots between")
 	errChannel     = errors.New("no such channel")
 )
 
-// ValidateAddress reports what is wrong with an address of a channel. Its
-// errors do not carry the address. What it accepts can stand in a URL's path
-// (push) and in a header (all), so providers' clients need not quote it.
+// ValidateAddress returns what is wrong with an address of a channel. Its errors do not contain the
+// address. An accepted address can stand in the path of a URL (push) and in a header (all
+// channels), so the providers' clients need not quote it.
 func ValidateAddress(ch notify.Channel, a string) error {
 	if len(a) > notify.MaxAddress {
 		return errAddressSize
@@ -76,8 +76,8 @@ var classes = func() (t [256]uint8) {
 	return t
 }()
 
-// only reports whether all of s is of a class.
-func only(s string, class uint8) bool {
+// allOfClass reports whether all characters of s are of a class.
+func allOfClass(s string, class uint8) bool {
 	all := class
 	for i := range len(s) {
 		all &= classes[s[i]]
@@ -85,8 +85,8 @@ func only(s string, class uint8) bool {
 	return all != 0
 }
 
-// isHex reports whether s is hexadecimal digits, eight at a time: a device token
-// is in every receiver of a fan-out, and one by one its 64 took 60 ns.
+// isHex reports whether s is hexadecimal digits. It checks eight at a time: every receiver of a
+// fan-out has a device token, whose 64 digits took 60 ns one by one.
 func isHex(s string) bool {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for ; len(s) >= 8; s = s[8:] {
@@ -100,7 +100,7 @@ func isHex(s string) bool {
 			return false
 		}
 	}
-	return only(s, hexDigit)
+	return allOfClass(s, hexDigit)
 }
 
 func validatePush(a string) error {
@@ -114,16 +114,16 @@ func validatePush(a string) error {
 	token, fcm := strings.CutPrefix(a, "fcm:")
 	switch {
 	case !fcm:
-		return errPush
-	case token == "" || !only(token, fcmToken):
+		return errPushAddress
+	case token == "" || !allOfClass(token, fcmToken):
 		return errFCM
 	}
 	return nil
 }
 
-// validateMail takes what RFC 5321 calls Dot-string "@" Domain, with letters
-// beyond ASCII as RFC 6531 adds them. It does not take quoted locals and
-// addresses in brackets, which providers refuse.
+// validateMail accepts Dot-string "@" Domain of RFC 5321, with letters beyond ASCII as RFC 6531
+// adds them. It refuses quoted local parts and addresses in brackets, because providers refuse
+// them.
 func validateMail(a string) error {
 	if isPlainMail(a) {
 		return nil
@@ -133,20 +133,20 @@ func validateMail(a string) error {
 		return errMail
 	}
 	local, domain := a[:at], a[at+1:]
-	if len(local) > maxLocal || !dotted(local, func(atom string) bool { return word(atom, atext) }) {
+	if len(local) > maxLocal || !validParts(local, func(atom string) bool { return wordOfClass(atom, atext) }) {
 		return errLocal
 	}
-	if !dotted(domain, isLabel) {
+	if !validParts(domain, isLabel) {
 		return errDomain
 	}
 	return nil
 }
 
-// isPlainMail takes, in a fifth of the time, what almost all addresses look
-// like: letters, digits and few other characters.
+// isPlainMail accepts the form of almost all addresses, letters, digits and few other characters,
+// in a fifth of the time.
 func isPlainMail(a string) bool {
 	const dot = '.'
-	last, at := byte(dot), -1 // no part begins with a dot
+	last, at := byte(dot), -1 // a part must not begin with a dot
 	label := 0                // where the label begins
 	for i := range len(a) {
 		c := a[i]
@@ -169,9 +169,9 @@ func isPlainMail(a string) bool {
 	return at > 0 && last != dot && last != '-' && len(a)-label <= maxLabel && len(a) <= maxMail
 }
 
-// dotted reports whether s is one or more parts that are ok, with a dot
-// between, none of them empty.
-func dotted(s string, ok func(part string) bool) bool {
+// validParts reports whether s is one or more parts with single dots between, each non-empty and
+// accepted by ok.
+func validParts(s string, ok func(part string) bool) bool {
 	for {
 		part, rest, more := strings.Cut(s, ".")
 		if part == "" || !ok(part) {
@@ -185,12 +185,12 @@ func dotted(s string, ok func(part string) bool) bool {
 }
 
 func isLabel(s string) bool {
-	return len(s) <= maxLabel && s[0] != '-' && s[len(s)-1] != '-' && word(s, ldh)
+	return len(s) <= maxLabel && s[0] != '-' && s[len(s)-1] != '-' && wordOfClass(s, ldh)
 }
 
-// word reports whether all of s is of a class or a letter, mark or digit beyond
+// wordOfClass reports whether each character of s is of a class, or a letter, mark or digit beyond
 // ASCII.
-func word(s string, class uint8) bool {
+func wordOfClass(s string, class uint8) bool {
 	for i, r := range s {
 		if r < utf8.RuneSelf {
 			if classes[s[i]]&class == 0 {

@@ -50,12 +50,12 @@ func FuzzAddressShortcuts(f *testing.F) {
 		f.Add(a)
 	}
 	f.Fuzz(func(t *testing.T, a string) {
-		if isHex(a) != only(a, hexDigit) && a != "" {
+		if isHex(a) != allOfClass(a, hexDigit) && a != "" {
 			t.Errorf("%q: hexadecimal %v", a, isHex(a))
 		}
 		if isPlainMail(a) {
 			local, domain, _ := strings.Cut(a, "@")
-			if len(local) > maxLocal || len(a) > maxMail || !dotted(local, func(s string) bool { return word(s, atext) }) || !dotted(domain, isLabel) {
+			if len(local) > maxLocal || len(a) > maxMail || !validParts(local, func(s string) bool { return wordOfClass(s, atext) }) || !validParts(domain, isLabel) {
 				t.Errorf("%q is no address", a)
 			}
 		}

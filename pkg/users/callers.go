@@ -9,28 +9,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callerAge is how long a caller's record is believed without asking, and so how
-// soon a change binds in other processes.
+// callerAge is how long a cached caller is used without asking the store. It is also how soon a
+// change binds in other processes.
 const callerAge = time.Second
 
-// maxCallers bounds how many records are held, in two generations.
+// maxCallers bounds how many callers are cached, in two generations.
 const maxCallers = 20_000
 
-// Callers reads callers through a cache: each is asked for once a second, and while
-// the store is away what was known of it holds. Of who was never asked for nothing is
-// known: notify.KindUnavailable. Put and List are the store's.
+// Callers reads callers through a cache. It asks the store for each caller once a second. While the
+// store is down, the cached caller stays valid; a caller that is not in the cache gets
+// notify.KindUnavailable. Put and List go to the store.
 //
-// A store that is frozen takes as long as its time-out to fail. Once a question has
-// failed, known callers are therefore answered at once, and one question a second
-// tries the store beside them until it answers.
+// A frozen store takes its whole time-out to fail. Once a read has failed, Get therefore answers
+// from the cache at once, and one read a second, in a goroutine of its own, tries the store until
+// it answers.
 type Callers struct {
 	engine.Callers
 
-	mu         sync.Mutex
-	young, old map[string]knownCaller // the older goes when the younger is full
-	away       bool                   // the last question failed: the store is tried beside the answers
-	trying     bool                   // a goroutine of Get asks the store
-	tried      time.Time              // when a question failed last
+	mu          sync.Mutex
+	young, old  map[string]knownCaller // young is filled; when it is full it becomes old
+	storeDown   bool                   // the last read of the store failed; Get answers from the cache
+	probing     bool                   // a goroutine of probeIfDown is reading the store
+	lastFailure time.Time              // when a read failed last
 }
 
 type knownCaller struct {
@@ -44,92 +44,93 @@ func NewCallers(store engine.Callers) *Callers {
 	return &Callers{Callers: store, young: map[string]knownCaller{}}
 }
 
-// Get returns what was known of a caller within the last second; while the store is
-// away, what was known last. What it returns is not to be changed.
+// Get returns a caller that was read within the last second, from the cache or else from the store.
+// While the store is down it returns the cached caller, however old. The caller of Get must not
+// change the result.
 func (c *Callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
-	known, there := c.known(id)
+	known, there := c.cached(id)
 	if there && time.Since(known.read) < callerAge {
 		return known.Caller, known.ok, nil
 	}
-	if there && c.tryBeside(ctx, id) {
+	if there && c.probeIfDown(ctx, id) {
 		return known.Caller, known.ok, nil
 	}
-	got, ok, err := c.ask(ctx, id)
+	got, ok, err := c.readStore(ctx, id)
 	if there && notify.KindOf(err) == notify.KindUnavailable && ctx.Err() == nil {
 		return known.Caller, known.ok, nil
 	}
 	return got, ok, err
 }
 
-// ask reads a caller from the store and notes whether the store answered.
-func (c *Callers) ask(ctx context.Context, id string) (engine.Caller, bool, error) {
-	at := time.Now() // before: what is stored while it is asked is newer
+// readStore reads a caller from the store and notes whether the store answered.
+func (c *Callers) readStore(ctx context.Context, id string) (engine.Caller, bool, error) {
+	at := time.Now() // before the read: what is stored during it is newer
 	got, ok, err := c.Callers.Get(ctx, id)
 	if err == nil {
-		c.keep(id, knownCaller{got, ok, at})
+		c.cache(id, knownCaller{got, ok, at})
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case notify.KindOf(err) != notify.KindUnavailable:
-		c.away = false
+		c.storeDown = false
 	case ctx.Err() == nil:
-		c.away, c.tried = true, time.Now() // after: a question may take longer than callerAge to fail
+		c.storeDown, c.lastFailure = true, time.Now() // after the read, which may take longer than callerAge to fail
 	}
 	return got, ok, err
 }
 
-// tryBeside reports whether the store is away, so that Get answers with what is
-// known. Once in callerAge it asks the store in a goroutine, which ends with the
-// question.
-func (c *Callers) tryBeside(ctx context.Context, id string) bool {
+// probeIfDown reports whether the store is down, so that Get answers from the cache. While it is,
+// probeIfDown starts one read every callerAge in a goroutine, which ends with the read.
+func (c *Callers) probeIfDown(ctx context.Context, id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.away && !c.trying && time.Since(c.tried) >= callerAge {
-		c.trying = true
+	if c.storeDown && !c.probing && time.Since(c.lastFailure) >= callerAge {
+		c.probing = true
 		go func() {
-			_, _, _ = c.ask(context.WithoutCancel(ctx), id) // ask notes what came of it
+			_, _, _ = c.readStore(context.WithoutCancel(ctx), id) // readStore notes the result
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.trying = false
+			c.probing = false
 		}()
 	}
-	return c.away
+	return c.storeDown
 }
 
-// Put stores, and forgets what was known: the next Get here asks.
+// Put stores a caller and expires the cached one, so that the next Get in this process reads the
+// store.
 func (c *Callers) Put(ctx context.Context, in engine.Caller) error {
 	err := c.Callers.Put(ctx, in)
-	if known, there := c.known(in.ID); there {
+	if known, there := c.cached(in.ID); there {
 		known.read = time.Time{}
-		c.keep(in.ID, known)
+		c.cache(in.ID, known)
 	}
 	return err
 }
 
-func (c *Callers) known(id string) (knownCaller, bool) {
+func (c *Callers) cached(id string) (knownCaller, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k, ok := c.young[id]
 	if !ok {
 		if k, ok = c.old[id]; ok {
-			c.store(id, k)
+			c.cacheLocked(id, k)
 		}
 	}
 	return k, ok
 }
 
-func (c *Callers) keep(id string, k knownCaller) {
+func (c *Callers) cache(id string, k knownCaller) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if was, ok := c.young[id]; ok && was.Version > k.Version {
-		return // somebody who asked later was faster
+		return // a read that began later was faster
 	}
-	c.store(id, k)
+	c.cacheLocked(id, k)
 }
 
-// store needs the lock.
-func (c *Callers) store(id string, k knownCaller) {
+// cacheLocked adds k to the young generation. The caller holds mu.
+func (c *Callers) cacheLocked(id string, k knownCaller) {
 	if len(c.young) >= maxCallers/2 {
 		c.young, c.old = map[string]knownCaller{}, c.young
 	}

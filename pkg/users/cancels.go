@@ -13,101 +13,99 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Cancels is the set of cancelled requests, receivers and campaigns as one
-// process sees it now. It follows a CancelStore as the Service follows
-// profiles.
+// Cancels is this process's set of cancelled requests, receivers and campaigns. It follows a
+// CancelStore as the Service follows profiles.
 //
-// Cancellations are kept in the store for as long as a timer may wait behind one and
-// its outcome is kept. Memory is bounded, however many there are: the latest MaxCancels
-// scopes at most, 57 bytes each (24 in a slot, of which a map fills half in the
-// worst case), and 32 bytes more of each for a filter over all there ever were.
-// With the default, 1,048,576, that is 60 + 32 MiB. A scope that is not among
-// them any more and that the filter may hold is looked for in the store, some
-// microseconds; the filter is right about 99 of 100 others as long as there are
-// fewer than 8 times MaxCancels, and slower, not wrong, beyond.
+// The store keeps a cancellation for as long as a timer behind it may wait and its outcome is kept.
+// The memory here is bounded, however many there are: at most the latest MaxCancels scopes, 57
+// bytes each (24 in a slot, of which a map fills half in the worst case), and 32 bytes a scope for
+// a filter over all scopes that ever were. With the default, 1,048,576, that is 60 + 32 MiB. A
+// scope that was dropped from memory but may be in the filter is read from the store, which takes
+// some microseconds. The filter is right for about 99 of 100 other scopes while there are fewer
+// than 8 times MaxCancels. With more it is slower, not wrong.
 //
-// Maybe costs one load while there are none, and one filter look-up, 3 ns, for what
-// nobody cancelled a part of.
+// Maybe costs one load while there are no cancellations, and otherwise one filter look-up, 3 ns,
+// for a request without a cancelled part.
 type Cancels struct {
 	cfg   Config
 	store CancelStore
 
-	count  atomic.Int64 // of scopes
-	camps  atomic.Int64 // of them campaigns
-	filter atomic.Pointer[filter]
+	scopeCount    atomic.Int64 // number of scopes
+	campaignCount atomic.Int64 // number of campaigns among them
+	filter        atomic.Pointer[filter]
 
 	follower follower
 
 	mu         sync.RWMutex
-	young, old map[scope]struct{} // at most half of MaxCancels each; the younger is filled
-	dropped    bool               // scopes are in the store that are in neither
+	young, old map[cancelScope]struct{} // at most half of MaxCancels each; when young is full it becomes old
+	dropped    bool                     // the store has scopes that are in neither map
 }
 
-// scope is what was cancelled.
-type scope struct {
+// cancelScope names what was cancelled.
+type cancelScope struct {
 	base  notify.Base
 	index uint32
-	of    uint8
+	kind  uint8
 }
 
 const (
-	ofReceiver uint8 = iota
-	ofRequest        // or a single notification
-	ofCampaign
+	scopeReceiver uint8 = iota
+	scopeRequest        // or a single notification
+	scopeCampaign
 )
 
-// dropFilter is how many scopes the filter has room for once some were dropped,
-// by MaxCancels. It cannot grow then: it would have to be made of all in the
-// store.
-const dropFilter = 8
+// fullFilterFactor times MaxCancels is how many scopes the filter has room for once scopes were
+// dropped from memory. It cannot grow after that: a larger filter would have to be built from all
+// scopes in the store.
+const fullFilterFactor = 8
 
-// NewCancels returns a follower of a store. Call Run.
+// NewCancels returns a follower of a store. The caller must run Run.
 func NewCancels(store CancelStore, cfg Config) (*Cancels, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
 		return nil, err
 	}
-	c := &Cancels{cfg: cfg, store: store, young: map[scope]struct{}{}}
+	c := &Cancels{cfg: cfg, store: store, young: map[cancelScope]struct{}{}}
 	c.filter.Store(newFilter(0))
 	return c, nil
 }
 
-// Cancelled reports whether the receiver with this index is not to be called
-// any more: it, its request or its campaign was cancelled.
+// Cancelled reports whether the receiver with this index must not be called any more, because the
+// receiver, its request or its campaign was cancelled.
 func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	if e.Cause == notify.CauseCancelled {
 		return true
 	}
-	f, request, campaign := c.filtered(e)
-	return (request || campaign) && c.look(f, e, index, request, campaign)
+	f, request, campaign := c.filterHits(e)
+	return (request || campaign) && c.lookUp(f, e, index, request, campaign)
 }
 
-// Maybe reports whether Cancelled may be true of a receiver of the envelope: asked once
-// for many, it saves asking for each.
+// Maybe reports whether Cancelled may be true for a receiver of the envelope. One call of Maybe for
+// an envelope saves a call of Cancelled for each receiver.
 func (c *Cancels) Maybe(e *notify.Envelope) bool {
-	_, request, campaign := c.filtered(e)
+	_, request, campaign := c.filterHits(e)
 	return request || campaign || e.Cause == notify.CauseCancelled
 }
 
-// filtered says what the filter may hold something of: the request, the campaign.
-func (c *Cancels) filtered(e *notify.Envelope) (f *filter, request, campaign bool) {
-	if c.count.Load() == 0 {
+// filterHits reports for which of the envelope's scopes, the request and the campaign, the filter
+// may have an entry.
+func (c *Cancels) filterHits(e *notify.Envelope) (f *filter, request, campaign bool) {
+	if c.scopeCount.Load() == 0 {
 		return nil, false, false
 	}
 	f = c.filter.Load()
-	request = f.may(hashOfBase(e.Chunk.Base))
-	campaign = e.Campaign != "" && c.camps.Load() != 0 && f.may(hashOfCampaign(e.Campaign))
+	request = f.mayContain(hashOfBase(e.Chunk.Base))
+	campaign = e.Campaign != "" && c.campaignCount.Load() != 0 && f.mayContain(hashOfCampaign(e.Campaign))
 	return f, request, campaign
 }
 
-// look is Cancelled where the filter may hold something of the request or the
-// campaign.
-func (c *Cancels) look(f *filter, e *notify.Envelope, index uint32, request, campaign bool) bool {
-	scopes := make([]scope, 0, 3)
+// lookUp is Cancelled after the filter reported a possible entry for the request or the campaign.
+func (c *Cancels) lookUp(f *filter, e *notify.Envelope, index uint32, request, campaign bool) bool {
+	scopes := make([]cancelScope, 0, 3)
 	if request {
-		scopes = append(scopes, scope{e.Chunk.Base, 0, ofRequest})
+		scopes = append(scopes, cancelScope{e.Chunk.Base, 0, scopeRequest})
 		if e.Fan {
-			scopes = append(scopes, scope{e.Chunk.Base, index, ofReceiver})
+			scopes = append(scopes, cancelScope{e.Chunk.Base, index, scopeReceiver})
 		}
 	}
 	if campaign {
@@ -118,17 +116,17 @@ func (c *Cancels) look(f *filter, e *notify.Envelope, index uint32, request, cam
 	c.mu.RLock()
 	dropped := c.dropped
 	for _, s := range scopes {
-		if c.has(s) {
+		if c.inMemory(s) {
 			c.mu.RUnlock()
 			return true
 		}
 	}
 	c.mu.RUnlock()
-	return dropped && c.stored(f, scopes)
+	return dropped && c.inStore(f, scopes)
 }
 
-// has needs the lock.
-func (c *Cancels) has(s scope) bool {
+// inMemory reports whether a scope is in one of the maps. The caller holds mu.
+func (c *Cancels) inMemory(s cancelScope) bool {
 	if _, ok := c.young[s]; ok {
 		return true
 	}
@@ -136,151 +134,150 @@ func (c *Cancels) has(s scope) bool {
 	return ok
 }
 
-// stored looks for scopes that may have been dropped in the store. While that
-// cannot be read, what the filter holds counts as cancelled, for nearly all of
-// it is.
-func (c *Cancels) stored(f *filter, scopes []scope) bool {
+// inStore looks up in the store the scopes that may have been dropped from memory. While the store
+// cannot be read, a scope in the filter counts as cancelled, because nearly all of them are.
+func (c *Cancels) inStore(f *filter, scopes []cancelScope) bool {
 	for _, s := range scopes {
-		if !f.may(s.hash()) {
+		if !f.mayContain(s.hash()) {
 			continue
 		}
 		_, ok, err := c.store.Get(context.Background(), s.String())
 		if err != nil {
-			c.cfg.Log.Error("a cancellation cannot be looked up", "scope", s.String(), "err", err)
+			c.cfg.Log.Error("a cancellation cannot be looked up in the store; the notification is treated as cancelled", "scope", s.String(), "err", err)
 			return true
 		}
 		if ok {
-			c.add(s)
+			c.addScope(s)
 			return true
 		}
 	}
 	return false
 }
 
-// Put stores a cancellation; it binds every Cancelled of this process that
-// begins after the return, and those of others within a second. The scope is
-// ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>, else notify.KindInvalid.
+// Put stores a cancellation. It binds every Cancelled call of this process that begins after Put
+// returns, and other processes within a second. A scope that is not ntf_<ULID>, ntf_<ULID>-<index>
+// or cmp_<ULID> is notify.KindInvalid.
 func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) error {
 	s, ok := parseScope(scope)
 	if !ok {
-		return notify.Invalid("bad_id", "id", "what can be cancelled is ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>")
+		return notify.Invalid("bad_id", "id", "an id to cancel must be ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>")
 	}
 	if _, err := c.store.Put(ctx, engine.Cancel{Scope: scope, Caller: caller, At: at.UnixMilli()}); err != nil {
 		return err
 	}
-	c.add(s)
+	c.addScope(s)
 	return nil
 }
 
-// Run follows cancellations until ctx ends; nil then.
+// Run follows cancellations until ctx ends. It then returns nil.
 func (c *Cancels) Run(ctx context.Context) error {
 	return c.follower.run(ctx, &c.cfg, "cancellations cannot be followed", nil, c.Follow)
 }
 
-// Follow applies all cancellations stored before the call; Run calls it.
+// Follow applies all cancellations stored before the call. Run calls it.
 func (c *Cancels) Follow(ctx context.Context) error {
 	return follow(ctx, &c.follower, c.cfg.Batch, c.store.Changes, func(changes []engine.Cancel) {
 		for _, ch := range changes {
 			if s, ok := parseScope(ch.Scope); ok {
-				c.add(s)
+				c.addScope(s)
 			} else {
-				c.cfg.Log.Warn("a cancellation of an unknown kind is ignored", "scope", ch.Scope)
+				c.cfg.Log.Warn("a cancellation with an unknown scope is ignored", "scope", ch.Scope)
 			}
 			c.follower.cursor = max(c.follower.cursor, ch.Version)
 		}
 	})
 }
 
-// Age is how long ago the set was known to hold every cancellation; very long
-// before the first time.
+// Age returns how long ago the set was known to hold every cancellation. Before the first time it
+// returns the longest duration.
 func (c *Cancels) Age(now time.Time) time.Duration { return c.follower.age(now) }
 
-// Fresh reports whether the set is not older than MaxAge.
+// Fresh reports whether the set is at most MaxAge old.
 func (c *Cancels) Fresh(now time.Time) bool { return c.Age(now) <= c.cfg.MaxAge }
 
-// add enters a scope.
+// addScope adds a scope.
 //
-// The filter comes last: a reader that meets it waits for the lock and finds
-// the entry.
-func (c *Cancels) add(s scope) {
+// It writes the filter last: a reader that finds the filter entry then waits for the lock and finds
+// the scope.
+func (c *Cancels) addScope(s cancelScope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.has(s) {
+	if c.inMemory(s) {
 		return
 	}
 	if most := max(1, c.cfg.MaxCancels/2); len(c.young) >= most {
-		if len(c.old) > 0 && !c.dropped { // all that there is, for the last time
-			c.refill(dropFilter*c.cfg.MaxCancels - 1)
+		if len(c.old) > 0 && !c.dropped { // the last moment at which all scopes are in memory
+			c.rebuildFilter(fullFilterFactor*c.cfg.MaxCancels - 1)
 			c.dropped = true
 		}
-		c.old, c.young = c.young, make(map[scope]struct{}, len(c.young)/2)
+		c.old, c.young = c.young, make(map[cancelScope]struct{}, len(c.young)/2)
 	}
 	c.young[s] = struct{}{}
 	f := c.filter.Load()
-	if f.room -= 2; f.room < 0 && !c.dropped {
-		f = c.refill(2 * (len(c.young) + len(c.old)))
+	if f.roomLeft -= 2; f.roomLeft < 0 && !c.dropped {
+		f = c.rebuildFilter(2 * (len(c.young) + len(c.old)))
 	}
-	enter(f, s)
-	if s.of == ofCampaign {
-		c.camps.Add(1)
+	addToFilter(f, s)
+	if s.kind == scopeCampaign {
+		c.campaignCount.Add(1)
 	}
-	c.count.Add(1)
+	c.scopeCount.Add(1)
 }
 
-// refill makes the filter anew, with room for n scopes. It needs the lock.
-func (c *Cancels) refill(n int) *filter {
+// rebuildFilter builds the filter from both maps, with room for n scopes. The caller holds mu.
+func (c *Cancels) rebuildFilter(n int) *filter {
 	f := newFilter(2 * n)
-	for _, scopes := range [...]map[scope]struct{}{c.young, c.old} {
-		f.room -= 2 * int64(len(scopes))
+	for _, scopes := range [...]map[cancelScope]struct{}{c.young, c.old} {
+		f.roomLeft -= 2 * int64(len(scopes))
 		for s := range scopes {
-			enter(f, s)
+			addToFilter(f, s)
 		}
 	}
 	c.filter.Store(f)
 	return f
 }
 
-// enter adds a scope, and that there is one of its request.
-func enter(f *filter, s scope) {
+// addToFilter adds a scope, and the fact that its request has one.
+func addToFilter(f *filter, s cancelScope) {
 	f.add(s.hash())
-	if s.of != ofCampaign {
+	if s.kind != scopeCampaign {
 		f.add(hashOfBase(s.base))
 	}
 }
 
-// parseScope reads the text of a scope; false when it is of no known form.
-func parseScope(text string) (scope, bool) {
+// parseScope parses the text of a scope; false if its form is unknown.
+func parseScope(text string) (cancelScope, bool) {
 	if rest, ok := strings.CutPrefix(text, "cmp_"); ok {
 		base, err := notify.ParseBase(rest)
-		return scope{base, 0, ofCampaign}, err == nil
+		return cancelScope{base, 0, scopeCampaign}, err == nil
 	}
 	id, err := notify.ParseID(text)
 	if err != nil || !id.Fan {
-		return scope{id.Base, 0, ofRequest}, err == nil
+		return cancelScope{id.Base, 0, scopeRequest}, err == nil
 	}
-	return scope{id.Base, id.Index, ofReceiver}, true
+	return cancelScope{id.Base, id.Index, scopeReceiver}, true
 }
 
-// String is the text that parseScope reads.
-func (s scope) String() string {
-	if s.of == ofCampaign {
+// String returns the text that parseScope parses.
+func (s cancelScope) String() string {
+	if s.kind == scopeCampaign {
 		return "cmp_" + s.base.String()
 	}
-	return notify.ID{Base: s.base, Index: s.index, Fan: s.of == ofReceiver}.String()
+	return notify.ID{Base: s.base, Index: s.index, Fan: s.kind == scopeReceiver}.String()
 }
 
-// hash is that of the scope alone, in the filter: other than hashOfBase, which
-// is of all scopes of a request.
-func (s scope) hash() uint64 {
-	if s.of == ofCampaign {
+// hash returns the filter hash of this scope alone. It differs from hashOfBase, which stands for
+// all scopes of a request.
+func (s cancelScope) hash() uint64 {
+	if s.kind == scopeCampaign {
 		return hashOfCampaign(s.String())
 	}
-	h := hashOfBase(s.base) + (uint64(s.index)<<2|uint64(s.of)+1)*0x9e3779b97f4a7c15
+	h := hashOfBase(s.base) + (uint64(s.index)<<2|uint64(s.kind)+1)*0x9e3779b97f4a7c15
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	return h ^ h>>31
 }
 
-// The low half of a base is random.
+// hashOfBase uses the lower half of a base, which is random.
 func hashOfBase(b notify.Base) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
 
 func hashOfCampaign(s string) uint64 { return notify.HashUser([]byte(s)) }

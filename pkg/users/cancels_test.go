@@ -110,7 +110,7 @@ func TestCancelsAreBounded(t *testing.T) {
 	must(t, again.Follow(t.Context()))
 	check(again)
 
-	// What nobody cancelled costs no look-up in the store.
+	// A request that was not cancelled costs no look-up in the store.
 	few, err := NewCancels(st, Config{MaxCancels: 2 * n})
 	must(t, err)
 	must(t, few.Follow(t.Context()))

@@ -6,34 +6,34 @@ import (
 	"sync/atomic"
 )
 
-// filter is a register-blocked Bloom filter: four bits of one 64-bit word, 16
-// bits and more an entry. It answers "surely not" with one load. Bits are only
-// ever set; a filter that is too full is replaced by a larger one.
+// filter is a register-blocked Bloom filter: four bits of one 64-bit word, at least 16 bits an
+// entry. It answers "certainly not" with one load. Bits are only ever set. When the filter is full,
+// a larger one replaces it.
 type filter struct {
-	words []atomic.Uint64
-	mask  uint64
-	room  int64
+	words    []atomic.Uint64
+	mask     uint64
+	roomLeft int64
 }
 
-// newFilter returns a filter with room for n entries or more.
+// newFilter returns a filter with room for at least n entries.
 func newFilter(n int) *filter {
 	words := 1 << max(6, bits.Len(uint(n/4)))
-	return &filter{words: make([]atomic.Uint64, words), mask: uint64(words - 1), room: int64(words) * 4}
+	return &filter{words: make([]atomic.Uint64, words), mask: uint64(words - 1), roomLeft: int64(words) * 4}
 }
 
-func pattern(hash uint64) uint64 {
+func filterBits(hash uint64) uint64 {
 	return 1<<(hash&63) | 1<<(hash>>6&63) | 1<<(hash>>12&63) | 1<<(hash>>18&63)
 }
 
-func (f *filter) add(hash uint64) { f.words[hash>>24&f.mask].Or(pattern(hash)) }
+func (f *filter) add(hash uint64) { f.words[hash>>24&f.mask].Or(filterBits(hash)) }
 
-// may reports false when hash was surely never added.
-func (f *filter) may(hash uint64) bool {
-	p := pattern(hash)
+// mayContain returns false if hash was certainly never added.
+func (f *filter) mayContain(hash uint64) bool {
+	p := filterBits(hash)
 	return f.words[hash>>24&f.mask].Load()&p == p
 }
 
-// set is a table behind a filter: the misses, nearly all lookups, cost one
+// set is a table behind a filter, so that a miss, the result of nearly all look-ups, costs one
 // load.
 type set struct {
 	filter atomic.Pointer[filter]
@@ -47,19 +47,20 @@ func newSet() *set {
 }
 
 func (s *set) get(hash uint64, key []byte) ([]byte, bool) {
-	if !s.filter.Load().may(hash) {
+	if !s.filter.Load().mayContain(hash) {
 		return nil, false
 	}
 	return s.table.get(hash, key)
 }
 
-// set stores or removes; one writer at a time. The filter has the key before
-// the table does, and a larger filter has all keys before it is published.
+// set stores a value, or removes the key if value is nil. Only one goroutine may write at a time.
+// It adds the key to the filter before the table, and publishes a larger filter only once that has
+// all keys, so a reader never misses a key.
 func (s *set) set(hash uint64, key, value []byte) {
 	if value != nil {
 		f := s.filter.Load()
-		if f.room--; f.room < 0 {
-			f = s.grown(2 * s.len())
+		if f.roomLeft--; f.roomLeft < 0 {
+			f = s.largerFilter(2 * s.len())
 		}
 		f.add(hash)
 		s.filter.Store(f)
@@ -67,10 +68,10 @@ func (s *set) set(hash uint64, key, value []byte) {
 	s.table.set(hash, key, value)
 }
 
-// grown makes a filter for n entries with all that is in the table.
-func (s *set) grown(n int) *filter {
+// largerFilter returns a filter for n entries that has all keys of the table.
+func (s *set) largerFilter(n int) *filter {
 	f := newFilter(n)
-	f.room -= int64(s.len())
+	f.roomLeft -= int64(s.len())
 	for i := range s.shards {
 		if st := s.shards[i].state.Load(); st != nil {
 			st.each(func(h uint64, _, _ []byte) { f.add(h) })
@@ -79,8 +80,8 @@ func (s *set) grown(n int) *filter {
 	return f
 }
 
-// count moves a key's number by so much; none at 0.
-func (s *set) count(key []byte, by int) {
+// adjustCount adds by to the number stored for a key, and removes the key at 0.
+func (s *set) adjustCount(key []byte, by int) {
 	h := hashKey(key)
 	n := by
 	if v, ok := s.get(h, key); ok {
@@ -93,9 +94,9 @@ func (s *set) count(key []byte, by int) {
 	s.set(h, key, binary.LittleEndian.AppendUint32(nil, uint32(n)))
 }
 
-// become takes over what from holds, the filter first: a key that it does not
-// have yet is not found.
-func (s *set) become(from *set) {
+// replaceWith takes over the contents of from. It replaces the filter first. A key that is in the
+// new filter and not yet in the table is simply not found.
+func (s *set) replaceWith(from *set) {
 	s.filter.Store(from.filter.Load())
 	for i := range s.shards {
 		s.shards[i].state.Store(from.shards[i].state.Load())

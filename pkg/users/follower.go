@@ -9,20 +9,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// follower keeps what this process holds of a store current: it reads the store's
-// changes in order.
+// follower keeps this process's copy of a store current: it reads the store's changes in order.
 type follower struct {
-	asOf atomic.Pointer[time.Time] // all changes before are applied; nil: nothing was read yet
+	asOf atomic.Pointer[time.Time] // all changes stored before it are applied; nil: nothing was read yet
 
-	mu     sync.Mutex // is held while changes are read and applied
+	mu     sync.Mutex // held while changes are read and applied
 	cursor uint64     // changes up to here are applied
 }
 
-// gather is how long run waits after a wake, so that it looks 100 times a second at most.
-const gather = 10 * time.Millisecond
+// wakeDelay is how long run waits after a wake, so that it reads at most 100 times a second.
+const wakeDelay = 10 * time.Millisecond
 
-// run calls look at once, every cfg.Poll and after each wake, until ctx ends. It returns
-// nil. It logs the first failure of a row of them, with the message failed.
+// run calls look at once, every cfg.Poll and after each wake, until ctx ends. It then returns nil.
+// Of consecutive failures it logs only the first, with the message failed.
 func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-chan struct{}, look func(context.Context) error) error {
 	failing := false
 	tick := time.NewTicker(cfg.Poll)
@@ -36,7 +35,7 @@ func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-c
 		select {
 		case <-tick.C:
 		case <-wake:
-			notify.Sleep(ctx, gather) // changes come in numbers: one look for all of them
+			notify.Sleep(ctx, wakeDelay) // changes come in groups: read them all at once
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
@@ -45,8 +44,8 @@ func (f *follower) run(ctx context.Context, cfg *Config, failed string, wake <-c
 	}
 }
 
-// follow reads all changes that were stored before the call and has apply apply them.
-// apply moves the cursor.
+// follow reads all changes stored before the call and passes them to apply, which must move the
+// cursor.
 func follow[T any](ctx context.Context, f *follower, batch int, read func(ctx context.Context, after uint64, n int) ([]T, error), apply func([]T)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,8 +63,8 @@ func follow[T any](ctx context.Context, f *follower, batch int, read func(ctx co
 	}
 }
 
-// age is how long ago all changes were known to be applied; very long before the first
-// time.
+// age returns how long ago all changes were known to be applied. Before the first time it returns
+// the longest duration.
 func (f *follower) age(now time.Time) time.Duration {
 	at := f.asOf.Load()
 	if at == nil {

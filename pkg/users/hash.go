@@ -7,16 +7,16 @@ import (
 	"math/rand/v2"
 )
 
-// The hash of the tables. It is of this process alone, keyed by secrets, so that
-// nobody can choose users who are all of one pilot.
+// The hash of the tables is keyed by secrets of this process, so that a client cannot choose users
+// that all fall to one pilot.
 var (
 	hashSeed = maphash.MakeSeed()
 	hashA    = rand.Uint64()
 	hashB    = rand.Uint64()
 )
 
-// hashKey hashes a key of a table. A user id of up to 16 bytes, which nearly all are,
-// takes two multiplications: 3 ns where xxHash64 took 14 (P6).
+// hashKey hashes a key of a table. A user id of up to 16 bytes, the usual case, takes two
+// multiplications: 3 ns, where xxHash64 took 14 (P6).
 func hashKey(b []byte) uint64 {
 	n := len(b)
 	var first, last uint64

@@ -61,7 +61,7 @@ func sharingAndSaying(t *testing.T, st ProfileStore, log *slog.Logger) *Service 
 
 // soon is when the loader has done what it was asked.
 func soon() {
-	time.Sleep(2 * gatherParts)
+	time.Sleep(2 * loadDelay)
 	synctest.Wait()
 }
 
@@ -403,7 +403,7 @@ func TestAStrangerThatHadToGoIsNotKnown(t *testing.T) {
 			s.applyMu.Lock()
 			defer s.applyMu.Unlock()
 			for i := range 2 * maxGuests {
-				s.invite(fmt.Sprint("other-", i), true)
+				s.addGuest(fmt.Sprint("other-", i), true)
 			}
 		}
 		must(t, s.Fetch(t.Context(), notify.Push, [][]byte{[]byte(ann)}))
@@ -466,7 +466,7 @@ func TestAHeldPartIsReadAnew(t *testing.T) {
 		st.mu.Lock()
 		p := st.users[own[0]]
 		p.OptOut = nil
-		st.users[own[0]] = p // with the version it has: nobody is told
+		st.users[own[0]] = p // with the version it has, so no follower sees a change
 		st.mu.Unlock()
 		time.Sleep(time.Second)
 		synctest.Wait()

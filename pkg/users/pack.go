@@ -10,78 +10,79 @@ import (
 )
 
 const (
-	unit         = 32 // cells are multiples of it
-	largestCell  = 8 * unit
+	cellUnit     = 32 // the size of a cell is a multiple of it
+	largestCell  = 8 * cellUnit
 	keysPerPilot = 4
 )
 
-// item is an entry to be packed.
-type item struct {
+// packItem is an entry to be packed.
+type packItem struct {
 	hash       uint64
 	key, value []byte
 }
 
-// plan is the memory that the state of some items takes.
-type plan struct {
-	pilots     int
-	room, size uint32 // cells and bytes of each
-	spill      int    // bytes
+// cellLayout is the memory that the shardState of some items takes.
+type cellLayout struct {
+	pilots              int
+	cellCount, cellSize uint32 // cells and bytes of each
+	spill               int    // bytes
 }
 
-func (p *plan) cells() int { return int(p.room) * int(p.size) }
+func (p *cellLayout) cells() int { return int(p.cellCount) * int(p.cellSize) }
 
-// sizes counts entries by their size in units; the last are larger than any cell.
-type sizes [largestCell/unit + 1]struct{ n, bytes int }
+// sizeHistogram counts entries by their size in units. The last class holds entries larger than any
+// cell.
+type sizeHistogram [largestCell/cellUnit + 1]struct{ n, bytes int }
 
-func (c *sizes) add(size int) {
-	i := min((size-1)/unit, len(c)-1)
+func (c *sizeHistogram) add(size int) {
+	i := min((size-1)/cellUnit, len(c)-1)
 	c[i].n++
 	c[i].bytes += size
 }
 
-// plan chooses the size of the cells so that they and what is spilled take least; a
-// spilled entry counts two lines more, for it is a second miss.
-func (c *sizes) plan() plan {
+// plan chooses the cell size with which cells and spilled entries take the least memory. A spilled
+// entry counts two cache lines more, because it costs a second miss.
+func (c *sizeHistogram) plan() cellLayout {
 	n := 0
 	for i := range c {
 		n += c[i].n
 	}
 	if n == 0 {
-		return plan{}
+		return cellLayout{}
 	}
-	p := plan{pilots: (n + keysPerPilot - 1) / keysPerPilot, room: uint32(n + n/15 + 1)}
+	p := cellLayout{pilots: (n + keysPerPilot - 1) / keysPerPilot, cellCount: uint32(n + n/15 + 1)}
 	least := math.MaxInt
 	for last := range len(c) - 1 {
-		size, spill, cost := (last+1)*unit, 0, 0
+		size, spill, cost := (last+1)*cellUnit, 0, 0
 		for i := last + 1; i < len(c); i++ {
 			spill += c[i].bytes
 			cost += c[i].bytes + c[i].n*2*cacheLine
 		}
-		if cost += size * int(p.room); cost < least {
-			p.size, p.spill, least = uint32(size), spill, cost
+		if cost += size * int(p.cellCount); cost < least {
+			p.cellSize, p.spill, least = uint32(size), spill, cost
 		}
 	}
 	return p
 }
 
-// packed returns the same content without changes, of fitting size.
-func (s *state) packed() *state {
+// repacked returns the same entries without recent changes, in memory of fitting size.
+func (s *shardState) repacked() *shardState {
 	k := packers.Get().(*packer)
-	var c sizes
+	var c sizeHistogram
 	s.each(func(h uint64, key, value []byte) {
-		k.items = append(k.items, item{h, key, value})
+		k.items = append(k.items, packItem{h, key, value})
 		c.add(entrySize(key, value))
 	})
 	p := c.plan()
 	next := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-	packers.Put(k) // not where it panicked: it would hold items of this table
+	packers.Put(k) // not after a panic: it would hold items of this table
 	return next
 }
 
-// packer is the room that packing needs. It is empty between two uses.
+// packer holds the scratch memory of packing. It is empty between two uses.
 type packer struct {
-	items []item
-	order []uint32 // the items, by their pilot
+	items []packItem
+	order []uint32 // the items, ordered by pilot
 	ends  []uint32 // per pilot, where its items end in order
 	taken []uint64 // a bit per cell
 	cells []uint32 // per item
@@ -89,53 +90,53 @@ type packer struct {
 
 var packers = sync.Pool{New: func() any { return new(packer) }}
 
-// pack makes a state of the items, which it forgets: all of different keys, as p was
-// planned for. The memory it is given is zero.
-func (k *packer) pack(p plan, pilots []uint16, cells []byte) *state {
+// pack makes a shardState of k.items and then clears them. The items must have different keys, and
+// p must be their layout. pilots and cells must be zeroed.
+func (k *packer) pack(p cellLayout, pilots []uint16, cells []byte) *shardState {
 	defer func() {
-		clear(k.items) // they alias the state before
+		clear(k.items) // they alias the former shardState
 		k.items = k.items[:0]
 	}()
-	s := &state{pilots: pilots, cells: cells, room: p.room, size: p.size, spill: make([]byte, 0, p.spill)}
-	k.choose(pilots, p.room)
+	s := &shardState{pilots: pilots, cells: cells, cellCount: p.cellCount, cellSize: p.cellSize, spill: make([]byte, 0, p.spill)}
+	k.choosePilots(pilots, p.cellCount)
 	for i, it := range k.items {
 		if k.cells[i] == noCell {
-			s.over = append(s.over, change{hash: it.hash, key: slices.Clone(it.key), value: slices.Clone(it.value)})
+			s.overlay = append(s.overlay, keyChange{hash: it.hash, key: slices.Clone(it.key), value: slices.Clone(it.value)})
 			continue
 		}
-		b := cells[int(k.cells[i])*int(p.size):][:p.size]
-		if entrySize(it.key, it.value) > int(p.size) {
+		b := cells[int(k.cells[i])*int(p.cellSize):][:p.cellSize]
+		if entrySize(it.key, it.value) > int(p.cellSize) {
 			b[1] = 1
 			binary.LittleEndian.PutUint64(b[2:], uint64(len(s.spill)))
 			binary.LittleEndian.PutUint32(b[10:], uint32(it.hash))
 			s.spill = appendEntry(s.spill, it.key, it.value)
 			continue
 		}
-		appendEntry(b[:0], it.key, it.value) // in place, for it fits
+		appendEntry(b[:0], it.key, it.value) // in place, because it fits
 	}
 	return s
 }
 
-// noCell is of an item for which there is no cell: its hash is another's, or no pilot
-// was left to try, which was never seen.
+// noCell marks an item without a cell: another item has the same hash, or no pilot was left to try,
+// which was never seen.
 const noCell = math.MaxUint32
 
-// choose finds a pilot for the keys of each, so that no two of all the keys are in the
-// same cell. Those of the most keys choose first, while there is room.
-func (k *packer) choose(pilots []uint16, room uint32) {
+// choosePilots chooses a pilot for each group of keys, so that no two keys share a cell. The
+// largest groups choose first, while there is room.
+func (k *packer) choosePilots(pilots []uint16, room uint32) {
 	n := len(k.items)
 	k.ends = zeros(k.ends, len(pilots))
 	k.order, k.cells = zeros(k.order, n), zeros(k.cells, n)
 	k.taken = zeros(k.taken, int(room+63)/64)
 	for i := range k.items {
-		k.ends[pilotOf(k.items[i].hash, len(pilots))]++
+		k.ends[pilotIndex(k.items[i].hash, len(pilots))]++
 	}
 	sum, most := uint32(0), uint32(0)
 	for i, of := range k.ends {
 		k.ends[i], sum, most = sum, sum+of, max(most, of)
 	}
 	for i := range k.items {
-		at := &k.ends[pilotOf(k.items[i].hash, len(pilots))]
+		at := &k.ends[pilotIndex(k.items[i].hash, len(pilots))]
 		k.order[*at] = uint32(i)
 		*at++
 	}
@@ -143,20 +144,20 @@ func (k *packer) choose(pilots []uint16, room uint32) {
 		from := uint32(0)
 		for i, end := range k.ends {
 			if end-from == most {
-				pilots[i] = k.place(k.order[from:end], room)
+				pilots[i] = k.placeItems(k.order[from:end], room)
 			}
 			from = end
 		}
 	}
 }
 
-// place finds the pilot of some items and takes their cells.
-func (k *packer) place(items []uint32, room uint32) uint16 {
+// placeItems finds a pilot for the items of one group and takes their cells.
+func (k *packer) placeItems(items []uint32, room uint32) uint16 {
 	for len(items) > 0 {
 		for pilot := range math.MaxUint16 + 1 {
 			placed := 0
 			for _, i := range items {
-				at := cellOf(k.items[i].hash, uint16(pilot), room)
+				at := cellIndex(k.items[i].hash, uint16(pilot), room)
 				bit := uint64(1) << (at & 63)
 				if k.taken[at>>6]&bit != 0 {
 					break
@@ -173,7 +174,7 @@ func (k *packer) place(items []uint32, room uint32) uint16 {
 				k.taken[at>>6] &^= 1 << (at & 63)
 			}
 		}
-		out := k.twin(items)
+		out := k.duplicateHash(items)
 		k.cells[items[out]] = noCell
 		items[out] = items[0]
 		items = items[1:]
@@ -181,8 +182,8 @@ func (k *packer) place(items []uint32, room uint32) uint16 {
 	return 0
 }
 
-// twin is the place of an item whose hash is another's too; 0: there is none.
-func (k *packer) twin(items []uint32) int {
+// duplicateHash returns the index of an item whose hash another item has too; 0 if there is none.
+func (k *packer) duplicateHash(items []uint32) int {
 	for i := range items {
 		for _, o := range items[i+1:] {
 			if k.items[o].hash == k.items[items[i]].hash {
@@ -214,12 +215,12 @@ func entrySize(k, v []byte) int {
 
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
-// loader fills a table that nobody writes to meanwhile; readers see nothing
-// of it until done. A key may be added once; one without a byte is not stored.
+// loader fills a table to which no other goroutine writes in the meantime. Readers see nothing of
+// it until publishAll or merge. A key may be added once. An empty key is ignored.
 type loader struct {
 	t       *table
 	entries [shards][]byte
-	items   []item // of one piece
+	items   []packItem // of one piece
 }
 
 func (l *loader) add(hash uint64, key, value []byte) {
@@ -230,43 +231,44 @@ func (l *loader) add(hash uint64, key, value []byte) {
 	l.entries[i] = appendEntry(l.entries[i], key, value)
 }
 
-// together is how many shards' memory is one piece: large enough for large
-// pages, without which a look-up among millions of entries takes twice as long
-// (BenchmarkLook), and small enough for who waits for it: see Service.loadWanted. A piece
-// is free once each of its shards has been packed again.
-const together = 64
+// shardsPerPiece is how many shards share one piece of memory. A piece is large enough for large
+// pages, without which a look-up among millions of entries takes twice as long (BenchmarkLook). It
+// is small enough not to hold up the goroutines that wait for applyMu (Service.loadWanted). A piece
+// is freed once each of its shards has been packed again.
+const shardsPerPiece = 64
 
-// wholeLines is the least multiple of a cache line that is not below n.
+// wholeLines rounds n up to a multiple of a cache line.
 func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
 
-// done publishes, piece by piece, in place of what the table held: the peak is one piece
-// above the sum.
-func (l *loader) done() { l.merge(nil, nil, nil) }
+// publishAll replaces the table's contents piece by piece. The peak of memory is one piece above
+// the sum.
+func (l *loader) publishAll() { l.merge(nil, nil, nil) }
 
-// merge is done that leaves in the table what it held of the keys that stay names and
-// that were not added. An added key that skip names is left as the table has it. Both nil
-// are done. step, unless nil, is called around each piece: nobody writes to the table
-// inside it, and inside one step stay and skip say the same.
+// merge publishes the added entries. It also keeps the table's present entries for which stay is
+// true and whose keys were not added. It ignores an added key for which skip is true, and stay then
+// decides about the table's entry. With both nil it is publishAll. step, unless nil, is called
+// around each piece: no other goroutine may write to the table inside it, and within one step stay
+// and skip must not change their results.
 func (l *loader) merge(stay, skip func(key []byte) bool, step func(piece func())) {
 	if step == nil {
 		step = func(piece func()) { piece() }
 	}
-	for from := 0; from < shards; from += together {
-		step(func() { l.publish(from, stay, skip) })
+	for from := 0; from < shards; from += shardsPerPiece {
+		step(func() { l.publishPiece(from, stay, skip) })
 	}
 }
 
-// publish is merge of one piece, of the shards from one on.
-func (l *loader) publish(from int, stay, skip func(key []byte) bool) {
+// publishPiece is merge for the shards of one piece, which begins at shard from.
+func (l *loader) publishPiece(from int, stay, skip func(key []byte) bool) {
 	k := packers.Get().(*packer)
-	var plans [together]plan
-	var ends [together]int // of the shards' items in all
+	var plans [shardsPerPiece]cellLayout
+	var ends [shardsPerPiece]int // of the shards' items in all
 	size, pilots := 0, 0
 	all := l.items[:0]
 	for i := range plans {
-		var c sizes
-		l.each(from+i, stay, skip, func(hash uint64, key, value []byte) {
-			all = append(all, item{hash, key, value})
+		var c sizeHistogram
+		l.eachResult(from+i, stay, skip, func(hash uint64, key, value []byte) {
+			all = append(all, packItem{hash, key, value})
 			c.add(entrySize(key, value))
 		})
 		plans[i], ends[i] = c.plan(), len(all)
@@ -283,7 +285,7 @@ func (l *loader) publish(from int, stay, skip func(key []byte) bool) {
 		p := plans[i]
 		k.items = all[begin:ends[i]:ends[i]]
 		begin = ends[i]
-		var s *state
+		var s *shardState
 		if len(k.items) > 0 {
 			s = k.pack(p, chosen[:p.pilots:p.pilots], cells[:p.cells():p.cells()])
 			cells, chosen = cells[wholeLines(p.cells()):], chosen[p.pilots:]
@@ -301,9 +303,9 @@ func (l *loader) publish(from int, stay, skip func(key []byte) bool) {
 	l.t.live.Add(int64(n))
 }
 
-// each visits what a shard will hold, see merge.
-func (l *loader) each(shard int, stay, skip func(key []byte) bool, fn func(hash uint64, key, value []byte)) {
-	var old *state
+// eachResult visits the entries that a shard will hold; see merge.
+func (l *loader) eachResult(shard int, stay, skip func(key []byte) bool, fn func(hash uint64, key, value []byte)) {
+	var old *shardState
 	if stay != nil {
 		old = l.t.shards[shard].state.Load()
 	}
@@ -312,12 +314,12 @@ func (l *loader) each(shard int, stay, skip func(key []byte) bool, fn func(hash 
 		added = map[string]struct{}{}
 	}
 	for b := l.entries[shard]; len(b) > 0; {
-		key, value := entry(b)
+		key, value := splitEntry(b)
 		if b = b[entrySize(key, value):]; skip != nil && skip(key) {
 			continue
 		}
 		if fn(hashKey(key), key, value); added != nil {
-			added[unsafe.String(unsafe.SliceData(key), len(key))] = struct{}{} // the entries outlive it
+			added[unsafe.String(unsafe.SliceData(key), len(key))] = struct{}{} // the entries outlive the map
 		}
 	}
 	if old == nil {

@@ -8,13 +8,12 @@ import (
 
 const largePage = 2 << 20
 
-// preferLargePages asks for large pages under b before it is written to. Where
-// the system has none to give it says so to nobody: all is as right, and slower.
+// preferLargePages asks for large pages under b before b is written to. If the system has none,
+// nothing reports that: the result is right, only slower.
 func preferLargePages(b []byte) { advise(b, unix.MADV_HUGEPAGE) }
 
-// makeLargePages makes the pages under b large that are not. Memory that the heap
-// has used before keeps the small ones it has, whatever is asked for: of what 5M
-// users take they were two thirds.
+// makeLargePages replaces small pages under b by large ones. Memory that the heap used before keeps
+// its small pages whatever is asked for. With 5M users these were two thirds of the memory.
 func makeLargePages(b []byte) { advise(b, unix.MADV_COLLAPSE) }
 
 func advise(b []byte, advice int) {

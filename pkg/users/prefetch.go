@@ -2,8 +2,8 @@
 
 package users
 
-// prefetch asks for the cache lines at n addresses and waits for none. It is no
-// access: an address may be of nothing.
+// prefetch prefetches the cache lines at n addresses and waits for none. It does not access them,
+// so an address may be invalid.
 //
 //go:noescape
 func prefetch(at *uintptr, n int)

@@ -179,7 +179,7 @@ func TestSuppressedIsBounded(t *testing.T) {
 		must(t, s.Suppress(t.Context(), fmt.Sprint("user-", i), notify.Push, fmt.Sprintf("apns:%064x", i%7), "apns_bad_device_token"))
 	}
 	again := loaded(t, st)
-	if n, m := s.snap.listed.Load(), again.snap.listed.Load(); n != most || m != most {
+	if n, m := s.snap.suppressedCount.Load(), again.snap.suppressedCount.Load(); n != most || m != most {
 		t.Errorf("%d are held, %d after a restart", n, m)
 	}
 	if n := len(st.users); n != 1+most-maxForeign {
@@ -348,7 +348,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 // second is the error of a Lift.
 func second(_ int, _ bool, err error) error { return err }
 
-// raced is a store in which somebody else stores between a read and its write.
+// raced is a store in which another process stores between a read and its write.
 type raced struct {
 	*store
 	before func() // the next Put
@@ -399,7 +399,7 @@ func TestUnsubscribe(t *testing.T) {
 	if !slices.Equal(got.OptOut, []string{"push", "email/marketing", "email/digest"}) || len(got.Suppressed) > 0 || got.Version != p.Version+1 {
 		t.Errorf("%+v", got)
 	}
-	must(t, s.Unsubscribe(t.Context(), "bob", notify.SMS)) // of whom nothing was known
+	must(t, s.Unsubscribe(t.Context(), "bob", notify.SMS)) // a user without a profile
 	for _, user := range []string{"ann", "bob"} {
 		for _, ch := range []notify.Channel{notify.SMS, notify.Email} {
 			for _, cat := range notify.Categories {
@@ -505,7 +505,7 @@ func TestLookAnswersEachUser(t *testing.T) {
 	t.Parallel()
 	st := newStore()
 	var users [][]byte
-	for i := range 3*block + 7 {
+	for i := range 3*keysPerBlock + 7 {
 		p := engine.Profile{User: fmt.Sprint("u", i), TimeZone: "UTC"}
 		if i%5 != 4 { // others are unknown
 			p.Addresses = map[string][]string{"sms": {fmt.Sprintf("+49301%06d", i)}, "email": {fmt.Sprintf("u%d@example.com", i)}}
@@ -599,7 +599,7 @@ func TestFindAgainstGet(t *testing.T) {
 		for i := range 300 {
 			add(bytes.Repeat([]byte{'k'}, 100+i), i%3 != 0)
 		}
-		l.done()
+		l.publishAll()
 		for i := 0; i < len(keys); i += 11 {
 			switch i % 4 {
 			case 0:
@@ -614,7 +614,7 @@ func TestFindAgainstGet(t *testing.T) {
 		var f finder
 		for from := 0; from < len(keys); from += 50 {
 			some := keys[from:min(from+50, len(keys))]
-			tb.find(&f, some)
+			tb.findBlock(&f, some)
 			for i, k := range some {
 				one, ok := tb.get(hashKey(k), k)
 				if w, has := want[string(k)]; string(f.found[i]) != w || string(one) != w || has != ok || has != (f.found[i] != nil) {
@@ -635,7 +635,7 @@ func TestPack(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 1))
 	for n := range 600 {
 		k := new(packer)
-		var c sizes
+		var c sizeHistogram
 		want := map[string]string{}
 		largest := 1 << r.IntN(11)
 		for i := range n {
@@ -648,31 +648,31 @@ func TestPack(t *testing.T) {
 					k.items[i-2].hash = h
 				}
 			}
-			k.items = append(k.items, item{h, key, value})
+			k.items = append(k.items, packItem{h, key, value})
 			c.add(entrySize(key, value))
 		}
 		p := c.plan()
 		items := slices.Clone(k.items)
 		s := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-		if twins := n/50 + n/100; len(s.over) != twins {
-			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.over), twins)
+		if twins := n/50 + n/100; len(s.overlay) != twins {
+			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.overlay), twins)
 		}
-		if len(s.spill) > p.spill || len(s.spill)+len(s.cells) > 2*(unit*(n+n/15+1)+c.bytes()) {
-			t.Errorf("%d items of up to %d bytes, %d in all: cells of %d take %d, and %d are spilled where %d were planned", n, largest, c.bytes(), s.size, len(s.cells), len(s.spill), p.spill)
+		if len(s.spill) > p.spill || len(s.spill)+len(s.cells) > 2*(cellUnit*(n+n/15+1)+c.bytes()) {
+			t.Errorf("%d items of up to %d bytes, %d in all: cells of %d take %d, and %d are spilled where %d were planned", n, largest, c.bytes(), s.cellSize, len(s.cells), len(s.spill), p.spill)
 		}
 		if len(k.items) != 0 || n > 0 && k.items[:1][0].key != nil {
 			t.Fatal("the packer keeps what it packed")
 		}
 		for _, it := range items {
-			v, changed, ok := s.changed(it.hash, it.key)
+			v, changed, ok := s.findChange(it.hash, it.key)
 			if !changed {
-				v, ok = s.read(s.cell(it.hash), it.hash, it.key)
+				v, ok = s.readCell(s.cellOffset(it.hash), it.hash, it.key)
 			}
 			if !ok || string(v) != want[string(it.key)] {
 				t.Fatalf("%d items: %s is %q %v, want %q", n, it.key, v, ok, want[string(it.key)])
 			}
-			if other := append(slices.Clone(it.key), '!'); s.room > 0 {
-				if v, ok := s.read(s.cell(it.hash), it.hash, other); ok {
+			if other := append(slices.Clone(it.key), '!'); s.cellCount > 0 {
+				if v, ok := s.readCell(s.cellOffset(it.hash), it.hash, other); ok {
 					t.Fatalf("%s, which is not there, is %q", other, v)
 				}
 			}
@@ -713,7 +713,7 @@ func TestKeysOfOneHash(t *testing.T) {
 	large := []byte("of the largest value") // in a shard of its own, nearly surely, and spilled
 	l.add(hashKey(large), large, bytes.Repeat([]byte{'v'}, 2*largestCell))
 	l.add(hashKey(nil), nil, []byte("nobody's"))
-	l.done()
+	l.publishAll()
 	tb.set(hashKey(nil), nil, []byte("nobody's"))
 	for i, k := range keys {
 		switch i % 3 {
@@ -725,10 +725,10 @@ func TestKeysOfOneHash(t *testing.T) {
 			tb.set(hashKey(k), k, []byte(want[string(k)]))
 		}
 		var f finder
-		tb.find(&f, keys[:block])
+		tb.findBlock(&f, keys[:keysPerBlock])
 		for j, k := range keys {
 			v, ok := tb.get(hashKey(k), k)
-			if w, has := want[string(k)]; string(v) != w || ok != has || j < block && string(f.found[j]) != w {
+			if w, has := want[string(k)]; string(v) != w || ok != has || j < keysPerBlock && string(f.found[j]) != w {
 				t.Fatalf("key %d after change %d: %q %v, want %q %v", j, i, v, ok, w, has)
 			}
 		}
@@ -741,9 +741,9 @@ func TestKeysOfOneHash(t *testing.T) {
 		if s == nil {
 			continue
 		}
-		for at := 0; at < len(s.cells); at += int(s.size) {
+		for at := 0; at < len(s.cells); at += int(s.cellSize) {
 			for _, hash := range []uint64{0, hashKey(nil)} {
-				if v, ok := s.read(at, hash, nil); ok || v != nil {
+				if v, ok := s.readCell(at, hash, nil); ok || v != nil {
 					t.Fatalf("a key without a byte is %q", v)
 				}
 			}
@@ -756,32 +756,32 @@ func TestFindWithoutCells(t *testing.T) {
 	t.Parallel()
 	var full, changed table
 	l := &loader{t: &full}
-	keys := make([][]byte, block)
+	keys := make([][]byte, keysPerBlock)
 	for i := range keys {
 		keys[i] = fmt.Appendf(nil, "key-%d", i)
 		l.add(hashKey(keys[i]), keys[i], []byte("value"))
 	}
-	for i := 0; len(keys) < 2*block; i++ { // of the shards of the others
+	for i := 0; len(keys) < 2*keysPerBlock; i++ { // of the shards of the others
 		k := fmt.Appendf(nil, "other-%d", i)
-		if hashKey(k)>>(64-shardBits) == hashKey(keys[len(keys)-block])>>(64-shardBits) {
+		if hashKey(k)>>(64-shardBits) == hashKey(keys[len(keys)-keysPerBlock])>>(64-shardBits) {
 			keys = append(keys, k)
 		}
 	}
-	for i := 0; i < block; i += 2 {
-		changed.set(hashKey(keys[block+i]), keys[block+i], []byte("new"))
+	for i := 0; i < keysPerBlock; i += 2 {
+		changed.set(hashKey(keys[keysPerBlock+i]), keys[keysPerBlock+i], []byte("new"))
 	}
-	l.done()
+	l.publishAll()
 	var f finder
-	full.find(&f, keys[:block])
-	changed.find(&f, keys[:block])
-	for i := range block {
+	full.findBlock(&f, keys[:keysPerBlock])
+	changed.findBlock(&f, keys[:keysPerBlock])
+	for i := range keysPerBlock {
 		if f.found[i] != nil {
 			t.Fatalf("key %d: %q", i, f.found[i])
 		}
 	}
 }
 
-func (c *sizes) bytes() (n int) {
+func (c *sizeHistogram) bytes() (n int) {
 	for i := range c {
 		n += c[i].bytes
 	}
@@ -819,17 +819,17 @@ func TestHashKey(t *testing.T) {
 func TestFinderKeepsNothing(t *testing.T) {
 	t.Parallel()
 	var tb table
-	keys := make([][]byte, block)
+	keys := make([][]byte, keysPerBlock)
 	for i := range keys {
 		keys[i] = fmt.Appendf(nil, "key-%d", i)
 		tb.set(hashKey(keys[i]), keys[i], []byte("value"))
 	}
 	f := new(finder)
-	tb.find(f, keys)
-	if f.states[block-1] == nil || f.found[block-1] == nil {
+	tb.findBlock(f, keys)
+	if f.states[keysPerBlock-1] == nil || f.found[keysPerBlock-1] == nil {
 		t.Fatal("nothing was found")
 	}
-	f.clear(len(keys))
+	f.release(len(keys))
 	for i := range keys {
 		if f.states[i] != nil || f.found[i] != nil {
 			t.Fatalf("key %d is still held", i)
@@ -899,12 +899,12 @@ func TestLateChangeDoesNotUndo(t *testing.T) {
 	must(t, err)
 	_, err = s.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"push"}})
 	must(t, err)
-	s.followed(old)
+	s.applyChanges(old)
 	if v := decide(s, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut {
 		t.Fatal("an old change undid the opt-out")
 	}
 	must(t, s.Follow(t.Context()))
-	if v := decide(s, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut || len(s.own) != 0 {
+	if v := decide(s, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut || len(s.ownVersions) != 0 {
 		t.Fatal("the follower undid the opt-out, or remembers it for good")
 	}
 }
@@ -915,7 +915,7 @@ func TestLateAnswerDoesNotUndo(t *testing.T) {
 	t.Parallel()
 	st := newStore()
 	a, b := loaded(t, st), loaded(t, st)
-	end := a.begin("ann")
+	end := a.beginWrite("ann")
 	ours := engine.Profile{User: "ann"}
 	var err error
 	ours.Version, err = st.Put(t.Context(), ours)
@@ -923,7 +923,7 @@ func TestLateAnswerDoesNotUndo(t *testing.T) {
 	_, err = b.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"push"}})
 	must(t, err)
 	must(t, a.Follow(t.Context()))
-	a.applied(&ours)
+	a.applyWrite(&ours)
 	end()
 	if v := decide(a, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut {
 		t.Fatal("a late answer undid the opt-out")

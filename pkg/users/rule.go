@@ -13,14 +13,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// rule is what a user set that is not the default, in 8 bytes.
+// rule is what a user set that differs from the default, in 8 bytes.
 type rule struct {
 	muted    uint16 // a bit per channel and category
 	from, to uint16 // quiet hours, minutes of the local day; equal: none
-	zone     uint16 // of zones
+	zone     uint16 // index in zones
 }
 
-// ruleSize is what append adds.
+// ruleSize is how many bytes rule.append adds.
 const ruleSize = 8
 
 func (r rule) isDefault() bool { return r.muted == 0 && r.from == r.to }
@@ -53,7 +53,7 @@ func parseOptOut(s string) (uint16, error) {
 	cat, isCategory := notify.ParseCategory(catName)
 	switch {
 	case both && !(isChannel && isCategory), !isChannel && !isCategory:
-		return 0, fmt.Errorf("%q is no channel, category or channel/category", s)
+		return 0, fmt.Errorf("%q is not a channel, a category or channel/category", s)
 	case isCategory && cat.Critical():
 		return 0, errCritical
 	}
@@ -75,17 +75,17 @@ func parseOptOut(s string) (uint16, error) {
 // parseClock reads "HH:MM" as minutes of the day.
 func parseClock(s string) (uint16, error) {
 	if len(s) != 5 || s[2] != ':' || strings.Trim(s[:2]+s[3:], "0123456789") != "" {
-		return 0, fmt.Errorf("%q is no time of day, like 22:00", s)
+		return 0, fmt.Errorf("%q is not a time of day like 22:00", s)
 	}
 	h, m := (s[0]-'0')*10+s[1]-'0', (s[3]-'0')*10+s[4]-'0'
 	if h > 23 || m > 59 {
-		return 0, fmt.Errorf("%q is no time of day: 00:00 to 23:59", s)
+		return 0, fmt.Errorf("%q is not a time of day from 00:00 to 23:59", s)
 	}
 	return uint16(h)*60 + uint16(m), nil
 }
 
-// ruleOf reads the rule of a stored profile. What it cannot read, of a newer
-// release perhaps, is left out: less is muted, never more.
+// ruleOf reads the rule of a stored profile. It leaves out what it cannot read, for example from a
+// newer release. Then less is muted, never more.
 func (z *zones) ruleOf(p *engine.Profile) (r rule) {
 	for _, s := range p.OptOut {
 		if bits, err := parseOptOut(s); err == nil {
@@ -111,15 +111,14 @@ func (r rule) quietAt(minute uint16) bool {
 	return minute >= r.from || minute < r.to
 }
 
-// quietUntil returns the first moment from now on whose local clock is outside
-// the quiet hours; now itself when it is. The clock on the wall decides: an
-// hour that a time zone skips ends the quiet hours if their end lies in it, an
-// hour that comes twice is quiet twice.
+// quietUntil returns the first moment from now on whose local clock is outside the quiet hours; now
+// itself if it is outside. The wall clock decides: if a time zone skips the hour in which the quiet
+// hours end, they end with the skip, and an hour that comes twice is quiet twice.
 func (r rule) quietUntil(now time.Time, loc *time.Location) time.Time {
 	const day = 24 * 60
 	t := now.In(loc)
-	// Every step ends the span or reaches the next change of the zone's
-	// offset; no zone changes its offset four times in two days.
+	// Each round ends the quiet hours or reaches the next change of the zone's offset. No zone
+	// changes its offset four times in two days.
 	for range 4 {
 		h, m, s := t.Clock()
 		minute := uint16(h*60 + m)
@@ -137,8 +136,7 @@ func (r rule) quietUntil(now time.Time, loc *time.Location) time.Time {
 	return t
 }
 
-// zones keeps the locations in use, by number. Numbers are never given back:
-// there are some 600 names.
+// zones numbers the locations in use. Numbers are never reused: there are some 600 names.
 type zones struct {
 	mu   sync.Mutex
 	byID atomic.Pointer[[]*time.Location]
@@ -153,15 +151,15 @@ func newZones() *zones {
 
 func (z *zones) location(i uint16) *time.Location { return (*z.byID.Load())[i] }
 
-// index returns the number of an IANA name, loading it when it is new.
+// index returns the number of an IANA name, and loads the location if it is new.
 func (z *zones) index(name string) (uint16, error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if i, ok := z.name[name]; ok {
 		return i, nil
 	}
-	if name == "Local" { // known to Go, but not a name of a zone
-		return 0, fmt.Errorf("%q is no time zone", name)
+	if name == "Local" { // Go accepts it, but it is not the name of a zone
+		return 0, fmt.Errorf("%q is not a time zone", name)
 	}
 	loc, err := time.LoadLocation(name)
 	if err != nil {

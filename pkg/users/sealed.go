@@ -13,24 +13,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// SealedCallers keeps callers' secrets sealed in the store below: Put seals, Get and
-// List open. What is stored in clear is returned as it is, and sealed by the next Put.
+// SealedCallers seals the secrets of callers in the store below it: Put seals, Get and List open. A
+// secret stored in clear is returned as it is, and sealed by the next Put.
 //
-// A secret that cannot be opened stays sealed in what Get and List return, and Put
-// stores it as it is. It signs nothing then (engine.CallerSecret.Sealed), but the
-// caller can be listed, changed and given a new secret.
+// A secret that cannot be opened stays sealed in the results of Get and List, and Put stores it
+// unchanged. It cannot sign then (engine.CallerSecret.Sealed), but the caller can still be listed,
+// changed and given a new secret.
 type SealedCallers struct {
 	store engine.Callers
 	keys  *secrets.Keys // nil: new secrets are stored in clear, sealed ones are not opened
 	log   *slog.Logger
 
-	mu   sync.Mutex
-	told map[string]bool // callers whose secrets do not open: each is logged once
+	mu     sync.Mutex
+	logged map[string]bool // callers whose secrets do not open and were logged, so that each is logged once
 }
 
 // NewSealedCallers returns SealedCallers over a store. keys may be nil.
 func NewSealedCallers(store engine.Callers, keys *secrets.Keys, log *slog.Logger) *SealedCallers {
-	return &SealedCallers{store: store, keys: keys, log: log, told: map[string]bool{}}
+	return &SealedCallers{store: store, keys: keys, log: log, logged: map[string]bool{}}
 }
 
 // Get returns a caller with its secrets opened.
@@ -39,7 +39,7 @@ func (s *SealedCallers) Get(ctx context.Context, id string) (engine.Caller, bool
 	if err != nil || !ok {
 		return c, ok, err
 	}
-	s.open(&c)
+	s.openSecrets(&c)
 	return c, true, nil
 }
 
@@ -50,7 +50,7 @@ func (s *SealedCallers) List(ctx context.Context) ([]engine.Caller, error) {
 		return nil, err
 	}
 	for i := range cs {
-		s.open(&cs[i])
+		s.openSecrets(&cs[i])
 	}
 	return cs, nil
 }
@@ -66,8 +66,8 @@ func (s *SealedCallers) Put(ctx context.Context, c engine.Caller) error {
 	return s.store.Put(ctx, c)
 }
 
-// open opens the secrets of a caller that was read, which is the reader's own.
-func (s *SealedCallers) open(c *engine.Caller) {
+// openSecrets opens the secrets of a caller that was just read. c must belong to the reader alone.
+func (s *SealedCallers) openSecrets(c *engine.Caller) {
 	var failed error
 	for i := range c.Secrets {
 		if one := &c.Secrets[i]; one.Sealed() {
@@ -80,11 +80,11 @@ func (s *SealedCallers) open(c *engine.Caller) {
 		}
 	}
 	s.mu.Lock()
-	first := failed != nil && !s.told[c.ID]
+	first := failed != nil && !s.logged[c.ID]
 	if failed != nil {
-		s.told[c.ID] = true
+		s.logged[c.ID] = true
 	} else {
-		delete(s.told, c.ID)
+		delete(s.logged, c.ID)
 	}
 	s.mu.Unlock()
 	if first {
@@ -92,25 +92,25 @@ func (s *SealedCallers) open(c *engine.Caller) {
 	}
 }
 
-// Repair says what to do about secrets that do not open.
+// Repair returns what an operator has to do about secrets that do not open.
 func (s *SealedCallers) Repair() string {
 	if s.keys == nil {
-		return "set secrets.key_file to the key file that the secrets were sealed with; where it is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller"
+		return "set secrets.key_file to the key file with which the secrets were sealed; if that file is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller"
 	}
-	return fmt.Sprintf("put the key that the secrets were sealed with into %s, from where it is kept, below the key that is there, and restart; "+
-		"where it is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller", s.keys.File())
+	return fmt.Sprintf("add the key with which the secrets were sealed to %s, below the key that is already there, and restart; "+
+		"if the key is lost, notifyctl caller rotate-secret CALLER makes a new secret for each caller", s.keys.File())
 }
 
-// SealReport says how secrets are stored. The names are of callers, sorted.
+// SealReport says how secrets are stored. The lists hold caller ids, sorted.
 type SealReport struct {
-	Secrets int      // all
-	Clear   []string // that have a secret in clear
-	Old     []string // that have a secret sealed with a key that opens and no longer seals
-	Other   []string // that have a secret sealed with a key that is not there
-	Damaged []string // that have a sealed secret whose key is there and that does not open
+	Secrets int      // number of all secrets
+	Clear   []string // callers with a secret in clear
+	Old     []string // callers with a secret sealed with an older key, which opens secrets but no longer seals
+	Other   []string // callers with a secret sealed with a key that is missing
+	Damaged []string // callers with a sealed secret that does not open although its key is present
 }
 
-// Report reads all callers and says how their secrets are stored.
+// Report reads all callers and returns how their secrets are stored.
 func (s *SealedCallers) Report(ctx context.Context) (r SealReport, err error) {
 	cs, err := s.store.List(ctx)
 	if err != nil {
@@ -130,7 +130,7 @@ func (s *SealedCallers) Report(ctx context.Context) (r SealReport, err error) {
 	return r, nil
 }
 
-// listOf returns the list that the caller of a secret belongs to; nil: none.
+// listOf returns the list to which the caller of a secret belongs; nil: none.
 func (r *SealReport) listOf(keys *secrets.Keys, caller string, one engine.CallerSecret) *[]string {
 	if !one.Sealed() {
 		return &r.Clear
@@ -146,8 +146,8 @@ func (r *SealReport) listOf(keys *secrets.Keys, caller string, one engine.Caller
 	return nil
 }
 
-// Reseal stores callers again whose secrets are in clear or sealed with an older key.
-// A caller that is changed meanwhile is left to that change, which seals it.
+// Reseal stores again the callers whose secrets are in clear or sealed with an older key. It skips
+// a caller that another process changes at the same time, because that change seals it.
 func (s *SealedCallers) Reseal(ctx context.Context) (changed int, err error) {
 	if s.keys == nil {
 		return 0, nil
@@ -169,5 +169,5 @@ func (s *SealedCallers) Reseal(ctx context.Context) (changed int, err error) {
 	return changed, nil
 }
 
-// Keys are the keys; nil: there are none.
+// Keys returns the keys; nil: there are none.
 func (s *SealedCallers) Keys() *secrets.Keys { return s.keys }

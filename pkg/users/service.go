@@ -1,9 +1,15 @@
-// Package users answers, for every single send, whether a user wants it, when,
-// and at which addresses. Profiles are kept by a ProfileStore; each process that
-// delivers holds a Snapshot that its workers read without waiting, and follows
-// the change table, so that an opt-out binds everywhere within a second. One process
-// holds all users. Of several each holds the users of its share: those of the partitions
-// that its workers own (Hold); others it fetches by id (Fetch).
+// Package users decides for every single send whether a user wants it, when, and at which
+// addresses. A ProfileStore keeps the profiles. Each process that delivers holds a Snapshot, which
+// its workers read without waiting. It follows the store's changes, so that an opt-out binds
+// everywhere within a second. A single process holds all users. Each of several processes holds the
+// users of its share, the partitions that its workers own (Hold), and fetches others by id (Fetch).
+//
+// While the store is down, the Snapshot ages: bulk stops once it is no longer Fresh, and users that
+// are not held stay Unknown. Cancels follows cancellations in the same way. Callers and
+// SealedCallers read the callers.
+//
+// Start reading at Snapshot.Look (snapshot.go, find.go, table.go), then Service.Run and
+// Service.updateProfile for writes, and holding.go for shares.
 package users
 
 import (
@@ -22,41 +28,42 @@ import (
 
 // Config of a Service. The zero value is valid.
 type Config struct {
-	// Poll is how often changes of other processes are looked for.
+	// Poll is how often the process looks for changes by other processes.
 	Poll time.Duration `default:"250ms" min:"0"`
 	// MaxAge is how old the snapshot may be for bulk.
 	MaxAge time.Duration `default:"1s" min:"0"`
 	// Batch is how many changes are read at once.
 	Batch int `default:"1000" min:"0"`
-	// MaxCancels is how many cancellations are held in memory; of a Cancels.
+	// MaxCancels is how many cancellations a Cancels holds in memory.
 	MaxCancels int `default:"1048576" min:"0"`
-	// MaxSuppressed is how many dead addresses that no profile lists are held; see Suppress.
+	// MaxSuppressed bounds the suppression list: while it holds this many addresses, Suppress stores
+	// no address that is not in the user's profile.
 	MaxSuppressed int `default:"500000" min:"0"`
-	// Shares says that several processes share the users: the profiles held are those
-	// of the parts that Hold names, not of all users.
+	// Shares: several processes share the users. This one holds the profiles of the partitions that
+	// Hold names, not of all users.
 	Shares bool
-	// Log receives failures to follow.
+	// Log receives failures to follow changes.
 	Log *slog.Logger `default:"discard"`
 }
 
-// Service reads and writes profiles and keeps the Snapshot current. Methods may
-// be called from any goroutine.
+// Service reads and writes profiles and keeps the Snapshot current. Its methods may be called from
+// any goroutine.
 type Service struct {
 	cfg   Config
 	store ProfileStore
 	snap  *Snapshot
 
-	woken chan struct{} // Run looks for changes at once
+	woken chan struct{} // wakes Run, which then looks for changes
 
-	full rate.Sometimes // tells of dead addresses that are not kept
+	fullLog rate.Sometimes // limits the log line about dead addresses that are not stored
 
-	writing [64]sync.Mutex // by user: read, change and store are one step here
+	userLocks [64]sync.Mutex // by hash of the user: held from read to store of a profile
 
-	follower follower // its lock is taken before applyMu
+	follower follower // its mutex is locked before applyMu
 
-	applyMu sync.Mutex
-	own     map[string]uint64  // version of a write of ours that the cursor has not reached
-	pending map[string]*uint64 // users a write of ours is under way for: the latest version followed meanwhile
+	applyMu          sync.Mutex         // held while the snapshot is written; guards the maps below
+	ownVersions      map[string]uint64  // by user: version of a write of this process that the cursor has not reached
+	writesInProgress map[string]*uint64 // by user with a write in progress: the latest version that was followed since it began
 
 	holdings holdings
 }
@@ -68,17 +75,17 @@ func New(store ProfileStore, cfg Config) (*Service, error) {
 		return nil, err
 	}
 	return &Service{
-		cfg: cfg, store: store, snap: newSnapshot(cfg.Shares), own: map[string]uint64{}, pending: map[string]*uint64{}, woken: make(chan struct{}, 1), full: rate.Sometimes{Interval: time.Minute},
-		holdings: holdings{wanted: map[part]int{}, asked: make(chan struct{}, 1), reading: map[*reading]bool{}},
+		cfg: cfg, store: store, snap: newSnapshot(cfg.Shares), ownVersions: map[string]uint64{}, writesInProgress: map[string]*uint64{}, woken: make(chan struct{}, 1), fullLog: rate.Sometimes{Interval: time.Minute},
+		holdings: holdings{wanted: map[topicPartition]int{}, loadRequested: make(chan struct{}, 1), activeReads: map[*profileRead]bool{}},
 	}, nil
 }
 
-// Snapshot is what workers read. It is always the same one, and current.
+// Snapshot returns the snapshot that workers read. It is always the same one, and current.
 func (s *Service) Snapshot() *Snapshot { return s.snap }
 
-// Load reads every profile; with Config.Shares the suppression list alone, and Run reads
-// the parts that are held (anew). Until it returns the snapshot is empty and not
-// Fresh. Memory: the snapshot and one profile.
+// Load reads every profile. With Config.Shares it reads only the suppression list, and Run then
+// reads the held partitions (again). Until Load returns, the snapshot is empty and not Fresh. It
+// needs memory for the snapshot and one profile.
 func (s *Service) Load(ctx context.Context) error {
 	s.follower.mu.Lock()
 	defer s.follower.mu.Unlock()
@@ -89,9 +96,9 @@ func (s *Service) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	users, supp := &loader{t: &s.snap.users}, &loader{t: &s.snap.bySupp}
+	users, supp := &loader{t: &s.snap.users}, &loader{t: &s.snap.suppressedBy}
 	suppressed, listed := newSet(), int64(0)
-	keep := s.snap.scope // all
+	keep := s.snap.keptShare // all
 	if s.cfg.Shares {
 		keep = newShare(nil)
 	}
@@ -108,8 +115,8 @@ func (s *Service) Load(ctx context.Context) error {
 			supp.add(h, user, buf)
 			for b := buf; len(b) > 0; {
 				var a []byte
-				a, b = cut(b)
-				suppressed.count(a, 1)
+				a, b = cutField(b)
+				suppressed.adjustCount(a, 1)
 				listed++
 			}
 		}
@@ -124,24 +131,24 @@ func (s *Service) Load(ctx context.Context) error {
 		return err
 	}
 	if s.cfg.Shares {
-		s.holdNothing()
+		s.dropProfiles()
 	}
-	s.snap.suppressed.become(suppressed)
-	s.snap.listed.Store(listed)
-	supp.done()
-	users.done()
+	s.snap.suppressed.replaceWith(suppressed)
+	s.snap.suppressedCount.Store(listed)
+	supp.publishAll()
+	users.publishAll()
 	s.follower.cursor = version
-	// Versions of before may be of changes that the store has lost.
-	clear(s.own)
-	for _, v := range s.pending {
+	// Older versions may belong to changes that the store has lost.
+	clear(s.ownVersions)
+	for _, v := range s.writesInProgress {
 		*v = 0
 	}
 	s.follower.asOf.Store(&at)
 	return nil
 }
 
-// eachSuppressing calls fn with every profile that suppresses an address, by user, after
-// one, until it returns an error.
+// eachSuppressing calls fn with every profile that suppresses an address, in order of the user and
+// behind after, until fn returns an error.
 func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*engine.Profile) error) error {
 	for {
 		ps, err := s.store.Suppressing(ctx, after, s.cfg.Batch)
@@ -160,21 +167,21 @@ func (s *Service) eachSuppressing(ctx context.Context, after string, fn func(*en
 	}
 }
 
-// holdNothing forgets all profiles; the loader reads those of the parts that are held
-// anew. The caller has applyMu.
-func (s *Service) holdNothing() {
-	s.snap.scope = newShare(nil)
-	s.snap.held.Store(s.snap.scope)
+// dropProfiles drops all profiles, so that the loader reads the wanted partitions again. The caller
+// holds applyMu.
+func (s *Service) dropProfiles() {
+	s.snap.keptShare = newShare(nil)
+	s.snap.held.Store(s.snap.keptShare)
 	s.snap.guestMu.Lock()
 	s.snap.guests = guests{}
 	s.snap.guestMu.Unlock()
-	for r := range s.holdings.reading {
-		r.void = true
+	for r := range s.holdings.activeReads {
+		r.discarded = true
 	}
-	s.askLoader()
+	s.requestLoad()
 }
 
-// Wake makes Run look for changes within 10 ms; it does not wait for that.
+// Wake makes Run look for changes within 10 ms. It does not wait for that.
 func (s *Service) Wake() {
 	select {
 	case s.woken <- struct{}{}:
@@ -182,9 +189,10 @@ func (s *Service) Wake() {
 	}
 }
 
-// Run loads the snapshot if that was not done, and follows changes until ctx
-// ends; nil then. While the store is away the snapshot ages, see Fresh. When the
-// store lost changes it is loaded anew. Beside that it loads what Hold asks for.
+// Run loads the snapshot unless it is loaded, and follows changes until ctx ends. It then returns
+// nil. While the store is down the snapshot ages; see Fresh. If the store lost changes, Run loads
+// everything again. A second goroutine, which ends before Run returns, loads the partitions that
+// Hold names.
 func (s *Service) Run(ctx context.Context) error {
 	var loader sync.WaitGroup
 	defer loader.Wait()
@@ -203,45 +211,42 @@ func (s *Service) Run(ctx context.Context) error {
 	})
 }
 
-// Follow applies all changes stored before the call; Run calls it.
+// Follow applies all changes stored before the call. Run calls it.
 func (s *Service) Follow(ctx context.Context) error {
-	return follow(ctx, &s.follower, s.cfg.Batch, s.store.Changes, s.followed)
+	return follow(ctx, &s.follower, s.cfg.Batch, s.store.Changes, s.applyChanges)
 }
 
-func (s *Service) followed(changes []engine.Change) {
+func (s *Service) applyChanges(changes []engine.Change) {
 	s.applyMu.Lock()
 	defer s.applyMu.Unlock()
 	for i := range changes {
 		c := &changes[i]
-		if s.own[c.Profile.User] <= c.Version { // else ours is newer
+		if s.ownVersions[c.Profile.User] <= c.Version { // otherwise this process's own write is newer
 			s.apply(&c.Profile)
 		}
-		if v := s.pending[c.Profile.User]; v != nil {
+		if v := s.writesInProgress[c.Profile.User]; v != nil {
 			*v = max(*v, c.Version)
 		}
 		s.follower.cursor = max(s.follower.cursor, c.Version)
 	}
-	for user, version := range s.own {
+	for user, version := range s.ownVersions {
 		if version <= s.follower.cursor {
-			delete(s.own, user)
+			delete(s.ownVersions, user)
 		}
 	}
 }
 
-// Age is how long ago the snapshot was known to hold every change; very long
-// before the first load.
+// Age returns how long ago the snapshot was known to hold every change. Before the first load it
+// returns the longest duration.
 func (s *Service) Age(now time.Time) time.Duration { return s.follower.age(now) }
 
-// Fresh reports whether bulk may be sent: the snapshot is not older than
-// MaxAge.
+// Fresh reports whether bulk may be sent: the snapshot is at most MaxAge old.
 func (s *Service) Fresh(now time.Time) bool { return s.Age(now) <= s.cfg.MaxAge }
 
-// Loaded reports whether the profiles were read: until then nobody has preferences
-// or addresses.
+// Loaded reports whether the profiles were read. Until then no user has preferences or addresses.
 func (s *Service) Loaded() bool { return s.follower.asOf.Load() != nil }
 
-// Get returns the profile of a user from the store; notify.KindNotFound when
-// there is none.
+// Get returns the profile of a user from the store, or notify.KindNotFound.
 func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) {
 	p, ok, err := s.store.Get(ctx, user)
 	if err == nil && !ok {
@@ -250,17 +255,17 @@ func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) 
 	return p, err
 }
 
-// Put stores what a user set and returns it as stored. It binds every Decide of
-// this process that begins after the return, and those of others within a
-// second. Version, when not 0, must be the stored one (notify.KindConflict).
-// Suppressed is not the user's to set: the stored one stays.
+// Put stores what a user set and returns the stored profile. It binds every Decide of this process
+// that begins after Put returns, and other processes within a second. Version, unless 0, must be
+// the stored version (else notify.KindConflict). A user cannot set Suppressed: the stored value
+// stays.
 func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, error) {
 	if err := s.Validate(&p); err != nil {
 		return p, err
 	}
-	return s.change(ctx, p.User, func(stored *engine.Profile) error {
+	return s.updateProfile(ctx, p.User, func(stored *engine.Profile) error {
 		if p.Version != 0 && p.Version != stored.Version {
-			return &notify.Error{Kind: notify.KindConflict, Code: "version_conflict", Field: "version", Msg: "the profile has changed since it was read"}
+			return &notify.Error{Kind: notify.KindConflict, Code: "version_conflict", Field: "version", Msg: "the profile has changed since it was read; read it again and repeat the change"}
 		}
 		suppressed, version := stored.Suppressed, stored.Version
 		*stored = p
@@ -271,13 +276,13 @@ func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, er
 
 var errUnchanged = errors.New("unchanged")
 
-// change reads, changes and stores a profile and applies it. Another process
-// may store in between, also the user's first profile: then it reads again.
-func (s *Service) change(ctx context.Context, user string, fn func(*engine.Profile) error) (engine.Profile, error) {
-	mu := &s.writing[hashKey([]byte(user))%uint64(len(s.writing))]
+// updateProfile reads, changes, stores and applies a profile. If another process stores the profile
+// in between, even a user's first one, updateProfile reads it again.
+func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engine.Profile) error) (engine.Profile, error) {
+	mu := &s.userLocks[hashKey([]byte(user))%uint64(len(s.userLocks))]
 	mu.Lock()
 	defer mu.Unlock()
-	defer s.begin(user)()
+	defer s.beginWrite(user)()
 	for {
 		p, ok, err := s.store.Get(ctx, user)
 		if err != nil {
@@ -288,7 +293,7 @@ func (s *Service) change(ctx context.Context, user string, fn func(*engine.Profi
 		}
 		err = fn(&p)
 		if errors.Is(err, errUnchanged) {
-			s.applied(&p) // another process may have stored it; it binds here too
+			s.applyWrite(&p) // another process may have stored it; apply it here too
 			return p, nil
 		}
 		if err != nil {
@@ -303,33 +308,32 @@ func (s *Service) change(ctx context.Context, user string, fn func(*engine.Profi
 			p.Version = read
 			return p, err
 		}
-		s.applied(&p)
+		s.applyWrite(&p)
 		return p, nil
 	}
 }
 
-// begin tells the follower that a write of the user is under way. The caller
-// holds the user's writing lock; the result ends it.
-func (s *Service) begin(user string) (end func()) {
+// beginWrite tells the follower that a write of the user is in progress. The caller holds the
+// user's lock in userLocks, and calls end after the write.
+func (s *Service) beginWrite(user string) (end func()) {
 	s.applyMu.Lock()
-	s.pending[user] = new(uint64)
+	s.writesInProgress[user] = new(uint64)
 	s.applyMu.Unlock()
 	return func() {
 		s.applyMu.Lock()
-		delete(s.pending, user)
+		delete(s.writesInProgress, user)
 		s.applyMu.Unlock()
 	}
 }
 
-// applied puts a profile that was stored into the snapshot: neither a change
-// that was read before and is followed later may undo it, nor may it undo a
-// later one that was followed already.
-func (s *Service) applied(p *engine.Profile) {
+// applyWrite applies a stored profile to the snapshot. A change that the follower read earlier and
+// applies later must not undo it, and it must not undo a later change that was already applied.
+func (s *Service) applyWrite(p *engine.Profile) {
 	s.applyMu.Lock()
 	defer s.applyMu.Unlock()
-	if p.Version < s.own[p.User] || p.Version < *s.pending[p.User] {
+	if p.Version < s.ownVersions[p.User] || p.Version < *s.writesInProgress[p.User] {
 		return
 	}
 	s.apply(p)
-	s.own[p.User] = p.Version // until the follower has passed it
+	s.ownVersions[p.User] = p.Version // removed once the cursor has passed it
 }

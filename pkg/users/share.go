@@ -8,63 +8,63 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// part is a partition of a channel's topics: the users of partition n among so many.
-type part struct {
+// topicPartition is a partition of a channel's topics: number n of this many partitions.
+type topicPartition struct {
 	ch         notify.Channel
 	partitions int
 	n          int32
 }
 
-// share is a set of parts; it never changes. Of a user in it a process holds what the
-// channels of the user's parts need. A nil share has all users.
+// share is an immutable set of topicPartitions. A process holds, for each user in it, what the
+// channels of these partitions need. A nil share has all users.
 type share struct {
-	parts map[part]bool
-	of    [len(notify.Channels) + 1][]layout // by channel
+	parts   map[topicPartition]bool
+	layouts [len(notify.Channels) + 1][]partitionLayout // by channel
 }
 
-// layout has the parts of one channel and one number of partitions. There is more than
-// one number while the partitions of a channel grow.
-type layout struct {
+// partitionLayout has the partitions of one channel for one partition count. There are several
+// counts while the partitions of a channel grow.
+type partitionLayout struct {
 	by  notify.Partitioner
 	has []bool
 }
 
-func newShare(parts map[part]bool) *share {
-	s := &share{parts: make(map[part]bool, len(parts))}
+func newShare(parts map[topicPartition]bool) *share {
+	s := &share{parts: make(map[topicPartition]bool, len(parts))}
 	maps.Copy(s.parts, parts)
-	at := map[part]int{} // of a channel and a number of partitions
+	at := map[topicPartition]int{} // index in layouts, by channel and partition count
 	for p := range parts {
-		key := part{ch: p.ch, partitions: p.partitions}
+		key := topicPartition{ch: p.ch, partitions: p.partitions}
 		i, ok := at[key]
 		if !ok {
-			i = len(s.of[p.ch])
+			i = len(s.layouts[p.ch])
 			at[key] = i
-			s.of[p.ch] = append(s.of[p.ch], layout{notify.NewPartitioner(p.partitions), make([]bool, p.partitions)})
+			s.layouts[p.ch] = append(s.layouts[p.ch], partitionLayout{notify.NewPartitioner(p.partitions), make([]bool, p.partitions)})
 		}
-		s.of[p.ch][i].has[p.n] = true
+		s.layouts[p.ch][i].has[p.n] = true
 	}
 	return s
 }
 
-// has reports whether the share has what the channel needs of a user.
+// has reports whether the share includes the user for the channel.
 func (s *share) has(ch notify.Channel, user []byte) bool {
-	for i := range s.of[ch] {
-		if l := &s.of[ch][i]; l.has[l.by.Partition(user)] {
+	for i := range s.layouts[ch] {
+		if l := &s.layouts[ch][i]; l.has[l.by.Partition(user)] {
 			return true
 		}
 	}
 	return false
 }
 
-// channels is a set of channels, a bit each.
-type channels uint8
+// channelSet is a set of channels, one bit each.
+type channelSet uint8
 
-const allChannels channels = 1<<8 - 1
+const allChannels channelSet = 1<<8 - 1
 
-func (c channels) has(ch notify.Channel) bool { return c>>ch&1 != 0 }
+func (c channelSet) has(ch notify.Channel) bool { return c>>ch&1 != 0 }
 
-// channels are those of which the share has the user.
-func (s *share) channels(user []byte) (c channels) {
+// channels returns the channels for which the share includes the user.
+func (s *share) channels(user []byte) (c channelSet) {
 	if s == nil {
 		return allChannels
 	}
@@ -76,12 +76,12 @@ func (s *share) channels(user []byte) (c channels) {
 	return c
 }
 
-// profileParts are the parts of the store that have the users of a share.
+// profileParts returns the parts of the profile store that hold users of the share.
 func (s *share) profileParts() (out []int) {
 	for i := range engine.ProfileParts {
 		for p := range s.parts {
-			// The hashes of a user give i modulo ProfileParts and n modulo partitions:
-			// such a user exists if both agree modulo what divides the two.
+			// A user's hash gives i modulo ProfileParts and n modulo partitions. Both can hold for
+			// one user exactly if i and n agree modulo the greatest common divisor.
 			if d := gcd(engine.ProfileParts, p.partitions); i%d == int(p.n)%d {
 				out = append(out, i)
 				break
@@ -98,38 +98,38 @@ func gcd(a, b int) int {
 	return a
 }
 
-// without returns the parts of s that are not in o.
-func (s *share) without(o *share) map[part]bool {
+// without returns the partitions of s that are not in o.
+func (s *share) without(o *share) map[topicPartition]bool {
 	out := maps.Clone(s.parts)
-	maps.DeleteFunc(out, func(p part, _ bool) bool { return o.parts[p] })
+	maps.DeleteFunc(out, func(p topicPartition, _ bool) bool { return o.parts[p] })
 	return out
 }
 
-// and returns the share that has the parts of both.
-func (s *share) and(more map[part]bool) *share {
+// plus returns the share with the partitions of s and more.
+func (s *share) plus(more map[topicPartition]bool) *share {
 	all := maps.Clone(s.parts)
 	maps.Copy(all, more)
 	return newShare(all)
 }
 
-// only returns the share that has the parts of s that are in o.
-func (s *share) only(o *share) *share {
+// intersect returns the share with the partitions that are both in s and in o.
+func (s *share) intersect(o *share) *share {
 	both := maps.Clone(s.parts)
-	maps.DeleteFunc(both, func(p part, _ bool) bool { return !o.parts[p] })
+	maps.DeleteFunc(both, func(p topicPartition, _ bool) bool { return !o.parts[p] })
 	return newShare(both)
 }
 
-// maxGuests bounds how many users of other shares are held, in two generations.
+// maxGuests bounds how many users outside the share are held, in two generations.
 const maxGuests = 1 << 15
 
-// guests are users whose profiles were fetched by id, because another process holds
-// their share or because it was being loaded: young ones, and old ones, which go when
-// there are as many young ones. The value says whether the profile is in the table, or
-// that there is none; until then it is being fetched. Service.guestMu guards them.
+// guests are users whose profiles were fetched by id, because another process holds their share or
+// because the share was still being loaded. When young is full, it becomes old and the former old
+// is dropped. The value is true once it is known whether the user has a profile, which is then in
+// the table. It is false while the profile is being fetched. Service.guestMu guards both maps.
 type guests struct{ young, old map[string]bool }
 
-// held reports whether the profile of a guest is known; ok says whether it is a guest.
-func (g *guests) held(user []byte) (known, ok bool) {
+// lookUp reports whether a user is a guest (ok) and whether the guest's profile is known.
+func (g *guests) lookUp(user []byte) (known, ok bool) {
 	if known, ok = g.young[string(user)]; ok {
 		return known, true
 	}
@@ -137,8 +137,8 @@ func (g *guests) held(user []byte) (known, ok bool) {
 	return known, ok
 }
 
-// put makes a user a guest and returns the users that had to go.
-func (g *guests) put(user string, known bool) (gone []string) {
+// add makes a user a guest and returns the users that stopped being guests.
+func (g *guests) add(user string, known bool) (gone []string) {
 	if g.young == nil || len(g.young) >= maxGuests/2 {
 		for old := range g.old {
 			if _, ok := g.young[old]; !ok {

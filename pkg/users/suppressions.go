@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Suppression is one entry of the suppression list: the profile that says so, the
-// address, and the provider's code.
+// Suppression is one entry of the suppression list: the profile that has it, the address, and the
+// provider's code.
 type Suppression struct {
 	User    string
 	Channel notify.Channel
@@ -24,28 +24,27 @@ type Suppression struct {
 	Code    string
 }
 
-// SuppressionQuery selects entries. An empty field selects all.
+// SuppressionQuery selects entries. An empty field matches all.
 type SuppressionQuery struct {
 	User    string
-	Address string // as it is stored, or with another case where it is a mailbox
+	Address string // as stored; the case of a mailbox is ignored
 	Channel notify.Channel
 	Code    string
-	After   []byte // place where an earlier page ended
+	After   []byte // the cursor that the previous page returned
 	Limit   int    // at least 1
 }
 
-// maxProfilesLooked is how many profiles one page reads: a filter that few entries
-// pass answers a short page and where to go on.
+// maxProfilesLooked is how many profiles one page reads. If few entries match the query, the page
+// is short and has a cursor to go on.
 const maxProfilesLooked = 1000
 
-// Suppressions returns entries by user and address, at most q.Limit, and the place to
-// go on; nil at the end. A page may be short, even empty, and not be the last. It
-// knows of changes of other processes within a second. It returns
-// notify.KindUnavailable until the profiles were loaded; with Config.Shares it asks the
-// store.
+// Suppressions returns at most q.Limit entries, by user and address, and the cursor of the next
+// page; nil at the end. A page may be short or even empty without being the last. Changes by other
+// processes appear within a second. It returns notify.KindUnavailable until the profiles are
+// loaded. With Config.Shares it reads the store.
 func (s *Service) Suppressions(ctx context.Context, q SuppressionQuery) (out []Suppression, next []byte, err error) {
 	afterUser, afterAddress, _ := strings.Cut(string(q.After), "\x00")
-	users, err := s.suppressing(ctx, q, afterUser, maxProfilesLooked+1)
+	users, err := s.usersSuppressing(ctx, q, afterUser, maxProfilesLooked+1)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -70,13 +69,13 @@ func (s *Service) Suppressions(ctx context.Context, q SuppressionQuery) (out []S
 			out = append(out, e)
 		}
 	}
-	if more { // behind all entries of the last user that was looked at
+	if more { // behind all entries of the last user that was read
 		return out, []byte(users[maxProfilesLooked-1] + "\x00\xff"), nil
 	}
 	return out, nil, nil
 }
 
-// entries returns those of a profile that the query selects, by address.
+// entries returns a profile's entries that match the query, by address.
 func (q *SuppressionQuery) entries(p *engine.Profile) (list []Suppression) {
 	for a, code := range p.Suppressed {
 		e := Suppression{p.User, channelOf(a), a, code}
@@ -88,7 +87,7 @@ func (q *SuppressionQuery) entries(p *engine.Profile) (list []Suppression) {
 	return list
 }
 
-// channelOf tells an address's channel by its form.
+// channelOf derives the channel from the form of an address.
 func channelOf(address string) notify.Channel {
 	switch {
 	case strings.HasPrefix(address, "apns:"), strings.HasPrefix(address, "fcm:"):
@@ -99,34 +98,33 @@ func channelOf(address string) notify.Channel {
 	return notify.SMS
 }
 
-// suppressing returns the first users, in order and from one on, whose profiles suppress
-// addresses that the query may select; at most so many, 0: all. Where users are shared
-// it asks the store, else it goes over the list in the snapshot: some 50 ms for 500,000
-// addresses.
-func (s *Service) suppressing(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
+// usersSuppressing returns, in order, the first users not below from whose profiles suppress
+// addresses that may match the query; at most most of them, 0: all. With Config.Shares it reads the
+// store. Otherwise it scans the list in the snapshot: some 50 ms for 500,000 addresses.
+func (s *Service) usersSuppressing(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
 	switch {
 	case q.User != "" && q.User < from:
 		return nil, nil
 	case q.User != "":
 		return []string{q.User}, nil
 	case s.cfg.Shares:
-		return s.storedSuppressing(ctx, q, from, most)
+		return s.usersSuppressingInStore(ctx, q, from, most)
 	case !s.Loaded():
 		return nil, notify.Unavailable("preferences", time.Second, nil)
 	}
 	key := []byte(suppressKey(q.Address))
-	for i := range s.snap.bySupp.shards {
-		st := s.snap.bySupp.shards[i].state.Load()
+	for i := range s.snap.suppressedBy.shards {
+		st := s.snap.suppressedBy.shards[i].state.Load()
 		if st == nil {
 			continue
 		}
 		st.each(func(_ uint64, user, list []byte) {
-			if string(user) < from || len(key) > 0 && !lists(list, key) {
+			if string(user) < from || len(key) > 0 && !containsAddress(list, key) {
 				return
 			}
 			users = append(users, string(user))
 		})
-		if most > 0 && len(users) > 64*most { // keep what is held small
+		if most > 0 && len(users) > 64*most { // bound the memory
 			slices.Sort(users)
 			users = users[:most]
 		}
@@ -138,13 +136,13 @@ func (s *Service) suppressing(ctx context.Context, q SuppressionQuery, from stri
 	return users, nil
 }
 
-// errEnough ends a walk over the store.
+// errEnough ends a scan of the store.
 var errEnough = errors.New("enough")
 
-// storedSuppressing is suppressing of the store.
-func (s *Service) storedSuppressing(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
+// usersSuppressingInStore is usersSuppressing by the store.
+func (s *Service) usersSuppressingInStore(ctx context.Context, q SuppressionQuery, from string, most int) (users []string, err error) {
 	if from != "" {
-		users = append(users, from) // the store begins behind it
+		users = append(users, from) // the store begins behind from, and from itself may have more entries
 	}
 	err = s.eachSuppressing(ctx, from, func(p *engine.Profile) error {
 		if len(q.entries(p)) > 0 {
@@ -161,30 +159,30 @@ func (s *Service) storedSuppressing(ctx context.Context, q SuppressionQuery, fro
 	return users, err
 }
 
-// lists reports whether packSuppressed wrote an address.
-func lists(packed, key []byte) bool {
+// containsAddress reports whether a list that packSuppressed wrote holds an address.
+func containsAddress(packed, key []byte) bool {
 	for len(packed) > 0 {
 		var a []byte
-		if a, packed = cut(packed); bytes.Equal(a, key) {
+		if a, packed = cutField(packed); bytes.Equal(a, key) {
 			return true
 		}
 	}
 	return false
 }
 
-// Lift takes an address off the suppression list: off the user's profile, or off all
-// that this process knows to list it when user is empty. It returns how many listed
-// it, and whether another profile still does: then it stays suppressed for all. A
-// provider that calls the address dead again puts it back.
+// Lift removes an address from the suppression list: from the user's profile or, if user is empty,
+// from all profiles that this process knows to list it. It returns how many listed it, and whether
+// another profile still does: then it stays suppressed for all users. If a provider reports the
+// address as dead again, it is listed again.
 func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, still bool, err error) {
 	key := suppressKey(address)
-	list, err := s.suppressing(ctx, SuppressionQuery{User: user, Address: address}, "", 0)
+	list, err := s.usersSuppressing(ctx, SuppressionQuery{User: user, Address: address}, "", 0)
 	if err != nil {
 		return 0, true, err
 	}
 	for _, u := range list {
 		had := false
-		_, err := s.change(ctx, u, func(p *engine.Profile) error {
+		_, err := s.updateProfile(ctx, u, func(p *engine.Profile) error {
 			rest := map[string]string{}
 			for a, code := range p.Suppressed {
 				if suppressKey(a) != key {
@@ -207,15 +205,15 @@ func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, s
 	if !s.cfg.Shares {
 		return lifted, s.snap.Suppressed(channelOf(address), []byte(address)), nil
 	}
-	list, err = s.suppressing(ctx, SuppressionQuery{Address: address}, "", 1)
+	list, err = s.usersSuppressing(ctx, SuppressionQuery{Address: address}, "", 1)
 	return lifted, err != nil || len(list) > 0, err
 }
 
 // Unreachable returns why a notification to a user on a channel would be suppressed now:
-// "opted_out", "suppressed_address" if every address of the profile is, or "" if neither
-// is known. It asks the store for a user that this process does not hold.
+// "opted_out", "suppressed_address" if every address of the profile is suppressed, or "" if neither
+// is known. It reads the store for a user that this process does not hold.
 func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channel, cat notify.Category) (string, error) {
-	a, dead := s.snap.find([]byte(user), ch, cat, time.Time{}), map[string]bool{}
+	a, dead := s.snap.lookUpOne([]byte(user), ch, cat, time.Time{}), map[string]bool{}
 	if a.Action == Unknown {
 		p, _, err := s.store.Get(ctx, user)
 		if err != nil {
@@ -224,7 +222,7 @@ func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channe
 		for address := range p.Suppressed {
 			dead[suppressKey(address)] = true
 		}
-		s.snap.answer(&a, s.snap.packProfile(nil, &p, allChannels), ch, cat, time.Time{})
+		s.snap.decodeAnswer(&a, s.snap.packProfile(nil, &p, allChannels), ch, cat, time.Time{})
 	}
 	if a.Action == OptedOut {
 		return "opted_out", nil
@@ -241,29 +239,29 @@ func (s *Service) Unreachable(ctx context.Context, user string, ch notify.Channe
 	return "suppressed_address", nil
 }
 
-// maxForeign is how many dead addresses a profile takes that are not its own.
+// maxForeign is how many dead addresses a profile may list that are not the user's own.
 const maxForeign = 100
 
-// Suppress stores in the user's profile that an address is dead, and why; it binds at once, for all users. Again is the same as once.
+// Suppress stores in the user's profile that an address is dead, and why. It binds at once, for all
+// users. A second call changes nothing.
 //
-// Requests may name any address, and providers call any of them dead, so what is
-// stored of that is bounded: an address that the profile lists is always taken,
-// MaxAddresses a channel at most; others up to 100 a profile, and while fewer
-// than MaxSuppressed are held of all. Beyond, nothing is stored: the provider
-// refuses the next message to it again. An address of 64 bytes takes some 200 of
-// memory, twice its length in the lists of users and of addresses and the rest
-// around them, at most 1,400 one of 512 bytes for a user id of 128; so the default
-// bounds what requests can fill to 100 MB of such, 700 MB of the longest.
+// Requests may name any address, and providers may report any address as dead, so the list is
+// bounded. An address that the profile has is always stored, at most MaxAddresses a channel. Other
+// addresses are stored up to 100 a profile, and while fewer than MaxSuppressed are held in all.
+// Beyond that nothing is stored: the provider refuses the next message to the address again. An
+// address of 64 bytes takes some 200 bytes of memory: twice its length, in the lists of users and
+// of addresses, and the overhead. One of 512 bytes for a user id of 128 takes at most 1,400. So the
+// default bounds what requests can fill to 100 MB, or 700 MB of the longest addresses.
 func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
 	if err := checkSuppressUser(user); err != nil {
 		return err
 	}
-	// Not ValidateAddress: what an earlier version took must still be stopped.
+	// Not ValidateAddress: an address that an earlier version accepted must still be stopped.
 	if _, ok := notify.ParseChannel(ch.String()); !ok || address == "" || len(address) > notify.MaxAddress || !utf8.ValidString(address) {
 		return notify.Invalid("bad_address", "address", errAddressSize.Error())
 	}
-	_, err := s.change(ctx, user, func(p *engine.Profile) error {
-		if _, ok := p.Suppressed[address]; ok || !s.takes(p, ch, address) {
+	_, err := s.updateProfile(ctx, user, func(p *engine.Profile) error {
+		if _, ok := p.Suppressed[address]; ok || !s.hasRoomFor(p, ch, address) {
 			return errUnchanged
 		}
 		m := make(map[string]string, len(p.Suppressed)+1)
@@ -277,17 +275,17 @@ func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, 
 	return err
 }
 
-// Unsubscribe opts a user who told a provider to stop out of marketing and digest on
-// the channel. Codes, alerts and what the user did go on, and the address is not
-// suppressed. Again is the same as once; the user may opt in again by Put.
+// Unsubscribe opts a user that told a provider to stop out of marketing and digest on the channel.
+// The other categories go on, and the address is not suppressed. A second call changes nothing. The
+// user may opt in again by Put.
 func (s *Service) Unsubscribe(ctx context.Context, user string, ch notify.Channel) error {
 	if err := checkSuppressUser(user); err != nil {
 		return err
 	}
 	if _, ok := notify.ParseChannel(ch.String()); !ok {
-		return notify.Invalid("bad_channel", "channel", "no channel has this name")
+		return notify.Invalid("bad_channel", "channel", "there is no such channel; use push, sms or email")
 	}
-	_, err := s.change(ctx, user, func(p *engine.Profile) error {
+	_, err := s.updateProfile(ctx, user, func(p *engine.Profile) error {
 		muted := s.snap.zones.ruleOf(p).muted
 		fresh := slices.Clone(p.OptOut)
 		for _, cat := range []notify.Category{notify.Marketing, notify.Digest} {
@@ -311,8 +309,8 @@ func checkSuppressUser(user string) error {
 	return nil
 }
 
-// takes reports whether there is room for another dead address.
-func (s *Service) takes(p *engine.Profile, ch notify.Channel, address string) bool {
+// hasRoomFor reports whether the profile may list another dead address.
+func (s *Service) hasRoomFor(p *engine.Profile, ch notify.Channel, address string) bool {
 	own := func(a string) bool {
 		for _, list := range p.Addresses {
 			if slices.ContainsFunc(list, func(b string) bool { return suppressKey(a) == suppressKey(b) }) {
@@ -330,11 +328,11 @@ func (s *Service) takes(p *engine.Profile, ch notify.Channel, address string) bo
 			foreign++
 		}
 	}
-	if s.snap.listed.Load() < int64(s.cfg.MaxSuppressed) && foreign < maxForeign {
+	if s.snap.suppressedCount.Load() < int64(s.cfg.MaxSuppressed) && foreign < maxForeign {
 		return true
 	}
-	s.full.Do(func() {
-		s.cfg.Log.Warn("dead addresses that no profile lists are not kept any more", "channel", ch.String(), "held", s.snap.listed.Load())
+	s.fullLog.Do(func() {
+		s.cfg.Log.Warn("dead addresses that are not in the user's profile are not stored: the limit for the profile or for all users is reached", "channel", ch.String(), "held", s.snap.suppressedCount.Load())
 	})
 	return false
 }

@@ -6,20 +6,19 @@ import (
 	"strings"
 )
 
-// Most addresses are device tokens of APNs: "apns:" and 64 digits. They are kept as
-// the bytes that the digits stand for, so that a user takes one cache line and not
-// two.
+// Most addresses are device tokens of APNs: "apns:" and 64 hexadecimal digits. They are kept as 32
+// bytes, so that a user takes one cache line instead of two.
 //
-// A packed token begins with a byte that no address begins with (ValidateAddress),
-// which says how many digits the last byte has.
+// A packed token begins with a byte with which no address begins (ValidateAddress). It says how
+// many digits the last byte has.
 const (
 	tokenPrefix = "apns:"
 	evenToken   = 1
-	oddToken    = 2 // the lower half of the last byte is no digit
+	oddToken    = 2 // the lower half of the last byte is not a digit
 )
 
-// digits has the value of each hexadecimal digit; those above 15 are none. Capital
-// letters are none: they would come back as small ones.
+// digits maps a byte to the value of its hexadecimal digit, or to a value above 15. Capital letters
+// count as no digits, because they would be unpacked as small letters.
 var digits = func() (t [256]uint8) {
 	for i := range t {
 		t[i] = 0xff
@@ -30,10 +29,10 @@ var digits = func() (t [256]uint8) {
 	return t
 }()
 
-// appendAddress appends an address as it is kept.
+// appendAddress appends an address in its packed form.
 func appendAddress(b []byte, address string) []byte {
 	if address != "" && (address[0] == evenToken || address[0] == oddToken) {
-		return b // nobody could set it
+		return b // ValidateAddress refuses such an address
 	}
 	token, ok := strings.CutPrefix(address, tokenPrefix)
 	if !ok || token == "" {
@@ -57,14 +56,14 @@ func appendAddress(b []byte, address string) []byte {
 	return b
 }
 
-// appendKept appends the address that kept stands for.
+// appendKept appends the address whose packed form is kept.
 func appendKept(b, kept []byte) []byte {
 	if len(kept) == 0 || kept[0] != evenToken && kept[0] != oddToken {
 		return append(b, kept...)
 	}
 	odd := int(kept[0] - evenToken)
 	kept = kept[1:]
-	const word = 4 // bytes that are written at once, of which the last word may have fewer
+	const word = 4 // bytes written at once; the last word may have fewer
 	if cap(b)-len(b) < len(tokenPrefix)+2*(len(kept)+word) {
 		b = slices.Grow(b, len(tokenPrefix)+2*(len(kept)+word))
 	}
@@ -73,7 +72,8 @@ func appendKept(b, kept []byte) []byte {
 	return hexAppend(b, kept)[:end]
 }
 
-// hexWords appends the digits of kept, and some behind it. b has room for them.
+// hexWords appends the digits of kept, and up to 6 bytes of garbage behind them. b has room for
+// both.
 func hexWords(b, kept []byte) []byte {
 	for ; len(kept) >= 4; kept = kept[4:] {
 		b = binary.LittleEndian.AppendUint64(b, hex(binary.LittleEndian.Uint32(kept)))
@@ -86,8 +86,8 @@ func hexWords(b, kept []byte) []byte {
 	return b
 }
 
-// hex returns the eight digits of four bytes, all at once: 3.5 ns, which is too long
-// for a token of 32 bytes, see hexBytes.
+// hex returns the eight digits of four bytes at once. It takes 3.5 ns, too long for a token of 32
+// bytes; see hexBytes.
 func hex(v uint32) uint64 {
 	const ones = 0x0101010101010101
 	x := uint64(v)

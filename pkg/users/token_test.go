@@ -40,14 +40,14 @@ func TestKeptAddresses(t *testing.T) {
 func TestTokenTakesOneLine(t *testing.T) {
 	t.Parallel()
 	s := newSnapshot(false)
-	var c sizes
+	var c sizeHistogram
 	for i := range 100 {
 		user := fmt.Sprintf("u%08d", i)
 		v := s.packProfile(nil, &engine.Profile{User: user, OptOut: []string{"marketing"}, Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", i)}}}, allChannels)
 		c.add(entrySize([]byte(user), v))
 	}
-	if p := c.plan(); p.size != cacheLine || p.spill != 0 {
-		t.Errorf("cells of %d bytes, %d spilled", p.size, p.spill)
+	if p := c.plan(); p.cellSize != cacheLine || p.spill != 0 {
+		t.Errorf("cells of %d bytes, %d spilled", p.cellSize, p.spill)
 	}
 }
 

@@ -9,13 +9,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// MaxAddresses is how many addresses a user may have on a channel.
+// MaxAddresses is how many addresses a user may have on one channel.
 const MaxAddresses = 20
 
 var errCritical = errors.New("otp and alert cannot be muted")
 
-// Validate reports the first rule a profile breaks, as notify.Invalid with the
-// field's path.
+// Validate returns the first rule that a profile breaks, as a notify.KindInvalid error with the
+// path of the field.
 func (s *Service) Validate(p *engine.Profile) error {
 	if rule := notify.CheckUserID(p.User); rule != "" {
 		return notify.Invalid("bad_user", "user_id", rule)
@@ -24,7 +24,7 @@ func (s *Service) Validate(p *engine.Profile) error {
 	for name := range p.Addresses {
 		names = append(names, name)
 	}
-	slices.Sort(names) // the same error each time
+	slices.Sort(names) // so that the error is the same each time
 	for _, name := range names {
 		if err := validateAddresses(name, p.Addresses[name]); err != nil {
 			return err
@@ -52,7 +52,7 @@ func (s *Service) Validate(p *engine.Profile) error {
 			return notify.Invalid("bad_quiet_hours", "quiet_hours.to", err.Error())
 		}
 		if from == to {
-			return notify.Invalid("bad_quiet_hours", "quiet_hours.to", "quiet hours end at another time than they begin")
+			return notify.Invalid("bad_quiet_hours", "quiet_hours.to", "quiet hours must not end at the time at which they begin")
 		}
 	}
 	return nil
@@ -61,7 +61,7 @@ func (s *Service) Validate(p *engine.Profile) error {
 func validateAddresses(channel string, list []string) error {
 	ch, ok := notify.ParseChannel(channel)
 	if !ok {
-		return notify.Invalid("bad_channel", "addresses."+channel, "no channel has this name")
+		return notify.Invalid("bad_channel", "addresses."+channel, "there is no such channel; use push, sms or email")
 	}
 	if len(list) > MaxAddresses {
 		return notify.Invalid("too_many_addresses", "addresses."+channel, fmt.Sprintf("a user has at most %d addresses a channel", MaxAddresses))

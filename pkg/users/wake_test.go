@@ -35,7 +35,7 @@ func TestWakeLooksAtOnce(t *testing.T) {
 		for range 1000 {
 			b.Wake()
 		}
-		<-time.After(2*gather + time.Millisecond)
+		<-time.After(2*wakeDelay + time.Millisecond)
 		if v := decide(b, "ann", notify.Push, notify.Marketing, noon); v.Action != OptedOut {
 			t.Error("woken, and the opt-out does not bind")
 		}

@@ -1,20 +1,19 @@
-// Package wheel is a hierarchical timing wheel: a pure data structure that
-// holds timers and says which are due. It has no clock and no goroutine; the
-// caller passes the time in, sleeps until Next and calls Advance.
+// Package wheel is a hierarchical timing wheel: a data structure that holds timers and tells which
+// are due. It has no clock and no goroutine. The caller passes the time in, sleeps until Next and
+// calls Advance.
 //
 // # How it works
 //
-// Time is counted in milliseconds since 1970. Six levels of 256 slots each
-// stand for the bytes of a time: a timer lies at the level of the highest byte
-// in which its time differs from the current one, in the slot of that byte's
-// value. So level 0 holds the rest of the current 256 ms, level 1 the rest of
-// the current 65.5 s, level 2 of 4.7 h, level 3 of 50 days and so on. When the
-// current time enters a slot of a higher level, the slot's timers move down: at
-// most once per level, two moves for a timer an hour away.
+// Time is counted in milliseconds since 1970. Six levels of 256 slots each stand for the bytes of a
+// time. A timer is at the level of the highest byte in which its time differs from the current
+// time, in the slot of that byte's value. So level 0 holds the rest of the current 256 ms, level 1
+// the rest of the current 65.5 s, level 2 of 4.7 h, level 3 of 50 days and so on. When the current
+// time enters a slot of a higher level, the slot's timers move down: at most once per level, which
+// is two moves for a timer an hour away.
 //
-// All timers of one millisecond lie in the same slot at any moment, and appending
-// to slots and moving them down in order keeps these timers in the order they
-// were added, so no sequence number is stored.
+// All timers of one millisecond are in the same slot at any moment. Appending to slots and moving
+// them down in order keeps such timers in the order in which they were added, so no sequence number
+// is stored.
 package wheel
 
 import (
@@ -29,22 +28,22 @@ const (
 	slots    = 1 << slotBits
 
 	latest = 1<<(levels*slotBits) - 1 // ms; in the year 10889
-	// Timers that were due when they were added fire in the next Advance.
-	late = levels * slots
+	// The slot of timers that were due when they were added. They fire in the next Advance.
+	lateSlot = levels * slots
 )
 
-// Wheel holds timers with values of type T. It is not safe for concurrent use:
-// the caller's lock covers it.
+// Wheel holds timers with values of type T. It is not safe for concurrent use: the caller must lock
+// it.
 type Wheel[T any] struct {
-	now     int64 // of the latest Advance: every timer up to here has been fired
+	now     int64 // time of the latest Advance: every timer up to it has fired
 	pending int
 	slots   [levels*slots + 1][]timer[T]
 	used    [levels][slots / 64]uint64 // bit set: the slot holds timers
 }
 
 type timer[T any] struct {
-	at int64
-	v  T
+	due int64
+	v   T
 }
 
 // New returns an empty wheel whose clock stands at now, in ms since 1970.
@@ -53,18 +52,18 @@ func New[T any](now int64) *Wheel[T] { return &Wheel[T]{now: inRange(now)} }
 // inRange returns the nearest time that the levels can hold.
 func inRange(ms int64) int64 { return min(max(ms, 0), latest) }
 
-// Add adds a timer that is due at at, in ms since 1970. One that is due already,
-// measured by the latest Advance, fires in the next Advance.
+// Add adds a timer due at at, in ms since 1970. A timer that is due already, by the time of the
+// latest Advance, fires in the next Advance.
 func (w *Wheel[T]) Add(at int64, v T) {
 	w.pending++
-	w.place(timer[T]{inRange(at), v})
+	w.placeTimer(timer[T]{inRange(at), v})
 }
 
-func (w *Wheel[T]) place(t timer[T]) {
-	slot := late
-	if t.at > w.now {
-		level := (bits.Len64(uint64(t.at^w.now)) - 1) / slotBits
-		slot = level*slots + int(t.at>>(level*slotBits))%slots
+func (w *Wheel[T]) placeTimer(t timer[T]) {
+	slot := lateSlot
+	if t.due > w.now {
+		level := (bits.Len64(uint64(t.due^w.now)) - 1) / slotBits
+		slot = level*slots + int(t.due>>(level*slotBits))%slots
 		w.used[level][slot%slots/64] |= 1 << (slot % 64)
 	}
 	w.slots[slot] = append(w.slots[slot], t)
@@ -73,76 +72,73 @@ func (w *Wheel[T]) place(t timer[T]) {
 // Len returns the number of timers that have not fired.
 func (w *Wheel[T]) Len() int { return w.pending }
 
-// Now is the time of the latest Advance or Rewind.
+// Now returns the time of the latest Advance or Rewind.
 func (w *Wheel[T]) Now() int64 { return w.now }
 
-// Next returns a time before which nothing fires, for the caller's sleep, and
-// false when no timer is pending. It is exact for timers of the current 256 ms;
-// for others it may be earlier than the first of them, where an Advance fires
-// nothing and a better answer follows (five times at most).
+// Next returns a time before which nothing fires, for the caller's sleep, and false if no timer is
+// pending. It is exact for timers of the current 256 ms. For others it may be earlier than the
+// first timer: Advance then fires nothing, and the next Next is better (five times at most).
 func (w *Wheel[T]) Next() (at int64, ok bool) {
-	if len(w.slots[late]) > 0 {
+	if len(w.slots[lateSlot]) > 0 {
 		return w.now, true
 	}
-	at, _, ok = w.first()
+	at, _, ok = w.firstSlot()
 	return at, ok
 }
 
-// Advance fires every timer whose time is not after now: ordered by time, and by
-// insertion where times are equal. A now before the latest one (the clock was set
-// back) does nothing; see Rewind. Fire must not use the wheel.
+// Advance fires every timer whose time is not after now, ordered by time, and by insertion for
+// equal times. A now before the latest one (the clock was set back) does nothing; see Rewind. fire
+// must not use the wheel.
 func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 	if now = inRange(now); now < w.now {
 		return
 	}
-	overdue := w.take(late)
-	slices.SortStableFunc(overdue, func(a, b timer[T]) int { return cmp.Compare(a.at, b.at) })
-	w.fire(overdue, fire)
+	overdue := w.takeSlot(lateSlot)
+	slices.SortStableFunc(overdue, func(a, b timer[T]) int { return cmp.Compare(a.due, b.due) })
+	w.fireSlot(overdue, fire)
 	for {
-		at, slot, ok := w.first()
+		at, slot, ok := w.firstSlot()
 		if !ok || at > now {
 			break
 		}
 		w.now = at
-		w.fire(w.take(slot), fire)
+		w.fireSlot(w.takeSlot(slot), fire)
 	}
-	w.now = now // no slot begins before it, so no timer changes its level
+	w.now = now // no slot begins between firstSlot and now, so no timer changes its level
 }
 
-// fire fires the timers of a slot that have come to their time, and moves the others
-// to lower levels.
-func (w *Wheel[T]) fire(ts []timer[T], fire func(v T)) {
+// fireSlot fires the timers of a slot that are due, and moves the others to lower levels.
+func (w *Wheel[T]) fireSlot(ts []timer[T], fire func(v T)) {
 	for _, t := range ts {
-		if t.at > w.now {
-			w.place(t)
+		if t.due > w.now {
+			w.placeTimer(t)
 			continue
 		}
 		w.pending--
 		fire(t.v)
 	}
-	clear(ts) // what the values point to may be collected
+	clear(ts) // so that the values can be garbage collected
 }
 
-// Rewind sets the clock back: after it, a timer fires when its time comes by
-// the new clock. Without it a wheel whose clock was set back fires nothing,
-// new timers included, until the old time is reached again. The work is in
-// proportion to the pending timers. A now that is not before the latest one does
-// nothing.
+// Rewind sets the clock back. After it, a timer fires when its time comes by the new clock. Without
+// it a wheel whose clock was set back fires nothing, not even new timers, until the old time is
+// reached again. It takes time in proportion to the pending timers. A now that is not before the
+// latest one does nothing.
 func (w *Wheel[T]) Rewind(now int64) {
 	if now = inRange(now); now >= w.now {
 		return
 	}
 	var all []timer[T]
 	for slot := range w.slots {
-		all = append(all, w.take(slot)...)
+		all = append(all, w.takeSlot(slot)...)
 	}
 	w.now = now
 	for _, t := range all {
-		w.place(t)
+		w.placeTimer(t)
 	}
 }
 
-// DeleteFunc removes every timer whose value del wants removed.
+// DeleteFunc removes every timer for whose value del returns true.
 func (w *Wheel[T]) DeleteFunc(del func(v T) bool) {
 	for slot := range w.slots {
 		ts := w.slots[slot]
@@ -152,31 +148,31 @@ func (w *Wheel[T]) DeleteFunc(del func(v T) bool) {
 		kept := slices.DeleteFunc(ts, func(t timer[T]) bool { return del(t.v) })
 		w.pending -= len(ts) - len(kept)
 		if w.slots[slot] = kept; len(kept) == 0 {
-			w.take(slot)
+			w.takeSlot(slot)
 		}
 	}
 }
 
-// keptCap bounds the room for timers that an empty slot keeps.
+// keptCap bounds the capacity that an empty slot keeps.
 const keptCap = 1 << 10
 
-// take empties a slot and returns its timers, which are valid until the next timer
-// is placed in that slot.
-func (w *Wheel[T]) take(slot int) []timer[T] {
+// takeSlot empties a slot and returns its timers. The result is valid until the next timer is
+// placed in that slot.
+func (w *Wheel[T]) takeSlot(slot int) []timer[T] {
 	ts := w.slots[slot]
 	if w.slots[slot] = ts[:0]; cap(ts) > keptCap {
 		w.slots[slot] = nil
 	}
-	if slot != late {
+	if slot != lateSlot {
 		w.used[slot/slots][slot%slots/64] &^= 1 << (slot % 64)
 	}
 	return ts
 }
 
-// first returns the time at which the earliest slot in use begins, and that slot.
-// It is in the lowest level in use, because a level's timers all lie within the
-// slot of the next level that the current time is in.
-func (w *Wheel[T]) first() (at int64, slot int, ok bool) {
+// firstSlot returns the time at which the earliest used slot begins, and that slot. It is in the
+// lowest used level, because all timers of a level lie within the slot of the next level in which
+// the current time is.
+func (w *Wheel[T]) firstSlot() (at int64, slot int, ok bool) {
 	for level := range levels {
 		for word, set := range w.used[level] {
 			if set != 0 {
