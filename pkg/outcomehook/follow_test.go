@@ -96,7 +96,7 @@ func (w *world) follower(t *testing.T, l *outcomesLog, change ...func(*FollowCon
 // ends is what a caller's triggers say, in order, and how many a trigger.
 func (w *world) ends(t *testing.T, caller string) (os []Outcome, sizes []int) {
 	t.Helper()
-	last := place{-1, 0}
+	last := outcomePlace{-1, 0}
 	for _, row := range w.made {
 		if row.Caller != caller {
 			continue
@@ -105,10 +105,10 @@ func (w *world) ends(t *testing.T, caller string) (os []Outcome, sizes []int) {
 		if err := json.Unmarshal(row.Payload, &p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Type != Type || p.Caller != caller || p.Last != 0 || p.Position == nil || !last.before(place{p.Position.Offset, p.Position.Item}) {
+		if p.Type != Type || p.Caller != caller || p.Last != 0 || p.Position == nil || !last.before(outcomePlace{p.Position.Offset, p.Position.Item}) {
 			t.Fatalf("after %v: %.200s", last, row.Payload)
 		}
-		last = place{p.Position.Offset, p.Position.Item}
+		last = outcomePlace{p.Position.Offset, p.Position.Item}
 		os, sizes = append(os, p.Outcomes...), append(sizes, len(p.Outcomes))
 	}
 	return os, sizes

@@ -164,17 +164,17 @@ func TestTellsInBatches(t *testing.T) {
 	w.fail(t, "quiet", 0, 5)
 	w.fail(t, "off", 0, 5)
 	x := w.teller(t, nil)
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 1, 250)
 	if _, sizes := w.told(t, "shop"); !slices.Equal(sizes, []int{100, 100, 50}) {
 		t.Errorf("triggers of %v", sizes)
 	}
 	// A caller without a URL costs nothing: no look at its feed, no row.
-	if w.feeds["quiet"] != 0 || w.meta[metaKey("quiet")] != 0 || w.feeds["off"] != 0 || len(w.made) != 3 {
+	if w.feeds["quiet"] != 0 || w.meta[lastToldKey("quiet")] != 0 || w.feeds["off"] != 0 || len(w.made) != 3 {
 		t.Errorf("feeds read %v, rows written %v, %d triggers", w.feeds, w.meta, len(w.made))
 	}
 	w.fail(t, "shop", 250, 251)
-	w.teller(t, nil).look(t.Context()) // another process goes on where this one was
+	w.teller(t, nil).tellAllCallers(t.Context()) // another process goes on where this one was
 	w.wantTold(t, "shop", 1, 251)
 }
 
@@ -188,7 +188,7 @@ func TestTellsOfUnknown(t *testing.T) {
 	if err := w.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{d}); err != nil {
 		t.Fatal(err)
 	}
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	var p Payload
 	if len(w.made) != 1 || json.Unmarshal(w.made[0].Payload, &p) != nil || p.Outcomes[0].Status != "UNKNOWN" {
 		t.Errorf("%+v", p)
@@ -207,7 +207,7 @@ func TestPayloadIsBounded(t *testing.T) {
 	if err := w.store.DeadLetters().Put(t.Context(), ds); err != nil {
 		t.Fatal(err)
 	}
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	n := 0
 	for _, row := range w.made {
 		var p Payload
@@ -231,14 +231,14 @@ func TestKilledBeforeTheCursor(t *testing.T) {
 	killed := make(chan struct{})
 	go func() {
 		defer close(killed)
-		w.teller(t, func(string) { runtime.Goexit() }).look(t.Context())
+		w.teller(t, func(string) { runtime.Goexit() }).tellAllCallers(t.Context())
 	}()
 	<-killed
-	if len(w.made) != 1 || w.meta[metaKey("shop")] != 0 {
+	if len(w.made) != 1 || w.meta[lastToldKey("shop")] != 0 {
 		t.Fatalf("%d triggers, rows %v", len(w.made), w.meta)
 	}
 	w.fail(t, "shop", 30, 150)
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 1, 150)
 	if _, sizes := w.told(t, "shop"); !slices.Equal(sizes, []int{30, 100, 20}) {
 		t.Errorf("triggers of %v", sizes)
@@ -259,7 +259,7 @@ func TestTriggersAreNotTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	if seqs, _ := w.told(t, "shop"); !slices.Equal(seqs, []uint64{2, 5, 8}) {
 		t.Errorf("told of %v", seqs)
 	}
@@ -272,7 +272,7 @@ func TestSinceTheURLWasSet(t *testing.T) {
 	c.OutcomesSince = t0.UnixMilli() + 150
 	w := newWorld(t, c)
 	w.fail(t, "shop", 0, 160)
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 151, 160)
 }
 
@@ -286,11 +286,11 @@ func TestRefusedCaller(t *testing.T) {
 	x := w.teller(t, nil)
 	var codes []string
 	x.cfg.Refused = func(code string) { codes = append(codes, code) }
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 1, 3)
 	w.wantTold(t, "bank", 1, 0)
 	delete(w.refuse, "bank")
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	w.wantTold(t, "bank", 1, 3)
 	if !slices.Equal(codes, []string{"too_many_pending"}) {
 		t.Errorf("refusals %v", codes)
@@ -410,7 +410,7 @@ func callsTheURL(t *testing.T, up bool) {
 	if err := store.DeadLetters().Put(t.Context(), ds); err != nil {
 		t.Fatal(err)
 	}
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	if told != 60 {
 		t.Fatalf("%d told", told)
 	}
