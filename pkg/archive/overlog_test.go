@@ -26,11 +26,11 @@ func TestSharedArchive(t *testing.T) {
 		t.Errorf("the other process sees %v, %v", at, err)
 	}
 	w.add(t, 2)
-	if err := second.Once(t.Context()); !errors.Is(err, errMoved) {
+	if err := second.Once(t.Context()); !errors.Is(err, errRowChanged) {
 		t.Fatalf("it saved over the other's row: %v", err)
 	}
 	once(t, second) // from the row now
-	first.unsure = true
+	first.rowUnsure = true
 	once(t, first)
 	w.wantShipped(t, b, 6)
 	if s := second.Status(t.Context(), time.Now()); s.Files != 4 || s.Err != nil {

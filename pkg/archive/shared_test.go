@@ -103,11 +103,11 @@ func TestPausedProcessIsReplaced(t *testing.T) {
 			if puts++; puts == nth {
 				b.before = nil
 				w.add(t, 2)
-				second.unsure = true
+				second.rowUnsure = true
 				once(t, second)
 			}
 		}
-		if err := first.Once(t.Context()); !errors.Is(err, errMoved) {
+		if err := first.Once(t.Context()); !errors.Is(err, errRowChanged) {
 			t.Errorf("put %d: it went on with %v", nth, err)
 		}
 		once(t, first)

@@ -143,7 +143,7 @@ func TestKilledRemoving(t *testing.T) {
 			t.Fatal(ms, err)
 		}
 		a := w.openTo(t, b)
-		if err := a.ship(t.Context(), &ms[0]); err != nil {
+		if err := a.upload(t.Context(), &ms[0]); err != nil {
 			t.Fatal(err)
 		}
 		if gone {
