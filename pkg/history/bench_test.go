@@ -171,9 +171,9 @@ func BenchmarkLookup(b *testing.B) {
 		off[p]++
 	}
 	for {
-		s.queue.mu.Lock()
-		n := len(s.queue.tails)
-		s.queue.mu.Unlock()
+		s.sealQueue.mu.Lock()
+		n := len(s.sealQueue.tails)
+		s.sealQueue.mu.Unlock()
 		if n == 0 {
 			break
 		}

@@ -260,7 +260,7 @@ func TestWriteAndSyncErrors(t *testing.T) {
 // checkFound looks for what was fed to its end: all but the last record.
 func (m *logModel) checkFound(s *Store) error {
 	for p, recs := range m.recs {
-		next := s.partOf(Part{topic, int32(p)}).next.Load()
+		next := s.partOf(Part{topic, int32(p)}).appendedTo.Load()
 		var env notify.Envelope
 		for _, rec := range recs[:next] {
 			if notify.DecodeEnvelope(rec.Value, &env) != nil || env.Derived() {

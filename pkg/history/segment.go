@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// segment is a sealed file. It keeps nothing of the index in memory, only its
-// place: 0.5 KB a segment.
+// segment is a sealed file. Only the place of its index is in memory, not the index: 0.5 KB a
+// segment.
 type segment struct {
 	blob     *blob
 	size     int64
@@ -22,8 +22,8 @@ type segment struct {
 	maxBase  notify.Base
 	users    sortedIndex
 	bases    sortedIndex
-	replaced bool
-	bad      atomic.Bool // found damaged; not merged
+	replaced bool        // a merged segment contains this one; its file is removed at the start
+	bad      atomic.Bool // found damaged; it is not merged
 }
 
 func openSegment(fs FS, dir, name string) (*segment, error) {
@@ -33,7 +33,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	}
 	m, err := readMeta(f)
 	if err == nil {
-		if num, ok := numOf(name); !ok || num != m.Num {
+		if num, ok := segmentNumber(name); !ok || num != m.Num {
 			err = fmt.Errorf("%w: meta is of segment %d", errDamaged, m.Num)
 		}
 	}
@@ -53,7 +53,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	return seg, nil
 }
 
-// newSegment takes over the caller's reference to b.
+// newSegment makes a segment of b and takes over the caller's reference to it.
 func newSegment(b *blob, m *meta, size int64) (*segment, error) {
 	s := &segment{
 		blob: b, size: size, meta: m,
@@ -69,7 +69,7 @@ func newSegment(b *blob, m *meta, size int64) (*segment, error) {
 	return s, nil
 }
 
-// has reports whether base lies in the segment's bounds.
+// has reports whether base lies between the lowest and highest base of the segment.
 func (s *segment) has(base notify.Base) bool {
 	return bytes.Compare(base[:], s.minBase[:]) >= 0 && bytes.Compare(base[:], s.maxBase[:]) <= 0
 }
@@ -94,8 +94,8 @@ func (s *segment) checkRow(r *row) error {
 	return nil
 }
 
-// rowOf reads the row of the chunk that holds an ordinal: two reads, however
-// many chunks there are.
+// rowOf reads the row of the chunk that holds an ordinal. It makes two reads, however many
+// chunks there are. buf is scratch memory, which it returns, possibly grown.
 func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 	if int64(ordinal) >= int64(s.meta.Receivers) {
 		return buf, fmt.Errorf("%w: ordinal %d of %d", errDamaged, ordinal, s.meta.Receivers)
@@ -135,7 +135,7 @@ func (s *segment) body(r *row) ([]byte, error) {
 	return b, readFull(s.blob, b, r.off)
 }
 
-// verify reads the index sections and compares their checksums.
+// verify reads the index sections and compares their checksums with the meta.
 func (s *segment) verify(buf []byte) error {
 	for _, sec := range []section{s.meta.Rows, s.meta.Strides, s.meta.Users, s.meta.Bases} {
 		crc := uint32(0)
@@ -154,9 +154,9 @@ func (s *segment) verify(buf []byte) error {
 	return nil
 }
 
-// view is an unchanging list of segments, by their youngest id, youngest
-// first. It holds a reference to each file, so that a segment removed while it
-// is read stays readable.
+// view is an immutable list of segments, ordered by their youngest base, youngest first. It
+// holds a reference to each file, so that a segment that is removed during a query stays
+// readable.
 type view struct {
 	segs []*segment
 	refs atomic.Int64
@@ -177,8 +177,9 @@ func (s *Store) acquire() *view {
 	return s.view
 }
 
-// install replaces the view. The caller keeps its own references.
-func (s *Store) install(add, drop []*segment) {
+// replaceView replaces the view by one with the segments add and without the segments drop. The
+// caller keeps its own references.
+func (s *Store) replaceView(add, drop []*segment) {
 	gone := map[*segment]bool{}
 	for _, d := range drop {
 		gone[d] = true
