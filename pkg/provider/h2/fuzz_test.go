@@ -84,7 +84,7 @@ func FuzzResponses(f *testing.F) {
 		late.Stop()
 		cancel()
 		wg.Wait()
-		if s := p.Stats(); s.InFlight != 0 || s.Waiting != 0 || len(b.Take()) != 0 || len(p.all) != 0 {
+		if s := p.Stats(); s.InFlight != 0 || s.Waiting != 0 || len(b.Take()) != 0 || len(p.openConns) != 0 {
 			t.Fatalf("left behind: %+v", s)
 		}
 	})

@@ -289,12 +289,12 @@ func TestRefused(t *testing.T) {
 					id, _, _ := p.request()
 					p.write(func() error { return p.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream) })
 				}
-				if refusals < tries {
+				if refusals < maxTries {
 					id, _, _ := p.request()
 					p.ok(id)
 				}
 			})
-			if want := refusals == tries; (r.Failure == Refused) != want || r.Sent {
+			if want := refusals == maxTries; (r.Failure == Refused) != want || r.Sent {
 				t.Errorf("%d: %+v", refusals, r)
 			}
 		}

@@ -74,8 +74,8 @@ func pipeTest(t *testing.T, change func(*Config), f func(t *testing.T, w *world)
 		for len(w.conns) > 0 {
 			(<-w.conns).Close()
 		}
-		if s := w.Stats(); s.InFlight != 0 || s.Waiting != 0 || s.Open != 0 || len(w.all) != 0 {
-			t.Errorf("left behind: %+v, %d connections", s, len(w.all))
+		if s := w.Stats(); s.InFlight != 0 || s.Waiting != 0 || s.Open != 0 || len(w.openConns) != 0 {
+			t.Errorf("left behind: %+v, %d connections", s, len(w.openConns))
 		}
 	})
 }
