@@ -164,7 +164,7 @@ func TestTwilioAnswers(t *testing.T) {
 
 func TestSendGridAnswers(t *testing.T) {
 	t.Parallel()
-	f := func(status int, body string, class notify.Class, code string, after time.Duration, header ...string) sendGridVerdict {
+	f := func(status int, body string, class notify.Class, code string, after time.Duration, header ...string) sendGridOutcome {
 		t.Helper()
 		v := sendGridResult(said(status, body, header...), 4, testNow)
 		if v.result.Class != class || v.result.Code != code || v.result.RetryAfter != after {

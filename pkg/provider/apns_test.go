@@ -136,8 +136,8 @@ func TestAPNsPayloads(t *testing.T) {
 	f(notify.Content{Body: "B"}, "", `{"aps":{"alert":{"body":"B"}},"ntf":"ID"}`)
 	f(notify.Content{Body: "{{a}}{{b}}"}, `{"a":1,"b":true}`, `{"aps":{"alert":{"body":"1true"}},"ntf":"ID"}`)
 	ac := f(notify.Content{Data: []byte(`{"k":1}`)}, "", `{"aps":{"content-available":1},"k":1,"ntf":"ID"}`)
-	if ac.of != (pushKind{"background", "5"}) {
-		t.Errorf("silent push: %+v", ac.of)
+	if ac.pushKind != (pushKind{"background", "5"}) {
+		t.Errorf("silent push: %+v", ac.pushKind)
 	}
 	f(notify.Content{Body: "{{a}}"}, `{"b":1}`, "missing_variable")
 	f(notify.Content{Body: "{{a}}"}, `{"a":{}}`, "bad_variable")

@@ -11,12 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// fcmQuotaBlock is how long a used-up quota holds everything back when FCM names no
-// time: quotas refill by the minute.
+// fcmQuotaBlock is how long a used-up quota stops all calls if FCM names no time. Quotas are
+// refilled every minute.
 const fcmQuotaBlock = time.Minute
 
-// FCMConfig is how to reach Firebase Cloud Messaging (HTTP v1). The tagged fields are the
-// section providers.fcm of the configuration file; the others are set by the program only.
+// FCMConfig configures the client of Firebase Cloud Messaging (HTTP v1). The tagged fields are
+// the section providers.fcm of the configuration file; only the program sets the others.
 type FCMConfig struct {
 	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
 	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
@@ -24,14 +24,14 @@ type FCMConfig struct {
 	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
 
 	PushConfig
-	// Connections to keep open; FCM gives each 100 streams.
+	// Connections is the number of connections to keep open; FCM allows 100 streams on each.
 	Connections int `default:"10" min:"1" max:"1000"`
-	// Account is what Credentials holds, as from ParseServiceAccount. Required.
+	// Account is read from Credentials with ParseServiceAccount. Required.
 	Account ServiceAccount
 }
 
 func (c FCMConfig) withDefaults() FCMConfig {
-	confirmed := c.Confirmed // false says that it is not
+	confirmed := c.Confirmed // false is a valid value, which Fill would replace
 	c = setting.Fill(c)
 	c.Confirmed, c.PushConfig = confirmed, c.PushConfig.withDefaults("fcm", c.URL)
 	c.TokenURL = cmp.Or(c.TokenURL, c.Account.TokenURL, "https://oauth2.googleapis.com/token")
@@ -43,16 +43,16 @@ func (c FCMConfig) validate() error {
 		return err
 	}
 	if c.Account.Key == nil {
-		return notify.Invalid("bad_key", "fcm.key", "an RSA key is needed")
+		return notify.Invalid("bad_key", "fcm.key", "an RSA key is required")
 	}
 	if u, err := url.Parse(c.TokenURL); err != nil || u.Host == "" {
-		return notify.Invalid("bad_url", "fcm.token_url", "a URL with a host is needed")
+		return notify.Invalid("bad_url", "fcm.token_url", "a URL with a host is required")
 	}
 	return setting.Err("fcm", &c)
 }
 
-// FCM is the client of Firebase Cloud Messaging: one request per device over
-// HTTP/2, one access token for all.
+// FCM is the client of Firebase Cloud Messaging: one request per device over HTTP/2, with one
+// access token for all.
 type FCM struct {
 	*pushClient
 	cfg   FCMConfig
@@ -60,7 +60,7 @@ type FCM struct {
 	oauth *http.Transport
 }
 
-// NewFCM checks cfg. Send waits until Run has opened a connection.
+// NewFCM checks cfg and returns a client. Send waits until Run has opened a connection.
 func NewFCM(cfg FCMConfig) (*FCM, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -78,8 +78,8 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	return f, nil
 }
 
-// Run keeps connections and token fresh until ctx ends, then waits for what is
-// in flight, at most Endpoint.Timeout.
+// Run keeps connections and token fresh until ctx ends. Then it waits for requests under way,
+// for at most Endpoint.Timeout.
 func (f *FCM) Run(ctx context.Context) error {
 	defer f.oauth.CloseIdleConnections()
 	return f.pushClient.Run(ctx)

@@ -87,7 +87,7 @@ func TestAppendObject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := func(own string, as values, want string, any bool) {
+	f := func(own string, as valueForm, want string, any bool) {
 		t.Helper()
 		if err := v.SetOwn([]byte(own)); err != nil {
 			t.Fatal(err)

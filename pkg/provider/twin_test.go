@@ -58,7 +58,7 @@ func (a *APNs) twinRequest(call *notify.Call, it *notify.Item) (string, http.Hea
 	}
 	id := notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr))
 	h := http.Header{
-		"Apns-Topic": {a.cfg.Topic}, "Apns-Push-Type": {ac.of.pushType}, "Apns-Priority": {ac.of.priority},
+		"Apns-Topic": {a.cfg.Topic}, "Apns-Push-Type": {ac.pushKind.pushType}, "Apns-Priority": {ac.pushKind.priority},
 		"Apns-Expiration": {strconv.FormatInt(apnsExpiration(call.Expires, time.Now()), 10)},
 		"Apns-Id":         {fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:])},
 	}
