@@ -277,7 +277,7 @@ func TestTwilioRefusedAccount(t *testing.T) {
 	if s.calls[tw.cfg.Accounts[1].SID] != 50 {
 		t.Errorf("%v", s.calls)
 	}
-	if !strings.Contains(log.String(), "account refused") || strings.Contains(log.String(), "wrong") || strings.Contains(log.String(), "+1555") {
+	if !strings.Contains(log.String(), "refused an account") || strings.Contains(log.String(), "wrong") || strings.Contains(log.String(), "+1555") {
 		t.Errorf("log: %s", log.String())
 	}
 	alone, _ := testTwilio(t, 1, func(_ *twilioServer, c *TwilioConfig) { c.Accounts[0].Token = "wrong" })

@@ -91,9 +91,9 @@ func apart(n int) (us []string) {
 // own whatever they have.
 func TestPartitionsShareTheClaims(t *testing.T) {
 	t.Parallel()
-	all := &claims{most: 10}
+	all := &openReceivers{limit: 10}
 	a, b := newQuota(4), newQuota(4)
-	a.claims, b.claims = all, all
+	a.shared, b.shared = all, all
 	take := func(q *quota, n int, want bool) {
 		t.Helper()
 		ctx, stop := context.WithCancel(t.Context())
@@ -105,7 +105,7 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	take(a, 4, true)
 	take(a, 1, false) // the provider is fast
 	for range 8 {
-		all.called(2 * slowCall)
+		all.noteCall(2 * slowCall)
 	}
 	take(a, 4, true) // beyond its own
 	take(a, 4, false)
@@ -116,7 +116,7 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	take(b, 2, true)
 	take(b, 1, false)
 	for range 16 {
-		all.called(slowCall / 100)
+		all.noteCall(slowCall / 100)
 	}
 	a.release(4)
 	take(b, 1, false) // fast again
@@ -129,9 +129,9 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 // Who is served at the moment he gives up gives back what he got.
 func TestServedWhileGivingUp(t *testing.T) {
 	in(t, func(t *testing.T) {
-		all := &claims{most: 10}
+		all := &openReceivers{limit: 10}
 		q := newQuota(4)
-		q.claims = all
+		q.shared = all
 		if _, err := q.acquire(t.Context(), notify.OTP, 4); err != nil {
 			t.Fatal(err)
 		}

@@ -221,16 +221,16 @@ func model(t *testing.T, rt *rapid.T) {
 		rt.Errorf("%d timers pending", n)
 	}
 	for topic, part := range p.life.parts {
-		if n := len(part.live); n != 0 {
+		if n := len(part.liveJobs); n != 0 {
 			rt.Errorf("%s: %d jobs live", topic, n)
 		}
-		if part.order != nil && len(part.order.open) != 0 {
-			rt.Errorf("%s: %d turns open", topic, len(part.order.open))
+		if part.order != nil && len(part.order.openTurns) != 0 {
+			rt.Errorf("%s: %d turns open", topic, len(part.order.openTurns))
 		}
 		if b := part.budget; b.free != b.size {
 			rt.Errorf("%s: %d of the budget are held", topic, b.size-b.free)
 		}
-		if n := part.w.claims.held; n != 0 {
+		if n := part.w.openReceivers.held; n != 0 {
 			rt.Errorf("%s: %d receivers count as claimed", topic, n)
 		}
 	}

@@ -373,16 +373,16 @@ func TestOrderIsPassedOn(t *testing.T) {
 	o := newOrder()
 	a, b, c := o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1)
 	o.leave(b)
-	if c.come() {
+	if c.hasCome() {
 		t.Fatal("the third passed the first")
 	}
 	o.leave(a)
-	if !c.come() {
+	if !c.hasCome() {
 		t.Fatal("the third waits for nobody")
 	}
 	o.leave(c)
-	if len(o.open) != 0 {
-		t.Fatalf("%d turns open", len(o.open))
+	if len(o.openTurns) != 0 {
+		t.Fatalf("%d turns open", len(o.openTurns))
 	}
 }
 
@@ -413,8 +413,8 @@ func TestDrainWaitsForWhatIsAccepted(t *testing.T) {
 		pass(time.Minute)
 		part.mu.Lock()
 		defer part.mu.Unlock()
-		if len(part.live) > 1 {
-			t.Errorf("%d envelopes were taken, one of them after the drain", len(part.live))
+		if len(part.liveJobs) > 1 {
+			t.Errorf("%d envelopes were taken, one of them after the drain", len(part.liveJobs))
 		}
 	})
 }
