@@ -76,9 +76,9 @@ func CheckEndpoint(raw string) error {
 	case err != nil:
 		return errors.New("is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-		return errors.New("is http:// or https:// and a host, e.g. http://127.0.0.1:4318")
+		return errors.New("must be http:// or https:// with a host, e.g. http://127.0.0.1:4318")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return errors.New("has no user, query or fragment")
+		return errors.New("must not contain a user, query or fragment")
 	}
 	return nil
 }
