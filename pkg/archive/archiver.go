@@ -171,6 +171,7 @@ func (a *Archiver) readRow(ctx context.Context) (st archiveState, row []byte, er
 	return st, row, nil
 }
 
+// initMaps makes the maps that JSON leaves out when they are empty.
 func (p *pendingFile) initMaps() {
 	if p.Letters == nil {
 		p.Letters = map[string]uint64{}
@@ -187,6 +188,7 @@ func (a *Archiver) load(ctx context.Context) error {
 	return nil
 }
 
+// setState replaces the state and the row it was decoded from.
 func (a *Archiver) setState(st archiveState, row []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

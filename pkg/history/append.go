@@ -42,6 +42,7 @@ func (s *Store) Advance(tp Part, next int64) {
 	s.progress.moved()
 }
 
+// appendPart appends records of one partition.
 func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) error {
 	p.appendMu.Lock()
 	defer p.appendMu.Unlock()
@@ -171,6 +172,8 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 	return hs, first, last, nil
 }
 
+// newTail creates the file of a new tail, whose first record is the next one. The caller holds
+// appendMu.
 func (s *Store) newTail(p *partition) (*tail, error) {
 	num := s.nextNum.Add(1)
 	name := segmentName(num, tmpSuffix)

@@ -50,6 +50,7 @@ func (s *Store) beginLookup(visit func(*partition, *tail) bool) *lookup {
 	return l
 }
 
+// release gives back the view and the files of the tails.
 func (l *lookup) release() {
 	l.view.release()
 	for _, b := range l.held {

@@ -300,6 +300,8 @@ func (g *progress) moved() {
 	g.mu.Unlock()
 }
 
+// wait returns a channel that is closed when an offset moves. The caller must check the offsets
+// after this call, not before, so that it misses no change.
 func (g *progress) wait() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -87,6 +87,7 @@ func (s *segment) row(chunk uint32, r *row) error {
 	return s.checkRow(r)
 }
 
+// checkRow returns errDamaged if a row points outside of the segment.
 func (s *segment) checkRow(r *row) error {
 	if r.off < int64(len(fileHeader)) || r.size < recordHeader || r.off > s.meta.Bodies-int64(r.size) || int64(r.start) >= int64(s.meta.Receivers) {
 		return fmt.Errorf("%w: row of ordinal %d points to %d bytes at %d", errDamaged, r.start, r.size, r.off)
@@ -162,6 +163,7 @@ type view struct {
 	refs atomic.Int64
 }
 
+// release gives up a reference to the view. The last one releases the view's files.
 func (v *view) release() {
 	if v.refs.Add(-1) == 0 {
 		for _, s := range v.segs {
@@ -170,6 +172,7 @@ func (v *view) release() {
 	}
 }
 
+// acquire returns the current view. The caller must release it.
 func (s *Store) acquire() *view {
 	s.viewMu.RLock()
 	defer s.viewMu.RUnlock()

@@ -62,6 +62,7 @@ type arrays struct {
 	buf, spare   []byte
 }
 
+// reset empties the arrays and keeps their memory.
 func (a *arrays) reset() {
 	a.rows = a.rows[:0]
 	a.users.reset()

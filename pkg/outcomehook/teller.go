@@ -125,6 +125,7 @@ func (t *Teller) tellAllCallers(ctx context.Context) {
 	}
 }
 
+// reportRefusal counts an error, and logs it if the caller's last error had another code.
 func (t *Teller) reportRefusal(ctx context.Context, caller string, err error) {
 	if ctx.Err() != nil {
 		return

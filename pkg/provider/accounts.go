@@ -67,11 +67,13 @@ type accountConfig struct {
 	calls int
 }
 
-func newAccounts(provider string, of []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
+// newAccounts returns the accounts of configs. blocks may be nil: then blocks are known only to
+// this process.
+func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.sharedBuckets, _ = blocks.(*limit.Shared)
 	cfg := limit.PoolConfig{BulkShare: p.bulkShare, Breaker: breaker, Blocks: blocks}
-	for i, s := range of {
+	for i, s := range configs {
 		cfg.Accounts = append(cfg.Accounts, s.Account)
 		p.list = append(p.list, &account{name: s.Name, index: i, slots: s.calls})
 	}

@@ -153,7 +153,7 @@ func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	r.Path = append(append(r.Path[:0], c.path...), address...)
 	var id [36]byte
 	putUUID(&id, notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr)))
-	r.Own = h2.AppendField(append(r.Own[:0], c.own...), "apns-id", id[:])
+	r.OwnFields = h2.AppendField(append(r.OwnFields[:0], c.own...), "apns-id", id[:])
 	return nil
 }
 

@@ -72,7 +72,7 @@ func fcmTTL(expires int64, now time.Time) time.Duration {
 func (c *fcmCall) kind() pushKind { return pushKind{} }
 
 func (c *fcmCall) request(r *h2.Request, it *notify.Item) (err error) {
-	r.Path, r.Own = append(r.Path[:0], c.path...), append(r.Own[:0], c.own...)
+	r.Path, r.OwnFields = append(r.Path[:0], c.path...), append(r.OwnFields[:0], c.own...)
 	r.Body, err = c.message(r.Body[:0], it)
 	return err
 }

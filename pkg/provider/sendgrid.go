@@ -137,21 +137,21 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Re
 		}
 		parts = append(parts, p)
 	}
-	if by := s.accounts.permitOf(call); by != nil {
-		n := by.use(len(parts))
-		s.sendBatches(ctx, m, parts[:n:n], by.account, report)
+	if permit := s.accounts.permitOf(call); permit != nil {
+		n := permit.use(len(parts))
+		s.sendBatches(ctx, m, parts[:n:n], permit.account, report)
 		parts = parts[n:]
 	}
 	for len(parts) > 0 {
-		by, err := s.accounts.admit(ctx, laneOf(call), call.Category, min(len(parts), sendGridBatch))
+		permit, err := s.accounts.admit(ctx, laneOf(call), call.Category, min(len(parts), sendGridBatch))
 		if err != nil {
 			reportAll(parts, resultOf(ctx, "sendgrid", err), report)
 			return
 		}
 		func() {
-			defer by.Release()
-			n := by.use(len(parts))
-			s.sendBatches(ctx, m, parts[:n:n], by.account, report)
+			defer permit.Release()
+			n := permit.use(len(parts))
+			s.sendBatches(ctx, m, parts[:n:n], permit.account, report)
 			parts = parts[n:]
 		}()
 	}
@@ -219,6 +219,7 @@ func (s *SendGrid) sendRequest(ctx context.Context, m *mailing, part []personali
 	return nil
 }
 
+// reportAll reports the same result for every mail of a batch.
 func reportAll(batch []personalization, r notify.Result, report notify.Report) {
 	for len(batch) > 0 { // report runs of consecutive items at once; nearly always the whole batch
 		n := 1

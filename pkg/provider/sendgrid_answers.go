@@ -85,11 +85,11 @@ func sendGridResult(a *answer, n int, now time.Time) sendGridOutcome {
 func (v *sendGridOutcome) findBad(body *sendGridErrors, n int) {
 	shared, vague := false, len(body.Errors) == 0
 	for _, e := range body.Errors {
-		rest, of := strings.CutPrefix(e.Field, "personalizations.")
+		rest, perReceiver := strings.CutPrefix(e.Field, "personalizations.")
 		at, field, _ := strings.Cut(rest, ".")
 		i, err := strconv.Atoi(at)
 		switch {
-		case of && err == nil && i >= 0 && i < n:
+		case perReceiver && err == nil && i >= 0 && i < n:
 			if v.bad == nil {
 				v.bad = make(map[int]notify.Result)
 			}
@@ -98,7 +98,7 @@ func (v *sendGridOutcome) findBad(body *sendGridErrors, n int) {
 				r.Class, r.Code = notify.ClassDeadAddress, "sendgrid_invalid_address"
 			}
 			v.bad[i] = r
-		case of || e.Field == "":
+		case perReceiver || e.Field == "":
 			vague = true
 		default:
 			shared = true

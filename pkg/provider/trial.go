@@ -44,6 +44,8 @@ var wrongProject = []string{
 	"fcm_permission_denied", "fcm_not_found", "apns_topic_disallowed", "apns_bad_topic", "apns_device_token_not_for_topic", "twilio_20404",
 }
 
+// verdictOf returns the verdict about a test call with this result and HTTP status (0: no
+// answer).
 func verdictOf(r *notify.Result, status int, then action) string {
 	switch {
 	case then == otherProject || slices.Contains(wrongProject, r.Code):
@@ -232,22 +234,22 @@ type (
 )
 
 // test makes the trials of the accounts that name selects: the provider's own name selects all
-// of them. If one is set, only the first is tested.
-func (p *accounts) test(ctx context.Context, name string, one bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
-	var of []*account
+// of them. If firstOnly is set, only the first is tested.
+func (p *accounts) test(ctx context.Context, name string, firstOnly bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
+	var selected []*account
 	for _, a := range p.list {
-		if (name == p.provider || name == a.name) && !(one && len(of) > 0) {
-			of = append(of, a)
+		if (name == p.provider || name == a.name) && !(firstOnly && len(selected) > 0) {
+			selected = append(selected, a)
 		}
 	}
-	out := make([]Trial, len(of))
-	forEachIndex(len(of), 8, func() func(int) {
+	out := make([]Trial, len(selected))
+	forEachIndex(len(selected), 8, func() func(int) {
 		return func(i int) {
-			called, send, judge := prepare(of[i])
-			t := &Trial{Account: of[i].name, Called: called}
+			called, send, judge := prepare(selected[i])
+			t := &Trial{Account: selected[i].name, Called: called}
 			out[i] = t.run(func() (answer, *failure) {
-				if err := p.takeForTest(ctx, of[i]); err != nil {
-					return answer{}, failureOf(ctx, of[i].name, err)
+				if err := p.takeForTest(ctx, selected[i]); err != nil {
+					return answer{}, failureOf(ctx, selected[i].name, err)
 				}
 				rt := e.transport()
 				defer rt.CloseIdleConnections()

@@ -154,42 +154,42 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 		return resultOf(ctx, "twilio", err)
 	}
 	lane := laneOf(m.call)
-	by := t.accounts.permitOf(m.call)
-	if by == nil || by.use(1) == 0 {
-		if by, err = t.accounts.admit(ctx, lane, m.call.Category, 1); err != nil {
+	permit := t.accounts.permitOf(m.call)
+	if permit == nil || permit.use(1) == 0 {
+		if permit, err = t.accounts.admit(ctx, lane, m.call.Category, 1); err != nil {
 			return resultOf(ctx, "twilio", err)
 		}
-		by.use(1)
+		permit.use(1)
 	}
 	for tries := 1; ; tries++ {
-		r, again := t.sendOver(ctx, by, m, form)
+		r, again := t.sendOver(ctx, permit, m, form)
 		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
 		// A caller with a permit must check opt-outs again before it waits for another
 		// account. So this does not wait: the item is reported as busy.
 		if m.call.Permit != nil {
-			by, err = t.accounts.tryAdmit(ctx, lane)
+			permit, err = t.accounts.tryAdmit(ctx, lane)
 		} else {
-			by, err = t.accounts.admit(ctx, lane, m.call.Category, 1)
+			permit, err = t.accounts.admit(ctx, lane, m.call.Category, 1)
 		}
 		switch {
 		case err != nil && r.Class == notify.ClassConfig:
 			return r
 		case err != nil:
 			return resultOf(ctx, "twilio", err)
-		case by == nil:
+		case permit == nil:
 			return notify.Result{Class: notify.ClassBusy, Code: "accounts_busy", Provider: "twilio"}
 		}
-		by.use(1)
+		permit.use(1)
 	}
 }
 
 // sendOver sends one item over the account of a permit, of which the caller has used a token,
 // and gives the slot back. If again is true, the account did not process the item.
-func (t *Twilio) sendOver(ctx context.Context, by *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
-	a := by.account
-	defer func() { t.accounts.callEnded(a, r.Class); by.freeSlot() }()
+func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
+	a := permit.account
+	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()
 	ours := m.sender(form, &t.cfg.Accounts[a.index])
 	ans, fail := t.post(ctx, t.rt, a, m, form)
 	if fail != nil {

@@ -27,6 +27,7 @@ type admission struct {
 	budgetHeld   int           // receivers of the partition's budget
 }
 
+// release gives everything back. It may be called on a partly filled admission.
 func (a *admission) release() {
 	if a.permit != nil {
 		a.permit.Release()

@@ -30,6 +30,7 @@ func (g *Gate) Set(shut bool) {
 // IsShut reports whether the gate is shut. A nil gate is open.
 func (g *Gate) IsShut() bool { return g.openCh() != nil }
 
+// openCh returns nil if the gate is open, else a channel that is closed when it opens.
 func (g *Gate) openCh() <-chan struct{} {
 	if g == nil {
 		return nil

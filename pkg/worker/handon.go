@@ -114,37 +114,37 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 	var rec notify.Receiver
 	var targets []notify.Target
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		ex := row.At(pos)
-		if len(ex) == 0 {
-			ex = []notify.Exception{row.Default}
+		outcomes := row.At(pos)
+		if len(outcomes) == 0 {
+			outcomes = []notify.Exception{row.Default}
 		}
-		var on groupKey
+		var receiverKey groupKey
 		var code string
-		for i := range ex {
-			x := &ex[i]
+		for i := range outcomes {
+			x := &outcomes[i]
 			if x.Provider != "" { // a call was made, to one of its addresses
-				on.causePrefix = max(on.causePrefix, causeCalled)
+				receiverKey.causePrefix = max(receiverKey.causePrefix, causeCalled)
 			}
 			if x.State == notify.Deferred {
 				// All addresses of a receiver go on together, at the latest of their times.
-				on.retry = on.retry || x.Retry
-				on.wake = max(on.wake, x.Wake)
-				on.causePrefix = max(on.causePrefix, causePrefix(e, x)) // "" < called: < maybe: < maybe:~
+				receiverKey.retry = receiverKey.retry || x.Retry
+				receiverKey.wake = max(receiverKey.wake, x.Wake)
+				receiverKey.causePrefix = max(receiverKey.causePrefix, causePrefix(e, x)) // "" < called: < maybe: < maybe:~
 				code = x.Code
-				on.ownSlot = code == codeCampaignRate
+				receiverKey.ownSlot = code == codeCampaignRate
 			}
 		}
-		if on.wake != 0 {
+		if receiverKey.wake != 0 {
 			var g *handOnGroup
-			if k := slices.IndexFunc(groups, func(g *handOnGroup) bool { return g.groupKey == on }); k >= 0 {
+			if k := slices.IndexFunc(groups, func(g *handOnGroup) bool { return g.groupKey == receiverKey }); k >= 0 {
 				g = groups[k]
 			} else {
-				g = &handOnGroup{groupKey: on, cause: on.causePrefix + code, first: rec.Index}
+				g = &handOnGroup{groupKey: receiverKey, cause: receiverKey.causePrefix + code, first: rec.Index}
 				groups = append(groups, g)
 			}
 			out := rec
-			if len(ex) > 1 || ex[0].Of > 1 {
-				out.Address = j.failedTargets(targets, &rec, ex)
+			if len(outcomes) > 1 || outcomes[0].Of > 1 {
+				out.Address = j.failedTargets(targets, &rec, outcomes)
 			}
 			if g.w.Count() > 0 && g.w.Len()+len(out.User)+len(out.Address)+len(out.Variables)+16 > room {
 				flush(g)
@@ -153,7 +153,7 @@ func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.
 			}
 			g.w.Append(out)
 		}
-		if x := bestOutcome(ex); x.State.InFailedFeed(e.Category) && !reachedBefore(&rec) {
+		if x := bestOutcome(outcomes); x.State.InFailedFeed(e.Category) && !reachedBefore(&rec) {
 			recs = append(recs, j.failureRecord(row, &rec, x))
 		}
 	}
@@ -227,6 +227,7 @@ func timerID(k notify.RowKey) []byte {
 	return binary.BigEndian.AppendUint32(b, k.First)
 }
 
+// failureRecord returns the record for notifications-failed about a receiver with outcome x.
 func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exception) log.Record {
 	e := &j.env
 	earlier := int(e.Attempt) + doubts(e.Cause)
@@ -254,6 +255,8 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
 }
 
+// countResent counts a receiver that may be sent twice, because the provider may have processed
+// its call.
 func (j *job) countResent() {
 	j.mu.Lock()
 	j.resent++
@@ -280,11 +283,11 @@ func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 	rd := notify.ReadReceivers(e.Receivers)
 	var rec notify.Receiver
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		ex := row.At(pos)
-		if len(ex) == 0 {
-			ex = []notify.Exception{row.Default}
+		outcomes := row.At(pos)
+		if len(outcomes) == 0 {
+			outcomes = []notify.Exception{row.Default}
 		}
-		r, ok := endedReceiver(e.Category, ex, reachedBefore(&rec))
+		r, ok := endedReceiver(e.Category, outcomes, reachedBefore(&rec))
 		if !ok {
 			continue
 		}
@@ -324,14 +327,14 @@ func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
 	e := &j.env
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		ex := row.At(pos)
-		if len(ex) == 0 {
-			ex = []notify.Exception{row.Default}
+		outcomes := row.At(pos)
+		if len(outcomes) == 0 {
+			outcomes = []notify.Exception{row.Default}
 		}
 		h := engine.Hold{Lane: cfg.Lane.String(), User: string(rec.User), ID: e.ID(rec.Index), Epoch: e.Epoch}
-		for i := range ex {
-			if ex[i].State == notify.Deferred {
-				h.Wake = max(h.Wake, ex[i].Wake)
+		for i := range outcomes {
+			if outcomes[i].State == notify.Deferred {
+				h.Wake = max(h.Wake, outcomes[i].Wake)
 			}
 		}
 		if h.Wake != 0 {
@@ -376,7 +379,7 @@ func (j *job) dropStaleHolds(ctx context.Context, row *notify.Row) error {
 // hasEnded reports whether the latest envelope of a receiver has a terminal outcome for it.
 func hasEnded(rows []notify.Row, epoch uint16, index uint32) bool {
 	var last *notify.Row
-	var at uint32
+	var lastPos uint32
 	for i := range rows {
 		r := &rows[i]
 		if r.Key.Epoch != epoch || r.Key.Kind != notify.RowOutcome || len(r.Index) == 0 {
@@ -384,13 +387,13 @@ func hasEnded(rows []notify.Row, epoch uint16, index uint32) bool {
 		}
 		pos, ok := r.PosOf(index)
 		if ok && (last == nil || r.Key.Attempt > last.Key.Attempt || r.Key.Attempt == last.Key.Attempt && r.Key.Deferrals > last.Key.Deferrals) {
-			last, at = r, pos
+			last, lastPos = r, pos
 		}
 	}
 	if last == nil || !last.Done {
 		return false
 	}
-	ex := last.At(at)
+	ex := last.At(lastPos)
 	if len(ex) == 0 {
 		return last.Default.State != notify.Deferred
 	}

@@ -298,7 +298,7 @@ func (j *job) endWithoutCall(s notify.State, code string) bool {
 	j.mu.Lock()
 	from := j.doneTo
 	j.mu.Unlock()
-	said, err := j.deliveredByReceipt(from, j.env.Count, func(uint32) bool { return true })
+	delivered, err := j.deliveredByReceipt(from, j.env.Count, func(uint32) bool { return true })
 	if err != nil {
 		return false
 	}
@@ -307,8 +307,8 @@ func (j *job) endWithoutCall(s notify.State, code string) bool {
 	for pos := j.doneTo; pos < j.env.Count; pos++ {
 		state, code := j.stateWithoutCall(pos, s, code)
 		x := notify.Exception{State: state, Code: code}
-		if told, ok := said[pos]; ok {
-			x, state, code = told, told.State, told.Code
+		if receipt, ok := delivered[pos]; ok {
+			x, state, code = receipt, receipt.State, receipt.Code
 		}
 		j.settleLocked(pos, x)
 		info.Count++
@@ -330,7 +330,7 @@ func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (
 		return nil, nil
 	}
 	var keys []notify.RowKey
-	var of []uint32 // by key: the position of its receiver
+	var positions []uint32 // by key: the position of its receiver
 	rd, rec := notify.ReadReceivers(j.env.Receivers), notify.Receiver{}
 	for pos := uint32(0); pos < to && rd.Next(&rec); pos++ {
 		if pos < from || !j.calledBefore(pos) || !which(pos) {
@@ -340,8 +340,8 @@ func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (
 		for addr := range max(len(targets), 1) {
 			keys = receiptKeys(keys, &notify.Item{Key: &j.row.Key, Index: rec.Index, Addr: uint8(addr)})
 		}
-		for len(of) < len(keys) {
-			of = append(of, pos)
+		for len(positions) < len(keys) {
+			positions = append(positions, pos)
 		}
 	}
 	if len(keys) == 0 {
@@ -351,13 +351,13 @@ func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (
 	if err != nil {
 		return nil, err
 	}
-	said := map[uint32]notify.Exception{}
+	delivered := map[uint32]notify.Exception{}
 	for k := range rows {
 		if d := &rows[k].Default; d.State == notify.Delivered {
-			said[of[k]] = notify.Exception{Pos: of[k], State: notify.Delivered, Code: d.Code, Provider: d.Provider, Receipt: d.Receipt, Class: notify.ClassReceipt}
+			delivered[positions[k]] = notify.Exception{Pos: positions[k], State: notify.Delivered, Code: d.Code, Provider: d.Provider, Receipt: d.Receipt, Class: notify.ClassReceipt}
 		}
 	}
-	return said, nil
+	return delivered, nil
 }
 
 // stateWithoutCall returns the state and code of a receiver that ends without a further call.

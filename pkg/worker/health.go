@@ -44,6 +44,8 @@ func NewHealth(cfg limit.BreakerConfig, log *slog.Logger) (*Health, error) {
 	return &Health{cfg: cfg, log: log, routes: map[string]*routeHealth{}, change: make(chan struct{})}, nil
 }
 
+// routeLocked returns the state of a route, and adds the route if it is new. The caller holds
+// mu.
 func (h *Health) routeLocked(name string) *routeHealth {
 	r := h.routes[name]
 	if r == nil {
@@ -125,6 +127,8 @@ func (r *routeHealth) works(now time.Time) bool {
 	return r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
 }
 
+// judgeLocked updates whether a route is well, and wakes waiting goroutines if that changed. The
+// caller holds mu.
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	well := r.works(now)
 	if well == r.well {
@@ -172,6 +176,7 @@ func (h *Health) reopens(name string, now time.Time) time.Time {
 	return h.reopensLocked(h.routeLocked(name), now)
 }
 
+// reopensLocked returns when a route may be tried again. The caller holds mu.
 func (h *Health) reopensLocked(r *routeHealth, now time.Time) time.Time {
 	s := r.breaker.State(now)
 	at := s.Until

@@ -204,11 +204,13 @@ func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.exceptions = append(j.exceptions, x)
 }
 
+// sameOutcome reports whether two exceptions differ only in position and address.
 func sameOutcome(a, b *notify.Exception) bool {
 	return a.State == b.State && a.Class == b.Class && a.Wake == b.Wake && a.Retry == b.Retry && a.Of == b.Of &&
 		a.Code == b.Code && a.Provider == b.Provider && a.Receipt == b.Receipt
 }
 
+// advanceLocked moves doneTo over the positions that have outcomes. The caller holds mu.
 func (j *job) advanceLocked() {
 	if open := bytes.IndexByte(j.settled[j.doneTo:], 0); open >= 0 {
 		j.doneTo += uint32(open)

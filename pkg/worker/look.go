@@ -69,6 +69,8 @@ func (l *receiverBatch) unknownUsers(n int, cat notify.Category) (list [][]byte)
 	return list
 }
 
+// decideReceiver decides about one receiver, whose position is pos and whose profile's answer is
+// a. It either adds items to the call or records an outcome.
 func (r *round) decideReceiver(i int, pos uint32, rec *notify.Receiver, a *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {

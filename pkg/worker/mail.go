@@ -151,6 +151,8 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 	return m.claimAndCall(jobs, nil)
 }
 
+// claimAndCall claims single mails, each in its own row, and calls the provider once for all of
+// them. It returns false if the partition is gone or being drained.
 func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	solo := m.p.w.cfg.Solo
 	if solo.enter(m.p.untilDrain) != nil {

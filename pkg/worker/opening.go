@@ -57,7 +57,7 @@ func (o *Opening) Hasty() bool {
 // wait returns true when the worker may begin with the partition. It returns false if ctx ends
 // before.
 func (o *Opening) wait(ctx context.Context, tp log.TopicPartition) bool {
-	told, named := false, false
+	warned, logged := false, false
 	for {
 		spread := o.Spread()
 		before, raised := spread.Raise(int(tp.Partition))
@@ -65,8 +65,8 @@ func (o *Opening) wait(ctx context.Context, tp log.TopicPartition) bool {
 		case int(tp.Partition) >= spread.Most():
 			// The partition was created but not announced, or this process has not read the
 			// announcement yet.
-			if !told {
-				told = true
+			if !warned {
+				warned = true
 				o.Logger.Warn("records wait in a partition that is not announced; run notifyd migrate up, which announces it", "partition", tp.String())
 			}
 			if !notify.Sleep(ctx, openEvery) {
@@ -88,8 +88,8 @@ func (o *Opening) wait(ctx context.Context, tp log.TopicPartition) bool {
 			return false
 		case err != nil:
 			o.Logger.Error("cannot read the progress of the old partition; the new one waits", "partition", tp.String(), "old", old.String(), "err", err)
-		case !named:
-			named = true
+		case !logged:
+			logged = true
 			o.Logger.Info("a new partition waits until the old one has delivered its users' earlier notifications", "partition", tp.String(), "old", old.String())
 		}
 		if !notify.Sleep(ctx, openEvery) {

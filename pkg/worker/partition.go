@@ -329,6 +329,7 @@ func (p *partition) leaveOrder(j *job) {
 	}
 }
 
+// forgetJob removes a job from liveJobs. A later copy of its envelope then reads the row.
 func (p *partition) forgetJob(j *job) {
 	p.mu.Lock()
 	if p.liveJobs[j.row.Key] == j {

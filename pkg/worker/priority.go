@@ -134,6 +134,7 @@ func (q *quota) watch(idle <-chan struct{}) {
 	}
 }
 
+// release gives n back and serves the goroutines that wait.
 func (q *quota) release(n int) {
 	if n == 0 {
 		return
@@ -158,6 +159,7 @@ func (q *quota) take(n int) bool {
 	return ok
 }
 
+// giveBack adds n to what is free. The caller holds mu and then calls serve.
 func (q *quota) giveBack(n int) {
 	q.free += n
 	if q.shared != nil {
@@ -165,6 +167,8 @@ func (q *quota) giveBack(n int) {
 	}
 }
 
+// serve gives capacity to the goroutines that wait, in order, as far as it suffices. While the
+// quota is shut, it starts watch instead. The caller holds mu.
 func (q *quota) serve() {
 	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {

@@ -22,6 +22,7 @@ type scratch struct {
 	of        *sync.Pool // the pool it returns to; nil: it is not reused
 }
 
+// scratchFor returns a scratch for the receivers of parts. The round owns it until free.
 func (w *Worker) scratchFor(parts []*window) *scratch {
 	n := 0
 	for _, p := range parts {
@@ -36,6 +37,7 @@ func (w *Worker) scratchFor(parts []*window) *scratch {
 	return &scratch{items: make([]notify.Item, 0, w.cfg.Window), refs: make([]itemRef, 0, w.cfg.Window), of: &w.scratch}
 }
 
+// free returns the scratch to its pool. Nothing may refer to its memory any more.
 func (s *scratch) free() {
 	if s.of != nil {
 		s.of.Put(s)

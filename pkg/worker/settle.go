@@ -197,10 +197,12 @@ func (r *round) parkUncalled(at itemRef, addr uint8, code string, until time.Tim
 	r.park(notify.Exception{Pos: at.pos, Addr: addr, Of: at.addresses, Code: code}, e, until)
 }
 
+// addException records an outcome. During a call the caller holds r.mu.
 func (r *round) addException(part uint16, x notify.Exception) {
 	r.exceptions[part] = append(r.exceptions[part], x)
 }
 
+// partOf returns the index of the part that belongs to e.
 func (r *round) partOf(e *notify.Envelope) uint16 {
 	for i := range r.parts {
 		if &r.parts[i].job.env == e {
@@ -292,9 +294,9 @@ func (r *round) settleByReceipts(items []notify.Item, refs []itemRef) ([]notify.
 	for i := range items {
 		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].addresses, Class: notify.ClassReceipt}
 		for ; from < end[i]; from++ {
-			said := &rows[from].Default
-			if best := notify.BetterAddressState(x.State, said.State); best != x.State {
-				x.State, x.Code, x.Provider, x.Receipt = best, said.Code, said.Provider, said.Receipt
+			receipt := &rows[from].Default
+			if best := notify.BetterAddressState(x.State, receipt.State); best != x.State {
+				x.State, x.Code, x.Provider, x.Receipt = best, receipt.Code, receipt.Provider, receipt.Receipt
 			}
 		}
 		if x.State == notify.None {
@@ -318,9 +320,9 @@ func (w *window) applyReceipts(ex []notify.Exception) bool {
 			ends[ex[k].Pos] = true
 		}
 	}
-	said, err := w.job.deliveredByReceipt(w.lo, w.hi, func(pos uint32) bool { return ends[pos] })
+	delivered, err := w.job.deliveredByReceipt(w.lo, w.hi, func(pos uint32) bool { return ends[pos] })
 	for k := range ex {
-		if x, ok := said[ex[k].Pos]; ok {
+		if x, ok := delivered[ex[k].Pos]; ok {
 			ex[k] = x
 		}
 	}

@@ -120,6 +120,7 @@ func (s *Solo) unlock() {
 	s.nextGroupLocked()
 }
 
+// admitLocked lets all waiting calls enter. The caller holds mu.
 func (s *Solo) admitLocked() {
 	s.calls += len(s.waitingCalls)
 	for _, c := range s.waitingCalls {

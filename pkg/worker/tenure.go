@@ -48,6 +48,8 @@ func (p *partition) stamp() (int64, error) {
 	return s.tenure.Stamp(s.used), nil
 }
 
+// takeOverLocked takes a new tenure from the store. The caller holds stamps.mu, so other rows of
+// the partition wait until the store has answered.
 func (p *partition) takeOverLocked() error {
 	var t engine.Tenure
 	err := p.w.retryUntil(p.ctx, "status store", func() (err error) {

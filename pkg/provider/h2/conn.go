@@ -154,6 +154,7 @@ func (c *conn) run() {
 	c.pool.removeConn(c)
 }
 
+// signal wakes the writer.
 func (c *conn) signal() {
 	select {
 	case c.wake <- struct{}{}:

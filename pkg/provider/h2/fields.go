@@ -110,7 +110,7 @@ func (e *encoder) append(dst []byte, r *Request) []byte {
 	dst = append(dst, pathIndex)
 	dst = appendString(dst, r.Path)
 	dst = append(dst, k.regular...)
-	return append(dst, r.Own...)
+	return append(dst, r.OwnFields...)
 }
 
 // encode encodes fields. It stores the result unless encoding them changed the table.

@@ -187,7 +187,7 @@ func (p *peer) answerAll() {
 var testFields = NewFields("https", "push.example", Field{Name: "topic", Value: "t"}, Field{Name: "authorization", Value: "bearer secret", Sensitive: true})
 
 func newRequest(body string) *Request {
-	return &Request{Fields: testFields, Path: []byte("/x"), Own: AppendField(nil, "id", "1"), Body: []byte(body)}
+	return &Request{Fields: testFields, Path: []byte("/x"), OwnFields: AppendField(nil, "id", "1"), Body: []byte(body)}
 }
 
 // submit queues n requests in a batch of their own. A body of "#" stands for the

@@ -53,12 +53,12 @@ func (d *Down) Unwrap() error { return d.Err }
 // Request is one POST. The pool owns it from Submit until the batch hands it back. Before and
 // after, the caller may read and write it, and may submit it again.
 type Request struct {
-	// The request. Path is the value of :path. Own holds the encoded fields that this request
+	// The request. Path is the value of :path. OwnFields holds the encoded fields that this request
 	// does not share with others (see AppendField).
-	Fields *Fields
-	Path   []byte
-	Own    []byte
-	Body   []byte
+	Fields    *Fields
+	Path      []byte
+	OwnFields []byte
+	Body      []byte
 
 	Tag int // for the caller's own use
 
@@ -179,6 +179,7 @@ func (b *Batch) rank() int { return min(b.Rank, Ranks-1) }
 // NewBatch returns an empty batch.
 func NewBatch() *Batch { return &Batch{wake: make(chan struct{}, 1)} }
 
+// add hands ended requests to the batch and wakes Wait.
 func (b *Batch) add(rs []*Request) {
 	b.mu.Lock()
 	b.done = append(b.done, rs...)

@@ -111,7 +111,7 @@ func (c *conn) openStream(r *Request, now time.Time) bool {
 			return false
 		}
 	}
-	if uint64(r.Fields.size)+uint64(len(r.Path)+len(r.Own)+ownFields*32) > uint64(c.listMax) {
+	if uint64(r.Fields.size)+uint64(len(r.Path)+len(r.OwnFields)+ownFields*32) > uint64(c.listMax) {
 		r.Failure = Broken
 		return false
 	}
