@@ -12,8 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestSharedArchive has two processes archive one after the other into one bucket: each goes
-// on where the other was, and one whose row was moved meanwhile writes nothing over it.
+// TestSharedArchive lets two processes archive into one bucket, one after the other. Each
+// continues where the other stopped. A process whose row was changed meanwhile overwrites
+// nothing.
 func TestSharedArchive(t *testing.T) {
 	t.Parallel()
 	w, b := newWorld(t), newBucket(t)
@@ -38,7 +39,7 @@ func TestSharedArchive(t *testing.T) {
 	}
 }
 
-// logged is a log of one partition whose record i is as old as it says.
+// logged is a log with one partition, in which the age of each record is given.
 type logged struct {
 	recs  []log.Record
 	start int64

@@ -142,8 +142,8 @@ func TestUploadArrivesLate(t *testing.T) {
 	}
 }
 
-// TestReplacedFileIsPutAside: what a process had completed and another one wrote again does
-// not go into the bucket, and is not removed.
+// TestReplacedFileIsPutAside checks that a file which another process has written again does not
+// get into the bucket and is not removed.
 func TestReplacedFileIsPutAside(t *testing.T) {
 	t.Parallel()
 	w, b := newWorld(t), newBucket(t)

@@ -92,8 +92,8 @@ func TestShips(t *testing.T) {
 	}
 }
 
-// A bucket that is away is told and tried again; nothing is lost, and nothing is
-// there twice.
+// An unreachable bucket is reported and tried again. Nothing is lost, and nothing is stored
+// twice.
 func TestBucketFails(t *testing.T) {
 	t.Parallel()
 	for nth := 1; nth <= 4; nth++ { // two files, two manifests

@@ -63,7 +63,7 @@ func TestChunkMaker(t *testing.T) {
 	}
 }
 
-// nullFS forgets what is written: what is left is our own cost.
+// nullFS discards what is written, so that only the cost of this package is measured.
 type nullFS struct{ FS }
 
 type nullFile struct{ File }
@@ -116,8 +116,8 @@ func benchAppend(b *testing.B, n int, fs FS) {
 	})
 }
 
-// cpuTime is what the process has used so far, in ns. The machine is shared,
-// so wall time says little.
+// cpuTime returns the CPU time of the process so far, in ns. The machine is shared, so wall time
+// says little.
 func cpuTime(b *testing.B) int64 {
 	var u unix.Rusage
 	must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))

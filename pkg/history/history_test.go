@@ -396,7 +396,7 @@ func TestDamageIsReportedByName(t *testing.T) {
 	}
 }
 
-// TestCorruptChangesNothing: a chunk nobody can read leaves no file behind.
+// TestCorruptChangesNothing checks that an unreadable chunk leaves no file behind.
 func TestCorruptChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -6,7 +6,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// forgotten counts what it is told to forget.
+// forgotten counts calls of Forget.
 type forgotten struct {
 	File
 	closed, times *int
@@ -59,7 +59,7 @@ func TestForgetsAllButTheNewestSegments(t *testing.T) {
 	}
 }
 
-// What merges and retention remove is held open by nobody.
+// No file that a merge or retention removed stays open.
 func TestRemovedSegmentsAreClosed(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t, Config{Dir: t.TempDir(), MergeCount: 4})

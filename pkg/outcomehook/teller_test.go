@@ -48,7 +48,7 @@ type world struct {
 	feeds map[string]int // calls of Feed by caller
 	meta  map[string]int // writes
 	made  []engine.Trigger
-	// refuse, when set, is what a caller's triggers meet.
+	// refuse holds, by caller, the error that a trigger gets.
 	refuse map[string]error
 }
 
@@ -115,7 +115,7 @@ func (w *world) fail(t *testing.T, caller string, from, to int) {
 	}
 }
 
-// told is what a caller's triggers say: the seqs, in order, and how many a
+// told returns the sequence numbers in a caller's triggers, in order, and the number in each
 // trigger.
 func (w *world) told(t *testing.T, caller string) (seqs []uint64, sizes []int) {
 	t.Helper()
@@ -178,8 +178,8 @@ func TestTellsInBatches(t *testing.T) {
 	w.wantTold(t, "shop", 1, 251)
 }
 
-// A payload stays below its bound, whatever is in it.
-// A letter of a notification that may have arrived is told as UNKNOWN.
+// A payload stays below its bound, whatever it contains. The dead letter of a notification that
+// may have arrived is told as UNKNOWN.
 func TestTellsOfUnknown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))
@@ -221,9 +221,8 @@ func TestPayloadIsBounded(t *testing.T) {
 	}
 }
 
-// TestKilledBeforeTheCursor dies between the trigger and the row that says how
-// far it went, with more failures there at the next start: none is left out,
-// and none told twice.
+// TestKilledBeforeTheCursor crashes between the trigger and the row with the position, and adds
+// failures before the next start. No failure is left out, and none is told twice.
 func TestKilledBeforeTheCursor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))
@@ -245,8 +244,8 @@ func TestKilledBeforeTheCursor(t *testing.T) {
 	}
 }
 
-// Triggers that failed are dead letters too, and not told: one to a URL that
-// stays down would be told to it, and fail again.
+// Triggers that failed are dead letters too, but they are not told. Otherwise a URL that stays
+// down would get a trigger about its own failed trigger, which would fail again.
 func TestTriggersAreNotTold(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))
@@ -265,7 +264,7 @@ func TestTriggersAreNotTold(t *testing.T) {
 	}
 }
 
-// What failed before the URL was set is not told, also after a restart.
+// Failures from before the URL was set are not told, even after a restart.
 func TestSinceTheURLWasSet(t *testing.T) {
 	t.Parallel()
 	c := shop("shop")
@@ -276,7 +275,7 @@ func TestSinceTheURLWasSet(t *testing.T) {
 	w.wantTold(t, "shop", 151, 160)
 }
 
-// A caller whose triggers are refused holds up nobody, and is told later.
+// A caller whose triggers are refused does not hold up others, and is told later.
 func TestRefusedCaller(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("bank"), shop("shop"))
@@ -297,7 +296,7 @@ func TestRefusedCaller(t *testing.T) {
 	}
 }
 
-// A Put through Watch is told about a Gather later; nothing else makes it look.
+// A Put through Watch is told after Gather. Nothing else wakes the Teller here.
 func TestRunWakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -342,8 +341,8 @@ func (d *deadTopic) Append(_ context.Context, rs []trigger.DeadRecord) error {
 	return nil
 }
 
-// TestCallsTheURL goes the whole way: failures, triggers, signed calls, checked
-// with the library that receivers use; and one that stays down, into triggers-dlq.
+// TestCallsTheURL covers the whole way: failures become triggers and signed calls, which the
+// receivers' library verifies. A URL that stays down ends in triggers-dlq.
 func TestCallsTheURL(t *testing.T) {
 	t.Parallel()
 	for _, up := range []bool{true, false} {

@@ -59,7 +59,7 @@ func TestAPNsAnswers(t *testing.T) {
 			t.Errorf("no test for %s", reason)
 		}
 	}
-	// A reason nobody knows, or none: the status speaks.
+	// An unknown reason, or none: the status decides.
 	f(410, "Novel", notify.ClassDeadAddress, "http_410", 0, 0)
 	f(429, "Novel", notify.ClassRetry, "http_429", 0, 0)
 	f(400, "Novel", notify.ClassPermanent, "http_400", 0, 0)

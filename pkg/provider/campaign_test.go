@@ -105,10 +105,10 @@ func (n nothingOn) Park(_ context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// Campaigns far larger than what the provider's rate lets through in the time of a
-// call: no receiver fails, each is called once, an opt-out binds each call that starts
-// a second later, and codes wait for no campaign. After a stop in the middle it is known
-// of each receiver whether it was called.
+// Campaigns that are far larger than what the provider's rate allows in the time of a call: no
+// receiver fails, each is called once, an opt-out applies to each call that starts a second
+// later, and codes do not wait for campaigns. After a stop in the middle it is known for each
+// receiver whether it was called.
 func TestCampaignAtTheRate(t *testing.T) {
 	sendgrid := func(rate float64) (*accounts, notify.Channel) {
 		s, err := NewSendGrid(SendGridConfig{APIKey: "k", From: "a@example.com", Rate: rate})

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A text that names a long variable many times is cut off while it is made: a
-// request of 64 KB would else be half a gigabyte in memory, for each receiver.
+// A text that uses a long variable many times is cut off while it is rendered. Otherwise a
+// request of 64 KB would take half a gigabyte of memory for each receiver.
 func TestRenderedTextIsBounded(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("'", 8000)

@@ -152,7 +152,7 @@ func isObject(s string) bool {
 	return json.Unmarshal([]byte(s), &m) == nil && m != nil
 }
 
-// hasDuplicates, or what else only the strict parser refuses.
+// hasDuplicates reports duplicate names and other input that only the strict parser refuses.
 func hasDuplicates(s string) bool {
 	_, _, err := parseVariables(nil, nil, []byte(s))
 	return err != nil && isObject(s)

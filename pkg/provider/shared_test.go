@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Two processes call over the same account: together they keep its rate. While
-// what they share is away each keeps it by itself, and nobody waits for it.
+// Two processes that call over the same account respect its rate together. While the shared
+// store is unreachable, each respects the rate by itself and does not wait for the store.
 func TestTwoProcessesShareARate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plan := faulty.NewPlan(1)
@@ -173,7 +173,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 	})
 }
 
-// faultyLimits are limits whose calls fail as a plan says.
+// faultyLimits are limits whose calls fail by plan.
 type faultyLimits struct {
 	limit.Limits
 	plan *faulty.Plan

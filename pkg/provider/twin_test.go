@@ -19,9 +19,9 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// twin sends pushes by net/http, which is taken to speak HTTP/2 as it should. It makes
-// its requests of the call and not of what our client would send, and reads answers
-// with the same tables.
+// twin sends pushes over net/http, which is assumed to speak HTTP/2 correctly. It makes its
+// requests from the call, not from what our client would send, and classifies answers with the
+// same tables.
 type twin struct {
 	of  pusher
 	rt  *http.Transport
@@ -151,8 +151,8 @@ func testTwinSameRequests(t *testing.T, start func(e Endpoint, n int) pusher) {
 	}
 }
 
-// same fails the test unless our client and net/http have one result for a push. Each
-// has a server of its own, which begins anew.
+// same fails the test unless our client and net/http get the same result for a push. Each uses a
+// server of its own in its initial state.
 func same(t *testing.T, what string, endpoint func() Endpoint, start func(e Endpoint, n int) pusher, class notify.Class) {
 	t.Helper()
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken)
@@ -173,7 +173,7 @@ func same(t *testing.T, what string, endpoint func() Endpoint, start func(e Endp
 	}
 }
 
-// What a server may answer means the same to our client and to net/http.
+// Each answer of a server means the same to our client and to net/http.
 func TestTwinAnswers(t *testing.T) { withPushers(t, testTwinAnswers) }
 
 func testTwinAnswers(t *testing.T, start func(e Endpoint, n int) pusher) {
@@ -238,8 +238,8 @@ func testTwinAnswers(t *testing.T, start func(e Endpoint, n int) pusher) {
 	}
 }
 
-// What a connection may come to means the same to our client and to net/http: pushes
-// that the server did not look at are sent again by both, others by neither.
+// Each event on a connection has the same effect on our client and on net/http. Both send pushes
+// again that the server did not process, and no others.
 func TestTwinFrames(t *testing.T) { withPushers(t, testTwinFrames) }
 
 func testTwinFrames(t *testing.T, start func(e Endpoint, n int) pusher) {

@@ -13,11 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestModel lives through crashes, drains, stores and a log that refuse, lose
-// acknowledgements or hang, and a provider that answers anything. In the end
-// every receiver has one terminal state, what the provider took beyond once is
-// within what the rows admit, first attempts kept the order of each user, and
-// nothing waits any more.
+// TestModel runs through crashes and drains, with stores and a log that refuse, lose
+// acknowledgements or hang, and a provider that answers anything. In the end every receiver has
+// one terminal state. The duplicates that the provider got are within what the rows admit. First
+// attempts kept the order of each user, and nothing waits any more.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var thrown any // rapid ends a check by a panic, which must not cross the bubble

@@ -42,7 +42,7 @@ func TestExchange(t *testing.T) {
 	})
 }
 
-// What a server may do to an answer without breaking a rule.
+// Everything that a server may do to an answer within the protocol.
 func TestAnswers(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept()
@@ -123,7 +123,7 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// The connection's window is given back, also for streams nobody knows any more.
+// The connection's window is granted again, even for streams that have ended.
 func TestConnectionWindow(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept()
