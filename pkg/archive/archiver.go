@@ -344,7 +344,7 @@ type Outcome struct {
 
 // archiveOutcomes archives the outcomes that have settled since the last run.
 func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
-	from := positions(a.st.History)
+	from := parsePositions(a.st.History)
 	to, err := a.cfg.History.Settled(ctx, now.Add(-a.cfg.After).UnixMilli())
 	if err != nil {
 		return err
@@ -438,8 +438,8 @@ func addOutcomes(env *notify.Envelope, rows []notify.Row, add func(any) error) e
 	return rd.Err()
 }
 
-// positions parses the offsets of a state.
-func positions(names map[string]int64) map[history.Part]int64 {
+// parsePositions parses the offsets of a state.
+func parsePositions(names map[string]int64) map[history.Part]int64 {
 	out := make(map[history.Part]int64, len(names))
 	for name, at := range names {
 		i := strings.LastIndexByte(name, '/')
@@ -500,7 +500,7 @@ func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fi
 func (a *Archiver) publishPending(ctx context.Context) error {
 	p := a.st.Pending
 	a.cfg.hit("archive-before-name")
-	err := publish(a.cfg.Dir, &p.Manifest)
+	err := publishFile(a.cfg.Dir, &p.Manifest)
 	switch {
 	case errors.Is(err, errFileGone) && a.cfg.Bucket != nil:
 		return a.rewritePending(ctx)
@@ -531,7 +531,7 @@ func (a *Archiver) publishPending(ctx context.Context) error {
 	if other == nil {
 		return a.renumber(ctx)
 	}
-	return a.adopt(ctx, other)
+	return a.adoptUploaded(ctx, other)
 }
 
 // storeProgress stores that the content of p is archived.
@@ -567,7 +567,7 @@ func (a *Archiver) rewritePending(ctx context.Context) error {
 	case err != nil:
 		return err
 	case there != nil:
-		return a.adopt(ctx, there)
+		return a.adoptUploaded(ctx, there)
 	}
 	a.cfg.Logger.Warn("the pending file of the archive is neither in this folder nor in the bucket; it is written again", "file", p.Manifest.File)
 	if p.Manifest.Kind == DeadLetters {
@@ -589,9 +589,9 @@ func (a *Archiver) inBucket(ctx context.Context, ps []pendingFile) (*pendingFile
 	return nil, nil
 }
 
-// adopt stores the progress of a file that the bucket already has. The file's manifest may be
+// adoptUploaded stores the progress of a file that the bucket already has. The file's manifest may be
 // missing there, so adopt writes it first.
-func (a *Archiver) adopt(ctx context.Context, p *pendingFile) error {
+func (a *Archiver) adoptUploaded(ctx context.Context, p *pendingFile) error {
 	if err := writeManifest(a.cfg.Dir, &p.Manifest); err != nil {
 		return err
 	}

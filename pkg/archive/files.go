@@ -135,9 +135,9 @@ func (w *lineWriter) discard() {
 // errFileGone says that a file exists neither under its temporary nor under its final name.
 var errFileGone = errors.New("the file is gone")
 
-// publish gives a sealed file its final name and its manifest, durably. It changes nothing if
+// publishFile gives a sealed file its final name and its manifest, durably. It changes nothing if
 // that is done already. It returns errFileGone if the file is missing.
-func publish(dir string, m *Manifest) error {
+func publishFile(dir string, m *Manifest) error {
 	final := filepath.Join(dir, filepath.FromSlash(m.File))
 	folder := filepath.Dir(final)
 	if err := atomicfile.MkdirAll(folder); err != nil {

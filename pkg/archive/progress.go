@@ -22,8 +22,8 @@ type Status struct {
 	Wait time.Duration
 }
 
-// progress returns the current state, read from the row if other processes may write it.
-func (a *Archiver) progress(ctx context.Context) (archiveState, error) {
+// currentState returns the current state, read from the row if other processes may write it.
+func (a *Archiver) currentState(ctx context.Context) (archiveState, error) {
 	if a.cfg.Shared {
 		st, _, err := a.readRow(ctx)
 		return st, err
@@ -36,7 +36,7 @@ func (a *Archiver) progress(ctx context.Context) (archiveState, error) {
 // Status returns how far the archive has come. If the row cannot be read, it returns the last
 // known state with the error.
 func (a *Archiver) Status(ctx context.Context, now time.Time) Status {
-	st, err := a.progress(ctx)
+	st, err := a.currentState(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {
@@ -47,8 +47,8 @@ func (a *Archiver) Status(ctx context.Context, now time.Time) Status {
 
 // Positions returns, for each partition, the offset below which everything is archived.
 func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error) {
-	st, err := a.progress(ctx)
-	return positions(st.History), err
+	st, err := a.currentState(ctx)
+	return parsePositions(st.History), err
 }
 
 // purgeScanLimit bounds the unarchived dead letters that PurgeBefore reads. If there are more,
@@ -59,7 +59,7 @@ const purgeScanLimit = 100_000
 // may be purged at now. It spares dead letters that are not archived, until they are older than
 // Wait.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
-	st, err := a.progress(ctx)
+	st, err := a.currentState(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -46,7 +46,7 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	if names, err := os.ReadDir(dir); err == nil && len(names) > 0 {
 		return Manifest{}, &notify.Error{Kind: notify.KindConflict, Code: "data_dir_in_use", Msg: dir + " is not empty: restore into an empty or a new folder"}
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Manifest{}, unwritable(dir, err)
+		return Manifest{}, cannotRestore(dir, err)
 	}
 	a, err := openArchive(ctx, r)
 	if err != nil {
@@ -55,14 +55,14 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	defer a.zstd.Close()
 	parent := filepath.Dir(dir)
 	if err := checkFreeSpace(parent, a.manifest); err != nil {
-		return Manifest{}, unwritable(dir, err)
+		return Manifest{}, cannotRestore(dir, err)
 	}
 	if err := atomicfile.MkdirAll(parent); err != nil {
-		return Manifest{}, unwritable(dir, err)
+		return Manifest{}, cannotRestore(dir, err)
 	}
 	tmp, err := os.MkdirTemp(parent, filepath.Base(dir)+".restoring-*")
 	if err != nil {
-		return Manifest{}, unwritable(dir, err)
+		return Manifest{}, cannotRestore(dir, err)
 	}
 	defer os.RemoveAll(tmp)
 	m := a.manifest
@@ -70,13 +70,13 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 		return m, err
 	}
 	if err := syncFolders(tmp); err != nil {
-		return m, unwritable(dir, err)
+		return m, cannotRestore(dir, err)
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return m, unwritable(dir, err)
+		return m, cannotRestore(dir, err)
 	}
 	if err := atomicfile.Rename(tmp, dir); err != nil {
-		return m, unwritable(dir, err)
+		return m, cannotRestore(dir, err)
 	}
 	return m, nil
 }
@@ -106,7 +106,7 @@ func checkFreeSpace(dir string, m Manifest) error {
 	return nil
 }
 
-func unwritable(dir string, err error) error {
+func cannotRestore(dir string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot restore into " + dir, Err: err}
 }
 
@@ -232,7 +232,7 @@ func (a *backupReader) unpack(into string) error {
 				continue
 			}
 			if err := os.Mkdir(to, 0o700); err != nil {
-				return unwritable(into, err)
+				return cannotRestore(into, err)
 			}
 		case h.Typeflag != tar.TypeReg || !ok:
 			return badBackup("it has %q, which its manifest does not list or which came before", h.Name)
@@ -277,11 +277,11 @@ func readFile(r io.Reader, name string, keep bool) (sum string, err error) {
 	if keep {
 		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return "", unwritable(name, err)
+			return "", cannotRestore(name, err)
 		}
 		defer func() {
 			if serr := errors.Join(f.Sync(), f.Close()); err == nil && serr != nil {
-				err = unwritable(name, serr)
+				err = cannotRestore(name, serr)
 			}
 		}()
 		w = io.MultiWriter(hash, &diskWriter{f, name})
@@ -304,7 +304,7 @@ type diskWriter struct {
 func (s *diskWriter) Write(p []byte) (int, error) {
 	n, err := s.f.Write(p)
 	if err != nil {
-		err = unwritable(s.path, err)
+		err = cannotRestore(s.path, err)
 	}
 	return n, err
 }

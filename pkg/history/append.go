@@ -86,7 +86,7 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 	n := len(hashes)
 	t := p.active
 	if t != nil && (t.users.len()+n > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
-		if err := s.freeze(ctx, p); err != nil {
+		if err := s.freezeActive(ctx, p); err != nil {
 			return err
 		}
 		t = nil
@@ -119,7 +119,7 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	row := row{base: env.Chunk.Base, off: t.size(), start: uint32(t.users.len()), first: first, last: last}
-	t.buf = appendStored(t.buf, &stored{offset: r.Offset, value: r.Value})
+	t.buf = appendBodyRecord(t.buf, &bodyRecord{offset: r.Offset, value: r.Value})
 	row.size = uint32(t.size() - row.off)
 	t.addRow(row, ms)
 	t.users.extend(n)
@@ -211,9 +211,9 @@ func (s *Store) flush(p *partition, t *tail) error {
 	return nil
 }
 
-// freeze hands the active tail to the sealer. It waits while maxFrozen tails of the partition
+// freezeActive hands the active tail to the sealer. It waits while maxFrozen tails of the partition
 // wait to be sealed. The caller holds appendMu.
-func (s *Store) freeze(ctx context.Context, p *partition) error {
+func (s *Store) freezeActive(ctx context.Context, p *partition) error {
 	select {
 	case p.slots <- struct{}{}:
 	case <-s.failedCh:

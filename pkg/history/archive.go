@@ -12,7 +12,7 @@ import (
 // records below this offset.
 func (s *Store) Settled(before int64) map[Part]int64 {
 	out := s.Sealed() // before the view is taken: a segment sealed in between is younger
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
 		if seg.meta.MaxTime < before {
@@ -31,7 +31,7 @@ func (s *Store) Settled(before int64) map[Part]int64 {
 // first error of fn and returns it. It reports damaged chunks by Damaged, counts them and
 // continues. fn may use env until it returns.
 func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
 		wanted := false
@@ -75,8 +75,8 @@ func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelo
 	if err != nil {
 		return nil, err
 	}
-	var st stored
-	if err := decodeStored(b, &st); err != nil {
+	var st bodyRecord
+	if err := decodeBodyRecord(b, &st); err != nil {
 		return nil, err
 	}
 	if int(st.part) >= len(s.meta.Parts) {

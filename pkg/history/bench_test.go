@@ -154,7 +154,7 @@ func BenchmarkIndex(b *testing.B) {
 		}
 	})
 	var body []byte
-	run("body", 8333, func() { body = appendStored(body[:0], &stored{value: value}) })
+	run("body", 8333, func() { body = appendBodyRecord(body[:0], &bodyRecord{value: value}) })
 	var buf []byte
 	run("sort", len(hashes), func() { buf = appendIndex(buf[:0], hashes, dirBits(len(hashes))) })
 }

@@ -20,7 +20,7 @@ import (
 // Only one chunk is in memory at a time.
 func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	sealed := s.Sealed() // before the view is taken, so that the view holds everything below
-	l := &lookup{s: s, view: s.acquire()}
+	l := &lookup{s: s, view: s.acquireView()}
 	defer l.release()
 	if s.unknown.Load() > 0 {
 		return nil, damagedHistory(errors.New("a segment cannot be read"))
@@ -42,7 +42,7 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 				continue
 			}
 			var f engine.Found
-			if !l.open(&c, &f) {
+			if !l.openChunk(&c, &f) {
 				return nil, damagedHistory(l.damaged)
 			}
 			p := Part{f.Topic, f.LogPart}
@@ -74,7 +74,7 @@ func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error
 	defer l.release()
 	for i := range found {
 		var f engine.Found
-		if !l.open(&found[i], &f) {
+		if !l.openChunk(&found[i], &f) {
 			return damagedHistory(l.damaged)
 		}
 		if f.Offset >= from && f.Offset < below {
@@ -108,7 +108,7 @@ func (s *Store) Counted(f *engine.Found) (int64, error) {
 	digest := notify.ColumnDigest(f.Envelope.Receivers)
 	for i := range chunks {
 		var other engine.Found
-		if !l.open(&chunks[i], &other) {
+		if !l.openChunk(&chunks[i], &other) {
 			return 0, damagedHistory(l.damaged)
 		}
 		if other.Topic == f.Topic && other.LogPart == f.LogPart && other.Offset < counted &&
@@ -126,7 +126,7 @@ func (s *Store) Copy(of notify.Chunk, digest uint64) (engine.Found, error) {
 	defer l.release()
 	for i := range chunks {
 		var f engine.Found
-		if l.open(&chunks[i], &f) && f.Envelope.Chunk == of && notify.ColumnDigest(f.Envelope.Receivers) == digest {
+		if l.openChunk(&chunks[i], &f) && f.Envelope.Chunk == of && notify.ColumnDigest(f.Envelope.Receivers) == digest {
 			return f, nil
 		}
 	}
@@ -176,7 +176,7 @@ func (s *Store) Of(base notify.Base) ([]Held, error) {
 	seen := map[notify.Chunk]bool{}
 	for i := range chunks {
 		var f engine.Found
-		if !l.open(&chunks[i], &f) {
+		if !l.openChunk(&chunks[i], &f) {
 			break
 		}
 		if !seen[f.Envelope.Chunk] {
@@ -206,7 +206,7 @@ func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention)
 // Oldest returns the time of the oldest record in a sealed segment, in ms since 1970, or now if
 // there is none. It counts segments whose retention is over but which wait for the archive.
 func (s *Store) Oldest(now time.Time) int64 {
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	oldest := now.UnixMilli()
 	for _, seg := range v.segs {

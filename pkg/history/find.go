@@ -16,7 +16,7 @@ import (
 // once.
 type lookup struct {
 	s       *Store
-	view    *view
+	view    *segmentView
 	held    []*blob // files of the tails that the query reads; release gives them back
 	damaged error   // the first damage met; a result that was not found may lie there
 	buf     []byte
@@ -46,7 +46,7 @@ func (s *Store) beginLookup(visit func(*partition, *tail) bool) *lookup {
 		}
 		p.mu.RUnlock()
 	}
-	l.view = s.acquire()
+	l.view = s.acquireView()
 	return l
 }
 
@@ -67,8 +67,8 @@ func (l *lookup) noteDamage(seg *segment, err error) {
 	}
 }
 
-// open reads and decodes a candidate's body into f. It returns false if the body is damaged.
-func (l *lookup) open(c *chunk, f *engine.Found) bool {
+// openChunk reads and decodes a candidate's body into f. It returns false if the body is damaged.
+func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 	var b []byte
 	var err error
 	if c.seg != nil {
@@ -76,9 +76,9 @@ func (l *lookup) open(c *chunk, f *engine.Found) bool {
 	} else {
 		b, err = c.part.body(c.tail, &c.row)
 	}
-	var st stored
+	var st bodyRecord
 	if err == nil {
-		err = decodeStored(b, &st)
+		err = decodeBodyRecord(b, &st)
 	}
 	*f = engine.Found{}
 	if err == nil {
@@ -151,18 +151,18 @@ func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chu
 
 // Find implements Reader. If it finds nothing, it waits at the barrier and searches once more.
 func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
-	f, err := s.find(id)
+	f, err := s.findOnce(id)
 	if err == nil || s.cfg.Barrier == nil {
 		return f, err
 	}
-	if err := s.await(ctx); err != nil {
+	if err := s.awaitLog(ctx); err != nil {
 		return f, err
 	}
-	return s.find(id)
+	return s.findOnce(id)
 }
 
-// await waits until everything that is in the log now has been appended here.
-func (s *Store) await(ctx context.Context) error {
+// awaitLog waits until everything that is in the log now has been appended here.
+func (s *Store) awaitLog(ctx context.Context) error {
 	if s.cfg.Barrier == nil {
 		return nil
 	}
@@ -175,11 +175,11 @@ func (s *Store) await(ctx context.Context) error {
 	return unavailable(err)
 }
 
-func (s *Store) find(id notify.ID) (f engine.Found, err error) {
+func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	l, chunks := s.chunksOf(id.Base, func(r *row) bool { return r.first <= id.Index && id.Index <= r.last })
 	defer l.release()
 	for i := range chunks {
-		if !l.open(&chunks[i], &f) || f.Envelope.Fan != id.Fan {
+		if !l.openChunk(&chunks[i], &f) || f.Envelope.Fan != id.Fan {
 			continue
 		}
 		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
@@ -214,7 +214,7 @@ func (s *Store) notFoundError(base notify.Base, damaged error) error {
 // wrong answer. It calls fn in the order of the chunks' first index. Found is reused; fn may
 // keep its slices.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
-	if err := s.await(ctx); err != nil {
+	if err := s.awaitLog(ctx); err != nil {
 		return err
 	}
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
@@ -226,7 +226,7 @@ func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Foun
 			return err
 		}
 		var f engine.Found
-		if !l.open(&chunks[i], &f) || seen[f.Envelope.Chunk] {
+		if !l.openChunk(&chunks[i], &f) || seen[f.Envelope.Chunk] {
 			continue
 		}
 		seen[f.Envelope.Chunk] = true

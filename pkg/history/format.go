@@ -53,15 +53,15 @@ func decodeRow(b []byte, r *row) {
 	r.last = binary.LittleEndian.Uint32(b[36:])
 }
 
-// stored is one body record: the place of the chunk in the log, and its envelope.
-type stored struct {
-	part   uint16 // index into meta.Parts
+// bodyRecord is one body record: the place of the chunk in the log, and its envelope.
+type bodyRecord struct {
+	part   uint16 // index into segmentMeta.Parts
 	offset int64
 	value  []byte
 }
 
-// appendStored appends a body record. Its checksum covers everything after itself.
-func appendStored(b []byte, s *stored) []byte {
+// appendBodyRecord appends a body record. Its checksum covers everything after itself.
+func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 	start := len(b)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(s.value)))
 	b = append(b, 0, 0, 0, 0)
@@ -72,8 +72,8 @@ func appendStored(b []byte, s *stored) []byte {
 	return b
 }
 
-// decodeStored reads a body record; value aliases b.
-func decodeStored(b []byte, s *stored) error {
+// decodeBodyRecord reads a body record; value aliases b.
+func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
 		return fmt.Errorf("%w: body record of %d bytes", errDamaged, len(b))
 	}
@@ -102,8 +102,8 @@ type partRange struct {
 	To        int64  `json:"to"`
 }
 
-// meta describes a segment. It is JSON so that an operator can read it with tail -c.
-type meta struct {
+// segmentMeta describes a segment. It is JSON so that an operator can read it with tail -c.
+type segmentMeta struct {
 	Num       uint64      `json:"num"`
 	Chunks    int         `json:"chunks"`
 	Receivers int         `json:"receivers"`
@@ -123,7 +123,7 @@ type meta struct {
 }
 
 // check returns an error unless m can describe a file whose meta begins at end.
-func (m *meta) check(end int64) error {
+func (m *segmentMeta) check(end int64) error {
 	if m.Chunks < 1 || m.Receivers < m.Chunks || m.Receivers > maxOrdinals || len(m.Parts) < 1 {
 		return fmt.Errorf("%w: %d chunks, %d receivers, %d partitions", errDamaged, m.Chunks, m.Receivers, len(m.Parts))
 	}
@@ -158,7 +158,7 @@ func (m *meta) check(end int64) error {
 func strideCount(n int) int64 { return int64((n + strideLen - 1) / strideLen) }
 
 // appendFooter appends meta and the footer. off is the offset of meta in the file.
-func appendFooter(b []byte, m *meta, off int64) ([]byte, error) {
+func appendFooter(b []byte, m *segmentMeta, off int64) ([]byte, error) {
 	js, err := json.Marshal(m)
 	if err != nil {
 		return b, err
@@ -175,7 +175,7 @@ func appendFooter(b []byte, m *meta, off int64) ([]byte, error) {
 
 // readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if
 // they do not fit together.
-func readMeta(f File) (*meta, error) {
+func readMeta(f File) (*segmentMeta, error) {
 	size, err := f.Size()
 	if err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func readMeta(f File) (*meta, error) {
 	if crc32.Update(crc32.Checksum(js, castagnoli), castagnoli, foot[:12]) != binary.LittleEndian.Uint32(foot[12:]) {
 		return nil, fmt.Errorf("%w: checksum of the meta", errDamaged)
 	}
-	m := new(meta)
+	m := new(segmentMeta)
 	if err := json.Unmarshal(js, m); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}

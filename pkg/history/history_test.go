@@ -307,7 +307,7 @@ func TestMerge(t *testing.T) {
 		sealNow(t, s)
 	}
 	before := users(t, s, "ann", 7)
-	v := s.acquire() // a reader that began before the merge
+	v := s.acquireView() // a reader that began before the merge
 	for {
 		merged, err := s.mergeOnce(t.Context())
 		must(t, err)

@@ -77,7 +77,7 @@ func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Fo
 	case <-ctx.Done():
 		return nil, notify.Unavailable("history", time.Second, ctx.Err())
 	}
-	l, err := s.gather(ctx, &n)
+	l, err := s.gatherChunks(ctx, &n)
 	defer l.release()
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (s *Store) showChunks(ctx context.Context, l *lookup, n *newestChunks, fn f
 		}
 		size += int64(c.size)
 		var f engine.Found
-		if opened = l.open(c, &f); opened && (n.query.Want == nil || n.query.Want(&f.Envelope)) {
+		if opened = l.openChunk(c, &f); opened && (n.query.Want == nil || n.query.Want(&f.Envelope)) {
 			from := uint64(0)
 			if p := n.after; p != nil && p.base == c.base && p.first == c.first {
 				from = uint64(p.index) + 1
@@ -139,9 +139,9 @@ func (s *Store) showChunks(ctx context.Context, l *lookup, n *newestChunks, fn f
 	return nil, nil
 }
 
-// gather finds the first chunks in the order of List, without reading a body. It looks at every
+// gatherChunks finds the first chunks in the order of List, without reading a body. It looks at every
 // row of the tails, and of the segments that may hold one of these chunks.
-func (s *Store) gather(ctx context.Context, n *newestChunks) (*lookup, error) {
+func (s *Store) gatherChunks(ctx context.Context, n *newestChunks) (*lookup, error) {
 	l := s.beginLookup(func(p *partition, t *tail) (kept bool) {
 		for i := len(t.rows) - 1; i >= 0; i-- { // newest first, so that most later rows need no change of the heap
 			if n.wants(&t.rows[i]) {

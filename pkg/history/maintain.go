@@ -53,7 +53,7 @@ func (s *Store) maintain(ctx context.Context) error {
 // Verify reads the index of every segment and compares checksums. It reports damaged segments by
 // Damaged. Bodies are verified whenever they are read.
 func (s *Store) Verify(ctx context.Context) error {
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	buf := make([]byte, 256<<10)
 	for _, seg := range v.segs {
@@ -86,7 +86,7 @@ func (s *Store) expire(now time.Time) error {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
 	limit := now.Add(-s.cfg.Retention).UnixMilli()
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	var old []*segment
 	var at map[Part]int64
@@ -120,8 +120,8 @@ func (s *Store) removeSegments(segs []*segment) error {
 	return s.cfg.FS.SyncDir(s.cfg.Dir)
 }
 
-// tier returns the size class of a segment.
-func tier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
+// sizeTier returns the size class of a segment.
+func sizeTier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
 
 // pickMerge returns MergeCount segments of one tier, the oldest first, or nil. They lie close
 // together in time, because a merged segment is kept until its youngest record expires.
@@ -130,7 +130,7 @@ func (s *Store) pickMerge(segs []*segment) []*segment {
 	tiers := map[int][]*segment{}
 	for _, seg := range segs {
 		if !seg.bad.Load() && seg.size < s.cfg.SegmentBytes/2 && seg.meta.Receivers < s.cfg.SegmentReceivers/2 {
-			t := tier(seg.size)
+			t := sizeTier(seg.size)
 			tiers[t] = append(tiers[t], seg)
 		}
 	}
@@ -158,7 +158,7 @@ func (s *Store) pickMerge(segs []*segment) []*segment {
 func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	run := s.pickMerge(v.segs)
 	if run == nil {
@@ -171,7 +171,7 @@ func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	m := &merger{file: newBlob(f, segmentName(num, fileSuffix)), buf: []byte(fileHeader), limit: s.cfg.BufferBytes}
-	m.meta = &meta{Num: num, MinTime: run[0].meta.MinTime, MaxTime: run[0].meta.MaxTime}
+	m.meta = &segmentMeta{Num: num, MinTime: run[0].meta.MinTime, MaxTime: run[0].meta.MaxTime}
 	for _, seg := range run {
 		if err = m.addSegment(ctx, seg); err != nil {
 			if errors.Is(err, errDamaged) {
@@ -201,7 +201,7 @@ func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 // body.
 type merger struct {
 	file         *blob
-	meta         *meta
+	meta         *segmentMeta
 	buf          []byte
 	limit        int
 	written      int64 // offset in the file behind the last write
@@ -252,8 +252,8 @@ func (m *merger) partIndex(sp partRange) uint16 {
 }
 
 func (m *merger) add(body []byte, r row, parts []uint16) error {
-	var st stored
-	if err := decodeStored(body, &st); err != nil {
+	var st bodyRecord
+	if err := decodeBodyRecord(body, &st); err != nil {
 		return err
 	}
 	var env notify.Envelope
@@ -266,7 +266,7 @@ func (m *merger) add(body []byte, r row, parts []uint16) error {
 	}
 	st.part = parts[st.part]
 	r.off, r.start = m.written+int64(len(m.buf)), uint32(len(m.users))
-	m.buf = appendStored(m.buf, &st)
+	m.buf = appendBodyRecord(m.buf, &st)
 	m.users, r.first, r.last = users, first, last
 	m.bases = append(m.bases, hashBase(r.base))
 	m.rows = append(m.rows, r)

@@ -74,7 +74,7 @@ func TestRemovedSegmentsAreClosed(t *testing.T) {
 			break
 		}
 	}
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	s.cached.mu.Lock()
 	defer s.cached.mu.Unlock()

@@ -98,7 +98,7 @@ func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, erro
 	if notify.KindOf(err) != notify.KindNotFound {
 		return f, err
 	}
-	if err := h.await(ctx); err != nil {
+	if err := h.awaitLog(ctx); err != nil {
 		return f, err
 	}
 	return h.Historian.Find(ctx, id)
@@ -106,7 +106,7 @@ func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, erro
 
 // Each implements Reader.
 func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
-	if err := h.await(ctx); err != nil {
+	if err := h.awaitLog(ctx); err != nil {
 		return err
 	}
 	return h.Historian.Each(ctx, base, fn)
@@ -115,14 +115,14 @@ func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine
 // User implements Reader.
 func (h *Remembered) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Before == nil {
-		if err := h.await(ctx); err != nil {
+		if err := h.awaitLog(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	return h.Historian.User(ctx, q)
 }
 
-func (h *Remembered) await(ctx context.Context) error {
+func (h *Remembered) awaitLog(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, rememberedWait)
 	defer stop()
 	ends, err := h.Admin.EndOffsets(ctx, notify.FirstTopics()...)

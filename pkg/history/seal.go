@@ -93,7 +93,7 @@ func (s *Store) freezeOld(ctx context.Context) error {
 			}
 			var err error
 			if p.active != nil && time.Since(p.active.createdAt) >= s.cfg.SegmentAge {
-				err = s.freeze(ctx, p)
+				err = s.freezeActive(ctx, p)
 			}
 			p.appendMu.Unlock()
 			if err != nil {
@@ -146,7 +146,7 @@ func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 	if err := s.flush(p, t); err != nil {
 		return scratch, err
 	}
-	m := &meta{
+	m := &segmentMeta{
 		Num: t.num, Bodies: t.size(),
 		MinBase: t.minBase.String(), MaxBase: t.maxBase.String(), MinTime: t.minTime, MaxTime: t.maxTime,
 		Parts: []partRange{{p.Topic, p.Partition, t.from, t.to}},
@@ -177,7 +177,7 @@ func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 // commit appends the sections behind the bodies of a file and makes the file a sealed segment.
 // If a sync or rename fails, it stops the Store for good, because the content of the disk is
 // then unknown.
-func (s *Store) commit(b *blob, path string, m *meta, sections []byte) (*segment, error) {
+func (s *Store) commit(b *blob, path string, m *segmentMeta, sections []byte) (*segment, error) {
 	const piece = 1 << 20
 	for off := 0; off < len(sections); off += piece {
 		end := min(off+piece, len(sections))
@@ -192,7 +192,7 @@ func (s *Store) commit(b *blob, path string, m *meta, sections []byte) (*segment
 	} {
 		if err := step(); err != nil {
 			err = notify.Unavailable("history", 0, fmt.Errorf("seal %s: %w", b.name, err))
-			s.fail(err)
+			s.stopWriting(err)
 			return nil, err
 		}
 	}
@@ -252,7 +252,7 @@ func (c *cachedSegments) close() {
 }
 
 // appendSections appends everything that follows the bodies, and completes m.
-func appendSections(b []byte, m *meta, rows []row, users, bases []uint64) ([]byte, error) {
+func appendSections(b []byte, m *segmentMeta, rows []row, users, bases []uint64) ([]byte, error) {
 	m.Chunks, m.Receivers = len(rows), len(users)
 	m.UserBits, m.BaseBits = dirBits(len(users)), dirBits(len(bases))
 	at := func(from int) section {
@@ -282,15 +282,15 @@ func appendSections(b []byte, m *meta, rows []row, users, bases []uint64) ([]byt
 	return appendFooter(b, m, m.Bodies+int64(len(b)))
 }
 
-// progress wakes goroutines that wait for offsets.
-type progress struct {
+// offsetProgress wakes goroutines that wait for offsets.
+type offsetProgress struct {
 	mu      sync.Mutex
 	ch      chan struct{} // closed and replaced when an offset moved
 	waiting int
 }
 
 // moved wakes all waiting goroutines. Without any it only takes the lock.
-func (g *progress) moved() {
+func (g *offsetProgress) moved() {
 	g.mu.Lock()
 	if g.waiting > 0 {
 		close(g.ch)
@@ -302,7 +302,7 @@ func (g *progress) moved() {
 
 // wait returns a channel that is closed when an offset moves. The caller must check the offsets
 // after this call, not before, so that it misses no change.
-func (g *progress) wait() <-chan struct{} {
+func (g *offsetProgress) wait() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waiting++

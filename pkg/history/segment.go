@@ -17,7 +17,7 @@ import (
 type segment struct {
 	blob     *blob
 	size     int64
-	meta     *meta
+	meta     *segmentMeta
 	minBase  notify.Base
 	maxBase  notify.Base
 	users    sortedIndex
@@ -54,7 +54,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 }
 
 // newSegment makes a segment of b and takes over the caller's reference to it.
-func newSegment(b *blob, m *meta, size int64) (*segment, error) {
+func newSegment(b *blob, m *segmentMeta, size int64) (*segment, error) {
 	s := &segment{
 		blob: b, size: size, meta: m,
 		users: sortedIndex{m.Users.Off, m.Receivers, m.UserBits},
@@ -155,16 +155,16 @@ func (s *segment) verify(buf []byte) error {
 	return nil
 }
 
-// view is an immutable list of segments, ordered by their youngest base, youngest first. It
+// segmentView is an immutable list of segments, ordered by their youngest base, youngest first. It
 // holds a reference to each file, so that a segment that is removed during a query stays
 // readable.
-type view struct {
+type segmentView struct {
 	segs []*segment
 	refs atomic.Int64
 }
 
 // release gives up a reference to the view. The last one releases the view's files.
-func (v *view) release() {
+func (v *segmentView) release() {
 	if v.refs.Add(-1) == 0 {
 		for _, s := range v.segs {
 			s.blob.release()
@@ -172,8 +172,8 @@ func (v *view) release() {
 	}
 }
 
-// acquire returns the current view. The caller must release it.
-func (s *Store) acquire() *view {
+// acquireView returns the current view. The caller must release it.
+func (s *Store) acquireView() *segmentView {
 	s.viewMu.RLock()
 	defer s.viewMu.RUnlock()
 	s.view.refs.Add(1)
@@ -187,7 +187,7 @@ func (s *Store) replaceView(add, drop []*segment) {
 	for _, d := range drop {
 		gone[d] = true
 	}
-	v := &view{}
+	v := &segmentView{}
 	v.refs.Store(1)
 	s.viewMu.Lock()
 	old := s.view

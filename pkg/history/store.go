@@ -33,14 +33,14 @@ type Store struct {
 		list   []*partition // replaced as a whole, never changed in place
 	}
 	viewMu sync.RWMutex // guards view
-	view   *view
+	view   *segmentView
 
 	changeMu   sync.Mutex // held while segments are merged or removed
 	nextNum    atomic.Uint64
 	failed     atomic.Pointer[error] // set when the Store is closed, or when a sync failed and the disk's content is unknown
 	failedCh   chan struct{}         // closed when failed is set
 	freeArrays chan arrays           // memory of sealed tails, for new ones
-	progress   progress
+	progress   offsetProgress
 	sealQueue  sealQueue
 	cached     cachedSegments
 	offsets    offsetsFile
@@ -84,7 +84,7 @@ func Open(cfg Config) (*Store, error) {
 	s.progress.ch = make(chan struct{})
 	s.sealQueue.wake = make(chan struct{}, 1)
 	s.offsets = offsetsFile{fs: cfg.FS, dir: cfg.Dir}
-	s.view = &view{}
+	s.view = &segmentView{}
 	s.view.refs.Store(1)
 	if err := cfg.FS.MkdirAll(cfg.Dir); err != nil {
 		return nil, unavailable(err)
@@ -114,7 +114,7 @@ func (s *Store) Run(ctx context.Context) error {
 // Close closes the files. The next Open reads unsealed records from the log again. Run must have
 // returned before.
 func (s *Store) Close() error {
-	s.fail(notify.Unavailable("history", 0, errors.New("closed")))
+	s.stopWriting(notify.Unavailable("history", 0, errors.New("closed")))
 	for _, p := range s.allParts() {
 		p.appendMu.Lock()
 		p.mu.Lock()
@@ -128,7 +128,7 @@ func (s *Store) Close() error {
 	}
 	s.viewMu.Lock()
 	old := s.view
-	s.view = &view{}
+	s.view = &segmentView{}
 	s.view.refs.Store(1)
 	s.viewMu.Unlock()
 	old.release()
@@ -136,8 +136,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// fail ends all writing for good.
-func (s *Store) fail(err error) {
+// stopWriting ends all writing for good.
+func (s *Store) stopWriting(err error) {
 	if s.failed.CompareAndSwap(nil, &err) {
 		close(s.failedCh)
 	}
@@ -225,7 +225,7 @@ type Stats struct {
 // Stats returns the current sizes.
 func (s *Store) Stats() Stats {
 	var st Stats
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	st.Segments = len(v.segs)
 	for _, seg := range v.segs {

@@ -160,7 +160,7 @@ func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found 
 	for i := range group {
 		c := &group[i]
 		var f engine.Found
-		if !w.open(c, &f) || q.Caller != "" && f.Envelope.Caller != q.Caller {
+		if !w.openChunk(c, &f) || q.Caller != "" && f.Envelope.Caller != q.Caller {
 			continue
 		}
 		pos := c.ordinal - c.start

@@ -69,14 +69,14 @@ func New(cfg Config) (*Teller, error) {
 }
 
 // Watch returns a wrapper of d. Each Put through it wakes the Teller.
-func (t *Teller) Watch(d engine.DeadLetters) engine.DeadLetters { return watched{d, t} }
+func (t *Teller) Watch(d engine.DeadLetters) engine.DeadLetters { return wakingLetters{d, t} }
 
-type watched struct {
+type wakingLetters struct {
 	engine.DeadLetters
 	t *Teller
 }
 
-func (w watched) Put(ctx context.Context, ds []engine.DeadLetter) error {
+func (w wakingLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	err := w.DeadLetters.Put(ctx, ds)
 	select { // after an error too: the dead letters may have been stored
 	case w.t.wake <- struct{}{}:

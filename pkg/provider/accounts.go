@@ -36,10 +36,10 @@ type accounts struct {
 
 	mu           sync.Mutex // guards the fields below
 	list         []*account
-	queues       [2]limit.Queue[admission] // by limit.Lane
-	blocksReadAt time.Time                 // when the shared blocks were last read
-	share        Share                     // part of each account's concurrent calls
-	pendingShare *time.Timer               // puts a greater share into effect; nil: none is pending
+	queues       [2]limit.Queue[permitSignal] // by limit.Lane
+	blocksReadAt time.Time                    // when the shared blocks were last read
+	share        Share                        // part of each account's concurrent calls
+	pendingShare *time.Timer                  // puts a greater share into effect; nil: none is pending
 }
 
 // Share is the part of a channel's work that this process has: of the partitions of the fast
@@ -82,7 +82,7 @@ func newAccounts(provider string, configs []accountConfig, bulkShare float64, br
 	return p, err
 }
 
-func (p *accounts) find(name string) *account {
+func (p *accounts) findAccount(name string) *account {
 	for _, a := range p.list {
 		if a.name == name {
 			return a
@@ -178,9 +178,9 @@ func (p *accounts) callEnded(a *account, class notify.Class) {
 	}
 }
 
-// block keeps all processes from calling the account for d and returns that time. If d is 0, it
+// blockAccount keeps all processes from calling the account for d and returns that time. If d is 0, it
 // blocks for 1 s, doubling with each consecutive refusal.
-func (p *accounts) block(ctx context.Context, a *account, d time.Duration) time.Duration {
+func (p *accounts) blockAccount(ctx context.Context, a *account, d time.Duration) time.Duration {
 	now := time.Now()
 	blocked := p.pool.Status(now)[a.index].Blocked
 	p.mu.Lock()

@@ -25,17 +25,17 @@ func TestProbeWithoutASlotIsGivenBack(t *testing.T) {
 	}
 	now := time.Now()
 	p.pool.Report(now, "sick", limit.Unhealthy, 3)
-	now = now.Add(6 * time.Second) // it is open for 5 s
-	p.find("sick").inflight++      // a call from before
-	for range 3 {                  // whichever the pool offers first
-		if m, _ := p.choose(now, limit.Fast, 1); m == nil || m.account.name != "well" {
+	now = now.Add(6 * time.Second)   // it is open for 5 s
+	p.findAccount("sick").inflight++ // a call from before
+	for range 3 {                    // whichever the pool offers first
+		if m, _ := p.chooseAccount(now, limit.Fast, 1); m == nil || m.account.name != "well" {
 			t.Fatalf("chose %+v", m)
 		}
-		p.find("well").inflight--
+		p.findAccount("well").inflight--
 	}
-	p.find("sick").inflight--
-	p.find("well").inflight++
-	if m, _ := p.choose(now, limit.Fast, 1); m == nil || m.account.name != "sick" {
+	p.findAccount("sick").inflight--
+	p.findAccount("well").inflight++
+	if m, _ := p.chooseAccount(now, limit.Fast, 1); m == nil || m.account.name != "sick" {
 		t.Fatalf("chose %+v: the probe is lost", m)
 	}
 }
@@ -73,7 +73,7 @@ func TestTakeForTest(t *testing.T) {
 		if now := p.pool.Status(time.Now())[0].Breaker; before.State != limit.Open || now != before {
 			t.Errorf("the breaker is %+v, was %+v", now, before)
 		}
-		p.block(t.Context(), p.list[0], time.Hour)
+		p.blockAccount(t.Context(), p.list[0], time.Hour)
 		f(time.Minute, "prov_blocked", 0)
 	})
 }

@@ -15,15 +15,15 @@ type answerRule struct {
 	class notify.Class
 	// after is the RetryAfter to use if the answer names none.
 	after time.Duration
-	then  action
+	then  answerAction
 }
 
-// action is what the client itself does after an answer, besides reporting it.
-type action uint8
+// answerAction is what the client itself does after an answer, besides reporting it.
+type answerAction uint8
 
 const (
 	// renewToken: the bearer token was refused as too old.
-	renewToken action = iota + 1
+	renewToken answerAction = iota + 1
 	// leaveConn: the server wants the connection to be closed.
 	leaveConn
 	// otherProject: the device token belongs to another project than the credentials. Until the
@@ -67,9 +67,9 @@ func ruleByStatusQueued(status int) answerRule {
 // httpCode returns the code for an answer without a reason, for example "http_503".
 func httpCode(status int) string { return "http_" + strconv.Itoa(status) }
 
-// snake converts a provider's reason ("BadDeviceToken", "QUOTA_EXCEEDED") to the form of our
+// snakeCase converts a provider's reason ("BadDeviceToken", "QUOTA_EXCEEDED") to the form of our
 // codes.
-func snake(prefix, s string) string {
+func snakeCase(prefix, s string) string {
 	var b strings.Builder
 	b.WriteString(prefix)
 	lower := false // the previous byte was a lower-case letter or a digit
@@ -99,9 +99,9 @@ type failure struct {
 	err   error // the cause, for people; nil: not known
 }
 
-// classify returns the failure for an error of a round trip. sent says whether the request may
+// classifyFailure returns the failure for an error of a round trip. sent says whether the request may
 // have been complete on the wire.
-func classify(ctx context.Context, err error, sent bool) failure {
+func classifyFailure(ctx context.Context, err error, sent bool) failure {
 	switch {
 	case sent && errors.Is(err, context.DeadlineExceeded):
 		return failure{class: notify.ClassAmbiguous, code: "timeout"}

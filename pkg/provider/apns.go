@@ -32,7 +32,7 @@ func (c APNsConfig) withDefaults() APNsConfig {
 }
 
 func (c APNsConfig) validate() error {
-	if err := required("apns", "team_id", c.TeamID, "key_id", c.KeyID, "topic", c.Topic); err != nil {
+	if err := requireFields("apns", "team_id", c.TeamID, "key_id", c.KeyID, "topic", c.Topic); err != nil {
 		return err
 	}
 	if c.Key == nil || c.Key.Curve.Params().BitSize != 256 {

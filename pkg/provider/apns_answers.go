@@ -52,7 +52,7 @@ var apnsReasons = map[string]answerRule{
 }
 
 // apnsResult classifies an answer by its reason or, without a known reason, by its status.
-func apnsResult(a *answer, now time.Time) (notify.Result, action) {
+func apnsResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
 	if a.status == 200 {
 		return notify.Result{Class: notify.ClassAccepted, Provider: "apns"}, 0
 	}
@@ -64,7 +64,7 @@ func apnsResult(a *answer, now time.Time) (notify.Result, action) {
 	code := httpCode(a.status)
 	switch {
 	case known:
-		code = snake("apns_", body.Reason)
+		code = snakeCase("apns_", body.Reason)
 	case a.status == 410:
 		v = answerRule{class: notify.ClassDeadAddress}
 	case a.status == 429:

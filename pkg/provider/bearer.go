@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// token is one bearer token.
-type token struct {
+// bearerToken is one bearer token.
+type bearerToken struct {
 	header  string // "Bearer <value>"
 	minted  time.Time
 	renewAt time.Time
@@ -31,7 +31,7 @@ type bearer struct {
 	log   *slog.Logger
 
 	mintLock chan struct{} // a lock as a channel, so that waiting ends with a context
-	current  atomic.Pointer[token]
+	current  atomic.Pointer[bearerToken]
 	failure  struct { // guarded by lock
 		err   error
 		until time.Time
@@ -44,7 +44,7 @@ func newBearer(scheme string, minAge time.Duration, log *slog.Logger,
 }
 
 // get returns a valid token. It requests one if there is none.
-func (b *bearer) get(ctx context.Context) (*token, error) {
+func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	if t := b.current.Load(); t != nil && time.Now().Before(t.expires) {
 		return t, nil
 	}
@@ -53,7 +53,7 @@ func (b *bearer) get(ctx context.Context) (*token, error) {
 
 // replace requests a token to follow old. If old was replaced already, or is younger than
 // minAge, it returns the current token.
-func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
+func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, error) {
 	select {
 	case b.mintLock <- struct{}{}:
 	case <-ctx.Done():
@@ -78,7 +78,7 @@ func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
 		return nil, err
 	}
 	b.failure.err = nil
-	t := &token{header: b.scheme + " " + value, minted: now, renewAt: renewAt, expires: expires}
+	t := &bearerToken{header: b.scheme + " " + value, minted: now, renewAt: renewAt, expires: expires}
 	b.current.Store(t)
 	return t, nil
 }

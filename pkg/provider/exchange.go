@@ -65,8 +65,8 @@ func (e Endpoint) tls() *tls.Config {
 	return &tls.Config{RootCAs: e.RootCAs, MinVersion: tls.VersionTLS12}
 }
 
-// under returns base with path appended to its path.
-func under(base *url.URL, path string) *url.URL {
+// withPath returns base with path appended to its path.
+func withPath(base *url.URL, path string) *url.URL {
 	u := *base
 	u.Path += path
 	return &u
@@ -104,8 +104,8 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// answer is a provider's response, with at most maxAnswer bytes of body.
-type answer struct {
+// providerAnswer is a provider's response, with at most maxAnswer bytes of body.
+type providerAnswer struct {
 	status int
 	header http.Header
 	body   []byte
@@ -113,7 +113,7 @@ type answer struct {
 
 // retryAfter returns the time in the Retry-After header, or 0. The header may hold seconds or a
 // date.
-func (a *answer) retryAfter(now time.Time) time.Duration {
+func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 	v := a.header.Get("Retry-After")
 	if v == "" {
 		return 0
@@ -202,7 +202,7 @@ func (r *trackedRequest) seal() (sent bool) {
 
 // exchange posts payload and reads the answer. If payload is nil, it makes a GET. It returns a
 // failure if no answer came. An answer whose body was cut off counts as an answer.
-func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (answer, *failure) {
+func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (providerAnswer, *failure) {
 	r := newRequest(payload)
 	body, _ := r.open()
 	tctx, cancel := context.WithTimeout(httptrace.WithClientTrace(ctx, &r.trace), timeout)
@@ -217,11 +217,11 @@ func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, 
 	}
 	resp, err := rt.RoundTrip(req)
 	if err != nil {
-		f := classify(ctx, err, r.seal())
+		f := classifyFailure(ctx, err, r.seal())
 		f.err = err
-		return answer{}, &f
+		return providerAnswer{}, &f
 	}
-	a := answer{status: resp.StatusCode, header: resp.Header}
+	a := providerAnswer{status: resp.StatusCode, header: resp.Header}
 	if resp.ContentLength != 0 {
 		a.body, _ = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}

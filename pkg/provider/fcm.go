@@ -39,7 +39,7 @@ func (c FCMConfig) withDefaults() FCMConfig {
 }
 
 func (c FCMConfig) validate() error {
-	if err := required("fcm", "project", c.Account.Project, "email", c.Account.Email); err != nil {
+	if err := requireFields("fcm", "project", c.Account.Project, "email", c.Account.Email); err != nil {
 		return err
 	}
 	if c.Account.Key == nil {
@@ -70,11 +70,13 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &FCM{p, cfg, under(p.base, "/v1/projects/"+cfg.Account.Project+"/messages:send"), cfg.Endpoint.transport()}
+	f := &FCM{p, cfg, withPath(p.base, "/v1/projects/"+cfg.Account.Project+"/messages:send"), cfg.Endpoint.transport()}
 	p.guard = tokenGuard{code: "fcm_bad_token_spike", log: cfg.Log}
 	p.token = newBearer("Bearer", fcmMinTokenAge, cfg.Log, f.mint)
 	p.prepare = f.newCall
-	p.meaning = func(a *answer, now time.Time) (notify.Result, action) { return fcmResult(a, now, fcmQuotaBlock) }
+	p.meaning = func(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
+		return fcmResult(a, now, fcmQuotaBlock)
+	}
 	return f, nil
 }
 

@@ -46,7 +46,7 @@ func (e *fcmError) code() string {
 
 // fcmResult classifies an answer by its errorCode or, without a known one, by its status. quota
 // is the time to wait after a throttled answer that names none.
-func fcmResult(a *answer, now time.Time, quota time.Duration) (notify.Result, action) {
+func fcmResult(a *providerAnswer, now time.Time, quota time.Duration) (notify.Result, answerAction) {
 	r := notify.Result{Provider: "fcm"}
 	if a.status == 200 {
 		var ok struct {
@@ -60,7 +60,7 @@ func fcmResult(a *answer, now time.Time, quota time.Duration) (notify.Result, ac
 	_ = json.Unmarshal(a.body, &e) // a proxy's page has no code
 	code := e.code()
 	v, known := fcmCodes[code]
-	r.Code = snake("fcm_", code)
+	r.Code = snakeCase("fcm_", code)
 	if !known {
 		v = ruleByStatus(a.status)
 		r.Code = httpCode(a.status)

@@ -70,9 +70,9 @@ func (p *accounts) freeSlots(a *account, slots int) {
 	p.wakeFirst()
 }
 
-// admission wakes a call that waits for its permit, when it may be first in its queue or when
+// permitSignal wakes a call that waits for its permit, when it may be first in its queue or when
 // slots were freed.
-type admission chan struct{}
+type permitSignal chan struct{}
 
 // wakeFirst wakes the first call of each queue. The caller holds p.mu.
 func (p *accounts) wakeFirst() {
@@ -87,7 +87,7 @@ func (p *accounts) wakeFirst() {
 }
 
 // mayAsk reports whether w is next to ask the pool.
-func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[admission]) bool {
+func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[permitSignal]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.queues[lane].First() == w && (lane == limit.Fast || p.queues[limit.Fast].Len() == 0)
@@ -99,7 +99,7 @@ func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[admission]) bool {
 // returns ctx's error.
 func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Category, n int) (*permit, error) {
 	p.mu.Lock()
-	w := p.queues[lane].Add(cat, make(admission, 1))
+	w := p.queues[lane].Add(cat, make(permitSignal, 1))
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
@@ -115,7 +115,7 @@ func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Catego
 		if p.mayAsk(lane, w) {
 			var m *permit
 			var err error
-			if m, wait, err = p.ask(ctx, lane, n); m != nil || err != nil {
+			if m, wait, err = p.askForPermit(ctx, lane, n); m != nil || err != nil {
 				return m, err
 			}
 		}
@@ -135,7 +135,7 @@ const longestAsk = time.Hour
 // tryAdmit is admit for one message, without waiting. If an account is in service but none has a
 // token and a slot now, it returns nil without an error.
 func (p *accounts) tryAdmit(ctx context.Context, lane limit.Lane) (*permit, error) {
-	m, _, err := p.ask(ctx, lane, 1)
+	m, _, err := p.askForPermit(ctx, lane, 1)
 	return m, err
 }
 
@@ -160,20 +160,20 @@ func laneOf(call *notify.Call) limit.Lane {
 	return limit.LaneOf(notify.LaneOf(call.Channel, call.Category))
 }
 
-// ask returns a permit, or how long to wait unless something is given back before.
-func (p *accounts) ask(ctx context.Context, lane limit.Lane, n int) (*permit, time.Duration, error) {
+// askForPermit returns a permit, or how long to wait unless something is given back before.
+func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*permit, time.Duration, error) {
 	p.readBlocks(ctx)
 	now := time.Now()
 	if ok, at := p.pool.Ready(now); !ok {
 		return nil, 0, p.outOfService(now, at)
 	}
-	m, wait := p.choose(now, lane, n)
+	m, wait := p.chooseAccount(now, lane, n)
 	if m == nil {
 		return nil, wait, nil
 	}
 	got, wait := p.takeShared(ctx, now, m.account, m.tokens)
 	if got == 0 {
-		// Do not wake the queue: its first call is the caller of ask, which must wait.
+		// Do not wake the queue: its first call is the caller of askForPermit, which must wait.
 		slots := m.giveBack()
 		p.mu.Lock()
 		m.account.inflight -= slots
@@ -207,10 +207,10 @@ func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n 
 	return got, min(max(wait, time.Microsecond), longestWait)
 }
 
-// choose returns a permit of an account that has tokens and a slot, or how long to wait unless a
+// chooseAccount returns a permit of an account that has tokens and a slot, or how long to wait unless a
 // slot is freed before. It gives back the tokens of an account that has no free slot. It also
 // gives back a probe, because the breaker would wait for its result.
-func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*permit, time.Duration) {
+func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	most := 0
@@ -228,7 +228,7 @@ func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*permit, time.
 		if !ok {
 			return nil, min(max(earliest.Sub(now), time.Microsecond), longestWait)
 		}
-		a := p.find(g.Account)
+		a := p.findAccount(g.Account)
 		free := p.slotsFor(a, lane) - a.inflight
 		got, slots := g.N, 1
 		if p.perCall {

@@ -51,7 +51,7 @@ type pushClient struct {
 	// invalid.
 	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
-	meaning func(a *answer, now time.Time) (notify.Result, action)
+	meaning func(a *providerAnswer, now time.Time) (notify.Result, answerAction)
 	// header returns the header fields that all pushes of a kind share, besides those of every
 	// push. nil: there are none.
 	header func(kind pushKind) []h2.Field
@@ -60,8 +60,8 @@ type pushClient struct {
 	hold  callHold
 	sends sync.Pool // of *pushSend
 
-	mu     sync.Mutex // guards signed and kinds
-	signed *token     // the token in the fields of kinds
+	mu     sync.Mutex   // guards signed and kinds
+	signed *bearerToken // the token in the fields of kinds
 	kinds  map[pushKind]*h2.Fields
 }
 
@@ -84,7 +84,7 @@ func newPushClient(provider string, cfg PushConfig, connections int, confirmed b
 	}
 	p := &pushClient{provider: provider, push: cfg, confirmed: confirmed, base: base, kinds: map[pushKind]*h2.Fields{}}
 	p.sends.New = func() any { return &pushSend{batch: h2.NewBatch()} }
-	p.pool = p.newPool(connections, p.judge, cfg.Log)
+	p.pool = p.newPool(connections, p.judgeAnswer, cfg.Log)
 	return p, nil
 }
 
@@ -112,9 +112,9 @@ func (p *pushClient) Run(ctx context.Context) error {
 	return err
 }
 
-// judge returns what an answer means for its connection. If the answer is throttled, it also
+// judgeAnswer returns what an answer means for its connection. If the answer is throttled, it also
 // holds all other calls.
-func (p *pushClient) judge(r *h2.Request) h2.Verdict {
+func (p *pushClient) judgeAnswer(r *h2.Request) h2.Verdict {
 	a := frameAnswer(r)
 	res, then := p.meaning(&a, time.Now())
 	if res.Class == notify.ClassThrottled {
@@ -131,8 +131,8 @@ func (p *pushClient) judge(r *h2.Request) h2.Verdict {
 	return h2.Proven
 }
 
-func frameAnswer(r *h2.Request) answer {
-	a := answer{status: r.Status, body: r.Answer}
+func frameAnswer(r *h2.Request) providerAnswer {
+	a := providerAnswer{status: r.Status, body: r.Answer}
 	if r.RetryAfter != "" {
 		a.header = http.Header{"Retry-After": {r.RetryAfter}}
 	}
@@ -141,7 +141,7 @@ func frameAnswer(r *h2.Request) answer {
 
 // fields returns the header fields that pushes of a kind share, across calls. It encodes them
 // again when the token has changed.
-func (p *pushClient) fields(kind pushKind, tok *token) *h2.Fields {
+func (p *pushClient) fields(kind pushKind, tok *bearerToken) *h2.Fields {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.signed != tok {
@@ -158,7 +158,7 @@ func (p *pushClient) fields(kind pushKind, tok *token) *h2.Fields {
 
 // newFields makes the fields of a kind. Apple asks for authorization to stay out of HPACK's
 // table.
-func (p *pushClient) newFields(kind pushKind, tok *token) *h2.Fields {
+func (p *pushClient) newFields(kind pushKind, tok *bearerToken) *h2.Fields {
 	var own []h2.Field
 	if p.header != nil {
 		own = p.header(kind)
@@ -173,16 +173,16 @@ func (p *pushClient) newFields(kind pushKind, tok *token) *h2.Fields {
 type pushSend struct {
 	batch  *h2.Batch
 	pushes []pushInFlight
-	free   []int         // indexes of pushes that are not under way
-	ready  []*h2.Request // rendered, to be submitted
-	answer answer        // the answer being looked at
+	free   []int          // indexes of pushes that are not under way
+	ready  []*h2.Request  // rendered, to be submitted
+	answer providerAnswer // the answer being looked at
 }
 
 // pushInFlight is one item under way.
 type pushInFlight struct {
 	req     h2.Request
 	item    int
-	token   *token
+	token   *bearerToken
 	renewed bool
 }
 
@@ -303,7 +303,7 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	case notify.ClassThrottled:
 		p.hold.set(&r)
 	case notify.ClassDeadAddress:
-		p.guard.judge(it, &r, then)
+		p.guard.correctDeadToken(it, &r, then)
 	}
 	if then != renewToken {
 		return r, false
@@ -357,14 +357,14 @@ func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Res
 // sendTest sends the message of a test over a connection of its own, with the given token. It
 // sends body instead of the message if body is not nil. Neither the shared connections nor other
 // calls are affected.
-func (p *pushClient) sendTest(ctx context.Context, to string, tok *token, body []byte) (answer, *failure) {
+func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, body []byte) (providerAnswer, *failure) {
 	call, r := trialCall(notify.Push, to), &h2.Request{}
 	c, err := p.prepare(call, time.Now())
 	if err == nil {
 		err = c.request(r, &call.Items[0])
 	}
 	if err != nil {
-		return answer{}, failureOf(ctx, p.provider, err)
+		return providerAnswer{}, failureOf(ctx, p.provider, err)
 	}
 	r.Fields = p.newFields(c.kind(), tok)
 	if body != nil {
@@ -381,7 +381,7 @@ func (p *pushClient) sendTest(ctx context.Context, to string, tok *token, body [
 	b.Wait(ctx, pool)
 	if r.Failure != h2.Answered {
 		res := p.failedResult(ctx, r)
-		return answer{}, &failure{class: res.Class, code: res.Code, err: cmp.Or(r.Err, errors.New(res.Code))}
+		return providerAnswer{}, &failure{class: res.Class, code: res.Code, err: cmp.Or(r.Err, errors.New(res.Code))}
 	}
 	return frameAnswer(r), nil
 }

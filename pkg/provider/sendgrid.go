@@ -51,7 +51,7 @@ func (c SendGridConfig) withDefaults() SendGridConfig {
 }
 
 func (c SendGridConfig) validate() error {
-	if err := required("sendgrid", "api_key", c.APIKey, "from", c.From); err != nil {
+	if err := requireFields("sendgrid", "api_key", c.APIKey, "from", c.From); err != nil {
 		return err
 	}
 	if _, err := mail.ParseAddress(c.From); err != nil {
@@ -85,7 +85,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SendGrid{cfg: cfg, url: under(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
+	s := &SendGrid{cfg: cfg, url: withPath(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
 		rt: cfg.Endpoint.transport()}
 	var slots []accountConfig
 	for _, pool := range cfg.Pools {
@@ -235,15 +235,15 @@ func reportAll(batch []personalization, r notify.Result, report notify.Report) {
 func (s *SendGrid) blockAll(ctx context.Context, d time.Duration) time.Duration {
 	longest := time.Duration(0)
 	for _, a := range s.accounts.list {
-		longest = max(longest, s.accounts.block(ctx, a, d))
+		longest = max(longest, s.accounts.blockAccount(ctx, a, d))
 	}
 	return longest
 }
 
-func (s *SendGrid) post(ctx context.Context, rt *http.Transport, m *mailing, batch []personalization, a *account) (answer, *failure) {
+func (s *SendGrid) post(ctx context.Context, rt *http.Transport, m *mailing, batch []personalization, a *account) (providerAnswer, *failure) {
 	var body bytes.Buffer
 	if err := m.encode(&body, batch, s.cfg.Pools[a.index]); err != nil {
-		return answer{}, &failure{class: notify.ClassPermanent, code: "encoding", err: err}
+		return providerAnswer{}, &failure{class: notify.ClassPermanent, code: "encoding", err: err}
 	}
 	h := http.Header{
 		"Authorization": s.auth, "User-Agent": agentHeader, "Accept": jsonHeader,

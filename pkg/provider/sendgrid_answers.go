@@ -42,7 +42,7 @@ type sendGridErrors struct {
 }
 
 // sendGridResult classifies the answer to a request with n receivers.
-func sendGridResult(a *answer, n int, now time.Time) sendGridOutcome {
+func sendGridResult(a *providerAnswer, n int, now time.Time) sendGridOutcome {
 	var v sendGridOutcome
 	if a.status >= 200 && a.status < 300 {
 		v.result = notify.Result{Class: notify.ClassAccepted, ProviderID: a.header.Get("X-Message-Id")}

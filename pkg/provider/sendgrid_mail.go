@@ -60,7 +60,7 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	if text.From != "" {
 		from = text.From
 	}
-	if m.from, err = sender(from); err != nil {
+	if m.from, err = senderJSON(from); err != nil {
 		return nil, err
 	}
 	if text.Template != "" {
@@ -75,8 +75,8 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	return m, nil
 }
 
-// sender returns the JSON of an address with an optional name.
-func sender(s string) ([]byte, error) {
+// senderJSON returns the JSON of an address with an optional name.
+func senderJSON(s string) ([]byte, error) {
 	a, err := mail.ParseAddress(s)
 	if err != nil {
 		return nil, notify.Invalid("bad_from", "content.from", "must be an address, or a name and an address in angle brackets")
@@ -88,12 +88,12 @@ func sender(s string) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// tag returns the text that stands for a variable in the content. It has an end mark, so that no
+// substitutionTag returns the text that stands for a variable in the content. It has an end mark, so that no
 // tag is a prefix of another.
-func tag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
+func substitutionTag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
 
-func tagger(kind byte) func(place int) string {
-	return func(place int) string { return tag(kind, place) }
+func substitutionTagger(kind byte) func(place int) string {
+	return func(place int) string { return substitutionTag(kind, place) }
 }
 
 // personalize renders the personalization of one receiver.
@@ -144,7 +144,7 @@ func (m *mailing) appendSubstitutions(b []byte, p *personalization) ([]byte, err
 			if err != nil {
 				return b, err
 			}
-			t := tag("th"[kind], i)
+			t := substitutionTag("th"[kind], i)
 			b = appendQuoted(append(b, open...), t)
 			b = append(b, ':')
 			m.scratch = appendEncoded(m.scratch[:0], val, [...]Encoding{Plain, HTML}[kind])
@@ -254,7 +254,7 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 		if batch[0].alone {
 			b = appendContent(b, ownText, ownHTML)
 		} else {
-			b = appendContent(b, m.text.Substitute(tagger('t')), m.html.Substitute(tagger('h')))
+			b = appendContent(b, m.text.Substitute(substitutionTagger('t')), m.html.Substitute(substitutionTagger('h')))
 		}
 	}
 	b = append(b, `,"categories":["`+m.call.Category.String()+`"]`...)

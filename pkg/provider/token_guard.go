@@ -34,8 +34,8 @@ func (g *tokenGuard) accepted() {
 	}
 }
 
-// judge corrects r, an answer that the item's token is dead, as long as no push was accepted.
-func (g *tokenGuard) judge(it *notify.Item, r *notify.Result, then action) {
+// correctDeadToken corrects r, an answer that the item's token is dead, as long as no push was accepted.
+func (g *tokenGuard) correctDeadToken(it *notify.Item, r *notify.Result, then answerAction) {
 	switch {
 	case g.proven.Load():
 	case it.Given:

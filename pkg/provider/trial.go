@@ -46,7 +46,7 @@ var wrongProject = []string{
 
 // verdictOf returns the verdict about a test call with this result and HTTP status (0: no
 // answer).
-func verdictOf(r *notify.Result, status int, then action) string {
+func verdictOf(r *notify.Result, status int, then answerAction) string {
 	switch {
 	case then == otherProject || slices.Contains(wrongProject, r.Code):
 		return VerdictWrongProject
@@ -69,11 +69,11 @@ func verdictOf(r *notify.Result, status int, then action) string {
 }
 
 // run makes the call of a test and fills in its result.
-func (t *Trial) run(send func() (answer, *failure), judge func(*answer) (notify.Result, action)) Trial {
+func (t *Trial) run(send func() (providerAnswer, *failure), judge func(*providerAnswer) (notify.Result, answerAction)) Trial {
 	start := time.Now()
 	ans, fail := send()
 	var r notify.Result
-	var then action
+	var then answerAction
 	if fail != nil {
 		r, t.Detail = fail.result(t.Account), fail.err.Error()
 	} else {
@@ -114,14 +114,14 @@ func trialCall(ch notify.Channel, to string) *notify.Call {
 // proves that the topic is right.
 func (a *APNs) Test(ctx context.Context, to string) []Trial {
 	t := &Trial{Account: "apns", Called: "POST " + a.base.String() + "/3/device/{token}"}
-	return []Trial{t.run(func() (answer, *failure) {
+	return []Trial{t.run(func() (providerAnswer, *failure) {
 		// Use the current token: APNs refuses a key that signs more often than every 20 minutes.
 		tok, err := a.token.get(ctx)
 		if err != nil {
-			return answer{}, failureOf(ctx, "apns", err)
+			return providerAnswer{}, failureOf(ctx, "apns", err)
 		}
 		return a.sendTest(ctx, cmp.Or(to, "00"), tok, nil)
-	}, func(ans *answer) (notify.Result, action) {
+	}, func(ans *providerAnswer) (notify.Result, answerAction) {
 		r, then := apnsResult(ans, time.Now())
 		if to == "" && r.Code == "apns_bad_device_token" {
 			r.Class = notify.ClassAccepted
@@ -136,10 +136,10 @@ func (a *APNs) Test(ctx context.Context, to string) []Trial {
 // of another project gets SENDER_ID_MISMATCH.
 func (f *FCM) Test(ctx context.Context, to string) []Trial {
 	t := &Trial{Account: "fcm", Called: "POST " + f.cfg.TokenURL}
-	return []Trial{t.run(func() (answer, *failure) {
+	return []Trial{t.run(func() (providerAnswer, *failure) {
 		value, _, _, err := f.mint(ctx)
 		if err != nil {
-			return answer{}, failureOf(ctx, "fcm", err)
+			return providerAnswer{}, failureOf(ctx, "fcm", err)
 		}
 		t.Called = "POST " + f.url.String()
 		var body []byte
@@ -147,8 +147,8 @@ func (f *FCM) Test(ctx context.Context, to string) []Trial {
 			t.Called += " (validate_only)"
 			body = []byte(`{"validate_only":true,"message":{"topic":"notifyd-test","data":{"test":"notifyd"}}}`)
 		}
-		return f.sendTest(ctx, to, &token{header: "Bearer " + value}, body)
-	}, func(ans *answer) (notify.Result, action) { return f.meaning(ans, time.Now()) })}
+		return f.sendTest(ctx, to, &bearerToken{header: "Bearer " + value}, body)
+	}, func(ans *providerAnswer) (notify.Result, answerAction) { return f.meaning(ans, time.Now()) })}
 }
 
 // Test queries each account, or the one of that name, which costs nothing and sends nothing: GET
@@ -156,32 +156,32 @@ func (f *FCM) Test(ctx context.Context, to string) []Trial {
 // account's status (Twilio, REST API: Accounts). If to is set, it sends one message over the
 // first of these accounts instead. It returns no trial for an unknown name.
 func (t *Twilio) Test(ctx context.Context, name, to string) []Trial {
-	return t.accounts.test(ctx, name, to != "", t.cfg.Endpoint, func(a *account) (called string, send trialSend, judge trialJudge) {
+	return t.accounts.testAccounts(ctx, name, to != "", t.cfg.Endpoint, func(a *account) (called string, send trialSend, judge trialJudge) {
 		if to == "" {
 			u := *t.urls[a.index]
 			u.Path = strings.TrimSuffix(u.Path, "/Messages.json") + ".json"
-			return "GET " + u.String(), func(rt *http.Transport) (answer, *failure) {
+			return "GET " + u.String(), func(rt *http.Transport) (providerAnswer, *failure) {
 				h := http.Header{"Authorization": t.auth[a.index], "User-Agent": agentHeader, "Accept": jsonHeader}
 				return exchange(ctx, rt, t.cfg.Endpoint.Timeout, &u, h, nil)
 			}, twilioAccount
 		}
-		return "POST " + t.urls[a.index].String(), func(rt *http.Transport) (answer, *failure) {
+		return "POST " + t.urls[a.index].String(), func(rt *http.Transport) (providerAnswer, *failure) {
 			call := trialCall(notify.SMS, to)
 			body := ParseTemplate(call.Content.Body, Plain)
 			m := &smsRenderer{call: call, body: &body}
 			form, err := m.form(&call.Items[0], time.Now())
 			if err != nil {
-				return answer{}, failureOf(ctx, a.name, err)
+				return providerAnswer{}, failureOf(ctx, a.name, err)
 			}
 			m.sender(form, &t.cfg.Accounts[a.index])
 			return t.post(ctx, rt, a, m, form)
-		}, func(ans *answer) (notify.Result, action) { return twilioResult(ans, time.Now()) }
+		}, func(ans *providerAnswer) (notify.Result, answerAction) { return twilioResult(ans, time.Now()) }
 	})
 }
 
 // twilioAccount classifies the answer to a GET of an account. A suspended or closed account
 // answers 200 as well.
-func twilioAccount(ans *answer) (notify.Result, action) {
+func twilioAccount(ans *providerAnswer) (notify.Result, answerAction) {
 	r, then := twilioResult(ans, time.Now())
 	var body struct {
 		Status string `json:"status"`
@@ -198,7 +198,7 @@ func twilioAccount(ans *answer) (notify.Result, action) {
 // of these pools instead. The mail carries no reference, so that its events are not taken for
 // receipts. It returns no trial for an unknown name.
 func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
-	judge := func(ans *answer) (notify.Result, action) {
+	judge := func(ans *providerAnswer) (notify.Result, answerAction) {
 		v := sendGridResult(ans, 1, time.Now())
 		if r, bad := v.bad[0]; bad {
 			return r, 0
@@ -208,20 +208,20 @@ func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
 		}
 		return v.result, 0
 	}
-	return s.accounts.test(ctx, name, to != "", s.cfg.Endpoint, func(a *account) (string, trialSend, trialJudge) {
+	return s.accounts.testAccounts(ctx, name, to != "", s.cfg.Endpoint, func(a *account) (string, trialSend, trialJudge) {
 		called, address := "POST "+s.url.String(), to
 		if from, err := mail.ParseAddress(s.cfg.From); to == "" && err == nil {
 			called, address = called+" (sandbox_mode)", from.Address
 		}
-		return called, func(rt *http.Transport) (answer, *failure) {
+		return called, func(rt *http.Transport) (providerAnswer, *failure) {
 			m, err := s.newMailing(trialCall(notify.Email, address))
 			if err != nil {
-				return answer{}, failureOf(ctx, a.name, err)
+				return providerAnswer{}, failureOf(ctx, a.name, err)
 			}
 			m.test, m.sandbox = true, to == ""
 			part, err := m.personalize(0)
 			if err != nil {
-				return answer{}, failureOf(ctx, a.name, err)
+				return providerAnswer{}, failureOf(ctx, a.name, err)
 			}
 			return s.post(ctx, rt, m, []personalization{part}, a)
 		}, judge
@@ -229,13 +229,13 @@ func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
 }
 
 type (
-	trialSend  func(rt *http.Transport) (answer, *failure)
-	trialJudge func(*answer) (notify.Result, action)
+	trialSend  func(rt *http.Transport) (providerAnswer, *failure)
+	trialJudge func(*providerAnswer) (notify.Result, answerAction)
 )
 
-// test makes the trials of the accounts that name selects: the provider's own name selects all
+// testAccounts makes the trials of the accounts that name selects: the provider's own name selects all
 // of them. If firstOnly is set, only the first is tested.
-func (p *accounts) test(ctx context.Context, name string, firstOnly bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
+func (p *accounts) testAccounts(ctx context.Context, name string, firstOnly bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
 	var selected []*account
 	for _, a := range p.list {
 		if (name == p.provider || name == a.name) && !(firstOnly && len(selected) > 0) {
@@ -247,9 +247,9 @@ func (p *accounts) test(ctx context.Context, name string, firstOnly bool, e Endp
 		return func(i int) {
 			called, send, judge := prepare(selected[i])
 			t := &Trial{Account: selected[i].name, Called: called}
-			out[i] = t.run(func() (answer, *failure) {
+			out[i] = t.run(func() (providerAnswer, *failure) {
 				if err := p.takeForTest(ctx, selected[i]); err != nil {
-					return answer{}, failureOf(ctx, selected[i].name, err)
+					return providerAnswer{}, failureOf(ctx, selected[i].name, err)
 				}
 				rt := e.transport()
 				defer rt.CloseIdleConnections()

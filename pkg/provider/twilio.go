@@ -92,7 +92,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	for _, a := range cfg.Accounts {
 		// A burst of a tenth of a second: enough for a claim window of 50.
 		slots = append(slots, accountConfig{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
-		t.urls = append(t.urls, under(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
+		t.urls = append(t.urls, withPath(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(a.SID+":"+a.Token))})
 		t.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
@@ -202,7 +202,7 @@ func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, f
 	}
 	switch r.Class {
 	case notify.ClassThrottled:
-		r.RetryAfter = t.accounts.block(ctx, a, r.RetryAfter)
+		r.RetryAfter = t.accounts.blockAccount(ctx, a, r.RetryAfter)
 		return r, true
 	case notify.ClassConfig:
 		t.cfg.Log.Error("Twilio refused an account or its settings; the code says why", "account", a.name, "code", r.Code)
@@ -211,7 +211,7 @@ func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, f
 	return r, false
 }
 
-func (t *Twilio) post(ctx context.Context, rt *http.Transport, a *account, m *smsRenderer, form url.Values) (answer, *failure) {
+func (t *Twilio) post(ctx context.Context, rt *http.Transport, a *account, m *smsRenderer, form url.Values) (providerAnswer, *failure) {
 	h := http.Header{
 		"Authorization": t.auth[a.index], "User-Agent": agentHeader, "Accept": jsonHeader,
 		"Content-Type": {"application/x-www-form-urlencoded"},

@@ -52,7 +52,7 @@ var twilioCodes = map[int]answerRule{
 }
 
 // twilioResult classifies an answer by its code or, without a known one, by its status.
-func twilioResult(a *answer, now time.Time) (notify.Result, action) {
+func twilioResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
 	var body struct {
 		SID  string `json:"sid"`
 		Code int    `json:"code"`
@@ -65,7 +65,7 @@ func twilioResult(a *answer, now time.Time) (notify.Result, action) {
 	r := notify.Result{Code: twilioCode(body.Code)}
 	if !known {
 		v = ruleByStatusQueued(a.status)
-		v.after = 0 // for a 429 without a time, accounts.block doubles its own
+		v.after = 0 // for a 429 without a time, accounts.blockAccount doubles its own
 		if body.Code == 0 {
 			r.Code = httpCode(a.status)
 		}

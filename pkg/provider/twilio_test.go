@@ -245,16 +245,16 @@ func TestTwilioBlockDoubles(t *testing.T) {
 	t.Parallel()
 	tw, _ := testTwilio(t, 1, nil)
 	a := tw.accounts.list[0]
-	if d := tw.accounts.block(t.Context(), a, 0); d != time.Second {
+	if d := tw.accounts.blockAccount(t.Context(), a, 0); d != time.Second {
 		t.Errorf("first %v", d)
 	}
-	if d := tw.accounts.block(t.Context(), a, 0); d > time.Second {
+	if d := tw.accounts.blockAccount(t.Context(), a, 0); d > time.Second {
 		t.Errorf("one that was under way: %v", d)
 	}
 	a.refusals = 3
 	tw2, _ := testTwilio(t, 1, nil)
 	tw2.accounts.list[0].refusals = 3
-	if d := tw2.accounts.block(t.Context(), tw2.accounts.list[0], 0); d != 8*time.Second {
+	if d := tw2.accounts.blockAccount(t.Context(), tw2.accounts.list[0], 0); d != 8*time.Second {
 		t.Errorf("fourth %v", d)
 	}
 }

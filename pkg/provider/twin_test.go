@@ -91,7 +91,7 @@ func (w *twin) Send(ctx context.Context, call *notify.Call, report notify.Report
 		path, h, body := w.make(call, it)
 		h["Authorization"], h["Content-Type"], h["User-Agent"] = []string{tok.header}, []string{"application/json"}, []string{"notifyd"}
 		trace.put(h)
-		ans, fail := exchange(ctx, w.rt, w.of.push.Endpoint.Timeout, under(w.url, path), h, body)
+		ans, fail := exchange(ctx, w.rt, w.of.push.Endpoint.Timeout, withPath(w.url, path), h, body)
 		if fail != nil {
 			report.One(i, fail.result(w.of.provider))
 			continue
@@ -101,7 +101,7 @@ func (w *twin) Send(ctx context.Context, call *notify.Call, report notify.Report
 		case notify.ClassAccepted:
 			r.Confirmed = true
 		case notify.ClassDeadAddress:
-			w.of.guard.judge(it, &r, then)
+			w.of.guard.correctDeadToken(it, &r, then)
 		}
 		if then == renewToken && r.Class == notify.ClassRetry {
 			r.RetryAfter = time.Until(tok.minted.Add(w.of.token.minAge))

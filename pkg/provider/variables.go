@@ -68,13 +68,13 @@ func (v *Variables) SetOwn(object []byte) error {
 }
 
 func (v *Variables) find(name string) *variable {
-	if found := named(v.own, v.ownAt, name); found != nil {
+	if found := findVariable(v.own, v.ownAt, name); found != nil {
 		return found
 	}
-	return named(v.shared, v.sharedAt, name)
+	return findVariable(v.shared, v.sharedAt, name)
 }
 
-func named(vs []variable, at map[string]int, name string) *variable {
+func findVariable(vs []variable, at map[string]int, name string) *variable {
 	if len(vs) > linearSearchMax {
 		if i, ok := at[name]; ok {
 			return &vs[i]
@@ -148,12 +148,12 @@ func (x *variable) appendValue(dst []byte, as valueForm) []byte {
 	return appendQuoted(dst, x.raw)
 }
 
-type decoder struct {
+type variableDecoder struct {
 	in  bytes.Reader
 	dec *jsontext.Decoder
 }
 
-var decoders = sync.Pool{New: func() any { d := new(decoder); d.dec = jsontext.NewDecoder(&d.in); return d }}
+var decoders = sync.Pool{New: func() any { d := new(variableDecoder); d.dec = jsontext.NewDecoder(&d.in); return d }}
 
 // errVariables does not wrap the decoder's error, which may quote the input.
 var errVariables = notify.Invalid("bad_variables", "variables", "variables must be one JSON object without duplicate names")
@@ -164,7 +164,7 @@ func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, err
 	if len(object) == 0 {
 		return dst, buf, nil
 	}
-	d := decoders.Get().(*decoder)
+	d := decoders.Get().(*variableDecoder)
 	defer decoders.Put(d)
 	d.in.Reset(object)
 	d.dec.Reset(&d.in)

@@ -53,7 +53,7 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 				return a, 0, false
 			}
 			var retry bool
-			if a.permit, retry = p.requestPermit(e.Category, n, expiry(e)); retry {
+			if a.permit, retry = p.requestPermit(e.Category, n, expiryTime(e)); retry {
 				continue
 			}
 			if p.untilDrain.Err() != nil {
@@ -74,7 +74,7 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 		}
 		// The gate or the route may have been shut during the wait; then wait again. An
 		// expired envelope goes on, because no call is made for it.
-		if e.Expired(time.Now()) || !cfg.Gate.IsShut() && (p.w.rated == nil || cfg.Health.ready(&cfg.Routes)) {
+		if e.Expired(time.Now()) || !cfg.Gate.IsShut() && (p.w.rated == nil || cfg.Health.anyReady(&cfg.Routes)) {
 			return a, got, true
 		}
 		a.release()
@@ -107,8 +107,8 @@ func (p *partition) requestPermit(cat notify.Category, n int, until time.Time) (
 	return nil, false
 }
 
-// expiry returns when an envelope expires; zero: never.
-func expiry(e *notify.Envelope) time.Time {
+// expiryTime returns when an envelope expires; zero: never.
+func expiryTime(e *notify.Envelope) time.Time {
 	if e.Expires == 0 {
 		return time.Time{}
 	}

@@ -25,7 +25,7 @@
 //
 // So a crash at any moment leaves one of three states. Nothing: the record is read again and
 // handled as new. A claim: the receivers between DoneUpTo and StartedUpTo are ambiguous; see
-// job.resume. A finished row: the same records are derived from it again under the same keys,
+// job.resumeFromRow. A finished row: the same records are derived from it again under the same keys,
 // and are dropped downstream as duplicates.
 //
 // Preferences are checked once, after the claim and right before the call, because only this

@@ -202,7 +202,7 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 
 // causePrefix returns what the cause of a derived envelope says about the calls made so far.
 func causePrefix(e *notify.Envelope, x *notify.Exception) string {
-	n := doubts(e.Cause)
+	n := doubtCount(e.Cause)
 	switch {
 	case mayBeTaken(x) && !x.Retry && x.Code != codeHandedOver: // parked by parkAmbiguous
 		return causeMaybe + strings.Repeat(doubtMark, n+1)
@@ -230,7 +230,7 @@ func timerID(k notify.RowKey) []byte {
 // failureRecord returns the record for notifications-failed about a receiver with outcome x.
 func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exception) log.Record {
 	e := &j.env
-	earlier := int(e.Attempt) + doubts(e.Cause)
+	earlier := int(e.Attempt) + doubtCount(e.Cause)
 	class, calls := x.Class.String(), earlier+1
 	switch x.Class {
 	case notify.ClassAccepted: // no call was made, or none is known to have been answered

@@ -87,7 +87,7 @@ func (j *job) claimAndRun(ws []*window, where runWhere) bool {
 		}
 		j.callInTurn(last)
 	}
-	if where == runHere || last.whole() {
+	if where == runHere || last.coversJob() {
 		work()
 	} else {
 		p.wg.Go(work)
@@ -198,8 +198,8 @@ func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int
 	return held, err
 }
 
-// whole reports whether the window covers its whole job.
-func (w *window) whole() bool { return w.lo == 0 && w.hi == w.job.env.Count }
+// coversJob reports whether the window covers its whole job.
+func (w *window) coversJob() bool { return w.lo == 0 && w.hi == w.job.env.Count }
 
 // handOver defers the receivers of a window that a drain stopped before its call. The job's
 // other windows may have been called, and a row cannot say that positions after an open one are
@@ -207,7 +207,7 @@ func (w *window) whole() bool { return w.lo == 0 && w.hi == w.job.env.Count }
 // may overtake. A job of one window is left to the next owner instead.
 func (w *window) handOver() {
 	j := w.job
-	if w.whole() {
+	if w.coversJob() {
 		return
 	}
 	wake := roundUp(time.Now().Add(time.Second), time.Second)
@@ -413,7 +413,7 @@ func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 			killpoint.Hit("claimed")
 			p.w.runWindow([]*window{w}, a.permit, callPass)
 		}
-		if where == runHere || w.whole() {
+		if where == runHere || w.coversJob() {
 			work()
 		} else {
 			p.wg.Go(work)

@@ -82,7 +82,7 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time
 	r := h.routeLocked(name)
 	s := r.breaker.State(now)
 	if now.Before(r.blocked) || s.Hold != limit.NotHeld {
-		return false, false, h.reopensLocked(r, now)
+		return false, false, h.reopensAtLocked(r, now)
 	}
 	trouble := s.State != limit.Closed
 	ok, at = r.breaker.Allow(now)
@@ -169,15 +169,15 @@ func (h *Health) Hold(name string, since time.Time) bool {
 	return true
 }
 
-// reopens returns when a route may be tried again.
-func (h *Health) reopens(name string, now time.Time) time.Time {
+// reopensAt returns when a route may be tried again.
+func (h *Health) reopensAt(name string, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.reopensLocked(h.routeLocked(name), now)
+	return h.reopensAtLocked(h.routeLocked(name), now)
 }
 
-// reopensLocked returns when a route may be tried again. The caller holds mu.
-func (h *Health) reopensLocked(r *routeHealth, now time.Time) time.Time {
+// reopensAtLocked returns when a route may be tried again. The caller holds mu.
+func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	s := r.breaker.State(now)
 	at := s.Until
 	if s.Hold != limit.NotHeld {
@@ -201,13 +201,13 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	return false
 }
 
-// earliest returns when the first route of the lane may be tried: now if one may.
-func (h *Health) earliest(rs *Routes, now time.Time) time.Time {
+// earliestRetry returns when the first route of the lane may be tried: now if one may.
+func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var first time.Time
 	for i, name := range rs.Names {
-		if at := h.reopensLocked(h.routeLocked(name), now); i == 0 || at.Before(first) {
+		if at := h.reopensAtLocked(h.routeLocked(name), now); i == 0 || at.Before(first) {
 			first = at
 		}
 	}
@@ -217,9 +217,9 @@ func (h *Health) earliest(rs *Routes, now time.Time) time.Time {
 	return first
 }
 
-// ready reports whether some route of the lane may be called now.
-func (h *Health) ready(rs *Routes) bool {
-	shut, _, _ := h.shut(rs)
+// anyReady reports whether some route of the lane may be called now.
+func (h *Health) anyReady(rs *Routes) bool {
+	shut, _, _ := h.allShut(rs)
 	return !shut
 }
 
@@ -232,7 +232,7 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 			return true
 		}
 		now := time.Now()
-		at := h.earliest(rs, now)
+		at := h.earliestRetry(rs, now)
 		if !at.After(now) {
 			return true
 		}
@@ -242,28 +242,28 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 		if expires != 0 && time.UnixMilli(expires).Before(at) {
 			at = time.UnixMilli(expires)
 		}
-		if !h.wait(ctx, at) {
+		if !h.waitForChange(ctx, at) {
 			return false
 		}
 	}
 }
 
-// shut reports whether no route of the lane works now, the latest time until when, and a channel
+// allShut reports whether no route of the lane works now, the latest time until when, and a channel
 // that is closed when that may have changed.
-func (h *Health) shut(rs *Routes) (bool, time.Time, <-chan struct{}) {
+func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	if h.allClosed(rs) {
 		return false, time.Time{}, nil
 	}
 	now := time.Now()
-	at := h.earliest(rs, now)
+	at := h.earliestRetry(rs, now)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return at.After(now), at, h.change
 }
 
-// wait returns true at a time, or when the health of a route changes. It returns false if ctx
+// waitForChange returns true at a time, or when the health of a route changes. It returns false if ctx
 // has ended.
-func (h *Health) wait(ctx context.Context, until time.Time) bool {
+func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	h.mu.Lock()
 	change := h.change
 	h.mu.Unlock()
@@ -285,7 +285,7 @@ func (h *Health) Standing(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	defer h.mu.Unlock()
 	for i, name := range rs.Names {
 		r := h.routeLocked(name)
-		at := h.reopensLocked(r, now)
+		at := h.reopensAtLocked(r, now)
 		if !at.After(now) {
 			return Circuit{}, false
 		}
@@ -321,7 +321,7 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	if st.State != limit.Closed && (c.Since.IsZero() || st.Since.Before(c.Since)) {
 		c.Since = st.Since
 	}
-	if at := h.reopensLocked(r, now); at.After(now) {
+	if at := h.reopensAtLocked(r, now); at.After(now) {
 		c.RetryAt = at
 	}
 	if !c.Since.IsZero() {

@@ -17,7 +17,7 @@ type job struct {
 	env  notify.Envelope
 	msg  message
 	row  notify.Row // the parts that do not change: key, count, digest, origin
-	turn *turn      // place in the order of the partition; nil: order does not matter
+	turn *orderTurn // place in the order of the partition; nil: order does not matter
 
 	index        []uint32     // request index per position, derived envelopes only
 	windowStarts []columnMark // one per window boundary: where its receivers begin
@@ -105,11 +105,11 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 	return j, hashes
 }
 
-// resume continues from the row that an earlier start of the same envelope left. Outcomes below
+// resumeFromRow continues from the row that an earlier start of the same envelope left. Outcomes below
 // DoneUpTo are final; receivers from there to StartedUpTo are ambiguous. It returns true if the
 // ambiguous receivers were started too often. Then they need solo runs, which find the receiver
 // that kills the process.
-func (j *job) resume(row *notify.Row) (alone bool) {
+func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
 	j.resumedTo = row.StartedUpTo
@@ -241,7 +241,7 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 	done := make(chan struct{})
 	j.commitOrder.Lock()
-	stamp, err := j.p.stamp()
+	stamp, err := j.p.nextStamp()
 	if err != nil {
 		j.commitOrder.Unlock()
 		return err
@@ -414,7 +414,7 @@ func (j *job) chooseDefaultLocked() {
 func (j *job) writeWait(x notify.Exception) {
 	j.commitOrder.Lock()
 	defer j.commitOrder.Unlock()
-	stamp, err := j.p.stamp()
+	stamp, err := j.p.nextStamp()
 	if err != nil {
 		return
 	}

@@ -297,7 +297,7 @@ func (r *round) enterToCall(p *partition) error {
 		return nil
 	}
 	err := r.w.cfg.Solo.enter(p.untilDrain)
-	if err != nil && !r.parts[0].whole() {
+	if err != nil && !r.parts[0].coversJob() {
 		err = r.w.cfg.Solo.enter(p.ctx)
 	}
 	if err == nil {

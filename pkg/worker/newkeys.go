@@ -56,10 +56,10 @@ type keySet struct {
 	latest int64 // time of the latest request among its keys, ms since 1970
 }
 
-// meet notes an original and reports whether it cannot have an outcome row. after says that its
+// noteIsNew notes an original and reports whether it cannot have an outcome row. after says that its
 // record was appended after the assignment. held is the age of the assignment by the monotonic
 // clock.
-func (n *newKeys) meet(c *notify.Chunk, after bool, now time.Time, held time.Duration) bool {
+func (n *newKeys) noteIsNew(c *notify.Chunk, after bool, now time.Time, held time.Duration) bool {
 	made := c.Base.Time().UnixMilli()
 	hash := notify.Mix(chunkHash(c))
 	met := n.newer.has(hash) || n.older.has(hash)

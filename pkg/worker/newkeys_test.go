@@ -167,7 +167,7 @@ func TestNewKeys(t *testing.T) {
 		return &notify.Chunk{Base: notify.NewBase(began.Add(after))}
 	}
 	meet := func(n *newKeys, c *notify.Chunk, after bool, now, held time.Duration) bool {
-		return n.meet(c, after, began.Add(now), held)
+		return n.noteIsNew(c, after, began.Add(now), held)
 	}
 	minute := time.Minute
 	for name, is := range map[string]struct {
@@ -234,6 +234,6 @@ func BenchmarkNewKeys(b *testing.B) {
 	c := notify.Chunk{Base: notify.NewBase(time.Now())}
 	for b.Loop() {
 		c.Block++
-		n.meet(&c, true, time.Now(), time.Hour)
+		n.noteIsNew(&c, true, time.Now(), time.Hour)
 	}
 }

@@ -54,9 +54,9 @@ func (o *Opening) Hasty() bool {
 	return !raised.IsZero() && time.Until(raised) < 2*time.Second && time.Since(raised) < time.Minute
 }
 
-// wait returns true when the worker may begin with the partition. It returns false if ctx ends
+// waitToBegin returns true when the worker may begin with the partition. It returns false if ctx ends
 // before.
-func (o *Opening) wait(ctx context.Context, tp log.TopicPartition) bool {
+func (o *Opening) waitToBegin(ctx context.Context, tp log.TopicPartition) bool {
 	warned, logged := false, false
 	for {
 		spread := o.Spread()

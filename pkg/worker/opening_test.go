@@ -83,7 +83,7 @@ func TestOpening(t *testing.T) {
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan bool, 1)
-		go func() { done <- o.wait(ctx, log.TopicPartition{Topic: pushLane.Topic(), Partition: n}) }()
+		go func() { done <- o.waitToBegin(ctx, log.TopicPartition{Topic: pushLane.Topic(), Partition: n}) }()
 		return func() bool {
 			synctest.Wait()
 			select {

@@ -2,19 +2,19 @@ package worker
 
 import "sync"
 
-// order keeps the order of first attempts per user within a partition. An envelope may call the
+// userOrder keeps the order of first attempts per user within a partition. An envelope may call the
 // provider once every earlier envelope that shares a user with it has its first results.
 //
 // Users are identified by a slot of a hash table. A collision makes two envelopes wait for each
 // other's users without need, but never lets one overtake. A large envelope would use most
 // slots. It is a barrier instead: it waits for all envelopes before it, and all later ones wait
 // for it.
-type order struct {
+type userOrder struct {
 	mu        sync.Mutex
-	slots     []uint32         // by slot: number of the last envelope
-	next      uint32           // number of the next envelope; 0 means none
-	barrier   uint32           // number of the last large envelope
-	openTurns map[uint32]*turn // turns that have not ended, by number
+	slots     []uint32              // by slot: number of the last envelope
+	next      uint32                // number of the next envelope; 0 means none
+	barrier   uint32                // number of the last large envelope
+	openTurns map[uint32]*orderTurn // turns that have not ended, by number
 }
 
 const (
@@ -23,17 +23,17 @@ const (
 	orderSlotMax = orderSlots - 1
 )
 
-// turn is the place of one envelope in the order. order.mu guards it, except ready.
-type turn struct {
+// orderTurn is the place of one envelope in the order. userOrder.mu guards it, except ready.
+type orderTurn struct {
 	number   uint32        // number, in the order of the log
 	waitsFor int           // number of envelopes that it waits for
 	left     bool          // leave was called
-	waiting  []*turn       // turns that wait for it
+	waiting  []*orderTurn  // turns that wait for it
 	ready    chan struct{} // closed when it waits for none
 }
 
 // hasCome reports whether the envelope waits for no other any more.
-func (t *turn) hasCome() bool {
+func (t *orderTurn) hasCome() bool {
 	select {
 	case <-t.ready:
 		return true
@@ -42,16 +42,16 @@ func (t *turn) hasCome() bool {
 	}
 }
 
-func newOrder() *order {
-	return &order{slots: make([]uint32, orderSlots), next: 1, openTurns: map[uint32]*turn{}}
+func newUserOrder() *userOrder {
+	return &userOrder{slots: make([]uint32, orderSlots), next: 1, openTurns: map[uint32]*orderTurn{}}
 }
 
 // enter gives the next envelope its turn. It must be called in the order of the log. hashes are
 // those of its users; a barrier needs none.
-func (o *order) enter(hashes []uint64, receivers uint32) *turn {
+func (o *userOrder) enter(hashes []uint64, receivers uint32) *orderTurn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t := &turn{number: o.next, ready: make(chan struct{})}
+	t := &orderTurn{number: o.next, ready: make(chan struct{})}
 	o.next++
 	if receivers >= barrierFrom {
 		for _, u := range o.openTurns {
@@ -76,7 +76,7 @@ func (o *order) enter(hashes []uint64, receivers uint32) *turn {
 
 // waitFor makes t wait for envelope n, unless that has ended or t waits for it already. The
 // caller holds mu.
-func (o *order) waitFor(t *turn, n uint32) {
+func (o *userOrder) waitFor(t *orderTurn, n uint32) {
 	u, ok := o.openTurns[n]
 	if !ok || u == t {
 		return
@@ -91,14 +91,14 @@ func (o *order) waitFor(t *turn, n uint32) {
 // leave ends a turn: its users have their first results. If the envelope left without waiting
 // (it was finished before, expired or cancelled), it stays in the order until those before it
 // have left, because later envelopes must wait for them too.
-func (o *order) leave(t *turn) {
+func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	t.left = true
 	if t.waitsFor > 0 || o.openTurns[t.number] != t {
 		return
 	}
-	for gone := []*turn{t}; len(gone) > 0; {
+	for gone := []*orderTurn{t}; len(gone) > 0; {
 		t, gone = gone[len(gone)-1], gone[:len(gone)-1]
 		delete(o.openTurns, t.number)
 		for _, u := range t.waiting {

@@ -27,7 +27,7 @@ type partition struct {
 	ctx        context.Context    // ends when the partition is gone; nothing may be written after that
 	untilDrain context.Context    // ends when a drain begins; nothing new is started after that
 	beginDrain context.CancelFunc // ends untilDrain
-	order      *order
+	order      *userOrder
 	budget     *quota   // receivers in open windows
 	early      *quota   // half of budget, for windows whose turn has not come
 	mailbox    *mailbox // nil: mails are not collected
@@ -58,7 +58,7 @@ func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partit
 	p.budget.shared = w.openReceivers
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
 	if w.cfg.Role == First {
-		p.order = newOrder()
+		p.order = newUserOrder()
 	}
 	if w.cfg.Lane.Channel == notify.Email && w.cfg.BatchAge > 0 {
 		p.mailbox = newMailbox(p)
@@ -199,7 +199,7 @@ func (p *partition) accept(msgs []message) error {
 // Handle implements log.PartitionHandler.
 func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error {
 	if o := p.w.cfg.Opening; o != nil && !p.open {
-		if !o.wait(p.untilDrain, p.tp) {
+		if !o.waitToBegin(p.untilDrain, p.tp) {
 			return nil // left to the next owner
 		}
 		p.open = true
@@ -224,12 +224,12 @@ func (p *partition) surelyNew(j *job, now time.Time, held time.Duration) bool {
 	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
 		return false
 	}
-	return p.newKeys.meet(c, j.msg.AfterAssign, now, held)
+	return p.newKeys.noteIsNew(c, j.msg.AfterAssign, now, held)
 }
 
 // resumeRows reads the outcome rows of keys and takes them over under the partition's tenure.
 func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
-	t, err := p.tenure()
+	t, err := p.currentTenure()
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +305,7 @@ func (p *partition) startJob(j *job, row *notify.Row) {
 				}
 				return
 			}
-			j.handOutWindows(j.resume(row))
+			j.handOutWindows(j.resumeFromRow(row))
 			return
 		}
 		if row.Key != (notify.RowKey{}) {
@@ -360,9 +360,9 @@ const (
 	doubtMark = "~"
 )
 
-// doubts returns how often the receivers of an envelope with this cause were parked by
+// doubtCount returns how often the receivers of an envelope with this cause were parked by
 // parkAmbiguous.
-func doubts(cause string) int {
+func doubtCount(cause string) int {
 	rest, _ := strings.CutPrefix(cause, causeMaybe)
 	return len(rest) - len(strings.TrimLeft(rest, doubtMark))
 }
@@ -421,5 +421,5 @@ func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 // for it.
 func (p *partition) mayCall(e *notify.Envelope) bool {
 	cfg := &p.w.cfg
-	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.ready(&cfg.Routes)
+	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.anyReady(&cfg.Routes)
 }

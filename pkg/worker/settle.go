@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settle turns an answer other than accepted into the outcome of an item. It alone decides
+// settleAnswer turns an answer other than accepted into the outcome of an item. It alone decides
 // whether an item is tried again, waits, or ends. The caller holds r.mu.
-func (r *round) settle(i int, res *notify.Result) {
+func (r *round) settleAnswer(i int, res *notify.Result) {
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]
 	if res.Class == notify.ClassBusy { // no call was made
@@ -31,11 +31,11 @@ func (r *round) settle(i int, res *notify.Result) {
 	case notify.ClassThrottled, notify.ClassConfig:
 		// The item is not the cause and was not processed. It waits for the account, which
 		// costs no attempt.
-		r.putOff(i, x, cfg.Health.reopens(route, now), now)
+		r.putOff(i, x, cfg.Health.reopensAt(route, now), now)
 		return
 	case notify.ClassUnavailable:
 		if !closed {
-			r.putOff(i, x, cfg.Health.reopens(route, now), now)
+			r.putOff(i, x, cfg.Health.reopensAt(route, now), now)
 			return
 		}
 		r.planRetry(x, e, res.RetryAfter, now)
@@ -152,7 +152,7 @@ var doubtBackoff = limit.Backoff{Base: 15 * time.Second, Max: 8 * time.Minute}
 // parkAmbiguous parks an item while its route's circuit is open and the provider may have
 // processed its call. The wait uses no attempt. After maxDoubts such waits it ends the item.
 func (r *round) parkAmbiguous(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
-	n := doubts(e.Cause)
+	n := doubtCount(e.Cause)
 	wake := now.Add(doubtBackoff.Delay(n, after, jitterOf(e)))
 	if n >= maxDoubts || e.Expires != 0 && roundUp(wake, time.Second) >= e.Expires {
 		r.endFailed(x, e)
@@ -347,10 +347,10 @@ type goneAddress struct {
 	optedOut            bool
 }
 
-// suppress adds the dead addresses of a round to the suppression list, and opts out the users
+// suppressGone adds the dead addresses of a round to the suppression list, and opts out the users
 // who told the provider to stop. It works in a goroutine of its own, on a best-effort basis: the
 // next failure of the same address tries again.
-func (r *round) suppress(p *partition) {
+func (r *round) suppressGone(p *partition) {
 	if len(r.gone) == 0 {
 		return
 	}

@@ -252,7 +252,7 @@ func (j *job) lockSolo(n int, again bool) (*soloRun, notify.Permit, bool) {
 		var permit notify.Permit
 		if p.w.rated != nil {
 			var retry bool
-			if permit, retry = p.requestPermit(e.Category, want, expiry(e)); retry {
+			if permit, retry = p.requestPermit(e.Category, want, expiryTime(e)); retry {
 				continue
 			}
 			if permit != nil {

@@ -370,7 +370,7 @@ func TestAmbiguous(t *testing.T) {
 // Turns that leave without waiting do not let later ones overtake.
 func TestOrderIsPassedOn(t *testing.T) {
 	t.Parallel()
-	o := newOrder()
+	o := newUserOrder()
 	a, b, c := o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1)
 	o.leave(b)
 	if c.hasCome() {

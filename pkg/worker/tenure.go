@@ -21,8 +21,8 @@ type rowStamps struct {
 	takenAt time.Time     // when the tenure was taken
 }
 
-// tenure returns the partition's tenure. It takes one if the partition has none.
-func (p *partition) tenure() (engine.Tenure, error) {
+// currentTenure returns the partition's tenure. It takes one if the partition has none.
+func (p *partition) currentTenure() (engine.Tenure, error) {
 	p.stamps.mu.Lock()
 	defer p.stamps.mu.Unlock()
 	if p.stamps.tenure.Start == 0 {
@@ -33,9 +33,9 @@ func (p *partition) tenure() (engine.Tenure, error) {
 	return p.stamps.tenure, nil
 }
 
-// stamp returns the stamp of the next row, greater than all earlier ones. It returns an error
+// nextStamp returns the stamp of the next row, greater than all earlier ones. It returns an error
 // only if the partition is gone.
-func (p *partition) stamp() (int64, error) {
+func (p *partition) nextStamp() (int64, error) {
 	s := &p.stamps
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -104,7 +104,7 @@ func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind)
 	// If the partition is gone, the windows get no outcome and are ambiguous, as after a
 	// crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
-		r.suppress(parts[0].job.p)
+		r.suppressGone(parts[0].job.p)
 		r.reportSettled()
 		if !r.broken {
 			kept.free() // free it before the outcome is durable, which takes longer than all of this
@@ -163,7 +163,7 @@ func (r *round) deliver(p *partition) bool {
 			return true
 		}
 		if wait.IsZero() {
-			wait = cfg.Health.earliest(&cfg.Routes, time.Now()).Add(50 * time.Millisecond)
+			wait = cfg.Health.earliestRetry(&cfg.Routes, time.Now()).Add(50 * time.Millisecond)
 		}
 		if r.pass == soloPass {
 			r.deferSolo(items, refs, wait)
@@ -173,13 +173,13 @@ func (r *round) deliver(p *partition) bool {
 			wait = at
 		}
 		r.showWait(refs, wait)
-		if !cfg.Health.wait(p.untilDrain, wait) || !p.waitFresh() {
+		if !cfg.Health.waitForChange(p.untilDrain, wait) || !p.waitFresh() {
 			if p.ctx.Err() != nil {
 				return false
 			}
 			for i := range items { // the partition is being drained
 				part := refs[i].part
-				whole := r.parts[part].whole()
+				whole := r.parts[part].coversJob()
 				if whole && len(r.exceptions[part]) == 0 && bytes.IndexByte(r.hasDefault[part], 1) < 0 { // no receiver of the job has an outcome
 					r.leftOpen[part] = true // left to the next owner
 					continue
@@ -254,7 +254,7 @@ func (r *round) nextDeadline(refs []itemRef) (at time.Time) {
 func (r *round) callProvider(p *partition) bool {
 	cfg, ctx := &r.w.cfg, p.ctx
 	if !r.w.claimLast && r.pass != soloPass {
-		n, err := p.acquireCapacity(r.call.Category, len(r.call.Items), r.parts[0].whole())
+		n, err := p.acquireCapacity(r.call.Category, len(r.call.Items), r.parts[0].coversJob())
 		if err != nil {
 			return r.putItemsBack(ctx)
 		}
@@ -313,7 +313,7 @@ func (r *round) callProvider(p *partition) bool {
 				// If the partition is gone, the call was cut off and its answer means nothing.
 				if !reported[i] && ctx.Err() == nil {
 					reported[i] = true
-					r.settle(i, &res)
+					r.settleAnswer(i, &res)
 				}
 			}
 		})
@@ -327,7 +327,7 @@ func (r *round) callProvider(p *partition) bool {
 	for i := range reported { // after a panic, or if the provider did not report every item
 		if !reported[i] {
 			reported[i], r.broken = true, true
-			r.settle(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
+			r.settleAnswer(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
 		}
 	}
 	r.mu.Unlock()
@@ -358,7 +358,7 @@ func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if m == nil {
 		wait = time.Now()
 		if again {
-			wait = r.w.cfg.Health.earliest(&r.w.cfg.Routes, wait)
+			wait = r.w.cfg.Health.earliestRetry(&r.w.cfg.Routes, wait)
 		}
 		return wait
 	}

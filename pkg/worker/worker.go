@@ -37,7 +37,7 @@ func New(cfg Config) *Worker {
 	w.rated, _ = cfg.Provider.(Rated)
 	w.claimLast = w.rated != nil || cfg.Lane.Channel == notify.SMS
 	if w.claimLast && w.rated == nil { // a Rated provider's health is checked before the permit
-		w.capacity.shut = func() (bool, time.Time, <-chan struct{}) { return cfg.Health.shut(&w.cfg.Routes) }
+		w.capacity.shut = func() (bool, time.Time, <-chan struct{}) { return cfg.Health.allShut(&w.cfg.Routes) }
 	}
 	return w
 }
