@@ -34,8 +34,8 @@ type accounts struct {
 	sharedBuckets *limit.Shared // token buckets shared by all processes; nil: each process has its own
 	log           *slog.Logger
 
-	mu           sync.Mutex // guards the fields below
-	list         []*account
+	mu           sync.Mutex                   // guards the fields below
+	list         []*account                   // not changed after newAccounts
 	queues       [2]limit.Queue[permitSignal] // by limit.Lane
 	blocksReadAt time.Time                    // when the shared blocks were last read
 	share        Share                        // part of each account's concurrent calls

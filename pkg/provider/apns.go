@@ -12,12 +12,12 @@ import (
 // providers.apns of the configuration file; only the program sets the others.
 type APNsConfig struct {
 	URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL"`
-	KeyFile     string `koanf:"key_file" doc:"PKCS#8 key (.p8) that signs provider tokens"`
-	KeyID       string `koanf:"key_id" doc:"its id"`
-	TeamID      string `koanf:"team_id" doc:"the team's id"`
+	KeyFile     string `koanf:"key_file" doc:"file with the PKCS#8 key (.p8) that signs provider tokens"`
+	KeyID       string `koanf:"key_id" doc:"id of that key"`
+	TeamID      string `koanf:"team_id" doc:"id of the Apple developer team"`
 	Topic       string `koanf:"topic" doc:"bundle id of the app"`
-	Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"HTTP/2 connections"`
-	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+	Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"number of HTTP/2 connections to keep open"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"an accepted push counts as DELIVERED, because the provider confirms nothing further"`
 
 	PushConfig
 	// Key is the P-256 key read from KeyFile with ParseAPNsKey. Required.

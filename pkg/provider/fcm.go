@@ -19,9 +19,9 @@ const fcmQuotaBlock = time.Minute
 // the section providers.fcm of the configuration file; only the program sets the others.
 type FCMConfig struct {
 	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
-	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
-	Credentials string `koanf:"credentials_file" doc:"service account JSON"`
-	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the one named in the credentials"`
+	Credentials string `koanf:"credentials_file" doc:"file with the service account's JSON key"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"an accepted push counts as DELIVERED, because the provider confirms nothing further"`
 
 	PushConfig
 	// Connections is the number of connections to keep open; FCM allows 100 streams on each.

@@ -20,9 +20,9 @@ type SendGridConfig struct {
 	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
 	KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
 	From       string   `koanf:"from" doc:"default sender"`
-	Pools      []string `koanf:"pools" doc:"IP pools, each with a rate of its own"`
+	Pools      []string `koanf:"pools" doc:"names of the IP pools, each with a rate of its own"`
 	Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second a pool may send"`
-	WebhookKey string   `koanf:"webhook_key_file" doc:"PEM or base64 public key of the event webhook"`
+	WebhookKey string   `koanf:"webhook_key_file" doc:"file with the public key of the event webhook, PEM or base64"`
 
 	// Endpoint is the provider's address. BaseURL defaults to URL.
 	Endpoint Endpoint

@@ -27,10 +27,10 @@ type TwilioAccount struct {
 // the section providers.twilio of the configuration file; only the program sets the others.
 type TwilioConfig struct {
 	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
-	Accounts     []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token, from"`
-	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
+	Accounts     []TwilioAccount `koanf:"accounts" doc:"accounts to send from, each with sid, token and from"`
+	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the accounts, instead of accounts"`
 	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
-	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"requests at once an account may make, over all processes"`
+	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"concurrent requests an account may make, over all processes"`
 
 	// Endpoint is the provider's address. BaseURL defaults to URL.
 	Endpoint Endpoint

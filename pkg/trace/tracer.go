@@ -24,9 +24,9 @@ import (
 // Config configures a Tracer. The zero value turns tracing off. The tagged fields are the section
 // tracing of the configuration file; only the program sets the others.
 type Config struct {
-	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that takes OpenTelemetry traces by OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (a traceparent travels all the same)"`
-	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; those with one say themselves whether they are recorded"`
-	HeadersFile string  `koanf:"headers_file" doc:"file of headers for the collector, a line each: Name: value; they may be secret"`
+	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that accepts OpenTelemetry traces over OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (traceparents are passed on anyway)"`
+	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; a traceparent itself says whether its request is recorded"`
+	HeadersFile string  `koanf:"headers_file" doc:"file with headers for the collector, one per line as Name: value; keep it secret if they are"`
 	Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
 
 	// Headers holds the headers read from HeadersFile.

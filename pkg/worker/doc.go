@@ -32,6 +32,6 @@
 // check counts.
 //
 // Goroutines: the consumer group calls partition.Handle from one goroutine per partition. Each
-// job runs in a goroutine of its own, and so does each of its windows but the smallest. Drain
+// job runs in a goroutine of its own, and so does each window of a job with several windows. Drain
 // ends them; see partition.go. Start reading at partition.accept and handout.go.
 package worker

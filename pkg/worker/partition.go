@@ -45,8 +45,8 @@ type partition struct {
 }
 
 func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
-	soft, stop := context.WithCancel(ctx)
-	p := &partition{w: w, tp: tp, ctx: ctx, untilDrain: soft, beginDrain: stop, assignedAt: time.Now(), liveJobs: map[notify.RowKey]*job{}}
+	untilDrain, beginDrain := context.WithCancel(ctx)
+	p := &partition{w: w, tp: tp, ctx: ctx, untilDrain: untilDrain, beginDrain: beginDrain, assignedAt: time.Now(), liveJobs: map[notify.RowKey]*job{}}
 	p.newKeys.began = p.assignedAt
 	if !p.loadProfiles() {
 		p.wg.Go(func() {

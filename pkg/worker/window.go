@@ -15,8 +15,8 @@ import (
 )
 
 // round is one or more claimed windows with the same content on their way through the provider.
-// One goroutine uses it, except for the fields guarded by mu, which the provider's report
-// function uses from any goroutine.
+// One goroutine uses it. During a call the provider's report function also uses it, from any
+// goroutine and with mu held.
 type round struct {
 	w           *Worker
 	parts       []*window
@@ -44,7 +44,7 @@ type round struct {
 
 	slots *callSlots // slots of the window being decided; nil: its campaign holds nothing back
 
-	mu              sync.Mutex // guards the fields below
+	mu              sync.Mutex // guards the fields below and, during a call, hasDefault, notTaken and gone
 	defaultOutcome  notify.Exception
 	exceptions      [][]notify.Exception // by part: outcomes other than the default
 	acceptedByRoute []int                // by route: accepted items that its breaker does not know yet

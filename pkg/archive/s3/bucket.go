@@ -25,12 +25,12 @@ import (
 // file. Prefix and a slash stand before every name. Two stores must not share a prefix, because
 // they would write files of the same names.
 type Config struct {
-	Bucket      string `koanf:"bucket" doc:"bucket the files are moved to; empty: they stay in archive.dir"`
-	Prefix      string `koanf:"prefix" doc:"before the names of the objects; each notifyd has its own"`
-	Region      string `koanf:"region" doc:"empty: that of AWS_REGION or of the credentials' profile"`
-	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a store that is not AWS's"`
-	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path, as most other stores want it"`
-	Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+	Bucket      string `koanf:"bucket" doc:"bucket that the files are moved to; empty: they stay in archive.dir"`
+	Prefix      string `koanf:"prefix" doc:"prefix of the objects' names; each notifyd needs its own"`
+	Region      string `koanf:"region" doc:"region of the bucket; empty: AWS_REGION or the region of the credentials' profile"`
+	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of an S3-compatible store; empty: AWS"`
+	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path; most stores other than AWS need it"`
+	Credentials string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, that file, or the machine's role"`
 
 	// Timeout bounds the transfer of one file. Default 30 min.
 	Timeout time.Duration

@@ -60,7 +60,7 @@ type conn struct {
 	freeCount  atomic.Int64  // number of streams that could be opened now, for the pool to choose a connection
 	start      time.Time
 
-	mu            sync.Mutex
+	mu            sync.Mutex // guards the fields below
 	enc           *encoder
 	ctl           bytes.Buffer // control frames that the writer sends next
 	ctlFr         *http2.Framer
@@ -75,7 +75,7 @@ type conn struct {
 	initialWindow int64  // bytes that the server accepts on a new stream
 	recvWindow    int    // bytes of answers that the server may still send
 	proven        bool   // the server has accepted our credentials on this connection
-	draining      bool   // draining: it takes no more requests and closes after the last one
+	draining      bool   // it takes no more requests and closes after the last one
 	err           error  // why the connection was closed; nil: open
 	timer         *time.Timer
 	timerAt       time.Time // when timer fires
