@@ -10,10 +10,11 @@
 //
 // One row of the store holds the progress. The Archiver writes a file in four steps:
 //
-// 1. It writes the whole file under a temporary name and syncs it.
-// 2. It stores in the row that this file is pending, with the file's manifest and content.
-// 3. It gives the file its name and writes the manifest next to it.
-// 4. It moves the progress in the row behind the file.
+//  1. It writes the whole file under a temporary name and syncs it.
+//  2. It stores in the row that this file is pending, with the file's manifest and the progress
+//     that the file reaches.
+//  3. It gives the file its name and writes the manifest next to it.
+//  4. It moves the progress in the row behind the file.
 //
 // A crash before step 2 leaves the row unchanged: the next run writes the file anew. A crash
 // after step 2 leaves the pending file in the row: the next run finishes it. Thus no line is

@@ -138,10 +138,11 @@ func (s *Store) sealEmpty() error {
 
 // seal turns a frozen tail into a segment:
 //
-// 1. It writes the rest of the bodies, the index, meta and footer.
-// 2. It syncs the file, renames it, and syncs the folder.
-// 3. It lists the segment in the view and then forgets the tail, so that a query meets at least one of them.
-// 4. It moves the sealed offset.
+//  1. It writes the rest of the bodies, the index, meta and footer.
+//  2. It syncs the file, renames it, and syncs the folder.
+//  3. It lists the segment in the view and then forgets the tail, so that a query meets at
+//     least one of them.
+//  4. It moves the sealed offset.
 func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 	if err := s.flush(p, t); err != nil {
 		return scratch, err

@@ -19,7 +19,7 @@ type Receipt struct {
 	// State is Delivered or Failed, or None if the receipt says neither.
 	State       notify.State
 	DeadAddress bool // the address will never work again
-	OptedOut    bool // the receiver wants no more bulk messages
+	OptedOut    bool // the receiver wants no more newsletters and similar messages
 	Code        string
 	Provider    string // "twilio:AC…", "sendgrid"
 	ProviderID  string

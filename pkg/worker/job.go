@@ -40,7 +40,7 @@ type job struct {
 	resent         uint32
 	defaultOutcome notify.Exception   // the default outcome, once there is one
 	exceptions     []notify.Exception // unsorted
-	waitsFor       notify.Exception   // what the started receivers wait for; State None: nothing
+	shownWait      notify.Exception   // what the started receivers wait for; State None: nothing
 	windows        int                // number of windows that have not finished
 	fate           jobFate
 	allMade        bool // all windows of the job have been made
@@ -169,8 +169,8 @@ func (j *job) snapshotLocked() notify.Row {
 	row.DoneUpTo, row.StartedUpTo = j.doneTo, j.startedTo
 	row.Default = j.defaultOutcome
 	row.Updated = time.Now().UnixMilli()
-	if j.waitsFor.State != notify.None && j.doneTo < j.startedTo {
-		x := j.waitsFor
+	if j.shownWait.State != notify.None && j.doneTo < j.startedTo {
+		x := j.shownWait
 		x.Pos = j.doneTo
 		row.Exceptions = []notify.Exception{x}
 	}
@@ -419,7 +419,7 @@ func (j *job) writeWait(x notify.Exception) {
 		return
 	}
 	j.mu.Lock()
-	j.waitsFor = x
+	j.shownWait = x
 	row := j.snapshotLocked()
 	j.mu.Unlock()
 	row.Stamp = stamp
@@ -429,6 +429,6 @@ func (j *job) writeWait(x notify.Exception) {
 // clearWait removes what writeWait noted from later rows.
 func (j *job) clearWait() {
 	j.mu.Lock()
-	j.waitsFor = notify.Exception{}
+	j.shownWait = notify.Exception{}
 	j.mu.Unlock()
 }

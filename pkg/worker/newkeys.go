@@ -10,12 +10,12 @@ import (
 // accept need not read one. It belongs to one assignment of the partition. Only the goroutine
 // that calls accept uses it. An envelope has no row if no owner has claimed it:
 //
-// - This owner has not claimed it, if accept has not met its key before.
-//
-// - No earlier owner has claimed it. An earlier owner claims nothing after this member was given
-// the partition (log.Held), and this record was appended after that (Msg.AfterAssign). But
-// another copy of the record may have been appended before that, because a repeated request
-// keeps its ids. So the request must also have been made after that.
+//   - This owner has not claimed it, if accept has not met its key before.
+//   - No earlier owner has claimed it. An earlier owner claims nothing after this member was
+//     given the partition (log.Held), and this record was appended after that
+//     (Msg.AfterAssign). But another copy of the record may have been appended before that,
+//     because a repeated request keeps its ids. So the request must also have been made after
+//     that.
 //
 // The second copy of an original is always in the same partition of the lane's topic, so only
 // owners of the partition can claim it. This does not hold for retries and replays; their rows
