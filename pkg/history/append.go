@@ -65,7 +65,7 @@ func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) err
 			// so there is nothing to keep. A record of a newer release gets here only after
 			// manual changes: it stops a worker, and an older release does not open the store
 			// that belongs to this history.
-			s.cfg.Log.Warn("history skips a record it cannot read", "part", p.Part, "offset", r.Offset, "err", err)
+			s.cfg.Log.Warn("history cannot read a record and skips it", "part", p.Part, "offset", r.Offset, "err", err)
 		} else if err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *noti
 		t = nil
 	}
 	if n > maxOrdinals {
-		s.cfg.Log.Error("history skips a chunk too large to index", "part", p.Part, "offset", r.Offset, "receivers", n)
+		s.cfg.Log.Error("history skips a chunk that is too large to index", "part", p.Part, "offset", r.Offset, "receivers", n)
 		return nil
 	}
 	if t == nil {

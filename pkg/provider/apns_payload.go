@@ -105,7 +105,7 @@ func (c *apnsCall) render(alert bool) error {
 		}
 		own, _, err := parseVariables(nil, nil, m.raw)
 		if err != nil {
-			return notify.Invalid("bad_data", "content.data.aps", "aps is an object")
+			return notify.Invalid("bad_data", "content.data.aps", "aps must be a JSON object")
 		}
 		for _, o := range own {
 			if n := string(o.name); n != "alert" && n != "content-available" {

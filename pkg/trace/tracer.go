@@ -74,7 +74,7 @@ func CheckEndpoint(raw string) error {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil:
-		return errors.New("is not a URL")
+		return errors.New("cannot be parsed as a URL")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		return errors.New("must be http:// or https:// with a host, e.g. http://127.0.0.1:4318")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
