@@ -24,104 +24,108 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Kinds of files, and the folders they are in.
+// Kinds of files. Each kind has a folder of this name.
 const (
 	DeadLetters = "dead-letters"
 	Outcomes    = "outcomes"
 )
 
-// Config of an Archiver. Dir, Letters, Callers, History, Status and Meta are
-// required; the zero value of the others means their default.
+// Config configures an Archiver. Dir, Letters, Callers, History, Status and Meta are required;
+// the zero value of the others means their default.
 type Config struct {
-	// Dir is the folder. Files in it may be moved away at any time, but for those
+	// Dir is the folder of the archive. Files in it may be moved away at any time, except those
 	// that end in .tmp.
 	Dir string
-	// Letters are read by caller; Callers are those that have any.
+	// Letters is read by caller. Callers returns the callers that have dead letters.
 	Letters engine.DeadLetters
 	Callers func() []string
 	History History
 	Status  engine.Status
 	Meta    engine.Meta
-	// Every is how often files are written.
+	// Every is the interval between two runs.
 	Every time.Duration `default:"1h"`
-	// After is how old an outcome's record must be; below the retention of history.
+	// After is the age at which an outcome's record is archived. It must be below the retention
+	// of history.
 	After time.Duration `default:"24h"`
-	// Wait is how long what has aged out is kept for an archive that is behind.
+	// Wait is how long retention keeps what is not archived yet.
 	Wait time.Duration `default:"168h"`
-	// Bucket takes the files over: they leave Dir once they are there. nil: they
-	// stay in Dir.
+	// Bucket receives the files. A file leaves Dir once it is in the bucket. nil: files stay in
+	// Dir.
 	Bucket Bucket
-	// Shared: other processes have the archive too, and one of them at a time runs it. Then
-	// Status, Positions and PurgeBefore read the row.
+	// Shared says that other processes have the archive too and that one of them at a time runs
+	// it. Then Status, Positions and PurgeBefore read the row.
 	Shared bool
-	// Written is told of each file. May be nil.
+	// Written is called for each file. May be nil.
 	Written func(kind string, lines int)
-	// Failed is told of each run that ended with an error. May be nil.
+	// Failed is called with the error of each run that failed. May be nil.
 	Failed func(error)
 	Logger *slog.Logger `default:"discard"`
 
-	hit func(string) // killpoint.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a test's function
 }
 
-// Bucket is an *s3.Bucket.
+// Bucket stores files. *s3.Bucket implements it.
 type Bucket interface {
-	// Put stores a file under a name with slashes; sum is the SHA-256 of its
-	// content in hex. Done before with the same sum, it changes nothing; the error
-	// of a name that is taken by something else is an fs.ErrExist. Of two calls at a
-	// time with one name, one stores its file and the other returns that error.
+	// Put stores a file under a name with slashes. sum is the SHA-256 of its content in
+	// hexadecimal. If the bucket has a file of this name and sum, Put does nothing. If it has
+	// another file of this name, Put returns an fs.ErrExist. Of two concurrent calls with one
+	// name, one stores its file and the other returns that error.
 	Put(ctx context.Context, name, file, sum string) error
-	// Has reports whether a file of this name and sum is there.
+	// Has reports whether the bucket has a file of this name and sum.
 	Has(ctx context.Context, name, sum string) (bool, error)
 }
 
-// History is where outcomes are found: a history.Store, or an OverLog.
+// History is the source of outcomes: a history.Store or an OverLog.
 type History interface {
-	// Settled returns, of each partition, the offset below which every record is older
-	// than before (ms since 1970).
+	// Settled returns, for each partition, the offset below which every record is older than
+	// before (ms since 1970).
 	Settled(ctx context.Context, before int64) (map[history.Part]int64, error)
-	// Range calls fn with the envelope of every record of a partition in [from, to); a
-	// partition that from does not name begins at its start. Envelopes are fn's until Range
-	// returns.
+	// Range calls fn with the envelope of every record of a partition in [from, to). A partition
+	// that from does not name begins at its start. fn may use the envelopes until Range returns.
 	Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
-// Archiver writes the archive. Only one may run on a store and folder; what
-// reads it (Status, Positions, PurgeBefore) may be called from any goroutine.
+// Archiver writes the archive. Only one may run on a store and folder. Status, Positions and
+// PurgeBefore, which only read, may be called from any goroutine.
 type Archiver struct {
 	cfg Config
 
-	row    []byte // of Once alone: as it is stored
-	unsure bool   // of Once alone: another process may have written the row, or a write of it failed
-	ours   string // of Once alone: SHA-256 of the last file that this process completed, or compared with the row
+	// Only the goroutine of Once uses these.
+	row       []byte // the stored row, for the next compare and swap
+	rowUnsure bool   // the stored row may differ from row: another process may have written it, or a write of it failed
+	lastSum   string // SHA-256 of the last file that this process completed, or compared with the row
 
-	mu   sync.Mutex
-	st   state
-	fail error // of the last run; nil: it was well
+	mu      sync.Mutex // guards the fields below
+	st      archiveState
+	lastErr error // error of the last run; nil if it succeeded
 }
 
-// state is the row that says how far the archive is.
-type state struct {
-	Files   uint64            `json:"files"`   // number of the last one
-	Letters map[string]uint64 `json:"letters"` // last seq, by caller
-	History map[string]int64  `json:"history"` // offset, by topic/partition
-	Done    int64             `json:"done_ms"` // when the last run that reached the end began
-	Pending *pending          `json:"pending,omitempty"`
+// archiveState is the content of the row: how far the archive has come.
+type archiveState struct {
+	Files   uint64            `json:"files"`   // number of the last file
+	Letters map[string]uint64 `json:"letters"` // by caller: sequence number of the last archived dead letter
+	History map[string]int64  `json:"history"` // by topic/partition: the offset below which everything is archived
+	Done    int64             `json:"done_ms"` // start of the last run that finished, ms since 1970
+	Pending *pendingFile      `json:"pending,omitempty"`
 }
 
-// pending is a file that is complete, and the state once it has its name.
-type pending struct {
+// pendingFile is a complete file that may not have its name yet, and the progress to store once the
+// file is published.
+type pendingFile struct {
 	Manifest Manifest          `json:"manifest"`
 	Letters  map[string]uint64 `json:"letters,omitempty"`
 	History  map[string]int64  `json:"history,omitempty"`
-	// Others are files of the same name that other processes completed before. They are in
-	// the folders of those processes, which may still put one of them into the bucket.
-	Others []pending `json:"others,omitempty"`
+	// Others holds the versions of this file (same name, other content) that other processes
+	// completed before. They lie in those processes' folders, and each process may still put its
+	// version into the bucket.
+	Others []pendingFile `json:"others,omitempty"`
 }
 
 const metaKey = "archive"
 
-// Open reads how far the archive is. Nothing is written to Dir before Run, which
-// first finishes a file that a crash left without its name.
+// Open reads how far the archive has come. It writes nothing to Dir: Run first finishes a file
+// that a crash left pending. It returns an error if a required field is missing or the row
+// cannot be read.
 func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if cfg.Dir == "" || cfg.Letters == nil || cfg.Callers == nil || cfg.History == nil || cfg.Status == nil || cfg.Meta == nil {
 		return nil, errors.New("archive: Dir, Letters, Callers, History, Status and Meta are required")
@@ -134,90 +138,92 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if err := a.load(ctx); err != nil {
 		return nil, err
 	}
-	if a.st.Done == 0 { // there is no row: its age counts from now
+	if a.st.Done == 0 { // there is no row yet: its age counts from now
 		st := a.st
 		st.Done = time.Now().UnixMilli()
-		if err := a.save(ctx, st); err != nil && !errors.Is(err, errMoved) {
+		if err := a.storeState(ctx, st); err != nil && !errors.Is(err, errRowChanged) {
 			return nil, err
 		}
 	}
 	return a, nil
 }
 
-// read returns the state of the row, and the row.
-func (a *Archiver) read(ctx context.Context) (st state, row []byte, err error) {
+// readRow returns the stored state, and the row it was decoded from.
+func (a *Archiver) readRow(ctx context.Context) (st archiveState, row []byte, err error) {
 	if row, err = a.cfg.Meta.GetMeta(ctx, metaKey); err != nil {
-		return state{}, nil, err
+		return archiveState{}, nil, err
 	}
 	if len(row) > 0 {
 		if err := json.Unmarshal(row, &st); err != nil {
-			return state{}, nil, fmt.Errorf("archive: the row of how far it is: %w", err)
+			return archiveState{}, nil, fmt.Errorf("archive: cannot decode the row \"archive\" of the store: %w", err)
 		}
 	}
-	// The row leaves out what is empty, and these are written to.
+	// JSON leaves out empty maps, but these maps are written to.
 	if st.Letters == nil {
 		st.Letters = map[string]uint64{}
 	}
 	if p := st.Pending; p != nil {
-		p.fill()
+		p.initMaps()
 		for i := range p.Others {
-			p.Others[i].fill()
+			p.Others[i].initMaps()
 		}
 	}
 	return st, row, nil
 }
 
-func (p *pending) fill() {
+// initMaps makes the maps that JSON leaves out when they are empty.
+func (p *pendingFile) initMaps() {
 	if p.Letters == nil {
 		p.Letters = map[string]uint64{}
 	}
 }
 
-// load takes the state of the row on.
+// load reads the row and makes it the current state.
 func (a *Archiver) load(ctx context.Context) error {
-	st, row, err := a.read(ctx)
+	st, row, err := a.readRow(ctx)
 	if err != nil {
 		return err
 	}
-	a.take(st, row)
+	a.setState(st, row)
 	return nil
 }
 
-func (a *Archiver) take(st state, row []byte) {
+// setState replaces the state and the row it was decoded from.
+func (a *Archiver) setState(st archiveState, row []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.st, a.row = st, row
 }
 
-// errMoved says that the row is not as this process left it: another one runs the
-// archive now.
-var errMoved = errors.New("another process has moved the archive on")
+// errRowChanged says that another process has written the row since this process read it.
+var errRowChanged = errors.New("another process has written the archive's row; this process reads it again")
 
-// save writes the row and takes the state on.
-func (a *Archiver) save(ctx context.Context, st state) error {
+// storeState writes the row by compare and swap and makes st the current state. It returns
+// errRowChanged if another process has written the row.
+func (a *Archiver) storeState(ctx context.Context, st archiveState) error {
 	b, err := json.Marshal(st)
 	if err != nil {
 		return err
 	}
 	won, err := a.cfg.Meta.SwapMeta(ctx, metaKey, a.row, b)
 	if err == nil && !won {
-		err = errMoved
+		err = errRowChanged
 	}
 	if err != nil {
-		a.unsure = true
+		a.rowUnsure = true
 		return err
 	}
-	a.take(st, b)
+	a.setState(st, b)
 	return nil
 }
 
-// retryAfter is how long a run that failed is not tried again, at most.
+// retryAfter is the longest pause after a failed run.
 const retryAfter = time.Minute
 
-// Run writes the archive every Config.Every until ctx ends, and returns nil
-// then. A run that fails is tried again.
+// Run writes the archive every Config.Every until ctx ends, and then returns nil. It repeats a
+// run that failed.
 func (a *Archiver) Run(ctx context.Context) error {
-	a.unsure = true
+	a.rowUnsure = true
 	for {
 		err := a.Once(ctx)
 		if ctx.Err() != nil {
@@ -226,7 +232,7 @@ func (a *Archiver) Run(ctx context.Context) error {
 		wait := a.cfg.Every
 		if err != nil {
 			wait = min(wait, retryAfter)
-			a.cfg.Logger.Warn("archive is not written, will try again", "dir", a.cfg.Dir, "err", err)
+			a.cfg.Logger.Warn("cannot write the archive; will try again", "dir", a.cfg.Dir, "err", err)
 			if a.cfg.Failed != nil {
 				a.cfg.Failed(err)
 			}
@@ -237,60 +243,60 @@ func (a *Archiver) Run(ctx context.Context) error {
 	}
 }
 
-// Once writes what there is to archive now: at most one file of each kind. Not
-// beside Run.
+// Once archives what is due now: at most one file of each kind. It must not run at the same time
+// as Run.
 func (a *Archiver) Once(ctx context.Context) (err error) {
 	defer func() {
 		a.mu.Lock()
-		a.fail = err
+		a.lastErr = err
 		a.mu.Unlock()
 	}()
 	began := time.Now()
-	if a.unsure {
+	if a.rowUnsure {
 		if err := a.load(ctx); err != nil {
 			return err
 		}
-		a.unsure = false
+		a.rowUnsure = false
 	}
 	if p := a.st.Pending; p != nil {
-		if p.Manifest.SHA256 != a.ours { // read once, not with each try while the bucket is away
-			if err := dropUnlike(a.cfg.Dir, &p.Manifest); err != nil {
+		if p.Manifest.SHA256 != a.lastSum { // compare the file only once, not with each try while the bucket is unreachable
+			if err := dropOtherVersions(a.cfg.Dir, &p.Manifest); err != nil {
 				return err
 			}
-			a.ours = p.Manifest.SHA256
+			a.lastSum = p.Manifest.SHA256
 		}
-		if err := a.name(ctx); err != nil {
+		if err := a.publishPending(ctx); err != nil {
 			return err
 		}
 	}
-	if err := clean(a.cfg.Dir); err != nil {
+	if err := removeTemporary(a.cfg.Dir); err != nil {
 		return err
 	}
-	if err := a.shipAll(ctx); err != nil {
+	if err := a.uploadAll(ctx); err != nil {
 		return err
 	}
-	if err := a.letters(ctx, began); err != nil {
+	if err := a.archiveLetters(ctx, began); err != nil {
 		return err
 	}
-	if err := a.outcomes(ctx, began); err != nil {
+	if err := a.archiveOutcomes(ctx, began); err != nil {
 		return err
 	}
 	st := a.st
 	st.Done = began.UnixMilli()
-	return a.save(ctx, st)
+	return a.storeState(ctx, st)
 }
 
-// letters archives the dead letters indexed since the last run.
-func (a *Archiver) letters(ctx context.Context, now time.Time) error {
+// archiveLetters archives the dead letters indexed since the last run.
+func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 	to := maps.Clone(a.st.Letters)
-	return a.file(ctx, DeadLetters, now, func(add func(any) error) (*pending, int, error) {
-		err := a.eachLetter(ctx, to, func(d *engine.DeadLetter) error { return add(letter{deadletter.LetterID(d), d}) })
-		return &pending{Letters: to, History: a.st.History}, 0, err
+	return a.writeFile(ctx, DeadLetters, now, func(add func(any) error) (*pendingFile, int, error) {
+		err := a.eachLetter(ctx, to, func(d *engine.DeadLetter) error { return add(letterLine{deadletter.LetterID(d), d}) })
+		return &pendingFile{Letters: to, History: a.st.History}, 0, err
 	})
 }
 
-// eachLetter calls fn with every dead letter behind the places of at, by caller, and
-// moves them on.
+// eachLetter calls fn with every dead letter behind at, the last sequence number by caller, and
+// moves at forward.
 func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func(*engine.DeadLetter) error) error {
 	for _, caller := range a.cfg.Callers() {
 		for {
@@ -312,13 +318,14 @@ func (a *Archiver) eachLetter(ctx context.Context, at map[string]uint64, fn func
 	return nil
 }
 
-// letter is a line of a dead letters file; the id of a trigger is its own.
-type letter struct {
+// letterLine is a line of a dead-letters file. The dead letter of a trigger has the trigger's
+// id.
+type letterLine struct {
 	ID string `json:"id"`
 	*engine.DeadLetter
 }
 
-// Outcome is a line of an outcomes file.
+// Outcome is one line of a file of outcomes.
 type Outcome struct {
 	ID       string    `json:"notification_id"`
 	Caller   string    `json:"caller"`
@@ -335,19 +342,19 @@ type Outcome struct {
 	Updated  time.Time `json:"updated_at,omitzero"`
 }
 
-// outcomes archives what has settled since the last run.
-func (a *Archiver) outcomes(ctx context.Context, now time.Time) error {
-	from := positions(a.st.History)
+// archiveOutcomes archives the outcomes that have settled since the last run.
+func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
+	from := parsePositions(a.st.History)
 	to, err := a.cfg.History.Settled(ctx, now.Add(-a.cfg.After).UnixMilli())
 	if err != nil {
 		return err
 	}
-	for p, at := range from { // a merge may have made what is archived younger
+	for p, at := range from { // a merge of segments may have made archived records look younger
 		to[p] = max(to[p], at)
 	}
-	return a.file(ctx, Outcomes, now, func(add func(any) error) (*pending, int, error) {
-		o := outcomeReader{status: a.cfg.Status, add: add}
-		damaged, err := a.cfg.History.Range(ctx, from, to, func(env *notify.Envelope) error { return o.take(ctx, env) })
+	return a.writeFile(ctx, Outcomes, now, func(add func(any) error) (*pendingFile, int, error) {
+		o := outcomeReader{status: a.cfg.Status, addLine: add}
+		damaged, err := a.cfg.History.Range(ctx, from, to, func(env *notify.Envelope) error { return o.add(ctx, env) })
 		if err == nil {
 			err = o.flush(ctx)
 		}
@@ -358,26 +365,28 @@ func (a *Archiver) outcomes(ctx context.Context, now time.Time) error {
 		for p, at := range to {
 			names[p.String()] = at
 		}
-		return &pending{Letters: a.st.Letters, History: names}, damaged, nil
+		return &pendingFile{Letters: a.st.Letters, History: names}, damaged, nil
 	})
 }
 
-// Bounds of what an outcomeReader holds. A server takes a millisecond for a chunk's rows.
+// Bounds of the chunks that an outcomeReader holds. Reading a chunk's rows from a server takes
+// about a millisecond.
 const (
 	chunksAtOnce = 64
-	bytesAtOnce  = 8 << 20 // of receivers
+	bytesAtOnce  = 8 << 20 // bytes of receivers
 )
 
-// outcomeReader reads the outcomes of some chunks at a time and adds their lines in the
+// outcomeReader reads the outcomes of several chunks in parallel and adds their lines in the
 // order of the chunks.
 type outcomeReader struct {
-	status engine.Status
-	add    func(any) error
-	envs   []*notify.Envelope
-	bytes  int
+	status  engine.Status
+	addLine func(any) error
+	envs    []*notify.Envelope
+	bytes   int
 }
 
-func (o *outcomeReader) take(ctx context.Context, env *notify.Envelope) error {
+// add collects a chunk and calls flush when enough chunks are collected.
+func (o *outcomeReader) add(ctx context.Context, env *notify.Envelope) error {
 	o.envs, o.bytes = append(o.envs, env), o.bytes+len(env.Receivers)
 	if len(o.envs) < chunksAtOnce && o.bytes < bytesAtOnce {
 		return nil
@@ -385,7 +394,7 @@ func (o *outcomeReader) take(ctx context.Context, env *notify.Envelope) error {
 	return o.flush(ctx)
 }
 
-// flush adds the lines of what was taken.
+// flush reads the outcomes of the collected chunks and adds their lines.
 func (o *outcomeReader) flush(ctx context.Context) error {
 	rows := make([][]notify.Row, len(o.envs))
 	reads, ctx := errgroup.WithContext(ctx)
@@ -399,7 +408,7 @@ func (o *outcomeReader) flush(ctx context.Context) error {
 		return err
 	}
 	for i, env := range o.envs {
-		if err := addOutcomes(env, rows[i], o.add); err != nil {
+		if err := addOutcomes(env, rows[i], o.addLine); err != nil {
 			return err
 		}
 	}
@@ -429,28 +438,28 @@ func addOutcomes(env *notify.Envelope, rows []notify.Row, add func(any) error) e
 	return rd.Err()
 }
 
-// positions are the offsets of a state.
-func positions(names map[string]int64) map[history.Part]int64 {
+// parsePositions parses the offsets of a state.
+func parsePositions(names map[string]int64) map[history.Part]int64 {
 	out := make(map[history.Part]int64, len(names))
 	for name, at := range names {
 		i := strings.LastIndexByte(name, '/')
 		n, err := strconv.ParseInt(name[i+1:], 10, 32)
-		if i > 0 && err == nil { // else not ours
+		if i > 0 && err == nil { // a name in another form was not written by this package
 			out[history.Part{Topic: name[:i], Partition: int32(n)}] = at
 		}
 	}
 	return out
 }
 
-// file writes one file of what fill adds, and moves the state to what fill
-// returns; fill's count is of what was damaged. Where a file is pending it writes that one
-// again, under its name.
-func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pending, int, error)) error {
+// writeFile writes one file with the lines that fill adds, and stores the progress that fill
+// returns. fill also returns the number of damaged chunks. If a file is pending, writeFile
+// writes that file again, under its name.
+func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pendingFile, int, error)) error {
 	m, lost := nameOf(kind, now, a.st.Files+1), a.st.Pending
 	if lost != nil {
 		m = nameOf(kind, lost.Manifest.Written, lost.Manifest.Number)
 	}
-	w, err := create(a.cfg.Dir, m, lost == nil)
+	w, err := createFile(a.cfg.Dir, m, lost == nil)
 	if err != nil {
 		return err
 	}
@@ -459,120 +468,120 @@ func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill fu
 	if err != nil {
 		return err
 	}
-	if w.manifest.Lines == 0 && damaged == 0 { // no file for nothing
+	if w.manifest.Lines == 0 && damaged == 0 { // do not write an empty file
 		st := a.st
 		st.Letters, st.History, st.Pending = p.Letters, p.History, nil
-		if lost != nil { // its name stays its own
+		if lost != nil { // its number is not given to another file
 			st.Files = lost.Manifest.Number
 		}
-		return a.save(ctx, st)
+		return a.storeState(ctx, st)
 	}
 	w.manifest.Damaged = damaged
 	if err := w.seal(); err != nil {
 		return err
 	}
-	p.Manifest, a.ours = w.manifest, w.manifest.SHA256
+	p.Manifest, a.lastSum = w.manifest, w.manifest.SHA256
 	if lost != nil {
-		p.Others = append(slices.Clone(lost.Others), pending{Manifest: lost.Manifest, Letters: lost.Letters, History: lost.History})
+		p.Others = append(slices.Clone(lost.Others), pendingFile{Manifest: lost.Manifest, Letters: lost.Letters, History: lost.History})
 	}
 	st := a.st
 	st.Pending = p
 	a.cfg.hit("archive-before-pending")
-	w.kept = true // from here on the row may name it, also where writing that failed
-	if err := a.save(ctx, st); err != nil {
+	w.kept = true // from here on the row may name the file, even if writing the row failed
+	if err := a.storeState(ctx, st); err != nil {
 		return err
 	}
-	return a.name(ctx)
+	return a.publishPending(ctx)
 }
 
-// name gives the pending file its name and its manifest, brings it into the bucket, and
-// moves on. A file that is not in the folder may be in another process's folder, or it
-// was moved away since it was named.
-func (a *Archiver) name(ctx context.Context) error {
+// publishPending gives the pending file its name and its manifest, puts it into the bucket, and
+// stores the progress. If the file is not in the folder, it may be in another process's folder,
+// or somebody moved it away after it got its name.
+func (a *Archiver) publishPending(ctx context.Context) error {
 	p := a.st.Pending
 	a.cfg.hit("archive-before-name")
-	err := publish(a.cfg.Dir, &p.Manifest)
+	err := publishFile(a.cfg.Dir, &p.Manifest)
 	switch {
-	case errors.Is(err, errTaken) && a.cfg.Bucket != nil:
-		return a.replace(ctx)
-	case errors.Is(err, errTaken):
-		a.cfg.Logger.Warn("a file of the archive was taken away before it was noted, what it held is written again", "file", p.Manifest.File)
+	case errors.Is(err, errFileGone) && a.cfg.Bucket != nil:
+		return a.rewritePending(ctx)
+	case errors.Is(err, errFileGone):
+		a.cfg.Logger.Warn("a file of the archive was moved away before its progress was stored; its lines are written again to a new file", "file", p.Manifest.File)
 		return a.renumber(ctx)
 	case err != nil:
 		return err
 	}
 	a.cfg.hit("archive-named")
-	err = a.ship(ctx, &p.Manifest)
+	err = a.upload(ctx, &p.Manifest)
 	if !errors.Is(err, fs.ErrExist) {
 		if err != nil {
 			return err
 		}
-		return a.moveOn(ctx, p)
+		return a.storeProgress(ctx, p)
 	}
 	other, err := a.inBucket(ctx, p.Others)
 	if err != nil {
 		return err
 	}
 	if other == nil {
-		a.cfg.Logger.Warn("the bucket has another file of this name, what it holds is written again under the next", "file", p.Manifest.File)
+		a.cfg.Logger.Warn("the bucket has another file of this name; the lines are written again to a file with the next number", "file", p.Manifest.File)
 	}
-	if err := a.shipped(&p.Manifest); err != nil {
+	if err := a.removeUploaded(&p.Manifest); err != nil {
 		return err
 	}
 	if other == nil {
 		return a.renumber(ctx)
 	}
-	return a.adopt(ctx, other)
+	return a.adoptUploaded(ctx, other)
 }
 
-// moveOn notes that what p holds is archived.
-func (a *Archiver) moveOn(ctx context.Context, p *pending) error {
+// storeProgress stores that the content of p is archived.
+func (a *Archiver) storeProgress(ctx context.Context, p *pendingFile) error {
 	a.cfg.hit("archive-shipped")
 	st := a.st
 	st.Files, st.Letters, st.History, st.Pending = p.Manifest.Number, p.Letters, p.History, nil
-	if err := a.save(ctx, st); err != nil {
+	if err := a.storeState(ctx, st); err != nil {
 		return err
 	}
 	if a.cfg.Written != nil {
 		a.cfg.Written(p.Manifest.Kind, p.Manifest.Lines)
 	}
-	return a.shipped(&p.Manifest)
+	return a.removeUploaded(&p.Manifest)
 }
 
-// renumber forgets the pending file: its lines are written again, under the next number.
-// Twice is better than not at all.
+// renumber forgets the pending file. The next run writes its lines again, under the next number.
+// A line that is archived twice does less harm than one that is lost.
 func (a *Archiver) renumber(ctx context.Context) error {
 	st := a.st
 	st.Files, st.Pending = st.Pending.Manifest.Number, nil
-	return a.save(ctx, st)
+	return a.storeState(ctx, st)
 }
 
-// replace goes on where the pending file is not in this folder. If the bucket has it, or one
-// of its name that another process completed, that one counts. Else it is written again,
-// under the same name: the bucket takes one file of a name, so the lines of the process
-// that has the file are not there twice, however late it comes back.
-func (a *Archiver) replace(ctx context.Context) error {
+// rewritePending continues when the pending file is not in this folder. If the bucket has the
+// file, or a version of it that another process completed, that version counts. Otherwise it
+// writes the file again under the same name. The bucket accepts only one file per name, so the
+// lines cannot get in twice when the process that has the first version comes back.
+func (a *Archiver) rewritePending(ctx context.Context) error {
 	p := a.st.Pending
 	there, err := a.inBucket(ctx, append(slices.Clone(p.Others), *p))
 	switch {
 	case err != nil:
 		return err
 	case there != nil:
-		return a.adopt(ctx, there)
+		return a.adoptUploaded(ctx, there)
 	}
-	a.cfg.Logger.Warn("a file of the archive is not in this folder and not in the bucket, it is written again", "file", p.Manifest.File)
+	a.cfg.Logger.Warn("the pending file of the archive is neither in this folder nor in the bucket; it is written again", "file", p.Manifest.File)
 	if p.Manifest.Kind == DeadLetters {
-		return a.letters(ctx, time.Now())
+		return a.archiveLetters(ctx, time.Now())
 	}
-	return a.outcomes(ctx, time.Now())
+	return a.archiveOutcomes(ctx, time.Now())
 }
 
-// inBucket returns that of some files which the bucket has; nil: none.
-func (a *Archiver) inBucket(ctx context.Context, ps []pending) (*pending, error) {
+// inBucket returns the first of ps whose file the bucket has, or nil.
+func (a *Archiver) inBucket(ctx context.Context, ps []pendingFile) (*pendingFile, error) {
 	for i := range ps {
 		m := &ps[i].Manifest
 		if there, err := a.cfg.Bucket.Has(ctx, m.File, m.SHA256); err != nil {
-			return nil, broken(err)
+			return nil, archiveUnavailable(err)
 		} else if there {
 			return &ps[i], nil
 		}
@@ -580,13 +589,14 @@ func (a *Archiver) inBucket(ctx context.Context, ps []pending) (*pending, error)
 	return nil, nil
 }
 
-// adopt moves on behind a file in the bucket whose manifest may be missing there.
-func (a *Archiver) adopt(ctx context.Context, p *pending) error {
+// adoptUploaded stores the progress of a file that the bucket already has. The file's manifest may be
+// missing there, so adopt writes it first.
+func (a *Archiver) adoptUploaded(ctx context.Context, p *pendingFile) error {
 	if err := writeManifest(a.cfg.Dir, &p.Manifest); err != nil {
 		return err
 	}
-	if err := a.ship(ctx, &p.Manifest); err != nil {
+	if err := a.upload(ctx, &p.Manifest); err != nil {
 		return err
 	}
-	return a.moveOn(ctx, p)
+	return a.storeProgress(ctx, p)
 }

@@ -155,8 +155,8 @@ func (w *world) lines(t *testing.T, kind string) (out []map[string]any) {
 	return out
 }
 
-// want checks that everything is in the archive once, in files that verify, and
-// that nothing else is in the folder.
+// want checks that everything is in the archive once, in files that verify, and that the folder
+// holds nothing else.
 func (w *world) want(t *testing.T, n int) {
 	t.Helper()
 	var got, want []string
@@ -208,8 +208,8 @@ func TestArchivesOnce(t *testing.T) {
 	}
 }
 
-// TestRestoredStore goes on with a store that is older than the folder: what is
-// there stays, and what the store does not know of is written again.
+// TestRestoredStore continues with a store that is older than the folder. Existing files stay,
+// and what the store does not know to be archived is written again.
 func TestRestoredStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // within one hour
@@ -313,7 +313,7 @@ func TestStoreFails(t *testing.T) {
 	}
 }
 
-// A folder that cannot be written to is told, and nothing is lost by it.
+// A folder that cannot be written to is reported, and nothing is lost.
 func TestFolderFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -472,8 +472,8 @@ func TestKilledBeforeTheFirstLetter(t *testing.T) {
 	once(t, w.open(t, nil))
 }
 
-// metaUnheard does a write of the row, and says that it did not: so ends one
-// whose context ends while the store commits it.
+// metaUnheard writes the row and returns an error, like a write whose context ends while the
+// store commits it.
 type metaUnheard struct {
 	engine.Meta
 	at int // which write; counted down
@@ -543,8 +543,8 @@ func TestTakenAwayBeforeItWasNoted(t *testing.T) {
 	}
 }
 
-// The row is read again after an answer that was lost: what it has moved past is
-// not written again, wherever its file is by then.
+// After a lost answer the row is read again. Files behind its position are not written again,
+// wherever they are by then.
 func TestAnswerIsLostAndTheFileTakenAway(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -24,14 +24,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Manifest says what a file of the archive holds.
+// Manifest describes a file of the archive.
 type Manifest struct {
-	File    string    `json:"file"` // below the folder, with slashes
+	File    string    `json:"file"` // path below the archive's folder, with slashes
 	Kind    string    `json:"kind"` // dead-letters or outcomes
 	Number  uint64    `json:"number"`
 	Lines   int       `json:"lines"`
-	Bytes   int64     `json:"bytes"`             // of the file
-	SHA256  string    `json:"sha256"`            // of the file
+	Bytes   int64     `json:"bytes"`             // size of the compressed file
+	SHA256  string    `json:"sha256"`            // of the compressed file
 	Damaged int       `json:"damaged,omitempty"` // chunks of history that could not be read
 	Written time.Time `json:"written_at"`
 }
@@ -46,8 +46,8 @@ func (m *Manifest) manifestName() string {
 	return strings.TrimSuffix(m.File, dataSuffix) + manifestSuffix
 }
 
-// writer writes one file under a name of its own.
-type writer struct {
+// lineWriter writes one file under its temporary name.
+type lineWriter struct {
 	path     string
 	f        *os.File
 	sum      hash.Hash
@@ -57,26 +57,26 @@ type writer struct {
 	kept     bool
 }
 
-// create begins the file of a manifest. If it is new and its name is taken, it gets the next
-// number that is not.
-func create(dir string, m Manifest, isNew bool) (*writer, error) {
-	w := &writer{sum: sha256.New(), manifest: m}
-	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // a store that was restored counts from where it was
+// createFile begins the file that m describes. If isNew is set and the name is taken, it takes
+// the next free number.
+func createFile(dir string, m Manifest, isNew bool) (*lineWriter, error) {
+	w := &lineWriter{sum: sha256.New(), manifest: m}
+	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // the row of a restored store may name files that exist already
 		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(w.manifest.File)))
 		if errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 		if err != nil {
-			return nil, broken(err)
+			return nil, archiveUnavailable(err)
 		}
 	}
 	w.path = filepath.Join(dir, w.manifest.tmpName())
 	if err := atomicfile.MkdirAll(dir); err != nil {
-		return nil, broken(err)
+		return nil, archiveUnavailable(err)
 	}
 	var err error
 	if w.f, err = os.OpenFile(w.path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
-		return nil, broken(err)
+		return nil, archiveUnavailable(err)
 	}
 	if w.z, err = zstd.NewWriter(io.MultiWriter(w.f, w.sum), zstd.WithEncoderConcurrency(1)); err != nil {
 		w.discard()
@@ -93,19 +93,19 @@ func nameOf(kind string, now time.Time, number uint64) Manifest {
 	return Manifest{File: file, Kind: kind, Number: number, Written: now}
 }
 
-// tmpName is what the file is called until it is named.
+// tmpName returns the name of the file before it is published.
 func (m *Manifest) tmpName() string { return fmt.Sprintf("%s-%08d%s", m.Kind, m.Number, tmpSuffix) }
 
 // add writes one line.
-func (w *writer) add(v any) error {
+func (w *lineWriter) add(v any) error {
 	w.manifest.Lines++
-	return broken(w.enc.Encode(v))
+	return archiveUnavailable(w.enc.Encode(v))
 }
 
-// seal makes the file complete and durable, still under its temporary name.
-func (w *writer) seal() error {
+// seal makes the file complete and durable. The file keeps its temporary name.
+func (w *lineWriter) seal() error {
 	if err := w.z.Close(); err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	info, err := w.f.Stat()
 	if err == nil {
@@ -115,49 +115,49 @@ func (w *writer) seal() error {
 		err = atomicfile.SyncDir(filepath.Dir(w.path))
 	}
 	if err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	w.manifest.Bytes, w.manifest.SHA256 = info.Size(), hex.EncodeToString(w.sum.Sum(nil))
 	return nil
 }
 
-// discard closes the file, and removes it unless it is kept.
-func (w *writer) discard() {
+// discard closes the file, and removes it unless kept is set.
+func (w *lineWriter) discard() {
 	if w.z != nil {
-		_ = w.z.Close() // sealed, or not wanted
+		_ = w.z.Close() // an error does not matter: the file is sealed already, or is removed
 	}
 	_ = w.f.Close()
 	if !w.kept {
-		_ = os.Remove(w.path) // else the next run does
+		_ = os.Remove(w.path) // if this fails, the next run removes it
 	}
 }
 
-// errTaken says of a file that it is under neither of its names any more.
-var errTaken = errors.New("the file is gone")
+// errFileGone says that a file exists neither under its temporary nor under its final name.
+var errFileGone = errors.New("the file is gone")
 
-// publish gives a sealed file its name and its manifest, durably. Done before,
-// it changes nothing. The error is errTaken where there is nothing to name.
-func publish(dir string, m *Manifest) error {
+// publishFile gives a sealed file its final name and its manifest, durably. It changes nothing if
+// that is done already. It returns errFileGone if the file is missing.
+func publishFile(dir string, m *Manifest) error {
 	final := filepath.Join(dir, filepath.FromSlash(m.File))
 	folder := filepath.Dir(final)
 	if err := atomicfile.MkdirAll(folder); err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	if err := os.Rename(filepath.Join(dir, m.tmpName()), final); err != nil {
 		_, there := os.Stat(final)
 		switch {
 		case !errors.Is(err, fs.ErrNotExist):
-			return broken(err)
+			return archiveUnavailable(err)
 		case errors.Is(there, fs.ErrNotExist):
-			return errTaken
+			return errFileGone
 		case there != nil:
-			return broken(there)
+			return archiveUnavailable(there)
 		}
 	}
 	return writeManifest(dir, m)
 }
 
-// writeManifest writes the manifest of a file, durably.
+// writeManifest writes the manifest of a file durably.
 func writeManifest(dir string, m *Manifest) error {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -166,14 +166,14 @@ func writeManifest(dir string, m *Manifest) error {
 	name := filepath.Join(dir, filepath.FromSlash(m.manifestName()))
 	folder := filepath.Dir(name)
 	if err := atomicfile.MkdirAll(folder); err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	if err := atomicfile.WriteFile(name, append(b, '\n')); err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
-	for d := folder; ; d = filepath.Dir(d) { // a crash may have left each new, and not durable
+	for d := folder; ; d = filepath.Dir(d) { // an earlier crash may have left these folders created but not durable
 		if err := atomicfile.SyncDir(d); err != nil {
-			return broken(err)
+			return archiveUnavailable(err)
 		}
 		if len(d) <= len(filepath.Clean(dir)) {
 			return nil
@@ -181,35 +181,35 @@ func writeManifest(dir string, m *Manifest) error {
 	}
 }
 
-// dropUnlike makes sure that what has one of the names of a file is that file. Another
-// process may have completed one of the same name in its own folder, which the row names
-// now, while this folder has what this process had begun.
-func dropUnlike(dir string, m *Manifest) error {
+// dropOtherVersions removes a file that has one of m's names but other content. Another process
+// may have completed a version in its own folder, which the row names now, while this folder
+// still holds the version that this process had begun.
+func dropOtherVersions(dir string, m *Manifest) error {
 	for _, name := range []string{m.tmpName(), filepath.FromSlash(m.File)} {
 		name = filepath.Join(dir, name)
-		sum, _, err := sumOf(name)
+		sum, _, err := fileSum(name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
 		case err != nil:
-			return broken(err)
+			return archiveUnavailable(err)
 		case sum == m.SHA256:
 			continue
 		}
 		if err := os.Remove(name); err != nil {
-			return broken(err)
+			return archiveUnavailable(err)
 		}
 	}
 	return nil
 }
 
-// sumOf returns the SHA-256 of a file, in hex, and its size.
-func sumOf(name string) (sum string, size int64, err error) {
+// fileSum returns the SHA-256 of a file, in hexadecimal, and its size.
+func fileSum(name string) (sum string, size int64, err error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return "", 0, err
 	}
-	defer f.Close() // it was only read
+	defer f.Close() // only read: an error of Close loses nothing
 	h := sha256.New()
 	if size, err = io.Copy(h, f); err != nil {
 		return "", 0, err
@@ -217,27 +217,28 @@ func sumOf(name string) (sum string, size int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), size, nil
 }
 
-// clean removes what a crash left unfinished: nothing is pending.
-func clean(dir string) error {
+// removeTemporary removes temporary files that a crash left. It must be called only when no file
+// is pending.
+func removeTemporary(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "*"+tmpSuffix))
 	for _, name := range left {
 		err = errors.Join(err, os.Remove(name))
 	}
-	return broken(err)
+	return archiveUnavailable(err)
 }
 
-// broken is the error of a folder that cannot be written to.
-func broken(err error) error {
+// archiveUnavailable wraps an error of the folder or the bucket as notify.KindUnavailable.
+func archiveUnavailable(err error) error {
 	if err == nil {
 		return nil
 	}
 	return notify.Unavailable("archive", 0, err)
 }
 
-// List returns the manifests of a folder, by number.
+// List returns the manifests in a folder, by number.
 func List(dir string) ([]Manifest, error) { return ListFS(os.DirFS(dir)) }
 
-// ListFS is List of a folder that is not on a disk.
+// ListFS returns the manifests in a file system, by number.
 func ListFS(files fs.FS) (out []Manifest, err error) {
 	for _, kind := range []string{DeadLetters, Outcomes} {
 		names, err := fs.Glob(files, kind+"/*/*"+manifestSuffix)
@@ -260,20 +261,20 @@ func ListFS(files fs.FS) (out []Manifest, err error) {
 	return out, nil
 }
 
-// EachOutcome calls fn with every line of a file of outcomes. The Outcome is fn's until it
+// EachOutcome calls fn with every line of a file of outcomes. fn may use the Outcome until it
 // returns.
 func EachOutcome(files fs.FS, m *Manifest, fn func(*Outcome) error) error {
 	_, err := eachLine(files, m, fn)
 	return err
 }
 
-// eachLine calls fn with every line of a file, and returns how many there are.
+// eachLine calls fn with every line of a file, and returns the number of lines.
 func eachLine[T any](files fs.FS, m *Manifest, fn func(*T) error) (lines int, err error) {
 	f, err := files.Open(m.File)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close() // it was only read
+	defer f.Close() // only read: an error of Close loses nothing
 	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return 0, err
@@ -292,16 +293,16 @@ func eachLine[T any](files fs.FS, m *Manifest, fn func(*T) error) (lines int, er
 	}
 }
 
-// Verify reads a file of a folder and compares it with its manifest: the size,
-// the checksum, and the lines, each of which must be JSON.
+// Verify compares a file with its manifest: size, checksum and number of lines. Each line must
+// be valid JSON.
 func Verify(dir string, m *Manifest) error {
 	name := filepath.Join(dir, filepath.FromSlash(m.File))
-	got, n, err := sumOf(name)
+	got, n, err := fileSum(name)
 	if err != nil {
 		return err
 	}
 	if n != m.Bytes || got != m.SHA256 {
-		return fmt.Errorf("%s has %d bytes with SHA-256 %s; its manifest says %d with %s", m.File, n, got, m.Bytes, m.SHA256)
+		return fmt.Errorf("%s has %d bytes with SHA-256 %s; its manifest says %d bytes with SHA-256 %s", m.File, n, got, m.Bytes, m.SHA256)
 	}
 	lines, err := eachLine(os.DirFS(dir), m, func(*json.RawMessage) error { return nil })
 	if err != nil {
@@ -313,25 +314,26 @@ func Verify(dir string, m *Manifest) error {
 	return nil
 }
 
-// shipAll brings the files that are left in the folder into the bucket: of the
-// time before there was one, or of a crash. Nothing is pending. A file whose name the bucket
-// has given to another one is put aside: mostly another process has written its lines again.
-func (a *Archiver) shipAll(ctx context.Context) error {
+// uploadAll puts the files that are left in the folder into the bucket. They stem from the time
+// before a bucket was configured, or from a crash. It must be called only when no file is
+// pending. If the bucket has another file of the same name, uploadAll puts the file aside:
+// usually another process has archived the same lines.
+func (a *Archiver) uploadAll(ctx context.Context) error {
 	if a.cfg.Bucket == nil {
 		return nil
 	}
 	ms, err := List(a.cfg.Dir)
 	if err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	for i := range ms {
-		err := a.ship(ctx, &ms[i])
+		err := a.upload(ctx, &ms[i])
 		switch {
 		case errors.Is(err, fs.ErrExist):
-			a.cfg.Logger.Warn("the bucket has another file of this name, mostly with the same lines: this one is put aside", "file", ms[i].File, "folder", asideFolder)
+			a.cfg.Logger.Warn("the bucket has another file of this name, usually with the same lines; this file is moved to the folder named here", "file", ms[i].File, "folder", asideFolder)
 			err = putAside(a.cfg.Dir, &ms[i])
 		case err == nil:
-			err = a.shipped(&ms[i])
+			err = a.removeUploaded(&ms[i])
 		}
 		if err != nil {
 			return err
@@ -340,54 +342,54 @@ func (a *Archiver) shipAll(ctx context.Context) error {
 	return nil
 }
 
-// asideFolder is where files wait for an operator, in the folder of the archive.
+// asideFolder is the folder, below the archive's, of files that an operator must look at.
 const asideFolder = "aside"
 
-// putAside moves a file to where List does not find it, its manifest last: while that is
-// there, shipAll finds the file.
+// putAside moves a file to asideFolder, where List does not find it. It moves the manifest last,
+// so that uploadAll finds the file again after a crash.
 func putAside(dir string, m *Manifest) error {
 	for _, name := range []string{m.File, m.manifestName()} {
 		to := filepath.Join(dir, asideFolder, filepath.FromSlash(name))
 		if err := atomicfile.MkdirAll(filepath.Dir(to)); err != nil {
-			return broken(err)
+			return archiveUnavailable(err)
 		}
 		if err := os.Rename(filepath.Join(dir, filepath.FromSlash(name)), to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return broken(err)
+			return archiveUnavailable(err)
 		}
 	}
-	_ = os.Remove(filepath.Join(dir, filepath.FromSlash(filepath.Dir(m.File)))) // the day's folder, once it is empty
+	_ = os.Remove(filepath.Join(dir, filepath.FromSlash(filepath.Dir(m.File)))) // removes the day's folder if it is empty now
 	return nil
 }
 
-// ship brings a file that has its name into the bucket, and then its manifest:
-// a manifest in the bucket says that its file is there.
-func (a *Archiver) ship(ctx context.Context, m *Manifest) error {
+// upload puts a published file into the bucket, then its manifest. A manifest in the bucket thus
+// means that its file is there.
+func (a *Archiver) upload(ctx context.Context, m *Manifest) error {
 	if a.cfg.Bucket == nil {
 		return nil
 	}
 	if err := a.cfg.Bucket.Put(ctx, m.File, filepath.Join(a.cfg.Dir, filepath.FromSlash(m.File)), m.SHA256); err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	name := filepath.Join(a.cfg.Dir, filepath.FromSlash(m.manifestName()))
 	b, err := os.ReadFile(name)
 	if err != nil {
-		return broken(err)
+		return archiveUnavailable(err)
 	}
 	sum := sha256.Sum256(b)
-	return broken(a.cfg.Bucket.Put(ctx, m.manifestName(), name, hex.EncodeToString(sum[:])))
+	return archiveUnavailable(a.cfg.Bucket.Put(ctx, m.manifestName(), name, hex.EncodeToString(sum[:])))
 }
 
-// shipped removes a file from the folder that is in the bucket, or shall never
-// be, its manifest last: while that is there, shipAll finds the file.
-func (a *Archiver) shipped(m *Manifest) error {
+// removeUploaded removes a file from the folder when it is in the bucket or must never get
+// there. It removes the manifest last, so that uploadAll finds the file again after a crash.
+func (a *Archiver) removeUploaded(m *Manifest) error {
 	if a.cfg.Bucket == nil {
 		return nil
 	}
 	for _, name := range []string{m.File, m.manifestName()} {
 		if err := os.Remove(filepath.Join(a.cfg.Dir, filepath.FromSlash(name))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return broken(err)
+			return archiveUnavailable(err)
 		}
 	}
-	_ = os.Remove(filepath.Join(a.cfg.Dir, filepath.FromSlash(filepath.Dir(m.File)))) // the day's folder, once it is empty
+	_ = os.Remove(filepath.Join(a.cfg.Dir, filepath.FromSlash(filepath.Dir(m.File)))) // removes the day's folder if it is empty now
 	return nil
 }

@@ -10,18 +10,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// OverLog is the History of an archive over a log that keeps its records longer than the
-// archive waits for them. A record that stands in the log twice is archived twice.
+// OverLog is the History of an archive that reads the log itself. The log must keep its records
+// longer than Config.After. A record that is in the log twice is archived twice.
 type OverLog struct {
 	Offsets Offsets
 	// Read calls fn with the records of each partition in [from, to).
 	Read   func(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	Topics []string
-	// Skipped is told of what was removed from the log before it was archived.
+	// Skipped is called with the offsets of records that the log removed before they were
+	// archived.
 	Skipped func(p history.Part, from, to int64)
 }
 
-// Offsets is a *log.Admin.
+// Offsets looks up offsets of the log. *log.Admin implements it.
 type Offsets interface {
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
@@ -40,7 +41,7 @@ func (l OverLog) Settled(ctx context.Context, before int64) (map[history.Part]in
 	return out, nil
 }
 
-// Range implements History. Each gap of what the log has removed counts as damaged.
+// Range implements History. It counts each gap of removed records as one damaged chunk.
 func (l OverLog) Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
 	starts, err := l.Offsets.StartOffsets(ctx, l.Topics...)
 	if err != nil {
@@ -64,8 +65,8 @@ func (l OverLog) Range(ctx context.Context, from, to map[history.Part]int64, fn 
 		err := notify.DecodeEnvelope(r.Value, &env)
 		switch {
 		case errors.Is(err, notify.ErrNewer):
-			return err // a process of that release goes on with it
-		case err != nil: // lost to damage, or poison
+			return err // a process of the newer release must archive this record
+		case err != nil: // a lost record, or one that no release can decode
 			damaged++
 			return nil
 		}

@@ -12,8 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestSharedArchive has two processes archive one after the other into one bucket: each goes
-// on where the other was, and one whose row was moved meanwhile writes nothing over it.
+// TestSharedArchive lets two processes archive into one bucket, one after the other. Each
+// continues where the other stopped. A process whose row was changed meanwhile overwrites
+// nothing.
 func TestSharedArchive(t *testing.T) {
 	t.Parallel()
 	w, b := newWorld(t), newBucket(t)
@@ -26,11 +27,11 @@ func TestSharedArchive(t *testing.T) {
 		t.Errorf("the other process sees %v, %v", at, err)
 	}
 	w.add(t, 2)
-	if err := second.Once(t.Context()); !errors.Is(err, errMoved) {
+	if err := second.Once(t.Context()); !errors.Is(err, errRowChanged) {
 		t.Fatalf("it saved over the other's row: %v", err)
 	}
 	once(t, second) // from the row now
-	first.unsure = true
+	first.rowUnsure = true
 	once(t, first)
 	w.wantShipped(t, b, 6)
 	if s := second.Status(t.Context(), time.Now()); s.Files != 4 || s.Err != nil {
@@ -38,7 +39,7 @@ func TestSharedArchive(t *testing.T) {
 	}
 }
 
-// logged is a log of one partition whose record i is as old as it says.
+// logged is a log with one partition, in which the age of each record is given.
 type logged struct {
 	recs  []log.Record
 	start int64

@@ -11,21 +11,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/history"
 )
 
-// Status is how far the archive is.
+// Status says how far the archive has come.
 type Status struct {
 	Files uint64
-	// Age is how long ago the last run began that reached the end.
+	// Age is the time since the start of the last run that finished.
 	Age time.Duration
-	// Err is why the last run did not; nil: it did.
+	// Err is the error of the last run, or nil if it finished.
 	Err error
-	// Wait is how long what has aged out is kept for the archive.
+	// Wait is how long retention keeps what is not archived yet.
 	Wait time.Duration
 }
 
-// progress is how far the archive is as far as this process knows.
-func (a *Archiver) progress(ctx context.Context) (state, error) {
+// currentState returns the current state, read from the row if other processes may write it.
+func (a *Archiver) currentState(ctx context.Context) (archiveState, error) {
 	if a.cfg.Shared {
-		st, _, err := a.read(ctx)
+		st, _, err := a.readRow(ctx)
 		return st, err
 	}
 	a.mu.Lock()
@@ -33,32 +33,33 @@ func (a *Archiver) progress(ctx context.Context) (state, error) {
 	return a.st, nil
 }
 
-// Status returns how far the archive is.
+// Status returns how far the archive has come. If the row cannot be read, it returns the last
+// known state with the error.
 func (a *Archiver) Status(ctx context.Context, now time.Time) Status {
-	st, err := a.progress(ctx)
+	st, err := a.currentState(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {
 		st = a.st
 	}
-	return Status{Files: st.Files, Age: now.Sub(time.UnixMilli(st.Done)), Err: cmp.Or(a.fail, err), Wait: a.cfg.Wait}
+	return Status{Files: st.Files, Age: now.Sub(time.UnixMilli(st.Done)), Err: cmp.Or(a.lastErr, err), Wait: a.cfg.Wait}
 }
 
-// Positions is, of each partition, the offset below which everything is
-// archived.
+// Positions returns, for each partition, the offset below which everything is archived.
 func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error) {
-	st, err := a.progress(ctx)
-	return positions(st.History), err
+	st, err := a.currentState(ctx)
+	return parsePositions(st.History), err
 }
 
-// purgeLook is how many dead letters that are not archived are looked at: with
-// more, nothing is purged before Wait is over.
-const purgeLook = 100_000
+// purgeScanLimit bounds the unarchived dead letters that PurgeBefore reads. If there are more,
+// nothing that is younger than Wait is purged.
+const purgeScanLimit = 100_000
 
-// PurgeBefore is the latest Until, ms since 1970, up to which dead letters may be
-// purged at now: nothing that is not archived, unless Wait is over.
+// PurgeBefore returns the latest DeadLetter.Until, in ms since 1970, up to which dead letters
+// may be purged at now. It spares dead letters that are not archived, until they are older than
+// Wait.
 func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
-	st, err := a.progress(ctx)
+	st, err := a.currentState(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -68,7 +69,7 @@ func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error
 	enough := errors.New("enough")
 	err = a.eachLetter(ctx, at, func(d *engine.DeadLetter) error {
 		until = min(until, d.Until-1)
-		if looked++; looked >= purgeLook || until <= bound {
+		if looked++; looked >= purgeScanLimit || until <= bound {
 			return enough
 		}
 		return nil

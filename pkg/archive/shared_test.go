@@ -103,11 +103,11 @@ func TestPausedProcessIsReplaced(t *testing.T) {
 			if puts++; puts == nth {
 				b.before = nil
 				w.add(t, 2)
-				second.unsure = true
+				second.rowUnsure = true
 				once(t, second)
 			}
 		}
-		if err := first.Once(t.Context()); !errors.Is(err, errMoved) {
+		if err := first.Once(t.Context()); !errors.Is(err, errRowChanged) {
 			t.Errorf("put %d: it went on with %v", nth, err)
 		}
 		once(t, first)
@@ -142,8 +142,8 @@ func TestUploadArrivesLate(t *testing.T) {
 	}
 }
 
-// TestReplacedFileIsPutAside: what a process had completed and another one wrote again does
-// not go into the bucket, and is not removed.
+// TestReplacedFileIsPutAside checks that a file which another process has written again does not
+// get into the bucket and is not removed.
 func TestReplacedFileIsPutAside(t *testing.T) {
 	t.Parallel()
 	w, b := newWorld(t), newBucket(t)

@@ -92,8 +92,8 @@ func TestShips(t *testing.T) {
 	}
 }
 
-// A bucket that is away is told and tried again; nothing is lost, and nothing is
-// there twice.
+// An unreachable bucket is reported and tried again. Nothing is lost, and nothing is stored
+// twice.
 func TestBucketFails(t *testing.T) {
 	t.Parallel()
 	for nth := 1; nth <= 4; nth++ { // two files, two manifests
@@ -143,7 +143,7 @@ func TestKilledRemoving(t *testing.T) {
 			t.Fatal(ms, err)
 		}
 		a := w.openTo(t, b)
-		if err := a.ship(t.Context(), &ms[0]); err != nil {
+		if err := a.upload(t.Context(), &ms[0]); err != nil {
 			t.Fatal(err)
 		}
 		if gone {

@@ -18,39 +18,39 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Format of the backups this build writes, and the latest it reads.
+// Format is the format version of the backups that this build writes, and the latest that it reads.
 const Format = 1
 
-// manifestName is that of the first entry.
+// manifestName is the name of the first entry.
 const manifestName = "manifest.json"
 
-// Manifest says what a backup holds.
+// Manifest describes what a backup holds.
 type Manifest struct {
 	Format  int       `json:"format"`
-	Created time.Time `json:"created_at"`            // what was accepted before it is in the backup
-	Version string    `json:"version"`               // of the program that made it
-	StoreID string    `json:"store_id"`              // of the log and the store, which belong together
-	Key     string    `json:"secrets_key,omitempty"` // names the key that sealed callers' secrets; the key is not in the backup
-	Dev     bool      `json:"dev"`                   // of "notifyd dev", which has its data in the folder data below its own
-	Bytes   int64     `json:"bytes"`                 // of the files, unpacked
-	Folders []string  `json:"folders"`               // below the data folder, with slashes; each after the one it is in
+	Created time.Time `json:"created_at"`            // everything accepted before this time is in the backup
+	Version string    `json:"version"`               // of the program that made the backup
+	StoreID string    `json:"store_id"`              // id that the log and the store share
+	Key     string    `json:"secrets_key,omitempty"` // name of the key that sealed callers' secrets; the key itself is not in the backup
+	Dev     bool      `json:"dev"`                   // made by "notifyd dev", which keeps its data in the folder data below its own
+	Bytes   int64     `json:"bytes"`                 // sum of the unpacked files' sizes
+	Folders []string  `json:"folders"`               // paths below the data folder, with slashes; a parent comes before its children
 	Files   []File    `json:"files"`
 }
 
 // File is one file of a backup.
 type File struct {
-	Name   string `json:"name"` // below the data folder, with slashes
-	Size   int64  `json:"size"` // bytes
+	Name   string `json:"name"` // path below the data folder, with slashes
+	Size   int64  `json:"size"` // in bytes
 	SHA256 string `json:"sha256"`
 }
 
-// Write writes m with what the files below dir are, then the files. It reads each
-// file twice, first for its checksum. The files must not change meanwhile. Write
-// ends early with the error of ctx.
+// Write completes m with the files below dir, then writes m and the files to w. It reads each file
+// twice, first for its checksum; the files must not change meanwhile. It returns the completed
+// manifest. It ends early with the error of ctx when ctx ends.
 func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, error) {
-	m, err := list(ctx, dir, m)
+	m, err := listFiles(ctx, dir, m)
 	if err == nil {
-		err = write(ctx, w, dir, m)
+		err = writeArchive(ctx, w, dir, m)
 	}
 	if err != nil {
 		return m, fmt.Errorf("backup: %w", err)
@@ -58,8 +58,8 @@ func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, 
 	return m, nil
 }
 
-// list returns m with the folders and files below dir.
-func list(ctx context.Context, dir string, m Manifest) (Manifest, error) {
+// listFiles returns m with the folders and files below dir.
+func listFiles(ctx context.Context, dir string, m Manifest) (Manifest, error) {
 	m.Format, m.Bytes, m.Folders, m.Files = Format, 0, nil, nil
 	return m, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil {
@@ -73,7 +73,7 @@ func list(ctx context.Context, dir string, m Manifest) (Manifest, error) {
 			return err
 		}
 		name = filepath.ToSlash(name)
-		if d.IsDir() { // an empty one counts: the folder of a partition without records
+		if d.IsDir() { // an empty folder counts too: a partition without records has one
 			m.Folders = append(m.Folders, name)
 			return nil
 		}
@@ -91,12 +91,12 @@ func sumFile(ctx context.Context, path, name string) (File, error) {
 	}
 	defer f.Close()
 	sum := sha256.New()
-	n, err := io.Copy(sum, &ending{ctx, f})
+	n, err := io.Copy(sum, &ctxReader{ctx, f})
 	return File{Name: name, Size: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
 }
 
-// write writes the archive that m describes.
-func write(ctx context.Context, w io.Writer, dir string, m Manifest) error {
+// writeArchive writes the archive that m describes.
+func writeArchive(ctx context.Context, w io.Writer, dir string, m Manifest) error {
 	raw, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func write(ctx context.Context, w io.Writer, dir string, m Manifest) error {
 		if err != nil {
 			return err
 		}
-		err = entry(file.Name, file.Size, &ending{ctx, f})
+		err = entry(file.Name, file.Size, &ctxReader{ctx, f})
 		if err = errors.Join(err, f.Close()); err != nil {
 			return fmt.Errorf("%s: %w", file.Name, err)
 		}
@@ -138,21 +138,21 @@ func write(ctx context.Context, w io.Writer, dir string, m Manifest) error {
 	return errors.Join(t.Close(), z.Close())
 }
 
-// ending is a reader that ends with its context.
-type ending struct {
+// ctxReader is a reader that fails with the error of its context once the context has ended.
+type ctxReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (e *ending) Read(p []byte) (int, error) {
+func (e *ctxReader) Read(p []byte) (int, error) {
 	if err := e.ctx.Err(); err != nil {
 		return 0, err
 	}
 	return e.r.Read(p)
 }
 
-// Copy copies a file into a folder that is to be written. It is not synced: the
-// copy is read soon and removed, and a backup that a crash cut off is none.
+// Copy copies a file into a folder that a backup is made from. It does not sync the copy: the copy
+// is read soon and then removed, and a backup that a crash interrupts is thrown away.
 func Copy(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -167,8 +167,8 @@ func Copy(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// LinkOrCopy is Copy for a file that never changes: a link where the file system
-// can.
+// LinkOrCopy makes a hard link to a file that never changes. It copies the file where the file
+// system cannot link.
 func LinkOrCopy(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil

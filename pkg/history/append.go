@@ -10,13 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Append takes records in offset order; those below what was appended before
-// are skipped, so feeding a range again is safe. It returns when the records
-// can be found, which is before they are durable here: the log is what makes
-// them so until Sealed passes them. It waits while two full tails of the
-// partition wait to be sealed.
+// Append takes records in offset order. It skips records below the offset that was reached
+// before, so feeding a range again is safe. When it returns, queries find the records. They are
+// not durable here yet: until Sealed passes them, the log holds the durable copy. Append waits
+// while two full tails of the partition wait to be sealed.
 //
-// After an error feed the same records again.
+// After an error the caller must feed the same records again.
 func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	for len(recs) > 0 {
 		n := 1
@@ -31,19 +30,20 @@ func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	return nil
 }
 
-// Advance tells that the partition has nothing below next that was not
-// appended, for where the log itself begins later or holds no records.
+// Advance tells the Store that the partition has no records below next other than those
+// appended. It is used where the log itself begins later or holds no records.
 func (s *Store) Advance(tp Part, next int64) {
 	p := s.partOf(tp)
 	p.appendMu.Lock()
-	if next > p.next.Load() {
-		p.next.Store(next)
+	if next > p.appendedTo.Load() {
+		p.appendedTo.Store(next)
 	}
 	p.appendMu.Unlock()
 	s.progress.moved()
 }
 
-func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
+// appendPart appends records of one partition.
+func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) error {
 	p.appendMu.Lock()
 	defer p.appendMu.Unlock()
 	defer s.progress.moved()
@@ -53,30 +53,31 @@ func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
 	var env notify.Envelope
 	for i := range recs {
 		r := &recs[i]
-		if r.Offset < p.next.Load() {
+		if r.Offset < p.appendedTo.Load() {
 			continue
 		}
 		err := notify.DecodeHead(r.Value, &env)
 		if err == nil && !env.Derived() {
-			err = s.add(ctx, p, r, &env)
+			err = s.addChunk(ctx, p, r, &env)
 		}
 		if errors.Is(err, notify.ErrCorrupt) || errors.Is(err, notify.ErrNewer) {
-			// The workers put it into the poison topic; here it has no receivers. One of
-			// a newer release stops a worker, and never comes here but by hand: an older
-			// release does not open the store beside this history.
-			s.cfg.Log.Warn("history skips a record it cannot read", "part", p.Part, "offset", r.Offset, "err", err)
+			// A worker puts such a record into the poison topic. Its receivers are unknown,
+			// so there is nothing to keep. A record of a newer release gets here only after
+			// manual changes: it stops a worker, and an older release does not open the store
+			// that belongs to this history.
+			s.cfg.Log.Warn("history cannot read a record and skips it", "part", p.Part, "offset", r.Offset, "err", err)
 		} else if err != nil {
 			return err
 		}
-		p.next.Store(r.Offset + 1)
+		p.appendedTo.Store(r.Offset + 1)
 	}
 	return nil
 }
 
-// add indexes an original chunk, whose receivers have not been checked:
-// notify.ErrCorrupt, and nothing has changed, when they cannot be read. The hashes are
-// made without the lock, so that readers wait for the linking only.
-func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelope) error {
+// addChunk indexes an original chunk. If its receivers cannot be read, it returns
+// notify.ErrCorrupt and changes nothing. It computes the hashes before it takes the lock, so
+// that readers wait only while the entries are linked. The caller holds p.appendMu.
+func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *notify.Envelope) error {
 	hashes, first, last, err := hashColumn(p.hashes[:0], env.Receivers, env.Count)
 	p.hashes = hashes
 	if err != nil {
@@ -85,13 +86,13 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 	n := len(hashes)
 	t := p.active
 	if t != nil && (t.users.len()+n > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
-		if err := s.freeze(ctx, p); err != nil {
+		if err := s.freezeActive(ctx, p); err != nil {
 			return err
 		}
 		t = nil
 	}
 	if n > maxOrdinals {
-		s.cfg.Log.Error("history skips a chunk too large to index", "part", p.Part, "offset", r.Offset, "receivers", n)
+		s.cfg.Log.Error("history skips a chunk that is too large to index", "part", p.Part, "offset", r.Offset, "receivers", n)
 		return nil
 	}
 	if t == nil {
@@ -110,7 +111,7 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 		p.mu.Unlock()
 	}
 	known := t.users.hashes
-	copy(known[len(known):len(known)+n], hashes) // behind those that readers see
+	copy(known[len(known):len(known)+n], hashes) // into the free room, which readers do not see yet
 	ms := r.Time
 	if ms == 0 {
 		ms = time.Now().UnixMilli()
@@ -118,18 +119,18 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	row := row{base: env.Chunk.Base, off: t.size(), start: uint32(t.users.len()), first: first, last: last}
-	t.buf = appendStored(t.buf, &stored{offset: r.Offset, value: r.Value})
+	t.buf = appendBodyRecord(t.buf, &bodyRecord{offset: r.Offset, value: r.Value})
 	row.size = uint32(t.size() - row.off)
-	t.note(row, ms)
+	t.addRow(row, ms)
 	t.users.extend(n)
 	t.bases.add([]uint64{hashBase(row.base)})
 	p.active = t
 	return nil
 }
 
-// hashColumn appends the hashes of a column's users, which are count, and returns its
-// first and last index; notify.ErrCorrupt when the column is not what
-// notify.DecodeEnvelope accepts.
+// hashColumn appends the hashes of the users in a column of count receivers, and returns the
+// first and last index. It returns notify.ErrCorrupt exactly where notify.DecodeEnvelope would
+// reject the column.
 func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, last uint32, err error) {
 	index, n := uint64(0), uint32(0)
 	for ; len(column) > 0 && n < count; n++ {
@@ -171,7 +172,9 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 	return hs, first, last, nil
 }
 
-func (s *Store) newTail(p *part) (*tail, error) {
+// newTail creates the file of a new tail, whose first record is the next one. The caller holds
+// appendMu.
+func (s *Store) newTail(p *partition) (*tail, error) {
 	num := s.nextNum.Add(1)
 	name := segmentName(num, tmpSuffix)
 	f, err := s.cfg.FS.Create(s.path(name))
@@ -180,15 +183,16 @@ func (s *Store) newTail(p *part) (*tail, error) {
 	}
 	var a arrays
 	select {
-	case a = <-s.free:
+	case a = <-s.freeArrays:
 	default:
 	}
-	return newTail(num, newBlob(f, segmentName(num, fileSuffix)), s.path(name), p.next.Load(), a), nil
+	return newTail(num, newBlob(f, segmentName(num, fileSuffix)), s.path(name), p.appendedTo.Load(), a), nil
 }
 
-// flush writes the buffered bodies. Readers keep finding them: in writing until
-// the file has them. What a failed write left is written first by the next.
-func (s *Store) flush(p *part, t *tail) error {
+// flush writes the buffered bodies to the file. Readers find them all the time: in t.writing
+// until the file has them. If a write fails, the next flush repeats it first. The caller is the
+// appender, or the sealer once the tail is frozen.
+func (s *Store) flush(p *partition, t *tail) error {
 	for t.writing != nil || len(t.buf) > 0 {
 		if t.writing == nil {
 			p.mu.Lock()
@@ -207,21 +211,22 @@ func (s *Store) flush(p *part, t *tail) error {
 	return nil
 }
 
-// freeze hands the active tail to the sealer. The caller holds appendMu.
-func (s *Store) freeze(ctx context.Context, p *part) error {
+// freezeActive hands the active tail to the sealer. It waits while maxFrozen tails of the partition
+// wait to be sealed. The caller holds appendMu.
+func (s *Store) freezeActive(ctx context.Context, p *partition) error {
 	select {
 	case p.slots <- struct{}{}:
-	case <-s.dead:
+	case <-s.failedCh:
 		return *s.failed.Load()
 	case <-ctx.Done():
 		return notify.Unavailable("history", time.Second, fmt.Errorf("%v waits for its segments to be sealed: %w", p.Part, ctx.Err()))
 	}
 	p.mu.Lock()
 	t := p.active
-	t.to = p.next.Load()
+	t.to = p.appendedTo.Load()
 	p.frozen = append(p.frozen[:len(p.frozen):len(p.frozen)], t)
 	p.active = nil
 	p.mu.Unlock()
-	s.queue.push(frozen{p, t})
+	s.sealQueue.push(frozenTail{p, t})
 	return nil
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Settled returns, of each partition, the offset below which every record is in
-// sealed segments whose youngest record is older than before (ms since 1970):
-// nothing below it will change, or be written again, but by merges.
+// Settled returns, for each partition, the offset below which every record is in a sealed
+// segment whose youngest record is older than before (ms since 1970). Only merges still rewrite
+// records below this offset.
 func (s *Store) Settled(before int64) map[Part]int64 {
-	out := s.Sealed() // first: what is sealed meanwhile is younger
-	v := s.acquire()
+	out := s.Sealed() // before the view is taken: a segment sealed in between is younger
+	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
 		if seg.meta.MaxTime < before {
@@ -26,13 +26,12 @@ func (s *Store) Settled(before int64) map[Part]int64 {
 	return out
 }
 
-// Range calls fn with the envelope of every sealed record of a partition in
-// [from, to), each once, in no order; a partition that from does not name
-// begins at its start. It stops at fn's error and returns it. What is found
-// damaged is reported by Damaged and counted, and does not end it; env is fn's
-// until it returns.
+// Range calls fn with the envelope of every sealed record of a partition in [from, to), each
+// once, in no order. A partition that from does not name begins at its start. Range stops at the
+// first error of fn and returns it. It reports damaged chunks by Damaged, counts them and
+// continues. fn may use env until it returns.
 func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {
 		wanted := false
@@ -50,7 +49,7 @@ func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env 
 			env, err := seg.chunkWithin(uint32(c), from, to)
 			if err != nil {
 				seg.bad.Store(true)
-				s.damage(seg.blob.name, err)
+				s.reportDamage(seg.blob.name, err)
 				damaged++
 				continue
 			}
@@ -65,8 +64,8 @@ func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env 
 	return damaged, nil
 }
 
-// chunkWithin reads a chunk, if its record is in [from, to) of its partition;
-// else it is nil.
+// chunkWithin reads a chunk. It returns nil if the chunk's record is outside [from, to) of its
+// partition.
 func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelope, error) {
 	var r row
 	if err := s.row(c, &r); err != nil {
@@ -76,8 +75,8 @@ func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelo
 	if err != nil {
 		return nil, err
 	}
-	var st stored
-	if err := decodeStored(b, &st); err != nil {
+	var st bodyRecord
+	if err := decodeBodyRecord(b, &st); err != nil {
 		return nil, err
 	}
 	if int(st.part) >= len(s.meta.Parts) {
@@ -94,8 +93,8 @@ func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelo
 	return &env, nil
 }
 
-// archived reports whether everything of a segment is archived; always, where
-// there is no archive.
+// archived reports whether everything in a segment is archived. Without an archive it is always
+// true.
 func (s *Store) archived(seg *segment, at map[Part]int64) bool {
 	if s.cfg.Archived == nil {
 		return true
@@ -108,8 +107,8 @@ func (s *Store) archived(seg *segment, at map[Part]int64) bool {
 	return true
 }
 
-// expired reports whether a segment may be removed: its retention is over, and
-// it is archived or has waited too long for it.
+// expired reports whether a segment may be removed: its retention is over, and it is archived or
+// has waited for the archive longer than ArchiveWait.
 func (s *Store) expired(seg *segment, limit int64, at map[Part]int64) bool {
 	bound := int64(math.MinInt64)
 	if s.cfg.ArchiveWait > 0 {

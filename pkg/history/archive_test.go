@@ -73,7 +73,7 @@ func receiversOf(t *testing.T, s *Store, from, to map[Part]int64) (out []string)
 	return out
 }
 
-// TestExpireWaitsForTheArchive keeps what is not archived beyond its retention,
+// TestExpireWaitsForTheArchive checks that unarchived segments are kept beyond their retention,
 // but not for ever.
 func TestExpireWaitsForTheArchive(t *testing.T) {
 	t.Parallel()

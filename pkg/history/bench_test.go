@@ -63,7 +63,7 @@ func TestChunkMaker(t *testing.T) {
 	}
 }
 
-// nullFS forgets what is written: what is left is our own cost.
+// nullFS discards what is written, so that only the cost of this package is measured.
 type nullFS struct{ FS }
 
 type nullFile struct{ File }
@@ -116,8 +116,8 @@ func benchAppend(b *testing.B, n int, fs FS) {
 	})
 }
 
-// cpuTime is what the process has used so far, in ns. The machine is shared,
-// so wall time says little.
+// cpuTime returns the CPU time of the process so far, in ns. The machine is shared, so wall time
+// says little.
 func cpuTime(b *testing.B) int64 {
 	var u unix.Rusage
 	must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
@@ -154,7 +154,7 @@ func BenchmarkIndex(b *testing.B) {
 		}
 	})
 	var body []byte
-	run("body", 8333, func() { body = appendStored(body[:0], &stored{value: value}) })
+	run("body", 8333, func() { body = appendBodyRecord(body[:0], &bodyRecord{value: value}) })
 	var buf []byte
 	run("sort", len(hashes), func() { buf = appendIndex(buf[:0], hashes, dirBits(len(hashes))) })
 }
@@ -171,9 +171,9 @@ func BenchmarkLookup(b *testing.B) {
 		off[p]++
 	}
 	for {
-		s.queue.mu.Lock()
-		n := len(s.queue.tails)
-		s.queue.mu.Unlock()
+		s.sealQueue.mu.Lock()
+		n := len(s.sealQueue.tails)
+		s.sealQueue.mu.Unlock()
 		if n == 0 {
 			break
 		}

@@ -9,19 +9,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Chunks calls fn with every original chunk that is sealed, of the records at
-// from[partition] (missing: 0) and behind, whose request was accepted since then
-// (ms since 1970), and those of segments that hold only records appended since then:
-// what was scheduled comes to the log long after its request. It returns how far each partition was sealed: what lies
-// behind that is in the log. Found names no receiver; it is reused, its slices
-// are not. A damaged segment is an error: of part of the history nothing can be
-// concluded.
+// Chunks calls fn with every sealed original chunk whose record is at or above from[partition]
+// (missing: 0) and whose request was accepted at or after since (ms since 1970). It also
+// includes the chunks of segments that hold only records appended since then, because a
+// scheduled notification comes to the log long after its request. It returns how far each
+// partition is sealed; the log holds what lies above. Found names no receiver; fn must not keep
+// it, but may keep its slices. A damaged segment is an error, because an incomplete history
+// proves nothing.
 //
-// One chunk is in memory at a time, whatever is stored.
+// Only one chunk is in memory at a time.
 func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
-	sealed := s.Sealed() // before the view: it holds all of it
-	l := &lookup{s: s, view: s.acquire()}
-	defer l.end()
+	sealed := s.Sealed() // before the view is taken, so that the view holds everything below
+	l := &lookup{s: s, view: s.acquireView()}
+	defer l.release()
 	if s.unknown.Load() > 0 {
 		return nil, damagedHistory(errors.New("a segment cannot be read"))
 	}
@@ -35,14 +35,14 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 			}
 			c := chunk{seg: seg}
 			if err := seg.row(o, &c.row); err != nil {
-				l.note(seg, err)
+				l.noteDamage(seg, err)
 				return nil, damagedHistory(l.damaged)
 			}
 			if c.base.Time().UnixMilli() < since && seg.meta.MinTime < since {
 				continue
 			}
 			var f engine.Found
-			if !l.open(&c, &f) {
+			if !l.openChunk(&c, &f) {
 				return nil, damagedHistory(l.damaged)
 			}
 			p := Part{f.Topic, f.LogPart}
@@ -57,12 +57,12 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 	return sealed, nil
 }
 
-// Unsealed calls fn with the original chunks of a partition that are not sealed,
-// of the records in [from, below): for where the log does not hold them any more.
-// Memory is that of the tail's rows.
+// Unsealed calls fn with the unsealed original chunks of a partition whose records are in [from,
+// below). It serves ranges that the log no longer holds. It keeps a copy of the tails' rows in
+// memory.
 func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error) error {
 	var found []chunk
-	l := s.begin(func(q *part, t *tail) bool {
+	l := s.beginLookup(func(q *partition, t *tail) bool {
 		if q.Part != p {
 			return false
 		}
@@ -71,10 +71,10 @@ func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error
 		}
 		return true
 	})
-	defer l.end()
+	defer l.release()
 	for i := range found {
 		var f engine.Found
-		if !l.open(&found[i], &f) {
+		if !l.openChunk(&found[i], &f) {
 			return damagedHistory(l.damaged)
 		}
 		if f.Offset >= from && f.Offset < below {
@@ -90,25 +90,25 @@ func damagedHistory(err error) error {
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "part of the history is damaged", Err: err}
 }
 
-// Counted returns the offset of the copy of a chunk that an audit counts: of those
-// with the same receivers in its partition, the first. A request that was repeated
-// writes the same chunks.
+// Counted returns the offset of the copy of a chunk that an audit counts. A repeated request
+// writes the same chunks again; of the copies with the same receivers in a partition, the first
+// one counts.
 func (s *Store) Counted(f *engine.Found) (int64, error) {
 	p := Part{f.Topic, f.LogPart}
-	first, last := bounds(f.Envelope.Receivers)
-	l, chunks := s.copies(p, f.Envelope.Chunk.Base, func(r *row) bool { return r.first == first && r.last == last })
-	defer l.end()
+	first, last := indexBounds(f.Envelope.Receivers)
+	l, chunks := s.chunksInPart(p, f.Envelope.Chunk.Base, func(r *row) bool { return r.first == first && r.last == last })
+	defer l.release()
 	if l.damaged != nil {
 		return 0, damagedHistory(l.damaged)
 	}
 	counted := f.Offset
-	if len(chunks) < 2 { // itself
+	if len(chunks) < 2 { // only the chunk itself
 		return counted, nil
 	}
 	digest := notify.ColumnDigest(f.Envelope.Receivers)
 	for i := range chunks {
 		var other engine.Found
-		if !l.open(&chunks[i], &other) {
+		if !l.openChunk(&chunks[i], &other) {
 			return 0, damagedHistory(l.damaged)
 		}
 		if other.Topic == f.Topic && other.LogPart == f.LogPart && other.Offset < counted &&
@@ -119,23 +119,22 @@ func (s *Store) Counted(f *engine.Found) (int64, error) {
 	return counted, nil
 }
 
-// Copy returns the copy of a chunk that has these receivers
-// (notify.ColumnDigest); notify.KindNotFound: there is none. Found names no
-// receiver.
+// Copy returns the copy of a chunk that has these receivers (notify.ColumnDigest). It returns
+// notify.KindNotFound if there is none. Found names no receiver.
 func (s *Store) Copy(of notify.Chunk, digest uint64) (engine.Found, error) {
 	l, chunks := s.chunksOf(of.Base, func(*row) bool { return true })
-	defer l.end()
+	defer l.release()
 	for i := range chunks {
 		var f engine.Found
-		if l.open(&chunks[i], &f) && f.Envelope.Chunk == of && notify.ColumnDigest(f.Envelope.Receivers) == digest {
+		if l.openChunk(&chunks[i], &f) && f.Envelope.Chunk == of && notify.ColumnDigest(f.Envelope.Receivers) == digest {
 			return f, nil
 		}
 	}
-	return engine.Found{}, s.missing(of.Base, l.damaged)
+	return engine.Found{}, s.notFoundError(of.Base, l.damaged)
 }
 
-// copies is chunksOf within one partition of the log.
-func (s *Store) copies(of Part, base notify.Base, want func(*row) bool) (*lookup, []chunk) {
+// chunksInPart is chunksOf for one partition of the log.
+func (s *Store) chunksInPart(of Part, base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	l, found := s.chunksOf(base, want)
 	kept := found[:0]
 	for _, c := range found {
@@ -150,8 +149,8 @@ func (s *Store) copies(of Part, base notify.Base, want func(*row) bool) (*lookup
 	return l, kept
 }
 
-// bounds returns the first and the last index of a column.
-func bounds(column []byte) (first, last uint32) {
+// indexBounds returns the first and the last index of a column.
+func indexBounds(column []byte) (first, last uint32) {
 	rd, r := notify.ReadReceivers(column), notify.Receiver{}
 	for start := true; rd.Next(&r); start = false {
 		if start {
@@ -168,16 +167,16 @@ type Held struct {
 	Count uint32 // receivers
 }
 
-// Of returns the chunks of a request that the history holds now, each once,
-// without waiting for the end of the log.
+// Of returns the chunks of a request that the history holds now, each once. It does not wait
+// until the history has caught up with the log.
 func (s *Store) Of(base notify.Base) ([]Held, error) {
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
-	defer l.end()
+	defer l.release()
 	var out []Held
 	seen := map[notify.Chunk]bool{}
 	for i := range chunks {
 		var f engine.Found
-		if !l.open(&chunks[i], &f) {
+		if !l.openChunk(&chunks[i], &f) {
 			break
 		}
 		if !seen[f.Envelope.Chunk] {
@@ -191,23 +190,23 @@ func (s *Store) Of(base notify.Base) ([]Held, error) {
 	return out, nil
 }
 
-// Has reports whether the history holds anything of a request: no body is read.
+// Has reports whether the history holds a chunk of a request. It reads no body.
 func (s *Store) Has(base notify.Base) (bool, error) {
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
-	defer l.end()
+	defer l.release()
 	if len(chunks) == 0 && l.damaged != nil {
 		return false, damagedHistory(l.damaged)
 	}
 	return len(chunks) > 0, nil
 }
 
-// Kept is since when notifications are kept.
+// Kept returns the time since which notifications are kept.
 func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }
 
-// Oldest is the time of the oldest record in a sealed segment, ms since 1970; what
-// retention is over for, and the archive waits for, counts. now where there is none.
+// Oldest returns the time of the oldest record in a sealed segment, in ms since 1970, or now if
+// there is none. It counts segments whose retention is over but which wait for the archive.
 func (s *Store) Oldest(now time.Time) int64 {
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	oldest := now.UnixMilli()
 	for _, seg := range v.segs {

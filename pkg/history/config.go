@@ -24,47 +24,48 @@ type Record struct {
 	Time      int64  // the log's timestamp, ms since 1970; 0: now. Retention counts from it
 }
 
-// Config of a Store. Only Dir is required.
+// Config configures a Store. Only Dir is required.
 type Config struct {
-	// Dir is the folder of the segments. It belongs to one Store; the caller
-	// holds a lock that makes sure of it.
+	// Dir is the folder of the segments. It belongs to one Store; the caller holds a lock that
+	// guarantees this.
 	Dir string
-	// FS is the file system; nil: the operating system's.
+	// FS is the file system; nil means the operating system's.
 	FS FS
-	// SegmentReceivers seals a tail that holds so many receivers; 1..4Mi.
+	// SegmentReceivers is the number of receivers at which a tail is sealed, 1 to 4Mi.
 	SegmentReceivers int `default:"1048576" min:"1" max:"4194304"`
-	// SegmentBytes seals a tail whose bodies reach this size.
+	// SegmentBytes is the size of the bodies at which a tail is sealed.
 	SegmentBytes int64 `default:"64MiB" min:"1"`
-	// SegmentAge seals a tail so long after its first record, which bounds how much log a
-	// quiet system keeps.
+	// SegmentAge is the time after its creation at which a tail is sealed. It bounds how much
+	// log a quiet system keeps.
 	SegmentAge time.Duration `default:"5m" min:"0"`
-	// CacheBytes is how much of the newest segments may stay in the page cache. Beyond, the
-	// system is told that it needs them no more: at 5M receivers a second history writes 80
-	// MB/s, and memory that is taken anew costs far more than memory that is used again (on a
-	// machine whose host gives it memory on demand, 110 MB/s against 1 GB/s).
+	// CacheBytes is how much of the newest segments may stay in the page cache. The system is
+	// told that it may drop older ones. Without this, at 5M receivers a second, history writes
+	// 80 MB/s into pages that the system must allocate anew, and newly allocated memory costs
+	// far more than reused memory (110 MB/s against 1 GB/s on a machine whose host gives it
+	// memory on demand).
 	CacheBytes int64 `default:"256MiB" min:"1"`
-	// BufferBytes is how much of the bodies is gathered before a write.
+	// BufferBytes is how much of the bodies is collected before a write.
 	BufferBytes int `default:"1MiB" min:"1"`
-	// Retention removes segments whose youngest record is older.
+	// Retention is the age of its youngest record at which a segment is removed.
 	Retention time.Duration `default:"720h" min:"0"`
-	// RemovalTime, when set, is the time that Retention and ArchiveWait are counted
-	// back from, in place of time.Now: a clock that jumped must not remove
-	// everything at once. After an error nothing is removed.
+	// RemovalTime, when set, returns the time from which Retention and ArchiveWait are counted
+	// back, instead of time.Now. It protects against a clock that jumps, which would remove
+	// everything at once. If it returns an error, nothing is removed.
 	RemovalTime func(ctx context.Context) (time.Time, error)
-	// Archived, when set, returns of each partition the offset below which
-	// everything is archived: a segment beyond it is kept when its retention is
-	// over, for ArchiveWait at most (0: without limit).
+	// Archived, when set, returns for each partition the offset below which everything is
+	// archived. A segment that reaches above it is kept beyond its retention, for at most
+	// ArchiveWait (0: without limit).
 	Archived    func() map[Part]int64
 	ArchiveWait time.Duration
-	// MergeCount is how many small segments of similar size become one; at least 2.
+	// MergeCount is how many small segments of similar size are merged into one; at least 2.
 	MergeCount int `default:"8" min:"2"`
-	// Barrier returns the end offset of every partition of the log as of now.
-	// Find asks for it on a miss and waits until Append has passed it, so that
-	// an id answered before is found. nil: a miss is believed.
+	// Barrier returns the current end offset of every partition of the log. When Find finds
+	// nothing, it calls Barrier and waits until Append has passed these offsets, so that it
+	// finds every id that was answered before. nil: Find does not wait.
 	Barrier func(ctx context.Context) (map[Part]int64, error)
-	// MaxWait is how long Find and Each wait at the barrier; then they are
+	// MaxWait bounds how long Find and Each wait at the barrier. Then they return
 	// notify.KindUnavailable.
 	MaxWait time.Duration `default:"5s" min:"0"`
-	// Log receives what goes wrong in the background.
+	// Log receives errors of the background work.
 	Log *slog.Logger `default:"discard"`
 }

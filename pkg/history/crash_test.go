@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// powerLoss writes, seals and merges, takes a copy of the disk as a loss of
-// power would leave it before some change of the file system, and starts from
-// the copy with a log trimmed to what was said to be sealed.
+// powerLoss writes, seals and merges. It copies the disk as a loss of power would leave it
+// before some change of the file system, and starts from the copy, with a log trimmed to the
+// offsets that were reported as sealed.
 func powerLoss(seed uint64, broken func(op string) bool) error {
 	r := rng(seed)
 	mem := newMem()
@@ -134,8 +134,8 @@ func TestPowerLossCatchesMissingSyncs(t *testing.T) {
 	}
 }
 
-// Offsets of partitions with nothing to keep are in OFFSETS alone. What was said to
-// be sealed, and so may be trimmed from the log, is there whenever the power goes.
+// Only OFFSETS holds the offsets of partitions without chunks. Whenever the power fails,
+// everything that was reported as sealed, and may thus be trimmed from the log, is there.
 func TestOffsetsSurvivePowerLoss(t *testing.T) {
 	t.Parallel()
 	mem := newMem()
@@ -195,8 +195,8 @@ func TestWriteAndSyncErrors(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		err := fail[op]
-		// The disk gets room again by itself: it may be the sealer that meets the
-		// full one, and then Append does not fail but waits for it.
+		// The disk gets room again by itself. If the sealer meets the full disk, Append does not
+		// fail but waits for the sealer.
 		if op == "write" && err != nil {
 			if writes++; writes%3 == 0 {
 				fail[op] = nil
@@ -257,10 +257,10 @@ func TestWriteAndSyncErrors(t *testing.T) {
 	}
 }
 
-// checkFound looks for what was fed to its end: all but the last record.
+// checkFound searches for everything that was fed completely: all but the last record.
 func (m *logModel) checkFound(s *Store) error {
 	for p, recs := range m.recs {
-		next := s.partOf(Part{topic, int32(p)}).next.Load()
+		next := s.partOf(Part{topic, int32(p)}).appendedTo.Load()
 		var env notify.Envelope
 		for _, rec := range recs[:next] {
 			if notify.DecodeEnvelope(rec.Value, &env) != nil || env.Derived() {
@@ -277,8 +277,8 @@ func (m *logModel) checkFound(s *Store) error {
 	return nil
 }
 
-// A crash between a merge and the removal of what it replaced leaves nothing
-// behind after the next start.
+// If a crash comes between a merge and the removal of the merged segments, the next start
+// removes them.
 func TestMergeCutBeforeCleanUp(t *testing.T) {
 	t.Parallel()
 	ffs := &faultFS{FS: newMem(), hook: func(op, _ string) error {

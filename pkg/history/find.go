@@ -11,30 +11,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// lookup is one query: the tails it met and the view it reads. It looks into
-// the tails first and takes the view then, so that a segment sealed in between
-// is met at least once.
+// lookup is one query: the tails and the view that it reads. It collects from the tails first
+// and takes the view afterwards, so that it meets a segment that is sealed in between at least
+// once.
 type lookup struct {
 	s       *Store
-	view    *view
-	held    []*blob
-	damaged error // the first damage met; what was not found may lie there
+	view    *segmentView
+	held    []*blob // files of the tails that the query reads; release gives them back
+	damaged error   // the first damage met; a result that was not found may lie there
 	buf     []byte
 	ords    []uint32
 }
 
-// chunk is a candidate: a row, and where its body is.
+// chunk is a candidate of a query: a row, and the segment or tail that holds its body.
 type chunk struct {
 	row
-	ordinal uint32 // of the receiver looked for, when by user
+	ordinal uint32 // in a query by user: ordinal of the receiver
 	seg     *segment
-	part    *part // of a tail
+	part    *partition // partition of the tail; nil if seg is set
 	tail    *tail
 }
 
-// begin visits every tail under its lock; the visitor returns whether it keeps
-// the tail beyond.
-func (s *Store) begin(visit func(*part, *tail) bool) *lookup {
+// beginLookup calls visit with every tail under its lock. If visit returns true, the lookup
+// keeps the tail's file open until release.
+func (s *Store) beginLookup(visit func(*partition, *tail) bool) *lookup {
 	l := &lookup{s: s}
 	for _, p := range s.allParts() {
 		p.mu.RLock()
@@ -46,28 +46,29 @@ func (s *Store) begin(visit func(*part, *tail) bool) *lookup {
 		}
 		p.mu.RUnlock()
 	}
-	l.view = s.acquire()
+	l.view = s.acquireView()
 	return l
 }
 
-func (l *lookup) end() {
+// release gives back the view and the files of the tails.
+func (l *lookup) release() {
 	l.view.release()
 	for _, b := range l.held {
 		b.release()
 	}
 }
 
-// note remembers damage of a segment. The query goes on with what is left.
-func (l *lookup) note(seg *segment, err error) {
+// noteDamage remembers that a segment is damaged. The query continues with the other segments.
+func (l *lookup) noteDamage(seg *segment, err error) {
 	seg.bad.Store(true)
-	l.s.damage(seg.blob.name, err)
+	l.s.reportDamage(seg.blob.name, err)
 	if l.damaged == nil {
 		l.damaged = fmt.Errorf("%s: %w", seg.blob.name, err)
 	}
 }
 
-// open reads and decodes a candidate's body into f; false when it is damaged.
-func (l *lookup) open(c *chunk, f *engine.Found) bool {
+// openChunk reads and decodes a candidate's body into f. It returns false if the body is damaged.
+func (l *lookup) openChunk(c *chunk, f *engine.Found) bool {
 	var b []byte
 	var err error
 	if c.seg != nil {
@@ -75,9 +76,9 @@ func (l *lookup) open(c *chunk, f *engine.Found) bool {
 	} else {
 		b, err = c.part.body(c.tail, &c.row)
 	}
-	var st stored
+	var st bodyRecord
 	if err == nil {
-		err = decodeStored(b, &st)
+		err = decodeBodyRecord(b, &st)
 	}
 	*f = engine.Found{}
 	if err == nil {
@@ -88,8 +89,8 @@ func (l *lookup) open(c *chunk, f *engine.Found) bool {
 	}
 	if c.seg == nil {
 		if err != nil {
-			// The log has it still: a start rebuilds it.
-			l.s.damage(c.tail.blob.name, err)
+			// The log still holds this record. The next start rebuilds the tail from it.
+			l.s.reportDamage(c.tail.blob.name, err)
 			l.damaged = err
 			return false
 		}
@@ -100,7 +101,7 @@ func (l *lookup) open(c *chunk, f *engine.Found) bool {
 		err = fmt.Errorf("%w: partition %d of %d", errDamaged, st.part, len(c.seg.meta.Parts))
 	}
 	if err != nil {
-		l.note(c.seg, err)
+		l.noteDamage(c.seg, err)
 		return false
 	}
 	sp := c.seg.meta.Parts[st.part]
@@ -108,12 +109,12 @@ func (l *lookup) open(c *chunk, f *engine.Found) bool {
 	return true
 }
 
-// chunksOf returns the candidates of a base, those that may hold want only.
+// chunksOf returns the chunks of a request for whose rows want returns true.
 func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	var found []chunk
 	h := hashBase(base)
 	var ords []uint32
-	l := s.begin(func(p *part, t *tail) bool {
+	l := s.beginLookup(func(p *partition, t *tail) bool {
 		n := len(found)
 		ords = t.bases.find(ords[:0], h)
 		for _, o := range ords {
@@ -142,27 +143,26 @@ func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chu
 			}
 		}
 		if err != nil {
-			l.note(seg, err)
+			l.noteDamage(seg, err)
 		}
 	}
 	return l, found
 }
 
-// Find implements Reader. On a miss it waits at the barrier and looks
-// once more.
+// Find implements Reader. If it finds nothing, it waits at the barrier and searches once more.
 func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
-	f, err := s.find(id)
+	f, err := s.findOnce(id)
 	if err == nil || s.cfg.Barrier == nil {
 		return f, err
 	}
-	if err := s.await(ctx); err != nil {
+	if err := s.awaitLog(ctx); err != nil {
 		return f, err
 	}
-	return s.find(id)
+	return s.findOnce(id)
 }
 
-// await waits until what is in the log now has been read.
-func (s *Store) await(ctx context.Context) error {
+// awaitLog waits until everything that is in the log now has been appended here.
+func (s *Store) awaitLog(ctx context.Context) error {
 	if s.cfg.Barrier == nil {
 		return nil
 	}
@@ -175,11 +175,11 @@ func (s *Store) await(ctx context.Context) error {
 	return unavailable(err)
 }
 
-func (s *Store) find(id notify.ID) (f engine.Found, err error) {
+func (s *Store) findOnce(id notify.ID) (f engine.Found, err error) {
 	l, chunks := s.chunksOf(id.Base, func(r *row) bool { return r.first <= id.Index && id.Index <= r.last })
-	defer l.end()
+	defer l.release()
 	for i := range chunks {
-		if !l.open(&chunks[i], &f) || f.Envelope.Fan != id.Fan {
+		if !l.openChunk(&chunks[i], &f) || f.Envelope.Fan != id.Fan {
 			continue
 		}
 		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
@@ -190,11 +190,12 @@ func (s *Store) find(id notify.ID) (f engine.Found, err error) {
 			}
 		}
 	}
-	return engine.Found{}, s.missing(id.Base, l.damaged)
+	return engine.Found{}, s.notFoundError(id.Base, l.damaged)
 }
 
-// missing is the error for a base of which nothing was found.
-func (s *Store) missing(base notify.Base, damaged error) error {
+// notFoundError returns the error for a request of which nothing was found: not found, retention
+// passed, possibly lost, or damaged history.
+func (s *Store) notFoundError(base notify.Base, damaged error) error {
 	switch {
 	case damaged != nil:
 	case s.unknown.Load() > 0:
@@ -202,30 +203,30 @@ func (s *Store) missing(base notify.Base, damaged error) error {
 	case time.Since(base.Time()) > s.cfg.Retention:
 		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
 	case s.mayBeLost(base.Time()):
-		return &notify.Error{Kind: notify.KindGone, Code: CodeRecordLost, Msg: "not found, and records of that time were lost to damage: it may have been one of them"}
+		return &notify.Error{Kind: notify.KindGone, Code: CodeRecordLost, Msg: "not found; records of that time were lost to damage and this notification may have been one of them"}
 	default:
 		return notify.NotFound("notification")
 	}
 	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "not found, but part of the history is damaged", Err: damaged}
 }
 
-// Each implements Reader. It waits at the barrier first: a part of a
-// request would be a wrong answer. Chunks come by their first index; found is
-// reused, its slices are not.
+// Each implements Reader. It waits at the barrier first, because an incomplete list would be a
+// wrong answer. It calls fn in the order of the chunks' first index. Found is reused; fn may
+// keep its slices.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
-	if err := s.await(ctx); err != nil {
+	if err := s.awaitLog(ctx); err != nil {
 		return err
 	}
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
-	defer l.end()
+	defer l.release()
 	sort.SliceStable(chunks, func(i, j int) bool { return chunks[i].first < chunks[j].first })
-	seen := map[notify.Chunk]bool{} // a chunk may lie in the log twice
+	seen := map[notify.Chunk]bool{} // the log may hold a chunk twice
 	for i := range chunks {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		var f engine.Found
-		if !l.open(&chunks[i], &f) || seen[f.Envelope.Chunk] {
+		if !l.openChunk(&chunks[i], &f) || seen[f.Envelope.Chunk] {
 			continue
 		}
 		seen[f.Envelope.Chunk] = true
@@ -238,7 +239,7 @@ func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Foun
 		}
 	}
 	if l.damaged != nil || len(seen) == 0 {
-		return s.missing(base, l.damaged)
+		return s.notFoundError(base, l.damaged)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// errDamaged marks content of a file that is not what this package wrote.
+// errDamaged marks content of a file that differs from what this package writes.
 var errDamaged = errors.New("damaged")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -21,17 +21,17 @@ const (
 	footerSize   = 8 + 4 + 4 + 8 // meta offset, meta length, checksum, magic
 	recordHeader = 4 + 4 + 2 + 8
 	rowSize      = 40
-	strideLen    = 64 // ordinals a stride
+	strideLen    = 64 // ordinals per stride
 	maxMeta      = 16 << 20
 )
 
 // row is one chunk in the chunk table.
 type row struct {
 	base        notify.Base
-	off         int64 // of the body record
+	off         int64 // offset of the body record in the file
 	size        uint32
-	start       uint32 // ordinal of its first receiver
-	first, last uint32 // request indexes
+	start       uint32 // ordinal of the chunk's first receiver
+	first, last uint32 // lowest and highest request index in the chunk
 }
 
 func appendRow(b []byte, r *row) []byte {
@@ -53,15 +53,15 @@ func decodeRow(b []byte, r *row) {
 	r.last = binary.LittleEndian.Uint32(b[36:])
 }
 
-// stored is one body record: where the chunk lay in the log, and its envelope.
-type stored struct {
-	part   uint16 // of meta.Parts
+// bodyRecord is one body record: the place of the chunk in the log, and its envelope.
+type bodyRecord struct {
+	part   uint16 // index into segmentMeta.Parts
 	offset int64
 	value  []byte
 }
 
-// appendStored appends a body record; its checksum covers all but the length.
-func appendStored(b []byte, s *stored) []byte {
+// appendBodyRecord appends a body record. Its checksum covers everything after itself.
+func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 	start := len(b)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(s.value)))
 	b = append(b, 0, 0, 0, 0)
@@ -72,8 +72,8 @@ func appendStored(b []byte, s *stored) []byte {
 	return b
 }
 
-// decodeStored reads a body record; value aliases b.
-func decodeStored(b []byte, s *stored) error {
+// decodeBodyRecord reads a body record; value aliases b.
+func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
 		return fmt.Errorf("%w: body record of %d bytes", errDamaged, len(b))
 	}
@@ -86,44 +86,44 @@ func decodeStored(b []byte, s *stored) error {
 	return nil
 }
 
-// section is a part of the file behind the bodies.
+// section is the place of one index section in the file.
 type section struct {
 	Off int64  `json:"off"`
 	Len int64  `json:"len"`
 	CRC uint32 `json:"crc"`
 }
 
-// span is what a segment holds of one partition of the log: [From, To).
-type span struct {
+// partRange is the range of offsets [From, To) that a segment covers of one partition of the
+// log.
+type partRange struct {
 	Topic     string `json:"topic"`
 	Partition int32  `json:"partition"`
 	From      int64  `json:"from"`
 	To        int64  `json:"to"`
 }
 
-// meta describes a segment. It is JSON so that an operator can read it with
-// tail -c.
-type meta struct {
-	Num       uint64   `json:"num"`
-	Chunks    int      `json:"chunks"`
-	Receivers int      `json:"receivers"`
-	Bodies    int64    `json:"bodies"` // where they end
-	Rows      section  `json:"rows"`
-	Strides   section  `json:"strides"`
-	Users     section  `json:"users"`
-	Bases     section  `json:"bases"`
-	UserBits  int      `json:"user_bits"`
-	BaseBits  int      `json:"base_bits"`
-	MinBase   string   `json:"min_base"`
-	MaxBase   string   `json:"max_base"`
-	MinTime   int64    `json:"min_time"` // of records, ms since 1970
-	MaxTime   int64    `json:"max_time"`
-	Parts     []span   `json:"parts"`
-	Replaces  []uint64 `json:"replaces,omitempty"` // segments this one was merged from
+// segmentMeta describes a segment. It is JSON so that an operator can read it with tail -c.
+type segmentMeta struct {
+	Num       uint64      `json:"num"`
+	Chunks    int         `json:"chunks"`
+	Receivers int         `json:"receivers"`
+	Bodies    int64       `json:"bodies"` // offset at which the bodies end
+	Rows      section     `json:"rows"`
+	Strides   section     `json:"strides"`
+	Users     section     `json:"users"`
+	Bases     section     `json:"bases"`
+	UserBits  int         `json:"user_bits"`
+	BaseBits  int         `json:"base_bits"`
+	MinBase   string      `json:"min_base"`
+	MaxBase   string      `json:"max_base"`
+	MinTime   int64       `json:"min_time"` // of the records, ms since 1970
+	MaxTime   int64       `json:"max_time"`
+	Parts     []partRange `json:"parts"`
+	Replaces  []uint64    `json:"replaces,omitempty"` // numbers of the segments that were merged into this one
 }
 
-// check reports whether m can describe a file whose meta begins at end.
-func (m *meta) check(end int64) error {
+// check returns an error unless m can describe a file whose meta begins at end.
+func (m *segmentMeta) check(end int64) error {
 	if m.Chunks < 1 || m.Receivers < m.Chunks || m.Receivers > maxOrdinals || len(m.Parts) < 1 {
 		return fmt.Errorf("%w: %d chunks, %d receivers, %d partitions", errDamaged, m.Chunks, m.Receivers, len(m.Parts))
 	}
@@ -139,7 +139,7 @@ func (m *meta) check(end int64) error {
 		want int64
 	}{
 		{m.Rows, int64(m.Chunks) * rowSize},
-		{m.Strides, strides(m.Receivers) * 4},
+		{m.Strides, strideCount(m.Receivers) * 4},
 		{m.Users, indexSize(m.Receivers, m.UserBits)},
 		{m.Bases, indexSize(m.Chunks, m.BaseBits)},
 	} {
@@ -154,11 +154,11 @@ func (m *meta) check(end int64) error {
 	return nil
 }
 
-// strides is the number of stride entries for n ordinals.
-func strides(n int) int64 { return int64((n + strideLen - 1) / strideLen) }
+// strideCount returns the number of stride entries for n ordinals.
+func strideCount(n int) int64 { return int64((n + strideLen - 1) / strideLen) }
 
-// appendFooter appends meta and the footer; off is where they will lie.
-func appendFooter(b []byte, m *meta, off int64) ([]byte, error) {
+// appendFooter appends meta and the footer. off is the offset of meta in the file.
+func appendFooter(b []byte, m *segmentMeta, off int64) ([]byte, error) {
 	js, err := json.Marshal(m)
 	if err != nil {
 		return b, err
@@ -173,8 +173,9 @@ func appendFooter(b []byte, m *meta, off int64) ([]byte, error) {
 	return append(b, f[:]...), nil
 }
 
-// readMeta reads and checks header, footer and meta of a sealed file.
-func readMeta(f File) (*meta, error) {
+// readMeta reads and checks header, footer and meta of a sealed file. It returns errDamaged if
+// they do not fit together.
+func readMeta(f File) (*segmentMeta, error) {
 	size, err := f.Size()
 	if err != nil {
 		return nil, err
@@ -204,7 +205,7 @@ func readMeta(f File) (*meta, error) {
 	if crc32.Update(crc32.Checksum(js, castagnoli), castagnoli, foot[:12]) != binary.LittleEndian.Uint32(foot[12:]) {
 		return nil, fmt.Errorf("%w: checksum of the meta", errDamaged)
 	}
-	m := new(meta)
+	m := new(segmentMeta)
 	if err := json.Unmarshal(js, m); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}

@@ -6,13 +6,13 @@ import (
 	"sync/atomic"
 )
 
-// FS is what a Store asks of a file system. The seam is here for tests that
-// lose power or cut writes; the operating system's is the default.
+// FS is the part of a file system that a Store uses. Tests implement it to lose power or to cut
+// writes short. The default is the operating system's.
 type FS interface {
 	MkdirAll(dir string) error
-	// List returns the names in dir, without the folder.
+	// List returns the names in dir, without the folder's own path.
 	List(dir string) ([]string, error)
-	// Create makes an empty file, or empties it, for reading and writing.
+	// Create makes an empty file, or truncates an existing one, for reading and writing.
 	Create(name string) (File, error)
 	// Open opens a file for reading.
 	Open(name string) (File, error)
@@ -30,19 +30,19 @@ type File interface {
 	Size() (int64, error)
 	// SyncData makes the content durable.
 	SyncData() error
-	// WriteBack asks for the range to be written soon, without waiting. It is
-	// a hint: dirty pages left to the kernel stall everything in bursts.
+	// WriteBack asks the system to write the range soon and does not wait. It is a hint. Without
+	// it the kernel collects dirty pages and writes them in bursts that stall every writer.
 	WriteBack(off, n int64)
-	// Forget says that the content, which is durable, is not likely to be read
-	// soon: the system may use the memory it is cached in for something else.
+	// Forget tells the system that the content is not likely to be read soon and may leave the
+	// page cache. The content must be durable.
 	Forget()
 }
 
-// blob is a file shared by the tail that wrote it, the views that list it and
-// the readers of either; the last one closes it.
+// blob is a file shared by the tail that writes it, the views that list it, and the readers of
+// both. The last one to release it closes it.
 type blob struct {
 	File
-	name string // within the folder; names the damage
+	name string // within the folder; used in reports of damage
 	refs atomic.Int32
 }
 
@@ -52,12 +52,12 @@ func newBlob(f File, name string) *blob {
 	return b
 }
 
-// hold adds a reference; the caller must know that one exists.
+// hold adds a reference. The caller must already hold one.
 func (b *blob) hold() { b.refs.Add(1) }
 
 func (b *blob) release() {
 	if b.refs.Add(-1) == 0 {
-		b.Close() // nothing was written since the last sync that counts
+		b.Close() // an error loses nothing: data that counts was synced before
 	}
 }
 
@@ -75,7 +75,7 @@ func (osFS) List(dir string) ([]string, error) {
 }
 
 func (osFS) Create(name string) (File, error) {
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600) // it holds what people were told
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600) // readable by the owner only: it holds the content of notifications
 	if err != nil {
 		return nil, err
 	}

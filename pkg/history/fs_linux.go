@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SyncData is fdatasync: the size is part of it, the times are not.
+// SyncData calls fdatasync, which stores the content and the size, but not the times.
 func (f osFile) SyncData() error {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -24,8 +24,8 @@ func (f osFile) SyncData() error {
 	return os.NewSyscallError("fdatasync", serr)
 }
 
-// WriteBack starts the write of the range. Its error is ignored on purpose:
-// some file systems have it not, and SyncData is what durability rests on.
+// WriteBack starts the write of the range. It ignores errors: some file systems do not support
+// the call, and durability depends only on SyncData.
 func (f osFile) WriteBack(off, n int64) {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -36,8 +36,8 @@ func (f osFile) WriteBack(off, n int64) {
 	})
 }
 
-// Forget gives the file's page cache back. Its error is ignored on purpose: the
-// file is read as well from the disk.
+// Forget gives back the file's page cache. It ignores errors: the content can be read from the
+// disk again.
 func (f osFile) Forget() {
 	c, err := f.SyscallConn()
 	if err != nil {

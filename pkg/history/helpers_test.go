@@ -188,7 +188,7 @@ func sealNow(t testing.TB, s *Store) {
 	for _, p := range s.allParts() {
 		p.appendMu.Lock()
 		if p.active != nil {
-			if err := s.freeze(t.Context(), p); err != nil {
+			if err := s.freezeActive(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}
 		}

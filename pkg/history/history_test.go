@@ -48,7 +48,7 @@ func TestFindInTailAndSegment(t *testing.T) {
 	cut := envelope(baseAt(now, 4), 3, 0, "c", receiver{0, "ann"}, receiver{1, "bob"})
 	cut.Receivers = cut.Receivers[:len(cut.Receivers)-1]
 	must(t, s.Append(t.Context(), record(3, 14, cut)))
-	if at := s.partOf(Part{Topic: topic, Partition: 3}).next.Load(); at != 15 {
+	if at := s.partOf(Part{Topic: topic, Partition: 3}).appendedTo.Load(); at != 15 {
 		t.Errorf("behind two records nobody can read comes %d", at)
 	}
 	// Fed again: skipped.
@@ -307,7 +307,7 @@ func TestMerge(t *testing.T) {
 		sealNow(t, s)
 	}
 	before := users(t, s, "ann", 7)
-	v := s.acquire() // a reader that began before the merge
+	v := s.acquireView() // a reader that began before the merge
 	for {
 		merged, err := s.mergeOnce(t.Context())
 		must(t, err)
@@ -396,7 +396,7 @@ func TestDamageIsReportedByName(t *testing.T) {
 	}
 }
 
-// TestCorruptChangesNothing: a chunk nobody can read leaves no file behind.
+// TestCorruptChangesNothing checks that an unreadable chunk leaves no file behind.
 func TestCorruptChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -409,7 +409,7 @@ func TestCorruptChangesNothing(t *testing.T) {
 	if files, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(files) > 1 { // its lock, or none
 		t.Errorf("%v, %v", files, err)
 	}
-	if at := s.partOf(Part{Topic: topic, Partition: 3}).next.Load(); at != 12 {
+	if at := s.partOf(Part{Topic: topic, Partition: 3}).appendedTo.Load(); at != 12 {
 		t.Errorf("behind them comes %d", at)
 	}
 }

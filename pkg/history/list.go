@@ -14,35 +14,36 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// listBounds is how much one List reads. Its memory is that of the chunks' rows and
-// of one body.
+// listBounds bounds how much one List reads. Its memory is that of the chunks' rows and of one
+// body.
 type listBounds struct {
-	chunks    int   // how many bodies of chunks are read
-	receivers int   // how many the caller is shown
-	bytes     int64 // of bodies
-	rows      int   // of the chunk tables of sealed segments
+	chunks    int   // bodies of chunks to read
+	receivers int   // receivers to show to the caller
+	bytes     int64 // bytes of bodies to read
+	rows      int   // rows to read from the chunk tables of sealed segments
 }
 
-// Rows are 40 bytes: 640 MB of them are read in about half a second.
+// defaultListBounds are the bounds in use. A row has 40 bytes; reading 640 MB of rows takes
+// about half a second.
 var defaultListBounds = listBounds{chunks: 4096, receivers: 256 << 10, bytes: 64 << 20, rows: 16 << 20}
 
-// maxLists is how many List calls read at a time: the others wait.
+// maxLists bounds the List calls that read at the same time. Further calls wait.
 const maxLists = 2
 
-// listPlace is a place in the order of List: the newest request first, then the chunk
-// with the lowest first index, then the receiver with the lowest index. Segments that
-// are sealed or merged between two pages leave this order as it is.
+// listPlace is a place in the order of List: newest request first, then the chunk with the
+// lowest first index, then the receiver with the lowest index. This order does not change when
+// segments are sealed or merged between two pages.
 type listPlace struct {
 	base         notify.Base
 	first, index uint32
 }
 
 const (
-	listVersion = 2 // no cursor of User begins so
-	listCursor  = 1 + 16 + 4 + 4
+	listVersion = 2              // a cursor of User begins with another byte
+	listCursor  = 1 + 16 + 4 + 4 // length of a cursor: version, base, first, index
 )
 
-// lastBase is newer than every request.
+// lastBase sorts as newer than every request.
 var lastBase = notify.Base(bytes.Repeat([]byte{0xff}, len(notify.Base{})))
 
 func (p *listPlace) cursor() engine.HistoryCursor {
@@ -53,17 +54,17 @@ func (p *listPlace) cursor() engine.HistoryCursor {
 
 func parseListCursor(c engine.HistoryCursor) (*listPlace, error) {
 	if len(c) != listCursor || c[0] != listVersion {
-		return nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list without a user")
+		return nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list without a user; pass the cursor of the previous page")
 	}
 	p := &listPlace{first: binary.BigEndian.Uint32(c[17:]), index: binary.BigEndian.Uint32(c[21:])}
 	copy(p.base[:], c[1:])
 	return p, nil
 }
 
-// List implements server.Lister. As with User, what was accepted in the last
-// moments and what is damaged may be missing.
+// List implements server.Lister. Like User, it may miss notifications that were accepted a
+// moment ago or lie in a damaged file.
 func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
-	n := newest{q: &q, most: s.listBounds.chunks}
+	n := newestChunks{query: &q, limit: s.listBounds.chunks}
 	if q.After != nil {
 		var err error
 		if n.after, err = parseListCursor(q.After); err != nil {
@@ -71,22 +72,23 @@ func (s *Store) List(ctx context.Context, q engine.ListQuery, fn func(*engine.Fo
 		}
 	}
 	select {
-	case s.lists <- struct{}{}:
-		defer func() { <-s.lists }()
+	case s.listTokens <- struct{}{}:
+		defer func() { <-s.listTokens }()
 	case <-ctx.Done():
 		return nil, notify.Unavailable("history", time.Second, ctx.Err())
 	}
-	l, err := s.gather(ctx, &n)
-	defer l.end()
+	l, err := s.gatherChunks(ctx, &n)
+	defer l.release()
 	if err != nil {
 		return nil, err
 	}
-	return s.show(ctx, l, &n, fn)
+	return s.showChunks(ctx, l, &n, fn)
 }
 
-// show reads the bodies of the gathered chunks and calls fn with their receivers.
-func (s *Store) show(ctx context.Context, l *lookup, n *newest, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
-	last := listPlace{base: lastBase} // everything up to here was shown
+// showChunks reads the bodies of the gathered chunks and calls fn with their receivers. It
+// returns the cursor of the next page, or nil at the end.
+func (s *Store) showChunks(ctx context.Context, l *lookup, n *newestChunks, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
+	last := listPlace{base: lastBase} // the place up to which everything was shown
 	if n.after != nil {
 		last = *n.after
 	}
@@ -94,7 +96,7 @@ func (s *Store) show(ctx context.Context, l *lookup, n *newest, fn func(*engine.
 	for i := range n.chunks {
 		c := &n.chunks[i]
 		if opened && c.base == n.chunks[i-1].base && c.first == n.chunks[i-1].first {
-			continue // a copy: from a repeated request, or a segment met as tail and as file
+			continue // a second copy of the chunk: the request was repeated, or the segment was met as a tail and as a file
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -104,7 +106,7 @@ func (s *Store) show(ctx context.Context, l *lookup, n *newest, fn func(*engine.
 		}
 		size += int64(c.size)
 		var f engine.Found
-		if opened = l.open(c, &f); opened && (n.q.Want == nil || n.q.Want(&f.Envelope)) {
+		if opened = l.openChunk(c, &f); opened && (n.query.Want == nil || n.query.Want(&f.Envelope)) {
 			from := uint64(0)
 			if p := n.after; p != nil && p.base == c.base && p.first == c.first {
 				from = uint64(p.index) + 1
@@ -131,17 +133,17 @@ func (s *Store) show(ctx context.Context, l *lookup, n *newest, fn func(*engine.
 		}
 		last = listPlace{c.base, c.first, c.last}
 	}
-	if n.left {
+	if n.more {
 		return last.cursor(), nil
 	}
 	return nil, nil
 }
 
-// gather finds the first chunks in the order of List, without reading a body. It
-// looks at every row of the tails and of the segments that may hold one of them.
-func (s *Store) gather(ctx context.Context, n *newest) (*lookup, error) {
-	l := s.begin(func(p *part, t *tail) (kept bool) {
-		for i := len(t.rows) - 1; i >= 0; i-- { // most often the newest first
+// gatherChunks finds the first chunks in the order of List, without reading a body. It looks at every
+// row of the tails, and of the segments that may hold one of these chunks.
+func (s *Store) gatherChunks(ctx context.Context, n *newestChunks) (*lookup, error) {
+	l := s.beginLookup(func(p *partition, t *tail) (kept bool) {
+		for i := len(t.rows) - 1; i >= 0; i-- { // newest first, so that most later rows need no change of the heap
 			if n.wants(&t.rows[i]) {
 				n.add(chunk{row: t.rows[i], part: p, tail: t})
 				kept = true
@@ -151,19 +153,19 @@ func (s *Store) gather(ctx context.Context, n *newest) (*lookup, error) {
 	})
 	const block = 1024
 	buf, rows := make([]byte, block*rowSize), 0
-	for _, seg := range l.view.segs { // by youngest request
-		if seg.maxBase.Time().UnixMilli() < n.q.Since {
+	for _, seg := range l.view.segs { // the segment with the youngest request first
+		if seg.maxBase.Time().UnixMilli() < n.query.Since {
 			break
 		}
-		if len(n.chunks) == n.most && bytes.Compare(seg.maxBase[:], n.chunks[0].base[:]) < 0 {
-			n.left = true
+		if len(n.chunks) == n.limit && bytes.Compare(seg.maxBase[:], n.chunks[0].base[:]) < 0 {
+			n.more = true
 			break
 		}
-		if n.after != nil && bytes.Compare(seg.minBase[:], n.after.base[:]) > 0 || n.q.Until > 0 && seg.minBase.Time().UnixMilli() >= n.q.Until {
+		if n.after != nil && bytes.Compare(seg.minBase[:], n.after.base[:]) > 0 || n.query.Until > 0 && seg.minBase.Time().UnixMilli() >= n.query.Until {
 			continue
 		}
 		if rows += seg.meta.Chunks; rows > s.listBounds.rows {
-			return l, notify.Invalid("list_too_wide", "until", fmt.Sprintf("the notifications of this time lie among more than %d others; name a user, or read the archive", s.listBounds.rows))
+			return l, notify.Invalid("list_too_wide", "until", fmt.Sprintf("finding the notifications of this time would read more than %d rows; name a user, or read the archive", s.listBounds.rows))
 		}
 		for end := seg.meta.Chunks; end > 0; end -= block {
 			if err := ctx.Err(); err != nil {
@@ -171,7 +173,7 @@ func (s *Store) gather(ctx context.Context, n *newest) (*lookup, error) {
 			}
 			from := max(end-block, 0)
 			if err := n.readRows(seg, buf[:(end-from)*rowSize], from); err != nil {
-				l.note(seg, err)
+				l.noteDamage(seg, err)
 				break
 			}
 		}
@@ -180,16 +182,16 @@ func (s *Store) gather(ctx context.Context, n *newest) (*lookup, error) {
 	return l, nil
 }
 
-// newest keeps the first chunks of a list: a heap, the last of them on top.
-type newest struct {
-	q      *engine.ListQuery
-	after  *listPlace // nil: from the beginning
-	most   int
+// newestChunks keeps the first chunks of a list in a heap whose top is the last of them.
+type newestChunks struct {
+	query  *engine.ListQuery
+	after  *listPlace // place behind which the page begins; nil: the beginning
+	limit  int
 	chunks []chunk
-	left   bool // there are more than were kept
+	more   bool // there are more chunks than were kept
 }
 
-func (n *newest) readRows(seg *segment, b []byte, from int) error {
+func (n *newestChunks) readRows(seg *segment, b []byte, from int) error {
 	if err := readFull(seg.blob, b, seg.meta.Rows.Off+int64(from)*rowSize); err != nil {
 		return err
 	}
@@ -206,8 +208,8 @@ func (n *newest) readRows(seg *segment, b []byte, from int) error {
 	return nil
 }
 
-// wants reports whether a row's chunk is on this page or behind it.
-func (n *newest) wants(r *row) bool {
+// wants reports whether a row's chunk belongs to this page or a later one.
+func (n *newestChunks) wants(r *row) bool {
 	if p := n.after; p != nil {
 		at := row{base: p.base, first: p.first}
 		if c := compareRows(r, &at); c < 0 || c == 0 && r.last <= p.index {
@@ -215,22 +217,22 @@ func (n *newest) wants(r *row) bool {
 		}
 	}
 	ms := r.base.Time().UnixMilli()
-	return ms >= n.q.Since && (n.q.Until == 0 || ms < n.q.Until)
+	return ms >= n.query.Since && (n.query.Until == 0 || ms < n.query.Until)
 }
 
-func (n *newest) add(c chunk) {
+func (n *newestChunks) add(c chunk) {
 	switch {
-	case len(n.chunks) < n.most:
+	case len(n.chunks) < n.limit:
 		heap.Push(n, c)
 	case compareRows(&c.row, &n.chunks[0].row) < 0:
-		n.chunks[0], n.left = c, true
+		n.chunks[0], n.more = c, true
 		heap.Fix(n, 0)
 	default:
-		n.left = true
+		n.more = true
 	}
 }
 
-// compareRows is the order of List.
+// compareRows compares two rows in the order of List.
 func compareRows(a, b *row) int {
 	if c := bytes.Compare(b.base[:], a.base[:]); c != 0 {
 		return c
@@ -238,8 +240,10 @@ func compareRows(a, b *row) int {
 	return cmp.Compare(a.first, b.first)
 }
 
-func (n *newest) Len() int           { return len(n.chunks) }
-func (n *newest) Less(i, j int) bool { return compareRows(&n.chunks[i].row, &n.chunks[j].row) > 0 }
-func (n *newest) Swap(i, j int)      { n.chunks[i], n.chunks[j] = n.chunks[j], n.chunks[i] }
-func (n *newest) Push(x any)         { n.chunks = append(n.chunks, x.(chunk)) }
-func (n *newest) Pop() any           { panic("a page only grows") }
+func (n *newestChunks) Len() int { return len(n.chunks) }
+func (n *newestChunks) Less(i, j int) bool {
+	return compareRows(&n.chunks[i].row, &n.chunks[j].row) > 0
+}
+func (n *newestChunks) Swap(i, j int) { n.chunks[i], n.chunks[j] = n.chunks[j], n.chunks[i] }
+func (n *newestChunks) Push(x any)    { n.chunks = append(n.chunks, x.(chunk)) }
+func (n *newestChunks) Pop() any      { panic("a page only grows") }

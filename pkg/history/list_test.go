@@ -99,7 +99,7 @@ func TestListAgainstFilter(t *testing.T) {
 					return false, nil
 				}
 				n++
-				first, _ := bounds(f.Envelope.Receivers)
+				first, _ := indexBounds(f.Envelope.Receivers)
 				got = append(got, listed{f.ID.Base, first, f.ID.Index, f.Envelope.Caller})
 				if rd, ok := receiverAt(f.Envelope.Receivers, f.Pos); !ok || rd.Index != f.ID.Index || !bytes.Equal(rd.User, f.User) {
 					rt.Errorf("%v: not at position %d", f.ID, f.Pos)
@@ -173,7 +173,7 @@ func TestListBounds(t *testing.T) {
 		}
 	}
 	for range maxLists {
-		s.lists <- struct{}{}
+		s.listTokens <- struct{}{}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -195,7 +195,7 @@ func TestListPassesDamage(t *testing.T) {
 	names, err := mem.List("/h")
 	must(t, err)
 	for _, name := range names {
-		if num, ok := numOf(name); ok && num == s.view.segs[0].meta.Num {
+		if num, ok := segmentNumber(name); ok && num == s.view.segs[0].meta.Num {
 			b, err := mem.fs.UnsafeGetFileDataBuffer("/h/" + name)
 			must(t, err)
 			b[len(fileHeader)+recordHeader] ^= 1

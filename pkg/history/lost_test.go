@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// What is not found may have been lost by the log, if it was accepted around
-// the time of what the log lost; else it was never there.
+// A notification that is not found may have been lost by the log, if it was accepted around the
+// time of the lost records. Otherwise it never existed.
 func TestLostRecordsAreNotNotFound(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{Dir: t.TempDir()})

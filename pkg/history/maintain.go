@@ -13,10 +13,10 @@ import (
 
 const (
 	maintainEvery = 10 * time.Second
-	mergeTier0    = 64 << 10 // segments up to this size are of one tier; each next is 8 times larger
+	mergeTier0    = 64 << 10 // segments up to this size form one tier; each next tier is 8 times larger
 )
 
-// maintain verifies the index sections once, then merges and removes segments.
+// maintain verifies the index sections once, then removes and merges segments until ctx ends.
 func (s *Store) maintain(ctx context.Context) error {
 	if err := s.Verify(ctx); err != nil {
 		return err
@@ -50,10 +50,10 @@ func (s *Store) maintain(ctx context.Context) error {
 	}
 }
 
-// Verify reads the index of every segment and reports by Damaged those whose
-// checksums do not hold. Bodies are verified whenever they are read.
+// Verify reads the index of every segment and compares checksums. It reports damaged segments by
+// Damaged. Bodies are verified whenever they are read.
 func (s *Store) Verify(ctx context.Context) error {
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	buf := make([]byte, 256<<10)
 	for _, seg := range v.segs {
@@ -62,13 +62,13 @@ func (s *Store) Verify(ctx context.Context) error {
 		}
 		if err := seg.verify(buf); err != nil {
 			seg.bad.Store(true)
-			s.damage(seg.blob.name, err)
+			s.reportDamage(seg.blob.name, err)
 		}
 	}
 	return nil
 }
 
-// expireNow removes what is over by RemovalTime.
+// expireNow removes the segments that have expired by RemovalTime.
 func (s *Store) expireNow(ctx context.Context) error {
 	now := time.Now()
 	if s.cfg.RemovalTime != nil {
@@ -80,13 +80,13 @@ func (s *Store) expireNow(ctx context.Context) error {
 	return s.expire(now)
 }
 
-// expire removes segments whose youngest record has passed its retention. The
-// sealed offsets they carry are kept first.
+// expire removes segments whose youngest record has passed its retention. It stores their sealed
+// offsets first, because no other segment may hold them.
 func (s *Store) expire(now time.Time) error {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
 	limit := now.Add(-s.cfg.Retention).UnixMilli()
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	var old []*segment
 	var at map[Part]int64
@@ -104,15 +104,15 @@ func (s *Store) expire(now time.Time) error {
 	if err := s.offsets.write(s.Sealed()); err != nil {
 		return err
 	}
-	return s.drop(old)
+	return s.removeSegments(old)
 }
 
-// drop takes segments out of the view and removes their files; readers at work
-// keep theirs open.
-func (s *Store) drop(segs []*segment) error {
-	s.install(nil, segs)
+// removeSegments takes segments out of the view and removes their files. Queries that still read
+// them keep the files open.
+func (s *Store) removeSegments(segs []*segment) error {
+	s.replaceView(nil, segs)
 	for _, seg := range segs {
-		s.recent.remove(seg.blob)
+		s.cached.remove(seg.blob)
 		if err := s.cfg.FS.Remove(s.path(seg.blob.name)); err != nil {
 			return err
 		}
@@ -120,17 +120,17 @@ func (s *Store) drop(segs []*segment) error {
 	return s.cfg.FS.SyncDir(s.cfg.Dir)
 }
 
-// tier groups segments of similar size.
-func tier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
+// sizeTier returns the size class of a segment.
+func sizeTier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
 
-// mergeable picks MergeCount segments of one tier, the oldest first, that lie
-// close enough in time for retention to stay sharp.
-func (s *Store) mergeable(segs []*segment) []*segment {
+// pickMerge returns MergeCount segments of one tier, the oldest first, or nil. They lie close
+// together in time, because a merged segment is kept until its youngest record expires.
+func (s *Store) pickMerge(segs []*segment) []*segment {
 	span := max(s.cfg.Retention/16, 2*time.Duration(s.cfg.MergeCount)*s.cfg.SegmentAge).Milliseconds()
 	tiers := map[int][]*segment{}
 	for _, seg := range segs {
 		if !seg.bad.Load() && seg.size < s.cfg.SegmentBytes/2 && seg.meta.Receivers < s.cfg.SegmentReceivers/2 {
-			t := tier(seg.size)
+			t := sizeTier(seg.size)
 			tiers[t] = append(tiers[t], seg)
 		}
 	}
@@ -152,15 +152,15 @@ func (s *Store) mergeable(segs []*segment) []*segment {
 	return nil
 }
 
-// mergeOnce makes one segment of several small ones, if there are enough. The
-// new one names those it replaces, so that a crash before they are removed
-// leaves no doubt.
+// mergeOnce merges several small segments into one. It returns false if there are not enough.
+// The new segment names those it replaces, so that a start after a crash knows which ones to
+// remove.
 func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
-	run := s.mergeable(v.segs)
+	run := s.pickMerge(v.segs)
 	if run == nil {
 		return false, nil
 	}
@@ -171,12 +171,12 @@ func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	m := &merger{file: newBlob(f, segmentName(num, fileSuffix)), buf: []byte(fileHeader), limit: s.cfg.BufferBytes}
-	m.meta = &meta{Num: num, MinTime: run[0].meta.MinTime, MaxTime: run[0].meta.MaxTime}
+	m.meta = &segmentMeta{Num: num, MinTime: run[0].meta.MinTime, MaxTime: run[0].meta.MaxTime}
 	for _, seg := range run {
-		if err = m.take(ctx, seg); err != nil {
+		if err = m.addSegment(ctx, seg); err != nil {
 			if errors.Is(err, errDamaged) {
 				seg.bad.Store(true)
-				s.damage(seg.blob.name, err)
+				s.reportDamage(seg.blob.name, err)
 			}
 			break
 		}
@@ -188,31 +188,31 @@ func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 	if err != nil {
 		m.file.release()
 		if s.failed.Load() == nil {
-			_ = s.cfg.FS.Remove(path) // else the next start does
+			_ = s.cfg.FS.Remove(path) // if this fails, the next start removes it
 		}
 		return false, fmt.Errorf("merge: %w", err)
 	}
-	s.install([]*segment{seg}, run)
-	m.file.release() // the view holds it
-	return true, s.drop(run)
+	s.replaceView([]*segment{seg}, run)
+	m.file.release() // the view holds its own reference
+	return true, s.removeSegments(run)
 }
 
-// merger writes the merged segment. The index is made from the bodies, which
-// are checked on the way.
+// merger writes the merged segment. It builds the index anew from the bodies, and checks each
+// body.
 type merger struct {
 	file         *blob
-	meta         *meta
+	meta         *segmentMeta
 	buf          []byte
 	limit        int
-	at           int64 // in the file
+	written      int64 // offset in the file behind the last write
 	rows         []row
 	users, bases []uint64
 }
 
-func (m *merger) take(ctx context.Context, seg *segment) error {
+func (m *merger) addSegment(ctx context.Context, seg *segment) error {
 	parts := make([]uint16, len(seg.meta.Parts))
 	for i, sp := range seg.meta.Parts {
-		parts[i] = m.part(sp)
+		parts[i] = m.partIndex(sp)
 	}
 	m.meta.Replaces = append(m.meta.Replaces, seg.meta.Num)
 	m.meta.MinTime, m.meta.MaxTime = min(m.meta.MinTime, seg.meta.MinTime), max(m.meta.MaxTime, seg.meta.MaxTime)
@@ -239,8 +239,8 @@ func (m *merger) take(ctx context.Context, seg *segment) error {
 	return nil
 }
 
-// part enters a partition into the meta, or widens what is there.
-func (m *merger) part(sp span) uint16 {
+// partIndex returns the index of a partition in the meta. It adds the partition, or widens its range.
+func (m *merger) partIndex(sp partRange) uint16 {
 	for i := range m.meta.Parts {
 		if p := &m.meta.Parts[i]; p.Topic == sp.Topic && p.Partition == sp.Partition {
 			p.From, p.To = min(p.From, sp.From), max(p.To, sp.To)
@@ -252,21 +252,21 @@ func (m *merger) part(sp span) uint16 {
 }
 
 func (m *merger) add(body []byte, r row, parts []uint16) error {
-	var st stored
-	if err := decodeStored(body, &st); err != nil {
+	var st bodyRecord
+	if err := decodeBodyRecord(body, &st); err != nil {
 		return err
 	}
 	var env notify.Envelope
 	if err := notify.DecodeHead(st.value, &env); err != nil || int(st.part) >= len(parts) {
-		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // err is nil when the part is what is wrong
+		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // err is nil if only the partition index is wrong
 	}
 	users, first, last, err := hashColumn(m.users, env.Receivers, env.Count)
 	if err != nil {
-		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // it is damage here
+		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // here it is damage, not notify.ErrCorrupt
 	}
 	st.part = parts[st.part]
-	r.off, r.start = m.at+int64(len(m.buf)), uint32(len(m.users))
-	m.buf = appendStored(m.buf, &st)
+	r.off, r.start = m.written+int64(len(m.buf)), uint32(len(m.users))
+	m.buf = appendBodyRecord(m.buf, &st)
 	m.users, r.first, r.last = users, first, last
 	m.bases = append(m.bases, hashBase(r.base))
 	m.rows = append(m.rows, r)
@@ -277,11 +277,11 @@ func (m *merger) add(body []byte, r row, parts []uint16) error {
 }
 
 func (m *merger) flush() error {
-	if _, err := m.file.WriteAt(m.buf, m.at); err != nil {
+	if _, err := m.file.WriteAt(m.buf, m.written); err != nil {
 		return err
 	}
-	m.file.WriteBack(m.at, int64(len(m.buf)))
-	m.at += int64(len(m.buf))
+	m.file.WriteBack(m.written, int64(len(m.buf)))
+	m.written += int64(len(m.buf))
 	m.buf = m.buf[:0]
 	return nil
 }
@@ -290,7 +290,7 @@ func (m *merger) finish(s *Store, path string) (*segment, error) {
 	if err := m.flush(); err != nil {
 		return nil, err
 	}
-	m.meta.Bodies = m.at
+	m.meta.Bodies = m.written
 	b, err := appendSections(nil, m.meta, m.rows, m.users, m.bases)
 	if err != nil {
 		return nil, err

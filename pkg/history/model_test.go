@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// logModel is the log and what follows from it.
+// logModel is the log and the answers that follow from it.
 type logModel struct {
 	recs  [3][]Record
 	ids   map[notify.ID]string // receiver by id

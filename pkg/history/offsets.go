@@ -14,28 +14,29 @@ import (
 
 const offsetsName = "OFFSETS"
 
-// offsetsFile keeps sealed offsets that no segment's meta holds: of partitions
-// with nothing to keep, and of segments retention removed. It is replaced
-// whole.
+// offsetsFile stores sealed offsets that no segment's meta holds: those of partitions without
+// chunks, and those of segments that retention removed. Each write replaces the whole file.
 type offsetsFile struct {
 	fs  FS
 	dir string
 
+	// mu guards last, and serializes writes.
 	mu   sync.Mutex
-	last time.Time // of the last write
+	last time.Time // time of the last write
 }
 
 type offsetsContent struct {
 	CRC   uint32          `json:"crc"`
-	Parts json.RawMessage `json:"parts"` // []span, From unused
+	Parts json.RawMessage `json:"parts"` // []partRange, From unused
 }
 
-// due reports whether the last write is older than age; the first one is.
+// due reports whether the last write is at least age ago. Before the first write, the age counts
+// from the first call.
 func (o *offsetsFile) due(age time.Duration) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.last.IsZero() {
-		o.last = time.Now() // counts from the first time it was asked for
+		o.last = time.Now()
 		return age == 0
 	}
 	return time.Since(o.last) >= age
@@ -44,9 +45,9 @@ func (o *offsetsFile) due(age time.Duration) bool {
 func (o *offsetsFile) write(sealed map[Part]int64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	spans := make([]span, 0, len(sealed))
+	spans := make([]partRange, 0, len(sealed))
 	for tp, off := range sealed {
-		spans = append(spans, span{Topic: tp.Topic, Partition: tp.Partition, To: off})
+		spans = append(spans, partRange{Topic: tp.Topic, Partition: tp.Partition, To: off})
 	}
 	sort.Slice(spans, func(i, j int) bool {
 		a, b := spans[i], spans[j]
@@ -82,7 +83,8 @@ func (o *offsetsFile) write(sealed map[Part]int64) error {
 	return nil
 }
 
-// read returns what write stored; nil when there is nothing.
+// read returns what write stored, or nil if there is no file. It returns errDamaged if the
+// content is damaged.
 func (o *offsetsFile) read() (map[Part]int64, error) {
 	f, err := o.fs.Open(filepath.Join(o.dir, offsetsName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -104,7 +106,7 @@ func (o *offsetsFile) read() (map[Part]int64, error) {
 		return nil, err
 	}
 	var c offsetsContent
-	var spans []span
+	var spans []partRange
 	if err := json.Unmarshal(js, &c); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// forgotten counts what it is told to forget.
+// forgotten counts calls of Forget.
 type forgotten struct {
 	File
 	closed, times *int
@@ -19,7 +19,7 @@ func (f forgotten) Close() error { *f.closed++; return f.File.Close() }
 // written before; and none stays open for that.
 func TestForgetsAllButTheNewestSegments(t *testing.T) {
 	fs := memFS{vfs.NewMem()}
-	var c recent
+	var c cachedSegments
 	var closed, times [5]int
 	for i := range closed {
 		f, err := fs.Create(segmentName(uint64(i), fileSuffix))
@@ -40,7 +40,7 @@ func TestForgetsAllButTheNewestSegments(t *testing.T) {
 	if closed != [5]int{1, 1, 1, 1, 0} || times[3] != 0 || c.bytes != 40 {
 		t.Errorf("closed: %v, forgotten: %v, %d bytes left after one was removed", closed, times, c.bytes)
 	}
-	for i := range 2 * mostRecent { // small ones: each is an open file
+	for i := range 2 * maxCachedSegments { // small ones: each is an open file
 		var closed, times int
 		f, err := fs.Create(segmentName(uint64(10+i), fileSuffix))
 		if err != nil {
@@ -50,8 +50,8 @@ func TestForgetsAllButTheNewestSegments(t *testing.T) {
 		c.add(b, 0, 100)
 		b.release()
 	}
-	if len(c.list) != mostRecent {
-		t.Errorf("%d are held open, want %d", len(c.list), mostRecent)
+	if len(c.list) != maxCachedSegments {
+		t.Errorf("%d are held open, want %d", len(c.list), maxCachedSegments)
 	}
 	c.close()
 	if closed != [5]int{1, 1, 1, 1, 1} || len(c.list) > 0 {
@@ -59,7 +59,7 @@ func TestForgetsAllButTheNewestSegments(t *testing.T) {
 	}
 }
 
-// What merges and retention remove is held open by nobody.
+// No file that a merge or retention removed stays open.
 func TestRemovedSegmentsAreClosed(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t, Config{Dir: t.TempDir(), MergeCount: 4})
@@ -74,11 +74,11 @@ func TestRemovedSegmentsAreClosed(t *testing.T) {
 			break
 		}
 	}
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
-	s.recent.mu.Lock()
-	defer s.recent.mu.Unlock()
-	if held, listed := len(s.recent.list), len(v.segs); held > listed {
+	s.cached.mu.Lock()
+	defer s.cached.mu.Unlock()
+	if held, listed := len(s.cached.list), len(v.segs); held > listed {
 		t.Errorf("%d segments are held open of %d that there are", held, listed)
 	}
 }

@@ -11,51 +11,50 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// WritersGroup is the consumer group that writes who got what where the history
-// is a server's: one process at a time has a partition, and goes on where the
-// one before had stored and committed.
+// WritersGroup is the consumer group that writes the history where a server stores it. One
+// process at a time has a partition, and continues where the previous one stored and committed.
 const WritersGroup = "history-writers"
 
-// rememberedWait bounds how long a read waits for the history to catch up.
+// rememberedWait bounds how long a read waits for the history to catch up with the log.
 const rememberedWait = 5 * time.Second
 
-// Reader answers who got what. It reads what the log and the sealed segments
-// hold; State is not its business.
+// Reader answers which receiver got which notification. It reads the log's content and the
+// sealed segments. It does not know the states of notifications.
 type Reader interface {
-	// Find returns the receiver with this id: notify.KindNotFound when there
-	// is none, notify.KindGone when its retention has passed. An id answered
-	// 201 before the call is found.
+	// Find returns the receiver with this id. It returns notify.KindNotFound if there is none,
+	// and notify.KindGone if its retention has passed. It finds every id that was answered 201
+	// before the call.
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
-	// Each calls fn with every receiver of a request, in index order within
-	// each chunk; it stops at fn's error and returns it.
+	// Each calls fn with every receiver of a request, in index order within each chunk. It stops
+	// at the first error of fn and returns it.
 	Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error
-	// User lists notifications of a user, newest first, and where to go on;
-	// a nil cursor means there is no more.
+	// User returns a page of a user's notifications, newest first, and the cursor of the next
+	// page. A nil cursor means that there are no more.
 	User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error)
 }
 
-// Historian is a history that somebody writes.
+// Historian is a history on a server that a Writer fills.
 type Historian interface {
 	Reader
-	// Append stores the original chunks among records of the log, in the order of
-	// their offsets. The same again changes nothing; of copies of a chunk one is
-	// kept. Values may be reused after the return.
+	// Append stores the original chunks among records of the log, in the order of their offsets.
+	// Appending the same records again changes nothing. Of several copies of a chunk it keeps
+	// one. The caller may reuse the values after it returns.
 	Append(ctx context.Context, recs ...Record) error
-	// Between calls fn with each original chunk that was appended from a record of
-	// these offsets. It reads all of the history.
+	// Between calls fn with each original chunk whose record has one of these offsets. It reads
+	// the whole history.
 	Between(ctx context.Context, offsets map[Part]Span, fn func(*engine.Found) error) error
 }
 
-// Span are the offsets of a partition that are at or above From and below Below.
+// Span is the range of offsets [From, Below) of a partition.
 type Span struct{ From, Below int64 }
 
-// Writer is the handler of WritersGroup.
+// Writer is the handler of WritersGroup. It appends what was accepted to a Historian.
 type Writer struct{ To Historian }
 
 // Assigned implements log.Handler.
 func (r Writer) Assigned(context.Context, log.TopicPartition) log.PartitionHandler { return r }
 
-// Handle stores what was accepted.
+// Handle appends the records and marks them done.
 func (r Writer) Handle(ctx context.Context, msgs []*log.Msg) error {
 	recs := make([]Record, 0, len(msgs))
 	for _, m := range msgs {
@@ -72,12 +71,12 @@ func (r Writer) Handle(ctx context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// RecordOf is a record of the log as a history takes it.
+// RecordOf converts a record of the log to a Record.
 func RecordOf(tp log.TopicPartition, r *log.Record) Record {
 	return Record{Topic: tp.Topic, Partition: tp.Partition, Offset: r.Offset, Value: r.Value, Time: r.Time.UnixMilli()}
 }
 
-// LogAdmin is what the history of servers asks of the log.
+// LogAdmin is the part of the log that Remembered uses.
 type LogAdmin interface {
 	Committed(ctx context.Context, group string) (map[log.TopicPartition]int64, error)
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
@@ -85,8 +84,8 @@ type LogAdmin interface {
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 }
 
-// Remembered is a history in a server: reads wait until what the log held when
-// they began was stored.
+// Remembered is a history on a server. A read first waits until everything that the log held
+// when the read began is stored.
 type Remembered struct {
 	Historian
 	Admin     LogAdmin
@@ -99,7 +98,7 @@ func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, erro
 	if notify.KindOf(err) != notify.KindNotFound {
 		return f, err
 	}
-	if err := h.await(ctx); err != nil {
+	if err := h.awaitLog(ctx); err != nil {
 		return f, err
 	}
 	return h.Historian.Find(ctx, id)
@@ -107,7 +106,7 @@ func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, erro
 
 // Each implements Reader.
 func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
-	if err := h.await(ctx); err != nil {
+	if err := h.awaitLog(ctx); err != nil {
 		return err
 	}
 	return h.Historian.Each(ctx, base, fn)
@@ -116,14 +115,14 @@ func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine
 // User implements Reader.
 func (h *Remembered) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Before == nil {
-		if err := h.await(ctx); err != nil {
+		if err := h.awaitLog(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	return h.Historian.User(ctx, q)
 }
 
-func (h *Remembered) await(ctx context.Context) error {
+func (h *Remembered) awaitLog(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, rememberedWait)
 	defer stop()
 	ends, err := h.Admin.EndOffsets(ctx, notify.FirstTopics()...)
@@ -137,7 +136,8 @@ func (h *Remembered) await(ctx context.Context) error {
 	return h.Sync(ctx, to)
 }
 
-// Sync waits until the history holds the log up to these ends.
+// Sync waits until the history holds the log up to these ends. If ctx ends first, it returns
+// notify.KindUnavailable.
 func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 	for {
 		at, err := h.Admin.Committed(ctx, WritersGroup)
@@ -156,25 +156,24 @@ func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 		}
 		notify.Sleep(ctx, 20*time.Millisecond)
 		if ctx.Err() != nil {
-			return notify.Unavailable("history", time.Second, errors.New("it is behind the log: "+behind+"; is there a process of role operator?"))
+			return notify.Unavailable("history", time.Second, errors.New("the history is behind the log: "+behind+"; check that a process of role operator runs"))
 		}
 	}
 }
 
-// What an audit asks beside.
-
-// Chunks implements conserve.History. An audit reads the log itself. Chunks names what
-// the log does not hold any more: what was removed before its group had read it,
-// however old, and of the rest what was accepted since then. Of that there is nothing
-// where the log reaches back to since. It returns where in the log to go on.
+// Chunks implements conserve.History. An audit reads the log itself. Chunks adds what the log no
+// longer holds: records that were removed before their group had read them, of any age, and
+// other removed records whose request was accepted at or after since. If the log reaches back to
+// since, there are none of the second kind. It returns the offsets at which the audit begins to
+// read the log.
 func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
 	admin := h.Admin
 	starts, err := admin.StartOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return nil, err
 	}
-	// Records are appended after their requests were accepted, by clocks that may be
-	// off a little.
+	// A record is appended after its request was accepted. The minute allows for clocks that
+	// differ a little.
 	young := starts
 	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
 		if young, err = admin.OffsetsSince(ctx, at, notify.FirstTopics()...); err != nil {
@@ -194,7 +193,7 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 			p := Part(tp)
 			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
 			s := Span{from[p], start}
-			if young[tp] > start { // the log reaches back far enough
+			if young[tp] > start { // the log reaches back to since: only unread records are missing
 				s.From = max(s.From, unread[p])
 			}
 			if s.From < s.Below {
@@ -213,13 +212,14 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 	})
 }
 
-// Unsealed names nothing: see Chunks.
+// Unsealed implements conserve.History. It finds nothing, because Chunks and the log cover
+// everything.
 func (h *Remembered) Unsealed(Part, int64, int64, func(*engine.Found) error) error {
 	return nil
 }
 
-// Counted implements conserve.History: of the copies of a chunk in the log the
-// history holds one, the last that was appended.
+// Counted implements conserve.History. Of the copies of a chunk in the log, the history holds
+// the last one that was appended; that one counts.
 func (h *Remembered) Counted(f *engine.Found) (int64, error) {
 	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
 	if !rd.Next(&r) {
@@ -256,14 +256,14 @@ func (h *Remembered) Of(base notify.Base) ([]Held, error) {
 	return out, err
 }
 
-// errOne ends a walk that has what it wanted.
-var errOne = errors.New("one is enough")
+// errFound ends a walk that has found what it looked for.
+var errFound = errors.New("one is enough")
 
 // Has implements conserve.History.
 func (h *Remembered) Has(base notify.Base) (bool, error) {
-	err := h.Historian.Each(context.Background(), base, func(*engine.Found) error { return errOne })
+	err := h.Historian.Each(context.Background(), base, func(*engine.Found) error { return errFound })
 	switch k := notify.KindOf(err); {
-	case errors.Is(err, errOne):
+	case errors.Is(err, errFound):
 		return true, nil
 	case err != nil && k != notify.KindNotFound && k != notify.KindGone:
 		return false, err
@@ -274,17 +274,18 @@ func (h *Remembered) Has(base notify.Base) (bool, error) {
 // Kept implements conserve.History.
 func (h *Remembered) Kept(now time.Time) time.Time { return now.Add(-h.Retention) }
 
-// CopyOf returns the first copy of a chunk with these receivers.
+// CopyOf returns the first copy of a chunk that has these receivers. It returns
+// notify.KindNotFound if there is none.
 func (h *Remembered) CopyOf(ctx context.Context, c notify.Chunk, digest uint64) (found engine.Found, err error) {
 	err = h.Each(ctx, c.Base, func(f *engine.Found) error {
 		if f.Envelope.Chunk == c && notify.ColumnDigest(f.Envelope.Receivers) == digest {
 			found = *f
-			return errOne
+			return errFound
 		}
 		return nil
 	})
 	switch {
-	case errors.Is(err, errOne):
+	case errors.Is(err, errFound):
 		return found, nil
 	case err == nil:
 		err = notify.NotFound("notification")

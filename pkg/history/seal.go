@@ -12,20 +12,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// frozen is a full tail on its way to the sealer.
-type frozen struct {
-	p *part
-	t *tail
+// frozenTail is a full tail that waits for the sealer.
+type frozenTail struct {
+	part *partition
+	tail *tail
 }
 
-// sealQueue is first in, first out; its length is bounded by the parts' slots.
+// sealQueue holds full tails, first in, first out. The slots of the parts bound its length.
 type sealQueue struct {
 	mu    sync.Mutex
-	tails []frozen
-	wake  chan struct{} // one token: something may be queued
+	tails []frozenTail
+	wake  chan struct{} // holds one token when a tail may be queued
 }
 
-func (q *sealQueue) push(f frozen) {
+func (q *sealQueue) push(f frozenTail) {
 	q.mu.Lock()
 	q.tails = append(q.tails, f)
 	q.mu.Unlock()
@@ -35,7 +35,7 @@ func (q *sealQueue) push(f frozen) {
 	}
 }
 
-func (q *sealQueue) pop() (f frozen, ok bool) {
+func (q *sealQueue) pop() (f frozenTail, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.tails) == 0 {
@@ -46,15 +46,15 @@ func (q *sealQueue) pop() (f frozen, ok bool) {
 	return f, true
 }
 
-// sealAll seals what is queued, in order, so that a partition's sealed offset
-// only ever passes what is durable.
+// sealAll seals queued tails, in order, so that a partition's sealed offset never passes
+// anything that is not durable. It is the only goroutine that seals.
 func (s *Store) sealAll(ctx context.Context) error {
 	var scratch []byte
 	for {
-		f, ok := s.queue.pop()
+		f, ok := s.sealQueue.pop()
 		if !ok {
 			select {
-			case <-s.queue.wake:
+			case <-s.sealQueue.wake:
 				continue
 			case <-ctx.Done():
 				return ctx.Err()
@@ -62,13 +62,13 @@ func (s *Store) sealAll(ctx context.Context) error {
 		}
 		for pause := (notify.Pause{Most: 5 * time.Second}); ; {
 			var err error
-			if scratch, err = s.seal(f.p, f.t, scratch); err == nil {
+			if scratch, err = s.seal(f.part, f.tail, scratch); err == nil {
 				break
 			}
 			if err := s.failed.Load(); err != nil {
 				return *err
 			}
-			s.cfg.Log.Error("history cannot seal a segment, will try again", "part", f.p.Part, "err", err)
+			s.cfg.Log.Error("history cannot seal a segment, will try again", "part", f.part.Part, "err", err)
 			if !pause.Wait(ctx) {
 				return ctx.Err()
 			}
@@ -76,9 +76,9 @@ func (s *Store) sealAll(ctx context.Context) error {
 	}
 }
 
-// ageAll freezes tails that are old enough, and moves sealed offsets of
-// partitions that had nothing to keep.
-func (s *Store) ageAll(ctx context.Context) error {
+// freezeOld freezes tails that are old enough, and moves the sealed offsets of partitions
+// without chunks.
+func (s *Store) freezeOld(ctx context.Context) error {
 	tick := time.NewTicker(max(s.cfg.SegmentAge/20, time.Millisecond))
 	defer tick.Stop()
 	for {
@@ -89,11 +89,11 @@ func (s *Store) ageAll(ctx context.Context) error {
 		}
 		for _, p := range s.allParts() {
 			if !p.appendMu.TryLock() {
-				continue // busy: it seals by size, or is met at the next tick
+				continue // an append is running: the tail is full soon, or is checked at the next tick
 			}
 			var err error
-			if p.active != nil && time.Since(p.active.born) >= s.cfg.SegmentAge {
-				err = s.freeze(ctx, p)
+			if p.active != nil && time.Since(p.active.createdAt) >= s.cfg.SegmentAge {
+				err = s.freezeActive(ctx, p)
 			}
 			p.appendMu.Unlock()
 			if err != nil {
@@ -106,16 +106,15 @@ func (s *Store) ageAll(ctx context.Context) error {
 	}
 }
 
-// sealEmpty moves the sealed offset of partitions that saw nothing to keep for
-// the age of a segment.
+// sealEmpty moves the sealed offset of partitions that had no chunks for the age of a segment.
 func (s *Store) sealEmpty() error {
-	idle := map[*part]int64{}
+	idle := map[*partition]int64{}
 	all := map[Part]int64{}
 	for _, p := range s.allParts() {
-		free := p.appendMu.TryLock() // else a chunk may be on its way in
+		free := p.appendMu.TryLock() // if an append is running, a chunk may be about to enter the partition
 		p.mu.RLock()
-		all[p.Part] = p.sealed
-		if next := p.next.Load(); free && p.active == nil && len(p.frozen) == 0 && next > p.sealed {
+		all[p.Part] = p.sealedTo
+		if next := p.appendedTo.Load(); free && p.active == nil && len(p.frozen) == 0 && next > p.sealedTo {
 			idle[p], all[p.Part] = next, next
 		}
 		p.mu.RUnlock()
@@ -131,26 +130,27 @@ func (s *Store) sealEmpty() error {
 	}
 	for p, next := range idle {
 		p.mu.Lock()
-		p.sealed = max(p.sealed, next)
+		p.sealedTo = max(p.sealedTo, next)
 		p.mu.Unlock()
 	}
 	return nil
 }
 
-// seal makes a frozen tail a segment:
+// seal turns a frozen tail into a segment:
 //
-//  1. write the rest of the bodies, the index, meta and footer
-//  2. sync the file, rename it, sync the folder
-//  3. list the segment, then forget the tail: a reader sees at least one
-//  4. move the sealed offset
-func (s *Store) seal(p *part, t *tail, scratch []byte) ([]byte, error) {
+//  1. It writes the rest of the bodies, the index, meta and footer.
+//  2. It syncs the file, renames it, and syncs the folder.
+//  3. It lists the segment in the view and then forgets the tail, so that a query meets at
+//     least one of them.
+//  4. It moves the sealed offset.
+func (s *Store) seal(p *partition, t *tail, scratch []byte) ([]byte, error) {
 	if err := s.flush(p, t); err != nil {
 		return scratch, err
 	}
-	m := &meta{
+	m := &segmentMeta{
 		Num: t.num, Bodies: t.size(),
 		MinBase: t.minBase.String(), MaxBase: t.maxBase.String(), MinTime: t.minTime, MaxTime: t.maxTime,
-		Parts: []span{{p.Topic, p.Partition, t.from, t.to}},
+		Parts: []partRange{{p.Topic, p.Partition, t.from, t.to}},
 	}
 	scratch, err := appendSections(scratch[:0], m, t.rows, t.users.hashes, t.bases.hashes)
 	if err != nil {
@@ -160,25 +160,25 @@ func (s *Store) seal(p *part, t *tail, scratch []byte) ([]byte, error) {
 	if err != nil {
 		return scratch, err
 	}
-	s.install([]*segment{seg}, nil)
+	s.replaceView([]*segment{seg}, nil)
 	p.mu.Lock()
 	p.frozen = p.frozen[1:]
-	p.sealed = t.to
-	a := t.take()
+	p.sealedTo = t.to
+	a := t.takeArrays()
 	p.mu.Unlock()
 	t.blob.release()
 	<-p.slots
 	select {
-	case s.free <- a:
+	case s.freeArrays <- a:
 	default:
 	}
 	return scratch, nil
 }
 
-// commit appends the sections behind the bodies of a file and makes it a
-// sealed segment. After an error of a sync nothing can be known of what the
-// disk holds, so it is final.
-func (s *Store) commit(b *blob, path string, m *meta, sections []byte) (*segment, error) {
+// commit appends the sections behind the bodies of a file and makes the file a sealed segment.
+// If a sync or rename fails, it stops the Store for good, because the content of the disk is
+// then unknown.
+func (s *Store) commit(b *blob, path string, m *segmentMeta, sections []byte) (*segment, error) {
 	const piece = 1 << 20
 	for off := 0; off < len(sections); off += piece {
 		end := min(off+piece, len(sections))
@@ -193,36 +193,37 @@ func (s *Store) commit(b *blob, path string, m *meta, sections []byte) (*segment
 	} {
 		if err := step(); err != nil {
 			err = notify.Unavailable("history", 0, fmt.Errorf("seal %s: %w", b.name, err))
-			s.fail(err)
+			s.stopWriting(err)
 			return nil, err
 		}
 	}
-	s.recent.add(b, m.Bodies+int64(len(sections)), s.cfg.CacheBytes)
+	s.cached.add(b, m.Bodies+int64(len(sections)), s.cfg.CacheBytes)
 	return newSegment(b, m, m.Bodies+int64(len(sections)))
 }
 
-// recent is the newest segments, which may stay in the page cache.
-type recent struct {
+// cachedSegments holds the newest segments, which may stay in the page cache.
+type cachedSegments struct {
 	mu    sync.Mutex
-	list  []cached // the oldest first
+	list  []cachedSegment // oldest first
 	bytes int64
 }
 
-type cached struct {
+type cachedSegment struct {
 	*blob
 	size int64
 }
 
-// mostRecent is how many segments are held, however small: each is an open file.
-const mostRecent = 64
+// maxCachedSegments bounds the number of segments held, however small they are. Each one is an
+// open file.
+const maxCachedSegments = 64
 
-// add makes a segment the newest, and forgets the oldest beyond so many bytes.
-func (c *recent) add(b *blob, size, most int64) {
+// add adds the newest segment. It drops the oldest ones until the rest fit into maxBytes.
+func (c *cachedSegments) add(b *blob, size, maxBytes int64) {
 	b.hold()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.list, c.bytes = append(c.list, cached{b, size}), c.bytes+size
-	for c.bytes > most || len(c.list) > mostRecent {
+	c.list, c.bytes = append(c.list, cachedSegment{b, size}), c.bytes+size
+	for c.bytes > maxBytes || len(c.list) > maxCachedSegments {
 		old := c.list[0]
 		old.Forget()
 		old.release()
@@ -230,19 +231,19 @@ func (c *recent) add(b *blob, size, most int64) {
 	}
 }
 
-// remove lets go of a segment whose file goes away.
-func (c *recent) remove(b *blob) {
+// remove releases a segment whose file is about to be removed.
+func (c *cachedSegments) remove(b *blob) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if i := slices.IndexFunc(c.list, func(x cached) bool { return x.blob == b }); i >= 0 {
+	if i := slices.IndexFunc(c.list, func(x cachedSegment) bool { return x.blob == b }); i >= 0 {
 		c.bytes -= c.list[i].size
 		c.list = slices.Delete(c.list, i, i+1)
 		b.release()
 	}
 }
 
-// close releases all.
-func (c *recent) close() {
+// close releases all segments.
+func (c *cachedSegments) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, b := range c.list {
@@ -251,8 +252,8 @@ func (c *recent) close() {
 	c.list, c.bytes = nil, 0
 }
 
-// appendSections appends what lies behind the bodies and completes m.
-func appendSections(b []byte, m *meta, rows []row, users, bases []uint64) ([]byte, error) {
+// appendSections appends everything that follows the bodies, and completes m.
+func appendSections(b []byte, m *segmentMeta, rows []row, users, bases []uint64) ([]byte, error) {
 	m.Chunks, m.Receivers = len(rows), len(users)
 	m.UserBits, m.BaseBits = dirBits(len(users)), dirBits(len(bases))
 	at := func(from int) section {
@@ -282,15 +283,15 @@ func appendSections(b []byte, m *meta, rows []row, users, bases []uint64) ([]byt
 	return appendFooter(b, m, m.Bodies+int64(len(b)))
 }
 
-// progress wakes those who wait for offsets.
-type progress struct {
+// offsetProgress wakes goroutines that wait for offsets.
+type offsetProgress struct {
 	mu      sync.Mutex
 	ch      chan struct{} // closed and replaced when an offset moved
 	waiting int
 }
 
-// moved wakes all waiters; it costs a lock when there are none.
-func (g *progress) moved() {
+// moved wakes all waiting goroutines. Without any it only takes the lock.
+func (g *offsetProgress) moved() {
 	g.mu.Lock()
 	if g.waiting > 0 {
 		close(g.ch)
@@ -300,20 +301,23 @@ func (g *progress) moved() {
 	g.mu.Unlock()
 }
 
-func (g *progress) wait() <-chan struct{} {
+// wait returns a channel that is closed when an offset moves. The caller must check the offsets
+// after this call, not before, so that it misses no change.
+func (g *offsetProgress) wait() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waiting++
 	return g.ch
 }
 
-// Sync waits until every record below the given offsets was appended.
+// Sync waits until every record below the given offsets has been appended. If ctx ends first, it
+// returns notify.KindUnavailable.
 func (s *Store) Sync(ctx context.Context, wants map[Part]int64) error {
 	for {
 		moved := s.progress.wait()
 		behind := Part{}
 		for tp, want := range wants {
-			if want > 0 && s.partOf(tp).next.Load() < want {
+			if want > 0 && s.partOf(tp).appendedTo.Load() < want {
 				behind = tp
 				break
 			}
@@ -324,7 +328,7 @@ func (s *Store) Sync(ctx context.Context, wants map[Part]int64) error {
 		select {
 		case <-moved:
 		case <-ctx.Done():
-			return notify.Unavailable("history", time.Second, fmt.Errorf("%v is behind: %w", behind, ctx.Err()))
+			return notify.Unavailable("history", time.Second, fmt.Errorf("history is behind the log in partition %v: %w", behind, ctx.Err()))
 		}
 	}
 }

@@ -12,18 +12,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// segment is a sealed file. It keeps nothing of the index in memory, only its
-// place: 0.5 KB a segment.
+// segment is a sealed file. Only the place of its index is in memory, not the index: 0.5 KB a
+// segment.
 type segment struct {
 	blob     *blob
 	size     int64
-	meta     *meta
+	meta     *segmentMeta
 	minBase  notify.Base
 	maxBase  notify.Base
 	users    sortedIndex
 	bases    sortedIndex
-	replaced bool
-	bad      atomic.Bool // found damaged; not merged
+	replaced bool        // a merged segment contains this one; its file is removed at the start
+	bad      atomic.Bool // found damaged; it is not merged
 }
 
 func openSegment(fs FS, dir, name string) (*segment, error) {
@@ -33,7 +33,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	}
 	m, err := readMeta(f)
 	if err == nil {
-		if num, ok := numOf(name); !ok || num != m.Num {
+		if num, ok := segmentNumber(name); !ok || num != m.Num {
 			err = fmt.Errorf("%w: meta is of segment %d", errDamaged, m.Num)
 		}
 	}
@@ -53,8 +53,8 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	return seg, nil
 }
 
-// newSegment takes over the caller's reference to b.
-func newSegment(b *blob, m *meta, size int64) (*segment, error) {
+// newSegment makes a segment of b and takes over the caller's reference to it.
+func newSegment(b *blob, m *segmentMeta, size int64) (*segment, error) {
 	s := &segment{
 		blob: b, size: size, meta: m,
 		users: sortedIndex{m.Users.Off, m.Receivers, m.UserBits},
@@ -69,7 +69,7 @@ func newSegment(b *blob, m *meta, size int64) (*segment, error) {
 	return s, nil
 }
 
-// has reports whether base lies in the segment's bounds.
+// has reports whether base lies between the lowest and highest base of the segment.
 func (s *segment) has(base notify.Base) bool {
 	return bytes.Compare(base[:], s.minBase[:]) >= 0 && bytes.Compare(base[:], s.maxBase[:]) <= 0
 }
@@ -87,6 +87,7 @@ func (s *segment) row(chunk uint32, r *row) error {
 	return s.checkRow(r)
 }
 
+// checkRow returns errDamaged if a row points outside of the segment.
 func (s *segment) checkRow(r *row) error {
 	if r.off < int64(len(fileHeader)) || r.size < recordHeader || r.off > s.meta.Bodies-int64(r.size) || int64(r.start) >= int64(s.meta.Receivers) {
 		return fmt.Errorf("%w: row of ordinal %d points to %d bytes at %d", errDamaged, r.start, r.size, r.off)
@@ -94,8 +95,8 @@ func (s *segment) checkRow(r *row) error {
 	return nil
 }
 
-// rowOf reads the row of the chunk that holds an ordinal: two reads, however
-// many chunks there are.
+// rowOf reads the row of the chunk that holds an ordinal. It makes two reads, however many
+// chunks there are. buf is scratch memory, which it returns, possibly grown.
 func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
 	if int64(ordinal) >= int64(s.meta.Receivers) {
 		return buf, fmt.Errorf("%w: ordinal %d of %d", errDamaged, ordinal, s.meta.Receivers)
@@ -135,7 +136,7 @@ func (s *segment) body(r *row) ([]byte, error) {
 	return b, readFull(s.blob, b, r.off)
 }
 
-// verify reads the index sections and compares their checksums.
+// verify reads the index sections and compares their checksums with the meta.
 func (s *segment) verify(buf []byte) error {
 	for _, sec := range []section{s.meta.Rows, s.meta.Strides, s.meta.Users, s.meta.Bases} {
 		crc := uint32(0)
@@ -154,15 +155,16 @@ func (s *segment) verify(buf []byte) error {
 	return nil
 }
 
-// view is an unchanging list of segments, by their youngest id, youngest
-// first. It holds a reference to each file, so that a segment removed while it
-// is read stays readable.
-type view struct {
+// segmentView is an immutable list of segments, ordered by their youngest base, youngest first. It
+// holds a reference to each file, so that a segment that is removed during a query stays
+// readable.
+type segmentView struct {
 	segs []*segment
 	refs atomic.Int64
 }
 
-func (v *view) release() {
+// release gives up a reference to the view. The last one releases the view's files.
+func (v *segmentView) release() {
 	if v.refs.Add(-1) == 0 {
 		for _, s := range v.segs {
 			s.blob.release()
@@ -170,20 +172,22 @@ func (v *view) release() {
 	}
 }
 
-func (s *Store) acquire() *view {
+// acquireView returns the current view. The caller must release it.
+func (s *Store) acquireView() *segmentView {
 	s.viewMu.RLock()
 	defer s.viewMu.RUnlock()
 	s.view.refs.Add(1)
 	return s.view
 }
 
-// install replaces the view. The caller keeps its own references.
-func (s *Store) install(add, drop []*segment) {
+// replaceView replaces the view by one with the segments add and without the segments drop. The
+// caller keeps its own references.
+func (s *Store) replaceView(add, drop []*segment) {
 	gone := map[*segment]bool{}
 	for _, d := range drop {
 		gone[d] = true
 	}
-	v := &view{}
+	v := &segmentView{}
 	v.refs.Store(1)
 	s.viewMu.Lock()
 	old := s.view

@@ -11,17 +11,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/backup"
 )
 
-// Snapshot copies what is sealed into dir, a new folder on the same system: as
-// links where the file system can, for a sealed segment never changes. What is
-// not sealed is in the log, behind the offsets that the copy says.
+// Snapshot copies the sealed segments into dir, a new folder on the same file system. It makes
+// hard links where the file system can, because a sealed segment never changes. The log holds
+// what is not sealed, above the offsets in the copy.
 func (s *Store) Snapshot(dir string) error {
-	s.changeMu.Lock() // no segment is merged or removed meanwhile
+	s.changeMu.Lock() // no segment is merged or removed while this is held
 	defer s.changeMu.Unlock()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return unavailable(err)
 	}
-	// The offsets first: they may tell of a segment, which must be in the copy
-	// then. One that is sealed later only moves them on.
+	// Copy the offsets before the segments. They may count on a segment, which must then be in
+	// the copy. A segment that is sealed later only moves the offsets on.
 	err := backup.Copy(filepath.Join(s.cfg.Dir, offsetsName), filepath.Join(dir, offsetsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return unavailable(err)
@@ -31,7 +31,7 @@ func (s *Store) Snapshot(dir string) error {
 		return unavailable(err)
 	}
 	for _, name := range names {
-		if _, ok := numOf(name); !ok || !strings.HasSuffix(name, fileSuffix) {
+		if _, ok := segmentNumber(name); !ok || !strings.HasSuffix(name, fileSuffix) {
 			continue
 		}
 		if err := backup.LinkOrCopy(s.path(name), filepath.Join(dir, name)); err != nil {

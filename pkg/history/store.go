@@ -22,39 +22,39 @@ import (
 
 var _ Reader = (*Store)(nil)
 
-// Store keeps the history of the whole log of one process. All methods may be
-// called from any goroutine; Append calls of one partition follow each other.
+// Store keeps the history of the whole log in one process. All methods are safe for concurrent
+// use; Append calls of one partition run one after another.
 type Store struct {
 	cfg Config
 
 	parts struct {
 		sync.RWMutex
-		byName map[Part]*part
-		list   []*part // replaced, never changed
+		byName map[Part]*partition
+		list   []*partition // replaced as a whole, never changed in place
 	}
-	viewMu sync.RWMutex
-	view   *view
+	viewMu sync.RWMutex // guards view
+	view   *segmentView
 
-	changeMu sync.Mutex // one merge or removal of segments at a time
-	nextNum  atomic.Uint64
-	failed   atomic.Pointer[error] // closed, or a sync failed: what is durable is unknown
-	dead     chan struct{}         // closed when failed is set
-	free     chan arrays
-	progress progress
-	queue    sealQueue
-	recent   recent
-	offsets  offsetsFile
+	changeMu   sync.Mutex // held while segments are merged or removed
+	nextNum    atomic.Uint64
+	failed     atomic.Pointer[error] // set when the Store is closed, or when a sync failed and the disk's content is unknown
+	failedCh   chan struct{}         // closed when failed is set
+	freeArrays chan arrays           // memory of sealed tails, for new ones
+	progress   offsetProgress
+	sealQueue  sealQueue
+	cached     cachedSegments
+	offsets    offsetsFile
 
 	listBounds listBounds
-	lists      chan struct{} // one per List that reads
+	listTokens chan struct{} // holds one token per running List
 
-	damageMu sync.Mutex
+	damageMu sync.Mutex // guards damaged and lost
 	damaged  map[string]error
 	lost     []lostTime
 	unknown  atomic.Int64 // damaged files whose bounds could not be read
 }
 
-// Damage names a file that is not what was written.
+// Damage names a file whose content differs from what was written.
 type Damage struct {
 	File string
 	Err  error
@@ -65,26 +65,26 @@ const (
 	fileSuffix = ".seg"
 )
 
-// Open reads what is sealed in the folder and throws away what is not: the
-// pump feeds it again. Damaged files are left as they are and reported by
-// Damaged. Nothing runs until Run.
+// Open opens the sealed segments in the folder and deletes unsealed files, whose records the
+// pump reads from the log again. It leaves damaged files as they are and reports them by
+// Damaged. It starts nothing; Run does.
 func Open(cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	if cfg.FS == nil {
 		cfg.FS = osFS{}
 	}
 	if cfg.Dir == "" {
-		return nil, errors.New("history: no folder configured")
+		return nil, errors.New("history: no folder is configured; set Config.Dir")
 	}
 	if err := setting.Err("history", &cfg); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, free: make(chan arrays, 16), damaged: map[string]error{}, dead: make(chan struct{}), listBounds: defaultListBounds, lists: make(chan struct{}, maxLists)}
-	s.parts.byName = map[Part]*part{}
+	s := &Store{cfg: cfg, freeArrays: make(chan arrays, 16), damaged: map[string]error{}, failedCh: make(chan struct{}), listBounds: defaultListBounds, listTokens: make(chan struct{}, maxLists)}
+	s.parts.byName = map[Part]*partition{}
 	s.progress.ch = make(chan struct{})
-	s.queue.wake = make(chan struct{}, 1)
+	s.sealQueue.wake = make(chan struct{}, 1)
 	s.offsets = offsetsFile{fs: cfg.FS, dir: cfg.Dir}
-	s.view = &view{}
+	s.view = &segmentView{}
 	s.view.refs.Store(1)
 	if err := cfg.FS.MkdirAll(cfg.Dir); err != nil {
 		return nil, unavailable(err)
@@ -96,14 +96,13 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Run seals, merges and removes segments until ctx ends; nil then. Append
-// waits when full tails pile up without it. An error means that what is
-// durable is unknown (a sync failed): the process must start again, the log
-// still holds everything behind Sealed.
+// Run seals, merges and removes segments until ctx ends, and then returns nil. Without it Append
+// waits once full tails pile up. An error means that a sync failed and that the disk's content
+// is unknown. Then the process must restart; the log still holds everything above Sealed.
 func (s *Store) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.sealAll(ctx) })
-	g.Go(func() error { return s.ageAll(ctx) })
+	g.Go(func() error { return s.freezeOld(ctx) })
 	g.Go(func() error { return s.maintain(ctx) })
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
@@ -112,15 +111,15 @@ func (s *Store) Run(ctx context.Context) error {
 	return err
 }
 
-// Close closes the files. What is not sealed is read from the log again by the
-// next Open. Run must have returned.
+// Close closes the files. The next Open reads unsealed records from the log again. Run must have
+// returned before.
 func (s *Store) Close() error {
-	s.fail(notify.Unavailable("history", 0, errors.New("closed")))
+	s.stopWriting(notify.Unavailable("history", 0, errors.New("closed")))
 	for _, p := range s.allParts() {
 		p.appendMu.Lock()
 		p.mu.Lock()
 		for _, t := range p.tails() {
-			t.take()
+			t.takeArrays()
 			t.blob.release()
 		}
 		p.active, p.frozen = nil, nil
@@ -129,32 +128,31 @@ func (s *Store) Close() error {
 	}
 	s.viewMu.Lock()
 	old := s.view
-	s.view = &view{}
+	s.view = &segmentView{}
 	s.view.refs.Store(1)
 	s.viewMu.Unlock()
 	old.release()
-	s.recent.close()
+	s.cached.close()
 	return nil
 }
 
-// fail ends all writing, for good.
-func (s *Store) fail(err error) {
+// stopWriting ends all writing for good.
+func (s *Store) stopWriting(err error) {
 	if s.failed.CompareAndSwap(nil, &err) {
-		close(s.dead)
+		close(s.failedCh)
 	}
 }
 
-// Resume returns where each partition must be read again after a start.
-// Partitions never seen are missing: they are read from the log's start.
+// Resume returns the offset at which each partition must be read again after a start. A
+// partition that was never seen is missing and is read from the log's start.
 func (s *Store) Resume() map[Part]int64 { return s.Sealed() }
 
-// Sealed returns for each partition the offset behind which the log may be
-// trimmed.
+// Sealed returns, for each partition, the offset below which the log may be trimmed.
 func (s *Store) Sealed() map[Part]int64 {
 	m := map[Part]int64{}
 	for _, p := range s.allParts() {
 		p.mu.RLock()
-		m[p.Part] = p.sealed
+		m[p.Part] = p.sealedTo
 		p.mu.RUnlock()
 	}
 	return m
@@ -172,7 +170,8 @@ func (s *Store) Damaged() []Damage {
 	return ds
 }
 
-func (s *Store) damage(file string, err error) {
+// reportDamage records that a file is damaged and logs it once.
+func (s *Store) reportDamage(file string, err error) {
 	s.damageMu.Lock()
 	_, known := s.damaged[file]
 	s.damaged[file] = err
@@ -182,21 +181,21 @@ func (s *Store) damage(file string, err error) {
 	}
 }
 
-// CodeRecordLost is the code of notify.KindGone for what may have been among the
-// records that the log lost (Store.Lost).
+// CodeRecordLost is the code of the notify.KindGone error for a notification that may have been
+// among the records that the log lost (Store.Lost).
 const CodeRecordLost = "record_lost"
 
-// lostTime is a time of which the log lost records before they were kept here.
+// lostTime is a period in which the log lost records before they were copied here, in ms since
+// 1970.
 type lostTime struct{ from, to int64 }
 
-// lostSlack is how much earlier or later a request may have been accepted than
-// the records around a lost one were written.
+// lostSlack is how far the acceptance of a request may be from the times of the records around a
+// lost one.
 const lostSlack = time.Minute
 
-// Lost tells that the log has lost records that lay between records written at
-// after and before, in ms since 1970, 0 where that is not known. A notification
-// accepted then that is not found is not "not found": it may have been one of
-// them.
+// Lost tells the Store that the log lost records between those written at after and before, in
+// ms since 1970; 0 means not known. If a notification accepted in that period is not found,
+// queries return CodeRecordLost instead of not found, because it may have been lost.
 func (s *Store) Lost(after, before int64) {
 	l := lostTime{after - lostSlack.Milliseconds(), before + lostSlack.Milliseconds()}
 	if before == 0 {
@@ -207,8 +206,7 @@ func (s *Store) Lost(after, before int64) {
 	s.lost = append(s.lost, l)
 }
 
-// mayBeLost reports whether a request of this time may have been lost by the
-// log.
+// mayBeLost reports whether the log may have lost a request accepted at this time.
 func (s *Store) mayBeLost(at time.Time) bool {
 	s.damageMu.Lock()
 	defer s.damageMu.Unlock()
@@ -216,7 +214,7 @@ func (s *Store) mayBeLost(at time.Time) bool {
 	return slices.ContainsFunc(s.lost, func(l lostTime) bool { return l.from <= ms && ms <= l.to })
 }
 
-// Stats are sizes for metrics and doctor.
+// Stats are the sizes that metrics and doctor show.
 type Stats struct {
 	Segments  int
 	Receivers int64 // in sealed segments
@@ -224,10 +222,10 @@ type Stats struct {
 	Tail      int64 // receivers in memory
 }
 
-// Stats returns the sizes as of now.
+// Stats returns the current sizes.
 func (s *Store) Stats() Stats {
 	var st Stats
-	v := s.acquire()
+	v := s.acquireView()
 	defer v.release()
 	st.Segments = len(v.segs)
 	for _, seg := range v.segs {
@@ -244,7 +242,7 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// load opens the sealed files.
+// load opens the sealed files and deletes temporary ones.
 func (s *Store) load() error {
 	names, err := s.cfg.FS.List(s.cfg.Dir)
 	if err != nil {
@@ -253,7 +251,7 @@ func (s *Store) load() error {
 	sort.Strings(names)
 	byNum := map[uint64]*segment{}
 	for _, name := range names {
-		num, ok := numOf(name)
+		num, ok := segmentNumber(name)
 		switch {
 		case !ok:
 		case strings.HasSuffix(name, tmpSuffix):
@@ -266,7 +264,7 @@ func (s *Store) load() error {
 			switch {
 			case errors.Is(err, errDamaged):
 				s.unknown.Add(1)
-				s.damage(name, err)
+				s.reportDamage(name, err)
 			case err != nil:
 				return fmt.Errorf("%s: %w", name, err)
 			default:
@@ -276,7 +274,7 @@ func (s *Store) load() error {
 	}
 	var segs []*segment
 	for num, seg := range byNum {
-		for _, old := range seg.meta.Replaces { // a merge that was cut before it cleaned up
+		for _, old := range seg.meta.Replaces { // a crash interrupted the merge before these were removed
 			if o := byNum[old]; o != nil && old < num {
 				o.replaced = true
 			}
@@ -292,18 +290,18 @@ func (s *Store) load() error {
 		}
 		segs = append(segs, seg)
 	}
-	s.install(segs, nil)
+	s.replaceView(segs, nil)
 	for _, seg := range segs {
-		seg.blob.release() // the view holds it now
+		seg.blob.release() // the view holds its own reference
 	}
 	return s.loadOffsets(segs)
 }
 
-// loadOffsets finds how far each partition is sealed.
+// loadOffsets determines how far each partition is sealed.
 func (s *Store) loadOffsets(segs []*segment) error {
 	sealed, err := s.offsets.read()
 	if errors.Is(err, errDamaged) {
-		s.damage(offsetsName, err)
+		s.reportDamage(offsetsName, err)
 	} else if err != nil {
 		return err
 	}
@@ -326,7 +324,7 @@ func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name)
 
 func segmentName(num uint64, suffix string) string { return fmt.Sprintf("%012d%s", num, suffix) }
 
-func numOf(name string) (uint64, bool) {
+func segmentNumber(name string) (uint64, bool) {
 	stem, ok := strings.CutSuffix(name, fileSuffix)
 	if !ok {
 		if stem, ok = strings.CutSuffix(name, tmpSuffix); !ok {
@@ -337,13 +335,13 @@ func numOf(name string) (uint64, bool) {
 	return n, err == nil
 }
 
-func (s *Store) allParts() []*part {
+func (s *Store) allParts() []*partition {
 	s.parts.RLock()
 	defer s.parts.RUnlock()
 	return s.parts.list
 }
 
-func (s *Store) partOf(tp Part) *part {
+func (s *Store) partOf(tp Part) *partition {
 	s.parts.RLock()
 	p := s.parts.byName[tp]
 	s.parts.RUnlock()
@@ -353,7 +351,7 @@ func (s *Store) partOf(tp Part) *part {
 	return p
 }
 
-func (s *Store) addPart(tp Part, sealed int64) *part {
+func (s *Store) addPart(tp Part, sealed int64) *partition {
 	s.parts.Lock()
 	defer s.parts.Unlock()
 	if p := s.parts.byName[tp]; p != nil {
@@ -365,8 +363,8 @@ func (s *Store) addPart(tp Part, sealed int64) *part {
 	return p
 }
 
-// unavailable translates errors of the file system: all of them mean that this
-// store cannot answer now, for whatever reason.
+// unavailable wraps an error of the file system as notify.KindUnavailable. Other notify errors
+// and cancellation stay as they are.
 func unavailable(err error) error {
 	if err == nil {
 		return nil

@@ -11,57 +11,58 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxFrozen is how many full tails of a partition may wait for the sealer
-// before Append waits.
+// maxFrozen bounds the full tails of a partition that wait for the sealer. Beyond it Append
+// waits.
 const maxFrozen = 2
 
-// part is the growing end of one partition of the log.
-type part struct {
+// partition is one partition of the log and its growing end.
+type partition struct {
 	Part
-	next  atomic.Int64  // every record below was appended
-	slots chan struct{} // one per frozen tail
+	appendedTo atomic.Int64  // every record below this offset was appended
+	slots      chan struct{} // holds one token per frozen tail
 
-	appendMu sync.Mutex // held by the one appender; before mu
-	hashes   []uint64   // the appender's, of the chunk it looks at
+	appendMu sync.Mutex // serializes appenders; taken before mu
+	hashes   []uint64   // scratch memory of the appender, guarded by appendMu
 
-	mu     sync.RWMutex
-	active *tail   // nil: no chunk since the last seal
-	frozen []*tail // full, oldest first
-	sealed int64   // the log may be trimmed below
+	mu       sync.RWMutex // guards the fields below and the tails
+	active   *tail        // nil: no chunk since the last tail was frozen
+	frozen   []*tail      // full, oldest first; replaced, never changed in place
+	sealedTo int64        // the log may be trimmed below this offset
 }
 
-func newPart(tp Part, sealed int64) *part {
-	p := &part{Part: tp, slots: make(chan struct{}, maxFrozen), sealed: sealed}
-	p.next.Store(sealed)
+func newPart(tp Part, sealed int64) *partition {
+	p := &partition{Part: tp, slots: make(chan struct{}, maxFrozen), sealedTo: sealed}
+	p.appendedTo.Store(sealed)
 	return p
 }
 
-// tail is a segment that grows: bodies go to its file, the index stays in
-// memory. Its fields are guarded by the part's mu; only the appender and, once
-// frozen, the sealer change them, so these two read without it.
+// tail is a segment that still grows. Its bodies go to its file; its index stays in memory. The
+// partition's mu guards its fields. Only the appender changes them, and after the tail is frozen
+// only the sealer. So these two may read the fields without the lock, but must hold it to write.
 type tail struct {
-	num      uint64
-	blob     *blob
-	path     string
-	born     time.Time
-	from, to int64 // offsets; to is set when frozen
+	num       uint64
+	blob      *blob
+	path      string
+	createdAt time.Time
+	from, to  int64 // offsets; to is set when the tail is frozen
 	arrays
 
 	minBase, maxBase notify.Base
 	minTime, maxTime int64
 
-	// Bodies: [0, flushed) is in the file, then writing, then buf.
+	// The bodies are, in order: [0, flushed) in the file, writing, buf.
 	flushed int64
 	writing []byte
 }
 
-// arrays is the memory of a tail, used again for later ones.
+// arrays is the memory of a tail. Sealed tails pass it on to new ones.
 type arrays struct {
 	rows         []row
 	users, bases chain
 	buf, spare   []byte
 }
 
+// reset empties the arrays and keeps their memory.
 func (a *arrays) reset() {
 	a.rows = a.rows[:0]
 	a.users.reset()
@@ -70,16 +71,16 @@ func (a *arrays) reset() {
 }
 
 func newTail(num uint64, b *blob, path string, from int64, a arrays) *tail {
-	t := &tail{num: num, blob: b, path: path, born: time.Now(), from: from, arrays: a, minTime: math.MaxInt64, maxTime: math.MinInt64}
+	t := &tail{num: num, blob: b, path: path, createdAt: time.Now(), from: from, arrays: a, minTime: math.MaxInt64, maxTime: math.MinInt64}
 	t.buf = append(t.buf, fileHeader...)
 	return t
 }
 
-// size is where the bodies end.
+// size returns the offset at which the bodies end.
 func (t *tail) size() int64 { return t.flushed + int64(len(t.writing)) + int64(len(t.buf)) }
 
-// note adds a chunk's row and widens the bounds.
-func (t *tail) note(r row, ms int64) {
+// addRow adds a chunk's row and widens the bounds of base and time.
+func (t *tail) addRow(r row, ms int64) {
 	if len(t.rows) == 0 || bytes.Compare(r.base[:], t.minBase[:]) < 0 {
 		t.minBase = r.base
 	}
@@ -90,23 +91,23 @@ func (t *tail) note(r row, ms int64) {
 	t.rows = append(t.rows, r)
 }
 
-// rowOf returns the chunk that holds an ordinal.
+// rowOf returns the row of the chunk that holds an ordinal.
 func (t *tail) rowOf(ordinal uint32) *row {
 	return &t.rows[sort.Search(len(t.rows), func(i int) bool { return t.rows[i].start > ordinal })-1]
 }
 
-// take gives the arrays back: the segment answers from now on. A reader that
-// still holds the tail finds all bodies in the file.
-func (t *tail) take() arrays {
+// takeArrays takes the arrays out of a tail whose segment is in the view. A query that still
+// holds the tail finds all bodies in the file. The caller holds the partition's mu.
+func (t *tail) takeArrays() arrays {
 	a := t.arrays
 	a.reset()
 	t.arrays, t.writing, t.flushed = arrays{}, nil, math.MaxInt64
 	return a
 }
 
-// body reads the body record of r; the caller holds a reference to the blob
-// and not the lock.
-func (p *part) body(t *tail, r *row) ([]byte, error) {
+// body reads the body record of r. The caller must hold a reference to the tail's file, but not
+// mu.
+func (p *partition) body(t *tail, r *row) ([]byte, error) {
 	b := make([]byte, r.size)
 	p.mu.RLock()
 	off := r.off - t.flushed
@@ -126,7 +127,7 @@ func (p *part) body(t *tail, r *row) ([]byte, error) {
 }
 
 // tails returns the tails, oldest first. The caller holds mu.
-func (p *part) tails() []*tail {
+func (p *partition) tails() []*tail {
 	if p.active == nil {
 		return p.frozen
 	}

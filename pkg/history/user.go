@@ -12,52 +12,52 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxBodies is how many bodies one page reads before it returns what it has,
-// for users most of whose notifications are another caller's.
+// maxBodies bounds the bodies that one page reads before it returns what it has. It matters when
+// most of a user's notifications belong to other callers.
 const maxBodies = 4096
 
-// position is a place in the order of a listing: newest request first, and in
-// it the highest index. Ids begin with their time, so their order is the
-// order in which requests were accepted.
-type position struct {
+// userPlace is a place in the order of a user's list: newest request first, and within a request
+// the highest index first. Bases begin with their time, so their order is the order in which
+// requests were accepted.
+type userPlace struct {
 	base  notify.Base
 	index uint32
 }
 
 const cursorVersion = 1
 
-func (p position) cursor(user uint64) engine.HistoryCursor {
+func (p userPlace) cursor(user uint64) engine.HistoryCursor {
 	b := binary.BigEndian.AppendUint64([]byte{cursorVersion}, user)
 	return binary.BigEndian.AppendUint32(append(b, p.base[:]...), p.index)
 }
 
-func parseCursor(c engine.HistoryCursor, user uint64) (p position, err error) {
+func parseUserCursor(c engine.HistoryCursor, user uint64) (p userPlace, err error) {
 	if len(c) != 1+8+16+4 || c[0] != cursorVersion || binary.BigEndian.Uint64(c[1:]) != user {
-		return p, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a listing of this user")
+		return p, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list of this user; pass the cursor of the previous page")
 	}
 	copy(p.base[:], c[9:])
 	p.index = binary.BigEndian.Uint32(c[25:])
 	return p, nil
 }
 
-// User implements Reader. A page may hold fewer than Limit although
-// there is more; the cursor says so. What was accepted in the last moments may
-// be missing: there is no barrier here.
+// User implements Reader. A page may hold fewer than Limit notifications although there are
+// more; then the cursor is not nil. Notifications accepted a moment ago may be missing, because
+// User does not wait at the barrier.
 func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
 	}
 	h := notify.HashUser([]byte(q.User))
-	var before *position
+	var before *userPlace
 	if q.Before != nil {
-		p, err := parseCursor(q.Before, h)
+		p, err := parseUserCursor(q.Before, h)
 		if err != nil {
 			return nil, nil, err
 		}
 		before = &p
 	}
-	w := s.walk(h, before)
-	defer w.end()
+	w := s.walkUser(h, before)
+	defer w.release()
 	var page []engine.Found
 	for bodies := 0; ; {
 		if err := ctx.Err(); err != nil {
@@ -70,30 +70,30 @@ func (s *Store) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found
 		for _, f := range w.resolve(group, q) {
 			if len(page) == q.Limit {
 				last := &page[len(page)-1]
-				return page, position{last.ID.Base, last.ID.Index}.cursor(h), nil
+				return page, userPlace{last.ID.Base, last.ID.Index}.cursor(h), nil
 			}
 			page = append(page, f)
 		}
 		if bodies += len(group); bodies >= maxBodies {
-			return page, position{group[0].base, 0}.cursor(h), nil
+			return page, userPlace{group[0].base, 0}.cursor(h), nil
 		}
 	}
 }
 
-// walk gives the candidates of a user, grouped by base, newest first. It opens
-// a segment only when nothing at hand is surely newer.
-type walk struct {
+// userWalk iterates over the candidates of a user, grouped by base, newest first. It opens a
+// segment only when the segment may hold a newer candidate than those at hand.
+type userWalk struct {
 	*lookup
-	hash   uint64
-	before *position
-	cands  byBase
-	segs   []*segment // not opened yet, by youngest base
+	hash    uint64
+	pageEnd *userPlace
+	cands   byBase
+	segs    []*segment // not opened yet, the one with the youngest base first
 }
 
-func (s *Store) walk(h uint64, before *position) *walk {
-	w := &walk{hash: h, before: before}
+func (s *Store) walkUser(h uint64, before *userPlace) *userWalk {
+	w := &userWalk{hash: h, pageEnd: before}
 	var ords []uint32
-	w.lookup = s.begin(func(p *part, t *tail) bool {
+	w.lookup = s.beginLookup(func(p *partition, t *tail) bool {
 		n := len(w.cands)
 		ords = t.users.find(ords[:0], h)
 		for _, o := range ords {
@@ -106,23 +106,23 @@ func (s *Store) walk(h uint64, before *position) *walk {
 	return w
 }
 
-// add keeps a candidate that is not before the page.
-func (w *walk) add(c chunk) {
-	if w.before == nil || bytes.Compare(c.base[:], w.before.base[:]) <= 0 {
+// add keeps a candidate unless it belongs to an earlier page.
+func (w *userWalk) add(c chunk) {
+	if w.pageEnd == nil || bytes.Compare(c.base[:], w.pageEnd.base[:]) <= 0 {
 		w.cands = append(w.cands, c)
 	}
 }
 
 // next returns all candidates of the next base, or nil at the end.
-func (w *walk) next() []chunk {
+func (w *userWalk) next() []chunk {
 	for len(w.segs) > 0 && (len(w.cands) == 0 || bytes.Compare(w.cands[0].base[:], w.segs[0].maxBase[:]) <= 0) {
 		seg := w.segs[0]
 		w.segs = w.segs[1:]
-		if w.before != nil && bytes.Compare(seg.minBase[:], w.before.base[:]) > 0 {
+		if w.pageEnd != nil && bytes.Compare(seg.minBase[:], w.pageEnd.base[:]) > 0 {
 			continue
 		}
-		if err := w.search(seg); err != nil {
-			w.note(seg, err)
+		if err := w.searchSegment(seg); err != nil {
+			w.noteDamage(seg, err)
 		}
 		heap.Init(&w.cands)
 	}
@@ -137,7 +137,7 @@ func (w *walk) next() []chunk {
 	return group
 }
 
-func (w *walk) search(seg *segment) (err error) {
+func (w *userWalk) searchSegment(seg *segment) (err error) {
 	w.ords, w.buf, err = seg.users.find(seg.blob, w.buf, w.ords[:0], w.hash)
 	for _, o := range w.ords {
 		if err != nil {
@@ -151,27 +151,27 @@ func (w *walk) search(seg *segment) (err error) {
 	return err
 }
 
-// resolve reads the bodies of a group and returns what is the user's, highest
-// index first. A hash that only looked like the user's is no damage; the same
-// receiver twice is a chunk that lies in the log twice, or a segment met as
-// tail and as file.
-func (w *walk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
+// resolve reads the bodies of a group and returns the receivers that are the user's, highest
+// index first. A candidate of another user has the same hash bits; it is no damage. A receiver
+// that occurs twice is returned once: its chunk is in the log twice, or a segment was met as a
+// tail and as a file.
+func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
 	var fs []engine.Found
 	for i := range group {
 		c := &group[i]
 		var f engine.Found
-		if !w.open(c, &f) || q.Caller != "" && f.Envelope.Caller != q.Caller {
+		if !w.openChunk(c, &f) || q.Caller != "" && f.Envelope.Caller != q.Caller {
 			continue
 		}
 		pos := c.ordinal - c.start
 		r, ok := receiverAt(f.Envelope.Receivers, pos)
 		if !ok {
 			if c.seg != nil {
-				w.note(c.seg, fmt.Errorf("%w: position %d of %d receivers", errDamaged, pos, f.Envelope.Count))
+				w.noteDamage(c.seg, fmt.Errorf("%w: position %d of %d receivers", errDamaged, pos, f.Envelope.Count))
 			}
 			continue
 		}
-		if string(r.User) != q.User || w.before != nil && c.base == w.before.base && r.Index >= w.before.index {
+		if string(r.User) != q.User || w.pageEnd != nil && c.base == w.pageEnd.base && r.Index >= w.pageEnd.index {
 			continue
 		}
 		f.ID, f.Pos, f.User, f.Address = f.Envelope.ID(r.Index), pos, r.User, r.Address
@@ -188,9 +188,9 @@ func (w *walk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
 	return fs[:n]
 }
 
-// receiverAt returns the receiver at a position of a column that has been
-// checked. Skipping is most of what a hit costs behind the read, so it does not
-// look at what it skips.
+// receiverAt returns the receiver at a position of a column that was checked before. After the
+// read, skipping receivers is most of the cost of a hit, so it does not decode those that it
+// skips.
 func receiverAt(column []byte, pos uint32) (r notify.Receiver, ok bool) {
 	index := uint64(0)
 	for n := uint32(0); n < pos; n++ {
@@ -212,7 +212,7 @@ func receiverAt(column []byte, pos uint32) (r notify.Receiver, ok bool) {
 	return r, ok
 }
 
-// byBase is a heap, newest base on top.
+// byBase is a heap of candidates with the newest base on top.
 type byBase []chunk
 
 func (b byBase) Len() int           { return len(b) }

@@ -11,38 +11,38 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Asked knows which callers are told of every end of their notifications. What it
-// knows is a copy: a caller's change binds at once where it is made through Watch,
-// elsewhere within Every.
+// Asked knows which callers asked for every outcome of their notifications. It holds a copy: a
+// change of a caller takes effect at once in the process that made it through Watch, and within
+// AskedEvery in others.
 type Asked struct {
 	callers engine.Callers
 	every   time.Duration
 	log     *slog.Logger
 	all     atomic.Pointer[map[string]struct{}]
-	loading sync.Mutex // a load that began earlier must not end later
+	loading sync.Mutex // serializes loads, so that an older list never replaces a newer one
 }
 
-// AskedEvery is how often the callers are read.
+// AskedEvery is the interval at which the callers are read again.
 const AskedEvery = 5 * time.Second
 
-// NewAsked returns an Asked that knows of nobody before Load.
+// NewAsked returns an Asked that knows no callers until Load.
 func NewAsked(callers engine.Callers, log *slog.Logger) *Asked {
 	a := &Asked{callers: callers, every: AskedEvery, log: log}
 	a.all.Store(&map[string]struct{}{})
 	return a
 }
 
-// Tells reports whether a caller is told of every end. It may be called from any
-// goroutine, as often as one likes.
+// Tells reports whether the caller asked for every outcome. It may be called from any goroutine
+// and is cheap.
 func (a *Asked) Tells(caller string) bool {
 	_, ok := (*a.all.Load())[caller]
 	return ok
 }
 
-// Any reports whether anybody is.
+// Any reports whether at least one caller asked for every outcome.
 func (a *Asked) Any() bool { return len(*a.all.Load()) > 0 }
 
-// Load reads the callers.
+// Load reads the callers. If it returns an error, the earlier list stays in use.
 func (a *Asked) Load(ctx context.Context) error {
 	a.loading.Lock()
 	defer a.loading.Unlock()
@@ -52,7 +52,7 @@ func (a *Asked) Load(ctx context.Context) error {
 	}
 	all := map[string]struct{}{}
 	for i := range cs {
-		if wants(&cs[i]) {
+		if wantsAllOutcomes(&cs[i]) {
 			all[cs[i].ID] = struct{}{}
 		}
 	}
@@ -60,25 +60,26 @@ func (a *Asked) Load(ctx context.Context) error {
 	return nil
 }
 
-// wants reports whether a caller is told of every end.
-func wants(c *engine.Caller) bool {
+// wantsAllOutcomes reports whether the caller is to be told of every outcome.
+func wantsAllOutcomes(c *engine.Caller) bool {
 	return c.OutcomesURL != "" && c.OutcomesOf == engine.OutcomesAll && !c.Disabled
 }
 
-// Run reads the callers until ctx ends, and returns nil then.
+// Run reads the callers again every AskedEvery until ctx ends, and then returns nil.
 func (a *Asked) Run(ctx context.Context) error {
 	failing := false
 	for notify.Sleep(ctx, a.every) {
 		err := a.Load(ctx)
 		if err != nil && !failing && ctx.Err() == nil {
-			a.log.Warn("callers cannot be read; who is told of outcomes stays as it was", "err", err)
+			a.log.Warn("cannot read the callers; until it works, changes of who is told of outcomes have no effect", "err", err)
 		}
 		failing = err != nil
 	}
 	return nil
 }
 
-// Watch returns callers whose Put binds before it returns.
+// Watch returns a wrapper of callers. When its Put returns, the change has taken effect in this
+// process.
 func (a *Asked) Watch(callers engine.Callers) engine.Callers { return watchedCallers{callers, a} }
 
 type watchedCallers struct {
@@ -90,9 +91,9 @@ func (w watchedCallers) Put(ctx context.Context, c engine.Caller) error {
 	if err := w.Callers.Put(ctx, c); err != nil {
 		return err
 	}
-	// It is stored whatever Load says; Run reads it again.
+	// The change is stored even if Load fails. Run reads it again later.
 	if err := w.a.Load(ctx); err != nil {
-		w.a.log.Warn("a caller's change of outcomes binds later", "caller", c.ID, "err", err)
+		w.a.log.Warn("a caller's change of outcomes is stored and takes effect with the next read of the callers", "caller", c.ID, "err", err)
 	}
 	return nil
 }

@@ -17,38 +17,38 @@ import (
 // FollowGroup is the consumer group that reads notifications-outcomes.
 const FollowGroup = "outcome-followers"
 
-// FollowConfig of a Follower. Callers, Triggers, State and Log are required.
+// FollowConfig configures a Follower. Callers, Triggers, State and Log are required.
 type FollowConfig struct {
 	Callers  engine.Callers
 	Triggers Triggers
-	// State says what became of a notification, by all that is known of it; an id
-	// that is not kept any more is an error of KindNotFound or KindGone.
+	// State returns the current outcome of a notification, from everything that is known of it.
+	// It returns an error of KindNotFound or KindGone for an id that is no longer kept.
 	State func(ctx context.Context, id notify.ID) (notify.Outcome, error)
-	// Log takes back what a caller cannot be told now.
+	// Log receives the outcomes that cannot be told now, so that they are read again later.
 	Log Log
-	// Wait is the pause after a batch of which something was put back.
+	// Wait is the pause after a batch from which outcomes were appended again.
 	Wait time.Duration `default:"5s"`
-	// GiveUp is how long a caller is tried to be told.
+	// GiveUp is the age after which an outcome is given up.
 	GiveUp time.Duration `default:"24h"`
-	// Told, Refused: as Config's. An outcome that is given up is refused with the
-	// code "given_up".
+	// Told and Refused are those of Config. An outcome that is given up is reported to Refused
+	// with the code "given_up".
 	Told    func(n int)
 	Refused func(code string)
 	Logger  *slog.Logger `default:"discard"`
 
-	hit func(string) // killpoint.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a test's function
 }
 
-// Log appends records; nil means every one is durable.
+// Log appends records. A nil error means that all of them are durable.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Follower makes triggers of what notifications-outcomes says. It is the handler
-// of the group FollowGroup.
+// Follower makes triggers from the outcomes in notifications-outcomes. It is the handler of the
+// consumer group FollowGroup.
 type Follower struct{ cfg FollowConfig }
 
-// NewFollower returns a Follower.
+// NewFollower returns a Follower. It returns an error if a required field is missing.
 func NewFollower(cfg FollowConfig) (*Follower, error) {
 	if cfg.Callers == nil || cfg.Triggers == nil || cfg.State == nil || cfg.Log == nil {
 		return nil, errors.New("outcome: Callers, Triggers, State and Log are required")
@@ -68,43 +68,47 @@ func NewFollower(cfg FollowConfig) (*Follower, error) {
 
 // Assigned implements log.Handler.
 func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.PartitionHandler {
-	return &follows{f: f, tp: tp, ahead: map[string]place{}}
+	return &partitionFollower{f: f, tp: tp, resumeAfter: map[string]outcomePlace{}}
 }
 
-// follows is a Follower's work on one partition.
-type follows struct {
+// partitionFollower handles one partition. The consumer group calls it from one goroutine at a
+// time.
+type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition
-	// ahead is where the last trigger of a caller ends that was met again: it may
-	// lie behind the batch it was met in.
-	ahead map[string]place
+	// resumeAfter holds, by caller, the last outcome of a trigger that an earlier run made. That
+	// outcome may lie behind the batch in which the trigger was found, so later batches skip up
+	// to it.
+	resumeAfter map[string]outcomePlace
 }
 
-// place is where an outcome stands in the log.
-type place struct {
+// outcomePlace is the place of an outcome in the partition: the offset of its record and the
+// index in it.
+type outcomePlace struct {
 	offset int64
 	item   int
 }
 
-// before reports whether p stands before q.
-func (p place) before(q place) bool {
+// before reports whether p comes before q.
+func (p outcomePlace) before(q outcomePlace) bool {
 	return p.offset < q.offset || p.offset == q.offset && p.item < q.item
 }
 
-// event is one outcome to tell.
-type event struct {
-	place
-	of *notify.Ended
-	r  *notify.EndedReceiver
+// outcomeEvent is one outcome to tell: a receiver of a record.
+type outcomeEvent struct {
+	outcomePlace
+	ended    *notify.Ended
+	receiver *notify.EndedReceiver
 }
 
-// Handle implements log.PartitionHandler. Triggers are named by the place of
-// their first outcome and say where they end, so a batch that comes again after a
-// crash meets those that were made. Only all together are the records done.
-func (h *follows) Handle(ctx context.Context, msgs []*log.Msg) error {
+// Handle implements log.PartitionHandler. A trigger's id contains the place of its first
+// outcome, and its payload says where it ends. Thus a batch that is read again after a crash
+// finds the triggers that were made. The records are marked done only when all of them are
+// handled.
+func (h *partitionFollower) Handle(ctx context.Context, msgs []*log.Msg) error {
 	f := h.f
 	var order []string
-	by := map[string][]event{}
+	by := map[string][]outcomeEvent{}
 	for _, m := range msgs {
 		e := &notify.Ended{}
 		err := json.Unmarshal(m.Value, e)
@@ -120,29 +124,29 @@ func (h *follows) Handle(ctx context.Context, msgs []*log.Msg) error {
 			order = append(order, e.Caller)
 		}
 		for i := range e.Receivers {
-			by[e.Caller] = append(by[e.Caller], event{place{m.Offset, i}, e, &e.Receivers[i]})
+			by[e.Caller] = append(by[e.Caller], outcomeEvent{outcomePlace{m.Offset, i}, e, &e.Receivers[i]})
 		}
 	}
-	back := false
+	appendedAgain := false
 	for _, caller := range order {
-		left, err := h.tell(ctx, caller, by[caller])
+		left, err := h.createTriggers(ctx, caller, by[caller])
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil && !refusal(err):
+		case err != nil && !isRefusal(err):
 			return err
 		case err != nil:
-			f.cfg.Refused(code(err))
-			f.cfg.Logger.Warn("outcomes are not told to their caller, will try again", "caller", caller, "outcomes", len(left), "err", err)
+			f.cfg.Refused(errorCode(err))
+			f.cfg.Logger.Warn("cannot make triggers for a caller's outcomes; will try again", "caller", caller, "outcomes", len(left), "err", err)
 		case len(left) == 0:
 			continue
 		}
-		if err := f.putBack(ctx, left); err != nil {
+		if err := f.appendAgain(ctx, left); err != nil {
 			return err
 		}
-		back = true
+		appendedAgain = true
 	}
-	if back { // else what is put back would be read at once, again and again
+	if appendedAgain { // without the pause, the appended outcomes would be read again in a tight loop
 		notify.Sleep(ctx, f.cfg.Wait)
 	}
 	for _, m := range msgs {
@@ -151,9 +155,9 @@ func (h *follows) Handle(ctx context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// refusal reports whether an error is about one caller alone, which must hold up
-// nobody else.
-func refusal(err error) bool {
+// isRefusal reports whether an error concerns only one caller. Such an error must not hold up
+// other callers.
+func isRefusal(err error) bool {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindInternal:
 		return false
@@ -161,21 +165,21 @@ func refusal(err error) bool {
 	return true
 }
 
-// tell makes triggers of a caller's outcomes, in their order; left are those it
-// could not, or not yet.
-func (h *follows) tell(ctx context.Context, caller string, es []event) (left []event, err error) {
+// createTriggers makes triggers from a caller's outcomes, in order. It returns the outcomes that
+// it could not tell, or that are not ready yet.
+func (h *partitionFollower) createTriggers(ctx context.Context, caller string, es []outcomeEvent) (left []outcomeEvent, err error) {
 	f := h.f
 	c, ok, err := f.cfg.Callers.Get(ctx, caller)
-	if err != nil || !ok || !wants(&c) {
-		return nil, err // it does not ask any more
+	if err != nil || !ok || !wantsAllOutcomes(&c) {
+		return nil, err // the caller has stopped asking for outcomes
 	}
 	for {
-		if last, ok := h.ahead[caller]; ok {
-			for len(es) > 0 && !last.before(es[0].place) {
+		if last, ok := h.resumeAfter[caller]; ok {
+			for len(es) > 0 && !last.before(es[0].outcomePlace) {
 				es = es[1:]
 			}
 			if len(es) > 0 {
-				delete(h.ahead, caller)
+				delete(h.resumeAfter, caller)
 			}
 		}
 		if len(es) == 0 {
@@ -193,8 +197,8 @@ func (h *follows) tell(ctx context.Context, caller string, es []event) (left []e
 			continue
 		}
 		first := told[0]
-		base := triggerBase(first.of.At, "ended", caller, h.tp.Topic, h.tp.Partition, first.r.ID, first.offset, first.item)
-		row, created, err := f.cfg.Triggers.Own(ctx, caller, base, c.OutcomesURL, body, commonTrace(told, func(e *event) string { return e.of.Trace }))
+		base := triggerBase(first.ended.At, "ended", caller, h.tp.Topic, h.tp.Partition, first.receiver.ID, first.offset, first.item)
+		row, created, err := f.cfg.Triggers.Own(ctx, caller, base, c.OutcomesURL, body, commonTrace(told, func(e *outcomeEvent) string { return e.ended.Trace }))
 		if err != nil {
 			return append(left, es...), err
 		}
@@ -205,21 +209,22 @@ func (h *follows) tell(ctx context.Context, caller string, es []event) (left []e
 			continue
 		}
 		was, err := readTold(row.Payload, func(p *Payload) bool {
-			return p.Position != nil && !(place{p.Position.Offset, p.Position.Item}).before(first.place)
+			return p.Position != nil && !(outcomePlace{p.Position.Offset, p.Position.Item}).before(first.outcomePlace)
 		})
 		if err != nil {
 			return append(left, es...), err
 		}
-		h.ahead[caller] = place{was.Position.Offset, was.Position.Item}
+		h.resumeAfter[caller] = outcomePlace{was.Position.Offset, was.Position.Item}
 	}
 }
 
-// pack makes a payload of the leading outcomes: as many as fit. The first n of
-// them are told in it, early, or not to be told; a nil body: none of them is.
-func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body []byte, n int, told, early []event, err error) {
+// pack makes a payload from the leading outcomes, as many as fit. n outcomes are dealt with:
+// they are in the payload (told), come too early (early), or are not to be told. body is nil if
+// none of them is told.
+func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {
-		o, what, err := f.outcome(ctx, c, &es[n])
+		o, what, err := f.buildOutcome(ctx, c, &es[n])
 		switch {
 		case err != nil:
 			return nil, 0, nil, nil, err
@@ -245,31 +250,31 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body
 	return body, n, told, early, err
 }
 
-// telling says what becomes of an outcome.
-type telling uint8
+// tellDecision says whether an outcome is told now.
+type tellDecision uint8
 
 const (
-	tellNot   telling = iota // it goes on, has failed (which the feed tells), is not kept any more, or was not asked for then
-	tellNow                  // as it is
-	tellLater                // a receipt was faster than the row of its call
+	tellNot tellDecision = iota // it continues in another record, has failed (the feed of dead letters tells that), is no longer kept, or was not asked for at that time
+	tellNow
+	tellLater // a receipt arrived before the row of its call; try again later
 )
 
-// outcome is what is told of a receiver.
-func (f *Follower) outcome(ctx context.Context, c *engine.Caller, e *event) (o Outcome, what telling, err error) {
-	if e.of.At < c.OutcomesSince {
+// buildOutcome returns what the caller is told about a receiver, and whether it is told now.
+func (f *Follower) buildOutcome(ctx context.Context, c *engine.Caller, e *outcomeEvent) (o Outcome, what tellDecision, err error) {
+	if e.ended.At < c.OutcomesSince {
 		return o, tellNot, nil
 	}
-	id, err := notify.ParseID(e.r.ID)
+	id, err := notify.ParseID(e.receiver.ID)
 	if err != nil {
-		f.cfg.Logger.Error("an outcome of no notification", "caller", c.ID, "err", err)
+		f.cfg.Logger.Error("an outcome has no valid notification id and is skipped", "caller", c.ID, "err", err)
 		return o, tellNot, nil
 	}
 	o = Outcome{
-		ID: e.r.ID, Epoch: uint16(e.r.Epoch), Status: e.r.Status, Campaign: e.of.Campaign, Channel: e.of.Channel, Category: e.of.Category,
-		User: e.r.User, Template: e.of.Template, Code: e.r.Code, Provider: e.r.Provider, Attempts: e.r.Attempts,
-		Ended: time.UnixMilli(e.of.At).UTC(), TraceID: notify.TraceID(e.of.Trace),
+		ID: e.receiver.ID, Epoch: uint16(e.receiver.Epoch), Status: e.receiver.Status, Campaign: e.ended.Campaign, Channel: e.ended.Channel, Category: e.ended.Category,
+		User: e.receiver.User, Template: e.ended.Template, Code: e.receiver.Code, Provider: e.receiver.Provider, Attempts: e.receiver.Attempts,
+		Ended: time.UnixMilli(e.ended.At).UTC(), TraceID: notify.TraceID(e.ended.Trace),
 	}
-	if !e.r.Look {
+	if !e.receiver.Look {
 		return o, tellNow, nil
 	}
 	now, err := f.cfg.State(ctx, id)
@@ -282,8 +287,8 @@ func (f *Follower) outcome(ctx context.Context, c *engine.Caller, e *event) (o O
 	}
 	switch {
 	case now.State.Terminal() && now.State != notify.Failed:
-	case now.State.Terminal(), !e.r.Receipt, int(now.Epoch) > e.r.Epoch:
-		return o, tellNot, nil // of another epoch, the end of that one is told
+	case now.State.Terminal(), !e.receiver.Receipt, int(now.Epoch) > e.receiver.Epoch:
+		return o, tellNot, nil // a later epoch ends in a record of its own
 	default:
 		return o, tellLater, nil
 	}
@@ -294,21 +299,21 @@ func (f *Follower) outcome(ctx context.Context, c *engine.Caller, e *event) (o O
 	return o, tellNow, nil
 }
 
-// putBack appends outcomes again, behind everybody else's; those that are too old
-// by now are given up.
-func (f *Follower) putBack(ctx context.Context, es []event) error {
+// appendAgain appends outcomes to the end of the topic, behind those of other callers. It gives
+// up outcomes that are older than GiveUp.
+func (f *Follower) appendAgain(ctx context.Context, es []outcomeEvent) error {
 	oldest := time.Now().Add(-f.cfg.GiveUp).UnixMilli()
 	var recs []log.Record
 	for i := 0; i < len(es); {
-		of := es[i].of
+		of := es[i].ended
 		again := *of
 		again.Receivers = nil
-		for ; i < len(es) && es[i].of == of; i++ {
-			again.Receivers = append(again.Receivers, *es[i].r)
+		for ; i < len(es) && es[i].ended == of; i++ {
+			again.Receivers = append(again.Receivers, *es[i].receiver)
 		}
 		if of.At < oldest {
 			f.cfg.Refused("given_up")
-			f.cfg.Logger.Error("outcomes are given up: their caller could not be told in time", "caller", of.Caller, "outcomes", len(again.Receivers))
+			f.cfg.Logger.Error("outcomes are given up: no trigger could be made for their caller in time; see the earlier warnings for the cause", "caller", of.Caller, "outcomes", len(again.Receivers))
 			continue
 		}
 		b, err := json.Marshal(again)

@@ -50,7 +50,7 @@ func (l *outcomesLog) end(t *testing.T, caller string, n int, change ...func(*no
 	}
 }
 
-// follow hands what is not done to a Follower, max records at a time.
+// follow hands the records that are not done to a Follower, max records at a time.
 func (l *outcomesLog) follow(t *testing.T, f *Follower, max int) error {
 	t.Helper()
 	h := f.Assigned(t.Context(), log.TopicPartition{Topic: notify.TopicOutcomes})
@@ -93,10 +93,10 @@ func (w *world) follower(t *testing.T, l *outcomesLog, change ...func(*FollowCon
 	return f
 }
 
-// ends is what a caller's triggers say, in order, and how many a trigger.
+// ends returns the outcomes in a caller's triggers, in order, and the number in each trigger.
 func (w *world) ends(t *testing.T, caller string) (os []Outcome, sizes []int) {
 	t.Helper()
-	last := place{-1, 0}
+	last := outcomePlace{-1, 0}
 	for _, row := range w.made {
 		if row.Caller != caller {
 			continue
@@ -105,10 +105,10 @@ func (w *world) ends(t *testing.T, caller string) (os []Outcome, sizes []int) {
 		if err := json.Unmarshal(row.Payload, &p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Type != Type || p.Caller != caller || p.Last != 0 || p.Position == nil || !last.before(place{p.Position.Offset, p.Position.Item}) {
+		if p.Type != Type || p.Caller != caller || p.Last != 0 || p.Position == nil || !last.before(outcomePlace{p.Position.Offset, p.Position.Item}) {
 			t.Fatalf("after %v: %.200s", last, row.Payload)
 		}
-		last = place{p.Position.Offset, p.Position.Item}
+		last = outcomePlace{p.Position.Offset, p.Position.Item}
 		os, sizes = append(os, p.Outcomes...), append(sizes, len(p.Outcomes))
 	}
 	return os, sizes
@@ -160,8 +160,8 @@ func TestFollowerPacks(t *testing.T) {
 	}
 }
 
-// What a crash leaves: triggers without a mark. Whatever comes in the next batch,
-// each end is told once, in its order.
+// A crash leaves triggers whose records are not marked. Whatever the next batch contains, each
+// outcome is told once and in order.
 func TestFollowerKilledBeforeTheMark(t *testing.T) {
 	t.Parallel()
 	for after := range 3 { // triggers made before the crash
@@ -261,7 +261,7 @@ func TestFollowerWaitsForStores(t *testing.T) {
 	}
 }
 
-// What one row cannot say is looked up, and told as it is by then.
+// If a row does not show the outcome, the Follower looks it up and tells the current one.
 func TestFollowerLooks(t *testing.T) {
 	t.Parallel()
 	since := all("shop")
@@ -345,8 +345,8 @@ func TestAsked(t *testing.T) {
 	})
 }
 
-// A receipt may be faster than the row of its call: it is told when that is there,
-// unless a replay has begun meanwhile.
+// A receipt may arrive before the row of its call. It is told once the row exists, unless a
+// replay has begun meanwhile.
 func TestFollowerWaitsForTheRowOfAReceipt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

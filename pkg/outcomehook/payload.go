@@ -10,32 +10,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxOutcomes is how many failures one trigger tells of, maxBytes how large its
-// payload becomes at most: well below what a trigger may carry.
+// maxOutcomes bounds the outcomes that one trigger holds. maxBytes bounds its payload, well
+// below what a trigger may carry.
 const (
 	maxOutcomes = 100
 	maxBytes    = 30 << 10
 )
 
-// Type is the type of the payload.
+// Type is the value of Payload.Type.
 const Type = "notification.outcomes"
 
-// Payload is what a caller's URL is posted, as the payload of a trigger.
+// Payload is the body that is posted to a caller's URL. It is the payload of a trigger.
 type Payload struct {
 	Type   string `json:"type"`
 	Caller string `json:"caller"`
-	// Last is the seq of the last one: GET /v1/failed?after=<last> goes on there.
-	// 0: these are no failures.
+	// Last is the feed's sequence number of the last failure: GET /v1/failed?after=<last>
+	// continues there. 0 means that the payload holds no failures.
 	Last uint64 `json:"last,omitempty"`
-	// Position is the last one's place in the log of other ends; nil: these are
-	// failures.
+	// Position is the place of the last outcome in the log of other outcomes. nil means that the
+	// payload holds failures.
 	Position *Position `json:"position,omitempty"`
 	Outcomes []Outcome `json:"outcomes"`
 }
 
-// Position is a place in the log of ends other than failures: of two callbacks with
-// the same outcomes the one with the higher position is the later one. (A receipt may
-// stand before the SENT of its call, and holds.)
+// Position is a place in the log of outcomes other than failures. Of two callbacks about the
+// same outcomes, the one with the higher position is the later one. (A receipt may come before
+// the SENT of its call; then the receipt's state is the right one.)
 type Position struct {
 	Offset int64 `json:"offset"`
 	Item   int   `json:"item"`
@@ -45,7 +45,7 @@ type Position struct {
 type Outcome struct {
 	ID       string    `json:"notification_id"`
 	Epoch    uint16    `json:"epoch"`
-	Seq      uint64    `json:"seq,omitempty"` // in the caller's feed; 0: no failure
+	Seq      uint64    `json:"seq,omitempty"` // in the caller's feed; 0 if it is not a failure
 	Status   string    `json:"status"`
 	Campaign string    `json:"campaign,omitempty"`
 	Channel  string    `json:"channel"`
@@ -57,19 +57,20 @@ type Outcome struct {
 	Provider string    `json:"provider,omitempty"`
 	Attempts int       `json:"attempts"`
 	At       time.Time `json:"failed_at,omitzero"`
-	Ended    time.Time `json:"ended_at,omitzero"`  // of those that have not failed
-	TraceID  string    `json:"trace_id,omitempty"` // of the request that sent it
+	Ended    time.Time `json:"ended_at,omitzero"`  // set for outcomes other than failures
+	TraceID  string    `json:"trace_id,omitempty"` // of the request that sent the notification
 }
 
-// packer fills one payload.
+// packer collects the outcomes of one payload.
 type packer struct {
 	Payload
-	size int // of its outcomes, in bytes
+	size int // of the outcomes, in bytes
 }
 
 func newPacker(caller string) *packer { return &packer{Payload: Payload{Type: Type, Caller: caller}} }
 
-// add adds an outcome; false: it does not fit. One always does.
+// add adds an outcome. It returns false if the outcome does not fit. The first outcome always
+// fits.
 func (p *packer) add(o Outcome) (bool, error) {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -83,8 +84,8 @@ func (p *packer) add(o Outcome) (bool, error) {
 	return true, nil
 }
 
-// commonTrace is the trace of outcomes that are told together, where they have one in
-// common: a callback belongs to one trace, and Outcome.TraceID says each its own.
+// commonTrace returns the trace context that all told outcomes share, or "" if they differ: a
+// callback belongs to at most one trace. Outcome.TraceID names the trace of each outcome.
 func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	first := traceOf(&told[0])
 	for i := range told {
@@ -95,19 +96,20 @@ func commonTrace[T any](told []T, traceOf func(*T) string) string {
 	return first
 }
 
-// readTold reads the payload of a trigger that was made before. fits says whether it
-// begins as it must.
+// readTold reads the payload of a trigger that an earlier run made. It returns an error if fits
+// rejects the payload, that is, if it does not begin at the expected outcome.
 func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 	if err = json.Unmarshal(body, &p); err == nil && !fits(&p) {
-		err = notify.Invalid("bad_payload", "last", "does not begin there")
+		err = notify.Invalid("bad_payload", "last", "the payload does not begin at the expected outcome")
 	}
 	if err != nil {
-		err = fmt.Errorf("outcome: a trigger that was made before tells of something else: %w", err)
+		err = fmt.Errorf("outcome: the existing trigger holds other outcomes than expected: %w", err)
 	}
 	return p, err
 }
 
-// triggerBase is the trigger that what names begins: the same each time.
+// triggerBase derives a trigger's id from names, so that the same outcomes always make the same
+// trigger. at is the time in the id, in ms since 1970.
 func triggerBase(at int64, names ...any) notify.Base {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", names))
 	b := notify.NewBase(time.UnixMilli(at))
@@ -115,7 +117,7 @@ func triggerBase(at int64, names ...any) notify.Base {
 	return b
 }
 
-func code(err error) string {
+func errorCode(err error) string {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
 		return e.Code
 	}

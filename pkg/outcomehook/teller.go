@@ -16,46 +16,47 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config of a Teller. Letters, Callers, Meta and Triggers are required; the
-// zero value of the others means their default.
+// Config configures a Teller. Letters, Callers, Meta and Triggers are required; the zero value
+// of the others means their default.
 type Config struct {
 	Letters engine.DeadLetters
 	Callers engine.Callers
 	Meta    engine.Meta
 	// Triggers is a *trigger.Service.
 	Triggers Triggers
-	// Gather is how long a failure waits for others to be told with it.
+	// Gather is how long a new failure waits for others that are told with it.
 	Gather time.Duration `default:"1s"`
-	// Every is how often callers are looked at without a new failure: after a
-	// refusal, or a change of their record.
+	// Every is the interval at which the feeds are read without a new failure. It bounds the
+	// delay after a refusal or a change of a caller's record.
 	Every time.Duration `default:"30s"`
-	// Told is called with the failures of each trigger that was made. May be nil.
+	// Told is called with the number of failures in each trigger that was made. May be nil.
 	Told func(n int)
-	// Refused is called for each look at a caller that made no trigger although
-	// there are failures to tell, with the code of the error. May be nil.
+	// Refused is called with an error code each time failures of a caller should have been told
+	// and no trigger could be made. May be nil.
 	Refused func(code string)
-	// Logger gets what goes wrong.
+	// Logger logs errors.
 	Logger *slog.Logger `default:"discard"`
 
-	hit func(string) // killpoint.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a test's function
 }
 
-// Triggers makes the triggers.
+// Triggers makes the triggers. If a trigger of this base exists, Own returns it with created
+// false.
 type Triggers interface {
 	Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error)
 }
 
-// Teller tells callers. Only one may run on a store.
+// Teller makes triggers from the feeds of dead letters. Only one Teller may run on a store.
 type Teller struct {
 	cfg  Config
-	wake chan struct{} // one token: there are new dead letters
+	wake chan struct{} // holds one token when there are new dead letters
 
-	// Of Run alone.
-	at      map[string]uint64 // Seq told of, by the callers looked at
-	refused map[string]string // code of the last refusal, by caller: said once
+	// Only the goroutine of Run uses these.
+	lastToldSeq map[string]uint64 // by caller: sequence number of the last failure that is in a trigger
+	refused     map[string]string // by caller: code of the last refusal, so that it is logged once
 }
 
-// New returns a Teller; it starts nothing.
+// New returns a Teller; Run starts the work. It returns an error if a required field is missing.
 func New(cfg Config) (*Teller, error) {
 	if cfg.Letters == nil || cfg.Callers == nil || cfg.Meta == nil || cfg.Triggers == nil {
 		return nil, errors.New("outcome: Letters, Callers, Meta and Triggers are required")
@@ -64,32 +65,32 @@ func New(cfg Config) (*Teller, error) {
 	if cfg.hit == nil {
 		cfg.hit = killpoint.Hit
 	}
-	return &Teller{cfg: cfg, wake: make(chan struct{}, 1), at: map[string]uint64{}, refused: map[string]string{}}, nil
+	return &Teller{cfg: cfg, wake: make(chan struct{}, 1), lastToldSeq: map[string]uint64{}, refused: map[string]string{}}, nil
 }
 
-// Watch returns d, of which each Put makes the Teller look.
-func (t *Teller) Watch(d engine.DeadLetters) engine.DeadLetters { return watched{d, t} }
+// Watch returns a wrapper of d. Each Put through it wakes the Teller.
+func (t *Teller) Watch(d engine.DeadLetters) engine.DeadLetters { return wakingLetters{d, t} }
 
-type watched struct {
+type wakingLetters struct {
 	engine.DeadLetters
 	t *Teller
 }
 
-func (w watched) Put(ctx context.Context, ds []engine.DeadLetter) error {
+func (w wakingLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	err := w.DeadLetters.Put(ctx, ds)
-	select { // also after an error: they may be stored
+	select { // after an error too: the dead letters may have been stored
 	case w.t.wake <- struct{}{}:
 	default:
 	}
 	return err
 }
 
-// Run tells callers until ctx ends, and returns nil then.
+// Run makes triggers until ctx ends, and then returns nil.
 func (t *Teller) Run(ctx context.Context) error {
 	every := time.NewTicker(t.cfg.Every)
 	defer every.Stop()
 	for {
-		t.look(ctx)
+		t.tellAllCallers(ctx)
 		select {
 		case <-every.C:
 		case <-t.wake:
@@ -102,12 +103,12 @@ func (t *Teller) Run(ctx context.Context) error {
 	}
 }
 
-// look tells every caller that has a URL what it has not been told. One that is
-// refused holds up nobody.
-func (t *Teller) look(ctx context.Context) {
+// tellAllCallers makes triggers for every caller that has an outcomes URL. An error of one
+// caller does not hold up the others.
+func (t *Teller) tellAllCallers(ctx context.Context) {
 	callers, err := t.cfg.Callers.List(ctx)
 	if err != nil {
-		t.trouble(ctx, "", err)
+		t.reportRefusal(ctx, "", err)
 		return
 	}
 	delete(t.refused, "")
@@ -116,31 +117,33 @@ func (t *Teller) look(ctx context.Context) {
 		if c.OutcomesURL == "" || c.Disabled {
 			continue
 		}
-		if err := t.tell(ctx, c); err != nil {
-			t.trouble(ctx, c.ID, err)
+		if err := t.createTriggers(ctx, c); err != nil {
+			t.reportRefusal(ctx, c.ID, err)
 			continue
 		}
 		delete(t.refused, c.ID)
 	}
 }
 
-func (t *Teller) trouble(ctx context.Context, caller string, err error) {
+// reportRefusal counts an error, and logs it if the caller's last error had another code.
+func (t *Teller) reportRefusal(ctx context.Context, caller string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	code := code(err)
+	code := errorCode(err)
 	if t.cfg.Refused != nil {
 		t.cfg.Refused(code)
 	}
 	if t.refused[caller] != code {
-		t.cfg.Logger.Warn("failures are not told to their caller, will try again", "caller", caller, "err", err)
+		t.cfg.Logger.Warn("cannot make triggers for a caller's failures; will try again", "caller", caller, "err", err)
 		t.refused[caller] = code
 	}
 }
 
-// tell makes triggers of what a caller has not been told, to the end of its feed.
-func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
-	at, err := t.place(ctx, c.ID)
+// createTriggers makes triggers from the failures that a caller was not told, up to the end of
+// its feed.
+func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
+	at, err := t.lastTold(ctx, c.ID)
 	if err != nil {
 		return err
 	}
@@ -149,19 +152,20 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 		if err != nil || len(ds) == 0 {
 			return err
 		}
-		if n := passed(ds, c.OutcomesSince); n > 0 {
+		if n := countSkipped(ds, c.OutcomesSince); n > 0 {
 			at = ds[n-1].Seq
-			if err := t.save(ctx, c.ID, at); err != nil {
+			if err := t.storeLastTold(ctx, c.ID, at); err != nil {
 				return err
 			}
 			continue
 		}
-		body, n, err := pack(c.ID, ds)
+		body, n, err := packFailures(c.ID, ds)
 		if err != nil {
 			return err
 		}
 		first := &ds[0]
-		// In a store that was restored and numbers anew it is another trigger.
+		// Seq is in the id too: a restored store gives its numbers again, and then the same
+		// failure must make another trigger.
 		base := triggerBase(first.LastFailed, "outcomes", c.ID, first.ID.String(), first.Seq, first.Epoch)
 		trace := commonTrace(ds[:n], func(d *engine.DeadLetter) string { return d.Trace })
 		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, base, c.OutcomesURL, body, trace)
@@ -170,7 +174,7 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 		}
 		t.cfg.hit("outcomes-before-cursor")
 		at = ds[n-1].Seq
-		if !created { // it was made before a crash, of what was there then
+		if !created { // made before a crash, from the failures that existed then
 			was, err := readTold(row.Payload, func(p *Payload) bool {
 				return len(p.Outcomes) > 0 && p.Outcomes[0].Seq == first.Seq && p.Last >= first.Seq
 			})
@@ -181,15 +185,15 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 		} else if t.cfg.Told != nil {
 			t.cfg.Told(n)
 		}
-		if err := t.save(ctx, c.ID, at); err != nil {
+		if err := t.storeLastTold(ctx, c.ID, at); err != nil {
 			return err
 		}
 	}
 }
 
-// pack makes a payload of the first n dead letters: as many as fit, one at least,
-// and none behind a trigger.
-func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
+// packFailures makes a payload from the first n dead letters: as many as fit, at least one. It
+// stops at the dead letter of a trigger.
+func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
 	p := newPacker(caller)
 	for i := range ds {
 		d := &ds[i]
@@ -213,43 +217,44 @@ func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error)
 	return body, len(p.Outcomes), err
 }
 
-// passed counts the leading dead letters that are not told: those that failed
-// before since, ms, and triggers. A trigger of ours that failed would make the
-// next one.
-func passed(ds []engine.DeadLetter, since int64) (n int) {
+// countSkipped counts the leading dead letters that are not told: those that failed before since
+// (ms since 1970), and triggers. A trigger that tells outcomes must not cause another trigger
+// when it fails.
+func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++
 	}
 	return n
 }
 
-func metaKey(caller string) string { return "outcomes_told/" + caller }
+func lastToldKey(caller string) string { return "outcomes_told/" + caller }
 
-// place is the Seq up to which a caller has been told.
-func (t *Teller) place(ctx context.Context, caller string) (uint64, error) {
-	if at, ok := t.at[caller]; ok {
+// lastTold returns the sequence number of the last failure that the caller was told.
+func (t *Teller) lastTold(ctx context.Context, caller string) (uint64, error) {
+	if at, ok := t.lastToldSeq[caller]; ok {
 		return at, nil
 	}
-	b, err := t.cfg.Meta.GetMeta(ctx, metaKey(caller))
+	b, err := t.cfg.Meta.GetMeta(ctx, lastToldKey(caller))
 	if err != nil {
 		return 0, err
 	}
 	var at uint64
 	if len(b) != 0 {
 		if len(b) != 8 {
-			return 0, fmt.Errorf("outcome: the place of %q has %d bytes, not 8", caller, len(b))
+			return 0, fmt.Errorf("outcome: the stored feed position of caller %q has %d bytes, not 8", caller, len(b))
 		}
 		at = binary.BigEndian.Uint64(b)
 	}
-	t.at[caller] = at
+	t.lastToldSeq[caller] = at
 	return at, nil
 }
 
-func (t *Teller) save(ctx context.Context, caller string, at uint64) error {
-	delete(t.at, caller) // after an error it is read again
-	if err := t.cfg.Meta.PutMeta(ctx, metaKey(caller), binary.BigEndian.AppendUint64(nil, at)); err != nil {
+// storeLastTold stores at as the last failure that the caller was told.
+func (t *Teller) storeLastTold(ctx context.Context, caller string, at uint64) error {
+	delete(t.lastToldSeq, caller) // after an error the stored value is unknown and is read again
+	if err := t.cfg.Meta.PutMeta(ctx, lastToldKey(caller), binary.BigEndian.AppendUint64(nil, at)); err != nil {
 		return err
 	}
-	t.at[caller] = at
+	t.lastToldSeq[caller] = at
 	return nil
 }

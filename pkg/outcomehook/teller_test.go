@@ -48,7 +48,7 @@ type world struct {
 	feeds map[string]int // calls of Feed by caller
 	meta  map[string]int // writes
 	made  []engine.Trigger
-	// refuse, when set, is what a caller's triggers meet.
+	// refuse holds, by caller, the error that a trigger gets.
 	refuse map[string]error
 }
 
@@ -115,7 +115,7 @@ func (w *world) fail(t *testing.T, caller string, from, to int) {
 	}
 }
 
-// told is what a caller's triggers say: the seqs, in order, and how many a
+// told returns the sequence numbers in a caller's triggers, in order, and the number in each
 // trigger.
 func (w *world) told(t *testing.T, caller string) (seqs []uint64, sizes []int) {
 	t.Helper()
@@ -164,22 +164,22 @@ func TestTellsInBatches(t *testing.T) {
 	w.fail(t, "quiet", 0, 5)
 	w.fail(t, "off", 0, 5)
 	x := w.teller(t, nil)
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 1, 250)
 	if _, sizes := w.told(t, "shop"); !slices.Equal(sizes, []int{100, 100, 50}) {
 		t.Errorf("triggers of %v", sizes)
 	}
 	// A caller without a URL costs nothing: no look at its feed, no row.
-	if w.feeds["quiet"] != 0 || w.meta[metaKey("quiet")] != 0 || w.feeds["off"] != 0 || len(w.made) != 3 {
+	if w.feeds["quiet"] != 0 || w.meta[lastToldKey("quiet")] != 0 || w.feeds["off"] != 0 || len(w.made) != 3 {
 		t.Errorf("feeds read %v, rows written %v, %d triggers", w.feeds, w.meta, len(w.made))
 	}
 	w.fail(t, "shop", 250, 251)
-	w.teller(t, nil).look(t.Context()) // another process goes on where this one was
+	w.teller(t, nil).tellAllCallers(t.Context()) // another process goes on where this one was
 	w.wantTold(t, "shop", 1, 251)
 }
 
-// A payload stays below its bound, whatever is in it.
-// A letter of a notification that may have arrived is told as UNKNOWN.
+// A payload stays below its bound, whatever it contains. The dead letter of a notification that
+// may have arrived is told as UNKNOWN.
 func TestTellsOfUnknown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))
@@ -188,7 +188,7 @@ func TestTellsOfUnknown(t *testing.T) {
 	if err := w.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{d}); err != nil {
 		t.Fatal(err)
 	}
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	var p Payload
 	if len(w.made) != 1 || json.Unmarshal(w.made[0].Payload, &p) != nil || p.Outcomes[0].Status != "UNKNOWN" {
 		t.Errorf("%+v", p)
@@ -207,7 +207,7 @@ func TestPayloadIsBounded(t *testing.T) {
 	if err := w.store.DeadLetters().Put(t.Context(), ds); err != nil {
 		t.Fatal(err)
 	}
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	n := 0
 	for _, row := range w.made {
 		var p Payload
@@ -221,9 +221,8 @@ func TestPayloadIsBounded(t *testing.T) {
 	}
 }
 
-// TestKilledBeforeTheCursor dies between the trigger and the row that says how
-// far it went, with more failures there at the next start: none is left out,
-// and none told twice.
+// TestKilledBeforeTheCursor crashes between the trigger and the row with the position, and adds
+// failures before the next start. No failure is left out, and none is told twice.
 func TestKilledBeforeTheCursor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))
@@ -231,22 +230,22 @@ func TestKilledBeforeTheCursor(t *testing.T) {
 	killed := make(chan struct{})
 	go func() {
 		defer close(killed)
-		w.teller(t, func(string) { runtime.Goexit() }).look(t.Context())
+		w.teller(t, func(string) { runtime.Goexit() }).tellAllCallers(t.Context())
 	}()
 	<-killed
-	if len(w.made) != 1 || w.meta[metaKey("shop")] != 0 {
+	if len(w.made) != 1 || w.meta[lastToldKey("shop")] != 0 {
 		t.Fatalf("%d triggers, rows %v", len(w.made), w.meta)
 	}
 	w.fail(t, "shop", 30, 150)
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 1, 150)
 	if _, sizes := w.told(t, "shop"); !slices.Equal(sizes, []int{30, 100, 20}) {
 		t.Errorf("triggers of %v", sizes)
 	}
 }
 
-// Triggers that failed are dead letters too, and not told: one to a URL that
-// stays down would be told to it, and fail again.
+// Triggers that failed are dead letters too, but they are not told. Otherwise a URL that stays
+// down would get a trigger about its own failed trigger, which would fail again.
 func TestTriggersAreNotTold(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))
@@ -259,24 +258,24 @@ func TestTriggersAreNotTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	if seqs, _ := w.told(t, "shop"); !slices.Equal(seqs, []uint64{2, 5, 8}) {
 		t.Errorf("told of %v", seqs)
 	}
 }
 
-// What failed before the URL was set is not told, also after a restart.
+// Failures from before the URL was set are not told, even after a restart.
 func TestSinceTheURLWasSet(t *testing.T) {
 	t.Parallel()
 	c := shop("shop")
 	c.OutcomesSince = t0.UnixMilli() + 150
 	w := newWorld(t, c)
 	w.fail(t, "shop", 0, 160)
-	w.teller(t, nil).look(t.Context())
+	w.teller(t, nil).tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 151, 160)
 }
 
-// A caller whose triggers are refused holds up nobody, and is told later.
+// A caller whose triggers are refused does not hold up others, and is told later.
 func TestRefusedCaller(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("bank"), shop("shop"))
@@ -286,18 +285,18 @@ func TestRefusedCaller(t *testing.T) {
 	x := w.teller(t, nil)
 	var codes []string
 	x.cfg.Refused = func(code string) { codes = append(codes, code) }
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	w.wantTold(t, "shop", 1, 3)
 	w.wantTold(t, "bank", 1, 0)
 	delete(w.refuse, "bank")
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	w.wantTold(t, "bank", 1, 3)
 	if !slices.Equal(codes, []string{"too_many_pending"}) {
 		t.Errorf("refusals %v", codes)
 	}
 }
 
-// A Put through Watch is told about a Gather later; nothing else makes it look.
+// A Put through Watch is told after Gather. Nothing else wakes the Teller here.
 func TestRunWakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -342,8 +341,8 @@ func (d *deadTopic) Append(_ context.Context, rs []trigger.DeadRecord) error {
 	return nil
 }
 
-// TestCallsTheURL goes the whole way: failures, triggers, signed calls, checked
-// with the library that receivers use; and one that stays down, into triggers-dlq.
+// TestCallsTheURL covers the whole way: failures become triggers and signed calls, which the
+// receivers' library verifies. A URL that stays down ends in triggers-dlq.
 func TestCallsTheURL(t *testing.T) {
 	t.Parallel()
 	for _, up := range []bool{true, false} {
@@ -410,7 +409,7 @@ func callsTheURL(t *testing.T, up bool) {
 	if err := store.DeadLetters().Put(t.Context(), ds); err != nil {
 		t.Fatal(err)
 	}
-	x.look(t.Context())
+	x.tellAllCallers(t.Context())
 	if told != 60 {
 		t.Fatalf("%d told", told)
 	}

@@ -14,73 +14,75 @@ import (
 const (
 	firstBlock   = time.Second // doubles with each refusal in a row
 	longestBlock = time.Minute
-	viewAge      = 250 * time.Millisecond // how old our view of the shared blocks may be
-	lookIn       = time.Second            // whoever waits looks again after this at the latest
+	blocksMaxAge = 250 * time.Millisecond // how old this process's copy of the shared blocks may become
+	longestWait  = time.Second            // longest wait before a waiting call looks again
 )
 
-// accounts gives out permits: rate, blocks and breakers are a limit.Pool's, the
-// number of calls at a time is kept here.
+// accounts hands out permits for the accounts of a provider. A limit.Pool keeps rates, blocks
+// and circuit breakers; accounts keeps the number of concurrent calls.
 //
-// A caller of Admit waits in a queue of its lane, ordered by category and then
-// by arrival. Only the first of a queue asks the pool, so a thousand waiting calls
-// are one timer. Bulk takes nothing while the fast lane waits, and never more than
-// its share of an account's slots.
+// A caller of admit waits in the queue of its lane, ordered by category and then by arrival.
+// Only the first of each queue asks the pool, so a thousand waiting calls need one timer. Bulk
+// gets nothing while the fast lane waits, and never more than its share of an account's slots.
 type accounts struct {
-	provider  string
-	pool      *limit.Pool
-	bulkShare float64
-	gather    time.Duration // a permit for many messages is worth this long a wait for tokens
-	perCall   bool          // each message is a call of its own and takes a slot
-	shared    bool
-	common    *limit.Shared // buckets of all processes; nil: each has its own
-	log       *slog.Logger
+	provider      string
+	pool          *limit.Pool
+	bulkShare     float64
+	gather        time.Duration // a permit for many messages may wait this long for tokens
+	perCall       bool          // each message is a call of its own and takes a slot
+	shared        bool
+	sharedBuckets *limit.Shared // token buckets shared by all processes; nil: each process has its own
+	log           *slog.Logger
 
-	mu     sync.Mutex
-	list   []*account
-	queues [2]limit.Queue[admission] // by limit.Lane
-	viewed time.Time
-	share  Share       // of each account's calls at a time
-	raise  *time.Timer // makes a greater share count; nil: none is due
+	mu           sync.Mutex                   // guards the fields below
+	list         []*account                   // not changed after newAccounts
+	queues       [2]limit.Queue[permitSignal] // by limit.Lane
+	blocksReadAt time.Time                    // when the shared blocks were last read
+	share        Share                        // part of each account's concurrent calls
+	pendingShare *time.Timer                  // puts a greater share into effect; nil: none is pending
 }
 
-// Share is the part of the work on a channel that this process has: of the partitions of
-// the fast lane and of bulk, each from 0 to 1. Those of all processes add up to 1.
+// Share is the part of a channel's work that this process has: of the partitions of the fast
+// lane and of bulk, each from 0 to 1. The shares of all processes add up to 1.
 type Share struct{ Fast, Bulk float64 }
 
-// shareRaised is how long a greater share waits before it counts. A smaller one counts at
-// once. So calls that another process began by its greater share have had that time to end.
-const shareRaised = time.Second
+// shareRaisedAfter is how long a greater share waits before it takes effect. A smaller one takes
+// effect at once. During the wait, calls that another process began under its greater share can
+// end.
+const shareRaisedAfter = time.Second
 
 type account struct {
 	name  string // as in Result.Provider and in the shared store
-	at    int    // position in the configuration
-	slots int    // calls at a time, of all processes
+	index int    // index in the configuration
+	slots int    // concurrent calls, over all processes
 
-	// guarded by accounts.mu
+	// Guarded by accounts.mu.
 	inflight int
-	refusals int // in a row
+	refusals int // consecutive refusals
 }
 
-// slot is one account of a pool: its rate, and how many calls at a time.
-type slot struct {
+// accountConfig is one account of a pool: its rate, and how many concurrent calls it allows.
+type accountConfig struct {
 	limit.Account
 	calls int
 }
 
-func newAccounts(provider string, of []slot, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
+// newAccounts returns the accounts of configs. blocks may be nil: then blocks are known only to
+// this process.
+func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
-	p.common, _ = blocks.(*limit.Shared)
+	p.sharedBuckets, _ = blocks.(*limit.Shared)
 	cfg := limit.PoolConfig{BulkShare: p.bulkShare, Breaker: breaker, Blocks: blocks}
-	for i, s := range of {
+	for i, s := range configs {
 		cfg.Accounts = append(cfg.Accounts, s.Account)
-		p.list = append(p.list, &account{name: s.Name, at: i, slots: s.calls})
+		p.list = append(p.list, &account{name: s.Name, index: i, slots: s.calls})
 	}
 	var err error
 	p.pool, err = limit.NewPool(time.Now(), cfg)
 	return p, err
 }
 
-func (p *accounts) find(name string) *account {
+func (p *accounts) findAccount(name string) *account {
 	for _, a := range p.list {
 		if a.name == name {
 			return a
@@ -89,11 +91,12 @@ func (p *accounts) find(name string) *account {
 	return nil
 }
 
-// room is how many of the account's slots a lane may fill in this process, at least one.
-// The fast lane's own part goes with the partitions of the fast lane, and the part that bulk
-// may use with those of bulk: so all processes together keep to the account's slots, also
-// where some of them work on bulk alone. Called with p.mu held.
-func (p *accounts) room(a *account, lane limit.Lane) int {
+// slotsFor returns how many of the account's slots a lane may use in this process, at least one.
+// The part that only the fast lane may use grows with this process's partitions of the fast
+// lane, and the part that bulk may use grows with its partitions of bulk. So all processes
+// together respect the account's slots, even if some of them work on bulk alone. The caller
+// holds p.mu.
+func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	bulk := p.bulkShare * p.share.Bulk
 	if lane == limit.Bulk {
 		return wholeSlots(float64(a.slots) * bulk)
@@ -101,42 +104,42 @@ func (p *accounts) room(a *account, lane limit.Lane) int {
 	return wholeSlots(float64(a.slots) * ((1-p.bulkShare)*p.share.Fast + bulk))
 }
 
-// wholeSlots rounds down, but for what a float64 lacks.
+// wholeSlots rounds n down, at least to 1. It corrects for the rounding of float64.
 func wholeSlots(n float64) int { return max(1, int(n+1e-9)) }
 
-// setShare makes to the share of this process: what is smaller of it at once, what is
-// greater after shareRaised.
+// setShare sets the share of this process. A smaller part takes effect at once, a greater one
+// after shareRaisedAfter.
 func (p *accounts) setShare(to Share) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.raise != nil {
-		p.raise.Stop()
-		p.raise = nil
+	if p.pendingShare != nil {
+		p.pendingShare.Stop()
+		p.pendingShare = nil
 	}
 	p.share.Fast, p.share.Bulk = min(p.share.Fast, to.Fast), min(p.share.Bulk, to.Bulk)
 	if p.share == to {
 		return
 	}
 	var due *time.Timer
-	due = time.AfterFunc(shareRaised, func() {
+	due = time.AfterFunc(shareRaisedAfter, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.raise == due { // else there is a later share
-			p.raise, p.share = nil, to
-			p.wake()
+		if p.pendingShare == due { // otherwise a later call has replaced this one
+			p.pendingShare, p.share = nil, to
+			p.wakeFirst()
 		}
 	})
-	p.raise = due
+	p.pendingShare = due
 }
 
-// SetShare divides the calls at a time of each account between processes.
+// SetShare sets this process's part of each account's concurrent calls.
 func (t *Twilio) SetShare(s Share) { t.accounts.setShare(s) }
 
-// AccountStatus is what an operator sees of an account or IP pool.
+// AccountStatus is the state of an account or IP pool, for operators.
 type AccountStatus struct {
 	limit.AccountStatus
-	InFlight int // calls now
-	Limit    int // of them, in this process
+	InFlight int // calls under way
+	Limit    int // concurrent calls allowed in this process
 }
 
 func (p *accounts) status() (out []AccountStatus) {
@@ -144,13 +147,13 @@ func (p *accounts) status() (out []AccountStatus) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range all {
-		out = append(out, AccountStatus{all[i], p.list[i].inflight, p.room(p.list[i], limit.Fast)})
+		out = append(out, AccountStatus{all[i], p.list[i].inflight, p.slotsFor(p.list[i], limit.Fast)})
 	}
 	return out
 }
 
-// outOfService says why no account can be called: blocked, refused, or in
-// trouble.
+// outOfService returns the error for a provider of which no account can be called: all are
+// blocked, refused, or have an open breaker.
 func (p *accounts) outOfService(now, at time.Time) error {
 	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "every account was refused", RetryAfter: at.Sub(now)}
 	for _, s := range p.pool.Status(now) {
@@ -165,8 +168,8 @@ func (p *accounts) outOfService(now, at time.Time) error {
 	return e
 }
 
-// done tells how a call over an account went.
-func (p *accounts) done(a *account, class notify.Class) {
+// callEnded reports the result of a call to the account's breaker.
+func (p *accounts) callEnded(a *account, class notify.Class) {
 	p.pool.Report(time.Now(), a.name, limit.OutcomeOf(class), 1)
 	if class == notify.ClassAccepted {
 		p.mu.Lock()
@@ -175,15 +178,15 @@ func (p *accounts) done(a *account, class notify.Class) {
 	}
 }
 
-// block keeps everybody away from the account for d; 0 stands for 1 s, doubling
-// with each refusal in a row. It returns the time.
-func (p *accounts) block(ctx context.Context, a *account, d time.Duration) time.Duration {
+// blockAccount keeps all processes from calling the account for d and returns that time. If d is 0, it
+// blocks for 1 s, doubling with each consecutive refusal.
+func (p *accounts) blockAccount(ctx context.Context, a *account, d time.Duration) time.Duration {
 	now := time.Now()
-	blocked := p.pool.Status(now)[a.at].Blocked
+	blocked := p.pool.Status(now)[a.index].Blocked
 	p.mu.Lock()
 	if d <= 0 {
 		if blocked.After(now) {
-			// It was under way together with the one that was refused first.
+			// Another call, under way at the same time, was refused first. Do not double again.
 			d = blocked.Sub(now)
 		} else {
 			d = min(firstBlock<<min(a.refusals, 10), longestBlock)
@@ -192,34 +195,34 @@ func (p *accounts) block(ctx context.Context, a *account, d time.Duration) time.
 	}
 	p.mu.Unlock()
 	if err := p.pool.Block(ctx, now, a.name, now.Add(d)); err != nil {
-		p.log.Warn("a blocked account could not be shared", "account", a.name, "err", err)
+		p.log.Warn("cannot tell other processes that an account is blocked", "account", a.name, "err", err)
 	}
 	return d
 }
 
-// view takes over what other workers found out. When the store is away, what
-// this process knows has to do.
-func (p *accounts) view(ctx context.Context) {
+// readBlocks reads the blocks that other processes have set. If the shared store is unreachable,
+// this process uses what it knows.
+func (p *accounts) readBlocks(ctx context.Context) {
 	if !p.shared {
 		return
 	}
 	now := time.Now()
 	p.mu.Lock()
-	fresh := now.Sub(p.viewed) < viewAge
+	fresh := now.Sub(p.blocksReadAt) < blocksMaxAge
 	if !fresh {
-		p.viewed = now
+		p.blocksReadAt = now
 	}
 	p.mu.Unlock()
 	if fresh {
 		return
 	}
 	if err := p.pool.Sync(ctx, now); err != nil && ctx.Err() == nil {
-		p.log.Warn("blocked accounts could not be read", "err", err)
+		p.log.Warn("cannot read which accounts other processes have blocked", "err", err)
 	}
 }
 
-// Accounts is what an operator sees of a client's accounts or IP pools.
+// Accounts returns the state of the accounts, for operators.
 func (t *Twilio) Accounts() []AccountStatus { return t.accounts.status() }
 
-// Accounts is what an operator sees of the IP pools.
+// Accounts returns the state of the IP pools, for operators.
 func (s *SendGrid) Accounts() []AccountStatus { return s.accounts.status() }

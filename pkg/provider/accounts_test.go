@@ -16,26 +16,26 @@ import (
 // slot is free, not when the breaker gives its answer up.
 func TestProbeWithoutASlotIsGivenBack(t *testing.T) {
 	t.Parallel()
-	one := func(name string) slot {
-		return slot{Account: limit.Account{Name: name, Rate: 1000}, calls: 1}
+	one := func(name string) accountConfig {
+		return accountConfig{Account: limit.Account{Name: name, Rate: 1000}, calls: 1}
 	}
-	p, err := newAccounts("prov", []slot{one("sick"), one("well")}, 0.5, limit.BreakerConfig{Probes: 1}, nil, slog.New(slog.DiscardHandler))
+	p, err := newAccounts("prov", []accountConfig{one("sick"), one("well")}, 0.5, limit.BreakerConfig{Probes: 1}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now()
 	p.pool.Report(now, "sick", limit.Unhealthy, 3)
-	now = now.Add(6 * time.Second) // it is open for 5 s
-	p.find("sick").inflight++      // a call from before
-	for range 3 {                  // whichever the pool offers first
-		if m, _ := p.choose(now, limit.Fast, 1); m == nil || m.a.name != "well" {
+	now = now.Add(6 * time.Second)   // it is open for 5 s
+	p.findAccount("sick").inflight++ // a call from before
+	for range 3 {                    // whichever the pool offers first
+		if m, _ := p.chooseAccount(now, limit.Fast, 1); m == nil || m.account.name != "well" {
 			t.Fatalf("chose %+v", m)
 		}
-		p.find("well").inflight--
+		p.findAccount("well").inflight--
 	}
-	p.find("sick").inflight--
-	p.find("well").inflight++
-	if m, _ := p.choose(now, limit.Fast, 1); m == nil || m.a.name != "sick" {
+	p.findAccount("sick").inflight--
+	p.findAccount("well").inflight++
+	if m, _ := p.chooseAccount(now, limit.Fast, 1); m == nil || m.account.name != "sick" {
 		t.Fatalf("chose %+v: the probe is lost", m)
 	}
 }
@@ -45,7 +45,7 @@ func TestProbeWithoutASlotIsGivenBack(t *testing.T) {
 func TestTakeForTest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p, err := newAccounts("prov", []slot{{Account: limit.Account{Name: "a", Rate: 0.1, Burst: 2}, calls: 1}}, 0.5, limit.BreakerConfig{}, nil, slog.New(slog.DiscardHandler))
+		p, err := newAccounts("prov", []accountConfig{{Account: limit.Account{Name: "a", Rate: 0.1, Burst: 2}, calls: 1}}, 0.5, limit.BreakerConfig{}, nil, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestTakeForTest(t *testing.T) {
 		if now := p.pool.Status(time.Now())[0].Breaker; before.State != limit.Open || now != before {
 			t.Errorf("the breaker is %+v, was %+v", now, before)
 		}
-		p.block(t.Context(), p.list[0], time.Hour)
+		p.blockAccount(t.Context(), p.list[0], time.Hour)
 		f(time.Minute, "prov_blocked", 0)
 	})
 }

@@ -10,68 +10,69 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// verdict is a line of an error table: what an answer means for the item.
-type verdict struct {
+// answerRule is a line of a table of answers: what an answer means for the item.
+type answerRule struct {
 	class notify.Class
-	// after is used where the provider named no time of its own.
+	// after is the RetryAfter to use if the answer names none.
 	after time.Duration
-	then  action
+	then  answerAction
 }
 
-// action is what the client itself does upon an answer, beyond reporting it.
-type action uint8
+// answerAction is what the client itself does after an answer, besides reporting it.
+type answerAction uint8
 
 const (
-	// renewToken: our bearer token was refused as old.
-	renewToken action = iota + 1
-	// leaveConn: the server wants this connection to be given up.
+	// renewToken: the bearer token was refused as too old.
+	renewToken answerAction = iota + 1
+	// leaveConn: the server wants the connection to be closed.
 	leaveConn
-	// otherProject: the token is of another project than the credentials. Until the
-	// credentials are proven it is they that are wrong, see tokenGuard.
+	// otherProject: the device token belongs to another project than the credentials. Until the
+	// credentials are proven, the credentials may be the wrong ones; see tokenGuard.
 	otherProject
-	// senderFault: the sender was refused; where our configuration chose it,
-	// that is a configuration error.
+	// senderFault: the sender was refused. If our configuration chose the sender, the
+	// configuration is wrong.
 	senderFault
 )
 
-// byStatus is what a status without a known reason means, for every provider.
-func byStatus(status int) verdict {
+// ruleByStatus returns the meaning of a status for an answer without a known reason, for every
+// provider.
+func ruleByStatus(status int) answerRule {
 	switch {
 	case status >= 200 && status < 300:
-		return verdict{class: notify.ClassAccepted}
+		return answerRule{class: notify.ClassAccepted}
 	case status == 401 || status == 403 || status == 407:
-		return verdict{class: notify.ClassConfig}
+		return answerRule{class: notify.ClassConfig}
 	case status == 408 || status == 425:
-		return verdict{class: notify.ClassRetry}
+		return answerRule{class: notify.ClassRetry}
 	case status == 429:
-		return verdict{class: notify.ClassThrottled, after: time.Second}
+		return answerRule{class: notify.ClassThrottled, after: time.Second}
 	case status >= 500:
-		return verdict{class: notify.ClassUnavailable}
+		return answerRule{class: notify.ClassUnavailable}
 	case status >= 300 && status < 400:
-		return verdict{class: notify.ClassConfig} // a base URL that redirects
+		return answerRule{class: notify.ClassConfig} // the base URL redirects
 	}
-	return verdict{class: notify.ClassPermanent}
+	return answerRule{class: notify.ClassPermanent}
 }
 
-// byStatusTaken is byStatus for providers whose message may be queued although the
-// answer is an error: of a gateway that lost it, or of a server that failed behind the
-// queue. 503 says that it was not processed.
-func byStatusTaken(status int) verdict {
+// ruleByStatusQueued is ruleByStatus for providers that may have queued the message although
+// they answer with an error: a gateway lost the answer, or a server failed behind the queue. A
+// 503 says that the message was not processed.
+func ruleByStatusQueued(status int) answerRule {
 	if status >= 500 && status != 503 {
-		return verdict{class: notify.ClassAmbiguous}
+		return answerRule{class: notify.ClassAmbiguous}
 	}
-	return byStatus(status)
+	return ruleByStatus(status)
 }
 
-// httpCode is the code of an answer that named no reason: "http_503".
+// httpCode returns the code for an answer without a reason, for example "http_503".
 func httpCode(status int) string { return "http_" + strconv.Itoa(status) }
 
-// snake turns a provider's reason ("BadDeviceToken", "QUOTA_EXCEEDED") into the
-// form of our codes.
-func snake(prefix, s string) string {
+// snakeCase converts a provider's reason ("BadDeviceToken", "QUOTA_EXCEEDED") to the form of our
+// codes.
+func snakeCase(prefix, s string) string {
 	var b strings.Builder
 	b.WriteString(prefix)
-	lower := false // the byte before was a lower-case letter or a digit
+	lower := false // the previous byte was a lower-case letter or a digit
 	for i := 0; i < len(s) && i < 64; i++ {
 		switch c := s[i]; {
 		case c >= 'A' && c <= 'Z':
@@ -91,16 +92,16 @@ func snake(prefix, s string) string {
 	return b.String()
 }
 
-// failure is what became of an exchange that brought no answer.
+// failure is the result of an exchange that brought no answer.
 type failure struct {
 	class notify.Class
 	code  string
-	err   error // the cause, for people; nil: not kept
+	err   error // the cause, for people; nil: not known
 }
 
-// classify translates the error of a round trip. sent says whether the request
-// may have been complete on the wire.
-func classify(ctx context.Context, err error, sent bool) failure {
+// classifyFailure returns the failure for an error of a round trip. sent says whether the request may
+// have been complete on the wire.
+func classifyFailure(ctx context.Context, err error, sent bool) failure {
 	switch {
 	case sent && errors.Is(err, context.DeadlineExceeded):
 		return failure{class: notify.ClassAmbiguous, code: "timeout"}
@@ -120,9 +121,9 @@ func (f failure) result(provider string) notify.Result {
 	return notify.Result{Class: f.class, Code: f.code, Provider: provider}
 }
 
-// failed translates an error of our own side of a call: a token that could not
-// be had, a connection that is not there, a template without its variable.
-func failed(ctx context.Context, provider string, err error) notify.Result {
+// resultOf returns the result for an error before a call was made: no token could be had, there
+// is no connection, or a variable of a template is missing.
+func resultOf(ctx context.Context, provider string, err error) notify.Result {
 	r := notify.Result{Class: notify.ClassUnavailable, Code: "unavailable", Provider: provider}
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
@@ -143,8 +144,8 @@ func failed(ctx context.Context, provider string, err error) notify.Result {
 	return r
 }
 
-// failing is failed as a failure of an exchange.
-func failing(ctx context.Context, provider string, err error) *failure {
-	r := failed(ctx, provider, err)
+// failureOf is resultOf in the form of a failure.
+func failureOf(ctx context.Context, provider string, err error) *failure {
+	r := resultOf(ctx, provider, err)
 	return &failure{class: r.Class, code: r.Code, err: err}
 }

@@ -13,8 +13,8 @@ import (
 
 var testNow = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-func said(status int, body string, header ...string) *answer {
-	a := &answer{status: status, header: http.Header{}, body: []byte(body)}
+func said(status int, body string, header ...string) *providerAnswer {
+	a := &providerAnswer{status: status, header: http.Header{}, body: []byte(body)}
 	for i := 0; i < len(header); i += 2 {
 		a.header.Set(header[i], header[i+1])
 	}
@@ -24,7 +24,7 @@ func said(status int, body string, header ...string) *answer {
 func TestAPNsAnswers(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	f := func(status int, reason string, class notify.Class, code string, then action, after time.Duration) {
+	f := func(status int, reason string, class notify.Class, code string, then answerAction, after time.Duration) {
 		t.Helper()
 		seen[reason] = true
 		r, a := apnsResult(said(status, `{"reason":"`+reason+`","timestamp":1}`), testNow)
@@ -39,7 +39,7 @@ func TestAPNsAnswers(t *testing.T) {
 	f(429, "TooManyRequests", notify.ClassRetry, "apns_too_many_requests", 0, 0)
 	for _, reason := range []string{"PayloadEmpty", "BadCollapseId", "BadExpirationDate", "BadMessageId", "BadPriority", "BadTopic",
 		"MissingTopic", "MissingDeviceToken", "TopicDisallowed", "InvalidPushType", "DuplicateHeaders"} {
-		f(400, reason, notify.ClassPermanent, snake("apns_", reason), 0, 0)
+		f(400, reason, notify.ClassPermanent, snakeCase("apns_", reason), 0, 0)
 	}
 	f(404, "BadPath", notify.ClassPermanent, "apns_bad_path", 0, 0)
 	f(405, "MethodNotAllowed", notify.ClassPermanent, "apns_method_not_allowed", 0, 0)
@@ -48,7 +48,7 @@ func TestAPNsAnswers(t *testing.T) {
 	f(403, "ExpiredProviderToken", notify.ClassRetry, "apns_expired_provider_token", renewToken, 0)
 	for _, reason := range []string{"InvalidProviderToken", "MissingProviderToken", "BadCertificate", "BadCertificateEnvironment",
 		"Forbidden", "UnrelatedKeyIdInToken", "BadEnvironmentKeyIdInToken"} {
-		f(403, reason, notify.ClassConfig, snake("apns_", reason), 0, 0)
+		f(403, reason, notify.ClassConfig, snakeCase("apns_", reason), 0, 0)
 	}
 	f(429, "TooManyProviderTokenUpdates", notify.ClassThrottled, "apns_too_many_provider_token_updates", 0, 5*time.Minute)
 	f(500, "InternalServerError", notify.ClassUnavailable, "apns_internal_server_error", 0, 0)
@@ -59,7 +59,7 @@ func TestAPNsAnswers(t *testing.T) {
 			t.Errorf("no test for %s", reason)
 		}
 	}
-	// A reason nobody knows, or none: the status speaks.
+	// An unknown reason, or none: the status decides.
 	f(410, "Novel", notify.ClassDeadAddress, "http_410", 0, 0)
 	f(429, "Novel", notify.ClassRetry, "http_429", 0, 0)
 	f(400, "Novel", notify.ClassPermanent, "http_400", 0, 0)
@@ -164,7 +164,7 @@ func TestTwilioAnswers(t *testing.T) {
 
 func TestSendGridAnswers(t *testing.T) {
 	t.Parallel()
-	f := func(status int, body string, class notify.Class, code string, after time.Duration, header ...string) sendGridVerdict {
+	f := func(status int, body string, class notify.Class, code string, after time.Duration, header ...string) sendGridOutcome {
 		t.Helper()
 		v := sendGridResult(said(status, body, header...), 4, testNow)
 		if v.result.Class != class || v.result.Code != code || v.result.RetryAfter != after {
@@ -238,13 +238,13 @@ func TestRetryAfter(t *testing.T) {
 func TestTokenGuard(t *testing.T) {
 	t.Parallel()
 	g := tokenGuard{code: "fcm_bad_token_spike", log: slog.New(slog.DiscardHandler)}
-	judge := func(given bool, then action) notify.Result {
+	judge := func(given bool, then answerAction) notify.Result {
 		r := notify.Result{Class: notify.ClassDeadAddress, Code: "fcm_unregistered"}
-		g.judge(&notify.Item{Given: given}, &r, then)
+		g.correctDeadToken(&notify.Item{Given: given}, &r, then)
 		return r
 	}
 	for range 10 * guardLeast { // somebody's made-up tokens
-		for _, then := range []action{0, otherProject} {
+		for _, then := range []answerAction{0, otherProject} {
 			if r := judge(true, then); r.Class != notify.ClassPermanent {
 				t.Fatalf("%+v of a request's token", r)
 			}
@@ -266,7 +266,7 @@ func TestTokenGuard(t *testing.T) {
 	g.accepted()
 	for range 10 * guardLeast {
 		for _, given := range []bool{true, false} {
-			for _, then := range []action{0, otherProject} {
+			for _, then := range []answerAction{0, otherProject} {
 				if r := judge(given, then); r.Class != notify.ClassDeadAddress {
 					t.Fatalf("credentials that worked are doubted: %+v", r)
 				}

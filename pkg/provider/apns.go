@@ -8,47 +8,47 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// APNsConfig is how to reach Apple's push service. The tagged fields are the section
-// providers.apns of the configuration file; the others are set by the program only.
+// APNsConfig configures the client of Apple's push service. The tagged fields are the section
+// providers.apns of the configuration file; only the program sets the others.
 type APNsConfig struct {
 	URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL"`
-	KeyFile     string `koanf:"key_file" doc:"PKCS#8 key (.p8) that signs provider tokens"`
-	KeyID       string `koanf:"key_id" doc:"its id"`
-	TeamID      string `koanf:"team_id" doc:"the team's id"`
+	KeyFile     string `koanf:"key_file" doc:"file with the PKCS#8 key (.p8) that signs provider tokens"`
+	KeyID       string `koanf:"key_id" doc:"id of that key"`
+	TeamID      string `koanf:"team_id" doc:"id of the Apple developer team"`
 	Topic       string `koanf:"topic" doc:"bundle id of the app"`
-	Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"HTTP/2 connections"`
-	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+	Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"number of HTTP/2 connections to keep open"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"an accepted push counts as DELIVERED, because the provider confirms nothing further"`
 
 	PushConfig
-	// Key is what KeyFile holds (P-256), as from ParseAPNsKey. Required.
+	// Key is the P-256 key read from KeyFile with ParseAPNsKey. Required.
 	Key *ecdsa.PrivateKey
 }
 
 func (c APNsConfig) withDefaults() APNsConfig {
-	confirmed := c.Confirmed // false says that it is not
+	confirmed := c.Confirmed // false is a valid value, which Fill would replace
 	c = setting.Fill(c)
 	c.Confirmed, c.PushConfig = confirmed, c.PushConfig.withDefaults("apns", c.URL)
 	return c
 }
 
 func (c APNsConfig) validate() error {
-	if err := required("apns", "team_id", c.TeamID, "key_id", c.KeyID, "topic", c.Topic); err != nil {
+	if err := requireFields("apns", "team_id", c.TeamID, "key_id", c.KeyID, "topic", c.Topic); err != nil {
 		return err
 	}
 	if c.Key == nil || c.Key.Curve.Params().BitSize != 256 {
-		return notify.Invalid("bad_key", "apns.key", "an ECDSA key on P-256 is needed")
+		return notify.Invalid("bad_key", "apns.key", "an ECDSA key on P-256 is required")
 	}
 	return setting.Err("apns", &c)
 }
 
-// APNs is the client of Apple's push service: a fixed number of HTTP/2
-// connections, one signed token for all of them.
+// APNs is the client of Apple's push service. It keeps a fixed number of HTTP/2 connections and
+// uses one signed token for all of them.
 type APNs struct {
 	*pushClient
 	cfg APNsConfig
 }
 
-// NewAPNs checks cfg. Send waits until Run has opened a connection.
+// NewAPNs checks cfg and returns a client. Send waits until Run has opened a connection.
 func NewAPNs(cfg APNsConfig) (*APNs, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

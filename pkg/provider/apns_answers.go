@@ -9,15 +9,15 @@ import (
 )
 
 // apnsReasons is the table of APNs' error answers.
-var apnsReasons = map[string]verdict{
-	// the device
+var apnsReasons = map[string]answerRule{
+	// about the device
 	"BadDeviceToken":         {class: notify.ClassDeadAddress},
 	"DeviceTokenNotForTopic": {class: notify.ClassDeadAddress},
 	"Unregistered":           {class: notify.ClassDeadAddress},
 	"ExpiredToken":           {class: notify.ClassDeadAddress},
-	"TooManyRequests":        {class: notify.ClassRetry}, // to this device
+	"TooManyRequests":        {class: notify.ClassRetry}, // too many pushes to this device
 
-	// the request
+	// about the request
 	"PayloadEmpty":       {class: notify.ClassPermanent},
 	"PayloadTooLarge":    {class: notify.ClassPermanent},
 	"BadCollapseId":      {class: notify.ClassPermanent},
@@ -33,7 +33,7 @@ var apnsReasons = map[string]verdict{
 	"BadPath":            {class: notify.ClassPermanent},
 	"MethodNotAllowed":   {class: notify.ClassPermanent},
 
-	// our credentials
+	// about our credentials
 	"ExpiredProviderToken":        {class: notify.ClassRetry, then: renewToken},
 	"InvalidProviderToken":        {class: notify.ClassConfig},
 	"MissingProviderToken":        {class: notify.ClassConfig},
@@ -44,15 +44,15 @@ var apnsReasons = map[string]verdict{
 	"BadEnvironmentKeyIdInToken":  {class: notify.ClassConfig},
 	"TooManyProviderTokenUpdates": {class: notify.ClassThrottled, after: 5 * time.Minute},
 
-	// the service
+	// about the service
 	"IdleTimeout":         {class: notify.ClassRetry, then: leaveConn},
 	"InternalServerError": {class: notify.ClassUnavailable},
 	"ServiceUnavailable":  {class: notify.ClassUnavailable},
 	"Shutdown":            {class: notify.ClassUnavailable, then: leaveConn},
 }
 
-// apnsResult classifies an answer: by its reason, else by its status.
-func apnsResult(a *answer, now time.Time) (notify.Result, action) {
+// apnsResult classifies an answer by its reason or, without a known reason, by its status.
+func apnsResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
 	if a.status == 200 {
 		return notify.Result{Class: notify.ClassAccepted, Provider: "apns"}, 0
 	}
@@ -64,13 +64,13 @@ func apnsResult(a *answer, now time.Time) (notify.Result, action) {
 	code := httpCode(a.status)
 	switch {
 	case known:
-		code = snake("apns_", body.Reason)
+		code = snakeCase("apns_", body.Reason)
 	case a.status == 410:
-		v = verdict{class: notify.ClassDeadAddress}
+		v = answerRule{class: notify.ClassDeadAddress}
 	case a.status == 429:
-		v = verdict{class: notify.ClassRetry}
+		v = answerRule{class: notify.ClassRetry}
 	default:
-		v = byStatus(a.status)
+		v = ruleByStatus(a.status)
 	}
 	r := notify.Result{Class: v.class, Code: code, Provider: "apns", RetryAfter: a.retryAfter(now)}
 	r.RetryAfter = cmp.Or(r.RetryAfter, v.after)

@@ -18,23 +18,23 @@ const (
 	apnsMaxCollapse = 64
 )
 
-// apnsStore is how long APNs keeps a push that never expires for a device that is off:
-// as long as it can.
+// apnsStore is how long APNs keeps a push without expiry for a device that is off. It is the
+// longest time that APNs allows.
 const apnsStore = 30 * 24 * time.Hour
 
-// apnsCall is what all items of a call share: the header fields, and the payload
-// up to what differs.
+// apnsCall is what all items of a call share: the header fields, and the parts of the payload
+// that do not differ.
 //
 //	{"aps":{"alert":{"title":"…","body":"…"},…},…data…,"ntf":"<id>"}
 type apnsCall struct {
-	of   pushKind
-	path string // up to the device token
-	own  []byte // encoded header fields
+	pushKind pushKind
+	path     string // up to the device token
+	own      []byte // encoded header fields
 
 	pushText
-	prefix  []byte // up to the title's or, of a static payload, the id's value
-	between []byte // after the title's value
-	suffix  []byte // after the last template, up to the id's value
+	prefix  []byte // up to the value of the title or, in a static payload, of the id
+	between []byte // after the value of the title, up to that of the body
+	suffix  []byte // after the last template, up to the value of the id
 	static  bool
 	id      idText
 }
@@ -50,14 +50,14 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (pushCall, error) {
 		return nil, err
 	}
 	c := &apnsCall{
-		pushText: text, of: pushKind{"alert", "10"}, path: a.base.EscapedPath() + "/3/device/",
+		pushText: text, pushKind: pushKind{"alert", "10"}, path: a.base.EscapedPath() + "/3/device/",
 	}
 	if call.Category.Bulk() {
-		c.of.priority = "5" // lets the device save power
+		c.pushKind.priority = "5" // the device may delay the push to save power
 	}
 	alert := !text.title.Empty() || !text.body.Empty()
 	if !alert {
-		c.of = pushKind{"background", "5"} // the only priority APNs allows
+		c.pushKind = pushKind{"background", "5"} // the only priority APNs allows
 	}
 	c.own = h2.AppendField(c.own, "apns-expiration", strconv.FormatInt(apnsExpiration(call.Expires, now), 10))
 	if k := call.Content.CollapseKey; k != "" {
@@ -98,14 +98,14 @@ func (c *apnsCall) render(alert bool) error {
 		next(&c.between)
 		next(&c.suffix)
 	}
-	// Members of the data's own "aps" (sound, badge, thread-id…) join ours.
+	// Merge the members of the data's own "aps" (sound, badge, thread-id…) into ours.
 	for _, m := range c.data {
 		if string(m.name) != "aps" {
 			continue
 		}
 		own, _, err := parseVariables(nil, nil, m.raw)
 		if err != nil {
-			return notify.Invalid("bad_data", "content.data.aps", "aps is an object")
+			return notify.Invalid("bad_data", "content.data.aps", "aps must be a JSON object")
 		}
 		for _, o := range own {
 			if n := string(o.name); n != "alert" && n != "content-available" {
@@ -140,7 +140,7 @@ func appendMember(b []byte, m *variable) []byte {
 	return append(b, m.raw...)
 }
 
-func (c *apnsCall) kind() pushKind { return c.of }
+func (c *apnsCall) kind() pushKind { return c.pushKind }
 
 func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	address := apnsToken(it.Address)
@@ -153,12 +153,12 @@ func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
 	r.Path = append(append(r.Path[:0], c.path...), address...)
 	var id [36]byte
 	putUUID(&id, notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr)))
-	r.Own = h2.AppendField(append(r.Own[:0], c.own...), "apns-id", id[:])
+	r.OwnFields = h2.AppendField(append(r.OwnFields[:0], c.own...), "apns-id", id[:])
 	return nil
 }
 
-// payload appends an item's payload to dst, which is empty. With an error the result
-// is of no use but for its memory.
+// payload appends an item's payload to dst, which must be empty. With an error, only the memory
+// of the result may be used.
 func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	b := append(dst, c.prefix...)
 	if !c.static {
@@ -178,13 +178,13 @@ func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	b = c.id.append(b, it.ID())
 	b = append(b, `"}`...)
 	if len(b) > apnsMaxPayload {
-		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs takes"}
+		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs accepts (4096 bytes)"}
 	}
 	return b, nil
 }
 
-// apnsExpiration is the apns-expiration header, in seconds since 1970. Zero has
-// a meaning of its own there: try once, store nothing.
+// apnsExpiration returns the apns-expiration header, in seconds since 1970. It never returns 0,
+// which tells APNs to try once and store nothing.
 func apnsExpiration(expires int64, now time.Time) int64 {
 	if expires > 0 {
 		return max(1, expires/1000)
@@ -192,8 +192,8 @@ func apnsExpiration(expires int64, now time.Time) int64 {
 	return now.Add(apnsStore).Unix()
 }
 
-// collapseID fits any key into what APNs allows: 64 bytes that a header can
-// carry.
+// collapseID converts any key to what APNs allows: at most 64 bytes that a header can carry. It
+// hashes other keys.
 func collapseID(key string) string {
 	ok := len(key) <= apnsMaxCollapse
 	for i := 0; ok && i < len(key); i++ {
@@ -206,8 +206,8 @@ func collapseID(key string) string {
 	return enchex.EncodeToString(sum[:])
 }
 
-// apnsToken is the device token of an address, or nil where it could not be one.
-// It is letters and digits of any length, so that it is safe in a path.
+// apnsToken returns the device token of an address, or nil if the address cannot be one. A token
+// consists of letters and digits, so that it is safe in a path.
 func apnsToken(address []byte) []byte {
 	address = bytes.TrimPrefix(address, []byte("apns:"))
 	for _, c := range address {
@@ -221,7 +221,7 @@ func apnsToken(address []byte) []byte {
 	return address
 }
 
-var errAPNsAddress = notify.Invalid("bad_address", "address", "a device token is letters and digits")
+var errAPNsAddress = notify.Invalid("bad_address", "address", "a device token consists of letters and digits only")
 
 func putUUID(b *[36]byte, id [16]byte) {
 	enchex.Encode(b[0:8], id[0:4])

@@ -136,8 +136,8 @@ func TestAPNsPayloads(t *testing.T) {
 	f(notify.Content{Body: "B"}, "", `{"aps":{"alert":{"body":"B"}},"ntf":"ID"}`)
 	f(notify.Content{Body: "{{a}}{{b}}"}, `{"a":1,"b":true}`, `{"aps":{"alert":{"body":"1true"}},"ntf":"ID"}`)
 	ac := f(notify.Content{Data: []byte(`{"k":1}`)}, "", `{"aps":{"content-available":1},"k":1,"ntf":"ID"}`)
-	if ac.of != (pushKind{"background", "5"}) {
-		t.Errorf("silent push: %+v", ac.of)
+	if ac.pushKind != (pushKind{"background", "5"}) {
+		t.Errorf("silent push: %+v", ac.pushKind)
 	}
 	f(notify.Content{Body: "{{a}}"}, `{"b":1}`, "missing_variable")
 	f(notify.Content{Body: "{{a}}"}, `{"a":{}}`, "bad_variable")
@@ -179,8 +179,8 @@ func TestCollapseID(t *testing.T) {
 	f("käse", false)
 }
 
-// The number of requests the server sees at once is never above what it allows,
-// on any connection, and no connection is opened beyond the configured ones.
+// The server never sees more requests at once than it allows, on any connection, and no
+// connection is opened beyond the configured ones.
 func TestPushKeepsToStreams(t *testing.T) { withPushers(t, testPushKeepsToStreams) }
 
 func testPushKeepsToStreams(t *testing.T, start func(e Endpoint, n int) pusher) {
@@ -336,8 +336,8 @@ func TestAPNsSpike(t *testing.T) {
 	}
 }
 
-// Made-up tokens of a caller are his failures: they neither stop the lane for
-// everybody nor fill the suppression list.
+// Invented tokens of a caller are that caller's failures. They neither stop the lane for others
+// nor fill the suppression list.
 func TestAPNsMadeUpTokens(t *testing.T) {
 	t.Parallel()
 	var known atomic.Bool

@@ -11,17 +11,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// APNs refuses a token older than an hour, and a key that makes them more often
-// than every 20 minutes.
+// APNs refuses a token older than an hour, and a key that signs tokens more often than every 20
+// minutes.
 const (
 	apnsRenewToken  = 45 * time.Minute
 	apnsTokenLife   = 58 * time.Minute
 	apnsMinTokenAge = 20 * time.Minute
 )
 
-// ParseAPNsKey reads the .p8 file Apple hands out: PKCS #8 in PEM.
+// ParseAPNsKey parses the .p8 file that Apple issues: PKCS #8 in PEM.
 func ParseAPNsKey(p8 []byte) (*ecdsa.PrivateKey, error) {
-	bad := notify.Invalid("bad_key", "apns.key", "a PKCS #8 key in PEM is needed")
+	bad := notify.Invalid("bad_key", "apns.key", "an ECDSA key in PKCS #8 and PEM is required, as in Apple's .p8 file")
 	block, _ := pem.Decode(p8)
 	if block == nil {
 		return nil, bad
@@ -44,7 +44,7 @@ func apnsMint(key *ecdsa.PrivateKey, team, kid string) func(context.Context) (st
 		t.Header = map[string]any{"alg": "ES256", "kid": kid}
 		s, err := t.SignedString(key)
 		if err != nil {
-			err = &notify.Error{Kind: notify.KindUnauthorized, Code: "apns_bad_key", Msg: "the token could not be signed", Err: err}
+			err = &notify.Error{Kind: notify.KindUnauthorized, Code: "apns_bad_key", Msg: "cannot sign the provider token", Err: err}
 		}
 		return s, now.Add(apnsRenewToken), now.Add(apnsTokenLife), err
 	}

@@ -10,29 +10,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// token is one bearer token.
-type token struct {
+// bearerToken is one bearer token.
+type bearerToken struct {
 	header  string // "Bearer <value>"
 	minted  time.Time
 	renewAt time.Time
 	expires time.Time
 }
 
-// bearer keeps one token fresh. Whoever needs a new one waits for the one
-// caller that is getting it; nobody ever gets two.
+// bearer keeps one token fresh. Only one goroutine at a time requests a new token; the others
+// wait for it.
 type bearer struct {
 	scheme string // "bearer" or "Bearer"
-	// mint gets a token: its value, when to renew it, and when it is dead.
+	// mint gets a token: its value, when to renew it, and when it expires.
 	mint func(ctx context.Context) (value string, renewAt, expires time.Time, err error)
-	// minAge is how old a token must be before it is replaced.
+	// minAge is the age that a token must have before it is replaced.
 	minAge time.Duration
 	// retry is the time between attempts while mint fails.
 	retry time.Duration
 	log   *slog.Logger
 
-	lock    chan struct{} // one slot; a channel so that waiting ends with a context
-	current atomic.Pointer[token]
-	failure struct { // guarded by lock
+	mintLock chan struct{} // a lock as a channel, so that waiting ends with a context
+	current  atomic.Pointer[bearerToken]
+	failure  struct { // guarded by lock
 		err   error
 		until time.Time
 	}
@@ -40,33 +40,33 @@ type bearer struct {
 
 func newBearer(scheme string, minAge time.Duration, log *slog.Logger,
 	mint func(ctx context.Context) (string, time.Time, time.Time, error)) *bearer {
-	return &bearer{scheme: scheme, mint: mint, minAge: minAge, retry: 5 * time.Second, log: log, lock: make(chan struct{}, 1)}
+	return &bearer{scheme: scheme, mint: mint, minAge: minAge, retry: 5 * time.Second, log: log, mintLock: make(chan struct{}, 1)}
 }
 
-// get returns a token that is alive, getting one if there is none.
-func (b *bearer) get(ctx context.Context) (*token, error) {
+// get returns a valid token. It requests one if there is none.
+func (b *bearer) get(ctx context.Context) (*bearerToken, error) {
 	if t := b.current.Load(); t != nil && time.Now().Before(t.expires) {
 		return t, nil
 	}
 	return b.replace(ctx, b.current.Load())
 }
 
-// replace gets a token to follow old, unless that has happened already. A token
-// younger than minAge is returned as it is.
-func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
+// replace requests a token to follow old. If old was replaced already, or is younger than
+// minAge, it returns the current token.
+func (b *bearer) replace(ctx context.Context, old *bearerToken) (*bearerToken, error) {
 	select {
-	case b.lock <- struct{}{}:
+	case b.mintLock <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	defer func() { <-b.lock }()
+	defer func() { <-b.mintLock }()
 	now := time.Now()
 	cur := b.current.Load()
 	if cur != nil && now.Before(cur.expires) && (cur != old || now.Sub(cur.minted) < b.minAge) {
 		return cur, nil
 	}
-	// A failure answers everybody for a while: a thousand waiting items are not
-	// a thousand requests for a token.
+	// For a while a failure also answers the other goroutines that wait. Otherwise a thousand
+	// waiting items would make a thousand requests for a token.
 	if b.failure.err != nil && now.Before(b.failure.until) {
 		return nil, b.failure.err
 	}
@@ -78,18 +78,18 @@ func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
 		return nil, err
 	}
 	b.failure.err = nil
-	t := &token{header: b.scheme + " " + value, minted: now, renewAt: renewAt, expires: expires}
+	t := &bearerToken{header: b.scheme + " " + value, minted: now, renewAt: renewAt, expires: expires}
 	b.current.Store(t)
 	return t, nil
 }
 
-// repeatLog is how often a failure that lasts is logged. Without it an outage of the
-// token endpoint writes a line every 5 seconds.
+// repeatLog is the interval at which a lasting failure is logged again. Without it an outage of
+// the token endpoint would log a line every 5 seconds.
 const repeatLog = 10 * time.Minute
 
 // run gets the first token and renews it in time until ctx ends.
 func (b *bearer) run(ctx context.Context) {
-	var logged string // the error logged last; the same one is logged again after repeatLog
+	var logged string // text of the last logged error; the same text is logged again after repeatLog
 	var loggedAt time.Time
 	for wait := time.Duration(0); notify.Sleep(ctx, wait); {
 		cur := b.current.Load()
@@ -100,7 +100,7 @@ func (b *bearer) run(ctx context.Context) {
 		wait = b.retry + rand.N(b.retry/4)
 		if err != nil {
 			if now := time.Now(); ctx.Err() == nil && (err.Error() != logged || now.Sub(loggedAt) >= repeatLog) {
-				b.log.Warn("no new provider token", "err", err)
+				b.log.Warn("no new provider token; will try again", "err", err)
 				logged, loggedAt = err.Error(), now
 			}
 		} else {

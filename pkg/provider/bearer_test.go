@@ -54,8 +54,8 @@ func TestBearerSingleFlight(t *testing.T) {
 		if m.n.Load() != 1 {
 			t.Fatalf("minted %d times", m.n.Load())
 		}
-		// Everybody is told, all the time, that their token is old: never two
-		// within 20 minutes.
+		// Every goroutine is told continually that its token is too old. Never are two tokens
+		// made within 20 minutes.
 		for range 65 {
 			for range 100 {
 				cur, _ := b.get(t.Context())
@@ -76,7 +76,7 @@ func TestBearerSingleFlight(t *testing.T) {
 	})
 }
 
-// Whoever complains late, about a token that was replaced, gets the new one.
+// A late complaint about a token that was replaced already returns the new token.
 func TestBearerLateComplaint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

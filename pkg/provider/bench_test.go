@@ -47,7 +47,7 @@ func benchPushes(b *testing.B, address func(int) string, start func(e Endpoint) 
 	s := start(e)
 	call := testCall(notify.Push, notify.Content{Title: "Your order", Body: "It is on its way.", Data: []byte(`{"order":"12345"}`)}, 1000, address)
 	calls := func(n int) {
-		each(n, 16, func() func(int) {
+		forEachIndex(n, 16, func() func(int) {
 			return func(int) {
 				s.Send(b.Context(), call, notify.Each(func(i int, r notify.Result) {
 					if r.Class != notify.ClassAccepted {

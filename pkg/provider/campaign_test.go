@@ -33,7 +33,7 @@ func (p *atRate) Admit(ctx context.Context, cat notify.Category, n int) (notify.
 }
 
 func (p *atRate) Send(ctx context.Context, call *notify.Call, report notify.Report) {
-	by := p.accounts.permitted(call)
+	by := p.accounts.permitOf(call)
 	if by == nil || by.use(len(call.Items)) != len(call.Items) {
 		p.t.Errorf("%d items are called without a permit for them", len(call.Items))
 		report(0, len(call.Items), notify.Result{Class: notify.ClassPermanent})
@@ -46,11 +46,11 @@ func (p *atRate) Send(ctx context.Context, call *notify.Call, report notify.Repo
 	}
 	p.mu.Unlock()
 	time.Sleep(100 * time.Millisecond) // of the bubble
-	p.accounts.done(by.a, notify.ClassAccepted)
+	p.accounts.callEnded(by.account, notify.ClassAccepted)
 	if ctx.Err() != nil {
 		p.t.Error("a call was cut off")
 	}
-	report(0, len(call.Items), notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: by.a.name})
+	report(0, len(call.Items), notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: by.account.name})
 }
 
 // someOut are preferences that allow every receiver. From a time on they refuse the
@@ -105,10 +105,10 @@ func (n nothingOn) Park(_ context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// Campaigns far larger than what the provider's rate lets through in the time of a
-// call: no receiver fails, each is called once, an opt-out binds each call that starts
-// a second later, and codes wait for no campaign. After a stop in the middle it is known
-// of each receiver whether it was called.
+// Campaigns that are far larger than what the provider's rate allows in the time of a call: no
+// receiver fails, each is called once, an opt-out applies to each call that starts a second
+// later, and codes do not wait for campaigns. After a stop in the middle it is known for each
+// receiver whether it was called.
 func TestCampaignAtTheRate(t *testing.T) {
 	sendgrid := func(rate float64) (*accounts, notify.Channel) {
 		s, err := NewSendGrid(SendGridConfig{APIKey: "k", From: "a@example.com", Rate: rate})

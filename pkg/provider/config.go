@@ -2,11 +2,11 @@ package provider
 
 import "github.com/notifyd/notifyd/pkg/notify"
 
-// required reports the first field that is empty. fields are name, value pairs.
-func required(provider string, fields ...string) error {
+// requireFields returns an error for the first empty field. fields are pairs of name and value.
+func requireFields(provider string, fields ...string) error {
 	for i := 0; i < len(fields); i += 2 {
 		if fields[i+1] == "" {
-			return notify.Invalid("missing_setting", provider+"."+fields[i], "a value is needed")
+			return notify.Invalid("missing_setting", provider+"."+fields[i], "a value is required")
 		}
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Whoever stops waiting learns what may have become of each push.
+// A caller that stops waiting learns for each push whether the server may have processed it.
 func TestConformCancel(t *testing.T) {
 	t.Parallel()
 	w := newAPNsWorld(t, simulator.APNsConfig{Streams: 10}, nil)
@@ -60,7 +60,7 @@ func TestConformCancel(t *testing.T) {
 	w.clean(t, 1)
 }
 
-// A body of an answer beyond what is kept breaks nothing.
+// An answer with a body above the limit does no harm.
 func TestConformLargeAnswers(t *testing.T) {
 	t.Parallel()
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -88,7 +88,7 @@ func TestConformLargeAnswers(t *testing.T) {
 	}
 }
 
-// Who cannot be reached, or is not who he should be, is no connection.
+// A server that cannot be reached, or has the wrong identity, is reported as no connection.
 func TestConformUnreachable(t *testing.T) {
 	t.Parallel()
 	s, e := tlsServer(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a request came") }), nil)
@@ -116,8 +116,8 @@ func TestConformUnreachable(t *testing.T) {
 	}
 }
 
-// After Run has ended nothing is sent, and what waits is told so; what was under
-// way is waited for.
+// After Run has ended nothing is sent, and waiting pushes are told so. Pushes under way are
+// waited for.
 func TestConformStop(t *testing.T) {
 	t.Parallel()
 	w := newAPNsWorld(t, simulator.APNsConfig{Latency: simulator.Constant(300 * time.Millisecond), Streams: 10}, nil)

@@ -80,7 +80,7 @@ func (w *apnsWorld) one(t *testing.T, ctx context.Context) notify.Result {
 	return collect(t, ctx, w, pushesTo(1))[0]
 }
 
-// waitFor polls: what happens on the other side gives no signal.
+// waitFor polls, because the other side gives no signal.
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for began := time.Now(); !ok(); time.Sleep(time.Millisecond) {
@@ -97,7 +97,7 @@ func (w *apnsWorld) sending(t *testing.T, ctx context.Context, n int) (done func
 	return func() []notify.Result { return <-out }
 }
 
-// clean checks that nobody broke the protocol.
+// clean checks that neither side broke the protocol.
 func (w *apnsWorld) clean(t *testing.T, opened uint64) {
 	t.Helper()
 	if _, s := w.sim.APNsWire(); s.Over != 0 || s.Broken != 0 || s.Opened != opened {
@@ -159,8 +159,8 @@ func TestConformHeaderTable(t *testing.T) {
 	w.clean(t, 1)
 }
 
-// After a GOAWAY what was begun is answered and the rest goes elsewhere; nothing
-// is sent twice.
+// After a GOAWAY, pushes that were begun are answered and the others use another connection.
+// Nothing is sent twice.
 func TestConformGoAway(t *testing.T) {
 	t.Parallel()
 	w := newAPNsWorld(t, simulator.APNsConfig{Streams: 100, Latency: simulator.Constant(2 * time.Millisecond)}, nil)
@@ -194,7 +194,7 @@ func TestConformRefused(t *testing.T) {
 	w.clean(t, 1)
 }
 
-// What was sent and lost its answer is ambiguous, however it was lost.
+// A push that was sent and lost its answer is ambiguous, however the answer was lost.
 func TestConformLost(t *testing.T) {
 	t.Parallel()
 	w := newAPNsWorld(t, simulator.APNsConfig{}, nil)

@@ -5,9 +5,10 @@ import (
 	"sync/atomic"
 )
 
-// each runs a worker's function for every index below n, with up to width
-// workers at a time, and returns when all are done.
-func each(n, width int, worker func() func(i int)) {
+// forEachIndex calls a worker's function for every index below n, with up to width workers at a
+// time. It returns when all calls have ended. Each worker calls its function from one goroutine
+// only.
+func forEachIndex(n, width int, worker func() func(i int)) {
 	width = min(n, width)
 	if width <= 1 {
 		if n > 0 {

@@ -20,24 +20,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxAnswer is how much of an answer is read.
+// maxAnswer bounds the part of an answer's body that is read, in bytes.
 const maxAnswer = 64 << 10
 
-// Endpoint is where a provider lives and how long to wait for it.
+// Endpoint is the address of a provider and the time to wait for it.
 type Endpoint struct {
-	// BaseURL, without a path. Default: the provider's own. The scheme http is
-	// for simulators on loopback only.
+	// BaseURL has no path. Default: the provider's own. The scheme http is only for simulators
+	// on loopback.
 	BaseURL string
-	// RootCAs that may sign the server's certificate. Default: the system's.
+	// RootCAs are the authorities that may sign the server's certificate. Default: the system's.
 	RootCAs *x509.CertPool
-	// Timeout of one exchange, from its first byte to the end of the answer.
-	// Default 10 s, SendGrid 30 s.
+	// Timeout bounds one exchange, from its first byte to the end of the answer. Default 10 s,
+	// SendGrid 30 s.
 	Timeout time.Duration
-	// DialTimeout bounds TCP and TLS set-up together. Default 5 s.
+	// DialTimeout bounds TCP and TLS setup together. Default 5 s.
 	DialTimeout time.Duration
 
-	// The silence after which an HTTP/2 connection is asked whether it lives, and
-	// how long it may take to say so. Default: as of h2.Config.
+	// pingAfter is the silence after which an HTTP/2 connection is sent a PING; pingTimeout
+	// bounds the wait for its answer. Default: those of h2.Config.
 	pingAfter, pingTimeout time.Duration
 }
 
@@ -52,11 +52,11 @@ func (e Endpoint) parse(field string) (*url.URL, error) {
 	u, err := url.Parse(strings.TrimSuffix(e.BaseURL, "/"))
 	switch {
 	case err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
-		return nil, notify.Invalid("bad_url", field+".base_url", "an https URL with a host is needed")
+		return nil, notify.Invalid("bad_url", field+".base_url", "an https URL with a host is required")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return nil, notify.Invalid("bad_url", field+".base_url", "no user, query or fragment is allowed")
 	case e.Timeout < 0 || e.DialTimeout < 0:
-		return nil, notify.Invalid("bad_timeout", field+".timeout", "a timeout is positive")
+		return nil, notify.Invalid("bad_timeout", field+".timeout", "a timeout must be positive")
 	}
 	return u, nil
 }
@@ -65,14 +65,15 @@ func (e Endpoint) tls() *tls.Config {
 	return &tls.Config{RootCAs: e.RootCAs, MinVersion: tls.VersionTLS12}
 }
 
-// under is base with path below it.
-func under(base *url.URL, path string) *url.URL {
+// withPath returns base with path appended to its path.
+func withPath(base *url.URL, path string) *url.URL {
 	u := *base
 	u.Path += path
 	return &u
 }
 
-// transport speaks HTTP/1: one request after the other on each of many connections.
+// transport returns a transport for HTTP/1: one request after the other on each of many
+// connections.
 func (e Endpoint) transport() *http.Transport {
 	d := &net.Dialer{Timeout: e.DialTimeout, KeepAlive: 30 * time.Second}
 	t := &http.Transport{
@@ -83,15 +84,15 @@ func (e Endpoint) transport() *http.Transport {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxAnswer,
 		Protocols:              new(http.Protocols),
-		// Below what servers allow, so that a request rarely meets a connection
-		// that is being closed: such a loss would be ambiguous.
+		// Shorter than servers allow, so that a request rarely meets a connection that the
+		// server is closing: the result of such a request would be ambiguous.
 		IdleConnTimeout: 30 * time.Second,
 	}
 	t.Protocols.SetHTTP1(true)
 	return t
 }
 
-// hostPort is the address to dial for u.
+// hostPort returns the address to dial for u.
 func hostPort(u *url.URL) string {
 	port := u.Port()
 	if port == "" {
@@ -103,22 +104,22 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// answer is what a provider said, with at most maxAnswer bytes of body.
-type answer struct {
+// providerAnswer is a provider's response, with at most maxAnswer bytes of body.
+type providerAnswer struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// retryAfter is the time the Retry-After header names, or 0. It may be seconds
-// or a date.
-func (a *answer) retryAfter(now time.Time) time.Duration {
+// retryAfter returns the time in the Retry-After header, or 0. The header may hold seconds or a
+// date.
+func (a *providerAnswer) retryAfter(now time.Time) time.Duration {
 	v := a.header.Get("Retry-After")
 	if v == "" {
 		return 0
 	}
 	if s, err := strconv.ParseFloat(v, 64); err == nil {
-		// (written so that a NaN is 0)
+		// Written so that a NaN gives 0.
 		if s > 0 && s < 30*24*3600 {
 			return time.Duration(s * float64(time.Second))
 		}
@@ -130,54 +131,53 @@ func (a *answer) retryAfter(now time.Time) time.Duration {
 	return 0
 }
 
-// request is one request whose progress on the wire is known.
+// trackedRequest is one request whose progress on the wire is known.
 //
-// httptrace alone cannot tell: its WroteRequest may come after RoundTrip has
-// returned for a context that ended. So the body keeps count: its last byte is
-// handed over only under the lock, and sealing it afterwards makes completing
-// the request impossible. What was sealed before its last byte was read can
-// never be taken by the server.
-type request struct {
+// httptrace alone cannot tell it: its WroteRequest may be called after RoundTrip has returned
+// because a context ended. So the body keeps track. The transport gets the last byte only under
+// the lock, and seal then makes it impossible to complete the request. If a request was sealed
+// before its last byte was read, the server can never process it.
+type trackedRequest struct {
 	payload []byte
 
-	mu     sync.Mutex
-	opened *requestBody // the body in use
-	handed bool         // the last byte was given to the transport
+	mu     sync.Mutex   // guards opened, handed, sealed and the body's rest
+	opened *trackedBody // the body in use
+	handed bool         // the transport has got the last byte
 	sealed bool
 
-	wroteErr atomic.Bool // the transport said it could not write it all
+	wroteErr atomic.Bool // the transport could not write the whole request
 	trace    httptrace.ClientTrace
 }
 
-type requestBody struct {
-	of   *request
-	rest []byte
+type trackedBody struct {
+	request *trackedRequest
+	rest    []byte
 }
 
 var errSealed = errors.New("provider: request was abandoned")
 
-func newRequest(payload []byte) *request {
-	r := &request{payload: payload}
+func newRequest(payload []byte) *trackedRequest {
+	r := &trackedRequest{payload: payload}
 	r.trace.WroteRequest = func(i httptrace.WroteRequestInfo) { r.wroteErr.Store(i.Err != nil) }
 	return r
 }
 
-func (r *request) open() (io.ReadCloser, error) {
+func (r *trackedRequest) open() (io.ReadCloser, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.sealed {
 		return nil, errSealed
 	}
-	// The transport asks again only where nothing of the first was written.
+	// The transport opens the body again only if it has written nothing of the first one.
 	r.handed = false
-	r.opened = &requestBody{of: r, rest: r.payload}
+	r.opened = &trackedBody{request: r, rest: r.payload}
 	return r.opened, nil
 }
 
-func (b *requestBody) Read(p []byte) (int, error) {
-	b.of.mu.Lock()
-	defer b.of.mu.Unlock()
-	if b.of.sealed || b.of.opened != b {
+func (b *trackedBody) Read(p []byte) (int, error) {
+	b.request.mu.Lock()
+	defer b.request.mu.Unlock()
+	if b.request.sealed || b.request.opened != b {
 		return 0, errSealed
 	}
 	if len(b.rest) == 0 {
@@ -185,24 +185,24 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	}
 	n := copy(p, b.rest)
 	if b.rest = b.rest[n:]; len(b.rest) == 0 {
-		b.of.handed = true
+		b.request.handed = true
 	}
 	return n, nil
 }
 
-func (b *requestBody) Close() error { return nil }
+func (b *trackedBody) Close() error { return nil }
 
-// seal ends the request and reports whether it may have been completed.
-func (r *request) seal() (sent bool) {
+// seal ends the request and reports whether the server may have received all of it.
+func (r *trackedRequest) seal() (sent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sealed = true
 	return r.handed && !r.wroteErr.Load()
 }
 
-// exchange posts payload and reads the answer; a nil payload makes it a GET. A failure is returned where none
-// came; an answer whose body was cut counts as an answer.
-func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (answer, *failure) {
+// exchange posts payload and reads the answer. If payload is nil, it makes a GET. It returns a
+// failure if no answer came. An answer whose body was cut off counts as an answer.
+func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (providerAnswer, *failure) {
 	r := newRequest(payload)
 	body, _ := r.open()
 	tctx, cancel := context.WithTimeout(httptrace.WithClientTrace(ctx, &r.trace), timeout)
@@ -217,11 +217,11 @@ func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, 
 	}
 	resp, err := rt.RoundTrip(req)
 	if err != nil {
-		f := classify(ctx, err, r.seal())
+		f := classifyFailure(ctx, err, r.seal())
 		f.err = err
-		return answer{}, &f
+		return providerAnswer{}, &f
 	}
-	a := answer{status: resp.StatusCode, header: resp.Header}
+	a := providerAnswer{status: resp.StatusCode, header: resp.Header}
 	if resp.ContentLength != 0 {
 		a.body, _ = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}

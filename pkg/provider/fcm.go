@@ -11,27 +11,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// fcmQuotaBlock is how long a used-up quota holds everything back when FCM names no
-// time: quotas refill by the minute.
+// fcmQuotaBlock is how long a used-up quota stops all calls if FCM names no time. Quotas are
+// refilled every minute.
 const fcmQuotaBlock = time.Minute
 
-// FCMConfig is how to reach Firebase Cloud Messaging (HTTP v1). The tagged fields are the
-// section providers.fcm of the configuration file; the others are set by the program only.
+// FCMConfig configures the client of Firebase Cloud Messaging (HTTP v1). The tagged fields are
+// the section providers.fcm of the configuration file; only the program sets the others.
 type FCMConfig struct {
 	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
-	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
-	Credentials string `koanf:"credentials_file" doc:"service account JSON"`
-	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the one named in the credentials"`
+	Credentials string `koanf:"credentials_file" doc:"file with the service account's JSON key"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"an accepted push counts as DELIVERED, because the provider confirms nothing further"`
 
 	PushConfig
-	// Connections to keep open; FCM gives each 100 streams.
+	// Connections is the number of connections to keep open; FCM allows 100 streams on each.
 	Connections int `default:"10" min:"1" max:"1000"`
-	// Account is what Credentials holds, as from ParseServiceAccount. Required.
+	// Account is read from Credentials with ParseServiceAccount. Required.
 	Account ServiceAccount
 }
 
 func (c FCMConfig) withDefaults() FCMConfig {
-	confirmed := c.Confirmed // false says that it is not
+	confirmed := c.Confirmed // false is a valid value, which Fill would replace
 	c = setting.Fill(c)
 	c.Confirmed, c.PushConfig = confirmed, c.PushConfig.withDefaults("fcm", c.URL)
 	c.TokenURL = cmp.Or(c.TokenURL, c.Account.TokenURL, "https://oauth2.googleapis.com/token")
@@ -39,20 +39,20 @@ func (c FCMConfig) withDefaults() FCMConfig {
 }
 
 func (c FCMConfig) validate() error {
-	if err := required("fcm", "project", c.Account.Project, "email", c.Account.Email); err != nil {
+	if err := requireFields("fcm", "project", c.Account.Project, "email", c.Account.Email); err != nil {
 		return err
 	}
 	if c.Account.Key == nil {
-		return notify.Invalid("bad_key", "fcm.key", "an RSA key is needed")
+		return notify.Invalid("bad_key", "fcm.key", "an RSA key is required")
 	}
 	if u, err := url.Parse(c.TokenURL); err != nil || u.Host == "" {
-		return notify.Invalid("bad_url", "fcm.token_url", "a URL with a host is needed")
+		return notify.Invalid("bad_url", "fcm.token_url", "a URL with a host is required")
 	}
 	return setting.Err("fcm", &c)
 }
 
-// FCM is the client of Firebase Cloud Messaging: one request per device over
-// HTTP/2, one access token for all.
+// FCM is the client of Firebase Cloud Messaging: one request per device over HTTP/2, with one
+// access token for all.
 type FCM struct {
 	*pushClient
 	cfg   FCMConfig
@@ -60,7 +60,7 @@ type FCM struct {
 	oauth *http.Transport
 }
 
-// NewFCM checks cfg. Send waits until Run has opened a connection.
+// NewFCM checks cfg and returns a client. Send waits until Run has opened a connection.
 func NewFCM(cfg FCMConfig) (*FCM, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -70,16 +70,18 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &FCM{p, cfg, under(p.base, "/v1/projects/"+cfg.Account.Project+"/messages:send"), cfg.Endpoint.transport()}
+	f := &FCM{p, cfg, withPath(p.base, "/v1/projects/"+cfg.Account.Project+"/messages:send"), cfg.Endpoint.transport()}
 	p.guard = tokenGuard{code: "fcm_bad_token_spike", log: cfg.Log}
 	p.token = newBearer("Bearer", fcmMinTokenAge, cfg.Log, f.mint)
 	p.prepare = f.newCall
-	p.meaning = func(a *answer, now time.Time) (notify.Result, action) { return fcmResult(a, now, fcmQuotaBlock) }
+	p.meaning = func(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
+		return fcmResult(a, now, fcmQuotaBlock)
+	}
 	return f, nil
 }
 
-// Run keeps connections and token fresh until ctx ends, then waits for what is
-// in flight, at most Endpoint.Timeout.
+// Run keeps connections and token fresh until ctx ends. Then it waits for requests under way,
+// for at most Endpoint.Timeout.
 func (f *FCM) Run(ctx context.Context) error {
 	defer f.oauth.CloseIdleConnections()
 	return f.pushClient.Run(ctx)

@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// fcmCodes is the table of FCM's error answers, by the errorCode of FcmError
-// or, where there is none, by the status of the error.
-var fcmCodes = map[string]verdict{
-	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // of the token: see fcmResult
+// fcmCodes is the table of FCM's error answers, by the errorCode of FcmError or, without one, by
+// the status of the error.
+var fcmCodes = map[string]answerRule{
+	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // unless it is about the token, see fcmResult
 	"UNREGISTERED":           {class: notify.ClassDeadAddress},
 	"NOT_FOUND":              {class: notify.ClassDeadAddress},
 	"SENDER_ID_MISMATCH":     {class: notify.ClassDeadAddress, then: otherProject},
@@ -44,8 +44,9 @@ func (e *fcmError) code() string {
 	return e.Error.Status
 }
 
-// fcmResult classifies an answer: by its errorCode first, then by status.
-func fcmResult(a *answer, now time.Time, quota time.Duration) (notify.Result, action) {
+// fcmResult classifies an answer by its errorCode or, without a known one, by its status. quota
+// is the time to wait after a throttled answer that names none.
+func fcmResult(a *providerAnswer, now time.Time, quota time.Duration) (notify.Result, answerAction) {
 	r := notify.Result{Provider: "fcm"}
 	if a.status == 200 {
 		var ok struct {
@@ -59,9 +60,9 @@ func fcmResult(a *answer, now time.Time, quota time.Duration) (notify.Result, ac
 	_ = json.Unmarshal(a.body, &e) // a proxy's page has no code
 	code := e.code()
 	v, known := fcmCodes[code]
-	r.Code = snake("fcm_", code)
+	r.Code = snakeCase("fcm_", code)
 	if !known {
-		v = byStatus(a.status)
+		v = ruleByStatus(a.status)
 		r.Code = httpCode(a.status)
 	}
 	message := strings.ToLower(e.Error.Message)
@@ -71,7 +72,7 @@ func fcmResult(a *answer, now time.Time, quota time.Duration) (notify.Result, ac
 	case code == "INVALID_ARGUMENT" && strings.Contains(message, "registration token is not a valid"):
 		v.class, r.Code = notify.ClassDeadAddress, "fcm_invalid_token"
 	case v.class == notify.ClassThrottled && (strings.Contains(message, "device") || strings.Contains(message, "topic")):
-		// The rate of one device or topic says nothing about the others.
+		// The limit of one device or topic does not concern other calls.
 		v.class = notify.ClassRetry
 	}
 	r.Class = v.class

@@ -20,7 +20,7 @@ const (
 type fcmCall struct {
 	pushText
 	head     []byte // up to the notification
-	members  []byte // of data, each with a comma behind it
+	members  []byte // the members of data, each followed by a comma
 	dataSize int
 	path     string
 	own      []byte // encoded header fields
@@ -51,20 +51,20 @@ func (f *FCM) newCall(call *notify.Call, now time.Time) (pushCall, error) {
 	c.head = append(b, '}')
 	for i := range text.data {
 		m := &text.data[i]
-		// "aps" is for the other provider, "ntf" is ours.
+		// "aps" is for APNs; "ntf" is set below.
 		if n := string(m.name); n == "aps" || n == "ntf" {
 			continue
 		}
 		c.members = appendQuoted(c.members, m.name)
 		c.members = append(c.members, ':')
-		c.members = m.appendValue(c.members, asStrings) // FCM takes strings only
+		c.members = m.appendValue(c.members, asStrings) // FCM accepts only strings
 		c.members = append(c.members, ',')
 		c.dataSize += len(m.name) + max(len(m.text), len(m.raw)-2)
 	}
 	return c, nil
 }
 
-// fcmTTL is how long FCM may keep the message: never longer than 28 days.
+// fcmTTL returns how long FCM may keep the message, at most 28 days.
 func fcmTTL(expires int64, now time.Time) time.Duration {
 	return min(max(0, time.UnixMilli(expires).Sub(now)), fcmMaxTTL)
 }
@@ -72,13 +72,13 @@ func fcmTTL(expires int64, now time.Time) time.Duration {
 func (c *fcmCall) kind() pushKind { return pushKind{} }
 
 func (c *fcmCall) request(r *h2.Request, it *notify.Item) (err error) {
-	r.Path, r.Own = append(r.Path[:0], c.path...), append(r.Own[:0], c.own...)
+	r.Path, r.OwnFields = append(r.Path[:0], c.path...), append(r.OwnFields[:0], c.own...)
 	r.Body, err = c.message(r.Body[:0], it)
 	return err
 }
 
-// message appends an item's message to dst, which is empty. With an error the result
-// is of no use but for its memory.
+// message appends an item's message to dst, which must be empty. With an error, only the memory
+// of the result may be used.
 func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	err := error(nil)
 	if !c.title.Static() || !c.body.Static() {
@@ -117,7 +117,7 @@ func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	b = appendQuoted(b, bytes.TrimPrefix(it.Address, []byte("fcm:")))
 	b = append(b, '}', '}')
 	if size > fcmMaxPayload {
-		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than FCM takes"}
+		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than FCM accepts (4096 bytes)"}
 	}
 	return b, nil
 }

@@ -20,7 +20,7 @@ const (
 	fcmMinTokenAge = time.Minute
 )
 
-// ServiceAccount is what the JSON key file of a Google service account holds.
+// ServiceAccount holds the content of a Google service account's JSON key file.
 type ServiceAccount struct {
 	Project  string
 	Email    string
@@ -29,7 +29,7 @@ type ServiceAccount struct {
 	Key      *rsa.PrivateKey
 }
 
-// ParseServiceAccount reads the JSON key file of a service account.
+// ParseServiceAccount parses a service account's JSON key file.
 func ParseServiceAccount(file []byte) (ServiceAccount, error) {
 	var f struct {
 		Type     string `json:"type"`
@@ -39,7 +39,7 @@ func ParseServiceAccount(file []byte) (ServiceAccount, error) {
 		Key      string `json:"private_key"`
 		TokenURI string `json:"token_uri"`
 	}
-	bad := notify.Invalid("bad_key", "fcm.key", "a service account's JSON key file is needed")
+	bad := notify.Invalid("bad_key", "fcm.key", "a service account's JSON key file is required")
 	if json.Unmarshal(file, &f) != nil || f.Type != "service_account" {
 		return ServiceAccount{}, bad
 	}
@@ -73,7 +73,7 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	}
 	assertion, err := t.SignedString(f.cfg.Account.Key)
 	if err != nil {
-		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_bad_key", Msg: "the assertion could not be signed", Err: err}
+		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_bad_key", Msg: "cannot sign the assertion", Err: err}
 	}
 	u, err := url.Parse(f.cfg.TokenURL)
 	if err != nil {
@@ -83,7 +83,7 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	h := http.Header{"Content-Type": {"application/x-www-form-urlencoded"}, "User-Agent": agentHeader}
 	a, fail := exchange(ctx, f.oauth, f.cfg.Endpoint.Timeout, u, h, []byte(form.Encode()))
 	if fail != nil {
-		// Asking for a token twice harms nobody: no answer is no ambiguity.
+		// A lost answer is not ambiguous: asking for a token twice does no harm.
 		return "", never, never, notify.Unavailable("fcm_oauth", 0, fail.err)
 	}
 	var got struct {
@@ -92,9 +92,9 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	}
 	switch {
 	case a.status == 429 || a.status >= 500:
-		return "", never, never, notify.Unavailable("fcm_oauth", a.retryAfter(now), errors.New("it answered "+httpCode(a.status)))
+		return "", never, never, notify.Unavailable("fcm_oauth", a.retryAfter(now), errors.New("the token endpoint answered "+httpCode(a.status)))
 	case a.status != 200 || json.Unmarshal(a.body, &got) != nil || got.Token == "":
-		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_oauth_refused", Msg: "the token endpoint refused us with " + httpCode(a.status)}
+		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_oauth_refused", Msg: "the token endpoint refused the service account with " + httpCode(a.status)}
 	}
 	life := time.Duration(min(max(got.Expires, 60), 24*3600) * float64(time.Second))
 	return got.Token, now.Add(life * 3 / 4), now.Add(life - min(life/10, time.Minute)), nil

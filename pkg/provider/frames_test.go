@@ -13,9 +13,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// frameServer is an HTTP/2 server at the level of frames: it can do what
-// net/http's cannot, namely change its limit, refuse streams and say GOAWAY
-// whenever a test wants.
+// frameServer is an HTTP/2 server on the level of frames. Unlike that of net/http it can change
+// its limit, refuse streams and send GOAWAY whenever a test wants.
 type frameServer struct {
 	t      *testing.T
 	l      net.Listener
@@ -194,8 +193,8 @@ func testFramesSettings(t *testing.T, start func(e Endpoint, n int) pusher) {
 	}
 }
 
-// What a GOAWAY or a refused stream left out is sent again, at once and once;
-// what it left in the open is ambiguous.
+// Pushes that a GOAWAY or a refused stream excluded are sent again, at once and once. Pushes
+// that it leaves open are ambiguous.
 func TestFramesGoAway(t *testing.T) { withPushers(t, testFramesGoAway) }
 
 func testFramesGoAway(t *testing.T, start func(e Endpoint, n int) pusher) {

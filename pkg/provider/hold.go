@@ -8,17 +8,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// hold keeps everybody from calling until a time: a used-up quota answers all
-// who wait, not only the one who found out.
-type hold struct {
-	any atomic.Bool // it was ever set
+// callHold stops all calls until a time. After one call meets a used-up quota, the others need
+// not find out themselves.
+type callHold struct {
+	any atomic.Bool // set was called at least once; lets err skip the lock
 
 	mu    sync.Mutex
 	until time.Time
 	code  string
 }
 
-func (h *hold) set(r *notify.Result) {
+func (h *callHold) set(r *notify.Result) {
 	until := time.Now().Add(r.RetryAfter)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -28,8 +28,8 @@ func (h *hold) set(r *notify.Result) {
 	}
 }
 
-// err is a KindThrottled error while calls are held.
-func (h *hold) err() error {
+// err returns a KindThrottled error while calls are held, else nil.
+func (h *callHold) err() error {
 	if !h.any.Load() {
 		return nil
 	}
@@ -42,5 +42,5 @@ func (h *hold) err() error {
 	if left <= 0 {
 		return nil
 	}
-	return &notify.Error{Kind: notify.KindThrottled, Code: h.code, Msg: "calls are held", RetryAfter: left}
+	return &notify.Error{Kind: notify.KindThrottled, Code: h.code, Msg: "calls wait because the provider throttled an earlier one", RetryAfter: left}
 }

@@ -9,24 +9,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// permit is leave to send messages over one account. It holds tokens of the
-// account's rate and slots of its calls at a time, until they are used or given
-// back. It implements notify.Permit. Safe for concurrent use.
+// permit allows sending a number of messages over one account. It holds tokens of the account's
+// rate and slots of its concurrent calls until they are used or given back. It implements
+// notify.Permit and is safe for concurrent use.
 type permit struct {
-	of   *accounts
-	lane limit.Lane
-	a    *account
-	size int
+	accounts *accounts
+	lane     limit.Lane
+	account  *account
+	size     int
 
-	mu     sync.Mutex
-	tokens int // not used yet
-	slots  int // held
+	mu     sync.Mutex // guards tokens and slots
+	tokens int        // not used yet
+	slots  int        // held
 }
 
 // Messages implements notify.Permit.
 func (m *permit) Messages() int { return m.size }
 
-// use takes up to n tokens for a call and returns how many there were.
+// use takes up to n tokens for a call and returns how many it took.
 func (m *permit) use(n int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -35,46 +35,47 @@ func (m *permit) use(n int) int {
 	return n
 }
 
-// free gives back a slot whose call has ended.
-func (m *permit) free() {
+// freeSlot gives back the slot of a call that has ended.
+func (m *permit) freeSlot() {
 	m.mu.Lock()
 	held := min(m.slots, 1)
 	m.slots -= held
 	m.mu.Unlock()
-	m.of.freed(m.a, held)
+	m.accounts.freeSlots(m.account, held)
 }
 
 // Release implements notify.Permit.
-func (m *permit) Release() { m.of.freed(m.a, m.giveBack()) }
+func (m *permit) Release() { m.accounts.freeSlots(m.account, m.giveBack()) }
 
-// giveBack gives back all but the slots it held, which it returns.
+// giveBack gives back the unused tokens. It returns the number of slots that the permit held,
+// which the caller gives back.
 func (m *permit) giveBack() (slots int) {
 	m.mu.Lock()
 	tokens := m.tokens
 	slots, m.tokens, m.slots = m.slots, 0, 0
 	m.mu.Unlock()
-	if tokens == m.size { // no call was made: a probe must not wait for its answer
-		m.of.pool.Report(time.Now(), m.a.name, limit.Neutral, 1)
+	if tokens == m.size { // no call was made: if this was a probe, the breaker must not wait for its result
+		m.accounts.pool.Report(time.Now(), m.account.name, limit.Neutral, 1)
 	}
-	m.of.pool.Return(time.Now(), m.a.name, m.lane, tokens)
+	m.accounts.pool.Return(time.Now(), m.account.name, m.lane, tokens)
 	return slots
 }
 
-// freed gives slots of an account back and wakes the first of each queue, also
-// for tokens that were given back before.
-func (p *accounts) freed(a *account, slots int) {
+// freeSlots gives slots of an account back and wakes the first of each queue. The waiting calls
+// may also use tokens that were given back before.
+func (p *accounts) freeSlots(a *account, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a.inflight -= slots
-	p.wake()
+	p.wakeFirst()
 }
 
-// admission is a call that waits for its permit. It is signalled when it may be its
-// turn, or when slots were freed.
-type admission chan struct{}
+// permitSignal wakes a call that waits for its permit, when it may be first in its queue or when
+// slots were freed.
+type permitSignal chan struct{}
 
-// wake lets the first of each queue look again. Called with p.mu held.
-func (p *accounts) wake() {
+// wakeFirst wakes the first call of each queue. The caller holds p.mu.
+func (p *accounts) wakeFirst() {
 	for i := range p.queues {
 		if w := p.queues[i].First(); w != nil {
 			select {
@@ -85,36 +86,36 @@ func (p *accounts) wake() {
 	}
 }
 
-// mayAsk reports whether it is w's turn to ask the pool.
-func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[admission]) bool {
+// mayAsk reports whether w is next to ask the pool.
+func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[permitSignal]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.queues[lane].First() == w && (lane == limit.Fast || p.queues[limit.Fast].Len() == 0)
 }
 
-// admit waits until up to n messages of a category may be sent over some account
-// and returns a permit for as many as may be sent now, at least one. With no
-// account in service it returns at once, with an error that says why and, in
-// RetryAfter, until when. It returns ctx's error if ctx ends first.
+// admit waits until up to n messages of a category may be sent over some account. It returns a
+// permit for as many as may be sent now, at least one. If no account is in service, it returns
+// an error at once, which says why and, in RetryAfter, for how long. If ctx ends first, it
+// returns ctx's error.
 func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Category, n int) (*permit, error) {
 	p.mu.Lock()
-	w := p.queues[lane].Add(cat, make(admission, 1))
+	w := p.queues[lane].Add(cat, make(permitSignal, 1))
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
 		p.queues[lane].Remove(w)
-		p.wake()
+		p.wakeFirst()
 		p.mu.Unlock()
 	}()
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		wait := longestAsk // it is woken when its turn comes
+		wait := longestAsk // a call that is not first is woken when it becomes first
 		if p.mayAsk(lane, w) {
 			var m *permit
 			var err error
-			if m, wait, err = p.ask(ctx, lane, n); m != nil || err != nil {
+			if m, wait, err = p.askForPermit(ctx, lane, n); m != nil || err != nil {
 				return m, err
 			}
 		}
@@ -128,28 +129,28 @@ func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Catego
 	}
 }
 
-// longestAsk is when whoever waits behind others looks again at the latest.
+// longestAsk bounds the time after which a call that is not first in its queue looks again.
 const longestAsk = time.Hour
 
-// tryAdmit is admit for one message that does not wait; nil without an error: an
-// account is in service, but none has a token and a slot now.
+// tryAdmit is admit for one message, without waiting. If an account is in service but none has a
+// token and a slot now, it returns nil without an error.
 func (p *accounts) tryAdmit(ctx context.Context, lane limit.Lane) (*permit, error) {
-	m, _, err := p.ask(ctx, lane, 1)
+	m, _, err := p.askForPermit(ctx, lane, 1)
 	return m, err
 }
 
-// permit is admit for a channel, as a notify.Permit.
+// permit is admit for a channel and returns a notify.Permit.
 func (p *accounts) permit(ctx context.Context, ch notify.Channel, cat notify.Category, n int) (notify.Permit, error) {
 	m, err := p.admit(ctx, limit.LaneOf(notify.LaneOf(ch, cat)), cat, n)
 	if err != nil {
-		return nil, err // (not m: a nil *permit is no nil interface)
+		return nil, err // returning m would make a non-nil interface from a nil *permit
 	}
 	return m, nil
 }
 
-// permitted is the permit of a call, or nil where it has none of these accounts.
-func (p *accounts) permitted(call *notify.Call) *permit {
-	if m, ok := call.Permit.(*permit); ok && m.of == p {
+// permitOf returns the permit of a call, or nil if the call has none of these accounts.
+func (p *accounts) permitOf(call *notify.Call) *permit {
+	if m, ok := call.Permit.(*permit); ok && m.accounts == p {
 		return m
 	}
 	return nil
@@ -159,76 +160,76 @@ func laneOf(call *notify.Call) limit.Lane {
 	return limit.LaneOf(notify.LaneOf(call.Channel, call.Category))
 }
 
-// ask returns a permit, or how long to wait unless something is given back before.
-func (p *accounts) ask(ctx context.Context, lane limit.Lane, n int) (*permit, time.Duration, error) {
-	p.view(ctx)
+// askForPermit returns a permit, or how long to wait unless something is given back before.
+func (p *accounts) askForPermit(ctx context.Context, lane limit.Lane, n int) (*permit, time.Duration, error) {
+	p.readBlocks(ctx)
 	now := time.Now()
 	if ok, at := p.pool.Ready(now); !ok {
 		return nil, 0, p.outOfService(now, at)
 	}
-	m, wait := p.choose(now, lane, n)
+	m, wait := p.chooseAccount(now, lane, n)
 	if m == nil {
 		return nil, wait, nil
 	}
-	got, wait := p.agreed(ctx, now, m.a, m.tokens)
+	got, wait := p.takeShared(ctx, now, m.account, m.tokens)
 	if got == 0 {
-		// This wakes no waiter: it would wake the asker itself, which must wait.
+		// Do not wake the queue: its first call is the caller of askForPermit, which must wait.
 		slots := m.giveBack()
 		p.mu.Lock()
-		m.a.inflight -= slots
+		m.account.inflight -= slots
 		p.mu.Unlock()
 		return nil, wait, nil
 	}
 	if got < m.tokens {
-		p.pool.Return(now, m.a.name, lane, m.tokens-got)
-		m.keep(got)
+		p.pool.Return(now, m.account.name, lane, m.tokens-got)
+		m.shrink(got)
 	}
 	return m, 0, nil
 }
 
-// keep makes a new permit one for n messages.
-func (m *permit) keep(n int) {
+// shrink reduces a new permit to n messages.
+func (m *permit) shrink(n int) {
 	m.size, m.tokens = n, n
-	if m.of.perCall && m.slots > n {
-		m.of.freed(m.a, m.slots-n)
+	if m.accounts.perCall && m.slots > n {
+		m.accounts.freeSlots(m.account, m.slots-n)
 		m.slots = n
 	}
 }
 
-// agreed takes tokens of the bucket that all processes share. Tokens
-// of a permit that are given back later return to the process's bucket alone.
-func (p *accounts) agreed(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
+// takeShared takes up to n tokens from the bucket that all processes share. If a permit gives
+// tokens back later, they return only to this process's bucket.
+func (p *accounts) takeShared(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
 	rate, burst := p.pool.Rate(a.name)
-	if p.common == nil || rate == limit.Unlimited {
+	if p.sharedBuckets == nil || rate == limit.Unlimited {
 		return n, 0
 	}
-	got, wait = p.common.TakeUpTo(ctx, now, p.provider+"/"+a.name, n, rate, burst)
-	return got, min(max(wait, time.Microsecond), lookIn)
+	got, wait = p.sharedBuckets.TakeUpTo(ctx, now, p.provider+"/"+a.name, n, rate, burst)
+	return got, min(max(wait, time.Microsecond), longestWait)
 }
 
-// choose returns a permit of an account that has tokens and a slot, or how long to
-// wait unless a slot is freed before. Tokens of an account whose slots are taken
-// are given back, and so is a probe: the breaker would wait for its answer.
-func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*permit, time.Duration) {
+// chooseAccount returns a permit of an account that has tokens and a slot, or how long to wait unless a
+// slot is freed before. It gives back the tokens of an account that has no free slot. It also
+// gives back a probe, because the breaker would wait for its result.
+func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	most := 0
 	for _, a := range p.list {
-		most = max(most, p.room(a, lane)-a.inflight)
+		most = max(most, p.slotsFor(a, lane)-a.inflight)
 	}
 	if most <= 0 {
-		return nil, lookIn
+		return nil, longestWait
 	}
 	if p.perCall {
 		n = min(n, most)
 	}
 	for range p.list {
-		g, ok, earliest := p.pool.Pick(now, limit.Want{Lane: lane, N: n, Min: p.worth(lane, n)})
+		g, ok, earliest := p.pool.Pick(now, limit.Want{Lane: lane, N: n, Min: p.minWorth(lane, n)})
 		if !ok {
-			return nil, min(max(earliest.Sub(now), time.Microsecond), lookIn)
+			return nil, min(max(earliest.Sub(now), time.Microsecond), longestWait)
 		}
-		a := p.find(g.Account)
-		free := p.room(a, lane) - a.inflight
+		a := p.findAccount(g.Account)
+		free := p.slotsFor(a, lane) - a.inflight
 		got, slots := g.N, 1
 		if p.perCall {
 			got = min(got, free)
@@ -237,19 +238,19 @@ func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*permit, time.
 		if free > 0 {
 			p.pool.Return(now, a.name, lane, g.N-got)
 			a.inflight += slots
-			return &permit{of: p, lane: lane, a: a, size: got, tokens: got, slots: slots}, 0
+			return &permit{accounts: p, lane: lane, account: a, size: got, tokens: got, slots: slots}, 0
 		}
 		p.pool.Return(now, a.name, lane, g.N)
 		if g.Probe {
 			p.pool.Report(now, g.Account, limit.Neutral, 1)
 		}
 	}
-	return nil, lookIn
+	return nil, longestWait
 }
 
-// worth is how many of n messages are worth a call: what the slowest account gains
-// for the lane in the time p.gather.
-func (p *accounts) worth(lane limit.Lane, n int) int {
+// minWorth returns the smallest number of messages that is worth a call, instead of waiting for
+// more tokens: what the slowest account gains for the lane during p.gather.
+func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1
 	}

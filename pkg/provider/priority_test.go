@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A code that meets taken streams gets the next one that is free, before the bulk pushes
-// that have waited longer: with each client.
+// If all streams are taken, a code gets the next free one, before bulk pushes that have waited
+// longer. This holds for each client.
 func TestCodesAreGivenStreamsBeforeBulk(t *testing.T) {
 	withPushers(t, testCodesAreGivenStreamsBeforeBulk)
 }

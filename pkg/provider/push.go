@@ -8,20 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Sender is a provider's client: it delivers every item of a call and reports
-// each once before it returns.
+// Sender is a client of a provider. Send delivers every item of a call and reports each once
+// before it returns.
 type Sender interface {
 	Send(ctx context.Context, call *notify.Call, report notify.Report)
 }
 
-// Push sends the items of a call to APNs or FCM by the scheme of their address,
-// "apns:" or "fcm:".
+// Push sends each item of a call to APNs or FCM, by the scheme of its address: "apns:" or
+// "fcm:".
 type Push struct {
 	apns, fcm Sender // nil: not configured
 }
 
-// NewPush returns a router. A nil provider (nil itself, not a nil *APNs) is one
-// that is not configured; its items are answered with ClassConfig.
+// NewPush returns a Push. A nil provider (nil itself, not a nil *APNs) is not configured; its
+// items end with ClassConfig.
 func NewPush(apns, fcm Sender) *Push { return &Push{apns, fcm} }
 
 var schemes = [...][]byte{[]byte("apns:"), []byte("fcm:")}
@@ -49,14 +49,14 @@ func (p *Push) Send(ctx context.Context, call *notify.Call, report notify.Report
 		case n == len(call.Items):
 			to.Send(ctx, call, report)
 		default:
-			wg.Go(func() { sendPart(ctx, to, call, where[s], report) })
+			wg.Go(func() { sendItems(ctx, to, call, where[s], report) })
 		}
 	}
 	wg.Wait()
 }
 
-// sendPart sends the items at these indexes.
-func sendPart(ctx context.Context, to Sender, call *notify.Call, at []int, report notify.Report) {
+// sendItems sends the items of call at the indexes in at.
+func sendItems(ctx context.Context, to Sender, call *notify.Call, at []int, report notify.Report) {
 	part := *call
 	part.Items = make([]notify.Item, len(at))
 	for j, i := range at {
@@ -65,7 +65,7 @@ func sendPart(ctx context.Context, to Sender, call *notify.Call, at []int, repor
 	to.Send(ctx, &part, notify.Each(func(j int, r notify.Result) { report.One(at[j], r) }))
 }
 
-// pushText is the content of a call, as both providers need it.
+// pushText is the parsed content of a call, in the form that both providers need.
 type pushText struct {
 	title, body Template
 	vars        Variables
@@ -74,13 +74,13 @@ type pushText struct {
 
 func parsePush(c *notify.Content) (t pushText, err error) {
 	if c.Template != "" && c.Title == "" && c.Body == "" {
-		return t, notify.Invalid("template_unsupported", "content.template", "push has no templates at the provider")
+		return t, notify.Invalid("template_unsupported", "content.template", "push providers have no templates; give title or body")
 	}
 	if t.vars, err = SharedVariables(c.Variables); err != nil {
 		return t, err
 	}
 	if t.data, _, err = parseVariables(nil, nil, c.Data); err != nil {
-		return t, notify.Invalid("bad_data", "content.data", "data is one JSON object, each name once")
+		return t, notify.Invalid("bad_data", "content.data", "data must be one JSON object without duplicate names")
 	}
 	t.title, t.body = ParseTemplate(c.Title, JSON), ParseTemplate(c.Body, JSON)
 	return t, nil

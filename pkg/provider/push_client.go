@@ -16,16 +16,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// PushConfig is what the clients of APNs and FCM have in common.
+// PushConfig holds the settings that the clients of APNs and FCM share.
 type PushConfig struct {
-	// Endpoint; BaseURL defaults to the provider's own.
+	// Endpoint is the provider's address. BaseURL defaults to the provider's own.
 	Endpoint Endpoint
-	// Stagger is the least time between opening two connections.
+	// Stagger is the minimum time between opening two connections.
 	Stagger time.Duration `default:"200ms"`
-	// BackoffMin and BackoffMax bound the doubling time between attempts to
-	// open a connection that failed. Default 500 ms and 30 s.
+	// BackoffMin and BackoffMax bound the time between attempts to connect, which doubles with
+	// each failure. Default 500 ms and 30 s.
 	BackoffMin, BackoffMax time.Duration
-	// Log gets connection and token trouble.
+	// Log gets errors of connections and tokens.
 	Log *slog.Logger `default:"discard"`
 }
 
@@ -36,47 +36,47 @@ func (c PushConfig) withDefaults(provider, base string) PushConfig {
 	return c
 }
 
-// pushClient sends the pushes of one provider by pkg/provider/h2. The goroutine
-// that sends a call renders its items, hands them over in batches and reports
-// their answers.
+// pushClient sends the pushes of one provider over pkg/provider/h2. The goroutine that calls
+// Send renders the call's items, submits them in batches and reports their answers.
 type pushClient struct {
 	provider string // as in Result.Provider
 	push     PushConfig
-	// confirmed: what the provider accepts is DELIVERED, since it reports nothing further.
+	// confirmed says that an accepted push counts as DELIVERED, because the provider reports
+	// nothing further.
 	confirmed bool
 	base      *url.URL
 	token     *bearer
 	guard     tokenGuard
-	// prepare makes a call ready, or says what is wrong with it.
+	// prepare makes a call ready for sending. It returns an error if the call's content is
+	// invalid.
 	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
-	meaning func(a *answer, now time.Time) (notify.Result, action)
-	// header returns the header fields that all pushes of a kind share, beside those
-	// that every push has. nil: there are none.
+	meaning func(a *providerAnswer, now time.Time) (notify.Result, answerAction)
+	// header returns the header fields that all pushes of a kind share, besides those of every
+	// push. nil: there are none.
 	header func(kind pushKind) []h2.Field
 
 	pool  *h2.Pool
-	hold  hold
+	hold  callHold
 	sends sync.Pool // of *pushSend
 
-	mu     sync.Mutex
-	signed *token // the token in kinds
+	mu     sync.Mutex   // guards signed and kinds
+	signed *bearerToken // the token in the fields of kinds
 	kinds  map[pushKind]*h2.Fields
 }
 
-// pushKind is what the header fields of a push depend on, its token and its own
-// values apart. FCM has one kind.
+// pushKind identifies pushes with the same header fields, apart from token and values of their
+// own. FCM has one kind.
 type pushKind struct{ pushType, priority string }
 
-// pushCall is a call as its provider takes it. One goroutine uses it.
+// pushCall is a call in the form of its provider. Only one goroutine uses it.
 type pushCall interface {
 	kind() pushKind
-	// request makes r the request of an item, but for r.Fields. It keeps the
-	// memory of r.
+	// request fills r for an item, except r.Fields. It reuses the memory of r.
 	request(r *h2.Request, it *notify.Item) error
 }
 
-// newPushClient returns a client without its token, guard, prepare, meaning and header.
+// newPushClient returns a client. The caller sets token, guard, prepare, meaning and header.
 func newPushClient(provider string, cfg PushConfig, connections int, confirmed bool) (*pushClient, error) {
 	base, err := cfg.Endpoint.parse(provider)
 	if err != nil {
@@ -84,7 +84,7 @@ func newPushClient(provider string, cfg PushConfig, connections int, confirmed b
 	}
 	p := &pushClient{provider: provider, push: cfg, confirmed: confirmed, base: base, kinds: map[pushKind]*h2.Fields{}}
 	p.sends.New = func() any { return &pushSend{batch: h2.NewBatch()} }
-	p.pool = p.newPool(connections, p.judge, cfg.Log)
+	p.pool = p.newPool(connections, p.judgeAnswer, cfg.Log)
 	return p, nil
 }
 
@@ -102,8 +102,8 @@ func (p *pushClient) newPool(size int, judge func(*h2.Request) h2.Verdict, log *
 	})
 }
 
-// Run keeps connections and token fresh until ctx ends, then waits for what is
-// in flight, at most Endpoint.Timeout.
+// Run keeps connections and token fresh until ctx ends. Then it waits for requests under way,
+// for at most Endpoint.Timeout.
 func (p *pushClient) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.token.run(ctx) })
@@ -112,9 +112,9 @@ func (p *pushClient) Run(ctx context.Context) error {
 	return err
 }
 
-// judge says what an answer means for its connection, and keeps others from
-// calling where the account is throttled.
-func (p *pushClient) judge(r *h2.Request) h2.Verdict {
+// judgeAnswer returns what an answer means for its connection. If the answer is throttled, it also
+// holds all other calls.
+func (p *pushClient) judgeAnswer(r *h2.Request) h2.Verdict {
 	a := frameAnswer(r)
 	res, then := p.meaning(&a, time.Now())
 	if res.Class == notify.ClassThrottled {
@@ -131,17 +131,17 @@ func (p *pushClient) judge(r *h2.Request) h2.Verdict {
 	return h2.Proven
 }
 
-func frameAnswer(r *h2.Request) answer {
-	a := answer{status: r.Status, body: r.Answer}
+func frameAnswer(r *h2.Request) providerAnswer {
+	a := providerAnswer{status: r.Status, body: r.Answer}
 	if r.RetryAfter != "" {
 		a.header = http.Header{"Retry-After": {r.RetryAfter}}
 	}
 	return a
 }
 
-// fields are the header fields that the pushes of a call share with those of
-// other calls.
-func (p *pushClient) fields(kind pushKind, tok *token) *h2.Fields {
+// fields returns the header fields that pushes of a kind share, across calls. It encodes them
+// again when the token has changed.
+func (p *pushClient) fields(kind pushKind, tok *bearerToken) *h2.Fields {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.signed != tok {
@@ -156,9 +156,9 @@ func (p *pushClient) fields(kind pushKind, tok *token) *h2.Fields {
 	return x
 }
 
-// newFields encodes the fields of a kind. Apple asks for authorization to stay out
-// of the table.
-func (p *pushClient) newFields(kind pushKind, tok *token) *h2.Fields {
+// newFields makes the fields of a kind. Apple asks for authorization to stay out of HPACK's
+// table.
+func (p *pushClient) newFields(kind pushKind, tok *bearerToken) *h2.Fields {
 	var own []h2.Field
 	if p.header != nil {
 		own = p.header(kind)
@@ -169,32 +169,32 @@ func (p *pushClient) newFields(kind pushKind, tok *token) *h2.Fields {
 		h2.Field{Name: "authorization", Value: tok.header, Sensitive: true})...)
 }
 
-// pushSend is what one call at a time needs of memory.
+// pushSend is the memory that one Send at a time uses.
 type pushSend struct {
 	batch  *h2.Batch
-	pushes []push
-	free   []int // of them, those not under way
-	ready  []*h2.Request
-	answer answer // the one looked at
+	pushes []pushInFlight
+	free   []int          // indexes of pushes that are not under way
+	ready  []*h2.Request  // rendered, to be submitted
+	answer providerAnswer // the answer being looked at
 }
 
-// push is one item under way.
-type push struct {
+// pushInFlight is one item under way.
+type pushInFlight struct {
 	req     h2.Request
 	item    int
-	token   *token
+	token   *bearerToken
 	renewed bool
 }
 
-// keptAnswer is the largest buffer for an answer that is kept for the next, in
-// bytes: APNs' own are below a hundred.
+// keptAnswer is the largest answer buffer that is kept for the next push, in bytes. APNs'
+// answers are below a hundred.
 const keptAnswer = 1 << 10
 
-// renderAhead is how many items are rendered before they are handed over.
+// renderAhead is how many items are rendered before they are submitted.
 const renderAhead = 64
 
-// maxPushes is how many items of one call are sent at a time. The connections' streams
-// bound all calls together.
+// maxPushes bounds the items of one call that are sent at a time. The connections' streams bound
+// all calls together.
 const maxPushes = 1000
 
 // Send delivers every item of call and reports each once. Addresses are
@@ -202,7 +202,7 @@ const maxPushes = 1000
 func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	c, err := p.prepare(call, time.Now())
 	if err != nil {
-		report(0, len(call.Items), failed(ctx, p.provider, err))
+		report(0, len(call.Items), resultOf(ctx, p.provider, err))
 		return
 	}
 	s := p.sends.Get().(*pushSend)
@@ -242,15 +242,15 @@ func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.
 			p.pool.Submit(s.batch, s.ready...)
 		}
 	}
-	// (not after a panic of report, when requests may still be under way)
+	// A panic of report skips this: requests may still be under way then.
 	s.batch.Reset()
 	p.sends.Put(s)
 }
 
-// reset makes room for n pushes under way.
+// reset makes room for n pushes.
 func (s *pushSend) reset(n int) {
 	if len(s.pushes) < n {
-		s.pushes = make([]push, n)
+		s.pushes = make([]pushInFlight, n)
 		for i := range s.pushes {
 			s.pushes[i].req.Tag = i
 		}
@@ -261,8 +261,8 @@ func (s *pushSend) reset(n int) {
 	}
 }
 
-// render makes requests of the next items, and reports those that cannot be
-// sent. It returns the first item that is left.
+// render makes requests from the next items and reports those that cannot be sent. It returns
+// the index of the first item that is left.
 func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *notify.Call, next int, report notify.Report) int {
 	s.ready = s.ready[:0]
 	tok, err := p.token.get(ctx)
@@ -277,7 +277,7 @@ func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *
 			bad = err
 		}
 		if bad != nil {
-			report.One(next, failed(ctx, p.provider, bad))
+			report.One(next, resultOf(ctx, p.provider, bad))
 			continue
 		}
 		s.free = s.free[:len(s.free)-1]
@@ -288,11 +288,11 @@ func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *
 	return next
 }
 
-// result is what became of a push; again: it is to be sent once more, with a new
-// token.
-func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c pushCall, x *push, it *notify.Item) (r notify.Result, again bool) {
+// result returns the result of a push. If again is true, the push must be sent once more, with a
+// new token.
+func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c pushCall, x *pushInFlight, it *notify.Item) (r notify.Result, again bool) {
 	if x.req.Failure != h2.Answered {
-		return p.lost(ctx, &x.req), false
+		return p.failedResult(ctx, &x.req), false
 	}
 	s.answer = frameAnswer(&x.req)
 	r, then := p.meaning(&s.answer, now)
@@ -303,14 +303,14 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	case notify.ClassThrottled:
 		p.hold.set(&r)
 	case notify.ClassDeadAddress:
-		p.guard.judge(it, &r, then)
+		p.guard.correctDeadToken(it, &r, then)
 	}
 	if then != renewToken {
 		return r, false
 	}
 	next, err := p.token.replace(ctx, x.token)
 	if err != nil || next == x.token {
-		if r.Class == notify.ClassRetry { // not before there may be another token
+		if r.Class == notify.ClassRetry { // the token cannot be replaced earlier
 			r.RetryAfter = max(r.RetryAfter, time.Until(x.token.minted.Add(p.token.minAge)))
 		}
 		return r, false
@@ -323,9 +323,9 @@ func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c p
 	return r, true
 }
 
-// lost is the result of a request that brought no answer; classify does the same
-// for net/http.
-func (p *pushClient) lost(ctx context.Context, r *h2.Request) notify.Result {
+// failedResult returns the result of a request without an answer. classify does the same for
+// net/http.
+func (p *pushClient) failedResult(ctx context.Context, r *h2.Request) notify.Result {
 	f := failure{class: notify.ClassUnavailable, code: "connection_failed"}
 	switch {
 	case r.Failure == h2.NoConnection:
@@ -333,9 +333,9 @@ func (p *pushClient) lost(ctx context.Context, r *h2.Request) notify.Result {
 		if d, ok := errors.AsType[*h2.Down](r.Err); ok {
 			e.RetryAfter = d.RetryAfter
 		}
-		return failed(ctx, p.provider, e)
+		return resultOf(ctx, p.provider, e)
 	case r.Failure == h2.Withheld:
-		return failed(ctx, p.provider, r.Err)
+		return resultOf(ctx, p.provider, r.Err)
 	case r.Failure == h2.Refused:
 		f.code = "stream_refused"
 	case r.Failure == h2.Closing:
@@ -354,23 +354,24 @@ func (p *pushClient) lost(ctx context.Context, r *h2.Request) notify.Result {
 	return f.result(p.provider)
 }
 
-// once sends the message of a test by a connection of its own, of which nothing else
-// learns: with a token, and with another body unless it is nil.
-func (p *pushClient) once(ctx context.Context, to string, tok *token, body []byte) (answer, *failure) {
+// sendTest sends the message of a test over a connection of its own, with the given token. It
+// sends body instead of the message if body is not nil. Neither the shared connections nor other
+// calls are affected.
+func (p *pushClient) sendTest(ctx context.Context, to string, tok *bearerToken, body []byte) (providerAnswer, *failure) {
 	call, r := trialCall(notify.Push, to), &h2.Request{}
 	c, err := p.prepare(call, time.Now())
 	if err == nil {
 		err = c.request(r, &call.Items[0])
 	}
 	if err != nil {
-		return answer{}, failing(ctx, p.provider, err)
+		return providerAnswer{}, failureOf(ctx, p.provider, err)
 	}
 	r.Fields = p.newFields(c.kind(), tok)
 	if body != nil {
 		r.Body = body
 	}
 	pool := p.newPool(1, func(*h2.Request) h2.Verdict { return h2.NoVerdict }, nil)
-	running, stop := context.WithCancel(context.WithoutCancel(ctx)) // the wait below ends with ctx
+	running, stop := context.WithCancel(context.WithoutCancel(ctx)) // the Wait below ends with ctx
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = pool.Run(running) })
 	defer wg.Wait()
@@ -379,8 +380,8 @@ func (p *pushClient) once(ctx context.Context, to string, tok *token, body []byt
 	pool.Submit(b, r)
 	b.Wait(ctx, pool)
 	if r.Failure != h2.Answered {
-		res := p.lost(ctx, r)
-		return answer{}, &failure{class: res.Class, code: res.Code, err: cmp.Or(r.Err, errors.New(res.Code))}
+		res := p.failedResult(ctx, r)
+		return providerAnswer{}, &failure{class: res.Class, code: res.Code, err: cmp.Or(r.Err, errors.New(res.Code))}
 	}
 	return frameAnswer(r), nil
 }

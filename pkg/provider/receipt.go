@@ -9,26 +9,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Receipt is news of a message a provider accepted earlier. Providers repeat
-// them, and send them in any order.
+// Receipt is a provider's report about a message that it accepted earlier. Providers repeat
+// receipts and send them in any order.
 type Receipt struct {
-	// Ref is where it belongs. HasRef is false for news of a message that
-	// carries none of ours; its address may still be dead.
+	// Ref names the notification that the receipt belongs to. HasRef is false if the message
+	// carries no reference of ours; its address may still be dead.
 	Ref    Ref
 	HasRef bool
-	// State is Delivered or Failed, or None where it says neither.
+	// State is Delivered or Failed, or None if the receipt says neither.
 	State       notify.State
-	DeadAddress bool // the address is dead for good
-	OptedOut    bool // the receiver wants no more newsletters and the like
+	DeadAddress bool // the address will never work again
+	OptedOut    bool // the receiver wants no more newsletters and similar messages
 	Code        string
 	Provider    string // "twilio:AC…", "sendgrid"
 	ProviderID  string
-	// Address it was sent to. Never log it.
+	// Address is the address that the message was sent to. Never log it.
 	Address string
-	At      time.Time // when it happened; zero: not said
+	At      time.Time // when it happened; zero: not known
 }
 
-// Headers that carry the signature of a receipt.
+// Headers that hold the signature of a receipt.
 const (
 	TwilioSignature   = "X-Twilio-Signature"
 	SendGridSignature = "X-Twilio-Email-Event-Webhook-Signature"
@@ -51,11 +51,11 @@ func readReceipt(r *http.Request, limit int64) ([]byte, error) {
 	return nil, notify.Invalid("bad_body", "", "the body could not be read")
 }
 
-// errSignature says nothing of what would have been right.
-var errSignature = &notify.Error{Kind: notify.KindUnauthorized, Code: "bad_signature", Msg: "the signature does not fit"}
+// errSignature reveals nothing about the expected signature.
+var errSignature = &notify.Error{Kind: notify.KindUnauthorized, Code: "bad_signature", Msg: "the signature does not match"}
 
-// errReceiptTime is about a receipt with a signature that fits.
-var errReceiptTime = &notify.Error{Kind: notify.KindUnauthorized, Code: "receipt_too_old", Msg: "the signed time lies more than 10 minutes from the clock of this server"}
+// errReceiptTime is returned for a receipt whose signature matches.
+var errReceiptTime = &notify.Error{Kind: notify.KindUnauthorized, Code: "receipt_too_old", Msg: "the signed time differs from this server's clock by more than 10 minutes"}
 
 func (r *Receipt) setRef(s string) {
 	if ref, err := DecodeRef(s); err == nil {

@@ -14,10 +14,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// ParseSendGridKey reads the verification key of the event webhook: base64 of
-// its DER form, as SendGrid shows it.
+// ParseSendGridKey parses the verification key of the event webhook: base64 of its DER form, as
+// SendGrid shows it.
 func ParseSendGridKey(s string) (*ecdsa.PublicKey, error) {
-	bad := notify.Invalid("bad_key", "sendgrid.public_key", "the webhook's verification key is needed: base64, ECDSA")
+	bad := notify.Invalid("bad_key", "sendgrid.public_key", "the webhook's verification key is required: an ECDSA key in base64")
 	der, err := base64.StdEncoding.DecodeString(strings.TrimSpace(s))
 	if err != nil {
 		return nil, bad
@@ -43,14 +43,14 @@ type sendGridEvent struct {
 	Ref       string `json:"ref"`
 }
 
-// sendGridSkew is how far the time that SendGrid has signed may lie from the clock of
-// the server. Events that were caught on their way are believed no longer.
+// sendGridSkew bounds the difference between the time that SendGrid has signed and the server's
+// clock. It prevents replays of old intercepted events.
 const sendGridSkew = 10 * time.Minute
 
-// ParseSendGrid reads a batch of events that was posted at now. It returns
-// notify.KindUnauthorized when the signature does not fit (bad_signature) or its time
-// lies more than sendGridSkew from now (receipt_too_old). Events that say nothing of delivery or
-// of the address (processed, deferred, open, click) are left out.
+// ParseSendGrid parses a batch of events that was posted at now. It returns
+// notify.KindUnauthorized if the signature does not match (bad_signature) or its time differs
+// from now by more than sendGridSkew (receipt_too_old). It leaves out events that say nothing
+// about delivery or the address (processed, deferred, open, click).
 func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Receipt, error) {
 	body, err := readReceipt(r, maxSendGridReceipt)
 	if err != nil {
@@ -65,7 +65,7 @@ func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Rece
 	}
 	var events []sendGridEvent
 	if err := json.Unmarshal(body, &events); err != nil {
-		return nil, notify.Invalid("bad_body", "", "the body is no array of events")
+		return nil, notify.Invalid("bad_body", "", "the body is not an array of events")
 	}
 	rcs := make([]Receipt, 0, len(events))
 	for i := range events {
@@ -76,10 +76,10 @@ func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Rece
 	return rcs, nil
 }
 
-// sendGridTime is the header with the time of the signature, in seconds since 1970.
+// sendGridTime is the header with the signed time, in seconds since 1970.
 const sendGridTime = "X-Twilio-Email-Event-Webhook-Timestamp"
 
-// sendGridSigned checks the signature: ECDSA over SHA-256 of timestamp and body.
+// sendGridSigned verifies the signature: ECDSA over the SHA-256 of timestamp and body.
 func sendGridSigned(key *ecdsa.PublicKey, h http.Header, body []byte) bool {
 	sig, err := base64.StdEncoding.DecodeString(h.Get(SendGridSignature))
 	if err != nil || key == nil {
@@ -93,7 +93,7 @@ func sendGridSigned(key *ecdsa.PublicKey, h http.Header, body []byte) bool {
 
 func (e *sendGridEvent) receipt() (Receipt, bool) {
 	rc := Receipt{Provider: "sendgrid", Address: e.Email, Code: "sendgrid_" + e.Event}
-	rc.ProviderID, _, _ = strings.Cut(e.MessageID, ".") // X-Message-Id, and then the filter's
+	rc.ProviderID, _, _ = strings.Cut(e.MessageID, ".") // X-Message-Id, followed by the filter's id
 	if e.Timestamp > 0 {
 		rc.At = time.Unix(e.Timestamp, 0)
 	}
@@ -103,7 +103,7 @@ func (e *sendGridEvent) receipt() (Receipt, bool) {
 		rc.State, rc.Code = notify.Delivered, ""
 	case "bounce":
 		rc.State = notify.Failed
-		if e.Type == "blocked" { // soft: this message, not the address
+		if e.Type == "blocked" { // a soft bounce concerns this message, not the address
 			rc.Code = "sendgrid_blocked"
 		} else {
 			rc.DeadAddress = true
@@ -117,7 +117,7 @@ func (e *sendGridEvent) receipt() (Receipt, bool) {
 			rc.DeadAddress = true
 		}
 	case "spamreport", "unsubscribe", "group_unsubscribe":
-		rc.OptedOut = true // it was delivered, or there would be nothing to report
+		rc.OptedOut = true // the message was delivered earlier; this says nothing new about its state
 	default:
 		return rc, false
 	}

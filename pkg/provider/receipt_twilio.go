@@ -15,20 +15,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// twilioReceipts is the table of Twilio's error codes of receipts: which say
-// that the number is dead. All others are failures of this one message, also 30004
-// (blocked) and 30005 (unknown handset): they pass, with a phone that is switched on
-// again or a carrier that changes its mind.
+// twilioReceipts lists the error codes in Twilio's receipts that say that the number is dead or
+// opted out. All other codes concern only this message. This includes 30004 (blocked) and 30005
+// (unknown handset), which pass when a phone is switched on again or a carrier changes its
+// decision.
 var twilioReceipts = map[int]struct{ dead, optedOut bool }{
 	21610: {optedOut: true},
 	21211: {dead: true},
 	21614: {dead: true},
-	30006: {dead: true}, // landline or carrier out of reach
+	30006: {dead: true}, // landline or unreachable carrier
 }
 
-// ParseTwilio reads a status callback. authToken returns the token of an account, empty
-// for one that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL:
-// the signature covers the URL Twilio was given, whatever stands between.
+// ParseTwilio parses a status callback. authToken returns the token of an account, or "" for an
+// account that is not ours (see Twilio.AuthToken). publicURL is TwilioConfig.PublicURL: the
+// signature covers the URL that Twilio was given, even if proxies stand between. It returns
+// errSignature if the signature does not match.
 func ParseTwilio(r *http.Request, authToken func(account string) string, publicURL string) ([]Receipt, error) {
 	body, err := readReceipt(r, maxTwilioReceipt)
 	if err != nil {
@@ -36,7 +37,7 @@ func ParseTwilio(r *http.Request, authToken func(account string) string, publicU
 	}
 	form, err := url.ParseQuery(string(body))
 	if err != nil {
-		return nil, notify.Invalid("bad_body", "", "the body is no form")
+		return nil, notify.Invalid("bad_body", "", "the body is not a form")
 	}
 	token := authToken(form.Get("AccountSid"))
 	full := strings.TrimSuffix(publicURL, "/") + r.URL.RequestURI()
@@ -64,8 +65,8 @@ func ParseTwilio(r *http.Request, authToken func(account string) string, publicU
 	return []Receipt{rc}, nil
 }
 
-// twilioSigned checks the signature: HMAC-SHA1 over the URL and the sorted
-// parameters. Twilio signs with or without the port, so both will do.
+// twilioSigned verifies the signature: HMAC-SHA1 over the URL and the sorted parameters. Twilio
+// signs the URL with or without the port, so both are accepted.
 func twilioSigned(token, full string, form url.Values, signature string) bool {
 	got, err := base64.StdEncoding.DecodeString(signature)
 	if err != nil || len(got) != sha1.Size {

@@ -9,11 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Ref is what a provider carries for us from the call to the receipt: the row
-// the call belongs to, and the receiver and address within it.
+// Ref is the reference that a provider carries from the call to the receipt: the row that the
+// call belongs to, and the receiver and address within it.
 type Ref struct {
-	Key   notify.RowKey // of the envelope; its Kind is not carried
-	Index uint32        // the receiver's index in its request
+	Key   notify.RowKey // row of the envelope; its Kind is not carried
+	Index uint32        // index of the receiver in its request
 	Addr  uint8         // ordinal of the address
 	Fan   bool
 }
@@ -23,7 +23,7 @@ func RefOf(it *notify.Item) Ref {
 	return Ref{Key: *it.Key, Index: it.Index, Addr: it.Addr, Fan: it.Fan}
 }
 
-// ID is the notification the Ref belongs to.
+// ID returns the id of the notification that the Ref belongs to.
 func (r Ref) ID() notify.ID {
 	if !r.Fan {
 		return notify.ID{Base: r.Key.Chunk.Base}
@@ -33,14 +33,13 @@ func (r Ref) ID() notify.ID {
 
 const refVersion = 1
 
-// refFan marks a receiver of a fan-out; it shares a byte with the version.
+// refFan marks a receiver of a fan-out. It shares a byte with the version.
 const refFan = 1 << 7
 
-// MaxRef is the longest Ref, in bytes of text.
+// MaxRef is the length of the longest encoded Ref, in bytes.
 const MaxRef = 64
 
-// EncodeRef returns r as text that is safe in a URL: opaque to others, 36
-// characters for a single send.
+// EncodeRef returns r as opaque text that is safe in a URL: 36 characters for a single send.
 func EncodeRef(r Ref) string { return string(AppendRef(nil, r)) }
 
 // AppendRef appends EncodeRef(r).
@@ -62,12 +61,12 @@ func AppendRef(dst []byte, r Ref) []byte {
 	return base64.RawURLEncoding.AppendEncode(dst, b)
 }
 
-var errRef = notify.Invalid("bad_ref", "ref", "this is no reference of ours")
+var errRef = notify.Invalid("bad_ref", "ref", "this is not a reference that notifyd made")
 
-// DecodeRef reads what EncodeRef wrote, and nothing else.
+// DecodeRef decodes exactly the texts that EncodeRef makes.
 func DecodeRef(s string) (Ref, error) {
 	var r Ref
-	if len(s) > MaxRef || strings.ContainsAny(s, "\r\n") { // which base64 would skip
+	if len(s) > MaxRef || strings.ContainsAny(s, "\r\n") { // base64 would ignore line breaks
 		return r, errRef
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(s)

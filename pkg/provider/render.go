@@ -9,38 +9,39 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Encoding is what a rendered text is put into.
+// Encoding says how rendered text is escaped.
 type Encoding uint8
 
 const (
-	// Plain leaves text and values as they are.
+	// Plain escapes nothing.
 	Plain Encoding = iota
-	// HTML escapes values; the text itself is markup and stays.
+	// HTML escapes values. The text itself is markup and stays as it is.
 	HTML
-	// JSON escapes text and values for the inside of a JSON string.
+	// JSON escapes text and values for use inside a JSON string.
 	JSON
 )
 
 // Template is an inline text with {{name}} placeholders (notify.NextPlaceholder),
 // parsed once per call.
 type Template struct {
-	parts []part
-	names []string // of the variables, once each, in the order they are met
+	parts []templatePart
+	names []string // of the variables, each once, in the order of first use
 	enc   Encoding
 }
 
-type part struct {
-	text string // encoded already
-	name int    // place in names of the variable that follows; noName at the end
+// templatePart is a piece of text and the variable that follows it.
+type templatePart struct {
+	text string // already encoded
+	name int    // index in Template.names of the variable that follows; noName: none
 }
 
 const noName = -1
 
-// ParseTemplate never fails: what is no placeholder is text. It takes time in
-// proportion to s.
+// ParseTemplate parses s. It never fails: text that is not a placeholder stays text. Its time is
+// proportional to the length of s.
 func ParseTemplate(s string, enc Encoding) Template {
 	t := Template{enc: enc}
-	start := 0 // of the text not yet in a part
+	start := 0 // start of the text that is not in a part yet
 	var places map[string]int
 	for {
 		open, end, name, ok := notify.NextPlaceholder(s, start)
@@ -56,11 +57,11 @@ func ParseTemplate(s string, enc Encoding) Template {
 			places[name] = place
 			t.names = append(t.names, name)
 		}
-		t.parts = append(t.parts, part{text: t.encodeText(s[start:open]), name: place})
+		t.parts = append(t.parts, templatePart{text: t.encodeText(s[start:open]), name: place})
 		start = end
 	}
 	if start < len(s) || len(t.parts) == 0 {
-		t.parts = append(t.parts, part{text: t.encodeText(s[start:]), name: noName})
+		t.parts = append(t.parts, templatePart{text: t.encodeText(s[start:]), name: noName})
 	}
 	return t
 }
@@ -72,20 +73,20 @@ func (t *Template) encodeText(s string) string {
 	return string(appendJSON(nil, s))
 }
 
-// Static reports whether every receiver gets the same.
+// Static reports whether the text has no variables, so that every receiver gets the same text.
 func (t *Template) Static() bool { return len(t.names) == 0 }
 
 // Empty reports whether the text was empty.
 func (t *Template) Empty() bool { return t.Static() && t.parts[0].text == "" }
 
-// Names are the names of the variables the template uses, once each; not to be
-// changed.
+// Names returns the names of the template's variables, each once. The caller must not change the
+// slice.
 func (t *Template) Names() []string { return t.names }
 
-// Append renders the template, as at most most bytes: a text of a few kilobytes
-// that names a long variable in every line would else be gigabytes. A text that is
-// longer is notify.KindTooLarge; a variable that is missing, or is no string, number
-// or boolean, is notify.KindInvalid.
+// Append renders the template, with at most most bytes. The bound prevents a text of a few
+// kilobytes that uses a long variable in every line from becoming gigabytes. It returns
+// notify.KindTooLarge if the text is longer. It returns notify.KindInvalid if a variable is
+// missing or is not a string, number or boolean.
 func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
 	most = min(most, math.MaxInt-len(dst)) + len(dst)
 	for i := range t.parts {
@@ -107,10 +108,10 @@ func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
 	return dst, nil
 }
 
-var errTooLong = &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "with its variables the text is longer than its provider takes"}
+var errTooLong = &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "with its variables the text is longer than the provider accepts"}
 
-// Substitute renders the template with each placeholder replaced by the tag of
-// its variable's place in Names, for providers that put the values in themselves.
+// Substitute returns the text with each placeholder replaced by tag of its variable's index in
+// Names. It serves providers that insert the values themselves.
 func (t *Template) Substitute(tag func(place int) string) string {
 	var b strings.Builder
 	for i := range t.parts {
@@ -152,7 +153,7 @@ func appendHTML[T string | []byte](dst []byte, s T) []byte {
 	return dst
 }
 
-// appendJSON appends s for the inside of a JSON string. Bytes that are no UTF-8
+// appendJSON appends s escaped for use inside a JSON string. Bytes that are not valid UTF-8
 // become U+FFFD.
 func appendJSON[T string | []byte](dst []byte, s T) []byte {
 	at := len(dst)
@@ -161,8 +162,8 @@ func appendJSON[T string | []byte](dst []byte, s T) []byte {
 	return dst[:at+n]
 }
 
-// appendQuoted appends s as a JSON string, as appendJSON does.
+// appendQuoted appends s as a JSON string. Bytes that are not valid UTF-8 become U+FFFD.
 func appendQuoted[T string | []byte](dst []byte, s T) []byte {
-	dst, _ = jsontext.AppendQuote(dst, s) // the error is of bytes that are no UTF-8
+	dst, _ = jsontext.AppendQuote(dst, s) // the error only reports invalid UTF-8
 	return dst
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A text that names a long variable many times is cut off while it is made: a
-// request of 64 KB would else be half a gigabyte in memory, for each receiver.
+// A text that uses a long variable many times is cut off while it is rendered. Otherwise a
+// request of 64 KB would take half a gigabyte of memory for each receiver.
 func TestRenderedTextIsBounded(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("'", 8000)
@@ -89,7 +89,7 @@ func TestManyVariables(t *testing.T) {
 		}
 		return []byte("{" + strings.TrimPrefix(b.String(), ",") + "}")
 	}
-	for _, n := range []int{few - 1, few, few + 1, 300} {
+	for _, n := range []int{linearSearchMax - 1, linearSearchMax, linearSearchMax + 1, 300} {
 		v, err := SharedVariables(object(n, "shared"))
 		if err != nil {
 			t.Fatal(err)
@@ -114,6 +114,6 @@ func TestManyVariables(t *testing.T) {
 		f(own, fmt.Sprintf("own0 own%d own0 1", n-1))
 		f([]byte(`{"own":"x"}`), fmt.Sprintf("shared0 shared%d shared0 x", n-1)) // nothing is left of the one before
 		f(nil, "missing_variable")
-		f([]byte(strings.ReplaceAll(string(object(few+1, "x")), `"v`, `"w`)), "missing_variable") // as many, of other names
+		f([]byte(strings.ReplaceAll(string(object(linearSearchMax+1, "x")), `"v`, `"w`)), "missing_variable") // as many, of other names
 	}
 }

@@ -87,7 +87,7 @@ func TestAppendObject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := func(own string, as values, want string, any bool) {
+	f := func(own string, as valueForm, want string, any bool) {
 		t.Helper()
 		if err := v.SetOwn([]byte(own)); err != nil {
 			t.Fatal(err)
@@ -152,7 +152,7 @@ func isObject(s string) bool {
 	return json.Unmarshal([]byte(s), &m) == nil && m != nil
 }
 
-// hasDuplicates, or what else only the strict parser refuses.
+// hasDuplicates reports duplicate names and other input that only the strict parser refuses.
 func hasDuplicates(s string) bool {
 	_, _, err := parseVariables(nil, nil, []byte(s))
 	return err != nil && isObject(s)

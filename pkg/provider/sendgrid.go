@@ -14,28 +14,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// SendGridConfig is how to reach SendGrid's Mail Send API. The tagged fields are the
-// section providers.sendgrid of the configuration file; the others are set by the program
-// only.
+// SendGridConfig configures the client of SendGrid's Mail Send API. The tagged fields are the
+// section providers.sendgrid of the configuration file; only the program sets the others.
 type SendGridConfig struct {
 	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
 	KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
 	From       string   `koanf:"from" doc:"default sender"`
-	Pools      []string `koanf:"pools" doc:"IP pools, each with a rate of its own"`
+	Pools      []string `koanf:"pools" doc:"names of the IP pools, each with a rate of its own"`
 	Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second a pool may send"`
-	WebhookKey string   `koanf:"webhook_key_file" doc:"PEM or base64 public key of the event webhook"`
+	WebhookKey string   `koanf:"webhook_key_file" doc:"file with the public key of the event webhook, PEM or base64"`
 
-	// Endpoint; BaseURL defaults to URL.
+	// Endpoint is the provider's address. BaseURL defaults to URL.
 	Endpoint Endpoint
-	// APIKey ("SG.…") is what KeyFile holds. Required.
+	// APIKey ("SG.…") is read from KeyFile. Required.
 	APIKey string
-	// Concurrency is the number of requests at a time and pool.
+	// Concurrency is the number of concurrent requests per pool.
 	Concurrency int `default:"8" min:"1"`
-	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
+	// BulkShare is the part of a pool that bulk may use, 0 to 1. Default 0.5.
 	BulkShare float64
-	// Breaker of each pool. Default: limit's.
+	// Breaker configures the breaker of each pool. Default: limit's.
 	Breaker limit.BreakerConfig
-	// Blocks is shared by all workers. Default: this process alone.
+	// Blocks shares blocks between all workers. Default: only this process knows them.
 	Blocks limit.Blocks
 	// Log gets refusals of our credentials.
 	Log *slog.Logger `default:"discard"`
@@ -46,17 +45,17 @@ func (c SendGridConfig) withDefaults() SendGridConfig {
 	c.Endpoint = c.Endpoint.withDefaults(c.URL, 30*time.Second)
 	c.Log = c.Log.With("provider", "sendgrid")
 	if len(c.Pools) == 0 {
-		c.Pools = []string{""} // without a name
+		c.Pools = []string{""} // one pool without a name
 	}
 	return c
 }
 
 func (c SendGridConfig) validate() error {
-	if err := required("sendgrid", "api_key", c.APIKey, "from", c.From); err != nil {
+	if err := requireFields("sendgrid", "api_key", c.APIKey, "from", c.From); err != nil {
 		return err
 	}
 	if _, err := mail.ParseAddress(c.From); err != nil {
-		return notify.Invalid("bad_from", "sendgrid.from", "an address, or a name and an address in angle brackets")
+		return notify.Invalid("bad_from", "sendgrid.from", "must be an address, or a name and an address in angle brackets")
 	}
 	for _, name := range c.Pools {
 		if len(name) > 64 {
@@ -66,8 +65,8 @@ func (c SendGridConfig) validate() error {
 	return nil
 }
 
-// SendGrid is the client of SendGrid's Mail Send API: one call carries up to
-// 1,000 receivers of one content, by one IP pool.
+// SendGrid is the client of SendGrid's Mail Send API. One request carries up to 1,000 receivers
+// of one content, over one IP pool.
 type SendGrid struct {
 	cfg      SendGridConfig
 	url      *url.URL
@@ -76,7 +75,7 @@ type SendGrid struct {
 	rt       *http.Transport
 }
 
-// NewSendGrid checks cfg.
+// NewSendGrid checks cfg and returns a client.
 func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -86,16 +85,16 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SendGrid{cfg: cfg, url: under(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
+	s := &SendGrid{cfg: cfg, url: withPath(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
 		rt: cfg.Endpoint.transport()}
-	var slots []slot
+	var slots []accountConfig
 	for _, pool := range cfg.Pools {
 		name := "sendgrid"
 		if pool != "" {
 			name += ":" + pool
 		}
-		// (bulk may use half of a burst: it still holds a whole batch)
-		slots = append(slots, slot{limit.Account{Name: name, Rate: cfg.Rate, Burst: max(2*sendGridBatch, int(cfg.Rate))}, cfg.Concurrency})
+		// Bulk may use half of the burst, which still holds a whole batch.
+		slots = append(slots, accountConfig{limit.Account{Name: name, Rate: cfg.Rate, Burst: max(2*sendGridBatch, int(cfg.Rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
 	if s.accounts, err = newAccounts("sendgrid", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
@@ -105,15 +104,15 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	return s, nil
 }
 
-// Admit waits until up to n mails of a category may be sent, codes first, and
-// returns the permit for as many as may be sent now in one request. With no pool
-// in service it returns a *notify.Error with RetryAfter at once, and ctx's error
-// if ctx ends first. Release the permit after Send.
+// Admit waits until up to n mails of a category may be sent; codes go first. It returns a permit
+// for as many as may be sent now in one request. If no pool is in service, it returns a
+// *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error. The caller
+// releases the permit after Send.
 func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return s.accounts.permit(ctx, notify.Email, cat, min(n, sendGridBatch))
 }
 
-// Run waits for ctx and closes the connections.
+// Run waits until ctx ends and closes the connections.
 func (s *SendGrid) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.rt.CloseIdleConnections()
@@ -121,45 +120,45 @@ func (s *SendGrid) Run(ctx context.Context) error {
 }
 
 // Send delivers every item of call and reports each once. Addresses are bare
-// ("user@example.com"). It waits for a permit of its own for what call.Permit does
-// not cover.
+// ("user@example.com"). For items that call.Permit does not cover it waits for permits of its
+// own.
 func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	m, err := s.newMailing(call)
 	if err != nil {
-		report(0, len(call.Items), failed(ctx, "sendgrid", err))
+		report(0, len(call.Items), resultOf(ctx, "sendgrid", err))
 		return
 	}
 	parts := make([]personalization, 0, len(call.Items))
 	for i := range call.Items {
 		p, err := m.personalize(i)
 		if err != nil {
-			report.One(i, failed(ctx, "sendgrid", err))
+			report.One(i, resultOf(ctx, "sendgrid", err))
 			continue
 		}
 		parts = append(parts, p)
 	}
-	if by := s.accounts.permitted(call); by != nil {
-		n := by.use(len(parts))
-		s.sendBatches(ctx, m, parts[:n:n], by.a, report)
+	if permit := s.accounts.permitOf(call); permit != nil {
+		n := permit.use(len(parts))
+		s.sendBatches(ctx, m, parts[:n:n], permit.account, report)
 		parts = parts[n:]
 	}
 	for len(parts) > 0 {
-		by, err := s.accounts.admit(ctx, laneOf(call), call.Category, min(len(parts), sendGridBatch))
+		permit, err := s.accounts.admit(ctx, laneOf(call), call.Category, min(len(parts), sendGridBatch))
 		if err != nil {
-			reportAll(parts, failed(ctx, "sendgrid", err), report)
+			reportAll(parts, resultOf(ctx, "sendgrid", err), report)
 			return
 		}
 		func() {
-			defer by.Release()
-			n := by.use(len(parts))
-			s.sendBatches(ctx, m, parts[:n:n], by.a, report)
+			defer permit.Release()
+			n := permit.use(len(parts))
+			s.sendBatches(ctx, m, parts[:n:n], permit.account, report)
 			parts = parts[n:]
 		}()
 	}
 }
 
-// sendBatches sends the mails that a permit covers, one request after the other by
-// the same slot: more than one only where an address is there twice.
+// sendBatches sends the mails that a permit covers, one request after the other over the same
+// slot. It needs more than one request only if an address occurs twice.
 func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personalization, a *account, report notify.Report) {
 	for len(parts) > 0 {
 		var batch []personalization
@@ -168,32 +167,33 @@ func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personal
 	}
 }
 
-// sendBatch brings a batch to an answer. A request that is refused for one bad
-// receiver was taken for none: the bad one is found, by what the answer says or
-// by halves, and the others are sent again, with the tokens that no mail has used.
+// sendBatch sends a batch until every mail has a result. SendGrid refuses a whole request
+// because of one bad receiver. Then sendBatch finds the bad receiver, from the answer or by
+// halving the batch, and sends the others again. It uses the same tokens, because the refused
+// mails did not count.
 func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, a *account, report notify.Report) {
 	for len(batch) > 0 {
-		batch = s.sendPart(ctx, m, batch, a, report)
+		batch = s.sendRequest(ctx, m, batch, a, report)
 	}
 }
 
-// sendPart makes one request and reports what it settled. It returns what is to
-// be sent again.
-func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalization, a *account, report notify.Report) (again []personalization) {
+// sendRequest makes one request and reports the mails that have a result. It returns the mails
+// that must be sent again.
+func (s *SendGrid) sendRequest(ctx context.Context, m *mailing, part []personalization, a *account, report notify.Report) (again []personalization) {
 	ans, fail := s.post(ctx, s.rt, m, part, a)
-	var v sendGridVerdict
+	var v sendGridOutcome
 	if fail != nil {
 		v.result = fail.result("")
 	} else {
 		v = sendGridResult(&ans, len(part), time.Now())
 	}
 	if v.sender && v.result.Class == notify.ClassConfig && m.call.Content.From != "" {
-		// The request chose a sender the account does not have: that is no
-		// reason to stop everybody else's mail.
+		// The request chose a sender that the account does not have. Other requests are not
+		// affected, so this must not open the breaker.
 		v.result.Class, v.result.Code = notify.ClassPermanent, "sendgrid_sender"
 	}
 	v.result.Provider = a.name
-	s.accounts.done(a, v.result.Class)
+	s.accounts.callEnded(a, v.result.Class)
 	switch {
 	case v.split && len(part) > 1:
 		half := len(part) / 2
@@ -213,14 +213,15 @@ func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalizat
 	case v.result.Class == notify.ClassThrottled:
 		v.result.RetryAfter = s.blockAll(ctx, v.result.RetryAfter)
 	case v.result.Class == notify.ClassConfig:
-		s.cfg.Log.Error("account refused", "code", v.result.Code)
+		s.cfg.Log.Error("SendGrid refused the account or its settings; the code says why", "code", v.result.Code)
 	}
 	reportAll(part, v.result, report)
 	return nil
 }
 
+// reportAll reports the same result for every mail of a batch.
 func reportAll(batch []personalization, r notify.Result, report notify.Report) {
-	for len(batch) > 0 { // nearly always the items of a batch follow one another
+	for len(batch) > 0 { // report runs of consecutive items at once; nearly always the whole batch
 		n := 1
 		for n < len(batch) && batch[n].item == batch[0].item+n {
 			n++
@@ -230,19 +231,19 @@ func reportAll(batch []personalization, r notify.Result, report notify.Report) {
 	}
 }
 
-// blockAll blocks every pool: SendGrid's limits are of the account.
+// blockAll blocks every pool, because SendGrid's limits apply to the whole account.
 func (s *SendGrid) blockAll(ctx context.Context, d time.Duration) time.Duration {
 	longest := time.Duration(0)
 	for _, a := range s.accounts.list {
-		longest = max(longest, s.accounts.block(ctx, a, d))
+		longest = max(longest, s.accounts.blockAccount(ctx, a, d))
 	}
 	return longest
 }
 
-func (s *SendGrid) post(ctx context.Context, rt *http.Transport, m *mailing, batch []personalization, a *account) (answer, *failure) {
+func (s *SendGrid) post(ctx context.Context, rt *http.Transport, m *mailing, batch []personalization, a *account) (providerAnswer, *failure) {
 	var body bytes.Buffer
-	if err := m.encode(&body, batch, s.cfg.Pools[a.at]); err != nil {
-		return answer{}, &failure{class: notify.ClassPermanent, code: "encoding", err: err}
+	if err := m.encode(&body, batch, s.cfg.Pools[a.index]); err != nil {
+		return providerAnswer{}, &failure{class: notify.ClassPermanent, code: "encoding", err: err}
 	}
 	h := http.Header{
 		"Authorization": s.auth, "User-Agent": agentHeader, "Accept": jsonHeader,

@@ -9,12 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// sendGridStatus is the table of SendGrid's answers; it has no error codes.
-// What is missing means what byStatusTaken says.
-var sendGridStatus = map[int]verdict{
+// sendGridStatus is the table of SendGrid's answers by status; SendGrid has no error codes.
+// ruleByStatusQueued covers the other statuses.
+var sendGridStatus = map[int]answerRule{
 	400: {class: notify.ClassPermanent},
 	401: {class: notify.ClassConfig},
-	403: {class: notify.ClassConfig}, // or a temporary block or a sender, see sendGridResult
+	403: {class: notify.ClassConfig}, // it may also be a temporary block or the sender, see sendGridResult
 	404: {class: notify.ClassConfig},
 	405: {class: notify.ClassConfig},
 	406: {class: notify.ClassConfig},
@@ -26,11 +26,11 @@ var sendGridStatus = map[int]verdict{
 
 const sendGridCooldown = 5 * time.Minute
 
-// sendGridVerdict is what an answer means for the receivers of a request.
-type sendGridVerdict struct {
-	result notify.Result         // of all that are not bad
-	bad    map[int]notify.Result // by position in the request
-	split  bool                  // try again by halves
+// sendGridOutcome says what an answer means for the receivers of a request.
+type sendGridOutcome struct {
+	result notify.Result         // for all receivers that are not in bad
+	bad    map[int]notify.Result // by index in the request
+	split  bool                  // send the two halves apart
 	sender bool                  // the account may not send from this address
 }
 
@@ -41,24 +41,24 @@ type sendGridErrors struct {
 	} `json:"errors"`
 }
 
-// sendGridResult classifies the answer to a request of n receivers.
-func sendGridResult(a *answer, n int, now time.Time) sendGridVerdict {
-	var v sendGridVerdict
+// sendGridResult classifies the answer to a request with n receivers.
+func sendGridResult(a *providerAnswer, n int, now time.Time) sendGridOutcome {
+	var v sendGridOutcome
 	if a.status >= 200 && a.status < 300 {
 		v.result = notify.Result{Class: notify.ClassAccepted, ProviderID: a.header.Get("X-Message-Id")}
 		return v
 	}
 	line, known := sendGridStatus[a.status]
 	if !known {
-		line = byStatusTaken(a.status)
+		line = ruleByStatusQueued(a.status)
 	}
 	v.result = notify.Result{Class: line.class, Code: httpCode(a.status), RetryAfter: a.retryAfter(now)}
 	var body sendGridErrors
-	_ = json.Unmarshal(a.body, &body) // free text; the status speaks where it cannot be read
+	_ = json.Unmarshal(a.body, &body) // if the body cannot be read, the status decides
 	switch a.status {
 	case 400:
 		v.result.Code = "sendgrid_bad_request"
-		v.find(&body, n)
+		v.findBad(&body, n)
 	case 403:
 		for _, e := range body.Errors {
 			if m := strings.ToLower(e.Message); strings.Contains(m, "too many") || strings.Contains(m, "temporar") {
@@ -73,7 +73,7 @@ func sendGridResult(a *answer, n int, now time.Time) sendGridVerdict {
 	case 429:
 		v.result.Code = "sendgrid_rate_limit"
 		if at, err := strconv.ParseInt(a.header.Get("X-RateLimit-Reset"), 10, 64); err == nil {
-			// (the clocks differ; less than a second would be a storm)
+			// Clocks differ; waiting less than a second could cause a storm of requests.
 			wait := min(max(time.Unix(at, 0).Sub(now), time.Second), time.Hour)
 			v.result.RetryAfter = max(v.result.RetryAfter, wait)
 		}
@@ -81,15 +81,15 @@ func sendGridResult(a *answer, n int, now time.Time) sendGridVerdict {
 	return v
 }
 
-// find sorts out who a refused request was refused for.
-func (v *sendGridVerdict) find(body *sendGridErrors, n int) {
+// findBad determines the receivers because of which a request was refused.
+func (v *sendGridOutcome) findBad(body *sendGridErrors, n int) {
 	shared, vague := false, len(body.Errors) == 0
 	for _, e := range body.Errors {
-		rest, of := strings.CutPrefix(e.Field, "personalizations.")
+		rest, perReceiver := strings.CutPrefix(e.Field, "personalizations.")
 		at, field, _ := strings.Cut(rest, ".")
 		i, err := strconv.Atoi(at)
 		switch {
-		case of && err == nil && i >= 0 && i < n:
+		case perReceiver && err == nil && i >= 0 && i < n:
 			if v.bad == nil {
 				v.bad = make(map[int]notify.Result)
 			}
@@ -98,14 +98,14 @@ func (v *sendGridVerdict) find(body *sendGridErrors, n int) {
 				r.Class, r.Code = notify.ClassDeadAddress, "sendgrid_invalid_address"
 			}
 			v.bad[i] = r
-		case of || e.Field == "":
+		case perReceiver || e.Field == "":
 			vague = true
 		default:
 			shared = true
 		}
 	}
 	switch {
-	case shared: // sender, subject, content: nobody can get this
+	case shared: // sender, subject or content: it concerns every receiver
 		v.bad = nil
 	case len(v.bad) > 0:
 	case vague:

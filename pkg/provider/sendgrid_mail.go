@@ -15,39 +15,37 @@ import (
 const (
 	sendGridBatch         = 1000  // personalizations
 	sendGridSubstitutions = 10000 // bytes of one personalization's substitutions
-	// Ours, in bytes, with the variables in. SendGrid takes 30 MB in all.
+	// Our own limits, in bytes, with variables filled in. SendGrid accepts 30 MB in all.
 	maxSubject = 2 << 10
-	maxMail    = 1 << 20 // the text, and the HTML
+	maxMail    = 1 << 20 // of the text, and of the HTML
 )
 
-// mailing is what all receivers of a call share, and the rendered
-// personalizations.
+// mailing is what all receivers of a call share, and their rendered personalizations.
 //
-// The content of a request is one for all, so placeholders in it become tags
-// that SendGrid replaces by each personalization's substitutions: one tag for
-// the plain text and one, with an escaped value, for the HTML. With a template
-// id the values go into dynamic_template_data.
+// A request has one content for all receivers. So each placeholder becomes a tag, which SendGrid
+// replaces by each personalization's substitutions: one tag for the plain text, and one with an
+// escaped value for the HTML. With a template id the values go into dynamic_template_data.
 type mailing struct {
 	call                *notify.Call
 	trace               traceHeader
 	from                []byte // JSON
 	subject, text, html Template
-	names               [2][]string // used in text and html
+	names               [2][]string // variables used in text and in html
 	vars                Variables
 	buf                 []byte // the personalizations
 	scratch, tail       []byte
 	id                  idText
-	test                bool // without references, so that its events are no receipts of ours
-	sandbox             bool // SendGrid checks it and delivers it to nobody
+	test                bool // a test mail: it has no reference, so that its events are not taken for receipts
+	sandbox             bool // SendGrid checks the mail and does not deliver it
 }
 
 // personalization is one receiver's part of a request.
 type personalization struct {
 	item     int // index in the call
-	from, to int // in mailing.buf
-	// alone: its substitutions are larger than SendGrid takes. It gets a request of
-	// its own, for which the content is rendered when it is made: there may be a
-	// thousand of them.
+	from, to int // range in mailing.buf
+	// alone says that the substitutions are larger than SendGrid accepts. The receiver gets a
+	// request of its own. Its content is rendered only when the request is made, because there
+	// may be a thousand such receivers.
 	alone bool
 }
 
@@ -62,7 +60,7 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	if text.From != "" {
 		from = text.From
 	}
-	if m.from, err = sender(from); err != nil {
+	if m.from, err = senderJSON(from); err != nil {
 		return nil, err
 	}
 	if text.Template != "" {
@@ -77,11 +75,11 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	return m, nil
 }
 
-// sender is the JSON of an address with an optional name.
-func sender(s string) ([]byte, error) {
+// senderJSON returns the JSON of an address with an optional name.
+func senderJSON(s string) ([]byte, error) {
 	a, err := mail.ParseAddress(s)
 	if err != nil {
-		return nil, notify.Invalid("bad_from", "content.from", "an address, or a name and an address in angle brackets")
+		return nil, notify.Invalid("bad_from", "content.from", "must be an address, or a name and an address in angle brackets")
 	}
 	b := appendQuoted([]byte(`{"email":`), a.Address)
 	if a.Name != "" {
@@ -90,15 +88,15 @@ func sender(s string) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// tag stands in the content for a variable. It has an end, so that no tag is
-// the beginning of another.
-func tag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
+// substitutionTag returns the text that stands for a variable in the content. It has an end mark, so that no
+// tag is a prefix of another.
+func substitutionTag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
 
-func tagger(kind byte) func(place int) string {
-	return func(place int) string { return tag(kind, place) }
+func substitutionTagger(kind byte) func(place int) string {
+	return func(place int) string { return substitutionTag(kind, place) }
 }
 
-// personalize renders the part of one receiver.
+// personalize renders the personalization of one receiver.
 func (m *mailing) personalize(i int) (personalization, error) {
 	it := &m.call.Items[i]
 	p := personalization{item: i, from: len(m.buf)}
@@ -122,7 +120,7 @@ func (m *mailing) personalize(i int) (personalization, error) {
 		if b, any = m.vars.appendObject(append(b, `,"dynamic_template_data":`...), asGiven); !any {
 			b = b[:at]
 		}
-	} else if b, err = m.inline(b, &p); err != nil {
+	} else if b, err = m.appendSubstitutions(b, &p); err != nil {
 		return p, err
 	}
 	m.buf = append(b, '}')
@@ -130,8 +128,8 @@ func (m *mailing) personalize(i int) (personalization, error) {
 	return p, nil
 }
 
-// inline appends subject and substitutions.
-func (m *mailing) inline(b []byte, p *personalization) ([]byte, error) {
+// appendSubstitutions appends the subject and the substitutions.
+func (m *mailing) appendSubstitutions(b []byte, p *personalization) ([]byte, error) {
 	var err error
 	if !m.subject.Static() {
 		if m.scratch, err = m.subject.Append(m.scratch[:0], &m.vars, maxSubject); err != nil {
@@ -146,7 +144,7 @@ func (m *mailing) inline(b []byte, p *personalization) ([]byte, error) {
 			if err != nil {
 				return b, err
 			}
-			t := tag("th"[kind], i)
+			t := substitutionTag("th"[kind], i)
 			b = appendQuoted(append(b, open...), t)
 			b = append(b, ':')
 			m.scratch = appendEncoded(m.scratch[:0], val, [...]Encoding{Plain, HTML}[kind])
@@ -160,15 +158,15 @@ func (m *mailing) inline(b []byte, p *personalization) ([]byte, error) {
 	}
 	if size > sendGridSubstitutions {
 		p.alone = true
-		_, _, err := m.own() // refused here, not in the middle of its request
+		_, _, err := m.renderContent() // detect an error now, not while the request is written
 		return b[:at], err
 	}
 	return b, nil
 }
 
-// own renders the content for the receiver whose variables were set last. The two
+// renderContent renders the content for the receiver whose variables were set last. Both results
 // are valid until the next call.
-func (m *mailing) own() (text, html []byte, err error) {
+func (m *mailing) renderContent() (text, html []byte, err error) {
 	b, err := m.text.Append(m.scratch[:0], &m.vars, maxMail)
 	n := len(b)
 	if err == nil {
@@ -194,8 +192,8 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 	return append(b, ']')
 }
 
-// nextBatch takes the first request's share off parts: at most 1,000, no
-// address twice.
+// nextBatch takes the receivers of the next request off parts: at most 1,000, and no address
+// twice.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
 	if parts[0].alone {
 		return parts[:1], parts[1:]
@@ -222,7 +220,7 @@ func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalizat
 
 var gzips = sync.Pool{New: func() any { w, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed); return w }}
 
-// encode writes the request's body, compressed, without building it whole.
+// encode writes the request's body, compressed, without building it in memory first.
 func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string) error {
 	z := gzips.Get().(*gzip.Writer)
 	defer gzips.Put(z)
@@ -238,10 +236,10 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 	if batch[0].alone {
 		err := m.vars.SetOwn(m.call.Items[batch[0].item].Variables)
 		if err == nil {
-			ownText, ownHTML, err = m.own()
+			ownText, ownHTML, err = m.renderContent()
 		}
 		if err != nil {
-			return err // it was rendered before
+			return err // not expected: personalize rendered it successfully
 		}
 	}
 	b := append(m.tail[:0], `],"from":`...)
@@ -256,7 +254,7 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 		if batch[0].alone {
 			b = appendContent(b, ownText, ownHTML)
 		} else {
-			b = appendContent(b, m.text.Substitute(tagger('t')), m.html.Substitute(tagger('h')))
+			b = appendContent(b, m.text.Substitute(substitutionTagger('t')), m.html.Substitute(substitutionTagger('h')))
 		}
 	}
 	b = append(b, `,"categories":["`+m.call.Category.String()+`"]`...)

@@ -196,7 +196,7 @@ func TestSendGridBatches(t *testing.T) {
 	}
 }
 
-// A 400 that names nobody is narrowed down by halves; only the bad one fails.
+// A 400 that names no receiver is narrowed down by halving. Only the bad receiver fails.
 func TestSendGridBisect(t *testing.T) {
 	t.Parallel()
 	bad := map[string]bool{mailbox(17): true, mailbox(18): true, mailbox(999): true}
@@ -302,8 +302,8 @@ func TestSendGridThrottled(t *testing.T) {
 	}
 }
 
-// A sender the account may not use is the request's fault where the request
-// named it, and then stops nobody else's mail; else it is our configuration.
+// If the request chose a sender that the account may not use, the request is at fault, and other
+// mail is not stopped. Otherwise our configuration is wrong.
 func TestSendGridSender(t *testing.T) {
 	t.Parallel()
 	sg, _ := testSendGrid(t, func(s *sendGridServer, _ *SendGridConfig) {
@@ -369,7 +369,7 @@ func TestSendGridTakesPoolsInTurn(t *testing.T) {
 	}
 }
 
-// An answer for a batch is told in as few reports as its items leave, each once.
+// The result of a batch is reported in as few reports as its items allow, and each item once.
 func TestReportAll(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ items, from, to []int }{

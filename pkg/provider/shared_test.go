@@ -15,15 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Two processes call over the same account: together they keep its rate. While
-// what they share is away each keeps it by itself, and nobody waits for it.
+// Two processes that call over the same account respect its rate together. While the shared
+// store is unreachable, each respects the rate by itself and does not wait for the store.
 func TestTwoProcessesShareARate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plan := faulty.NewPlan(1)
 		shared := faultyLimits{memory.NewLimits(), plan}
 		var procs []*accounts
 		for range 2 {
-			p, err := newAccounts("twilio", []slot{{Account: limit.Account{Name: "a", Rate: 50, Burst: 5}, calls: 4}}, 0.5, limit.BreakerConfig{},
+			p, err := newAccounts("twilio", []accountConfig{{Account: limit.Account{Name: "a", Rate: 50, Burst: 5}, calls: 4}}, 0.5, limit.BreakerConfig{},
 				limit.NewShared(shared, limit.SharedConfig{}), slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
@@ -44,7 +44,7 @@ func TestTwoProcessesShareARate(t *testing.T) {
 							return
 						}
 						n += m.use(1)
-						p.done(m.a, notify.ClassAccepted)
+						p.callEnded(m.account, notify.ClassAccepted)
 						m.Release()
 					}
 				}()
@@ -84,7 +84,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 			calls      sync.WaitGroup
 		}
 		start := func(lanes ...limit.Lane) *process {
-			a, err := newAccounts("twilio", []slot{{limit.Account{Name: "a", Rate: limit.Unlimited}, most}}, 0.5, limit.BreakerConfig{}, nil, slog.New(slog.DiscardHandler))
+			a, err := newAccounts("twilio", []accountConfig{{limit.Account{Name: "a", Rate: limit.Unlimited}, most}}, 0.5, limit.BreakerConfig{}, nil, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +108,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 							n.Add(1)
 							time.Sleep(call)
 							n.Add(-1)
-							p.done(m.a, notify.ClassAccepted)
+							p.callEnded(m.account, notify.ClassAccepted)
 							m.Release()
 						}
 					})
@@ -120,7 +120,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 		rest := func(what string, wantFast, wantBulk int64) {
 			t.Helper()
 			var fast, bulk int64
-			for end := time.Now().Add(shareRaised + 3*call); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			for end := time.Now().Add(shareRaisedAfter + 3*call); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 				fast, bulk = 0, 0
 				for _, p := range all {
 					fast, bulk = fast+p.fast.Load(), bulk+p.bulk.Load()
@@ -149,7 +149,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 		// A partition goes there and back before its slots count.
 		a.setShare(Share{.25, .25})
 		b.setShare(Share{.75, .75})
-		time.Sleep(shareRaised / 2)
+		time.Sleep(shareRaisedAfter / 2)
 		b.setShare(Share{.5, .5})
 		a.setShare(Share{.5, .5})
 		rest("back again", most, 0)
@@ -173,7 +173,7 @@ func TestProcessesShareCallsAtATime(t *testing.T) {
 	})
 }
 
-// faultyLimits are limits whose calls fail as a plan says.
+// faultyLimits are limits whose calls fail by plan.
 type faultyLimits struct {
 	limit.Limits
 	plan *faulty.Plan

@@ -101,7 +101,7 @@ func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration, change 
 	return w
 }
 
-// receive is what the server does with receipts.
+// receive handles receipts as the server does.
 func (w *world) receive(rw http.ResponseWriter, r *http.Request) {
 	var rs []provider.Receipt
 	var err error

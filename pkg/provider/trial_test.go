@@ -78,7 +78,8 @@ func TestTrials(t *testing.T) {
 	}
 }
 
-// What is wrong is told apart: credentials, project or topic, the way, and a provider in trouble.
+// Trials tell causes apart: credentials, project or topic, the connection, and a provider in
+// trouble.
 func TestTrialVerdicts(t *testing.T) {
 	t.Parallel()
 	project := func(name, to string) func(c *simulator.Credentials) {

@@ -19,31 +19,31 @@ import (
 // TwilioAccount is one account of the pool.
 type TwilioAccount struct {
 	SID   string `koanf:"sid" json:"sid"`
-	Token string `koanf:"token" json:"token"` // it also signs the receipts
+	Token string `koanf:"token" json:"token"` // also signs the receipts
 	From  string `koanf:"from" json:"from"`   // a number, or a messaging service ("MG...")
 }
 
-// TwilioConfig is how to reach Twilio's Programmable Messaging. The tagged fields are the
-// section providers.twilio of the configuration file; the others are set by the program only.
+// TwilioConfig configures the client of Twilio's Programmable Messaging. The tagged fields are
+// the section providers.twilio of the configuration file; only the program sets the others.
 type TwilioConfig struct {
 	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
-	Accounts     []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token, from"`
-	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
+	Accounts     []TwilioAccount `koanf:"accounts" doc:"accounts to send from, each with sid, token and from"`
+	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the accounts, instead of accounts"`
 	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
-	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"requests at once an account may make, over all processes"`
+	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"concurrent requests an account may make, over all processes"`
 
-	// Endpoint; BaseURL defaults to URL.
+	// Endpoint is the provider's address. BaseURL defaults to URL.
 	Endpoint Endpoint
-	// PublicURL is where Twilio reaches us, for receipts. Default: none are
-	// asked for.
+	// PublicURL is the URL at which Twilio reaches notifyd, for receipts. Default: no receipts
+	// are requested.
 	PublicURL string
-	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
+	// BulkShare is the part of an account that bulk may use, 0 to 1. Default 0.5.
 	BulkShare float64
-	// Breaker of each account. Default: limit's.
+	// Breaker configures the breaker of each account. Default: limit's.
 	Breaker limit.BreakerConfig
-	// Blocks is shared by all workers. Default: this process alone.
+	// Blocks shares blocks between all workers. Default: only this process knows them.
 	Blocks limit.Blocks
-	// Log gets accounts that are refused.
+	// Log gets refusals of accounts.
 	Log *slog.Logger `default:"discard"`
 }
 
@@ -57,27 +57,27 @@ func (c TwilioConfig) withDefaults() TwilioConfig {
 
 func (c TwilioConfig) validate() error {
 	if len(c.Accounts) == 0 {
-		return notify.Invalid("missing_setting", "twilio.accounts", "at least one account is needed")
+		return notify.Invalid("missing_setting", "twilio.accounts", "at least one account is required")
 	}
 	for i, a := range c.Accounts {
 		if a.SID == "" || a.Token == "" {
-			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", "sid and auth_token are needed")
+			return notify.Invalid("missing_setting", "twilio.accounts["+strconv.Itoa(i)+"]", "sid and token are required")
 		}
 	}
 	return nil
 }
 
-// Twilio is the client of Twilio's Programmable Messaging: one call per message
-// over kept connections, spread over a pool of accounts.
+// Twilio is the client of Twilio's Programmable Messaging: one request per message over kept
+// connections, spread over a pool of accounts.
 type Twilio struct {
 	cfg      TwilioConfig
 	accounts *accounts
-	urls     []*url.URL // of each account
-	auth     [][]string
+	urls     []*url.URL // by account
+	auth     [][]string // by account
 	rt       *http.Transport
 }
 
-// NewTwilio checks cfg.
+// NewTwilio checks cfg and returns a client.
 func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -88,11 +88,11 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 		return nil, err
 	}
 	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport()}
-	var slots []slot
+	var slots []accountConfig
 	for _, a := range cfg.Accounts {
 		// A burst of a tenth of a second: enough for a claim window of 50.
-		slots = append(slots, slot{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
-		t.urls = append(t.urls, under(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
+		slots = append(slots, accountConfig{limit.Account{Name: "twilio:" + a.SID, Rate: cfg.Rate, Burst: max(2, int(cfg.Rate/10))}, cfg.Concurrency})
+		t.urls = append(t.urls, withPath(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(a.SID+":"+a.Token))})
 		t.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
@@ -103,22 +103,23 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	return t, nil
 }
 
-// Admit waits until up to n messages of a category may be sent, codes first, and
-// returns the permit for as many as may be sent now, all over one account. With
-// no account in service it returns a *notify.Error with RetryAfter at once, and
-// ctx's error if ctx ends first. Release the permit after Send.
+// Admit waits until up to n messages of a category may be sent; codes go first. It returns a
+// permit for as many as may be sent now, all over one account. If no account is in service, it
+// returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's error.
+// The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return t.accounts.permit(ctx, notify.SMS, cat, n)
 }
 
-// Run waits for ctx and closes the connections.
+// Run waits until ctx ends and closes the connections.
 func (t *Twilio) Run(ctx context.Context) error {
 	<-ctx.Done()
 	t.rt.CloseIdleConnections()
 	return nil
 }
 
-// AuthToken returns the token that signs an account's receipts; empty: not ours.
+// AuthToken returns the token that signs an account's receipts, or "" if the account is not
+// ours.
 func (t *Twilio) AuthToken(account string) string {
 	for _, a := range t.cfg.Accounts {
 		if a.SID == account {
@@ -128,67 +129,68 @@ func (t *Twilio) AuthToken(account string) string {
 	return ""
 }
 
-// Send delivers every item of call and reports each once. Addresses are E.164. It
-// waits for a permit of its own for what call.Permit does not cover.
+// Send delivers every item of call and reports each once. Addresses are E.164. For items that
+// call.Permit does not cover it waits for permits of its own.
 func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	vars, err := SharedVariables(call.Content.Variables)
 	if err != nil {
-		report(0, len(call.Items), failed(ctx, "twilio", err))
+		report(0, len(call.Items), resultOf(ctx, "twilio", err))
 		return
 	}
 	body := ParseTemplate(call.Content.Body, Plain)
 	width := len(t.cfg.Accounts) * t.cfg.Concurrency
 	along := traceOf(call)
-	each(len(call.Items), width, func() func(int) {
-		m := &sms{call: call, body: &body, vars: vars.Fork(), public: t.cfg.PublicURL, trace: along}
+	forEachIndex(len(call.Items), width, func() func(int) {
+		m := &smsRenderer{call: call, body: &body, vars: vars.Fork(), public: t.cfg.PublicURL, trace: along}
 		return func(i int) { report.One(i, t.send(ctx, m, &call.Items[i])) }
 	})
 }
 
-// send brings one item to an answer. An account that is throttled or refused
-// did not process it, so the next one may, once each.
-func (t *Twilio) send(ctx context.Context, m *sms, it *notify.Item) notify.Result {
+// send delivers one item. If an account is throttled or refused, it did not process the item, so
+// send tries another account, at most as many times as there are accounts.
+func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) notify.Result {
 	form, err := m.form(it, time.Now())
 	if err != nil {
-		return failed(ctx, "twilio", err)
+		return resultOf(ctx, "twilio", err)
 	}
 	lane := laneOf(m.call)
-	by := t.accounts.permitted(m.call)
-	if by == nil || by.use(1) == 0 {
-		if by, err = t.accounts.admit(ctx, lane, m.call.Category, 1); err != nil {
-			return failed(ctx, "twilio", err)
+	permit := t.accounts.permitOf(m.call)
+	if permit == nil || permit.use(1) == 0 {
+		if permit, err = t.accounts.admit(ctx, lane, m.call.Category, 1); err != nil {
+			return resultOf(ctx, "twilio", err)
 		}
-		by.use(1)
+		permit.use(1)
 	}
 	for tries := 1; ; tries++ {
-		r, again := t.try(ctx, by, m, form)
+		r, again := t.sendOver(ctx, permit, m, form)
 		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
-		// Whoever came with a permit looks at opt-outs once more before it waits
-		// for another account, and does not wait here.
+		// A caller with a permit must check opt-outs again before it waits for another
+		// account. So this does not wait: the item is reported as busy.
 		if m.call.Permit != nil {
-			by, err = t.accounts.tryAdmit(ctx, lane)
+			permit, err = t.accounts.tryAdmit(ctx, lane)
 		} else {
-			by, err = t.accounts.admit(ctx, lane, m.call.Category, 1)
+			permit, err = t.accounts.admit(ctx, lane, m.call.Category, 1)
 		}
 		switch {
 		case err != nil && r.Class == notify.ClassConfig:
 			return r
 		case err != nil:
-			return failed(ctx, "twilio", err)
-		case by == nil:
+			return resultOf(ctx, "twilio", err)
+		case permit == nil:
 			return notify.Result{Class: notify.ClassBusy, Code: "accounts_busy", Provider: "twilio"}
 		}
-		by.use(1)
+		permit.use(1)
 	}
 }
 
-// try sends one item by a permit that it has used, and gives its slot back.
-func (t *Twilio) try(ctx context.Context, by *permit, m *sms, form url.Values) (r notify.Result, again bool) {
-	a := by.a
-	defer func() { t.accounts.done(a, r.Class); by.free() }()
-	ours := m.sender(form, &t.cfg.Accounts[a.at])
+// sendOver sends one item over the account of a permit, of which the caller has used a token,
+// and gives the slot back. If again is true, the account did not process the item.
+func (t *Twilio) sendOver(ctx context.Context, permit *permit, m *smsRenderer, form url.Values) (r notify.Result, again bool) {
+	a := permit.account
+	defer func() { t.accounts.callEnded(a, r.Class); permit.freeSlot() }()
+	ours := m.sender(form, &t.cfg.Accounts[a.index])
 	ans, fail := t.post(ctx, t.rt, a, m, form)
 	if fail != nil {
 		return fail.result(a.name), false
@@ -200,26 +202,26 @@ func (t *Twilio) try(ctx context.Context, by *permit, m *sms, form url.Values) (
 	}
 	switch r.Class {
 	case notify.ClassThrottled:
-		r.RetryAfter = t.accounts.block(ctx, a, r.RetryAfter)
+		r.RetryAfter = t.accounts.blockAccount(ctx, a, r.RetryAfter)
 		return r, true
 	case notify.ClassConfig:
-		t.cfg.Log.Error("account refused", "account", a.name, "code", r.Code)
-		return r, true // its breaker opens
+		t.cfg.Log.Error("Twilio refused an account or its settings; the code says why", "account", a.name, "code", r.Code)
+		return r, true // the account's breaker opens, so the next permit is of another account
 	}
 	return r, false
 }
 
-func (t *Twilio) post(ctx context.Context, rt *http.Transport, a *account, m *sms, form url.Values) (answer, *failure) {
+func (t *Twilio) post(ctx context.Context, rt *http.Transport, a *account, m *smsRenderer, form url.Values) (providerAnswer, *failure) {
 	h := http.Header{
-		"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader,
+		"Authorization": t.auth[a.index], "User-Agent": agentHeader, "Accept": jsonHeader,
 		"Content-Type": {"application/x-www-form-urlencoded"},
 	}
 	m.trace.put(h)
-	return exchange(ctx, rt, t.cfg.Endpoint.Timeout, t.urls[a.at], h, []byte(form.Encode()))
+	return exchange(ctx, rt, t.cfg.Endpoint.Timeout, t.urls[a.index], h, []byte(form.Encode()))
 }
 
-// sms renders the items of a call one after the other.
-type sms struct {
+// smsRenderer renders the items of a call, one after the other.
+type smsRenderer struct {
 	call   *notify.Call
 	body   *Template
 	vars   Variables
@@ -234,8 +236,8 @@ const (
 	twilioMaxValidity = 36000
 )
 
-// form is the request but for the sender, which the account may decide.
-func (m *sms) form(it *notify.Item, now time.Time) (url.Values, error) {
+// form returns the request without its sender, which may depend on the account.
+func (m *smsRenderer) form(it *notify.Item, now time.Time) (url.Values, error) {
 	f := url.Values{"To": {string(it.Address)}}
 	if err := m.vars.SetOwn(it.Variables); err != nil {
 		return nil, err
@@ -266,13 +268,13 @@ func (m *sms) form(it *notify.Item, now time.Time) (url.Values, error) {
 	return f, nil
 }
 
-// TwilioCallback is the URL Twilio sends an item's receipts to.
+// TwilioCallback returns the URL to which Twilio sends an item's receipts.
 func TwilioCallback(publicURL string, it *notify.Item) string {
 	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID().String()
 }
 
-// sender sets who it is from, and reports whether our configuration chose.
-func (m *sms) sender(f url.Values, a *TwilioAccount) (ours bool) {
+// sender sets the sender in f, and reports whether our configuration chose it.
+func (m *smsRenderer) sender(f url.Values, a *TwilioAccount) (ours bool) {
 	from := m.call.Content.From
 	if from == "" {
 		ours, from = true, a.From

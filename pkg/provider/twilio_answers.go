@@ -8,15 +8,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// twilioCodes is the table of Twilio's error codes of calls.
-var twilioCodes = map[int]verdict{
-	// limits: never processed
+// twilioCodes is the table of Twilio's error codes in answers to calls.
+var twilioCodes = map[int]answerRule{
+	// limits: the message was not processed
 	20429: {class: notify.ClassThrottled},
 	14107: {class: notify.ClassRetry, after: time.Minute},
 	21611: {class: notify.ClassRetry, after: time.Minute}, // the sender's queue is full
 	30001: {class: notify.ClassRetry, after: time.Minute},
 
-	// the account
+	// about the account
 	20003: {class: notify.ClassConfig},
 	20005: {class: notify.ClassConfig},
 	20008: {class: notify.ClassConfig}, // test credentials
@@ -26,14 +26,14 @@ var twilioCodes = map[int]verdict{
 	21703: {class: notify.ClassConfig},
 	21704: {class: notify.ClassConfig},
 
-	// the number
+	// about the number
 	21211: {class: notify.ClassDeadAddress},
 	21217: {class: notify.ClassDeadAddress},
 	21614: {class: notify.ClassDeadAddress},
 	21635: {class: notify.ClassDeadAddress},
 	21610: {class: notify.ClassOptedOut},
 
-	// number and sender together
+	// about number and sender together
 	21212: {class: notify.ClassPermanent, then: senderFault},
 	21408: {class: notify.ClassPermanent}, // no permission for the country
 	21606: {class: notify.ClassPermanent, then: senderFault},
@@ -42,7 +42,7 @@ var twilioCodes = map[int]verdict{
 	21659: {class: notify.ClassPermanent, then: senderFault},
 	21660: {class: notify.ClassPermanent, then: senderFault},
 
-	// the content
+	// about the content
 	21602: {class: notify.ClassPermanent},
 	21617: {class: notify.ClassPermanent},
 	21655: {class: notify.ClassPermanent},
@@ -51,21 +51,21 @@ var twilioCodes = map[int]verdict{
 	30450: {class: notify.ClassRetry, after: 20 * time.Minute}, // fraud guard
 }
 
-// twilioResult classifies an answer: by its code first, then by status.
-func twilioResult(a *answer, now time.Time) (notify.Result, action) {
+// twilioResult classifies an answer by its code or, without a known one, by its status.
+func twilioResult(a *providerAnswer, now time.Time) (notify.Result, answerAction) {
 	var body struct {
 		SID  string `json:"sid"`
 		Code int    `json:"code"`
 	}
-	_ = json.Unmarshal(a.body, &body) // the status speaks where the body does not
+	_ = json.Unmarshal(a.body, &body) // if the body cannot be read, the status decides
 	if a.status >= 200 && a.status < 300 {
 		return notify.Result{Class: notify.ClassAccepted, ProviderID: body.SID}, 0
 	}
 	v, known := twilioCodes[body.Code]
 	r := notify.Result{Code: twilioCode(body.Code)}
 	if !known {
-		v = byStatusTaken(a.status)
-		v.after = 0 // a 429 without a time doubles, see accounts.block
+		v = ruleByStatusQueued(a.status)
+		v.after = 0 // for a 429 without a time, accounts.blockAccount doubles its own
 		if body.Code == 0 {
 			r.Code = httpCode(a.status)
 		}

@@ -245,16 +245,16 @@ func TestTwilioBlockDoubles(t *testing.T) {
 	t.Parallel()
 	tw, _ := testTwilio(t, 1, nil)
 	a := tw.accounts.list[0]
-	if d := tw.accounts.block(t.Context(), a, 0); d != time.Second {
+	if d := tw.accounts.blockAccount(t.Context(), a, 0); d != time.Second {
 		t.Errorf("first %v", d)
 	}
-	if d := tw.accounts.block(t.Context(), a, 0); d > time.Second {
+	if d := tw.accounts.blockAccount(t.Context(), a, 0); d > time.Second {
 		t.Errorf("one that was under way: %v", d)
 	}
 	a.refusals = 3
 	tw2, _ := testTwilio(t, 1, nil)
 	tw2.accounts.list[0].refusals = 3
-	if d := tw2.accounts.block(t.Context(), tw2.accounts.list[0], 0); d != 8*time.Second {
+	if d := tw2.accounts.blockAccount(t.Context(), tw2.accounts.list[0], 0); d != 8*time.Second {
 		t.Errorf("fourth %v", d)
 	}
 }
@@ -277,7 +277,7 @@ func TestTwilioRefusedAccount(t *testing.T) {
 	if s.calls[tw.cfg.Accounts[1].SID] != 50 {
 		t.Errorf("%v", s.calls)
 	}
-	if !strings.Contains(log.String(), "account refused") || strings.Contains(log.String(), "wrong") || strings.Contains(log.String(), "+1555") {
+	if !strings.Contains(log.String(), "refused an account") || strings.Contains(log.String(), "wrong") || strings.Contains(log.String(), "+1555") {
 		t.Errorf("log: %s", log.String())
 	}
 	alone, _ := testTwilio(t, 1, func(_ *twilioServer, c *TwilioConfig) { c.Accounts[0].Token = "wrong" })

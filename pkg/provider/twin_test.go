@@ -19,9 +19,9 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// twin sends pushes by net/http, which is taken to speak HTTP/2 as it should. It makes
-// its requests of the call and not of what our client would send, and reads answers
-// with the same tables.
+// twin sends pushes over net/http, which is assumed to speak HTTP/2 correctly. It makes its
+// requests from the call, not from what our client would send, and classifies answers with the
+// same tables.
 type twin struct {
 	of  pusher
 	rt  *http.Transport
@@ -58,7 +58,7 @@ func (a *APNs) twinRequest(call *notify.Call, it *notify.Item) (string, http.Hea
 	}
 	id := notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr))
 	h := http.Header{
-		"Apns-Topic": {a.cfg.Topic}, "Apns-Push-Type": {ac.of.pushType}, "Apns-Priority": {ac.of.priority},
+		"Apns-Topic": {a.cfg.Topic}, "Apns-Push-Type": {ac.pushKind.pushType}, "Apns-Priority": {ac.pushKind.priority},
 		"Apns-Expiration": {strconv.FormatInt(apnsExpiration(call.Expires, time.Now()), 10)},
 		"Apns-Id":         {fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:])},
 	}
@@ -91,7 +91,7 @@ func (w *twin) Send(ctx context.Context, call *notify.Call, report notify.Report
 		path, h, body := w.make(call, it)
 		h["Authorization"], h["Content-Type"], h["User-Agent"] = []string{tok.header}, []string{"application/json"}, []string{"notifyd"}
 		trace.put(h)
-		ans, fail := exchange(ctx, w.rt, w.of.push.Endpoint.Timeout, under(w.url, path), h, body)
+		ans, fail := exchange(ctx, w.rt, w.of.push.Endpoint.Timeout, withPath(w.url, path), h, body)
 		if fail != nil {
 			report.One(i, fail.result(w.of.provider))
 			continue
@@ -101,7 +101,7 @@ func (w *twin) Send(ctx context.Context, call *notify.Call, report notify.Report
 		case notify.ClassAccepted:
 			r.Confirmed = true
 		case notify.ClassDeadAddress:
-			w.of.guard.judge(it, &r, then)
+			w.of.guard.correctDeadToken(it, &r, then)
 		}
 		if then == renewToken && r.Class == notify.ClassRetry {
 			r.RetryAfter = time.Until(tok.minted.Add(w.of.token.minAge))
@@ -151,8 +151,8 @@ func testTwinSameRequests(t *testing.T, start func(e Endpoint, n int) pusher) {
 	}
 }
 
-// same fails the test unless our client and net/http have one result for a push. Each
-// has a server of its own, which begins anew.
+// same fails the test unless our client and net/http get the same result for a push. Each uses a
+// server of its own in its initial state.
 func same(t *testing.T, what string, endpoint func() Endpoint, start func(e Endpoint, n int) pusher, class notify.Class) {
 	t.Helper()
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken)
@@ -173,7 +173,7 @@ func same(t *testing.T, what string, endpoint func() Endpoint, start func(e Endp
 	}
 }
 
-// What a server may answer means the same to our client and to net/http.
+// Each answer of a server means the same to our client and to net/http.
 func TestTwinAnswers(t *testing.T) { withPushers(t, testTwinAnswers) }
 
 func testTwinAnswers(t *testing.T, start func(e Endpoint, n int) pusher) {
@@ -238,8 +238,8 @@ func testTwinAnswers(t *testing.T, start func(e Endpoint, n int) pusher) {
 	}
 }
 
-// What a connection may come to means the same to our client and to net/http: pushes
-// that the server did not look at are sent again by both, others by neither.
+// Each event on a connection has the same effect on our client and on net/http. Both send pushes
+// again that the server did not process, and no others.
 func TestTwinFrames(t *testing.T) { withPushers(t, testTwinFrames) }
 
 func testTwinFrames(t *testing.T, start func(e Endpoint, n int) pusher) {

@@ -10,9 +10,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Variables are what placeholders stand for: a receiver's own before the shared
-// ones of the request. The zero value has none. One goroutine at a time may use
-// it; Fork makes another over the same shared ones.
+// Variables holds the values of placeholders. A receiver's own variable takes precedence over
+// the request's shared one. The zero value has none. Only one goroutine at a time may use a
+// Variables; Fork makes another one with the same shared variables.
 type Variables struct {
 	shared   []variable // never written after SharedVariables
 	sharedAt map[string]int
@@ -21,15 +21,16 @@ type Variables struct {
 	buf      []byte // decoded strings of own
 }
 
-// few is how many variables are looked through one by one. Of more, their places
-// are kept by name (sharedAt, ownAt): a text may name a thousand of a thousand.
-const few = 16
+// linearSearchMax is the number of variables up to which a name is found by looking at each one.
+// Beyond it an index by name is kept (sharedAt, ownAt), because a text may use a thousand of a
+// thousand variables.
+const linearSearchMax = 16
 
-// placesOf are the places of the variables by name, in m if there is one; nil for
-// few.
-func placesOf(vs []variable, m map[string]int) map[string]int {
+// indexByName returns the indexes of the variables by name, in m if m is not nil. It returns an
+// empty or nil map for up to linearSearchMax variables.
+func indexByName(vs []variable, m map[string]int) map[string]int {
 	clear(m)
-	if len(vs) <= few {
+	if len(vs) <= linearSearchMax {
 		return m
 	}
 	if m == nil {
@@ -41,40 +42,40 @@ func placesOf(vs []variable, m map[string]int) map[string]int {
 	return m
 }
 
-// variable aliases the object it was read from, or the buffer beside it.
+// variable is a name and its value. It aliases the object that it was read from, or the buffer
+// of decoded strings.
 type variable struct {
 	name []byte
 	raw  []byte // the value as JSON
-	text []byte // decoded, of strings, numbers and booleans; nil of others
+	text []byte // decoded value of a string, number or boolean; nil for other values
 }
 
 // SharedVariables reads the variables of a request: a JSON object, or nil.
 func SharedVariables(object []byte) (Variables, error) {
 	vs, _, err := parseVariables(nil, nil, object)
-	return Variables{shared: vs, sharedAt: placesOf(vs, nil)}, err
+	return Variables{shared: vs, sharedAt: indexByName(vs, nil)}, err
 }
 
-// Fork returns Variables with the shared ones of v and none of its own.
+// Fork returns Variables with the shared variables of v and none of its own.
 func (v *Variables) Fork() Variables { return Variables{shared: v.shared, sharedAt: v.sharedAt} }
 
-// SetOwn reads a receiver's variables in place of the last one's. They alias
-// object.
+// SetOwn replaces the receiver's own variables. They alias object.
 func (v *Variables) SetOwn(object []byte) error {
 	var err error
 	v.own, v.buf, err = parseVariables(v.own[:0], v.buf[:0], object)
-	v.ownAt = placesOf(v.own, v.ownAt)
+	v.ownAt = indexByName(v.own, v.ownAt)
 	return err
 }
 
 func (v *Variables) find(name string) *variable {
-	if found := named(v.own, v.ownAt, name); found != nil {
+	if found := findVariable(v.own, v.ownAt, name); found != nil {
 		return found
 	}
-	return named(v.shared, v.sharedAt, name)
+	return findVariable(v.shared, v.sharedAt, name)
 }
 
-func named(vs []variable, at map[string]int, name string) *variable {
-	if len(vs) > few {
+func findVariable(vs []variable, at map[string]int, name string) *variable {
+	if len(vs) > linearSearchMax {
 		if i, ok := at[name]; ok {
 			return &vs[i]
 		}
@@ -88,29 +89,29 @@ func named(vs []variable, at map[string]int, name string) *variable {
 	return nil
 }
 
-// value is the text of a variable.
+// value returns the text of a variable.
 func (v *Variables) value(name string) ([]byte, error) {
 	found := v.find(name)
 	if found == nil {
 		return nil, notify.Invalid("missing_variable", "variables."+name, "the text uses a variable that is not given")
 	}
 	if found.text == nil {
-		return nil, notify.Invalid("bad_variable", "variables."+name, "a variable of a text is a string, a number or a boolean")
+		return nil, notify.Invalid("bad_variable", "variables."+name, "a variable in a text must be a string, a number or a boolean")
 	}
 	return found.text, nil
 }
 
-// values is what AppendObject writes of a variable.
-type values uint8
+// valueForm says how appendObject writes a variable.
+type valueForm uint8
 
 const (
-	asGiven   values = iota // any JSON
-	asStrings               // JSON strings; objects, lists and null as their text
+	asGiven   valueForm = iota // as the JSON that was given
+	asStrings                  // as a JSON string; objects, lists and null as their JSON text
 )
 
-// appendObject appends all variables as one JSON object, own before shared, and
-// reports whether there are any.
-func (v *Variables) appendObject(dst []byte, as values) ([]byte, bool) {
+// appendObject appends all variables as one JSON object, a receiver's own instead of a shared
+// one of the same name. It reports whether there are any.
+func (v *Variables) appendObject(dst []byte, as valueForm) ([]byte, bool) {
 	n := 0
 	dst = append(dst, '{')
 	put := func(x *variable) {
@@ -137,7 +138,7 @@ next:
 	return append(dst, '}'), n > 0
 }
 
-func (x *variable) appendValue(dst []byte, as values) []byte {
+func (x *variable) appendValue(dst []byte, as valueForm) []byte {
 	switch {
 	case as == asGiven:
 		return append(dst, x.raw...)
@@ -147,23 +148,23 @@ func (x *variable) appendValue(dst []byte, as values) []byte {
 	return appendQuoted(dst, x.raw)
 }
 
-type decoder struct {
+type variableDecoder struct {
 	in  bytes.Reader
 	dec *jsontext.Decoder
 }
 
-var decoders = sync.Pool{New: func() any { d := new(decoder); d.dec = jsontext.NewDecoder(&d.in); return d }}
+var decoders = sync.Pool{New: func() any { d := new(variableDecoder); d.dec = jsontext.NewDecoder(&d.in); return d }}
 
 // errVariables does not wrap the decoder's error, which may quote the input.
-var errVariables = notify.Invalid("bad_variables", "variables", "variables are one JSON object, each name once")
+var errVariables = notify.Invalid("bad_variables", "variables", "variables must be one JSON object without duplicate names")
 
-// parseVariables appends the members of a JSON object to dst, and decoded
-// strings to buf. Duplicate names, bad UTF-8 and trailing data are errors.
+// parseVariables appends the members of a JSON object to dst, and decoded strings to buf. It
+// returns an error for duplicate names, invalid UTF-8 and trailing data.
 func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, error) {
 	if len(object) == 0 {
 		return dst, buf, nil
 	}
-	d := decoders.Get().(*decoder)
+	d := decoders.Get().(*variableDecoder)
 	defer decoders.Put(d)
 	d.in.Reset(object)
 	d.dec.Reset(&d.in)
@@ -171,7 +172,7 @@ func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, err
 	if tok, err := d.dec.ReadToken(); err != nil || tok.Kind() != '{' {
 		return dst, buf, errVariables
 	}
-	// read returns the next value as it stands in object.
+	// read returns the next value as a slice of object.
 	read := func() ([]byte, error) {
 		v, err := d.dec.ReadValue()
 		end := int(d.dec.InputOffset())
@@ -183,7 +184,7 @@ func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, err
 		}
 		at := len(buf)
 		buf, err = jsontext.AppendUnquote(buf, raw)
-		// (a buffer that had to grow leaves earlier texts in the old one)
+		// If buf had to grow, earlier texts stay in the old array, which stays valid.
 		return buf[at:len(buf):len(buf)], err
 	}
 	for d.dec.PeekKind() == '"' {

@@ -14,28 +14,28 @@ const (
 	HeaderState  = "Tracestate"
 )
 
-// maxState is how long a tracestate may be that is carried on: what the
-// recommendation asks for at least. It stands in every record of a request.
+// maxState is the longest tracestate that is carried on, in bytes. W3C Trace Context asks for at
+// least this much. The tracestate is stored in every record of a request.
 const maxState = 512
 
-// Context is a W3C trace context as it stands in headers and records. The zero
-// value is none.
+// Context is a W3C trace context as headers and records hold it. The zero value means that there is
+// none.
 type Context struct {
 	Parent string // traceparent, of version 00
-	State  string // tracestate; only beside a Parent
+	State  string // tracestate; set only together with Parent
 }
 
 // None reports whether there is no context.
 func (c Context) None() bool { return c.Parent == "" }
 
-// Sampled reports whether whoever began the trace records it.
+// Sampled reports whether the party that began the trace records it.
 func (c Context) Sampled() bool {
 	return len(c.Parent) == parentLen && unhex(c.Parent[parentLen-1])&1 != 0
 }
 
-// FromHeader reads the context of a request by W3C Trace Context, level 1. A
-// traceparent that is malformed, or comes twice, is none; a malformed tracestate
-// is dropped alone. The strings are the request's own, or made anew.
+// FromHeader reads the trace context of a request by W3C Trace Context, level 1. It returns no
+// context if traceparent is malformed or occurs twice. If only tracestate is malformed, it drops
+// the tracestate and keeps the parent. The returned strings are those of h or new ones.
 func FromHeader(h http.Header) Context {
 	ps := h[HeaderParent]
 	if len(ps) != 1 {
@@ -52,9 +52,8 @@ func FromHeader(h http.Header) Context {
 // "00-" 32 hex "-" 16 hex "-" 2 hex.
 const parentLen = 55
 
-// parseParent checks a traceparent. One of a later version is read as far as this
-// one knows it and becomes one of version 00, as level 1 says; one of version 00
-// stays as it is.
+// parseParent checks a traceparent. It returns one of version 00 unchanged. It converts one of a
+// later version to version 00 and keeps the fields that version 00 knows, as level 1 asks.
 func parseParent(s string) (string, bool) {
 	const idAt, spanAt, flagsAt = 3, 36, 53
 	if len(s) < parentLen || s[2] != '-' || s[spanAt-1] != '-' || s[flagsAt-1] != '-' ||
@@ -85,7 +84,7 @@ func isHex(s string) bool {
 	return true
 }
 
-// isID is isHex of an id, which is not all zeros.
+// isID reports whether s is hexadecimal and not all zeros.
 func isID(s string) bool { return isHex(s) && strings.Trim(s, "0") != "" }
 
 func unhex(c byte) byte {
@@ -95,8 +94,8 @@ func unhex(c byte) byte {
 	return c - '0'
 }
 
-// parseState joins the tracestate headers and checks them; "" when they are
-// malformed or too long.
+// parseState joins the tracestate headers and checks them. It returns "" if they are malformed or
+// too long.
 func parseState(hs []string) string {
 	if len(hs) == 0 {
 		return ""
@@ -114,12 +113,12 @@ func parseState(hs []string) string {
 
 type contextKey struct{}
 
-// With puts c into ctx, for stages below that make spans.
+// With returns a ctx that carries c, for later stages that make spans.
 func With(ctx context.Context, c Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }
 
-// Of returns what With put into ctx; none if nothing.
+// Of returns the Context that With put into ctx, or the zero Context if there is none.
 func Of(ctx context.Context) Context {
 	c, _ := ctx.Value(contextKey{}).(Context)
 	return c

@@ -9,36 +9,36 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// exporter counts what becomes of spans on their way to the collector, and can be
-// cut off.
+// exporter sends spans to the collector, counts exported and dropped spans, and can be cut off so
+// that Close ends in bounded time.
 type exporter struct {
 	sdk.SpanExporter
 	transport *http.Transport
 	cfg       *Config
 
-	queued  atomic.Int64 // ended and not exported
-	failing bool         // the last export failed; of the exporting goroutine alone
-	on      context.Context
-	cut     context.CancelFunc // ends an export that is under way, and all later ones at once
+	unexported    atomic.Int64 // spans that have ended and are not exported yet
+	failing       bool         // the last export failed; only the exporting goroutine uses it
+	exportCtx     context.Context
+	cancelExports context.CancelFunc // ends the export that is under way and makes every later one fail at once
 }
 
 func newExporter(to sdk.SpanExporter, transport *http.Transport, cfg *Config) *exporter {
 	e := &exporter{SpanExporter: to, transport: transport, cfg: cfg}
-	e.on, e.cut = context.WithCancel(context.Background())
+	e.exportCtx, e.cancelExports = context.WithCancel(context.Background())
 	return e
 }
 
-// ExportSpans gives spans to the collector. What it did not take is counted here,
-// so the error goes no further.
+// ExportSpans sends spans to the collector. It counts spans that the collector did not take and
+// returns no error for them.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(e.on, cancel)()
-	err := e.on.Err()
+	defer context.AfterFunc(e.exportCtx, cancel)()
+	err := e.exportCtx.Err()
 	if err == nil {
 		err = e.SpanExporter.ExportSpans(ctx, spans)
 	}
-	e.queued.Add(-int64(len(spans)))
+	e.unexported.Add(-int64(len(spans)))
 	if err != nil {
 		e.cfg.Dropped(ExportFailed, len(spans))
 	} else {
@@ -55,25 +55,25 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return nil
 }
 
-// gate stands before the SDK's queue: that one drops what is too much without
-// telling anybody.
-type gate struct {
+// spanGate stands in front of the SDK's queue and limits what enters it, because the SDK's queue drops
+// spans without reporting them.
+type spanGate struct {
 	sdk.SpanProcessor
-	out *exporter
+	exporter *exporter
 }
 
-func newGate(out *exporter) *gate {
-	return &gate{out: out, SpanProcessor: sdk.NewBatchSpanProcessor(out,
-		// Room for all that the gate lets through.
+func newSpanGate(out *exporter) *spanGate {
+	return &spanGate{exporter: out, SpanProcessor: sdk.NewBatchSpanProcessor(out,
+		// The queue has room for every span that the gate lets in.
 		sdk.WithMaxQueueSize(out.cfg.MaxQueue), sdk.WithMaxExportBatchSize(min(512, out.cfg.MaxQueue)),
 		sdk.WithBatchTimeout(out.cfg.Every), sdk.WithExportTimeout(out.cfg.Timeout))}
 }
 
-// OnEnd queues a span, or drops it.
-func (g *gate) OnEnd(s sdk.ReadOnlySpan) {
-	if g.out.queued.Add(1) > int64(g.out.cfg.MaxQueue) {
-		g.out.queued.Add(-1)
-		g.out.cfg.Dropped(QueueFull, 1)
+// OnEnd queues a span. If the queue is full, it drops the span and counts it.
+func (g *spanGate) OnEnd(s sdk.ReadOnlySpan) {
+	if g.exporter.unexported.Add(1) > int64(g.exporter.cfg.MaxQueue) {
+		g.exporter.unexported.Add(-1)
+		g.exporter.cfg.Dropped(QueueFull, 1)
 		return
 	}
 	g.SpanProcessor.OnEnd(s)

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace/tracetest"
 )
 
-// tally counts what a tracer says of its spans.
+// tally counts the spans that a tracer reports as exported or dropped.
 type tally struct {
 	mu       sync.Mutex
 	exported int
@@ -61,7 +61,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	call.Fail("http_503")
 	call.End()
 	req.End()
-	// What is not sampled by who began it is not recorded, and carried as it came.
+	// A context that its caller did not sample is not recorded and travels unchanged.
 	not := Context{Parent: good[:53] + "00"}
 	for _, s := range []Span{tr.Request("r", not, time.Now()), tr.Start("s", not), tr.Start("s", Context{})} {
 		if s.On() {
@@ -108,7 +108,8 @@ func TestShareOfRequests(t *testing.T) {
 	}
 }
 
-// TestCollectorIsDown: nothing waits, what is lost is counted.
+// TestCollectorIsDown checks that nothing waits for the collector, and that lost spans are
+// counted.
 func TestCollectorIsDown(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

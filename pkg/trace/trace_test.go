@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// What the environment says of exporters is for other programs.
+	// The environment's settings for OpenTelemetry exporters are meant for other programs.
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "OTEL_") {
 			os.Unsetenv(name)
@@ -58,7 +58,7 @@ func TestFromHeader(t *testing.T) {
 	f("", "00-"+id[:31]+"g-00f067aa0ba902b7-01")
 	f("", "00-"+id+"-00f067aa0ba902bX-01")
 	f("", "00-"+id+"-00f067aa0ba902b7-0x")
-	// Of a later version what is known is read, and sent on as version 00.
+	// The known fields of a later version are read and sent on as version 00.
 	f(good, "01"+good[2:])
 	f(good, "cc"+good[2:]+"-what-the-future-will-be-like")
 	f(good, "01-"+id+"-00f067aa0ba902b7-ff")
@@ -139,7 +139,7 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// BenchmarkOff is what stages pay where nothing is exported.
+// BenchmarkOff measures the cost of the stages if nothing is exported.
 func BenchmarkOff(b *testing.B) {
 	var off *Tracer
 	with, without := http.Header{"Traceparent": {good}}, http.Header{}
@@ -171,7 +171,7 @@ func BenchmarkOff(b *testing.B) {
 	})
 }
 
-// BenchmarkOn is what a request pays that is recorded.
+// BenchmarkOn measures the cost of a recorded request.
 func BenchmarkOn(b *testing.B) {
 	tr, err := New(Config{Endpoint: "http://127.0.0.1:1", Sample: 1, Flush: time.Millisecond})
 	if err != nil {

@@ -21,43 +21,43 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config of a Tracer. The zero value is off. The tagged fields are the section tracing of
-// the configuration file; the others are set by the program only.
+// Config configures a Tracer. The zero value turns tracing off. The tagged fields are the section
+// tracing of the configuration file; only the program sets the others.
 type Config struct {
-	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that takes OpenTelemetry traces by OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (a traceparent travels all the same)"`
-	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; those with one say themselves whether they are recorded"`
-	HeadersFile string  `koanf:"headers_file" doc:"file of headers for the collector, a line each: Name: value; they may be secret"`
+	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that accepts OpenTelemetry traces over OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (traceparents are passed on anyway)"`
+	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; a traceparent itself says whether its request is recorded"`
+	HeadersFile string  `koanf:"headers_file" doc:"file with headers for the collector, one per line as Name: value; keep it secret if they are"`
 	Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
 
-	// Headers are what HeadersFile holds.
+	// Headers holds the headers read from HeadersFile.
 	Headers map[string]string
-	// Version is service.version of the spans.
+	// Version is the service.version of the spans.
 	Version string
-	// MaxQueue is how many spans wait for the collector at most; more are dropped and counted.
+	// MaxQueue bounds the spans that wait for the collector. Further spans are dropped and counted.
 	MaxQueue int `default:"2048" min:"1"`
-	// Timeout of one export.
+	// Timeout bounds one export.
 	Timeout time.Duration `default:"10s"`
-	// Every is how long a span waits for others.
+	// Every is how long a span waits to be exported together with later ones.
 	Every time.Duration `default:"2s"`
 	// Flush is how long Close waits for spans to be exported.
 	Flush time.Duration `default:"3s"`
-	// Exported is told of spans the collector has taken, Dropped of those that
-	// nobody will see: "queue_full" or "export_failed". They may be nil and must not
-	// block.
+	// Exported is called with the number of spans that the collector has taken. Dropped is called
+	// with the number of spans that were lost and the reason: "queue_full" or "export_failed". Both
+	// may be nil and must not block.
 	Exported func(n int)
 	Dropped  func(reason string, n int)
-	// Logger hears when exports begin to fail, and when they do no more.
+	// Logger logs when exports begin to fail and when they work again.
 	Logger *slog.Logger `default:"discard"`
 }
 
-// Why spans were dropped.
+// Reasons for which spans are dropped.
 const (
 	QueueFull    = "queue_full"
 	ExportFailed = "export_failed"
 )
 
 func (c Config) withDefaults() Config {
-	sample := c.Sample // 0 says that no request begins a trace
+	sample := c.Sample // 0 is a valid value: no request begins a trace
 	c = setting.Fill(c)
 	c.Sample = sample
 	if c.Exported == nil {
@@ -69,31 +69,32 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// CheckEndpoint says what is wrong with the URL of a collector.
+// CheckEndpoint returns an error if raw is not the URL of a collector.
 func CheckEndpoint(raw string) error {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil:
-		return errors.New("is not a URL")
+		return errors.New("cannot be parsed as a URL")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-		return errors.New("is http:// or https:// and a host, e.g. http://127.0.0.1:4318")
+		return errors.New("must be http:// or https:// with a host, e.g. http://127.0.0.1:4318")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return errors.New("has no user, query or fragment")
+		return errors.New("must not contain a user, query or fragment")
 	}
 	return nil
 }
 
-// Tracer makes spans and exports them. A nil Tracer makes none. Safe for
-// concurrent use; no method but Close ever waits for the collector.
+// Tracer makes spans and exports them. A nil Tracer makes none. It is safe for concurrent use. Only
+// Close waits for the collector.
 type Tracer struct {
 	provider *sdk.TracerProvider
 	tracer   oteltrace.Tracer
-	out      *exporter
+	exporter *exporter
 	cfg      Config
 }
 
-// New returns a Tracer, with one goroutine that exports until Close; nil without
-// an error where no endpoint is configured: then nothing is started.
+// New returns a Tracer and starts one goroutine that exports until Close. If no endpoint is
+// configured, it starts nothing and returns nil without an error. It returns an error if the
+// endpoint or a setting is invalid.
 func New(cfg Config) (*Tracer, error) {
 	if cfg.Endpoint == "" {
 		return nil, nil
@@ -113,82 +114,84 @@ func New(cfg Config) (*Tracer, error) {
 	client, err := otlptrace.New(context.Background(), otlptracehttp.NewClient(
 		otlptracehttp.WithEndpointURL(endpoint), otlptracehttp.WithHeaders(cfg.Headers),
 		otlptracehttp.WithHTTPClient(&http.Client{Transport: transport, Timeout: cfg.Timeout, CheckRedirect: noRedirect}),
-		// What fails is dropped and counted: the next batch tries again anyway.
+		// A failed batch is dropped and counted. The next batch tries the collector again.
 		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: false}),
 	))
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	t := &Tracer{cfg: cfg, out: newExporter(client, transport, &cfg)}
+	t := &Tracer{cfg: cfg, exporter: newExporter(client, transport, &cfg)}
 	t.provider = sdk.NewTracerProvider(
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(cfg.Sample))),
 		sdk.WithResource(resource.NewSchemaless(
 			attribute.String("service.name", cfg.Service), attribute.String("service.version", cfg.Version))),
-		sdk.WithSpanProcessor(newGate(t.out)),
+		sdk.WithSpanProcessor(newSpanGate(t.exporter)),
 	)
 	t.tracer = t.provider.Tracer("github.com/notifyd/notifyd")
 	return t, nil
 }
 
-// noRedirect keeps the headers of a collector from going elsewhere.
+// noRedirect refuses redirects, so that the collector's headers, which may be secret, are sent to
+// no other server.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// Close exports what waits, for Config.Flush at most, and ends the exports. Spans
-// that end afterwards are dropped. It may be called once.
+// Close exports the spans that wait, for at most Config.Flush, and stops the exporting goroutine.
+// Spans that end afterwards are dropped. It may be called only once.
 func (t *Tracer) Close() {
 	if t == nil {
 		return
 	}
-	cut := time.AfterFunc(t.cfg.Flush, t.out.cut)
+	cut := time.AfterFunc(t.cfg.Flush, t.exporter.cancelExports)
 	defer cut.Stop()
-	// Not bounded by a context, which would leave the goroutine behind: cut ends
-	// the exports.
+	// A context with a deadline would leave the exporting goroutine behind. Instead the timer
+	// above makes exports fail at once, which lets Shutdown end.
 	if err := t.provider.Shutdown(context.Background()); err != nil {
 		t.cfg.Logger.Warn("traces: stopping the export", slog.Any("error", err))
 	}
-	t.out.transport.CloseIdleConnections()
+	t.exporter.transport.CloseIdleConnections()
 }
 
-// Span is one step of a trace. The zero value, which every method takes, is none.
-// One goroutine at a time uses it.
+// Span is one step of a trace. The zero value means no span; every method accepts it. Only one
+// goroutine at a time may use a Span.
 type Span struct {
-	span oteltrace.Span // nil: not recorded
-	ctx  Context        // to carry on
+	span oteltrace.Span // nil if the span is not recorded
+	ctx  Context        // the context to send on
 }
 
-// Request begins the span of a request that came with in. Without one it begins a
-// trace of its own, if that is sampled.
+// Request begins the span of a request that carried the context in. If in is none, it begins a new
+// trace, if the sampler chooses so.
 func (t *Tracer) Request(name string, in Context, began time.Time) Span {
 	if t == nil {
 		return Span{ctx: in}
 	}
-	return t.request(name, in, began)
+	return t.startRequest(name, in, began)
 }
 
-func (t *Tracer) request(name string, in Context, began time.Time) Span {
+func (t *Tracer) startRequest(name string, in Context, began time.Time) Span {
 	if !in.None() && !in.Sampled() {
 		return Span{ctx: in}
 	}
 	return t.start(name, in, oteltrace.SpanKindServer, oteltrace.WithTimestamp(began))
 }
 
-// Start begins a step within the process, below from; none if from is not sampled.
+// Start begins a step within the process as a child of from. It makes no span if from is not
+// sampled.
 func (t *Tracer) Start(name string, from Context) Span {
-	if t == nil { // small enough to be inlined
+	if t == nil { // kept apart from startChild so that this function is inlined
 		return Span{ctx: from}
 	}
-	return t.below(name, from, oteltrace.SpanKindInternal)
+	return t.startChild(name, from, oteltrace.SpanKindInternal)
 }
 
-// Call begins a call to somebody else's server.
+// Call begins the span of a call to another party's server, as a child of from.
 func (t *Tracer) Call(name string, from Context) Span {
 	if t == nil {
 		return Span{ctx: from}
 	}
-	return t.below(name, from, oteltrace.SpanKindClient)
+	return t.startChild(name, from, oteltrace.SpanKindClient)
 }
 
-func (t *Tracer) below(name string, from Context, kind oteltrace.SpanKind) Span {
+func (t *Tracer) startChild(name string, from Context, kind oteltrace.SpanKind) Span {
 	if !from.Sampled() {
 		return Span{ctx: from}
 	}
@@ -210,7 +213,7 @@ func (t *Tracer) start(name string, from Context, kind oteltrace.SpanKind, opts 
 	}}
 }
 
-// spanContext is c, which was checked when it came in.
+// spanContext converts c to OpenTelemetry's form. c was checked when it was read.
 func (c Context) spanContext() oteltrace.SpanContext {
 	id, _ := oteltrace.TraceIDFromHex(c.Parent[3:35])
 	span, _ := oteltrace.SpanIDFromHex(c.Parent[36:52])
@@ -220,12 +223,11 @@ func (c Context) spanContext() oteltrace.SpanContext {
 	})
 }
 
-// On reports whether the span is recorded: whoever has to work for an attribute
-// asks first.
+// On reports whether the span is recorded. Callers check it before they compute a costly attribute.
 func (s *Span) On() bool { return s.span != nil }
 
-// Context is what to carry on: the span's own, or, where it is not recorded, what
-// it was begun from.
+// Context returns the context to send on: the span's own, or the one it was begun from if the span
+// is not recorded.
 func (s *Span) Context() Context { return s.ctx }
 
 // Int sets an attribute.
@@ -242,14 +244,14 @@ func (s *Span) Str(key, v string) {
 	}
 }
 
-// Link says that the span is also part of another trace.
+// Link records that the span also belongs to another trace.
 func (s *Span) Link(to Context) {
 	if s.span != nil && !to.None() {
 		s.span.AddLink(oteltrace.Link{SpanContext: to.spanContext()})
 	}
 }
 
-// Fail marks the step as failed; code is a word, not a text that might hold an
+// Fail marks the step as failed. code is an error code, never free text, which might hold an
 // address.
 func (s *Span) Fail(code string) {
 	if s.span != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A provider that is slow is given all it may hold, from one partition, though
-// that is more than the windows it may have open; and no more is claimed. One
-// that is fast, or that was never heard of, is not.
+// A slow provider gets all that it may hold from one partition, although that is more than the
+// windows the partition may have open, and no more is claimed. A provider that is fast, or was
+// not called yet, does not.
 func TestSlowProviderIsFilled(t *testing.T) {
 	for name, c := range map[string]struct {
 		lane     notify.Lane
@@ -75,7 +75,7 @@ func fan(p *plant) []notify.Envelope {
 	return []notify.Envelope{p.envelope(notify.Transactional, userIDs(500)...)}
 }
 
-// apart names users who do not wait for each other in the order.
+// apart returns users that do not wait for each other in the order.
 func apart(n int) (us []string) {
 	taken := map[uint64]bool{}
 	for i := 0; len(us) < n; i++ {
@@ -87,13 +87,13 @@ func apart(n int) (us []string) {
 	return us
 }
 
-// What other partitions have claimed counts; a partition's own windows are its
-// own whatever they have.
+// Claims of other partitions count. A partition can always use its own windows, whatever the
+// others hold.
 func TestPartitionsShareTheClaims(t *testing.T) {
 	t.Parallel()
-	all := &claims{most: 10}
+	all := &openReceivers{limit: 10}
 	a, b := newQuota(4), newQuota(4)
-	a.claims, b.claims = all, all
+	a.shared, b.shared = all, all
 	take := func(q *quota, n int, want bool) {
 		t.Helper()
 		ctx, stop := context.WithCancel(t.Context())
@@ -105,7 +105,7 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	take(a, 4, true)
 	take(a, 1, false) // the provider is fast
 	for range 8 {
-		all.called(2 * slowCall)
+		all.noteCall(2 * slowCall)
 	}
 	take(a, 4, true) // beyond its own
 	take(a, 4, false)
@@ -116,7 +116,7 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	take(b, 2, true)
 	take(b, 1, false)
 	for range 16 {
-		all.called(slowCall / 100)
+		all.noteCall(slowCall / 100)
 	}
 	a.release(4)
 	take(b, 1, false) // fast again
@@ -126,12 +126,12 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	}
 }
 
-// Who is served at the moment he gives up gives back what he got.
+// A goroutine that is served at the moment it gives up gives back what it got.
 func TestServedWhileGivingUp(t *testing.T) {
 	in(t, func(t *testing.T) {
-		all := &claims{most: 10}
+		all := &openReceivers{limit: 10}
 		q := newQuota(4)
-		q.claims = all
+		q.shared = all
 		if _, err := q.acquire(t.Context(), notify.OTP, 4); err != nil {
 			t.Fatal(err)
 		}

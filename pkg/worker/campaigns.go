@@ -8,24 +8,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// CampaignHold is what an operator asked of a campaign.
+// CampaignHold is an operator's setting for a campaign.
 type CampaignHold struct {
 	Paused bool
 	Rate   float64   // receivers a second, over all partitions of a lane; 0: no limit
-	Since  time.Time // when it was set last
+	Since  time.Time // when the setting was last changed
 }
 
-// Campaigns knows which campaigns are paused or have a rate. All workers of a process
-// share one. The zero value and nil hold nothing back. Safe for concurrent use.
+// Campaigns holds the campaigns that are paused or have a rate. All workers of a process share
+// one. The zero value and nil hold nothing back. It is safe for concurrent use.
 type Campaigns struct {
 	held atomic.Pointer[map[string]CampaignHold]
 }
 
-// Set replaces all holds. The caller must not change held afterwards.
+// Set replaces all settings. The caller must not change held afterwards.
 func (c *Campaigns) Set(held map[string]CampaignHold) { c.held.Store(&held) }
 
-// of returns the hold of an envelope's campaign; ok is false if there is none.
-func (c *Campaigns) of(e *notify.Envelope) (h CampaignHold, ok bool) {
+// holdOf returns the setting for an envelope's campaign. ok is false if there is none.
+func (c *Campaigns) holdOf(e *notify.Envelope) (h CampaignHold, ok bool) {
 	if c == nil || e.Campaign == "" {
 		return h, false
 	}
@@ -36,55 +36,55 @@ func (c *Campaigns) of(e *notify.Envelope) (h CampaignHold, ok bool) {
 }
 
 func (c *Campaigns) paused(e *notify.Envelope) bool {
-	h, _ := c.of(e)
+	h, _ := c.holdOf(e)
 	return h.Paused
 }
 
-// Codes of receivers that a campaign's hold put off.
+// Codes of receivers that are deferred because of their campaign.
 const (
 	codeCampaignPaused = "campaign_paused"
-	codeCampaignRate   = "campaign_rate"  // it waits for its slot, which its wake says
-	codeCampaignQueued = "campaign_queue" // it has no slot yet
+	codeCampaignRate   = "campaign_rate"  // waits for its slot; Wake is the time of the slot
+	codeCampaignQueued = "campaign_queue" // has no slot yet; at Wake it asks again
 )
 
 const (
-	// paceAhead is how far ahead slots of a rate are given. Receivers behind that
-	// are looked at again then, so a rate that is changed binds within paceAhead.
-	// A partition's next owner does not know which slots were given, so it gives none
-	// within paceAhead of its first moment.
+	// paceAhead is how far ahead slots of a rate are assigned. Receivers beyond it ask again at
+	// that time. So a changed rate takes effect within paceAhead. The next owner of a partition
+	// does not know which slots were assigned. So it assigns none within paceAhead of the time
+	// at which it got the partition.
 	paceAhead = time.Minute
-	// Receivers of a paused campaign are looked at again after pausedLook, and each
-	// time pausedLook later than before, up to pausedMost.
+	// Receivers of a paused campaign are checked again after pausedLook. Each further wait is
+	// longer by pausedLook, up to pausedMost.
 	pausedLook = time.Minute
 	pausedMost = 10 * time.Minute
-	// paceStep is the precision of a rate: receivers due within it are called now.
+	// paceStep is the precision of a rate. Receivers that are due within it are called now.
 	paceStep = time.Second
 )
 
-// pace gives out the slots of campaigns with a rate in one partition. Users are
-// spread evenly over a lane's partitions, so each has an equal part of the rate.
-type pace struct {
+// campaignPace assigns the slots of campaigns with a rate in one partition. Users are spread
+// evenly over a lane's partitions, so each partition has an equal part of the rate.
+type campaignPace struct {
 	mu   sync.Mutex
-	next map[string]time.Time // by campaign: its next free slot
+	next map[string]time.Time // by campaign: the next free slot
 }
 
-// slots are the times at which n receivers of a window may be called.
-type slots struct {
+// callSlots are the times at which the receivers of a window may be called.
+type callSlots struct {
 	first time.Time
-	gap   time.Duration // 0: all at first
+	gap   time.Duration // time between two receivers; 0: all at first
 	code  string
-	until time.Time // no slots are given behind it
+	until time.Time // no slot is assigned after this time
 }
 
-// reserve takes slots for n receivers, not before from and as far as they lie within
-// paceAhead of now.
-func (p *pace) reserve(campaign string, rate float64, n uint32, now, from time.Time) slots {
+// reserve assigns slots to n receivers: none before from, and none later than paceAhead from
+// now.
+func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, from time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.next == nil {
 		p.next = map[string]time.Time{}
 	}
-	s := slots{first: from, gap: time.Duration(float64(time.Second) / rate), code: codeCampaignRate, until: now.Add(paceAhead)}
+	s := callSlots{first: from, gap: time.Duration(float64(time.Second) / rate), code: codeCampaignRate, until: now.Add(paceAhead)}
 	if at := p.next[campaign]; at.After(from) {
 		s.first = at
 	}
@@ -96,8 +96,9 @@ func (p *pace) reserve(campaign string, rate float64, n uint32, now, from time.T
 	return s
 }
 
-// at returns the wake and the code of the window's receiver k; 0: it may be called.
-func (s *slots) at(k uint32, now time.Time) (wake int64, code string) {
+// wakeOf returns when the window's receiver k must wake, and the code for its deferral. A wake
+// of 0 means that it may be called now.
+func (s *callSlots) wakeOf(k uint32, now time.Time) (wake int64, code string) {
 	at := s.first.Add(time.Duration(k) * s.gap)
 	switch {
 	case s.code == codeCampaignPaused:
@@ -109,8 +110,8 @@ func (s *slots) at(k uint32, now time.Time) (wake int64, code string) {
 	return roundUp(at, paceStep), s.code
 }
 
-// before returns the wake, or the time at which the envelope expires if that is earlier.
-func before(wake int64, e *notify.Envelope) int64 {
+// capAtExpiry returns wake, or the time at which the envelope expires if that is earlier.
+func capAtExpiry(wake int64, e *notify.Envelope) int64 {
 	if e.Expires != 0 {
 		return min(wake, e.Expires)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// paced is a rig whose timers come back at their time.
+// paced is a rig whose timers fire when they are due.
 type paced struct {
 	*rig
 	camp  *Campaigns
@@ -40,7 +40,7 @@ func (p *paced) called() []time.Duration {
 	return slices.Clone(p.calls)
 }
 
-// run lets time pass and hands back what is due.
+// run lets time pass and hands back the envelopes that are due.
 func (p *paced) run(d time.Duration) {
 	for end := time.Now().Add(d); ; {
 		synctest.Wait()
@@ -152,8 +152,8 @@ func TestCampaignRate(t *testing.T) {
 	})
 }
 
-// A campaign's rate is that of all processes together, also when the partitions of one
-// that died or stopped go to another, and the campaign goes on a minute later at most.
+// A campaign's rate applies to all processes together, even when the partitions of a process
+// that died or stopped go to another. Then the campaign continues after at most a minute.
 func TestCampaignRateOverProcesses(t *testing.T) {
 	in(t, func(t *testing.T) {
 		const perSecond = 30

@@ -12,37 +12,40 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Committer writes outcome rows in groups: everything that waits goes into one
-// durable Put. Rows of one key are written in the order they were handed in,
-// and a row is dropped if its context has ended.
+// Committer writes outcome rows in groups: all rows that wait are written by one durable Put. It
+// writes rows of one key in the order in which they were handed in. It drops a row whose context
+// has ended.
 type Committer struct {
 	cfg   CommitterConfig
-	lanes []chan commit
+	lanes []chan pendingRow
 
-	mu      sync.Mutex
-	stalled []time.Duration // by lane
+	mu      sync.Mutex      // guards stalled
+	stalled []time.Duration // by lane: how long the store has refused its rows; 0: it works
 }
 
-// CommitterConfig of a Committer.
+// CommitterConfig configures a Committer.
 type CommitterConfig struct {
 	Put   func(ctx context.Context, rows []notify.Row) error
-	Group int // rows a Put at most: 1,024
-	Queue int // rows that may wait: 4,096; more block their workers
-	// Lanes is how many Puts may be under way at once: 1. Rows of one chunk go through one
-	// lane. A store that answers over a network is waited for less with more of them.
+	Group int // most rows of a Put; default 1,024
+	Queue int // most rows that wait, default 4,096; a worker that hands in more is blocked
+	// Lanes is the number of Puts that may be under way at the same time, default 1. Rows of one
+	// chunk always use the same lane. With a store that answers over a network, more lanes
+	// reduce the time that rows wait.
 	Lanes  int
 	Logger *slog.Logger
-	// Stalled is told how long the store has been refusing, 0 when it is well. It must not block.
+	// Stalled is called with the time for which the store has been refusing rows, and with 0
+	// when it works again. It must not block.
 	Stalled func(time.Duration)
 }
 
-type commit struct {
-	ctx  context.Context // of the partition
+// pendingRow is a row that waits to be written.
+type pendingRow struct {
+	ctx  context.Context // of the partition; after it has ended the row is dropped
 	row  notify.Row
 	done func()
 }
 
-// NewCommitter returns a committer that works while Run runs.
+// NewCommitter returns a committer. Run does the work.
 func NewCommitter(cfg CommitterConfig) *Committer {
 	if cfg.Group == 0 {
 		cfg.Group = 1024
@@ -57,38 +60,37 @@ func NewCommitter(cfg CommitterConfig) *Committer {
 	if cfg.Stalled == nil {
 		cfg.Stalled = func(time.Duration) {}
 	}
-	c := &Committer{cfg: cfg, lanes: make([]chan commit, cfg.Lanes), stalled: make([]time.Duration, cfg.Lanes)}
+	c := &Committer{cfg: cfg, lanes: make([]chan pendingRow, cfg.Lanes), stalled: make([]time.Duration, cfg.Lanes)}
 	for i := range c.lanes {
-		c.lanes[i] = make(chan commit, max(cfg.Queue/cfg.Lanes, 1))
+		c.lanes[i] = make(chan pendingRow, max(cfg.Queue/cfg.Lanes, 1))
 	}
 	return c
 }
 
-// Commit hands in a row; done is called from a goroutine of the committer once it
-// is durable, and must not block. It returns ctx's error if ctx has ended, or
-// ends while the queue is full.
+// Commit hands in a row. A goroutine of the committer calls done once the row is durable; done
+// must not block. Commit returns ctx's error if ctx has ended, or ends while the queue is full.
 func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) error {
-	// The select below picks at random when the queue has room and ctx has ended.
-	// A partition whose context has ended must write nothing more: its calls were
-	// dropped unsettled, and their claims have to stand.
+	// Check first, because the select below chooses at random if the queue has room and ctx
+	// has ended. After its context has ended, a partition must write nothing more: answers of
+	// its calls were dropped, so the claims must stay in the row.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	select {
-	case c.lane(&row.Key.Chunk) <- commit{ctx, row, done}:
+	case c.lane(&row.Key.Chunk) <- pendingRow{ctx, row, done}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// lane returns where the rows of a chunk wait.
-func (c *Committer) lane(of *notify.Chunk) chan commit {
+// lane returns the queue for the rows of a chunk.
+func (c *Committer) lane(of *notify.Chunk) chan pendingRow {
 	return c.lanes[notify.Mix(chunkHash(of))%uint64(len(c.lanes))]
 }
 
-// Run writes until ctx ends. A store that refuses is asked again until it
-// takes the rows: nothing is marked meanwhile, and workers stop at a full queue.
+// Run writes until ctx ends. It repeats a Put that fails until it succeeds. Meanwhile no record
+// is marked, and workers block at the full queue.
 func (c *Committer) Run(ctx context.Context) error {
 	var g errgroup.Group
 	for lane := range c.lanes {
@@ -97,10 +99,10 @@ func (c *Committer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// run writes what comes through one lane.
+// run writes the rows of one lane.
 func (c *Committer) run(ctx context.Context, lane int) error {
 	in := c.lanes[lane]
-	var group []commit
+	var group []pendingRow
 	var rows []notify.Row
 	for {
 		group, rows = group[:0], rows[:0]
@@ -124,19 +126,19 @@ func (c *Committer) run(ctx context.Context, lane int) error {
 		}
 		for i := range group {
 			group[i].done()
-			group[i] = commit{}
+			group[i] = pendingRow{}
 		}
 		clear(rows)
 	}
 }
 
-// put writes a group's rows and returns the written rows; nil: ctx has ended.
-// Before each try it drops the rows of partitions that are gone: their next owner
-// has begun anew from what is stored.
-func (c *Committer) put(ctx context.Context, lane int, group []commit, rows []notify.Row) ([]commit, []notify.Row) {
+// put writes a group's rows and returns those it wrote, or nil if ctx has ended. Before each try
+// it drops the rows of partitions that are gone, because their next owner has continued from the
+// stored rows.
+func (c *Committer) put(ctx context.Context, lane int, group []pendingRow, rows []notify.Row) ([]pendingRow, []notify.Row) {
 	var since time.Time
 	for pause := (notify.Pause{Most: time.Second}); ; {
-		group = slices.DeleteFunc(group, func(x commit) bool { return x.ctx.Err() != nil })
+		group = slices.DeleteFunc(group, func(x pendingRow) bool { return x.ctx.Err() != nil })
 		rows = rows[:0]
 		for i := range group {
 			rows = append(rows, group[i].row)
@@ -147,24 +149,24 @@ func (c *Committer) put(ctx context.Context, lane int, group []commit, rows []no
 		}
 		if err == nil {
 			if !since.IsZero() {
-				c.tellStalled(lane, 0)
-				c.cfg.Logger.Info("status store is back", "after", time.Since(since))
+				c.reportStalled(lane, 0)
+				c.cfg.Logger.Info("the status store accepts outcomes again", "after", time.Since(since))
 			}
 			return group, rows
 		}
 		if since.IsZero() {
 			since = time.Now()
-			c.cfg.Logger.Error("status store refuses outcomes; workers hold", "rows", len(rows), "err", err)
+			c.cfg.Logger.Error("the status store refuses outcomes; workers wait, will try again", "rows", len(rows), "err", err)
 		}
-		c.tellStalled(lane, time.Since(since))
+		c.reportStalled(lane, time.Since(since))
 		if !pause.Wait(ctx) {
 			return nil, nil
 		}
 	}
 }
 
-// tellStalled tells of the lane that has been refused the longest.
-func (c *Committer) tellStalled(lane int, d time.Duration) {
+// reportStalled reports the lane that has been refused the longest.
+func (c *Committer) reportStalled(lane int, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stalled[lane] = d

@@ -15,17 +15,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Provider takes a call to the outside world.
+// Provider is the client of a provider.
 type Provider interface {
 	// Send delivers every item of call and reports each exactly once, possibly
 	// concurrently, before it returns.
 	Send(ctx context.Context, call *notify.Call, report notify.Report)
 }
 
-// Preferences decides, from memory, whether and where a user is reached.
+// Preferences decides, from memory, whether and where a user may be reached.
 type Preferences interface {
-	// Look decides for many users at once: answers[i] is for users[i]. One by one
-	// takes more than twice as long. False: one of them is users.Unknown.
+	// Look decides for many users at once: answers[i] is for users[i]. Deciding one by one takes
+	// more than twice as long. It returns false if one of them is users.Unknown.
 	Look(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool)
 	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) users.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
@@ -33,42 +33,43 @@ type Preferences interface {
 	// Suppresses reports whether Suppressed may be true of any address.
 	Suppresses() bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
-	// Unsubscribe opts a user who told a provider to stop out of what is not about
-	// something that they did: marketing and digest on the channel.
+	// Unsubscribe opts out a user who told a provider to stop. It concerns what is not a
+	// reaction to something the user did: marketing and digest on the channel.
 	Unsubscribe(ctx context.Context, user string, ch notify.Channel) error
-	// Hold keeps the profiles of the users of a partition in memory until it is
-	// released. It does not wait for them to be loaded.
+	// Hold keeps the profiles of a partition's users in memory until the result is released. It
+	// does not wait until they are loaded.
 	Hold(ch notify.Channel, partitions int, n int32) *users.Holding
 	// Fetch reads the profiles of users who are users.Unknown.
 	Fetch(ctx context.Context, ch notify.Channel, users [][]byte) error
-	// Fresh reports whether what is known is recent enough for bulk.
+	// Fresh reports whether the known preferences are recent enough for bulk.
 	Fresh(now time.Time) bool
-	// Loaded reports whether anything is known: where users are reached is not,
-	// until the preferences were read once.
+	// Loaded reports whether preferences were read at least once. Until then the addresses of
+	// users are not known.
 	Loaded() bool
 }
 
-// Cancels knows what was cancelled.
+// Cancels knows which notifications were cancelled.
 type Cancels interface {
 	Cancelled(e *notify.Envelope, index uint32) bool
-	// Maybe reports whether Cancelled may be true of any receiver of the envelope.
+	// Maybe reports whether Cancelled may be true for any receiver of the envelope. It is
+	// cheaper than Cancelled.
 	Maybe(e *notify.Envelope) bool
-	// Fresh reports whether what is known is recent enough for bulk.
+	// Fresh reports whether the known cancellations are recent enough for bulk.
 	Fresh(now time.Time) bool
 }
 
-// Holds keeps the notifications of strict lanes that wait: it is store.Holds.
+// Holds stores, for strict lanes, which notifications of a user wait. store.Holds implements it.
 type Holds interface {
 	Update(ctx context.Context, add, remove []engine.Hold) error
 	Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error)
 }
 
-// Log takes records; nil means every one is acknowledged.
+// Log appends records. A nil error means that all of them are acknowledged.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Parker keeps envelopes until their time; nil means durable.
+// Parker stores envelopes until they are due. A nil error means that they are durable.
 type Parker interface {
 	Park(ctx context.Context, ts []engine.Timer) error
 }
@@ -77,56 +78,56 @@ type Parker interface {
 type Role uint8
 
 const (
-	// First takes first attempts and deferrals from the lane's topic and keeps
-	// the order of first attempts per user.
+	// First reads first attempts and deferrals from the lane's topic, and keeps the order of
+	// first attempts per user.
 	First Role = iota
-	// Retries takes retries from the lane's -dlq topic.
+	// Retries reads retries from the lane's -dlq topic.
 	Retries
 )
 
-// Order is what a lane promises of a user's messages beyond their first attempts.
+// Order says what a lane guarantees about the order of a user's messages.
 type Order uint8
 
 const (
-	// Relaxed keeps the order of first attempts only.
+	// Relaxed guarantees only the order of first attempts.
 	Relaxed Order = iota
-	// Strict parks a user's messages behind one that waits, until it has ended.
+	// Strict also parks a user's messages behind one that waits, until that one has ended.
 	Strict
 )
 
-// Config of a Worker. The zero value of a number means its default.
+// Config configures a Worker. The zero value of a number means its default.
 type Config struct {
 	Lane notify.Lane
 	Role Role
-	// Order says what a user's next messages do while one waits for a retry or a
-	// later time: pass it (Relaxed, the default), or wait behind it (Strict).
+	// Order says what a user's later messages do while an earlier one waits for a retry or a
+	// later time: overtake it (Relaxed, the default), or wait behind it (Strict).
 	Order Order
 
-	Window int // receivers a claim window: push 1000, email 1000, sms 50
-	// Ahead is how many claim windows a partition has open: 16. More are opened
-	// while calls take a second and more and the windows of all partitions hold
-	// fewer receivers than InFlight: a slow provider would else have less to do
-	// than it may be given. So what a crash leaves ambiguous is at most Ahead
-	// windows a partition, plus InFlight receivers where the provider is slow.
+	Window int // receivers per claim window; default push 1000, email 1000, sms 50
+	// Ahead is the number of claim windows that a partition may have open, default 16. It may
+	// open more while calls take a second or longer and the open windows of all partitions hold
+	// fewer receivers than InFlight; otherwise a slow provider would get less work than it may.
+	// So a crash leaves at most Ahead windows a partition ambiguous, plus InFlight receivers if
+	// the provider is slow.
 	Ahead    int `default:"16"`
-	InFlight int // addresses at the provider at once: push 10,000, sms 500, email 16,000
+	InFlight int // addresses at the provider at once; default push 10,000, sms 500, email 16,000
 
 	MaxRetries int           `default:"3"`   // attempts after the first
 	Hold       time.Duration `default:"5s"`  // longest wait that is not parked
-	BatchAge   time.Duration `default:"5s"`  // longest wait of a mail for others of its content; < 0: none
-	CallLimit  time.Duration `default:"30s"` // longest provider call
+	BatchAge   time.Duration `default:"5s"`  // longest wait of a mail for others with the same content; < 0: none
+	CallLimit  time.Duration `default:"30s"` // time limit of a provider call
 	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
 
-	// Routes maps an address to the name of the provider that serves it, for
-	// breakers: "apns", "fcm", "twilio", "sendgrid".
+	// Routes maps an address to the name of the provider that serves it, which names the circuit
+	// breaker: "apns", "fcm", "twilio", "sendgrid".
 	Routes Routes
-	// Unknown lists the categories that become UNKNOWN, not resent, when an
+	// Unknown lists the categories that become UNKNOWN instead of being sent again when an
 	// answer is ambiguous. Default: marketing and digest by sms and email.
 	Unknown []notify.Category
 
-	Spread  func() notify.Spread // over the partitions of the lane's topic; nil: it has one
-	Opening *Opening             // of partitions that were added to it; nil: none ever are
+	Spread  func() notify.Spread // number of partitions of the lane's topic; nil: one
+	Opening *Opening             // holds back partitions that were added to the topic; nil: none are ever added
 
 	Log       Log
 	Status    engine.Status
@@ -136,41 +137,39 @@ type Config struct {
 	Parker    Parker
 	Provider  Provider
 	Health    *Health
-	Gate      *Gate      // shut while operators pause the lane; nil: never
-	Campaigns *Campaigns // paused ones, and those with a rate; nil: none
-	Solo      *Solo      // of all workers of the process; nil: one of its own
-	Holds     Holds      // of a strict lane
-	// Seen returns the request indexes of the envelope a row is about, read
-	// from history or the log; used when a chunk comes again with other
-	// receivers.
+	Gate      *Gate      // shut while an operator pauses the lane; nil: always open
+	Campaigns *Campaigns // campaigns that are paused or have a rate; nil: none
+	Solo      *Solo      // shared by all workers of the process; nil: this worker has its own
+	Holds     Holds      // only for a strict lane
+	// Seen returns the request indexes of the envelope that a row belongs to, read from history
+	// or the log. It is used when a chunk comes again with other receivers.
 	Seen func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
-	// Tells says whether a caller is told of every end of its notifications, not
-	// of failures alone: then they go to notifications-outcomes. It is asked for
-	// each finished envelope. Nil: nobody is.
+	// Tells reports whether a caller is told of every outcome, not only of failures. Such
+	// outcomes go to notifications-outcomes. It is called for each finished envelope. nil: no
+	// caller is.
 	Tells       func(caller string) bool
 	Events      Events
 	Logger      *slog.Logger  `default:"discard"`
-	Tracer      *trace.Tracer // nil: no spans; a traceparent is carried all the same
-	MaxEnvelope int           `default:"900000"` // bytes of a derived record
+	Tracer      *trace.Tracer // nil: no spans are made; traceparents are carried anyway
+	MaxEnvelope int           `default:"900000"` // largest derived record, in bytes
 }
 
-// What a worker should be handed of a partition: at most MaxRecords that are not
-// done, about MaxPoll at a time, by which it may be passed. A single takes a
-// goroutine while it waits: 7 KB of an SMS, 18 KB of a push that is claimed, so
-// 60,000 pushes of a lane that stood took 1.1 GB. With 4,000 a partition they take
-// a third, and are delivered afterwards in the same CPU time. (Fewer still would
-// bound how many mails can be held for others of their content, and how far a
-// code is seen behind others in the log.) Chunks of a fan-out are bounded by
-// their bytes long before.
+// Limits of the records that a consumer group should hand to a worker. MaxRecords bounds the
+// records of a partition that are not done. MaxPoll is the approximate size of a poll, by which
+// MaxRecords may be exceeded. A single needs a goroutine while it waits: 7 KB for an SMS, 18 KB
+// for a push that is claimed. So 60,000 pushes of a lane that stood took 1.1 GB. With 4,000 a
+// partition they take a third, and are delivered afterwards in the same CPU time. Lower limits
+// would reduce how many mails can wait for others with their content, and how far behind other
+// records a code is noticed. Chunks of a fan-out reach their limit in bytes long before.
 const (
 	MaxRecords = 4000
 	MaxPoll    = 1000
 )
 
-// Routes names the providers of a lane and finds the one of an address.
+// Routes names the providers of a lane and finds the one that serves an address.
 type Routes struct {
 	Names []string
-	Of    func(address []byte) int // index into Names; -1: none serves it
+	Of    func(address []byte) int // returns an index into Names, or -1 if no provider serves the address
 }
 
 func (c Config) withDefaults() Config {
@@ -195,38 +194,37 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Events are told what happens, once per window or envelope and never per
-// receiver. Nil functions are skipped.
+// Events are called once per window or envelope, never per receiver. A nil function is skipped.
 type Events struct {
 	// Settled reports the outcomes of one window.
 	Settled func(SettledInfo)
 	// Finished reports an envelope whose outcome row is durable.
 	Finished func(lane notify.Lane, e *notify.Envelope)
-	// Resumed reports receivers found started without an outcome after a crash.
+	// Resumed reports receivers that a crash left started without an outcome.
 	Resumed func(lane notify.Lane, receivers int)
-	// New reports envelopes that surely had no outcome row, so that none was read.
+	// New reports envelopes that cannot have an outcome row, so that none was read.
 	New func(lane notify.Lane, envelopes int)
 	// Duplicate reports an envelope that had been finished before.
 	Duplicate func(lane notify.Lane, receivers int)
 	// Parked reports receivers put into the timer store.
 	Parked func(lane notify.Lane, receivers int)
-	// Poison reports a record nobody could decode.
+	// Poison reports a record that cannot be decoded.
 	Poison func(topic string)
-	// Damaged reports an outcome row that cannot be decoded: an envelope whose
-	// receivers may all have been called.
+	// Damaged reports an outcome row that cannot be decoded. All receivers of its envelope may
+	// have been called.
 	Damaged func(lane notify.Lane)
-	// Panic reports a panic of a provider or of ours while handling a window.
+	// Panic reports a panic in the provider or in the worker while a window was called.
 	Panic func(lane notify.Lane, v any)
 }
 
-// SettledInfo is what became of one window.
+// SettledInfo describes the outcomes of one window.
 type SettledInfo struct {
 	Lane     notify.Lane
 	Envelope *notify.Envelope
 	Row      notify.RowKey
 	Count    int
 	States   [notify.States]int
-	Codes    map[string]int // of receivers with a code; nil when none has one
-	Called   time.Duration  // in the provider
-	Age      time.Duration  // from acceptance to the provider call
+	Codes    map[string]int // number of receivers by code; nil if none has a code
+	Called   time.Duration  // time in the provider
+	Age      time.Duration  // time from acceptance to the provider call
 }

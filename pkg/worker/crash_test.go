@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Nothing is marked before its outcome is durable and what goes on was handed
-// on: a crash while the store, the log or the timers hang loses nothing.
+// No record is marked before its outcome is durable and everything is handed on. A crash while
+// the store, the log or the timers hang loses nothing.
 func TestCrashBeforeTheMark(t *testing.T) {
 	for what, c := range map[string]struct {
 		rule  faulty.Rule
@@ -56,8 +56,8 @@ func TestCrashBeforeTheMark(t *testing.T) {
 	}
 }
 
-// EXPIRED, SUPPRESSED and CANCELLED stand only where no call was made: after a
-// crash between a claim and its outcome nobody knows.
+// EXPIRED, SUPPRESSED and CANCELLED are used only if no call was made. After a crash between a
+// claim and its outcome that is not known.
 func TestCrashThenDeadline(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Window = 1 })

@@ -21,36 +21,37 @@ const (
 	// page the count sleeps nine times as long as the page took, so it uses at most a
 	// tenth of one processor.
 	deferredIdle = 9
-	// deferredAhead is how far ahead a count looks, in time. Workers defer by a
-	// day at most (quiet hours), and by an hour for a Retry-After.
+	// deferredAhead is how far into the future a count looks. Workers defer by at most a day
+	// (quiet hours), and by at most an hour for a Retry-After.
 	deferredAhead = 48 * time.Hour
 	deferredPage  = 256 // rows
-	// deferredReasons bounds the reasons of a topic, because codes of providers
-	// become labels of metrics. The others are added up as otherReasons.
+	// deferredReasons bounds the reasons per topic, because codes of providers become labels of
+	// metrics. The rest is added up as otherReasons.
 	deferredReasons = 20
 	otherReasons    = "other"
 	unknownReason   = "unknown"
 )
 
-// Deferred is what of a topic waits in the timer store for a later attempt: a
+// Deferred describes the receivers of a topic that wait in the timer store for one reason: a
 // retry, quiet hours, an open circuit or a blocked account.
 type Deferred struct {
-	Reason    string // code of the failure or the wait
+	Reason    string // code of the failure or of the wait
 	Receivers int64
 	Oldest    time.Time // when the earliest of their requests was accepted
-	Next      time.Time // the earliest of their times
+	Next      time.Time // when the earliest of them is due
 }
 
-// DeferredCount is what one count found. It is immutable.
+// DeferredCount is the result of one count. It is immutable.
 type DeferredCount struct {
 	At time.Time // when the count began
-	// Topics holds the largest first. Behind them are reasons that an earlier count found
-	// and this one did not, of no receivers: their metrics go to 0 and do not end.
+	// Topics holds the reasons with the most receivers first. At the end come reasons that an
+	// earlier count found and this one did not, with no receivers, so that their metrics go to 0
+	// instead of disappearing.
 	Topics map[string][]Deferred
 }
 
-// DeferredCounter counts deferred receivers from the rows of the timer store. Rows
-// are the only place that every process, a restarted one as well, can count from.
+// DeferredCounter counts deferred receivers from the rows of the timer store. Only these rows
+// give the same result in every process and after a restart.
 type DeferredCounter struct {
 	Timers engine.Timers
 	Shards engine.Shards
@@ -60,21 +61,21 @@ type DeferredCounter struct {
 	last atomic.Pointer[DeferredCount] // nil: nothing was counted yet
 }
 
-// Run counts until ctx ends. After an error the last count stands, and its age grows.
+// Run counts until ctx ends. After an error it keeps the last count, whose age grows.
 func (d *DeferredCounter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if _, err := d.Count(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			d.Logger.Warn("deferred notifications cannot be counted; trying again", "err", err)
+			d.Logger.Warn("cannot count the deferred notifications; will try again", "err", err)
 		}
 		notify.Sleep(ctx, cmp.Or(d.Pause, deferredEvery))
 	}
 	return nil
 }
 
-// Take makes what another process counted the last count.
+// Take replaces the last count by one that another process made.
 func (d *DeferredCounter) Take(c DeferredCount) { d.last.Store(&c) }
 
-// Count reads every timer that is due at now or later and before now + deferredAhead.
+// Count counts the timers that are due between now and now + deferredAhead.
 func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none DeferredCount, err error) {
 	sums := map[string]map[string]*Deferred{}
 	from := now.UnixMilli()
@@ -95,7 +96,7 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none Deferr
 	}
 	c := &DeferredCount{At: now, Topics: map[string][]Deferred{}}
 	for topic, reasons := range sums {
-		c.Topics[topic] = largest(reasons)
+		c.Topics[topic] = largestReasons(reasons)
 	}
 	if was := d.last.Load(); was != nil {
 		c.keepZero(was)
@@ -104,9 +105,9 @@ func (d *DeferredCounter) Count(ctx context.Context, now time.Time) (none Deferr
 	return *c, nil
 }
 
-// countMinute adds the deferred envelopes of one partition to sums, by topic and
-// reason. A row that an envelope has left (it was answered by a receipt, or
-// cancelled) counts until its time: the row says nothing of that.
+// countMinute adds the deferred envelopes of one timer partition to sums, by topic and reason.
+// It counts an envelope until its time, even if a receipt or a cancellation has settled its
+// receivers, because the row does not show that.
 func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartition, from int64, sums map[string]map[string]*Deferred) error {
 	until := p.Bucket*60_000 + 59_999
 	after := engine.TimerCursor{FireAt: from}
@@ -118,7 +119,7 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 		}
 		last := rows[len(rows)-1]
 		if slices.ContainsFunc(rows, func(t engine.Timer) bool { return isDeferred(&t) && len(t.Payload) == 0 }) {
-			// The store keeps payloads apart. They are read of pages that need them.
+			// This store keeps payloads apart. Read them only for pages that need them.
 			if rows, err = timers.Scan(ctx, p, after, last.FireAt, len(rows)); err != nil {
 				return err
 			}
@@ -134,8 +135,8 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 	}
 }
 
-// isDeferred reports whether a timer is an envelope that a worker has put off. Those
-// of schedules have a head, triggers are of another kind.
+// isDeferred reports whether a timer is an envelope that a worker has deferred. An envelope of a
+// schedule has a head; a trigger is of another kind.
 func isDeferred(t *engine.Timer) bool { return t.Kind == timer.KindEnvelope && t.Head.IsZero() }
 
 func addDeferred(sums map[string]map[string]*Deferred, t *engine.Timer) {
@@ -148,13 +149,13 @@ func addDeferred(sums map[string]map[string]*Deferred, t *engine.Timer) {
 		reasons = map[string]*Deferred{}
 		sums[t.Target] = reasons
 	}
-	merge(reasons, Deferred{
-		Reason:    strings.Clone(cmp.Or(DeferralCode(e.Cause), unknownReason)), // not of the payload, which is large
+	addReason(reasons, Deferred{
+		Reason:    strings.Clone(cmp.Or(DeferralCode(e.Cause), unknownReason)), // cloned, so that the large payload can be freed
 		Receivers: int64(e.Count), Oldest: time.UnixMilli(e.Accepted).UTC(), Next: time.UnixMilli(t.FireAt).UTC(),
 	})
 }
 
-func merge(reasons map[string]*Deferred, d Deferred) {
+func addReason(reasons map[string]*Deferred, d Deferred) {
 	sum := reasons[d.Reason]
 	if sum == nil {
 		reasons[d.Reason] = &d
@@ -169,9 +170,9 @@ func merge(reasons map[string]*Deferred, d Deferred) {
 	}
 }
 
-// largest orders reasons by their receivers, and adds up all reasons behind the
-// first deferredReasons.
-func largest(reasons map[string]*Deferred) []Deferred {
+// largestReasons orders reasons by their receivers, and adds up all reasons after the first
+// deferredReasons.
+func largestReasons(reasons map[string]*Deferred) []Deferred {
 	out := make([]Deferred, 0, len(reasons))
 	for _, d := range reasons {
 		out = append(out, *d)
@@ -185,13 +186,13 @@ func largest(reasons map[string]*Deferred) []Deferred {
 	rest := map[string]*Deferred{}
 	for _, d := range out[deferredReasons-1:] {
 		d.Reason = otherReasons
-		merge(rest, d)
+		addReason(rest, d)
 	}
 	return append(out[:deferredReasons-1], *rest[otherReasons])
 }
 
-// keepZero notes the reasons of an earlier count that c has not. Beyond twice
-// deferredReasons of a topic the earlier ones end.
+// keepZero adds the reasons of an earlier count that are missing in c, with no receivers. A
+// topic keeps at most twice deferredReasons.
 func (c *DeferredCount) keepZero(was *DeferredCount) {
 	for topic, earlier := range was.Topics {
 		for _, d := range earlier {
@@ -203,7 +204,7 @@ func (c *DeferredCount) keepZero(was *DeferredCount) {
 	}
 }
 
-// OfTopic returns what is deferred of a topic; nil if that is not known.
+// OfTopic returns what is deferred for a topic, or nil if that is not known.
 func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	c := d.last.Load()
 	if c == nil {
@@ -212,9 +213,8 @@ func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	return slices.DeleteFunc(append([]Deferred{}, c.Topics[topic]...), func(d Deferred) bool { return d.Receivers == 0 })
 }
 
-// OfLane returns what is deferred of a lane, by reason, and when the count began. It
-// returns reasons of no receivers too: see DeferredCount. ok is false before the first
-// count.
+// OfLane returns what is deferred for a lane, by reason, and when the count began. It includes
+// reasons with no receivers; see DeferredCount. ok is false before the first count.
 func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, at time.Time, ok bool) {
 	c := d.last.Load()
 	if c == nil {
@@ -223,7 +223,7 @@ func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, a
 	reasons = map[string]*Deferred{}
 	for _, topic := range []string{l.Topic(), l.DLQTopic()} {
 		for _, d := range c.Topics[topic] {
-			merge(reasons, d)
+			addReason(reasons, d)
 		}
 	}
 	return reasons, c.At, true

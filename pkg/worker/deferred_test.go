@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
-// payloadless is a timer store whose Outline has no payloads.
+// payloadless is a timer store whose Outline returns no payloads.
 type payloadless struct{ engine.Timers }
 
 func (a payloadless) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
@@ -25,9 +25,9 @@ func (a payloadless) Outline(ctx context.Context, p engine.TimerPartition, after
 	return rows, err
 }
 
-// TestDeferredRows: of the rows of a store, those that a worker has put off count, by
-// the topic to which they return and by reason, whatever page they are on and
-// whether Outline gives payloads or not. What has been due does not.
+// TestDeferredRows checks that the rows which a worker has deferred are counted by topic and
+// reason, on whatever page they are, and whether or not Outline returns payloads. Rows that have
+// been due are not counted.
 func TestDeferredRows(t *testing.T) {
 	t.Parallel()
 	now := time.Now().Truncate(time.Minute).Add(30 * time.Second)

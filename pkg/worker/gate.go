@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// Gate stands before the claims of a lane. Shut, nothing more is claimed or
-// called: what is in flight ends, what was polled waits as far as its bounds
-// allow, and the log buffers the rest. The zero value is open. Safe for
-// concurrent use.
+// Gate stops a lane before its claims. While it is shut, nothing is claimed or called: calls in
+// flight end, polled records wait within their limits, and the log buffers the rest. The zero
+// value is open. It is safe for concurrent use.
 type Gate struct {
 	mu   sync.Mutex
-	open chan struct{} // nil: it is open; else closed when it opens
+	open chan struct{} // nil: the gate is open; otherwise closed when it opens
 }
 
 // Set shuts or opens the gate.
@@ -28,10 +27,11 @@ func (g *Gate) Set(shut bool) {
 	}
 }
 
-// IsShut reports whether nothing passes. A nil gate is open.
-func (g *Gate) IsShut() bool { return g.opens() != nil }
+// IsShut reports whether the gate is shut. A nil gate is open.
+func (g *Gate) IsShut() bool { return g.openCh() != nil }
 
-func (g *Gate) opens() <-chan struct{} {
+// openCh returns nil if the gate is open, else a channel that is closed when it opens.
+func (g *Gate) openCh() <-chan struct{} {
 	if g == nil {
 		return nil
 	}
@@ -40,12 +40,13 @@ func (g *Gate) opens() <-chan struct{} {
 	return g.open
 }
 
-// wait returns when the gate is open, or at expires (ms since 1970; 0: never), so
-// that what has expired is dropped while its lane is paused. False: ctx has ended.
+// wait returns true when the gate is open. It also returns true at expires (ms since 1970; 0:
+// never), so that expired envelopes are dropped while the lane is paused. It returns false if
+// ctx has ended.
 func (g *Gate) wait(ctx context.Context, expires int64) bool {
 	var over <-chan time.Time
 	for {
-		open := g.opens()
+		open := g.openCh()
 		if open == nil {
 			return true
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Providers are told which addresses came with the request: those may be made
-// up. A retry tells the same.
+// Providers are told which addresses came with the request, because those may be invented. A
+// retry tells the same.
 func TestGivenAddresses(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)

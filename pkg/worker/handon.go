@@ -16,31 +16,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// handOn gives away what a finished row says goes on: retries, waits and
-// failures. It is derived from the row alone, so a repeat after a crash hands on
-// the same things under the same keys.
+// handOn passes on what a finished row leaves to do: retries, waits and failures. It uses only
+// the row and the envelope, so that a repeat after a crash hands on the same things under the
+// same keys.
 func (j *job) handOn(ctx context.Context, row *notify.Row) error {
-	// Before what goes on can end and take its hold away.
-	if err := j.hold(ctx, row); err != nil {
+	// Add the holds first. Otherwise a record handed on below could end and remove its hold
+	// before this adds it.
+	if err := j.updateHolds(ctx, row); err != nil {
 		return err
 	}
 	tells := j.p.w.cfg.Tells != nil && j.p.w.cfg.Tells(j.env.Caller)
-	leads := func(x notify.Exception) bool { // on, or to the failed feed
+	leads := func(x notify.Exception) bool { // the receiver goes on, or its failure is reported
 		return x.State == notify.Deferred || x.State.InFailedFeed(j.env.Category)
 	}
 	if !tells && !leads(row.Default) && !slices.ContainsFunc(row.Exceptions, leads) {
-		j.p.forget(j)
+		j.p.forgetJob(j)
 		return nil
 	}
-	recs, timers, parked := j.derive(row)
+	recs, timers, parked := j.deriveHandOn(row)
 	if tells {
-		recs = append(recs, j.ended(row)...)
+		recs = append(recs, j.endedRecords(row)...)
 	}
 	span := j.p.w.cfg.Tracer.Start("hand on", traceOf(&j.env))
 	span.Int("notifyd.records", len(recs))
 	span.Int("notifyd.parked", len(timers))
 	defer span.End()
-	err := j.p.w.until(ctx, "log", func() error {
+	err := j.p.w.retryUntil(ctx, "log", func() error {
 		if len(recs) == 0 {
 			return nil
 		}
@@ -50,32 +51,33 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	if err == nil && len(timers) > 0 {
 		err = j.p.w.park(ctx, timers, parked)
 	}
-	j.p.forget(j)
+	j.p.forgetJob(j)
 	return err
 }
 
-// group is receivers that go on together, in one envelope or more.
-type group struct {
-	goesOn
+// handOnGroup collects receivers that go on together, in one or more envelopes.
+type handOnGroup struct {
+	groupKey
 	cause string
 	w     notify.ReceiverWriter
 	first uint32
 }
 
-// goesOn is what the receivers of a group have in common.
-type goesOn struct {
-	retry bool
-	wake  int64
-	calls string // earlier calls: "", causeCalled, or causeMaybe and its doubtMarks
-	slot  bool   // wake is the receiver's own slot of a campaign with a rate, and not when to ask for one
+// groupKey is what the receivers of a group have in common.
+type groupKey struct {
+	retry       bool
+	wake        int64
+	causePrefix string // what the cause says of earlier calls: "", causeCalled, or causeMaybe with doubtMarks
+	ownSlot     bool   // wake is the receiver's own slot of a campaign with a rate; false: at wake it asks for one
 }
 
-// derive walks the receivers beside their outcomes; parked are those of timers.
-func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer, parked int) {
+// deriveHandOn returns the records and timers that follow from a finished row. parked is the number of
+// receivers in the timers.
+func (j *job) deriveHandOn(row *notify.Row) (recs []log.Record, timers []engine.Timer, parked int) {
 	w := j.p.w
 	e := &j.env
-	var groups []*group
-	flush := func(g *group) {
+	var groups []*handOnGroup
+	flush := func(g *handOnGroup) {
 		d := *e
 		d.Count, d.Receivers = g.w.Count(), g.w.Bytes()
 		d.First, d.NotBefore, d.Cause = g.first, g.wake, g.cause
@@ -112,37 +114,37 @@ func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer,
 	var rec notify.Receiver
 	var targets []notify.Target
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		ex := row.At(pos)
-		if len(ex) == 0 {
-			ex = []notify.Exception{row.Default}
+		outcomes := row.At(pos)
+		if len(outcomes) == 0 {
+			outcomes = []notify.Exception{row.Default}
 		}
-		var on goesOn
+		var receiverKey groupKey
 		var code string
-		for i := range ex {
-			x := &ex[i]
-			if x.Provider != "" { // of whichever address
-				on.calls = max(on.calls, causeCalled)
+		for i := range outcomes {
+			x := &outcomes[i]
+			if x.Provider != "" { // a call was made, to one of its addresses
+				receiverKey.causePrefix = max(receiverKey.causePrefix, causeCalled)
 			}
 			if x.State == notify.Deferred {
-				// All of its addresses go on together, at the last one's time.
-				on.retry = on.retry || x.Retry
-				on.wake = max(on.wake, x.Wake)
-				on.calls = max(on.calls, calls(e, x)) // "" < called: < maybe: < maybe:~
+				// All addresses of a receiver go on together, at the latest of their times.
+				receiverKey.retry = receiverKey.retry || x.Retry
+				receiverKey.wake = max(receiverKey.wake, x.Wake)
+				receiverKey.causePrefix = max(receiverKey.causePrefix, causePrefix(e, x)) // "" < called: < maybe: < maybe:~
 				code = x.Code
-				on.slot = code == codeCampaignRate
+				receiverKey.ownSlot = code == codeCampaignRate
 			}
 		}
-		if on.wake != 0 {
-			var g *group
-			if k := slices.IndexFunc(groups, func(g *group) bool { return g.goesOn == on }); k >= 0 {
+		if receiverKey.wake != 0 {
+			var g *handOnGroup
+			if k := slices.IndexFunc(groups, func(g *handOnGroup) bool { return g.groupKey == receiverKey }); k >= 0 {
 				g = groups[k]
 			} else {
-				g = &group{goesOn: on, cause: on.calls + code, first: rec.Index}
+				g = &handOnGroup{groupKey: receiverKey, cause: receiverKey.causePrefix + code, first: rec.Index}
 				groups = append(groups, g)
 			}
 			out := rec
-			if len(ex) > 1 || ex[0].Of > 1 {
-				out.Address = j.failedTargets(targets, &rec, ex)
+			if len(outcomes) > 1 || outcomes[0].Of > 1 {
+				out.Address = j.failedTargets(targets, &rec, outcomes)
 			}
 			if g.w.Count() > 0 && g.w.Len()+len(out.User)+len(out.Address)+len(out.Variables)+16 > room {
 				flush(g)
@@ -151,8 +153,8 @@ func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer,
 			}
 			g.w.Append(out)
 		}
-		if x := best(ex); x.State.InFailedFeed(e.Category) && !reached(&rec) {
-			recs = append(recs, j.failure(row, &rec, x))
+		if x := bestOutcome(outcomes); x.State.InFailedFeed(e.Category) && !reachedBefore(&rec) {
+			recs = append(recs, j.failureRecord(row, &rec, x))
 		}
 	}
 	for _, g := range groups {
@@ -161,14 +163,14 @@ func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer,
 	return recs, timers, parked
 }
 
-// failedTargets is the address field that names just the addresses that go on,
-// and, without the address, those that were reached or may have been: the last
-// attempt must know that the receiver has not failed.
+// failedTargets returns an address field with only the addresses that go on. It also names,
+// without the address itself, those that were reached or may have been. The last attempt needs
+// them to know that the receiver has not failed.
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
 		if prefs := j.p.w.cfg.Prefs; prefs.Decide(rec.User, j.env.Channel, j.env.Category, time.Time{}).Action == users.Unknown {
-			j.p.fetch(j.env.Channel, [][]byte{rec.User})
+			j.p.fetchProfiles(j.env.Channel, [][]byte{rec.User})
 		}
 		all = j.p.w.cfg.Prefs.Addresses(buf[:0], rec.User, j.env.Channel)
 	}
@@ -193,16 +195,16 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 		}
 	}
 	if len(on) == marks {
-		return rec.Address // resolved again at its time
+		return rec.Address // the profile is read again when it is due
 	}
 	return notify.AppendTargets(nil, on)
 }
 
-// calls is what the cause of a derived envelope says of calls made so far.
-func calls(e *notify.Envelope, x *notify.Exception) string {
-	n := doubts(e.Cause)
+// causePrefix returns what the cause of a derived envelope says about the calls made so far.
+func causePrefix(e *notify.Envelope, x *notify.Exception) string {
+	n := doubtCount(e.Cause)
 	switch {
-	case mayBeTaken(x) && !x.Retry && x.Code != codeHandedOver: // put off by doubt
+	case mayBeTaken(x) && !x.Retry && x.Code != codeHandedOver: // parked by parkAmbiguous
 		return causeMaybe + strings.Repeat(doubtMark, n+1)
 	case mayBeTaken(x), strings.HasPrefix(e.Cause, causeMaybe):
 		return causeMaybe + strings.Repeat(doubtMark, n)
@@ -212,7 +214,8 @@ func calls(e *notify.Envelope, x *notify.Exception) string {
 	return ""
 }
 
-// timerID names a derived envelope in the timer store: parked twice, it is one.
+// timerID returns the id of a derived envelope in the timer store. Parking the envelope twice
+// stores one timer.
 func timerID(k notify.RowKey) []byte {
 	b := make([]byte, 0, 32)
 	b = append(b, k.Chunk.Base[:]...)
@@ -224,16 +227,17 @@ func timerID(k notify.RowKey) []byte {
 	return binary.BigEndian.AppendUint32(b, k.First)
 }
 
-func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) log.Record {
+// failureRecord returns the record for notifications-failed about a receiver with outcome x.
+func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exception) log.Record {
 	e := &j.env
-	earlier := int(e.Attempt) + doubts(e.Cause)
+	earlier := int(e.Attempt) + doubtCount(e.Cause)
 	class, calls := x.Class.String(), earlier+1
 	switch x.Class {
 	case notify.ClassAccepted: // no call was made, or none is known to have been answered
 		class, calls = notify.FailureUndeliverable, earlier
-	case notify.ClassReceipt: // of an earlier call
+	case notify.ClassReceipt: // a receipt of an earlier call
 		class, calls = notify.ClassPermanent.String(), max(earlier, 1)
-	case notify.ClassAmbiguous: // a panic; the class is that of UNKNOWN alone
+	case notify.ClassAmbiguous: // a panic; class ambiguous is reserved for UNKNOWN
 		class = notify.FailureUndeliverable
 	}
 	if x.State == notify.Unknown {
@@ -247,21 +251,22 @@ func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception
 		Trace: e.Trace,
 		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
 	}
-	b, _ := json.Marshal(f) // of strings and numbers: cannot fail
+	b, _ := json.Marshal(f) // cannot fail: it holds only strings and numbers
 	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
 }
 
-func (j *job) ambiguous() {
+// countResent counts a receiver that may be sent twice, because the provider may have processed
+// its call.
+func (j *job) countResent() {
 	j.mu.Lock()
 	j.resent++
 	j.mu.Unlock()
 }
 
-// ended is what notifications-outcomes is told of a finished row: every receiver
-// that goes on nowhere and is not told to the failed feed, which has its own topic.
-// Like all that is handed on it is derived from the row alone: told again after a
-// crash, it is the same.
-func (j *job) ended(row *notify.Row) (recs []log.Record) {
+// endedRecords returns the records for notifications-outcomes: every receiver of a finished row
+// that does not go on and is not in the feed of failures, which has its own topic. It uses only
+// the row and the envelope, so that a repeat after a crash is equal.
+func (j *job) endedRecords(row *notify.Row) (recs []log.Record) {
 	e := &j.env
 	out := notify.Ended{
 		Version: notify.EndedVersion, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel.String(), Category: e.Category.String(),
@@ -271,18 +276,18 @@ func (j *job) ended(row *notify.Row) (recs []log.Record) {
 		if len(out.Receivers) == 0 {
 			return
 		}
-		b, _ := json.Marshal(out) // of strings and numbers: cannot fail
+		b, _ := json.Marshal(out) // cannot fail: it holds only strings and numbers
 		recs = append(recs, log.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
 		out.Receivers = out.Receivers[:0]
 	}
 	rd := notify.ReadReceivers(e.Receivers)
 	var rec notify.Receiver
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		ex := row.At(pos)
-		if len(ex) == 0 {
-			ex = []notify.Exception{row.Default}
+		outcomes := row.At(pos)
+		if len(outcomes) == 0 {
+			outcomes = []notify.Exception{row.Default}
 		}
-		r, ok := endOf(e.Category, ex, reached(&rec))
+		r, ok := endedReceiver(e.Category, outcomes, reachedBefore(&rec))
 		if !ok {
 			continue
 		}
@@ -298,22 +303,22 @@ func (j *job) ended(row *notify.Row) (recs []log.Record) {
 	return recs
 }
 
-// A strict lane keeps a queue per user of the notifications that wait (see
+// A strict lane keeps for each user a queue of the notifications that wait (see
 // store.Holds). The rules:
 //
-//   - before a call, in its turn: who finds another at the head of its user's
-//     queue is deferred, and joins the queue;
-//   - an outcome that waits joins the queue, or keeps its place; any other
-//     leaves it. That is durable before the outcome is handed on, so before
-//     the envelope that may end the waiting exists, and before the record is
-//     marked and the turn passed on.
+//   - Before a call, in its turn: if another notification is at the head of the
+//     user's queue, the receiver is deferred and joins the queue.
+//   - A deferred outcome joins the queue or keeps its place. Any other outcome
+//     leaves the queue. This is durable before the outcome is handed on, that is,
+//     before an envelope exists that may end the wait, and before the record is
+//     marked and the turn is passed on.
 //
-// The queues are durable because nothing else answers "does a message of this
-// user wait?": rows are found by chunk, timers by time. A crash before the mark
-// repeats a hand-on, perhaps after what it handed on has ended; see letGo.
+// The queues are durable because no other data answers whether a message of a user
+// waits: rows are found by chunk, timers by time. A crash before the mark repeats
+// the hand-on, possibly after the receivers have ended; see dropStaleHolds.
 
-// hold makes the queues say what a finished row says.
-func (j *job) hold(ctx context.Context, row *notify.Row) error {
+// updateHolds makes the queues match a finished row.
+func (j *job) updateHolds(ctx context.Context, row *notify.Row) error {
 	cfg := &j.p.w.cfg
 	if cfg.Order != Strict {
 		return nil
@@ -322,14 +327,14 @@ func (j *job) hold(ctx context.Context, row *notify.Row) error {
 	e := &j.env
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		ex := row.At(pos)
-		if len(ex) == 0 {
-			ex = []notify.Exception{row.Default}
+		outcomes := row.At(pos)
+		if len(outcomes) == 0 {
+			outcomes = []notify.Exception{row.Default}
 		}
 		h := engine.Hold{Lane: cfg.Lane.String(), User: string(rec.User), ID: e.ID(rec.Index), Epoch: e.Epoch}
-		for i := range ex {
-			if ex[i].State == notify.Deferred {
-				h.Wake = max(h.Wake, ex[i].Wake)
+		for i := range outcomes {
+			if outcomes[i].State == notify.Deferred {
+				h.Wake = max(h.Wake, outcomes[i].Wake)
 			}
 		}
 		if h.Wake != 0 {
@@ -341,18 +346,19 @@ func (j *job) hold(ctx context.Context, row *notify.Row) error {
 	if len(add)+len(remove) == 0 {
 		return nil
 	}
-	return j.p.w.until(ctx, "holds", func() error { return cfg.Holds.Update(ctx, add, remove) })
+	return j.p.w.retryUntil(ctx, "holds", func() error { return cfg.Holds.Update(ctx, add, remove) })
 }
 
-// letGo takes back the holds that a repeated hand-on has added for what has ended
-// since. It looks after they were added: what ends later removes its own.
-func (j *job) letGo(ctx context.Context, row *notify.Row) error {
+// dropStaleHolds removes the holds that a repeated hand-on has added for receivers that have
+// ended since. It reads the rows after the holds were added: a receiver that ends later removes
+// its own hold.
+func (j *job) dropStaleHolds(ctx context.Context, row *notify.Row) error {
 	cfg := &j.p.w.cfg
 	if cfg.Order != Strict {
 		return nil
 	}
 	var rows []notify.Row
-	err := j.p.w.until(ctx, "status store", func() (err error) { rows, err = cfg.Status.Chunk(ctx, row.Key.Chunk); return err })
+	err := j.p.w.retryUntil(ctx, "status store", func() (err error) { rows, err = cfg.Status.Chunk(ctx, row.Key.Chunk); return err })
 	if err != nil {
 		return err
 	}
@@ -360,21 +366,20 @@ func (j *job) letGo(ctx context.Context, row *notify.Row) error {
 	e := &j.env
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for rd.Next(&rec) {
-		if ended(rows, row.Key.Epoch, rec.Index) {
+		if hasEnded(rows, row.Key.Epoch, rec.Index) {
 			remove = append(remove, engine.Hold{Lane: cfg.Lane.String(), User: string(rec.User), ID: e.ID(rec.Index), Epoch: e.Epoch})
 		}
 	}
 	if len(remove) == 0 {
 		return nil
 	}
-	return j.p.w.until(ctx, "holds", func() error { return cfg.Holds.Update(ctx, nil, remove) })
+	return j.p.w.retryUntil(ctx, "holds", func() error { return cfg.Holds.Update(ctx, nil, remove) })
 }
 
-// ended reports whether the last envelope that a receiver was handed on to has
-// an outcome for it that goes no further.
-func ended(rows []notify.Row, epoch uint16, index uint32) bool {
+// hasEnded reports whether the latest envelope of a receiver has a terminal outcome for it.
+func hasEnded(rows []notify.Row, epoch uint16, index uint32) bool {
 	var last *notify.Row
-	var at uint32
+	var lastPos uint32
 	for i := range rows {
 		r := &rows[i]
 		if r.Key.Epoch != epoch || r.Key.Kind != notify.RowOutcome || len(r.Index) == 0 {
@@ -382,13 +387,13 @@ func ended(rows []notify.Row, epoch uint16, index uint32) bool {
 		}
 		pos, ok := r.PosOf(index)
 		if ok && (last == nil || r.Key.Attempt > last.Key.Attempt || r.Key.Attempt == last.Key.Attempt && r.Key.Deferrals > last.Key.Deferrals) {
-			last, at = r, pos
+			last, lastPos = r, pos
 		}
 	}
 	if last == nil || !last.Done {
 		return false
 	}
-	ex := last.At(at)
+	ex := last.At(lastPos)
 	if len(ex) == 0 {
 		return last.Default.State != notify.Deferred
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Where a window runs: in the goroutine of its job, or in one of its own.
+// runWhere says whether a window runs in the goroutine of its job or in one of its own.
 type runWhere uint8
 
 const (
@@ -16,20 +16,20 @@ const (
 	runBeside
 )
 
-// window claims one position and runs it here. False: the partition is going, the
-// rest of the job is left.
-func (j *job) window(pos uint32) bool {
+// runPosition claims one position and runs it in this goroutine. It returns false if the
+// partition is being drained; then the rest of the job is left.
+func (j *job) runPosition(pos uint32) bool {
 	if j.p.w.claimLast {
 		return j.admitAndCall(pos, pos+1, runHere)
 	}
 	w := j.newWindow(pos, pos+1)
-	return j.reserve(w) && j.start([]*window{w}, runHere)
+	return j.reserveWindow(w) && j.claimAndRun([]*window{w}, runHere)
 }
 
-// windowsFrom returns the next windows of a job: the first one, for which it
-// waits, and those for which there is room now. Claimed together they cost one
-// write of the row, which for a window of 1,000 was a twentieth of its time.
-// False: the partition is going. again: positions below it are claimed apart.
+// windowsFrom returns the next windows of a job: the first one, for which it waits, and further
+// ones for which there is room now. Windows that are claimed together need only one write of the
+// row; a write took a twentieth of the time of a window of 1,000. It returns false if the
+// partition is being drained. Positions below again are claimed apart from the others.
 func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
 	for from < j.env.Count {
 		hi := min((from/size+1)*size, j.env.Count)
@@ -38,7 +38,7 @@ func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
 		}
 		w := j.newWindow(from, hi)
 		if len(ws) == 0 {
-			if !j.reserve(w) {
+			if !j.reserveWindow(w) {
 				return nil, false
 			}
 		} else if !j.tryReserve(w) {
@@ -56,9 +56,9 @@ func (j *job) newWindow(lo, hi uint32) *window {
 	return &window{job: j, lo: lo, hi: hi, rd: j.readerAt(lo)}
 }
 
-// start claims windows, which follow each other and hold their budget, and runs
-// them. False: the partition is going.
-func (j *job) start(ws []*window, where runWhere) bool {
+// claimAndRun claims consecutive windows that hold their budget, and runs them. It returns false
+// if the partition is being drained.
+func (j *job) claimAndRun(ws []*window, where runWhere) bool {
 	p, last := j.p, ws[len(ws)-1]
 	giveBack := func() {
 		for _, w := range ws {
@@ -66,9 +66,9 @@ func (j *job) start(ws []*window, where runWhere) bool {
 			p.budget.release(w.budget)
 		}
 	}
-	// Here, so that a job's claims enter in their order: when the partition is going,
-	// none is called behind one that is not.
-	if p.w.cfg.Solo.enter(p.soft) != nil {
+	// Enter here, so that the windows of a job enter in their order. In a drain no window is
+	// then called after one that is not called.
+	if p.w.cfg.Solo.enter(p.untilDrain) != nil {
 		giveBack()
 		return false
 	}
@@ -77,29 +77,29 @@ func (j *job) start(ws []*window, where runWhere) bool {
 	j.mu.Unlock()
 	work := func() {
 		err := j.claim(last)
-		p.w.cfg.Solo.leave() // a window that has not entered yet may be waited for in order
+		p.w.cfg.Solo.leave() // do not hold it while waiting for the turn: the windows waited for may still have to enter
 		if err != nil {
 			giveBack()
 			return
 		}
 		for _, w := range ws[:len(ws)-1] {
-			p.wg.Go(func() { j.call(w) })
+			p.wg.Go(func() { j.callInTurn(w) })
 		}
-		j.call(last)
+		j.callInTurn(last)
 	}
-	if where == runHere || last.whole() {
+	if where == runHere || last.coversJob() {
 		work()
 	} else {
 		p.wg.Go(work)
 	}
-	return p.soft.Err() == nil
+	return p.untilDrain.Err() == nil
 }
 
-// call runs a window in its turn.
-func (j *job) call(w *window) {
+// callInTurn waits for the job's turn and runs a window.
+func (j *job) callInTurn(w *window) {
 	p := j.p
 	defer p.budget.release(w.budget)
-	mine := j.myTurn()
+	mine := j.waitTurn()
 	p.early.release(w.early)
 	if !mine {
 		return
@@ -108,16 +108,16 @@ func (j *job) call(w *window) {
 	p.w.runWindow([]*window{w}, nil, noPass)
 }
 
-// reserve waits until a window has its budget and the lane does not stand.
-// False: the partition is going.
-func (j *job) reserve(w *window) bool {
+// reserveWindow waits until a window has its budget, the gate is open and a route works. It
+// returns false if the partition is being drained.
+func (j *job) reserveWindow(w *window) bool {
 	p := j.p
 	var err error
-	if w.budget, w.early, err = p.reserve(j, int(w.hi-w.lo)); err != nil {
+	if w.budget, w.early, err = p.reserveBudget(j, int(w.hi-w.lo)); err != nil {
 		return false
 	}
-	if !p.w.cfg.Gate.wait(p.soft, j.env.Expires) ||
-		!p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
+	if !p.w.cfg.Gate.wait(p.untilDrain, j.env.Expires) ||
+		!p.w.cfg.Health.waitReady(p.untilDrain, &p.w.cfg.Routes, j.env.Expires) {
 		p.early.release(w.early)
 		p.budget.release(w.budget)
 		return false
@@ -125,90 +125,89 @@ func (j *job) reserve(w *window) bool {
 	return true
 }
 
-// tryReserve is reserve that does not wait.
+// tryReserve is reserveWindow without waiting.
 func (j *job) tryReserve(w *window) (ok bool) {
 	p, n := j.p, int(w.hi-w.lo)
 	if p.w.cfg.Gate.IsShut() {
 		return false
 	}
-	if j.turn != nil && !j.turn.come() {
+	if j.turn != nil && !j.turn.hasCome() {
 		if p.early.size < n {
 			return false
 		}
-		if w.early, ok = p.early.try(n); !ok {
+		if w.early, ok = p.early.tryAcquire(n); !ok {
 			return false
 		}
 	}
-	if w.budget, ok = p.budget.try(n); !ok {
+	if w.budget, ok = p.budget.tryAcquire(n); !ok {
 		p.early.release(w.early)
 	}
 	return ok
 }
 
-// reserve takes n of the partition's budget for a window of j. While j's turn
-// has not come it may take only of the half that is for those: else windows that
-// wait for an envelope before them could hold all that this one needs, and the
-// partition would stand for ever. The earliest envelopes go ahead first.
-func (p *partition) reserve(j *job, n int) (budget, early int, err error) {
-	if j.turn != nil && !j.turn.come() {
+// reserveBudget takes n receivers of the partition's budget for a window of j. Until j's turn
+// has come, it may only use the half reserved for such windows. Otherwise windows that wait for
+// an earlier envelope could hold the budget that the earlier envelope needs, and the partition
+// would never continue. The earliest envelopes are served first.
+func (p *partition) reserveBudget(j *job, n int) (budget, early int, err error) {
+	if j.turn != nil && !j.turn.hasCome() {
 		if p.early.size < n {
-			if !j.myTurn() {
-				return 0, 0, p.soft.Err()
+			if !j.waitTurn() {
+				return 0, 0, p.untilDrain.Err()
 			}
-		} else if early, err = p.early.acquireOr(p.soft, 0, uint64(j.turn.n), n, j.turn.ready); err != nil {
+		} else if early, err = p.early.acquireUntil(p.untilDrain, 0, uint64(j.turn.number), n, j.turn.ready); err != nil {
 			return 0, 0, err
 		}
 	}
-	if budget, err = p.budget.acquire(p.soft, j.env.Category, n); err != nil {
+	if budget, err = p.budget.acquire(p.untilDrain, j.env.Category, n); err != nil {
 		p.early.release(early)
 	}
 	return budget, early, err
 }
 
-// myTurn waits until the envelopes before this one have answered. False: the
-// partition is going first; then no window of the job is called, so that what
-// was called is always a beginning of the job.
-func (j *job) myTurn() bool {
+// waitTurn waits until the envelopes before this one have results. It returns false if the
+// partition is drained first. Then no window of the job is called, so that the called windows
+// are always the first ones of the job.
+func (j *job) waitTurn() bool {
 	if j.turn == nil {
 		return true
 	}
 	select {
 	case <-j.turn.ready:
-	case <-j.p.soft.Done():
+	case <-j.p.untilDrain.Done():
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.fate == undecided {
-		j.fate = left
-		if j.turn.come() {
-			j.fate = called
+	if j.fate == fateOpen {
+		j.fate = fateLeft
+		if j.turn.hasCome() {
+			j.fate = fateCalled
 		}
 	}
-	return j.fate == called
+	return j.fate == fateCalled
 }
 
-// capacity takes n of the provider's. When the partition is about to go, a job
-// of one window is left to the next owner; windows of a job that may have been
-// called in part go on, unless every route is shut.
-func (p *partition) capacity(cat notify.Category, n int, whole bool) (int, error) {
-	held, err := p.w.capacity.acquire(p.soft, cat, n)
+// acquireCapacity takes n slots of the provider's capacity. In a drain it returns an error for a
+// job with one window, which is left to the next owner. Windows of a job that may have been
+// called in part continue, unless every route is shut.
+func (p *partition) acquireCapacity(cat notify.Category, n int, whole bool) (int, error) {
+	held, err := p.w.capacity.acquire(p.untilDrain, cat, n)
 	if err != nil && !whole && !p.w.capacity.isShut() {
 		held, err = p.w.capacity.acquire(p.ctx, cat, n)
 	}
 	return held, err
 }
 
-// whole reports whether the window is all of its job.
-func (w *window) whole() bool { return w.lo == 0 && w.hi == w.job.env.Count }
+// coversJob reports whether the window covers its whole job.
+func (w *window) coversJob() bool { return w.lo == 0 && w.hi == w.job.env.Count }
 
-// putOff ends a window that the partition's end overtook before its call. The
-// job's other windows may have been called, so its receivers go on by
-// themselves, and may be passed by later messages of their users (a row cannot
-// say that positions behind an open one are done); a job of one window is left
-// to the next owner instead.
-func (w *window) putOff() {
+// handOver defers the receivers of a window that a drain stopped before its call. The job's
+// other windows may have been called, and a row cannot say that positions after an open one are
+// done. So these receivers become an envelope of their own, which later messages of their users
+// may overtake. A job of one window is left to the next owner instead.
+func (w *window) handOver() {
 	j := w.job
-	if w.whole() {
+	if w.coversJob() {
 		return
 	}
 	wake := roundUp(time.Now().Add(time.Second), time.Second)
@@ -221,16 +220,16 @@ func (w *window) putOff() {
 	}
 }
 
-// run hands out the windows of a job that are not done yet. alone: the span that was
-// started too often takes solo runs first (see runSolo).
-func (j *job) run(alone bool) {
+// handOutWindows hands out the windows of a job that are not done yet. If alone is set, the
+// receivers that were started too often are called in solo runs first (see runSolo).
+func (j *job) handOutWindows(alone bool) {
 	p, cfg := j.p, &j.p.w.cfg
-	if cfg.Role == Retries && !p.w.due(j) {
+	if cfg.Role == Retries && !p.w.waitDue(j) {
 		return
 	}
-	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
-		if j.endWhole(whole, code) {
-			j.handedOut()
+	if whole, code := p.w.endsWhole(j, time.Now()); whole != notify.None {
+		if j.endWithoutCall(whole, code) {
+			j.allHandedOut()
 		}
 		return
 	}
@@ -243,15 +242,15 @@ func (j *job) run(alone bool) {
 		}
 		from = again
 	}
-	if p.mail != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mail.takes(j) {
-		p.mail.add(j)
+	if p.mailbox != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mailbox.mayHold(j) {
+		p.mailbox.add(j)
 		return
 	}
-	if p.mail != nil && j.env.Category.Critical() {
-		p.mail.hurry(j)
+	if p.mailbox != nil && j.env.Category.Critical() {
+		p.mailbox.releaseHeld(j)
 	}
-	// After a panic its receivers run one by one, so that it costs the one that
-	// causes it its attempts, and no other.
+	// After a panic the receivers run one by one, so that only the receiver that causes the
+	// panic loses attempts.
 	size := uint32(cfg.Window)
 	if strings.HasSuffix(j.env.Cause, codePanic) {
 		size = 1
@@ -275,16 +274,16 @@ func (j *job) run(alone bool) {
 			return
 		}
 		from = ws[len(ws)-1].hi
-		if !j.start(ws, runBeside) {
+		if !j.claimAndRun(ws, runBeside) {
 			return
 		}
 	}
-	j.handedOut()
+	j.allHandedOut()
 }
 
-// readerAt returns a reader that stands at position pos.
+// readerAt returns a reader at position pos.
 func (j *job) readerAt(pos uint32) notify.ReceiverReader {
-	m := j.at[pos/uint32(j.p.w.cfg.Window)]
+	m := j.windowStarts[pos/uint32(j.p.w.cfg.Window)]
 	var r notify.Receiver
 	for m.pos < pos {
 		m.rd.Next(&r)
@@ -293,23 +292,23 @@ func (j *job) readerAt(pos uint32) notify.ReceiverReader {
 	return m.rd
 }
 
-// endWhole ends what has no outcome yet without a call, and tells of it. False: the
-// partition is gone.
-func (j *job) endWhole(s notify.State, code string) bool {
+// endWithoutCall ends the receivers without an outcome, without calling them, and reports them.
+// It returns false if the partition is gone.
+func (j *job) endWithoutCall(s notify.State, code string) bool {
 	j.mu.Lock()
 	from := j.doneTo
 	j.mu.Unlock()
-	said, err := j.delivered(from, j.env.Count, func(uint32) bool { return true })
+	delivered, err := j.deliveredByReceipt(from, j.env.Count, func(uint32) bool { return true })
 	if err != nil {
 		return false
 	}
 	info := SettledInfo{Lane: j.p.w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Codes: map[string]int{}}
 	j.mu.Lock()
 	for pos := j.doneTo; pos < j.env.Count; pos++ {
-		state, code := j.unsent(pos, s, code)
+		state, code := j.stateWithoutCall(pos, s, code)
 		x := notify.Exception{State: state, Code: code}
-		if told, ok := said[pos]; ok {
-			x, state, code = told, told.State, told.Code
+		if receipt, ok := delivered[pos]; ok {
+			x, state, code = receipt, receipt.State, receipt.Code
 		}
 		j.settleLocked(pos, x)
 		info.Count++
@@ -324,48 +323,46 @@ func (j *job) endWhole(s notify.State, code string) bool {
 	return true
 }
 
-// delivered returns, by position, what receipts say of receivers from one position up to
-// below another that were called before and that a receipt calls delivered; which chooses
-// among them.
-func (j *job) delivered(from, to uint32, which func(pos uint32) bool) (map[uint32]notify.Exception, error) {
-	if j.env.Channel == notify.Push || !j.calledBefore(from) { // of push there are no receipts
+// deliveredByReceipt returns, by position, the receivers in [from, to) that were called before
+// and that a receipt calls delivered. which selects the positions to check.
+func (j *job) deliveredByReceipt(from, to uint32, which func(pos uint32) bool) (map[uint32]notify.Exception, error) {
+	if j.env.Channel == notify.Push || !j.calledBefore(from) { // push has no receipts
 		return nil, nil
 	}
 	var keys []notify.RowKey
-	var of []uint32 // position of each key
+	var positions []uint32 // by key: the position of its receiver
 	rd, rec := notify.ReadReceivers(j.env.Receivers), notify.Receiver{}
 	for pos := uint32(0); pos < to && rd.Next(&rec); pos++ {
 		if pos < from || !j.calledBefore(pos) || !which(pos) {
 			continue
 		}
-		targets, _ := notify.Targets(nil, rec.Address) // none: one address of its profile, or damaged, which was told
+		targets, _ := notify.Targets(nil, rec.Address) // an error or no target: the receiver has one address, from its profile
 		for addr := range max(len(targets), 1) {
 			keys = receiptKeys(keys, &notify.Item{Key: &j.row.Key, Index: rec.Index, Addr: uint8(addr)})
 		}
-		for len(of) < len(keys) {
-			of = append(of, pos)
+		for len(positions) < len(keys) {
+			positions = append(positions, pos)
 		}
 	}
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	rows, err := j.p.rows(keys, j.p.w.cfg.Status.Get)
+	rows, err := j.p.readRows(keys, j.p.w.cfg.Status.Get)
 	if err != nil {
 		return nil, err
 	}
-	said := map[uint32]notify.Exception{}
+	delivered := map[uint32]notify.Exception{}
 	for k := range rows {
 		if d := &rows[k].Default; d.State == notify.Delivered {
-			said[of[k]] = notify.Exception{Pos: of[k], State: notify.Delivered, Code: d.Code, Provider: d.Provider, Receipt: d.Receipt, Class: notify.ClassReceipt}
+			delivered[positions[k]] = notify.Exception{Pos: positions[k], State: notify.Delivered, Code: d.Code, Provider: d.Provider, Receipt: d.Receipt, Class: notify.ClassReceipt}
 		}
 	}
-	return said, nil
+	return delivered, nil
 }
 
-// unsent is the outcome of a receiver that ends without a call, or without a
-// further one: EXPIRED, SUPPRESSED and CANCELLED stand only where none was ever
-// made.
-func (j *job) unsent(pos uint32, s notify.State, code string) (notify.State, string) {
+// stateWithoutCall returns the state and code of a receiver that ends without a further call.
+// EXPIRED, SUPPRESSED and CANCELLED are used only if no call was ever made.
+func (j *job) stateWithoutCall(pos uint32, s notify.State, code string) (notify.State, string) {
 	e := &j.env
 	switch {
 	case pos < j.resumedTo || strings.HasPrefix(e.Cause, causeMaybe):
@@ -378,22 +375,21 @@ func (j *job) unsent(pos uint32, s notify.State, code string) (notify.State, str
 	return notify.Failed, code
 }
 
-// admitAndCall brings the receivers of a job from one position up to below another
-// through the provider, as many at a time as may be called, and each part claimed
-// right before its call. The parts are claimed in order, so that the claims never
-// cover what still waits. False: the partition is going; what was not claimed is
-// the next owner's.
+// admitAndCall calls the provider for the receivers of a job in [from, to). It calls as many at
+// a time as may be called, and claims each part right before its call. It claims the parts in
+// order, so that a claim never covers receivers that still wait. It returns false if the
+// partition is being drained; receivers that were not claimed are left to the next owner.
 func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 	p := j.p
 	for from < to {
-		if !j.myTurn() {
+		if !j.waitTurn() {
 			return false
 		}
-		a, n, ok := p.admit(&j.env, int(min(to-from, uint32(p.w.cfg.Window))))
+		a, n, ok := p.admitReceivers(&j.env, int(min(to-from, uint32(p.w.cfg.Window))))
 		if !ok {
 			return false
 		}
-		if p.w.cfg.Solo.enter(p.soft) != nil {
+		if p.w.cfg.Solo.enter(p.untilDrain) != nil {
 			a.release()
 			return false
 		}
@@ -417,18 +413,18 @@ func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 			killpoint.Hit("claimed")
 			p.w.runWindow([]*window{w}, a.permit, callPass)
 		}
-		if where == runHere || w.whole() {
+		if where == runHere || w.coversJob() {
 			work()
 		} else {
 			p.wg.Go(work)
 		}
 	}
-	return p.soft.Err() == nil
+	return p.untilDrain.Err() == nil
 }
 
-// calledBefore reports whether an earlier call may have been made for a
-// receiver, whatever came of it: also one that was answered with an error has
-// been taken when a receipt says so.
+// calledBefore reports whether an earlier call may have been made for a receiver, with any
+// result. Even a call that was answered with an error may have been processed, as a receipt can
+// show.
 func (j *job) calledBefore(pos uint32) bool {
 	e := &j.env
 	return pos < j.resumedTo || e.Attempt > 0 || strings.HasPrefix(e.Cause, causeCalled) || strings.HasPrefix(e.Cause, causeMaybe)

@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a worker between doubles: a log and timers that only remember, a
-// provider that does as told.
+// rig is a worker with test doubles: a log and timers that only record, and a provider that
+// answers as the test says.
 type rig struct {
 	t      *testing.T
 	cfg    Config
@@ -144,7 +144,7 @@ func (r *rig) isMarked(off int64) bool {
 	return r.marked[off]
 }
 
-// state folds what the store says of the receiver with this index.
+// state returns the outcome in the store of the receiver with this index.
 func (r *rig) state(e *notify.Envelope, index uint32) notify.Outcome {
 	r.t.Helper()
 	rows, err := r.status.Chunk(context.Background(), e.Chunk)
@@ -345,7 +345,8 @@ func (p *fakePrefs) Hold(_ notify.Channel, partitions int, n int32) *users.Holdi
 	return nil
 }
 
-// holds are the numbers of partitions and the partitions whose profiles were to be held.
+// holds returns the partitions whose profiles were requested, each with the number of
+// partitions.
 func (p *fakePrefs) holds() [][2]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

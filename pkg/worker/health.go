@@ -11,29 +11,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Health is what the workers of a process know of their providers: a breaker
-// and a blocked-until per route. Both lanes of a channel, and both roles, share
-// one. Safe for concurrent use.
+// Health is what the workers of a process know about their providers: for each route a circuit
+// breaker and a time until which it is blocked. Both lanes of a channel, and both roles, share
+// one. It is safe for concurrent use.
 type Health struct {
 	cfg limit.BreakerConfig
 	log *slog.Logger
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards the fields below and every routeHealth
 	routes   map[string]*routeHealth
-	troubled int           // routes not closed or blocked
-	change   chan struct{} // closed when a route opens or closes
+	troubled int           // number of routes that are blocked or whose breaker is not closed
+	change   chan struct{} // closed and replaced when a route becomes well or stops being well
 }
 
 type routeHealth struct {
 	breaker *limit.Breaker
 	blocked time.Time
-	refused time.Time // blocked: since when
-	well    bool
-	last    notify.Result // the last answer that was none of a healthy route
+	refused time.Time     // when the block began
+	well    bool          // the breaker is closed and the route is not blocked
+	last    notify.Result // the last answer that counted against the route
 }
 
-// NewHealth returns a Health in which every route is well; the error is that of
-// a bad configuration.
+// NewHealth returns a Health in which every route is well. It returns an error if cfg is
+// invalid.
 func NewHealth(cfg limit.BreakerConfig, log *slog.Logger) (*Health, error) {
 	if _, err := limit.NewBreaker(time.Now(), cfg); err != nil {
 		return nil, err
@@ -44,6 +44,8 @@ func NewHealth(cfg limit.BreakerConfig, log *slog.Logger) (*Health, error) {
 	return &Health{cfg: cfg, log: log, routes: map[string]*routeHealth{}, change: make(chan struct{})}, nil
 }
 
+// routeLocked returns the state of a route, and adds the route if it is new. The caller holds
+// mu.
 func (h *Health) routeLocked(name string) *routeHealth {
 	r := h.routes[name]
 	if r == nil {
@@ -57,7 +59,7 @@ func (h *Health) routeLocked(name string) *routeHealth {
 	return r
 }
 
-// allClosed is the fast path: every route of the lane is well.
+// allClosed reports whether every route of the lane is well.
 func (h *Health) allClosed(rs *Routes) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,25 +74,25 @@ func (h *Health) allClosed(rs *Routes) bool {
 	return true
 }
 
-// allow asks to make one call on a route, which is a probe when the route is in
-// trouble; if not now, at tells when to ask again.
+// allow asks for permission to make one call on a route. The call is a probe if the breaker is
+// not closed. If it is not allowed now, at says when to ask again.
 func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
 	s := r.breaker.State(now)
 	if now.Before(r.blocked) || s.Hold != limit.NotHeld {
-		return false, false, h.reopensLocked(r, now)
+		return false, false, h.reopensAtLocked(r, now)
 	}
 	trouble := s.State != limit.Closed
 	ok, at = r.breaker.Allow(now)
 	return ok, ok && trouble, at
 }
 
-// report feeds the answer of n items to their route's breaker and says whether
-// the breaker is closed now. last says that the item has no attempt left: its failure
-// opens the breaker, unless another call succeeded shortly before, so that an outage
-// does not end the item.
+// report counts the answer of n items in their route's breaker and returns whether the breaker
+// is closed now. last says that the item has no attempt left. Then its failure opens the
+// breaker, unless another call succeeded shortly before, so that an outage does not end the
+// item.
 func (h *Health) report(name string, res *notify.Result, n int, last bool, now time.Time) (closed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -120,11 +122,13 @@ func (h *Health) report(name string, res *notify.Result, n int, last bool, now t
 	return is.State == limit.Closed
 }
 
-// works reports whether the route may be called, and not for a probe alone.
+// works reports whether the route may be called for more than a probe.
 func (r *routeHealth) works(now time.Time) bool {
 	return r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
 }
 
+// judgeLocked updates whether a route is well, and wakes waiting goroutines if that changed. The
+// caller holds mu.
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	well := r.works(now)
 	if well == r.well {
@@ -140,15 +144,15 @@ func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	h.change = make(chan struct{})
 }
 
-// codeHeld is the code of what waits for a route that an operator holds open.
+// codeHeld is the code of receivers that wait because an operator holds their route open.
 const codeHeld = "circuit_held"
 
-// heldLook is when a held route is looked at again at the latest. The end of a hold
-// wakes what waits in memory at once; receivers that were put off come after heldLook.
+// heldLook is the longest time until a held route is checked again. When the hold ends,
+// receivers that wait in memory go on at once; deferred receivers come after heldLook.
 const heldLook = time.Minute
 
-// Hold keeps all calls from a route until it is called with the zero time. since is
-// when the hold began. It reports whether the route was held or let go by the call.
+// Hold stops all calls to a route until Hold is called with the zero time. since is when the
+// hold began. It returns whether the call changed anything.
 func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -165,14 +169,15 @@ func (h *Health) Hold(name string, since time.Time) bool {
 	return true
 }
 
-// reopens is when a route may be tried again.
-func (h *Health) reopens(name string, now time.Time) time.Time {
+// reopensAt returns when a route may be tried again.
+func (h *Health) reopensAt(name string, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.reopensLocked(h.routeLocked(name), now)
+	return h.reopensAtLocked(h.routeLocked(name), now)
 }
 
-func (h *Health) reopensLocked(r *routeHealth, now time.Time) time.Time {
+// reopensAtLocked returns when a route may be tried again. The caller holds mu.
+func (h *Health) reopensAtLocked(r *routeHealth, now time.Time) time.Time {
 	s := r.breaker.State(now)
 	at := s.Until
 	if s.Hold != limit.NotHeld {
@@ -196,13 +201,13 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 	return false
 }
 
-// earliest is when the first route of the lane may be tried; now if one may.
-func (h *Health) earliest(rs *Routes, now time.Time) time.Time {
+// earliestRetry returns when the first route of the lane may be tried: now if one may.
+func (h *Health) earliestRetry(rs *Routes, now time.Time) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var first time.Time
 	for i, name := range rs.Names {
-		if at := h.reopensLocked(h.routeLocked(name), now); i == 0 || at.Before(first) {
+		if at := h.reopensAtLocked(h.routeLocked(name), now); i == 0 || at.Before(first) {
 			first = at
 		}
 	}
@@ -212,22 +217,22 @@ func (h *Health) earliest(rs *Routes, now time.Time) time.Time {
 	return first
 }
 
-// ready reports whether some route of the lane may be called now.
-func (h *Health) ready(rs *Routes) bool {
-	shut, _, _ := h.shut(rs)
+// anyReady reports whether some route of the lane may be called now.
+func (h *Health) anyReady(rs *Routes) bool {
+	shut, _, _ := h.allShut(rs)
 	return !shut
 }
 
-// waitReady holds a window back, before its claim, while every route of the
-// lane is shut: the lane stands and the log buffers. It lets it through at its
-// expiry, to be dropped. False: ctx has ended.
+// waitReady holds a window back, before its claim, while every route of the lane is shut. Then
+// the lane stands and the log buffers. It returns true when a route works, or when the window
+// expires and must be dropped. It returns false if ctx has ended.
 func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool {
 	for {
 		if h.allClosed(rs) {
 			return true
 		}
 		now := time.Now()
-		at := h.earliest(rs, now)
+		at := h.earliestRetry(rs, now)
 		if !at.After(now) {
 			return true
 		}
@@ -237,28 +242,28 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 		if expires != 0 && time.UnixMilli(expires).Before(at) {
 			at = time.UnixMilli(expires)
 		}
-		if !h.wait(ctx, at) {
+		if !h.waitForChange(ctx, at) {
 			return false
 		}
 	}
 }
 
-// shut reports whether no route of the lane works now, until when at most, and
-// a channel that is closed when that may have changed.
-func (h *Health) shut(rs *Routes) (bool, time.Time, <-chan struct{}) {
+// allShut reports whether no route of the lane works now, the latest time until when, and a channel
+// that is closed when that may have changed.
+func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	if h.allClosed(rs) {
 		return false, time.Time{}, nil
 	}
 	now := time.Now()
-	at := h.earliest(rs, now)
+	at := h.earliestRetry(rs, now)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return at.After(now), at, h.change
 }
 
-// wait returns at a time, or when the health of a route changes; false: ctx has
-// ended.
-func (h *Health) wait(ctx context.Context, until time.Time) bool {
+// waitForChange returns true at a time, or when the health of a route changes. It returns false if ctx
+// has ended.
+func (h *Health) waitForChange(ctx context.Context, until time.Time) bool {
 	h.mu.Lock()
 	change := h.change
 	h.mu.Unlock()
@@ -273,14 +278,14 @@ func (h *Health) wait(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// Standing says why a lane stands: none of its routes may be called at now. It
-// is the circuit of the one that may be tried first; ok is false when one works.
+// Standing returns why a lane stands, that is, why none of its routes may be called at now: the
+// circuit of the route that may be tried first. ok is false if a route works.
 func (h *Health) Standing(rs *Routes, now time.Time) (c Circuit, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, name := range rs.Names {
 		r := h.routeLocked(name)
-		at := h.reopensLocked(r, now)
+		at := h.reopensAtLocked(r, now)
 		if !at.After(now) {
 			return Circuit{}, false
 		}
@@ -296,14 +301,14 @@ type Circuit struct {
 	Route   string    `json:"route"`
 	State   string    `json:"state"`
 	Reason  string    `json:"reason,omitempty"`
-	Since   time.Time `json:"since,omitzero"` // since when calls are held back; zero: they pass
+	Since   time.Time `json:"since,omitzero"` // since when calls are held back; zero: they are not
 	Blocked time.Time `json:"blocked_until,omitzero"`
 	RetryAt time.Time `json:"retry_at,omitzero"`
-	// Account and Code of the last answer that counted against the route, while calls
-	// are held back.
+	// Account and Code are those of the last answer that counted against the route. They are set
+	// while calls are held back.
 	Account string `json:"account,omitempty"`
 	Code    string `json:"code,omitempty"`
-	Held    bool   `json:"held,omitempty"` // by an operator
+	Held    bool   `json:"held,omitempty"` // an operator holds the circuit open
 	class   notify.Class
 }
 
@@ -316,7 +321,7 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	if st.State != limit.Closed && (c.Since.IsZero() || st.Since.Before(c.Since)) {
 		c.Since = st.Since
 	}
-	if at := h.reopensLocked(r, now); at.After(now) {
+	if at := h.reopensAtLocked(r, now); at.After(now) {
 		c.RetryAt = at
 	}
 	if !c.Since.IsZero() {
@@ -328,7 +333,7 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	return c
 }
 
-// Circuits lists every route that was ever used.
+// Circuits returns every route that was ever used.
 func (h *Health) Circuits(now time.Time) []Circuit {
 	h.mu.Lock()
 	defer h.mu.Unlock()

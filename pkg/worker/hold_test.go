@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// An operator's hold keeps all calls from a route, uses no attempt, leaves the lane's
-// other routes alone, and ends at once for what waits in memory.
+// An operator's hold stops all calls to a route, uses no attempt, and does not affect other
+// routes of the lane. When it ends, receivers that wait in memory are called at once.
 func TestHeldRoute(t *testing.T) {
 	in(t, func(t *testing.T) {
 		two := Routes{Names: []string{"apns", "fcm"}, Of: func(a []byte) int {

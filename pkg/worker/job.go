@@ -11,67 +11,68 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// job is one envelope on its way.
+// job is one envelope on its way through the worker.
 type job struct {
 	p    *partition
 	env  notify.Envelope
 	msg  message
-	row  notify.Row // what does not change: key, count, digest, origin
-	turn *turn      // nil: order does not matter
+	row  notify.Row // the parts that do not change: key, count, digest, origin
+	turn *orderTurn // place in the order of the partition; nil: order does not matter
 
-	index []uint32 // request index per position, derived envelopes only
-	at    []mark   // one per window boundary: where its receivers begin
+	index        []uint32     // request index per position, derived envelopes only
+	windowStarts []columnMark // one per window boundary: where its receivers begin
 
-	// handIn is held from the snapshot of a row until it stands in the
-	// committer's queue: else a claim that saw less could be written last.
-	handIn sync.Mutex
+	// commitOrder is held from the snapshot of a row until the row is in the committer's queue.
+	// Otherwise an older snapshot could be written after a newer one.
+	commitOrder sync.Mutex
 
-	mu        sync.Mutex
-	settled   []byte // per position: 1 if it has its outcome
-	startedTo uint32
-	doneTo    uint32
-	resumedTo uint32   // positions below were started by a process that died
-	starts    uint16   // how often, the start under way included
-	found     struct { // what the row said when it was resumed
+	mu         sync.Mutex // guards the fields below
+	settled    []byte     // by position: 1 if it has its outcome
+	startedTo  uint32
+	doneTo     uint32
+	resumedTo  uint32   // positions below this were started by a process that died
+	starts     uint16   // how often they were started, including this time
+	resumedRow struct { // values in the row when it was resumed
 		starts uint16
 		doneTo uint32
 	}
-	begun   bool // something was claimed by this owner
-	resent  uint32
-	def     notify.Exception   // the default outcome, once there is one
-	ex      []notify.Exception // unsorted
-	waits   notify.Exception   // what its rounds wait for; State None: nothing
-	windows int                // not finished
-	fate    decision
-	claimed bool // all windows have been handed out
+	claimedAny     bool // this owner has claimed something
+	resent         uint32
+	defaultOutcome notify.Exception   // the default outcome, once there is one
+	exceptions     []notify.Exception // unsorted
+	shownWait      notify.Exception   // what the started receivers wait for; State None: nothing
+	windows        int                // number of windows that have not finished
+	fate           jobFate
+	allMade        bool // all windows of the job have been made
 }
 
-// mark is a place in the receivers' column.
-type mark struct {
+// columnMark is a position and a reader of the receivers' column that stands there.
+type columnMark struct {
 	pos uint32
 	rd  notify.ReceiverReader
 }
 
-// decision says whether a job is called by this owner of the partition.
-type decision uint8
+// jobFate says whether this owner of the partition calls a job.
+type jobFate uint8
 
 const (
-	undecided decision = iota
-	called
-	left // for the next owner
+	fateOpen jobFate = iota
+	fateCalled
+	fateLeft // left to the next owner
 )
 
-// window is a span of positions that is claimed, called and settled together.
+// window is a range of positions [lo, hi) that is claimed, called and settled together.
 type window struct {
 	job    *job
 	lo, hi uint32
-	rd     notify.ReceiverReader // at lo
-	// What it holds of the partition's quotas.
+	rd     notify.ReceiverReader // stands at lo
+	// What the window holds of the partition's quotas budget and early.
 	budget, early int
 }
 
-// newJob makes the job of an envelope whose windows begin at windows, and returns the
-// users' hashes for the order (only where they are few).
+// newJob makes the job of an envelope. windows holds a reader for the start of each window. It
+// also returns the hashes of the users, for the order of the partition, unless the envelope is a
+// barrier there.
 func newJob(p *partition, m message, env notify.Envelope, windows []notify.ReceiverReader) (*job, []uint64) {
 	cfg := &p.w.cfg
 	j := &job{p: p, env: env, msg: m}
@@ -86,9 +87,9 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 		hashes = make([]uint64, 0, env.Count)
 	}
 	derived := env.Derived()
-	j.at = make([]mark, len(windows))
+	j.windowStarts = make([]columnMark, len(windows))
 	for i, rd := range windows {
-		j.at[i] = mark{uint32(i * cfg.Window), rd}
+		j.windowStarts[i] = columnMark{uint32(i * cfg.Window), rd}
 	}
 	rd := notify.ReadReceivers(env.Receivers)
 	for r := (notify.Receiver{}); (small || derived) && rd.Next(&r); {
@@ -104,23 +105,23 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 	return j, hashes
 }
 
-// resume takes over what an earlier start of the same envelope left: outcomes
-// below DoneUpTo stand; receivers from there to StartedUpTo are ambiguous. It
-// reports whether the ambiguous receivers were started too often. They then need solo
-// runs, which find the receiver that kills the process.
-func (j *job) resume(row *notify.Row) (alone bool) {
+// resumeFromRow continues from the row that an earlier start of the same envelope left. Outcomes below
+// DoneUpTo are final; receivers from there to StartedUpTo are ambiguous. It returns true if the
+// ambiguous receivers were started too often. Then they need solo runs, which find the receiver
+// that kills the process.
+func (j *job) resumeFromRow(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
 	j.resumedTo = row.StartedUpTo
 	j.resent, j.starts = row.Resent, row.Starts+1
-	j.found.starts, j.found.doneTo = row.Starts, row.DoneUpTo
-	j.def = row.Default
+	j.resumedRow.starts, j.resumedRow.doneTo = row.Starts, row.DoneUpTo
+	j.defaultOutcome = row.Default
 	for i := uint32(0); i < row.DoneUpTo && i < j.env.Count; i++ {
 		j.settled[i] = 1
 	}
 	for _, x := range row.Exceptions {
 		if x.Pos < row.DoneUpTo {
-			j.ex = append(j.ex, x)
+			j.exceptions = append(j.exceptions, x)
 		}
 	}
 	open := row.StartedUpTo - row.DoneUpTo
@@ -129,9 +130,9 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	}
 	first := cfg.firstSolo()
 	switch {
-	case row.Starts == first: // counted when the solo runs began, but for the last run
+	case row.Starts == first: // all but the last run were counted when the solo runs began
 		open = min(open, maxSoloRun)
-	case row.Starts > first: // so were all receivers behind the called one
+	case row.Starts > first: // only one receiver was called; those after it were counted before
 		open = 1
 	}
 	if f := cfg.Events.Resumed; f != nil && open > 0 {
@@ -139,9 +140,9 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	}
 	switch {
 	case row.Starts >= first+uint16(cfg.MaxStarts):
-		// Nothing else was called in the process, and it died each time: it is the one.
-		j.giveUp(row.DoneUpTo)
-		j.starts, j.found.starts = first, first
+		// This receiver was called alone in the process, and the process died each time.
+		j.failKiller(row.DoneUpTo)
+		j.starts, j.resumedRow.starts = first, first
 		alone = true
 	case slices.Contains(cfg.Unknown, j.env.Category):
 		for pos := row.DoneUpTo; pos < row.StartedUpTo; pos++ {
@@ -158,7 +159,7 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	return alone
 }
 
-// snapshotLocked is the row as of now. Called with mu held.
+// snapshotLocked returns the row with the current progress. The caller holds mu.
 func (j *job) snapshotLocked() notify.Row {
 	row := j.row
 	row.Starts, row.Resent = 1, j.resent
@@ -166,15 +167,15 @@ func (j *job) snapshotLocked() notify.Row {
 		row.Starts = j.starts
 	}
 	row.DoneUpTo, row.StartedUpTo = j.doneTo, j.startedTo
-	row.Default = j.def
+	row.Default = j.defaultOutcome
 	row.Updated = time.Now().UnixMilli()
-	if j.waits.State != notify.None && j.doneTo < j.startedTo {
-		x := j.waits
+	if j.shownWait.State != notify.None && j.doneTo < j.startedTo {
+		x := j.shownWait
 		x.Pos = j.doneTo
 		row.Exceptions = []notify.Exception{x}
 	}
-	if len(j.ex) > 0 {
-		row.Exceptions = append(row.Exceptions, j.ex...)
+	if len(j.exceptions) > 0 {
+		row.Exceptions = append(row.Exceptions, j.exceptions...)
 		slices.SortFunc(row.Exceptions, func(a, b notify.Exception) int {
 			if a.Pos != b.Pos {
 				return int(a.Pos) - int(b.Pos)
@@ -185,29 +186,31 @@ func (j *job) snapshotLocked() notify.Row {
 	return row
 }
 
-// settleLocked records an outcome of a position. The first outcome that could
-// stand for many becomes the default.
+// settleLocked records an outcome of a position. The first outcome that several positions could
+// share becomes the default. The caller holds mu.
 func (j *job) settleLocked(pos uint32, x notify.Exception) {
 	j.settled[pos] = 1
 	x.Pos = pos
 	if x.Of <= 1 && x.Receipt == "" {
-		if j.def.State == notify.None {
-			j.def = x
-			j.def.Pos, j.def.Addr = 0, 0
+		if j.defaultOutcome.State == notify.None {
+			j.defaultOutcome = x
+			j.defaultOutcome.Pos, j.defaultOutcome.Addr = 0, 0
 			return
 		}
-		if sameOutcome(&j.def, &x) {
+		if sameOutcome(&j.defaultOutcome, &x) {
 			return
 		}
 	}
-	j.ex = append(j.ex, x)
+	j.exceptions = append(j.exceptions, x)
 }
 
+// sameOutcome reports whether two exceptions differ only in position and address.
 func sameOutcome(a, b *notify.Exception) bool {
 	return a.State == b.State && a.Class == b.Class && a.Wake == b.Wake && a.Retry == b.Retry && a.Of == b.Of &&
 		a.Code == b.Code && a.Provider == b.Provider && a.Receipt == b.Receipt
 }
 
+// advanceLocked moves doneTo over the positions that have outcomes. The caller holds mu.
 func (j *job) advanceLocked() {
 	if open := bytes.IndexByte(j.settled[j.doneTo:], 0); open >= 0 {
 		j.doneTo += uint32(open)
@@ -219,102 +222,105 @@ func (j *job) advanceLocked() {
 	}
 }
 
-// claim moves StartedUpTo to the window's end in the durable row, and waits for it.
+// claim moves StartedUpTo to the window's end in the row, and waits until the row is durable.
 func (j *job) claim(w *window) error {
 	return j.commit(func() (notify.Row, bool) {
-		j.startedTo, j.begun = max(j.startedTo, w.hi), true
+		j.startedTo, j.claimedAny = max(j.startedTo, w.hi), true
 		return j.snapshotLocked(), true
 	})
 }
 
-// commit makes the row that snapshot returns (called with mu held) durable. When it
-// returns nil, the row was durable before another member could be given the
-// partition, so what follows from it may begin: calls of what it claims, and what a
-// finished row hands on.
+// commit makes the row that snapshot returns durable; it calls snapshot with mu held. If it
+// returns nil, the row was durable before another member could be given the partition. Then the
+// caller may act on it: make the calls that the row claims, or hand on what a finished row
+// leaves to do.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
 	if err := log.Held(ctx); err != nil {
 		return err
 	}
 	done := make(chan struct{})
-	j.handIn.Lock()
-	stamp, err := j.p.stamp()
+	j.commitOrder.Lock()
+	stamp, err := j.p.nextStamp()
 	if err != nil {
-		j.handIn.Unlock()
+		j.commitOrder.Unlock()
 		return err
 	}
 	j.mu.Lock()
 	row, ok := snapshot()
 	j.mu.Unlock()
 	if !ok {
-		j.handIn.Unlock()
+		j.commitOrder.Unlock()
 		return nil
 	}
 	row.Stamp = stamp
 	err = j.p.w.cfg.Committer.Commit(ctx, row, func() { close(done) })
-	j.handIn.Unlock()
+	j.commitOrder.Unlock()
 	if err != nil {
 		return err
 	}
 	select {
 	case <-done:
-		// Only then did the row stand before another member could read it.
+		// The partition is still ours, so the row was durable before another member could
+		// read it.
 		return log.Held(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// save takes back the claims of a job that is left behind, beside its progress:
-// windows that were called have all been settled, the others were not called, so
-// the next owner finds nothing ambiguous but what this one found so. A stop is no
-// death of the process: it does not count as a start of that. Drain calls it when
-// no goroutine of the partition runs any more. Calls are dropped unsettled only
-// after the partition's context has ended, and then Commit writes nothing.
-func (j *job) save() {
-	// An error means the partition is gone: the claim stands instead.
+// takeBackClaims writes the progress of a job that a drain leaves, without its unused claims.
+// Windows that were called have been settled, and the others were not called. So the next owner
+// finds only the receivers ambiguous that this owner found ambiguous. A stop is not a death of
+// the process, so it is not counted as a start. Drain calls takeBackClaims when no goroutine of
+// the partition runs any more. (Answers are dropped only after the partition's context has
+// ended, and then Commit writes nothing.)
+func (j *job) takeBackClaims() {
+	// An error means that the partition is gone. Then the claims stay in the row.
 	_ = j.commit(func() (notify.Row, bool) {
-		j.starts = j.found.starts
+		j.starts = j.resumedRow.starts
 		j.startedTo = max(j.doneTo, min(j.startedTo, j.resumedTo))
-		return j.snapshotLocked(), j.begun || j.doneTo > j.found.doneTo
+		return j.snapshotLocked(), j.claimedAny || j.doneTo > j.resumedRow.doneTo
 	})
 }
 
-// finishWindow merges a window's outcomes and reports whether it was the last.
+// finishWindow merges a window's outcomes into the job. It returns true if this was the job's
+// last window.
 func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
-	if j.def.State == notify.None && def.State != notify.None {
-		j.def = def
-		j.def.Pos, j.def.Addr = 0, 0
+	if j.defaultOutcome.State == notify.None && def.State != notify.None {
+		j.defaultOutcome = def
+		j.defaultOutcome.Pos, j.defaultOutcome.Addr = 0, 0
 	}
 	copy(j.settled[lo:], plain) // no position of the window had an outcome
-	if !sameOutcome(&j.def, &def) {
+	if !sameOutcome(&j.defaultOutcome, &def) {
 		for i, is := range plain {
 			if is != 0 {
 				x := def
 				x.Pos = lo + uint32(i)
-				j.ex = append(j.ex, x)
+				j.exceptions = append(j.exceptions, x)
 			}
 		}
 	}
 	for i := range ex {
 		j.settled[ex[i].Pos] = 1
-		if x := ex[i]; x.Of <= 1 && sameOutcome(&j.def, &x) {
+		if x := ex[i]; x.Of <= 1 && sameOutcome(&j.defaultOutcome, &x) {
 			continue
 		}
-		j.ex = append(j.ex, ex[i])
+		j.exceptions = append(j.exceptions, ex[i])
 	}
 	j.advanceLocked()
 	j.windows--
-	last = j.windows == 0 && j.claimed
+	last = j.windows == 0 && j.allMade
 	j.mu.Unlock()
 	return last
 }
 
-// handedOut says that every window of the job has been made.
-func (j *job) handedOut() {
+// allHandedOut notes that every window of the job has been made, and finishes the job if all
+// have ended.
+func (j *job) allHandedOut() {
 	j.mu.Lock()
-	j.claimed = true
+	j.allMade = true
 	last := j.windows == 0
 	j.mu.Unlock()
 	if last {
@@ -322,16 +328,16 @@ func (j *job) handedOut() {
 	}
 }
 
-// finish commits the finished row, hands on what it hands on, and marks the
-// record. It runs in the goroutine of the last window.
+// finish commits the finished row, hands on what it leaves to do, and marks the record. It runs
+// in the goroutine of the last window.
 func (j *job) finish() {
 	if j.p.w.cfg.Order == Relaxed {
-		j.p.leave(j)
+		j.p.leaveOrder(j)
 	}
 	killpoint.Hit("before-outcome")
 	var row notify.Row
 	err := j.commit(func() (notify.Row, bool) {
-		j.rebaseLocked()
+		j.chooseDefaultLocked()
 		row = j.snapshotLocked()
 		row.Done = true
 		row.DoneUpTo, row.StartedUpTo = row.Count, row.Count
@@ -347,17 +353,18 @@ func (j *job) finish() {
 	if j.handOn(j.p.ctx, &row) != nil {
 		return
 	}
-	if j.p.w.cfg.Order == Strict { // who is behind must meet the holds
-		j.p.leave(j)
+	if j.p.w.cfg.Order == Strict { // later envelopes of the users must find the holds
+		j.p.leaveOrder(j)
 	}
 	killpoint.Hit("handon-before-mark")
 	j.msg.Done()
 }
 
-// rebaseLocked makes the commonest exception the default when most receivers
-// have one: the first window may have gone differently from the rest.
-func (j *job) rebaseLocked() {
-	if len(j.ex) <= int(j.env.Count)/2 || len(j.ex) < 8 {
+// chooseDefaultLocked makes the most frequent exception the default if most receivers have it.
+// The first window, which sets the default, may have gone differently from the rest. The caller
+// holds mu.
+func (j *job) chooseDefaultLocked() {
+	if len(j.exceptions) <= int(j.env.Count)/2 || len(j.exceptions) < 8 {
 		return
 	}
 	type outcome struct {
@@ -370,8 +377,8 @@ func (j *job) rebaseLocked() {
 	count := map[outcome]int{}
 	var best outcome
 	with := map[uint32]bool{}
-	for i := range j.ex {
-		x := &j.ex[i]
+	for i := range j.exceptions {
+		x := &j.exceptions[i]
 		with[x.Pos] = true
 		if x.Of > 1 || x.Receipt != "" {
 			continue
@@ -384,11 +391,11 @@ func (j *job) rebaseLocked() {
 	if count[best] <= int(j.env.Count)-len(with) {
 		return
 	}
-	old := j.def
-	j.def = notify.Exception{State: best.state, Retry: best.retry, Wake: best.wake, Class: best.class, Code: best.code, Provider: best.prov}
-	kept := j.ex[:0]
-	for _, x := range j.ex {
-		if x.Of > 1 || !sameOutcome(&j.def, &x) {
+	old := j.defaultOutcome
+	j.defaultOutcome = notify.Exception{State: best.state, Retry: best.retry, Wake: best.wake, Class: best.class, Code: best.code, Provider: best.prov}
+	kept := j.exceptions[:0]
+	for _, x := range j.exceptions {
+		if x.Of > 1 || !sameOutcome(&j.defaultOutcome, &x) {
 			kept = append(kept, x)
 		}
 	}
@@ -399,29 +406,29 @@ func (j *job) rebaseLocked() {
 			kept = append(kept, x)
 		}
 	}
-	j.ex = kept
+	j.exceptions = kept
 }
 
-// remark says in the row what the started receivers wait for, so that readers
-// know. It does not wait until that is durable: nothing depends on it.
-func (j *job) remark(x notify.Exception) {
-	j.handIn.Lock()
-	defer j.handIn.Unlock()
-	stamp, err := j.p.stamp()
+// writeWait writes into the row what the started receivers wait for, for readers. It does not
+// wait until that is durable, because nothing depends on it.
+func (j *job) writeWait(x notify.Exception) {
+	j.commitOrder.Lock()
+	defer j.commitOrder.Unlock()
+	stamp, err := j.p.nextStamp()
 	if err != nil {
 		return
 	}
 	j.mu.Lock()
-	j.waits = x
+	j.shownWait = x
 	row := j.snapshotLocked()
 	j.mu.Unlock()
 	row.Stamp = stamp
-	_ = j.p.w.cfg.Committer.Commit(j.p.soft, row, func() {}) // not, when the partition goes
+	_ = j.p.w.cfg.Committer.Commit(j.p.untilDrain, row, func() {}) // an error means that the partition is being drained
 }
 
-// goOn ends what remark said, for the rows to come.
-func (j *job) goOn() {
+// clearWait removes what writeWait noted from later rows.
+func (j *job) clearWait() {
 	j.mu.Lock()
-	j.waits = notify.Exception{}
+	j.shownWait = notify.Exception{}
 	j.mu.Unlock()
 }

@@ -126,9 +126,9 @@ func TestOneRoundClosesItsCircuit(t *testing.T) {
 	}
 }
 
-// lag sends a chunk of 2,000 and 200 singles through a push lane of which
-// answer says how the provider takes them, and returns the p99 of the time to
-// DELIVERED of the receivers for whom slow is false.
+// lag sends a chunk of 2,000 and 200 singles through a push lane whose provider answers as
+// verdict says. It returns the p99 of the time to DELIVERED over the receivers for which slow is
+// false.
 func lag(t *testing.T, slow func(user string) bool, verdict func(string) users.Verdict, answer func(*notify.Item) (notify.Result, bool)) time.Duration {
 	p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead, c.InFlight = 100, 4, 500 })
 	p.prefs.verdict = verdict
@@ -197,8 +197,8 @@ func TestWaitsDoNotSlowTheRest(t *testing.T) {
 		})
 	})
 	t.Logf("p99 of the rest: %v without, %v beside quiet hours, %v beside an hour's Retry-After", plain, quiet, hour)
-	// Which message meets which round of 50 ms calls differs from run to run: one
-	// round is no slowing; holding the mark would cost hours.
+	// Which message gets into which round of 50 ms calls differs from run to run. One round more
+	// is no slowdown. Holding the mark would cost hours.
 	if most := plain*11/10 + 50*time.Millisecond; quiet > most || hour > most {
 		t.Errorf("the rest is slowed: %v, %v, without %v", quiet, hour, plain)
 	}
@@ -308,8 +308,8 @@ func TestSeveralAddresses(t *testing.T) {
 	})
 }
 
-// A caller that asks for every end is told of each that is no failure, once the
-// receiver goes on nowhere.
+// A caller that asks for every outcome is told of each one that is not a failure, once the
+// receiver has ended.
 func TestTellsEveryEnd(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Tells = func(caller string) bool { return caller == "test" } })
@@ -359,8 +359,8 @@ func TestTellsEveryEnd(t *testing.T) {
 	})
 }
 
-// A deadline that passes while one of two addresses waits for its retry ends
-// the receiver, and does not take back what was reached.
+// If the deadline passes while one of two addresses waits for its retry, the receiver ends, and
+// the address that was reached still counts.
 func TestDeadlineBetweenAddresses(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)

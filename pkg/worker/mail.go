@@ -11,32 +11,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// mailbox brings single mails of one content together, so that one call to the
-// provider carries up to a window of them. Codes and alerts are not held; nor
-// is a content nobody else has been seen to send.
+// mailbox collects single mails with the same content, so that one call to the provider carries
+// up to a window of them. It does not hold codes and alerts, nor content that only one mail has
+// had so far.
 type mailbox struct {
 	p *partition
 
-	mu    sync.Mutex
-	bags  map[contentKey]*bag
-	seen  map[contentKey]time.Time // contents met in the last BatchAge
-	swept time.Time
-	rush  int // codes that wait for a turn behind mails: nothing is held
+	mu            sync.Mutex // guards the fields below and the bags
+	bags          map[contentKey]*contentBag
+	seen          map[contentKey]time.Time // when a content was last met; entries older than BatchAge are removed
+	swept         time.Time                // when old entries of seen were last removed
+	urgentWaiting int                      // number of codes and alerts that wait for earlier mails; while above 0 no mail is held
 }
 
-// bag holds mails of one content until it is full or BatchAge old.
-type bag struct {
+// contentBag collects mails with the same content until it is full or BatchAge old.
+type contentBag struct {
 	jobs []*job
-	full chan struct{}
+	full chan struct{} // closed when the bag is to be sent at once
 }
 
 func newMailbox(p *partition) *mailbox {
-	return &mailbox{p: p, bags: map[contentKey]*bag{}, seen: map[contentKey]time.Time{}}
+	return &mailbox{p: p, bags: map[contentKey]*contentBag{}, seen: map[contentKey]time.Time{}}
 }
 
-// takes reports whether a mail may meet others of its content: templates may
-// at once, inline content once it was seen twice.
-func (m *mailbox) takes(j *job) bool {
+// mayHold reports whether a mail should wait for others with its content: one with a template
+// always, one with inline content from its second occurrence.
+func (m *mailbox) mayHold(j *job) bool {
 	if j.env.Category.Critical() {
 		return false
 	}
@@ -54,14 +54,14 @@ func (m *mailbox) takes(j *job) bool {
 	}
 	_, again := m.seen[h]
 	m.seen[h] = now
-	if m.rush > 0 {
+	if m.urgentWaiting > 0 {
 		return false
 	}
 	return again || j.env.Content.Template != ""
 }
 
-// add puts a mail into its bag; the first one waits and takes the whole bag
-// through the provider, the others leave their goroutine.
+// add puts a mail into its bag. The goroutine of the bag's first mail waits and sends the whole
+// bag; the goroutines of the others end.
 func (m *mailbox) add(j *job) {
 	cfg := &m.p.w.cfg
 	h := contentHash(&j.env)
@@ -69,11 +69,11 @@ func (m *mailbox) add(j *job) {
 	b := m.bags[h]
 	first := b == nil
 	if first {
-		b = &bag{full: make(chan struct{})}
+		b = &contentBag{full: make(chan struct{})}
 		m.bags[h] = b
 	}
 	b.jobs = append(b.jobs, j)
-	if len(b.jobs) == cfg.Window || first && m.rush > 0 {
+	if len(b.jobs) == cfg.Window || first && m.urgentWaiting > 0 {
 		delete(m.bags, h)
 		close(b.full)
 	}
@@ -91,19 +91,18 @@ func (m *mailbox) add(j *job) {
 		}
 		m.mu.Unlock()
 	case <-b.full:
-	case <-m.p.soft.Done():
+	case <-m.p.untilDrain.Done():
 		return
 	}
-	m.send(b.jobs)
+	m.sendBag(b.jobs)
 }
 
-// send takes the mails of a bag whose turn has come through the provider in one
-// call, then the others one by one: a user's second mail waits for the first,
-// and holds no budget meanwhile.
-func (m *mailbox) send(jobs []*job) {
+// sendBag sends the mails of a bag whose turn has come in one call, and then the others one by one.
+// A second mail to the same user waits for the first, and holds no budget meanwhile.
+func (m *mailbox) sendBag(jobs []*job) {
 	var now, later []*job
 	for _, j := range jobs {
-		if j.turn == nil || j.turn.come() {
+		if j.turn == nil || j.turn.hasCome() {
 			now = append(now, j)
 		} else {
 			later = append(later, j)
@@ -112,23 +111,23 @@ func (m *mailbox) send(jobs []*job) {
 	if len(now) > 0 && !m.sendNow(now) {
 		return
 	}
-	// In the order of the log: else two bags could wait for each other.
-	slices.SortFunc(later, func(a, b *job) int { return cmp.Compare(a.turn.n, b.turn.n) })
+	// Send them in the order of the log. Otherwise two bags could wait for each other.
+	slices.SortFunc(later, func(a, b *job) int { return cmp.Compare(a.turn.number, b.turn.number) })
 	for _, j := range later {
-		if !j.myTurn() || !j.window(0) {
+		if !j.waitTurn() || !j.runPosition(0) {
 			return
 		}
-		j.handedOut()
+		j.allHandedOut()
 	}
 }
 
-// sendNow claims mails and calls the provider once for all, or once for as many as
-// it admits. False: the partition is going.
+// sendNow claims mails and calls the provider once for all of them, or once for as many as it
+// admits. It returns false if the partition is being drained.
 func (m *mailbox) sendNow(jobs []*job) bool {
 	p := m.p
 	if p.w.claimLast {
 		for len(jobs) > 0 {
-			a, n, ok := p.admit(&jobs[0].env, len(jobs))
+			a, n, ok := p.admitReceivers(&jobs[0].env, len(jobs))
 			if !ok {
 				return false
 			}
@@ -140,21 +139,23 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 		}
 		return true
 	}
-	held, err := p.budget.acquire(p.soft, jobs[0].env.Category, len(jobs))
+	held, err := p.budget.acquire(p.untilDrain, jobs[0].env.Category, len(jobs))
 	if err != nil {
 		return false
 	}
 	defer p.budget.release(held)
-	expires := jobs[0].env.Expires // of all: it is part of their content's key
-	if !p.w.cfg.Gate.wait(p.soft, expires) || !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, expires) {
+	expires := jobs[0].env.Expires // the same for all, because the key of a bag contains it
+	if !p.w.cfg.Gate.wait(p.untilDrain, expires) || !p.w.cfg.Health.waitReady(p.untilDrain, &p.w.cfg.Routes, expires) {
 		return false
 	}
 	return m.claimAndCall(jobs, nil)
 }
 
+// claimAndCall claims single mails, each in its own row, and calls the provider once for all of
+// them. It returns false if the partition is gone or being drained.
 func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	solo := m.p.w.cfg.Solo
-	if solo.enter(m.p.soft) != nil {
+	if solo.enter(m.p.untilDrain) != nil {
 		return false
 	}
 	parts := make([]*window, len(jobs))
@@ -162,7 +163,7 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	for i, j := range jobs {
 		parts[i] = &window{job: j, lo: 0, hi: 1, rd: j.readerAt(0)}
 		j.mu.Lock()
-		j.windows, j.claimed = 1, true
+		j.windows, j.allMade = 1, true
 		j.mu.Unlock()
 		go func() { errs <- j.claim(parts[i]) }()
 	}
@@ -171,7 +172,7 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 		err = cmp.Or(<-errs, err)
 	}
 	have := callPass
-	if err != nil || !m.p.w.claimLast { // the call waits for capacity
+	if err != nil || !m.p.w.claimLast { // the call waits for capacity, which must not happen inside the Solo
 		have = noPass
 		solo.leave()
 	}
@@ -182,13 +183,13 @@ func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
 	return true
 }
 
-// hurry is told of a code or alert: mails that its turn waits for are not held.
-func (m *mailbox) hurry(j *job) {
-	if j.turn == nil || j.turn.come() {
+// releaseHeld releases all held mails when a code or alert waits for its turn behind them.
+func (m *mailbox) releaseHeld(j *job) {
+	if j.turn == nil || j.turn.hasCome() {
 		return
 	}
 	m.mu.Lock()
-	m.rush++
+	m.urgentWaiting++
 	for k, b := range m.bags {
 		delete(m.bags, k)
 		close(b.full)
@@ -197,16 +198,16 @@ func (m *mailbox) hurry(j *job) {
 	m.p.wg.Go(func() {
 		select {
 		case <-j.turn.ready:
-		case <-m.p.soft.Done():
+		case <-m.p.untilDrain.Done():
 		}
 		m.mu.Lock()
-		m.rush--
+		m.urgentWaiting--
 		m.mu.Unlock()
 	})
 }
 
-// contentKey is a cryptographic hash: whoever finds two contents of one key
-// could have his own sent to another's receivers.
+// contentKey is a cryptographic hash. If somebody could find two contents with the same key, one
+// caller's content could be sent to another caller's receivers.
 type contentKey [sha256.Size]byte
 
 func contentHash(e *notify.Envelope) contentKey {

@@ -13,11 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestModel lives through crashes, drains, stores and a log that refuse, lose
-// acknowledgements or hang, and a provider that answers anything. In the end
-// every receiver has one terminal state, what the provider took beyond once is
-// within what the rows admit, first attempts kept the order of each user, and
-// nothing waits any more.
+// TestModel runs through crashes and drains, with stores and a log that refuse, lose
+// acknowledgements or hang, and a provider that answers anything. In the end every receiver has
+// one terminal state. The duplicates that the provider got are within what the rows admit. First
+// attempts kept the order of each user, and nothing waits any more.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var thrown any // rapid ends a check by a panic, which must not cross the bubble
@@ -221,16 +220,16 @@ func model(t *testing.T, rt *rapid.T) {
 		rt.Errorf("%d timers pending", n)
 	}
 	for topic, part := range p.life.parts {
-		if n := len(part.live); n != 0 {
+		if n := len(part.liveJobs); n != 0 {
 			rt.Errorf("%s: %d jobs live", topic, n)
 		}
-		if part.order != nil && len(part.order.open) != 0 {
-			rt.Errorf("%s: %d turns open", topic, len(part.order.open))
+		if part.order != nil && len(part.order.openTurns) != 0 {
+			rt.Errorf("%s: %d turns open", topic, len(part.order.openTurns))
 		}
 		if b := part.budget; b.free != b.size {
 			rt.Errorf("%s: %d of the budget are held", topic, b.size-b.free)
 		}
-		if n := part.w.claims.held; n != 0 {
+		if n := part.w.openReceivers.held; n != 0 {
 			rt.Errorf("%s: %d receivers count as claimed", topic, n)
 		}
 	}

@@ -12,9 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// What a newer release wrote, an envelope or its outcome row, is left to that release:
-// the worker refuses the batch with ErrNewer, marks nothing, puts nothing aside and
-// keeps the row. What stands before it in the log goes its way when it comes again.
+// An envelope or outcome row that a newer release wrote is left to that release. The worker
+// refuses the batch with ErrNewer, marks nothing, puts nothing aside and keeps the row. Records
+// before it in the log are delivered when they come again.
 func TestLeavesWhatANewerReleaseWrote(t *testing.T) {
 	for _, what := range []string{"envelope", "outcome row"} {
 		t.Run(what, func(t *testing.T) {

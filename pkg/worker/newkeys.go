@@ -6,45 +6,44 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// newKeys knows of original envelopes of a partition that they surely have no outcome
-// row, so that accept need not read one. It belongs to one assignment of the partition,
-// and only the goroutine that calls accept uses it. A key has no row if no owner has
-// claimed it:
+// newKeys tells which original envelopes of a partition cannot have an outcome row yet, so that
+// accept need not read one. It belongs to one assignment of the partition. Only the goroutine
+// that calls accept uses it. An envelope has no row if no owner has claimed it:
 //
-//   - This owner has not: accept has not met the key.
-//   - No owner before has. It claims nothing once this member was given the partition
-//     (log.Held), and this record was appended after that (Msg.AfterAssign). A copy of
-//     the record may have been appended before that: a request that is repeated keeps
-//     its ids. So the request must have been made later, too.
+//   - This owner has not claimed it, if accept has not met its key before.
+//   - No earlier owner has claimed it. An earlier owner claims nothing after this member was
+//     given the partition (log.Held), and this record was appended after that
+//     (Msg.AfterAssign). But another copy of the record may have been appended before that,
+//     because a repeated request keeps its ids. So the request must also have been made after
+//     that.
 //
-// The second copy of an original is always in the same partition of the lane's topic, so
-// no process but the partition's owners claims it. That does not hold for retries and
-// replays, whose rows are read.
+// The second copy of an original is always in the same partition of the lane's topic, so only
+// owners of the partition can claim it. This does not hold for retries and replays; their rows
+// are always read.
 //
-// The time of a request is by the clock of the process that took it. Where that clock is
-// ahead of ours, a copy appended before may look as if it were made after. So what was
-// made within clockMargin after the begin is not believed, and neither is an id from the
-// future. What this owner reads within clockMargin is therefore never believed.
+// The time of a request is that of the clock of the process that accepted it. If that clock is
+// ahead of ours, a request made before the assignment may seem to be made after it. So envelopes
+// made within clockMargin after the assignment count as possibly claimed, and so do ids from the
+// future. Thus every envelope that this owner reads within clockMargin has its row read.
 type newKeys struct {
 	began time.Time // when this member was given the partition
 
-	// newer gets the keys. Once it is full it becomes older, and what older was is
-	// dropped. A key whose request was made up to dropped (ms since 1970) may be among
-	// the dropped ones.
+	// newer gets the keys. Once it is full it becomes older, and the previous older set is
+	// dropped. dropped is the latest time, in ms since 1970, at which a request of a dropped key
+	// was made: keys made up to then may have been met.
 	newer, older keySet
 	dropped      int64
 }
 
 const (
-	// clockMargin is how far ahead of ours the clocks of other processes may be.
+	// clockMargin is how far the clocks of other processes may be ahead of ours.
 	// docs/failures.md says what happens beyond it.
 	clockMargin = 5 * time.Second
-	// clockAhead is how far ahead an id is not yet from the future.
+	// clockAhead is how far ahead of our clock an id may be.
 	clockAhead = time.Second
 
-	// keySetSize is how many keys a keySet takes: with keySetBits bits for each, and
-	// keySetHashes of them set, it knows 0.2% of other keys falsely when full. It
-	// takes 64 KiB.
+	// keySetSize is the number of keys in a full keySet. With keySetBits bits a key, of which
+	// keySetHashes are set, a full set reports 0.2% of other keys as met. It takes 64 KiB.
 	keySetSize   = 1 << 15
 	keySetBits   = 16
 	keySetHashes = 5
@@ -54,13 +53,13 @@ const (
 type keySet struct {
 	bits   []uint64 // nil: empty
 	count  int
-	latest int64 // when the latest request of its keys was made, ms since 1970
+	latest int64 // time of the latest request among its keys, ms since 1970
 }
 
-// meet notes an original and reports whether it surely has no outcome row. after says
-// that its record was appended after the begin, held how long ago that was by the
-// monotonic clock.
-func (n *newKeys) meet(c *notify.Chunk, after bool, now time.Time, held time.Duration) bool {
+// noteIsNew notes an original and reports whether it cannot have an outcome row. after says that its
+// record was appended after the assignment. held is the age of the assignment by the monotonic
+// clock.
+func (n *newKeys) noteIsNew(c *notify.Chunk, after bool, now time.Time, held time.Duration) bool {
 	made := c.Base.Time().UnixMilli()
 	hash := notify.Mix(chunkHash(c))
 	met := n.newer.has(hash) || n.older.has(hash)
@@ -72,7 +71,7 @@ func (n *newKeys) meet(c *notify.Chunk, after bool, now time.Time, held time.Dur
 		}
 		n.newer.add(hash, made)
 	}
-	// A clock that was set since has shifted the begin.
+	// If the wall clock was set since, the time of the assignment shifts by as much.
 	began := max(n.began.UnixMilli(), now.Add(-held).UnixMilli())
 	return !met && after && made > max(began+clockMargin.Milliseconds(), n.dropped) && made <= now.Add(clockAhead).UnixMilli()
 }
@@ -106,7 +105,7 @@ func (s *keySet) has(hash uint64) bool {
 	return true
 }
 
-// chunkHash is a hash of a chunk.
+// chunkHash returns a hash of a chunk.
 func chunkHash(c *notify.Chunk) uint64 {
 	return notify.ColumnDigest(c.Base[:]) + uint64(c.Partition)<<32 + uint64(c.Block)
 }

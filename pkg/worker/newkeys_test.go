@@ -22,7 +22,7 @@ func (r *readRows) Resume(ctx context.Context, t engine.Tenure, keys []notify.Ro
 	return r.Status.Resume(ctx, t, keys)
 }
 
-// readingPlant is a plant and what its workers read.
+// readingPlant returns a plant and the rows that its workers read.
 func readingPlant(t *testing.T, lane notify.Lane) (*plant, *readRows) {
 	var reads *readRows
 	p := newPlant(t, lane, func(c *Config) {
@@ -81,8 +81,8 @@ func TestNewIsNotRead(t *testing.T) {
 	}
 }
 
-// What the owner before has ended is not sent again when the request is repeated, and its
-// second record is appended after the partition came: producers try again, and so do callers.
+// What the previous owner has finished is not sent again if the request is repeated and its
+// second record is appended after the assignment. Producers and callers do repeat.
 func TestRepeatedAfterTakeOver(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p, _ := readingPlant(t, pushLane)
@@ -99,8 +99,9 @@ func TestRepeatedAfterTakeOver(t *testing.T) {
 	})
 }
 
-// The clock of the process that took the requests is ahead of all others. What the owner
-// before has claimed looks as if it were made after the partition came. Its record tells.
+// The clock of the process that accepted the requests is ahead of all others. So requests that
+// the previous owner has claimed seem to be made after the assignment. The time of their record
+// shows that they were not.
 func TestClaimedUnderAFastClock(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p, _ := readingPlant(t, pushLane)
@@ -166,7 +167,7 @@ func TestNewKeys(t *testing.T) {
 		return &notify.Chunk{Base: notify.NewBase(began.Add(after))}
 	}
 	meet := func(n *newKeys, c *notify.Chunk, after bool, now, held time.Duration) bool {
-		return n.meet(c, after, began.Add(now), held)
+		return n.noteIsNew(c, after, began.Add(now), held)
 	}
 	minute := time.Minute
 	for name, is := range map[string]struct {
@@ -233,6 +234,6 @@ func BenchmarkNewKeys(b *testing.B) {
 	c := notify.Chunk{Base: notify.NewBase(time.Now())}
 	for b.Loop() {
 		c.Block++
-		n.meet(&c, true, time.Now(), time.Hour)
+		n.noteIsNew(&c, true, time.Now(), time.Hour)
 	}
 }

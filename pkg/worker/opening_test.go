@@ -58,9 +58,9 @@ func (f *fakeOffsets) Committed(context.Context, string) (map[log.TopicPartition
 	return f.answer(pushLane.Topic(), f.committed)
 }
 
-// TestOpening: a partition that a raise added is begun once the old one is finished up to
-// where it stood when the raise had settled, and neither before the raise is announced nor
-// while that cannot be read.
+// TestOpening checks that a new partition is begun once the old one is finished up to its offset
+// at the end of Settle. It is not begun before the change is announced, nor while the progress
+// cannot be read.
 func TestOpening(t *testing.T) {
 	t.Parallel()
 	const settle = 1500 * time.Millisecond
@@ -83,7 +83,7 @@ func TestOpening(t *testing.T) {
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan bool, 1)
-		go func() { done <- o.wait(ctx, log.TopicPartition{Topic: pushLane.Topic(), Partition: n}) }()
+		go func() { done <- o.waitToBegin(ctx, log.TopicPartition{Topic: pushLane.Topic(), Partition: n}) }()
 		return func() bool {
 			synctest.Wait()
 			select {

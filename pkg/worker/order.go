@@ -2,39 +2,38 @@ package worker
 
 import "sync"
 
-// order keeps, per partition, the order of first attempts per user: an envelope
-// may call the provider once every earlier envelope that shares a user with it
-// has had its first results.
+// userOrder keeps the order of first attempts per user within a partition. An envelope may call the
+// provider once every earlier envelope that shares a user with it has its first results.
 //
-// Users are known by a slot of a table of hashes: a collision makes two
-// envelopes wait for each other's users without need, and never lets one pass.
-// A large envelope would touch most slots, so it is a barrier instead: it waits
-// for all before it, and all behind it wait for it.
-type order struct {
-	mu      sync.Mutex
-	slots   []uint32 // last envelope (its number) per slot
-	next    uint32   // number of the next envelope; 0 is none
-	barrier uint32   // last large envelope
-	open    map[uint32]*turn
+// Users are identified by a slot of a hash table. A collision makes two envelopes wait for each
+// other's users without need, but never lets one overtake. A large envelope would use most
+// slots. It is a barrier instead: it waits for all envelopes before it, and all later ones wait
+// for it.
+type userOrder struct {
+	mu        sync.Mutex
+	slots     []uint32              // by slot: number of the last envelope
+	next      uint32                // number of the next envelope; 0 means none
+	barrier   uint32                // number of the last large envelope
+	openTurns map[uint32]*orderTurn // turns that have not ended, by number
 }
 
 const (
 	orderSlots   = 1 << 16
-	barrierFrom  = 512 // receivers; above, collisions would make it wait anyway
+	barrierFrom  = 512 // receivers; larger envelopes would wait for most others anyway because of collisions
 	orderSlotMax = orderSlots - 1
 )
 
-// turn is one envelope's place.
-type turn struct {
-	n      uint32
-	before int // envelopes it waits for
-	left   bool
-	behind []*turn
-	ready  chan struct{}
+// orderTurn is the place of one envelope in the order. userOrder.mu guards it, except ready.
+type orderTurn struct {
+	number   uint32        // number, in the order of the log
+	waitsFor int           // number of envelopes that it waits for
+	left     bool          // leave was called
+	waiting  []*orderTurn  // turns that wait for it
+	ready    chan struct{} // closed when it waits for none
 }
 
-// come reports whether all before it have left.
-func (t *turn) come() bool {
+// hasCome reports whether the envelope waits for no other any more.
+func (t *orderTurn) hasCome() bool {
 	select {
 	case <-t.ready:
 		return true
@@ -43,72 +42,73 @@ func (t *turn) come() bool {
 	}
 }
 
-func newOrder() *order {
-	return &order{slots: make([]uint32, orderSlots), next: 1, open: map[uint32]*turn{}}
+func newUserOrder() *userOrder {
+	return &userOrder{slots: make([]uint32, orderSlots), next: 1, openTurns: map[uint32]*orderTurn{}}
 }
 
-// enter gives the next envelope its turn. Called in the order of the log.
-// hashes are those of its users, unless it is a barrier.
-func (o *order) enter(hashes []uint64, receivers uint32) *turn {
+// enter gives the next envelope its turn. It must be called in the order of the log. hashes are
+// those of its users; a barrier needs none.
+func (o *userOrder) enter(hashes []uint64, receivers uint32) *orderTurn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t := &turn{n: o.next, ready: make(chan struct{})}
+	t := &orderTurn{number: o.next, ready: make(chan struct{})}
 	o.next++
 	if receivers >= barrierFrom {
-		for _, u := range o.open {
-			t.before++
-			u.behind = append(u.behind, t)
+		for _, u := range o.openTurns {
+			t.waitsFor++
+			u.waiting = append(u.waiting, t)
 		}
-		o.barrier = t.n
+		o.barrier = t.number
 	} else {
-		o.after(t, o.barrier)
+		o.waitFor(t, o.barrier)
 		for _, h := range hashes {
 			s := &o.slots[h&orderSlotMax]
-			o.after(t, *s)
-			*s = t.n
+			o.waitFor(t, *s)
+			*s = t.number
 		}
 	}
-	o.open[t.n] = t
-	if t.before == 0 {
+	o.openTurns[t.number] = t
+	if t.waitsFor == 0 {
 		close(t.ready)
 	}
 	return t
 }
 
-// after makes t wait for envelope n, once, if that is still open.
-func (o *order) after(t *turn, n uint32) {
-	u, ok := o.open[n]
+// waitFor makes t wait for envelope n, unless that has ended or t waits for it already. The
+// caller holds mu.
+func (o *userOrder) waitFor(t *orderTurn, n uint32) {
+	u, ok := o.openTurns[n]
 	if !ok || u == t {
 		return
 	}
-	if l := len(u.behind); l > 0 && u.behind[l-1] == t {
+	if l := len(u.waiting); l > 0 && u.waiting[l-1] == t {
 		return
 	}
-	t.before++
-	u.behind = append(u.behind, t)
+	t.waitsFor++
+	u.waiting = append(u.waiting, t)
 }
 
-// leave ends a turn: its users have had their first results. One that leaves
-// without having waited (it was finished before, expired or cancelled) stays in
-// the line until those before it have left: who is behind waits for them, too.
-func (o *order) leave(t *turn) {
+// leave ends a turn: its users have their first results. If the envelope left without waiting
+// (it was finished before, expired or cancelled), it stays in the order until those before it
+// have left, because later envelopes must wait for them too.
+func (o *userOrder) leave(t *orderTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	t.left = true
-	if t.before > 0 || o.open[t.n] != t {
+	if t.waitsFor > 0 || o.openTurns[t.number] != t {
 		return
 	}
-	for gone := []*turn{t}; len(gone) > 0; {
+	for gone := []*orderTurn{t}; len(gone) > 0; {
 		t, gone = gone[len(gone)-1], gone[:len(gone)-1]
-		delete(o.open, t.n)
-		for _, u := range t.behind {
-			if u.before--; u.before == 0 {
+		delete(o.openTurns, t.number)
+		for _, u := range t.waiting {
+			if u.waitsFor--; u.waitsFor == 0 {
 				close(u.ready)
 				if u.left {
 					gone = append(gone, u)
 				}
 			}
 		}
-		t.behind = nil
+		t.waiting = nil
 	}
 }

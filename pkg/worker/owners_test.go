@@ -91,9 +91,9 @@ func (s stoppable) TakeOver(ctx context.Context, topic string, partition int32) 
 	return t, err
 }
 
-// late is a store as engines of many machines are: rows of earlier tenures that arrive
-// late replace what is not done until the owner has written the row itself. Stores over
-// rows fence earlier.
+// late behaves like a store on several machines: rows of earlier tenures that arrive late
+// replace unfinished rows until the owner has written the row itself. Stores over rows fence
+// earlier.
 type late struct {
 	engine.Status
 	mu     sync.Mutex
@@ -203,11 +203,10 @@ var places = []string{
 	"before a call", "after a call", "before a hand-on",
 }
 
-// A partition has three owners after each other. The first, and at times the
-// second, is stopped at any place for longer than its session, while the next one
-// goes on, and comes back before it learns that it owns nothing any more. What a
-// later owner finished stays finished, every receiver ends, and the provider took
-// none more often than the rows admit.
+// A partition has three owners, one after the other. The first, and sometimes the second, is
+// paused anywhere for longer than its session while the next one works. It resumes before it
+// learns that it owns nothing any more. What a later owner finished stays finished, every
+// receiver ends, and the provider gets no notification more often than the rows admit.
 func TestPausedOwners(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var thrown any

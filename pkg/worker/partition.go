@@ -15,66 +15,66 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// message is a record of the log that must be marked once.
+// message is a record of the log. It must be marked exactly once.
 type message = *log.Msg
 
-// partition is a worker's view of one assigned partition. accept is called in
-// log order by one goroutine; jobs run in goroutines of their own.
+// partition is one assigned partition of a worker. One goroutine calls accept, in the order of
+// the log; jobs run in goroutines of their own.
 type partition struct {
-	w      *Worker
-	tp     log.TopicPartition
-	stamps stamps
-	ctx    context.Context // ends when the partition is gone
-	soft   context.Context // ends when it is about to go: nothing new starts
-	stop   context.CancelFunc
-	order  *order
-	budget *quota // receivers in open windows
-	early  *quota // half of budget, for envelopes before their turn
-	mail   *mailbox
-	pace   pace
-	began  time.Time // when this process got the partition
-	open   bool      // Opening let it begin; of the goroutine that calls Handle
-	unmet  newKeys   // accept has it
-	// profiles are those of the partition's users. They are let go when ctx has ended.
+	w          *Worker
+	tp         log.TopicPartition
+	stamps     rowStamps
+	ctx        context.Context    // ends when the partition is gone; nothing may be written after that
+	untilDrain context.Context    // ends when a drain begins; nothing new is started after that
+	beginDrain context.CancelFunc // ends untilDrain
+	order      *userOrder
+	budget     *quota   // receivers in open windows
+	early      *quota   // half of budget, for windows whose turn has not come
+	mailbox    *mailbox // nil: mails are not collected
+	pace       campaignPace
+	assignedAt time.Time // when this process got the partition
+	open       bool      // Opening has let it begin; only the goroutine that calls Handle uses it
+	newKeys    newKeys   // only the goroutine that calls accept uses it
+	// profiles are those of the partition's users. They are released when ctx has ended.
 	profiles atomic.Pointer[users.Holding]
 
-	mu    sync.Mutex
-	going bool                   // Drain was called: accept takes nothing more
-	live  map[notify.RowKey]*job // copies of an envelope in flight wait for it
-	wg    sync.WaitGroup         // accept and what it began
+	mu       sync.Mutex             // guards the fields below
+	draining bool                   // Drain was called: accept takes nothing more
+	liveJobs map[notify.RowKey]*job // jobs in flight; later copies of their envelopes wait for them
+	wg       sync.WaitGroup         // accept, and all goroutines that it starts
 }
 
 func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
-	soft, stop := context.WithCancel(ctx)
-	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, began: time.Now(), live: map[notify.RowKey]*job{}}
-	p.unmet.began = p.began
-	if !p.hold() {
+	untilDrain, beginDrain := context.WithCancel(ctx)
+	p := &partition{w: w, tp: tp, ctx: ctx, untilDrain: untilDrain, beginDrain: beginDrain, assignedAt: time.Now(), liveJobs: map[notify.RowKey]*job{}}
+	p.newKeys.began = p.assignedAt
+	if !p.loadProfiles() {
 		p.wg.Go(func() {
-			for notify.Sleep(p.soft, holdLook) && !p.hold() {
+			for notify.Sleep(p.untilDrain, profilesRetry) && !p.loadProfiles() {
 			}
 		})
 	}
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
-	p.budget.claims = w.claims
+	p.budget.shared = w.openReceivers
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
 	if w.cfg.Role == First {
-		p.order = newOrder()
+		p.order = newUserOrder()
 	}
 	if w.cfg.Lane.Channel == notify.Email && w.cfg.BatchAge > 0 {
-		p.mail = newMailbox(p)
+		p.mailbox = newMailbox(p)
 	}
 	return p
 }
 
-// holdLook is how often it is looked whether a new partition is announced.
-const holdLook = time.Second
+// profilesRetry is the interval at which a new partition checks whether it is announced.
+const profilesRetry = time.Second
 
-// hold begins to load the profiles of the partition's users. It returns false if it is not
-// announced yet which they are.
-func (p *partition) hold() bool {
+// loadProfiles begins to load the profiles of the partition's users. It returns false if the
+// partition is not announced yet, so that its users are not known.
+func (p *partition) loadProfiles() bool {
 	spread, n := p.w.cfg.Spread(), int(p.tp.Partition)
 	partitions := spread.At(time.Now())
-	if n >= partitions { // added, and not in use yet
+	if n >= partitions { // the partition was added and is not in use yet
 		partitions = spread.Most()
 	}
 	if n >= partitions {
@@ -86,28 +86,28 @@ func (p *partition) hold() bool {
 	return true
 }
 
-// Drain implements log.Drainer: calls under way end and are settled, what
-// waits for a route is parked, everything else is left for the next owner; what
-// was settled is durable when it returns, so that a graceful stop repeats
-// nothing. Calls that are still under way when ctx ends keep their claims.
+// Drain implements log.Drainer. Calls under way end and are settled. Receivers that wait for a
+// route are parked. Everything else is left to the next owner. When Drain returns, all settled
+// outcomes are durable, so that a graceful stop repeats nothing. If ctx ends first, calls that
+// are still under way keep their claims.
 func (p *partition) Drain(ctx context.Context) {
 	p.mu.Lock()
-	p.going = true
+	p.draining = true
 	p.mu.Unlock()
-	p.stop()
+	p.beginDrain()
 	done := make(chan struct{})
 	go func() {
 		p.wg.Wait()
 		p.mu.Lock()
-		jobs := slices.Collect(maps.Values(p.live))
+		jobs := slices.Collect(maps.Values(p.liveJobs))
 		p.mu.Unlock()
 		for _, j := range jobs {
-			// After the drain's time the calls under way were cut off, so that
-			// whether the provider took them is not known: their claims stand.
+			// The drain ran out of time and cut off calls under way. Whether the provider
+			// processed them is not known, so their claims must stay.
 			if ctx.Err() != nil {
 				break
 			}
-			j.save()
+			j.takeBackClaims()
 		}
 		close(done)
 	}()
@@ -117,13 +117,13 @@ func (p *partition) Drain(ctx context.Context) {
 	}
 }
 
-// enter counts accept among what Drain waits for: a drain may come while rows
-// are read, and must not find nothing to wait for just before jobs start.
-// False: there was a drain, and what came after it is the next owner's.
-func (p *partition) enter() bool {
+// beginAccept adds accept to the goroutines that Drain waits for. Without it, Drain could come
+// while rows are read, find nothing to wait for, and miss the jobs that start next. It returns
+// false if Drain was called; then the records are left to the next owner.
+func (p *partition) beginAccept() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.going {
+	if p.draining {
 		return false
 	}
 	p.wg.Add(1)
@@ -132,14 +132,14 @@ func (p *partition) enter() bool {
 
 // accept takes the next records of the partition, in order.
 func (p *partition) accept(msgs []message) error {
-	if !p.enter() {
+	if !p.beginAccept() {
 		return nil
 	}
 	defer p.wg.Done()
 	jobs := make([]*job, 0, len(msgs))
-	var keys []notify.RowKey // of rows that must be read
-	var which []int          // of jobs
-	now, held := time.Now(), time.Since(p.began)
+	var keys []notify.RowKey // of the rows to read
+	var which []int          // index in jobs, for each key
+	now, held := time.Now(), time.Since(p.assignedAt)
 	var windows []notify.ReceiverReader
 	for _, m := range msgs {
 		var env notify.Envelope
@@ -155,9 +155,9 @@ func (p *partition) accept(msgs []message) error {
 			continue
 		}
 		j, hashes := newJob(p, m, env, windows)
-		// Known as live before its row is read: a copy that finishes in between
-		// would else be started again from the claim that was read.
-		if p.copyOf(j) {
+		// Make the job live before its row is read. Otherwise a copy could finish in between,
+		// and this job would be started again from the claim in the row.
+		if p.joinLive(j) {
 			continue
 		}
 		if p.order != nil {
@@ -174,9 +174,9 @@ func (p *partition) accept(msgs []message) error {
 	if f := p.w.cfg.Events.New; f != nil && len(jobs) > len(keys) {
 		f(p.w.cfg.Lane, len(jobs)-len(keys))
 	}
-	rows := make([]notify.Row, len(jobs)) // zero: there is none
+	rows := make([]notify.Row, len(jobs)) // zero: no row
 	if len(keys) > 0 {
-		found, err := p.resume(keys)
+		found, err := p.resumeRows(keys)
 		if err != nil {
 			p.withdraw(jobs)
 			return err
@@ -187,11 +187,11 @@ func (p *partition) accept(msgs []message) error {
 	}
 	for i, j := range jobs {
 		if rows[i].Damaged != nil {
-			if err := p.w.damaged(p.ctx, j, &rows[i]); err != nil {
+			if err := p.w.replaceDamaged(p.ctx, j, &rows[i]); err != nil {
 				return err
 			}
 		}
-		p.start(j, &rows[i])
+		p.startJob(j, &rows[i])
 	}
 	return nil
 }
@@ -199,49 +199,49 @@ func (p *partition) accept(msgs []message) error {
 // Handle implements log.PartitionHandler.
 func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error {
 	if o := p.w.cfg.Opening; o != nil && !p.open {
-		if !o.wait(p.soft, p.tp) {
-			return nil // the next owner's
+		if !o.waitToBegin(p.untilDrain, p.tp) {
+			return nil // left to the next owner
 		}
 		p.open = true
 	}
 	return p.accept(msgs)
 }
 
-// withdraw forgets jobs that were not started: the group hands their records over
-// again, and a turn left behind would hold up the jobs of the same users for good.
+// withdraw removes jobs that were not started. The group will hand their records over again. A
+// turn left behind would block later jobs of the same users for ever.
 func (p *partition) withdraw(jobs []*job) {
 	for _, j := range jobs {
-		p.leave(j)
-		p.forget(j)
+		p.leaveOrder(j)
+		p.forgetJob(j)
 	}
 }
 
-// surelyNew reports whether the job's envelope surely has no outcome row; now is the time
-// of the accept, held how long this process has had the partition by then. What was
-// scheduled may be published twice, before and after partitions were added, so its row is read.
+// surelyNew reports whether the job's envelope cannot have an outcome row. now is the time of
+// the accept; held is how long this process has had the partition. A scheduled chunk may be
+// published twice, before and after partitions were added, so its row is always read.
 func (p *partition) surelyNew(j *job, now time.Time, held time.Duration) bool {
 	c := &j.env.Chunk
 	if p.w.cfg.Role != First || j.row.Key != (notify.RowKey{Chunk: *c}) || j.env.NotBefore != 0 || int32(c.Partition) != p.tp.Partition {
 		return false
 	}
-	return p.unmet.meet(c, j.msg.AfterAssign, now, held)
+	return p.newKeys.noteIsNew(c, j.msg.AfterAssign, now, held)
 }
 
-// resume reads the outcome rows of keys under the partition's tenure.
-func (p *partition) resume(keys []notify.RowKey) ([]notify.Row, error) {
-	t, err := p.tenure()
+// resumeRows reads the outcome rows of keys and takes them over under the partition's tenure.
+func (p *partition) resumeRows(keys []notify.RowKey) ([]notify.Row, error) {
+	t, err := p.currentTenure()
 	if err != nil {
 		return nil, err
 	}
-	return p.rows(keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	return p.readRows(keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 		return p.w.cfg.Status.Resume(ctx, t, keys)
 	})
 }
 
-// rows reads outcome rows, asking again while the store is away: without them
-// nothing can be started, for it might be a second time. It returns notify.ErrNewer
-// if a newer release wrote one of them.
-func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
+// readRows reads outcome rows. It repeats the read while the store fails: without the rows
+// nothing may start, because it could be a second start. It returns notify.ErrNewer if a newer
+// release wrote one of the rows.
+func (p *partition) readRows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		rows, err := read(p.ctx, keys)
 		if err == nil {
@@ -253,27 +253,27 @@ func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []noti
 		if p.ctx.Err() != nil {
 			return nil, p.ctx.Err()
 		}
-		p.w.cfg.Logger.Error("status store does not answer; lane holds", "lane", p.w.cfg.Lane.String(), "err", err)
+		p.w.cfg.Logger.Error("cannot read from the status store; the lane waits, will try again", "lane", p.w.cfg.Lane.String(), "err", err)
 		if !pause.Wait(p.ctx) {
 			return nil, p.ctx.Err()
 		}
 	}
 }
 
-// copyOf makes j the live job of its key, or reports true when there is one:
-// then j is done with it, for whatever comes of the first copy is durable before
-// that is marked, and so before this one.
-func (p *partition) copyOf(j *job) bool {
+// joinLive makes j the live job of its key and returns false. If there is a live job already, it
+// returns true, and j has nothing left to do: its record is marked after that of the first copy,
+// whose results are durable by then.
+func (p *partition) joinLive(j *job) bool {
 	p.mu.Lock()
-	first, ok := p.live[j.row.Key]
+	first, ok := p.liveJobs[j.row.Key]
 	again := ok && first.msg == j.msg
 	if !ok || again {
-		p.live[j.row.Key] = j
+		p.liveJobs[j.row.Key] = j
 	}
 	p.mu.Unlock()
 	switch {
-	case again: // its acceptance failed before it was started, so the group hands it over once more
-		p.leave(first)
+	case again: // the same record: an earlier accept failed before it started the job
+		p.leaveOrder(first)
 		return false
 	case !ok:
 		return false
@@ -281,63 +281,66 @@ func (p *partition) copyOf(j *job) bool {
 		p.wg.Go(func() { p.w.mismatch(p.ctx, j, &first.row) })
 	default:
 		first.msg.After(j.msg)
-		p.duplicate(j)
+		p.reportDuplicate(j)
 	}
 	return true
 }
 
-// start runs a job, or ends it at once when it was finished before.
-func (p *partition) start(j *job, row *notify.Row) {
+// startJob runs a job. If the envelope was finished before, it only hands on what the row leaves
+// to do.
+func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {
 		defer p.wg.Done()
 		if row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {
 			if row.Done {
 				if p.w.cfg.Order == Relaxed {
-					p.leave(j)
+					p.leaveOrder(j)
 				}
-				p.duplicate(j)
-				if j.handOn(p.ctx, row) == nil && j.letGo(p.ctx, row) == nil {
-					p.leave(j)
-					p.forget(j)
+				p.reportDuplicate(j)
+				if j.handOn(p.ctx, row) == nil && j.dropStaleHolds(p.ctx, row) == nil {
+					p.leaveOrder(j)
+					p.forgetJob(j)
 					j.msg.Done()
 				}
 				return
 			}
-			j.run(j.resume(row))
+			j.handOutWindows(j.resumeFromRow(row))
 			return
 		}
 		if row.Key != (notify.RowKey{}) {
 			p.w.mismatch(p.ctx, j, row)
 			return
 		}
-		j.run(false)
+		j.handOutWindows(false)
 	}()
 }
 
-func (p *partition) duplicate(j *job) {
+func (p *partition) reportDuplicate(j *job) {
 	if f := p.w.cfg.Events.Duplicate; f != nil {
 		f(p.w.cfg.Lane, int(j.env.Count))
 	}
 }
 
-// leave ends the job's turn in the order.
-func (p *partition) leave(j *job) {
+// leaveOrder ends the job's turn in the order.
+func (p *partition) leaveOrder(j *job) {
 	if j.turn != nil {
 		p.order.leave(j.turn)
 	}
 }
 
-func (p *partition) forget(j *job) {
+// forgetJob removes a job from liveJobs. A later copy of its envelope then reads the row.
+func (p *partition) forgetJob(j *job) {
 	p.mu.Lock()
-	if p.live[j.row.Key] == j {
-		delete(p.live, j.row.Key)
+	if p.liveJobs[j.row.Key] == j {
+		delete(p.liveJobs, j.row.Key)
 	}
 	p.mu.Unlock()
 }
 
-// wholly says whether the whole envelope ends without a call.
-func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
+// endsWhole returns the state and code with which the whole envelope ends without a call; None:
+// it does not.
+func (w *Worker) endsWhole(j *job, now time.Time) (notify.State, string) {
 	e := &j.env
 	if e.Expired(now) {
 		return notify.Expired, codeExpired
@@ -348,22 +351,24 @@ func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
 	return notify.None, ""
 }
 
-// What the cause of a derived envelope says of earlier calls, before the code.
+// Prefixes in the cause of a derived envelope. They say which earlier calls were made and stand
+// before the code.
 const (
-	causeCalled = "called:" // a deferral: a call was made, and not taken
-	causeMaybe  = "maybe:"  // a call was made that may have been taken
-	// doubtMark stands behind causeMaybe once for each wait of doubt.
+	causeCalled = "called:" // a call was made, and the provider did not process it
+	causeMaybe  = "maybe:"  // a call was made that the provider may have processed
+	// doubtMark follows causeMaybe once for each wait of parkAmbiguous.
 	doubtMark = "~"
 )
 
-// doubts is how often the receivers of an envelope with this cause were put off by doubt.
-func doubts(cause string) int {
+// doubtCount returns how often the receivers of an envelope with this cause were parked by
+// parkAmbiguous.
+func doubtCount(cause string) int {
 	rest, _ := strings.CutPrefix(cause, causeMaybe)
 	return len(rest) - len(strings.TrimLeft(rest, doubtMark))
 }
 
-// DeferralCode returns the code in the Cause of an envelope that a worker has put
-// off: of the failure it retries, or of what it waits for.
+// DeferralCode returns the code in the Cause of an envelope that a worker has deferred: the code
+// of the failure that it retries, or of what it waits for.
 func DeferralCode(cause string) string {
 	return strings.TrimLeft(strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe), doubtMark)
 }
@@ -375,44 +380,46 @@ const (
 	codeHandedOver = "handed_over"
 )
 
-// fresh holds a bulk window back while preferences or cancellations are too old
-// to be believed: an opt-out or a cancel may not be known yet. It waits for the
-// partition's profiles, too: to fetch those of many users one by one would take longer.
-func (p *partition) fresh() bool {
+// waitFresh holds a bulk window back while preferences or cancellations are too old, because an
+// opt-out or a cancellation may not be known yet. It also waits until the partition's profiles
+// are loaded, because fetching those of many users one by one would take longer. It returns
+// false if the partition is being drained.
+func (p *partition) waitFresh() bool {
 	for !p.isFresh() {
-		if !notify.Sleep(p.soft, 50*time.Millisecond) {
+		if !notify.Sleep(p.untilDrain, 50*time.Millisecond) {
 			return false
 		}
 	}
 	return true
 }
 
-// isFresh is fresh that does not wait.
+// isFresh reports whether waitFresh would not wait.
 func (p *partition) isFresh() bool {
 	cfg := &p.w.cfg
 	return !cfg.Lane.Bulk || p.profiles.Load().Loaded() && cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
 }
 
-// fetch reads the profiles of those of the users that this process does not hold: their
-// partition has just come and is being loaded, or they were in it while the topic had
-// fewer partitions. While the store does not answer, bulk waits. In other lanes the users
-// stay unknown: see lookAt.
-func (p *partition) fetch(ch notify.Channel, users [][]byte) {
+// fetchProfiles reads the profiles of users that this process does not hold. This happens when
+// the partition was assigned a moment ago and is still being loaded, or when users were in it
+// while the topic had fewer partitions. While the store fails, a bulk lane waits; in other lanes
+// the users stay unknown, see decideReceiver.
+func (p *partition) fetchProfiles(ch notify.Channel, users [][]byte) {
 	for pause := (notify.Pause{Most: time.Second}); ; {
 		err := p.w.cfg.Prefs.Fetch(p.ctx, ch, users)
-		if err == nil || p.soft.Err() != nil {
+		if err == nil || p.untilDrain.Err() != nil {
 			return
 		}
-		p.w.cfg.Logger.Error("profiles cannot be read", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
-		if !p.w.cfg.Lane.Bulk || !pause.Wait(p.soft) {
+		p.w.cfg.Logger.Error("cannot read the profiles of users", "lane", p.w.cfg.Lane.String(), "users", len(users), "err", err)
+		if !p.w.cfg.Lane.Bulk || !pause.Wait(p.untilDrain) {
 			return
 		}
 	}
 }
 
-// mayCall reports whether an envelope may be claimed after a wait: what was shut
-// meanwhile stays uncalled, but for what has expired, which no call is made for.
+// mayCall reports whether an envelope may be claimed after a wait, or whether the gate or the
+// routes were shut meanwhile. An expired envelope may always be claimed, because no call is made
+// for it.
 func (p *partition) mayCall(e *notify.Envelope) bool {
 	cfg := &p.w.cfg
-	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.ready(&cfg.Routes)
+	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.anyReady(&cfg.Routes)
 }

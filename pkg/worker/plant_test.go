@@ -19,9 +19,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
-// plant is a lane with all that belongs to it, in one bubble: the log with the
-// lane's two topics, both workers, the timer engine, and stores that may fail
-// by plan. What lives in memory ends with a crash; log and stores stay.
+// plant is a complete lane in one bubble: the log with the lane's two topics, both workers, the
+// timer engine, and stores that fail by plan. A crash ends what is in memory; log and stores
+// stay.
 type plant struct {
 	t    *testing.T
 	cfg  Config
@@ -167,7 +167,7 @@ func (p *plant) state(e *notify.Envelope, index uint32) notify.Outcome {
 	return notify.Fold(p.rows(e), index, index)
 }
 
-// told is what notifications-outcomes says of each receiver, in order.
+// told returns what notifications-outcomes says about each receiver, in order.
 func (p *plant) told() map[string][]notify.EndedReceiver {
 	m := map[string][]notify.EndedReceiver{}
 	for _, rec := range p.log.all(notify.TopicOutcomes) {
@@ -302,8 +302,7 @@ func (l *plantLog) markDone(topic string, off int) {
 	}
 }
 
-// ledger is a provider that writes down what it took, whether or not it could
-// say so.
+// ledger is a provider that records each message it accepted, even if its answer was lost.
 type ledger struct {
 	mu      sync.Mutex
 	latency time.Duration
@@ -412,7 +411,7 @@ func (s *slowGet) Resume(ctx context.Context, t engine.Tenure, keys []notify.Row
 	return rows, err
 }
 
-// faultyHolds are holds whose calls fail as a plan says.
+// faultyHolds are Holds whose calls fail by plan.
 type faultyHolds struct {
 	Holds
 	plan *faulty.Plan

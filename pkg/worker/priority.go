@@ -9,89 +9,90 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// quota is a weighted semaphore whose waiters are served by category first
-// (otp, alert, transactional, then the rest), then in the order they came: when
-// capacity returns after a block, codes go first.
+// quota is a weighted semaphore. It serves waiting goroutines by category first (otp, alert,
+// transactional, then the rest), and then in the order of arrival. So codes go first when
+// capacity returns after a block.
 //
-// While it is shut nobody is served: all wait in their order, not in that in
-// which their goroutines happen to wake when it opens.
+// While the quota is shut, it serves no goroutine. When it opens, the goroutines are served in
+// this order, not in the order in which they happen to wake.
 type quota struct {
 	size int
-	// shut, if set, reports whether the quota is shut, until when at most, and
-	// a channel that is closed when that may have changed.
+	// shut, if set, reports whether the quota is shut, the latest time until when, and a channel
+	// that is closed when that may have changed.
 	shut func() (shut bool, until time.Time, change <-chan struct{})
-	// claims, if set, lets more than size be taken of this quota, see there. Who
-	// waits asks again when this quota is given something back, not when another
-	// is: somebody holds something of it whenever one waits.
-	claims *claims
+	// shared, if set, allows taking more than size from this quota; see openReceivers. A waiting
+	// goroutine is served when this quota gets something back, not when another partition's
+	// quota does. That suffices, because whenever a goroutine waits, something of this quota is
+	// held.
+	shared *openReceivers
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards the fields below
 	free     int
-	wait     limit.Queue[waiter]
-	watching bool
-	idle     chan struct{} // closed when nobody waits any more; while watching
+	waiters  limit.Queue[quotaWaiter]
+	watching bool          // watch runs
+	idle     chan struct{} // closed to end watch when no goroutine waits any more
 }
 
 func newQuota(size int) *quota { return &quota{size: size, free: size} }
 
-// acquire takes n (at most the whole size) or returns ctx's error.
+// acquire waits until it can take n (at most the whole size), or returns ctx's error.
 func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, error) {
-	return q.acquireOr(ctx, cat, 0, n, nil)
+	return q.acquireUntil(ctx, cat, 0, n, nil)
 }
 
-// acquireOr is acquire that returns 0 once or is closed. Of the same category
-// the lowest place is served first; 0 is the place behind all who wait.
-func (q *quota) acquireOr(ctx context.Context, cat notify.Category, place uint64, n int, or <-chan struct{}) (int, error) {
+// acquireUntil is acquire that also returns 0 as soon as stop is closed. Within a category the
+// lowest place is served first; place 0 is behind all that wait.
+func (q *quota) acquireUntil(ctx context.Context, cat notify.Category, place uint64, n int, stop <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
-	if q.wait.Len() == 0 && !q.isShut() && q.take(n) {
+	if q.waiters.Len() == 0 && !q.isShut() && q.take(n) {
 		q.mu.Unlock()
 		return n, nil
 	}
-	wants := waiter{want: n, ready: make(chan struct{})}
-	var w *limit.Waiting[waiter]
+	wants := quotaWaiter{want: n, ready: make(chan struct{})}
+	var w *limit.Waiting[quotaWaiter]
 	if place == 0 {
-		w = q.wait.Add(cat, wants)
+		w = q.waiters.Add(cat, wants)
 	} else {
-		w = q.wait.AddAt(cat, place, wants)
+		w = q.waiters.AddAt(cat, place, wants)
 	}
 	q.serve()
 	q.mu.Unlock()
 	select {
 	case <-wants.ready:
 		return n, nil
-	case <-or:
-		q.quit(w)
+	case <-stop:
+		q.stopWaiting(w)
 		return 0, nil
 	case <-ctx.Done():
-		q.quit(w)
+		q.stopWaiting(w)
 		return 0, ctx.Err()
 	}
 }
 
-// try takes n (at most the whole size) if nobody waits and they are free.
-func (q *quota) try(n int) (int, bool) {
+// tryAcquire takes n (at most the whole size) if no goroutine waits and n are free.
+func (q *quota) tryAcquire(n int) (int, bool) {
 	n = min(n, q.size)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.wait.Len() == 0 && !q.isShut() && q.take(n) {
+	if q.waiters.Len() == 0 && !q.isShut() && q.take(n) {
 		return n, true
 	}
 	return 0, false
 }
 
-// quit ends the waiting of w, which may have been served at the same moment.
-func (q *quota) quit(w *limit.Waiting[waiter]) {
+// stopWaiting removes w, or gives back what it got at the same moment.
+func (q *quota) stopWaiting(w *limit.Waiting[quotaWaiter]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
 	case <-w.Value.ready:
 		q.giveBack(w.Value.want)
 	default:
-		q.wait.Remove(w)
+		q.waiters.Remove(w)
 	}
 	q.serve()
-	if q.watching && q.wait.Len() == 0 {
+	if q.watching && q.waiters.Len() == 0 {
 		close(q.idle)
 		q.watching = false
 	}
@@ -105,8 +106,8 @@ func (q *quota) isShut() bool {
 	return shut
 }
 
-// watch serves the waiters once the quota opens; it ends then, or when nobody
-// waits any more.
+// watch serves the waiting goroutines once the quota opens. It ends then, or when idle is
+// closed.
 func (q *quota) watch(idle <-chan struct{}) {
 	for {
 		shut, until, change := q.shut()
@@ -133,6 +134,7 @@ func (q *quota) watch(idle <-chan struct{}) {
 	}
 }
 
+// release gives n back and serves the goroutines that wait.
 func (q *quota) release(n int) {
 	if n == 0 {
 		return
@@ -143,12 +145,13 @@ func (q *quota) release(n int) {
 	q.mu.Unlock()
 }
 
-// take reports whether n could be taken; free is negative when more than size is.
+// take takes n and reports whether it could. free becomes negative when more than size is taken.
+// The caller holds mu.
 func (q *quota) take(n int) bool {
 	own := q.free >= n
 	ok := own
-	if q.claims != nil {
-		ok = q.claims.take(n, own)
+	if q.shared != nil {
+		ok = q.shared.take(n, own)
 	}
 	if ok {
 		q.free -= n
@@ -156,63 +159,67 @@ func (q *quota) take(n int) bool {
 	return ok
 }
 
+// giveBack adds n to what is free. The caller holds mu and then calls serve.
 func (q *quota) giveBack(n int) {
 	q.free += n
-	if q.claims != nil {
-		q.claims.take(-n, true)
+	if q.shared != nil {
+		q.shared.take(-n, true)
 	}
 }
 
+// serve gives capacity to the goroutines that wait, in order, as far as it suffices. While the
+// quota is shut, it starts watch instead. The caller holds mu.
 func (q *quota) serve() {
-	if q.wait.Len() > 0 && q.isShut() {
+	if q.waiters.Len() > 0 && q.isShut() {
 		if !q.watching {
 			q.watching, q.idle = true, make(chan struct{})
 			go q.watch(q.idle)
 		}
 		return
 	}
-	for w := q.wait.First(); w != nil && q.take(w.Value.want); w = q.wait.First() {
-		q.wait.Remove(w)
+	for w := q.waiters.First(); w != nil && q.take(w.Value.want); w = q.waiters.First() {
+		q.waiters.Remove(w)
 		close(w.Value.ready)
 	}
 }
 
-// claims counts the receivers in the open windows of all partitions of a worker.
-// Where the provider is slow, windows enough to fill it may be opened: a partition
-// then has more of them than its own quota, while all hold fewer receivers than
-// the provider may.
-type claims struct {
-	most int // receivers at the provider at once
+// openReceivers counts the receivers in the open windows of all partitions of a worker. While
+// the provider is slow, a partition may open more windows than its own quota allows, as long as
+// all open windows hold fewer receivers than the provider may have at once. Otherwise a slow
+// provider would not get enough work.
+type openReceivers struct {
+	limit int // receivers that may be at the provider at once
 
-	mu   sync.Mutex
-	held int
-	mean time.Duration // of the calls, the latest counting most
+	mu       sync.Mutex // guards the fields below
+	held     int
+	meanCall time.Duration // moving average of the duration of calls
 }
 
-// slowCall is the mean of calls from which a provider is slow.
+// slowCall is the average duration of calls at which a provider counts as slow.
 const slowCall = time.Second
 
-// take counts n receivers more, unless that needs a slow provider with room for
-// them (own: it does not). Less than 0 gives back.
-func (c *claims) take(n int, own bool) bool {
+// take counts n more receivers; a negative n gives receivers back. own says that the partition's
+// own quota has room. If it has none, take succeeds only while the provider is slow and has room
+// for them.
+func (c *openReceivers) take(n int, own bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !own && (c.mean < slowCall || c.held+n > c.most) {
+	if !own && (c.meanCall < slowCall || c.held+n > c.limit) {
 		return false
 	}
 	c.held += n
 	return true
 }
 
-// called is told how long a call took.
-func (c *claims) called(d time.Duration) {
+// noteCall adds the duration of a call to the average.
+func (c *openReceivers) noteCall(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mean += (d - c.mean) / 8
+	c.meanCall += (d - c.meanCall) / 8
 }
 
-// waiter is a request that waits for capacity.
-type waiter struct {
+// quotaWaiter is a goroutine that waits for capacity.
+type quotaWaiter struct {
 	want  int
-	ready chan struct{} // closed when it has what it wants
+	ready chan struct{} // closed when it has got what it wants
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// receipt stores what the provider says later of an item it was sent, as the
-// webhook does.
+// receipt stores a provider's later report about an item, as the webhook does.
 func (p *plant) receipt(item *notify.Item, s notify.State, code string) {
 	p.t.Helper()
 	x := notify.Exception{Addr: item.Addr, State: s, Code: code, Provider: "prov", Receipt: "SM1"}
@@ -26,8 +25,8 @@ func (p *plant) receipt(item *notify.Item, s notify.State, code string) {
 
 var cut = notify.Result{Class: notify.ClassAmbiguous, Code: "connection_lost", Provider: "prov"}
 
-// A receipt that comes before the retry of a call nobody answered settles it:
-// the retry calls nobody, be it in the log or parked.
+// A receipt that comes before the retry of an unanswered call settles the item. The retry makes
+// no call, whether it is in the log or parked.
 func TestReceiptBeforeTheRetry(t *testing.T) {
 	for name, c := range map[string]struct {
 		after  time.Duration
@@ -83,8 +82,8 @@ func TestReceiptBeforeTheRetry(t *testing.T) {
 	}
 }
 
-// The same after a crash: what was claimed without an outcome is sent again,
-// unless a receipt says what became of it.
+// The same after a crash: a receiver that was claimed and has no outcome is called again, unless
+// a receipt reports on its call.
 func TestReceiptBeforeTheResend(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, smsLane)
@@ -180,8 +179,8 @@ func TestReceiptOfOneAddress(t *testing.T) {
 	})
 }
 
-// While the store cannot say what receipts there are, nobody is called, not
-// even by a process that ends.
+// While the store cannot return receipts, no call is made, not even by a process that is
+// stopping.
 func TestReceiptsUnknown(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, smsLane)
@@ -205,7 +204,7 @@ func TestReceiptsUnknown(t *testing.T) {
 	})
 }
 
-// noReceipts refuses to say what receipts there are.
+// noReceipts is a store that fails to return receipts.
 type noReceipts struct{ engine.Status }
 
 func (s noReceipts) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
@@ -215,8 +214,8 @@ func (s noReceipts) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row
 	return s.Status.Get(ctx, keys)
 }
 
-// What ends without a further call was delivered all the same if a receipt of the call before
-// says so: its caller is not told that it failed.
+// If a receiver ends without a further call but a receipt says that its earlier call was
+// delivered, it is DELIVERED. Its caller is not told that it failed.
 func TestReceiptBeforeAnEnd(t *testing.T) {
 	for name, end := range map[string]func(p *plant, e *notify.Envelope){
 		"its address is suppressed": func(p *plant, _ *notify.Envelope) {

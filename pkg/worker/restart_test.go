@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A stop is not taken for a death of the process: what one crash left ambiguous
-// may be left waiting by any number of restarts, called or not, and is sent once
-// it can be. It would else be taken for what kills the worker.
+// A stop does not count as a death of the process. Receivers that one crash left ambiguous may
+// go through any number of restarts, called or not, and are sent once that is possible.
+// Otherwise they would be taken for receivers that kill the process.
 func TestStopsAreNoCrashes(t *testing.T) {
 	for name, c := range map[string]struct {
 		paused bool
@@ -91,7 +91,7 @@ func TestHeldMailExpires(t *testing.T) {
 	}
 }
 
-// What is put into the timer store is told, by receivers: metrics live on it.
+// Receivers put into the timer store are reported, because metrics depend on it.
 func TestParkedIsTold(t *testing.T) {
 	in(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -127,8 +127,8 @@ func TestParkedIsTold(t *testing.T) {
 	})
 }
 
-// An envelope of which a part had its outcome before a crash, and that expires
-// then: what is told is the rest, under the states that it got.
+// Part of an envelope had its outcome before a crash, and then the envelope expires. Only the
+// rest is reported, under the states that it got.
 func TestRestOfAnEnvelopeIsTold(t *testing.T) {
 	in(t, func(t *testing.T) {
 		var told SettledInfo
@@ -170,8 +170,8 @@ func (s panicsOnce) Resume(ctx context.Context, t engine.Tenure, keys []notify.R
 	return s.Status.Resume(ctx, t, keys)
 }
 
-// Records whose acceptance panicked are handed over again, by the group, and go
-// their way: they do not wait for themselves, nor what comes behind for them.
+// If accept panics, the group hands the records over again, and they are delivered. They do not
+// wait for themselves, and later records do not wait for them.
 func TestAcceptPanicsAndGoesOn(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(cfg *Config) { cfg.Status = panicsOnce{cfg.Status, &sync.Once{}} })
@@ -206,8 +206,8 @@ func TestAcceptPanicsAndGoesOn(t *testing.T) {
 	})
 }
 
-// A lane of SMS that is paused while a window waits for capacity calls nothing
-// more; what waited is called when it goes on.
+// If an SMS lane is paused while a window waits for capacity, no call is made. The window is
+// called when the lane continues.
 func TestPausedWhileItWaitsForCapacity(t *testing.T) {
 	in(t, func(t *testing.T) {
 		gate := &Gate{}

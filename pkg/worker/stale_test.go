@@ -10,8 +10,8 @@ import (
 
 func optedOut(string) users.Verdict { return users.Verdict{Action: users.OptedOut} }
 
-// While preferences are too old to be believed bulk stands, and what they say
-// once they are young again binds it; other lanes go on.
+// While preferences are too old, bulk stands. It respects them once they are recent again. Other
+// lanes continue.
 func TestBulkStandsWhilePreferencesAreStale(t *testing.T) {
 	for _, lane := range []notify.Lane{bulkMail, {Channel: notify.Push, Bulk: true}, {Channel: notify.SMS, Bulk: true}, emailLane, smsLane, pushLane} {
 		t.Run(lane.String(), func(t *testing.T) {
@@ -113,9 +113,9 @@ func TestStopWhilePreferencesAreStale(t *testing.T) {
 	})
 }
 
-// Preferences that were never read, because their store was away when the process
-// began: who is named with an address is called, who is not waits until it is back,
-// and bulk waits whole.
+// Preferences were never read, because their store was unreachable when the process began.
+// Receivers with an address in the request are called, the others wait until the store is back,
+// and bulk waits completely.
 func TestPreferencesNeverRead(t *testing.T) {
 	for _, lane := range []notify.Lane{pushLane, smsLane, emailLane, bulkMail} {
 		t.Run(lane.String(), func(t *testing.T) {
@@ -169,8 +169,8 @@ func TestPreferencesNeverRead(t *testing.T) {
 	}
 }
 
-// While cancellations are too old to be believed bulk stands, and what was
-// cancelled meanwhile is not called; other lanes go on.
+// While cancellations are too old, bulk stands, and what was cancelled meanwhile is not called.
+// Other lanes continue.
 func TestBulkStandsWhileCancellationsAreStale(t *testing.T) {
 	for _, lane := range []notify.Lane{bulkMail, {Channel: notify.Push, Bulk: true}, {Channel: notify.SMS, Bulk: true}, emailLane, smsLane, pushLane} {
 		t.Run(lane.String(), func(t *testing.T) {

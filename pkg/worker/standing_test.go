@@ -8,9 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A refused key stops the lane for minutes. What was called before stays with
-// its worker, and its row says what it waits for and until when; then it is
-// sent, once. A crash meanwhile changes nothing of that.
+// A refused key stops the lane for minutes. Receivers of an open window stay with their worker,
+// and their row says what they wait for and until when. Then they are sent, once. A crash
+// meanwhile does not change that.
 func TestRefusedKeyIsTold(t *testing.T) {
 	for name, crash := range map[string]bool{"": false, "crash": true} {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestRefusedKeyIsTold(t *testing.T) {
 	}
 }
 
-// Short waits are not told: a row is not worth writing for them.
+// Short waits are not written into the row: they are not worth a write.
 func TestShortWaitIsNotTold(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, emailLane)
@@ -101,8 +101,8 @@ func TestShortWaitIsNotTold(t *testing.T) {
 	})
 }
 
-// What the row says of a wait ends with it, though other windows of the envelope
-// are claimed and called later; outcomes beside it stay what they are.
+// The wait in the row ends with the wait itself, although other windows of the envelope are
+// claimed and called later. Other outcomes in the row do not change.
 func TestRemarkEnds(t *testing.T) {
 	in(t, func(t *testing.T) {
 		up := time.Now().Add(time.Minute)

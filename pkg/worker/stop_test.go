@@ -12,9 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A graceful stop repeats nothing, wherever windows stand: at the provider,
-// waiting for the order, for capacity, or for a provider that is shut. What was
-// claimed and not called is not taken for called by the next owner.
+// A graceful stop repeats nothing, wherever windows are: at the provider, or waiting for the
+// order, for capacity, or for a provider that is shut. The next owner does not take receivers
+// that were claimed but not called for called ones.
 func TestDrainRepeatsNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		lane    notify.Lane
@@ -295,8 +295,8 @@ func TestPanic(t *testing.T) {
 	})
 }
 
-// Single mails of one template share calls; codes wait for nobody, not even
-// behind a mail that is held.
+// Single mails with one template share calls. Codes do not wait for mails, not even behind a
+// mail that is held.
 func TestMailBatches(t *testing.T) {
 	in(t, func(t *testing.T) {
 		r := newRig(t, emailLane, func(c *Config) { c.Window = 50 })
@@ -367,28 +367,28 @@ func TestAmbiguous(t *testing.T) {
 	})
 }
 
-// Turns of those that leave without waiting do not let others pass.
+// Turns that leave without waiting do not let later ones overtake.
 func TestOrderIsPassedOn(t *testing.T) {
 	t.Parallel()
-	o := newOrder()
+	o := newUserOrder()
 	a, b, c := o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1)
 	o.leave(b)
-	if c.come() {
+	if c.hasCome() {
 		t.Fatal("the third passed the first")
 	}
 	o.leave(a)
-	if !c.come() {
+	if !c.hasCome() {
 		t.Fatal("the third waits for nobody")
 	}
 	o.leave(c)
-	if len(o.open) != 0 {
-		t.Fatalf("%d turns open", len(o.open))
+	if len(o.openTurns) != 0 {
+		t.Fatalf("%d turns open", len(o.openTurns))
 	}
 }
 
 var _ log.Drainer = (*partition)(nil)
 
-// slowReads is a store whose rows take a second to read.
+// slowReads is a store whose reads of rows take a second.
 type slowReads struct{ engine.Status }
 
 func (s slowReads) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
@@ -396,8 +396,8 @@ func (s slowReads) Resume(ctx context.Context, t engine.Tenure, keys []notify.Ro
 	return s.Status.Resume(ctx, t, keys)
 }
 
-// A drain that comes while the rows of new records are read waits for what
-// becomes of them, and what is polled after it is left to the next owner.
+// A drain that begins while the rows of new records are read waits for these records. Records
+// polled after it are left to the next owner.
 func TestDrainWaitsForWhatIsAccepted(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Status = slowReads{c.Status} })
@@ -413,8 +413,8 @@ func TestDrainWaitsForWhatIsAccepted(t *testing.T) {
 		pass(time.Minute)
 		part.mu.Lock()
 		defer part.mu.Unlock()
-		if len(part.live) > 1 {
-			t.Errorf("%d envelopes were taken, one of them after the drain", len(part.live))
+		if len(part.liveJobs) > 1 {
+			t.Errorf("%d envelopes were taken, one of them after the drain", len(part.liveJobs))
 		}
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// A receiver whose profile another process holds is called by what the store says of the
-// user, not as one who set nothing.
+// If another process holds a receiver's profile, the receiver is called by the profile in the
+// store, not as a user without settings.
 func TestProfilesOfOtherSharesAreFetched(t *testing.T) {
 	for _, lane := range []notify.Lane{pushLane, smsLane, emailLane, bulkMail} {
 		t.Run(lane.String(), func(t *testing.T) {
@@ -45,8 +45,8 @@ func TestProfilesOfOtherSharesAreFetched(t *testing.T) {
 	}
 }
 
-// While the store does not answer, bulk waits. Of the others those wait who are named
-// without an address; a code to an address that is given asks for no profile at all.
+// While the store does not answer, bulk waits. In other lanes receivers without an address in
+// the request wait. A code to an address in the request needs no profile.
 func TestProfilesOfOtherSharesWhileTheStoreIsAway(t *testing.T) {
 	for _, c := range []struct {
 		lane notify.Lane

@@ -9,9 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// In a strict lane a user's messages wait behind one that waits for its retry,
-// through a crash, and go in order when it ends; others are not held up, and
-// the mark moves.
+// In a strict lane a user's messages wait behind one that waits for its retry, even through a
+// crash, and go in order when it ends. Other users are not held up, and the mark moves.
 func TestStrictOrder(t *testing.T) {
 	for order, want := range map[Order]string{Relaxed: "1231", Strict: "1123"} {
 		t.Run(want, func(t *testing.T) {
@@ -78,7 +77,8 @@ func TestStrictOrderWaitsForTheHold(t *testing.T) {
 	})
 }
 
-// A copy of the first record that comes when what it handed on has ended holds nobody.
+// If a copy of the first record comes after what that record handed on has ended, no hold
+// remains.
 func TestStrictOrderLetsGo(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Order = Strict })

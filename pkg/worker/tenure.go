@@ -8,61 +8,62 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// renewAfter is the age of a tenure after which the next write takes a new one:
-// stores that group files by time want stamps that are about now.
+// renewAfter is the age of a tenure after which the next write takes a new one. Stores that
+// group files by time need stamps close to the current time.
 const renewAfter = time.Hour
 
-// stamps are what a partition stamps its outcome rows with. The rules that keep a
-// later owner's rows safe from this one, and its calls counted, are in
-// docs/internals.md.
-type stamps struct {
-	mu    sync.Mutex
-	of    engine.Tenure // Start 0: none yet
-	used  int64
-	taken time.Time
+// rowStamps makes the stamps of a partition's outcome rows. docs/internals.md has the rules that
+// protect a later owner's rows from this owner and count this owner's calls.
+type rowStamps struct {
+	mu      sync.Mutex    // guards the fields below
+	tenure  engine.Tenure // Start 0: none yet
+	used    int64         // the last stamp used in the tenure
+	takenAt time.Time     // when the tenure was taken
 }
 
-// tenure returns the partition's tenure, and takes one if it has none.
-func (p *partition) tenure() (engine.Tenure, error) {
+// currentTenure returns the partition's tenure. It takes one if the partition has none.
+func (p *partition) currentTenure() (engine.Tenure, error) {
 	p.stamps.mu.Lock()
 	defer p.stamps.mu.Unlock()
-	if p.stamps.of.Start == 0 {
+	if p.stamps.tenure.Start == 0 {
 		if err := p.takeOverLocked(); err != nil {
 			return engine.Tenure{}, err
 		}
 	}
-	return p.stamps.of, nil
+	return p.stamps.tenure, nil
 }
 
-// stamp returns the stamp of the next row, above all that it returned before. It
-// returns an error only once the partition is gone.
-func (p *partition) stamp() (int64, error) {
+// nextStamp returns the stamp of the next row, greater than all earlier ones. It returns an error
+// only if the partition is gone.
+func (p *partition) nextStamp() (int64, error) {
 	s := &p.stamps
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.of.Start == 0 || s.used == engine.TenureStamps-1 || time.Since(s.taken) > renewAfter {
+	if s.tenure.Start == 0 || s.used == engine.TenureStamps-1 || time.Since(s.takenAt) > renewAfter {
 		if err := p.takeOverLocked(); err != nil {
 			return 0, err
 		}
 	}
 	s.used++
-	return s.of.Stamp(s.used), nil
+	return s.tenure.Stamp(s.used), nil
 }
 
+// takeOverLocked takes a new tenure from the store. The caller holds stamps.mu, so other rows of
+// the partition wait until the store has answered.
 func (p *partition) takeOverLocked() error {
 	var t engine.Tenure
-	err := p.w.until(p.ctx, "status store", func() (err error) {
+	err := p.w.retryUntil(p.ctx, "status store", func() (err error) {
 		t, err = p.w.cfg.Status.TakeOver(p.ctx, p.tp.Topic, p.tp.Partition)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	// A tenure that was begun after another member got the partition would be
-	// above the other's, and is not used.
+	// If another member got the partition before this tenure was taken, this tenure would
+	// beat the other member's. It must not be used.
 	if err := log.Held(p.ctx); err != nil {
 		return err
 	}
-	p.stamps.of, p.stamps.used, p.stamps.taken = t, 0, time.Now()
+	p.stamps.tenure, p.stamps.used, p.stamps.takenAt = t, 0, time.Now()
 	return nil
 }

@@ -6,14 +6,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// traceOf is the trace an envelope came with.
+// traceOf returns the trace context of an envelope.
 func traceOf(e *notify.Envelope) trace.Context {
 	return trace.Context{Parent: e.Trace, State: e.TraceState}
 }
 
-// begin begins the span of a round, below the request of its first envelope that
-// is recorded; mails of other requests that go with it are linked.
-func (r *round) begin() {
+// startSpan starts the span of a round as a child of its first sampled envelope. It links the
+// traces of other requests whose mails go with it.
+func (r *round) startSpan() {
 	t := r.w.cfg.Tracer
 	first := 0
 	if t != nil {
@@ -39,11 +39,11 @@ func (r *round) begin() {
 	}
 }
 
-// maxLinks is how many traces of other requests a round names.
+// maxLinks bounds the traces of other requests that a round links.
 const maxLinks = 64
 
-// end ends it, with how many receivers came to which state.
-func (r *round) end() {
+// endSpan ends the span of a round, with the number of receivers in each state.
+func (r *round) endSpan() {
 	if !r.span.On() {
 		return
 	}
@@ -51,9 +51,9 @@ func (r *round) end() {
 	n := 0
 	for i, p := range r.parts {
 		n += int(p.hi - p.lo)
-		states[r.def.State] += bytes.Count(r.plain[i], []byte{1})
-		for k := range r.ex[i] {
-			states[r.ex[i][k].State]++
+		states[r.defaultOutcome.State] += bytes.Count(r.hasDefault[i], []byte{1})
+		for k := range r.exceptions[i] {
+			states[r.exceptions[i][k].State]++
 		}
 	}
 	r.span.Int("notifyd.receivers", n)
@@ -65,9 +65,9 @@ func (r *round) end() {
 	r.span.End()
 }
 
-// calling begins the span of one provider call, whose context the call carries:
-// the caller's own where nothing is recorded.
-func (r *round) calling() trace.Span {
+// startCallSpan starts the span of one provider call. The call carries its context, or the
+// caller's if the span is not recorded.
+func (r *round) startCallSpan() trace.Span {
 	s := r.w.cfg.Tracer.Call("provider call", r.span.Context())
 	c := s.Context()
 	r.call.Trace, r.call.TraceState = c.Parent, c.State
@@ -78,16 +78,17 @@ func (r *round) calling() trace.Span {
 	return s
 }
 
-// called ends it; before is how many exceptions there were of each part.
-func (r *round) called(s *trace.Span, before []int) {
+// endCallSpan ends the span of a call. before holds the number of exceptions of each part before
+// the call.
+func (r *round) endCallSpan(s *trace.Span, before []int) {
 	if !s.On() {
 		return
 	}
-	not, code := len(r.again), ""
+	not, code := len(r.notTaken), ""
 	r.mu.Lock()
-	for i := range r.ex {
-		for k := before[i]; k < len(r.ex[i]); k++ {
-			if x := &r.ex[i][k]; x.State != notify.Sent && x.State != notify.Delivered {
+	for i := range r.exceptions {
+		for k := before[i]; k < len(r.exceptions[i]); k++ {
+			if x := &r.exceptions[i][k]; x.State != notify.Sent && x.State != notify.Delivered {
 				not, code = not+1, x.Code
 			}
 		}
@@ -100,11 +101,11 @@ func (r *round) called(s *trace.Span, before []int) {
 	s.End()
 }
 
-// before counts the exceptions of each part.
-func (r *round) before(s *trace.Span) (n []int) {
+// countExceptions returns the number of exceptions of each part.
+func (r *round) countExceptions(s *trace.Span) (n []int) {
 	if s.On() {
-		for i := range r.ex {
-			n = append(n, len(r.ex[i]))
+		for i := range r.exceptions {
+			n = append(n, len(r.exceptions[i]))
 		}
 	}
 	return n

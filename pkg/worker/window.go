@@ -14,191 +14,191 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// round is one or more claimed windows of the same content on their way
-// through the provider. It is used by one goroutine, but for settle.
+// round is one or more claimed windows with the same content on their way through the provider.
+// One goroutine uses it. During a call the provider's report function also uses it, from any
+// goroutine and with mu held.
 type round struct {
-	w        *Worker
-	parts    []*window
-	call     notify.Call
-	refs     []ref     // per item
-	plain    [][]byte  // per part and position: 1 if it has the default outcome
-	open     []bool    // per part: left without any outcome
-	again    []int     // items not taken yet: wait for their route
-	began    time.Time // of the first call
-	looked   time.Time
-	remarked time.Time       // until when the rows say that its items wait
-	gone     []goneAddress   // that a provider called dead, or whose owner told it to stop
-	targets  []notify.Target // of the receiver looked at
-	copied   []byte          // addresses of profiles, see scratch
-	broken   bool            // a provider panicked or did not answer: it may still hold the call
-	pass     passKind        // what it holds of the Solo
+	w           *Worker
+	parts       []*window
+	call        notify.Call
+	refs        []itemRef       // by item
+	hasDefault  [][]byte        // by part and position: 1 if it has the default outcome
+	leftOpen    []bool          // by part: left to the next owner, without any outcome
+	notTaken    []int           // items that the provider has not processed and that wait for their route
+	firstCallAt time.Time       // time of the first call
+	lookedAt    time.Time       // when preferences and cancellations were last checked
+	shownUntil  time.Time       // until when the rows show that the items wait
+	gone        []goneAddress   // addresses to suppress, users to opt out
+	targets     []notify.Target // scratch memory for the receiver being decided
+	copied      []byte          // addresses from profiles, see scratch
+	broken      bool            // a provider panicked or reported too little: it may still use the call's memory
+	pass        passKind        // what the round holds of the Solo
 
-	span trace.Span // of the round; none: it is not recorded
+	span trace.Span // none if it is not recorded
 
-	heads map[string]engine.Hold // strict lanes: first of those that wait, by user
+	heads map[string]engine.Hold // strict lanes: by user, the first notification that waits
 
-	// Of the receivers looked at together: whether one may be cancelled, and whether any
-	// address is suppressed. Asking for each took 9 ns (P6).
+	// Whether any receiver of the current batch may be cancelled, and whether any address is
+	// suppressed. Asking for each receiver took 9 ns (P6).
 	mayCancel, maySuppress bool
 
-	held *slots // of the window looked at; nil: its campaign holds nothing back
+	slots *callSlots // slots of the window being decided; nil: its campaign holds nothing back
 
-	mu   sync.Mutex
-	def  notify.Exception
-	ex   [][]notify.Exception // per part
-	fine []int                // accepted items per route, not reported yet
+	mu              sync.Mutex // guards the fields below and, during a call, hasDefault, notTaken and gone
+	defaultOutcome  notify.Exception
+	exceptions      [][]notify.Exception // by part: outcomes other than the default
+	acceptedByRoute []int                // by route: accepted items that its breaker does not know yet
 }
 
-// ref says whose address an item is, and what route it takes: looking that up
-// once more at the answer, when the address has left the cache, took 8 ns.
-type ref struct {
-	part  uint16
-	of    uint8
-	route int8 // -1: none
-	pos   uint32
+// itemRef says which receiver an item belongs to, and which route it takes. Finding the route
+// again at the answer took 8 ns, because the address had left the CPU cache.
+type itemRef struct {
+	part      uint16
+	addresses uint8 // number of the receiver's addresses; 0: one
+	route     int8  // -1: none
+	pos       uint32
 }
 
-// runWindow looks at every receiver once more, calls the provider and settles. The
-// permit is for the first call; nil: the provider has no rate. Its owner releases it.
-// have is the pass that the claim had; a callPass is given back after the first call.
+// runWindow decides about every receiver, calls the provider and settles the outcomes. permit is
+// for the first call; nil means that the provider has no rate, or that the caller got none. It is the
+// caller's to release. have is what the caller holds of the Solo for the claim; a callPass is
+// given back after the first call.
 func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind) {
 	e := &parts[0].job.env
-	r := &round{w: w, parts: parts, pass: have, plain: make([][]byte, len(parts)), open: make([]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
+	r := &round{w: w, parts: parts, pass: have, hasDefault: make([][]byte, len(parts)), leftOpen: make([]bool, len(parts)), exceptions: make([][]notify.Exception, len(parts)), acceptedByRoute: make([]int, len(w.cfg.Routes.Names))}
 	r.call = notify.Call{
 		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
 		Content: &e.Content, Expires: e.Expires, Permit: permit,
 	}
-	r.begin()
-	defer r.end()
+	r.startSpan()
+	defer r.endSpan()
 	defer r.leaveCall()
 	if p := parts[0].job.p; r.pass != soloPass && !p.isFresh() {
 		r.leaveCall()
-		if !p.fresh() {
+		if !p.waitFresh() {
 			for _, p := range parts {
-				p.putOff()
+				p.handOver()
 			}
 			return
 		}
 	}
 	kept := w.scratchFor(parts)
 	r.call.Items, r.refs, r.targets, r.copied = kept.items[:0], kept.refs[:0], kept.targets, kept.addresses[:0]
-	r.looked = time.Now()
+	r.lookedAt = time.Now()
 	for i, p := range parts {
 		var ok bool
-		if r.heads, ok = r.queues(i); !ok {
+		if r.heads, ok = r.queueHeads(i); !ok {
 			return
 		}
-		r.plain[i] = make([]byte, p.hi-p.lo)
-		r.look(i, r.looked)
-		if !p.toldOfEnds(r.ex[i]) {
+		r.hasDefault[i] = make([]byte, p.hi-p.lo)
+		r.decideReceivers(i, r.lookedAt)
+		if !p.applyReceipts(r.exceptions[i]) {
 			return
 		}
 	}
 	var ok bool
-	if r.call.Items, r.refs, ok = r.told(r.call.Items, r.refs); !ok {
+	if r.call.Items, r.refs, ok = r.settleByReceipts(r.call.Items, r.refs); !ok {
 		return
 	}
 	kept.items, kept.refs, kept.targets, kept.addresses = r.call.Items, r.refs, r.targets, r.copied
-	// A round whose partition is gone leaves its windows open: they are
-	// ambiguous, as after a crash.
+	// If the partition is gone, the windows get no outcome and are ambiguous, as after a
+	// crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
-		r.suppress(parts[0].job.p)
-		r.note()
+		r.suppressGone(parts[0].job.p)
+		r.reportSettled()
 		if !r.broken {
-			kept.free() // before the outcome is durable, which takes longer than the rest
+			kept.free() // free it before the outcome is durable, which takes longer than all of this
 		}
 		for i, p := range r.parts {
 			j := p.job
-			if r.open[i] {
+			if r.leftOpen[i] {
 				continue
 			}
-			if !j.finishWindow(r.def, r.plain[i], p.lo, r.ex[i]) {
+			if !j.finishWindow(r.defaultOutcome, r.hasDefault[i], p.lo, r.exceptions[i]) {
 				continue
 			}
 			if len(r.parts) == 1 {
 				j.finish()
-			} else { // their rows are committed as one group
+			} else { // concurrently, so that their rows are committed as one group
 				j.p.wg.Go(j.finish)
 			}
 		}
 	}
 }
 
-// deliver calls the provider until every item has an outcome. Items whose
-// route is shut are parked if another route of the lane still works, else they
-// wait here: the lane stands, the log buffers, order is kept.
+// deliver calls the provider until every item has an outcome. Items whose route is shut are
+// parked if another route of the lane works. Otherwise they wait here: the lane stands, the log
+// buffers, and order is kept. It returns false if the partition is gone.
 func (r *round) deliver(p *partition) bool {
 	cfg := &r.w.cfg
 	items, refs := r.call.Items, r.refs
-	defer r.goOn()
-	defer r.release()
+	defer r.endWait()
+	defer r.releasePermit()
 	for {
 		if r.w.rated != nil && r.call.Permit == nil {
 			if r.pass == soloPass {
-				r.putOffSolo(items, refs, time.Now())
+				r.deferSolo(items, refs, time.Now())
 				return true
 			}
 			r.leaveCall()
 		}
-		wait := r.permitted(p, refs)
+		wait := r.ensurePermit(p, refs)
 		r.call.Items, r.refs = nil, nil
 		if wait.IsZero() {
-			items, refs, wait = r.admitted(items, refs)
-			items, refs = r.cut(items, refs)
-			if len(r.call.Items) > 0 && !r.send(p) {
+			items, refs, wait = r.splitByRoute(items, refs)
+			items, refs = r.cutToPermit(items, refs)
+			if len(r.call.Items) > 0 && !r.callProvider(p) {
 				return false
 			}
-			r.release()
+			r.releasePermit()
 		}
 		r.leaveCall()
-		// Items the provider did not take for lack of capacity join those
-		// that were not admitted.
-		for _, i := range r.again {
+		// Items that the provider had no capacity for join those that were not called.
+		for _, i := range r.notTaken {
 			items = append(items, r.call.Items[i])
 			refs = append(refs, r.refs[i])
 		}
-		r.again = r.again[:0]
+		r.notTaken = r.notTaken[:0]
 		if len(items) == 0 {
 			return true
 		}
 		if wait.IsZero() {
-			wait = cfg.Health.earliest(&cfg.Routes, time.Now()).Add(50 * time.Millisecond)
+			wait = cfg.Health.earliestRetry(&cfg.Routes, time.Now()).Add(50 * time.Millisecond)
 		}
 		if r.pass == soloPass {
-			r.putOffSolo(items, refs, wait)
+			r.deferSolo(items, refs, wait)
 			return true
 		}
 		if at := r.nextDeadline(refs); !at.IsZero() && at.Before(wait) {
 			wait = at
 		}
-		r.remark(refs, wait)
-		if !cfg.Health.wait(p.soft, wait) || !p.fresh() {
+		r.showWait(refs, wait)
+		if !cfg.Health.waitForChange(p.untilDrain, wait) || !p.waitFresh() {
 			if p.ctx.Err() != nil {
 				return false
 			}
-			for i := range items { // the partition is about to go
+			for i := range items { // the partition is being drained
 				part := refs[i].part
-				whole := r.parts[part].whole()
-				if whole && len(r.ex[part]) == 0 && bytes.IndexByte(r.plain[part], 1) < 0 { // nothing of the job has an outcome
-					r.open[part] = true // left to the next owner
+				whole := r.parts[part].coversJob()
+				if whole && len(r.exceptions[part]) == 0 && bytes.IndexByte(r.hasDefault[part], 1) < 0 { // no receiver of the job has an outcome
+					r.leftOpen[part] = true // left to the next owner
 					continue
 				}
-				r.settleWait(refs[i], items[i].Addr, codeHandedOver, time.Now().Add(time.Second))
+				r.parkUncalled(refs[i], items[i].Addr, codeHandedOver, time.Now().Add(time.Second))
 			}
 			return true
 		}
 		var ok bool
-		if items, refs, ok = r.lookAgain(items, refs); !ok || len(items) == 0 {
+		if items, refs, ok = r.recheckItems(items, refs); !ok || len(items) == 0 {
 			return ok
 		}
 	}
 }
 
-// admitted splits the items: those whose route lets them pass now become the
-// call; the rest is returned with the time to look again. Of a route that is
-// being probed one item passes: a call is one probe, and with more items it
-// would take probes that no answer gives back.
-func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, restRefs []ref, wait time.Time) {
+// splitByRoute moves the items whose route allows a call now into the call. It returns the
+// others and when to try again. If a route is being probed, only one item passes: a call counts
+// as one probe, so further items would take probes that no answer gives back.
+func (r *round) splitByRoute(items []notify.Item, refs []itemRef) (rest []notify.Item, restRefs []itemRef, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
 	if cfg.Health.allClosed(&cfg.Routes) {
@@ -221,7 +221,7 @@ func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, r
 		case ok:
 			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
 		case cfg.Health.otherOpen(&cfg.Routes, n, now):
-			r.settleWait(refs[i], items[i].Addr, cfg.Routes.Names[n]+"_circuit_open", at)
+			r.parkUncalled(refs[i], items[i].Addr, cfg.Routes.Names[n]+"_circuit_open", at)
 		default:
 			rest, restRefs = append(rest, items[i]), append(restRefs, refs[i])
 			if wait.IsZero() || at.Before(wait) {
@@ -232,11 +232,11 @@ func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, r
 	return rest, restRefs, wait
 }
 
-// probeWait is when to look again at what waits for a probe of the same call.
+// probeWait is the pause before items are tried again that wait for a probe of the same call.
 const probeWait = 50 * time.Millisecond
 
-// nextDeadline is the earliest expiry of the envelopes that wait; zero: none.
-func (r *round) nextDeadline(refs []ref) (at time.Time) {
+// nextDeadline returns the earliest expiry of the envelopes that wait; zero: none expires.
+func (r *round) nextDeadline(refs []itemRef) (at time.Time) {
 	for i := range refs {
 		if i > 0 && refs[i].part == refs[i-1].part {
 			continue
@@ -250,42 +250,43 @@ func (r *round) nextDeadline(refs []ref) (at time.Time) {
 	return at
 }
 
-// send makes one provider call for r.call.Items.
-func (r *round) send(p *partition) bool {
+// callProvider makes one call for r.call.Items. It returns false if the partition is gone.
+func (r *round) callProvider(p *partition) bool {
 	cfg, ctx := &r.w.cfg, p.ctx
 	if !r.w.claimLast && r.pass != soloPass {
-		n, err := p.capacity(r.call.Category, len(r.call.Items), r.parts[0].whole())
+		n, err := p.acquireCapacity(r.call.Category, len(r.call.Items), r.parts[0].coversJob())
 		if err != nil {
-			return r.notNow(ctx)
+			return r.putItemsBack(ctx)
 		}
 		defer r.w.capacity.release(n)
 	}
 	if r.enterToCall(p) != nil {
-		return r.notNow(ctx)
+		return r.putItemsBack(ctx)
 	}
-	// What changed while it waited for capacity, for a store, or for the group's word
-	// that the partition is still ours, binds this call.
+	// Preferences and cancellations may have changed during the waits for capacity, for a
+	// store, and for the group's confirmation that the partition is still ours. This call must
+	// respect the changes.
 	if log.Held(ctx) != nil {
-		return r.notNow(ctx)
+		return r.putItemsBack(ctx)
 	}
-	if time.Since(r.looked) > relook {
-		if !p.isFresh() { // deliver waits until they are
-			return r.notNow(ctx)
+	if time.Since(r.lookedAt) > maxLookAge {
+		if !p.isFresh() { // deliver waits until preferences are fresh
+			return r.putItemsBack(ctx)
 		}
 		var ok bool
-		if r.call.Items, r.refs, ok = r.lookAgain(r.call.Items, r.refs); !ok || len(r.call.Items) == 0 {
+		if r.call.Items, r.refs, ok = r.recheckItems(r.call.Items, r.refs); !ok || len(r.call.Items) == 0 {
 			return ok
 		}
 	}
-	if r.began.IsZero() {
-		r.began = time.Now()
+	if r.firstCallAt.IsZero() {
+		r.firstCallAt = time.Now()
 	}
 	cctx, stop := context.WithTimeout(ctx, cfg.CallLimit)
 	defer stop()
 	called := time.Now()
 	reported := make([]bool, len(r.call.Items))
-	span := r.calling()
-	before := r.before(&span)
+	span := r.startCallSpan()
+	before := r.countExceptions(&span)
 	func() {
 		defer func() {
 			if v := recover(); v != nil {
@@ -297,22 +298,22 @@ func (r *round) send(p *partition) bool {
 			}
 		}()
 		cfg.Provider.Send(cctx, &r.call, func(from, to int, res notify.Result) {
-			_ = reported[from:to] // panics before the lock is held
+			_ = reported[from:to] // a bad range panics here, before the lock is held
 			if res.Class == notify.ClassAccepted {
-				// Without defer: it was a third of what an accepted item took. It is
-				// true of a partition that is gone, too, and then nobody asks.
+				// No defer: it took a third of the time of an accepted item. An accepted answer
+				// is recorded even if the partition is gone; it is not used then.
 				r.mu.Lock()
-				r.accepted(reported, from, to, &res)
+				r.settleAccepted(reported, from, to, &res)
 				r.mu.Unlock()
 				return
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for i := from; i < to; i++ {
-				// An answer that came because the partition is gone is none.
+				// If the partition is gone, the call was cut off and its answer means nothing.
 				if !reported[i] && ctx.Err() == nil {
 					reported[i] = true
-					r.settle(i, &res)
+					r.settleAnswer(i, &res)
 				}
 			}
 		})
@@ -321,42 +322,43 @@ func (r *round) send(p *partition) bool {
 		span.End()
 		return false
 	}
-	r.w.claims.called(time.Since(called))
+	r.w.openReceivers.noteCall(time.Since(called))
 	r.mu.Lock()
-	for i := range reported { // a panic, or a provider that broke its word
+	for i := range reported { // after a panic, or if the provider did not report every item
 		if !reported[i] {
 			reported[i], r.broken = true, true
-			r.settle(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
+			r.settleAnswer(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
 		}
 	}
 	r.mu.Unlock()
 	r.mu.Lock()
-	r.reportFine(time.Now())
+	r.reportAccepted(time.Now())
 	r.mu.Unlock()
-	r.called(&span, before)
+	r.endCallSpan(&span, before)
 	return true
 }
 
-// notNow puts the items of a call that the partition's end overtook back.
-func (r *round) notNow(ctx context.Context) bool {
+// putItemsBack returns the items of a call that is not made to the items that wait. It returns
+// false if the partition is gone.
+func (r *round) putItemsBack(ctx context.Context) bool {
 	for i := range r.call.Items {
-		r.again = append(r.again, i)
+		r.notTaken = append(r.notTaken, i)
 	}
 	return ctx.Err() == nil
 }
 
-// permitted makes sure that the round has a permit for its items. The items are
-// claimed already: the provider has put them back, or they have more addresses than
-// receivers. If nothing may be called now, it returns when to ask again.
-func (r *round) permitted(p *partition, refs []ref) (wait time.Time) {
+// ensurePermit gets a permit for the items if the round has none. The items are claimed already:
+// the provider has returned them as busy, or they have more addresses than the permit covered.
+// If nothing may be called now, it returns when to ask again.
+func (r *round) ensurePermit(p *partition, refs []itemRef) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {
 		return time.Time{}
 	}
-	m, again := p.permit(r.call.Category, len(refs), r.nextDeadline(refs))
+	m, again := p.requestPermit(r.call.Category, len(refs), r.nextDeadline(refs))
 	if m == nil {
 		wait = time.Now()
 		if again {
-			wait = r.w.cfg.Health.earliest(&r.w.cfg.Routes, wait)
+			wait = r.w.cfg.Health.earliestRetry(&r.w.cfg.Routes, wait)
 		}
 		return wait
 	}
@@ -364,9 +366,9 @@ func (r *round) permitted(p *partition, refs []ref) (wait time.Time) {
 	return time.Time{}
 }
 
-// cut leaves the call as many items as its permit is for, and returns the others
-// with rest.
-func (r *round) cut(rest []notify.Item, restRefs []ref) ([]notify.Item, []ref) {
+// cutToPermit leaves as many items in the call as its permit covers, and returns the others with
+// rest.
+func (r *round) cutToPermit(rest []notify.Item, restRefs []itemRef) ([]notify.Item, []itemRef) {
 	if r.call.Permit == nil {
 		return rest, restRefs
 	}
@@ -376,8 +378,8 @@ func (r *round) cut(rest []notify.Item, restRefs []ref) ([]notify.Item, []ref) {
 	return rest, restRefs
 }
 
-// release gives back what the call has left of its permit.
-func (r *round) release() {
+// releasePermit gives back the rest of the call's permit.
+func (r *round) releasePermit() {
 	if r.call.Permit != nil {
 		r.call.Permit.Release()
 		r.call.Permit = nil

@@ -112,8 +112,8 @@ func TestReportsOfMany(t *testing.T) {
 	})
 }
 
-// A provider that reports items that are not there stops nobody else, and a report of
-// none is nothing.
+// A provider that reports items out of range does not stop others. A report of no items does
+// nothing.
 func TestReportsOutOfRange(t *testing.T) {
 	for _, c := range []struct{ from, past int }{{0, 1}, {-1, 0}, {1, -4}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestReportsOutOfRange(t *testing.T) {
 	}
 }
 
-// Who was cancelled is not called, and nobody else misses a call for it.
+// Cancelled receivers are not called, and all others are.
 func TestCancelledAreNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
@@ -171,8 +171,8 @@ func TestCancelledAreNotCalled(t *testing.T) {
 	})
 }
 
-// Windows that wait for envelopes before theirs must not hold all that those
-// need: many large envelopes at once, and codes behind one of them.
+// Windows that wait for earlier envelopes must not hold all of the budget that those need: many
+// large envelopes at once, and codes behind one of them.
 func TestManyEnvelopesShareTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 200, 4 })
@@ -195,8 +195,8 @@ func TestManyEnvelopesShareTheBudget(t *testing.T) {
 	})
 }
 
-// A crash between the claim and the outcome leaves the claimed receivers
-// ambiguous, and only them: the row counts who was called again.
+// A crash between the claim and the outcome leaves exactly the claimed receivers ambiguous. The
+// row counts those that were called again.
 func TestCrashAfterTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 100, 2 })
@@ -260,7 +260,7 @@ func TestCrashMakesMarketingMailUnknown(t *testing.T) {
 	})
 }
 
-// A receiver whose handling kills the process is found, and only it is given up.
+// A receiver that kills the process is found, and only this receiver is given up.
 func TestFindsTheReceiverThatKills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 10, 1 })
@@ -373,8 +373,8 @@ func TestOrderPerUser(t *testing.T) {
 	})
 }
 
-// A receiver whose quiet hours end only at the deadline is EXPIRED at once, and
-// not put off for a look at which it is too late.
+// A receiver whose quiet hours last until the deadline is EXPIRED at once. It is not deferred to
+// a time that is too late.
 func TestQuietUntilTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
@@ -406,8 +406,8 @@ func TestRetryBehindTheDeadline(t *testing.T) {
 	})
 }
 
-// A retry whose deadline has passed before it is read ends FAILED: EXPIRED would
-// say that no call was ever made.
+// A retry that is read after its deadline ends FAILED. EXPIRED would say that no call was ever
+// made.
 func TestRetryReadBehindTheDeadline(t *testing.T) {
 	for _, c := range []struct {
 		role    Role
@@ -464,8 +464,8 @@ func TestQuietHoursDefer(t *testing.T) {
 	})
 }
 
-// All routes shut: nothing fails, the lane stands, codes go first when it opens
-// again, and what expired meanwhile is dropped.
+// All routes are shut: nothing fails and the lane stands. When it opens, codes go first, and
+// what expired meanwhile is dropped.
 func TestBlockedLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, smsLane, func(c *Config) { c.InFlight = 1 })

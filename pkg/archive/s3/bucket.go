@@ -1,5 +1,5 @@
-// Package s3 keeps the files of the archive in a bucket of S3, or of a store
-// that speaks its protocol.
+// Package s3 stores the files of the archive in a bucket of S3, or of a store that speaks its
+// protocol.
 package s3
 
 import (
@@ -21,39 +21,40 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
-// Config of a Bucket. The tagged fields are the section archive.s3 of the configuration
-// file. Prefix is put before every name, with a slash between: two stores under the same
-// prefix would write files of the same names.
+// Config configures a Bucket. The tagged fields are the section archive.s3 of the configuration
+// file. Prefix and a slash stand before every name. Two stores must not share a prefix, because
+// they would write files of the same names.
 type Config struct {
-	Bucket      string `koanf:"bucket" doc:"bucket the files are moved to; empty: they stay in archive.dir"`
-	Prefix      string `koanf:"prefix" doc:"before the names of the objects; each notifyd has its own"`
-	Region      string `koanf:"region" doc:"empty: that of AWS_REGION or of the credentials' profile"`
-	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a store that is not AWS's"`
-	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path, as most other stores want it"`
-	Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+	Bucket      string `koanf:"bucket" doc:"bucket that the files are moved to; empty: they stay in archive.dir"`
+	Prefix      string `koanf:"prefix" doc:"prefix of the objects' names; each notifyd needs its own"`
+	Region      string `koanf:"region" doc:"region of the bucket; empty: AWS_REGION or the region of the credentials' profile"`
+	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of an S3-compatible store; empty: AWS"`
+	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path; most stores other than AWS need it"`
+	Credentials string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, that file, or the machine's role"`
 
-	// Timeout bounds one file. Default 30 min.
+	// Timeout bounds the transfer of one file. Default 30 min.
 	Timeout time.Duration
 }
 
-// Bucket takes files. It may be used by several goroutines.
+// Bucket stores files in a bucket. It is safe for concurrent use.
 type Bucket struct {
 	cfg Config
 	api *s3.Client
 	up  *transfermanager.Client
 }
 
-// New returns a Bucket; it does not look whether it is there.
+// New returns a Bucket. It does not check that the bucket exists. It returns an error if the
+// name or the region is missing or the credentials cannot be loaded.
 func New(ctx context.Context, cfg Config) (*Bucket, error) {
 	if cfg.Bucket == "" {
-		return nil, errors.New("s3: a bucket is required")
+		return nil, errors.New("s3: no bucket is configured; set archive.s3.bucket")
 	}
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 30 * time.Minute
 	}
 	var from []func(*config.LoadOptions) error
 	if cfg.Credentials != "" {
-		if _, err := os.Stat(cfg.Credentials); err != nil { // the SDK passes over files that are not there
+		if _, err := os.Stat(cfg.Credentials); err != nil { // the SDK ignores a missing file silently
 			return nil, fmt.Errorf("s3: credentials: %w", err)
 		}
 		from = append(from, config.WithSharedCredentialsFiles([]string{cfg.Credentials}))
@@ -66,7 +67,7 @@ func New(ctx context.Context, cfg Config) (*Bucket, error) {
 		return nil, fmt.Errorf("s3: %w", err)
 	}
 	if ac.Region == "" {
-		return nil, errors.New("s3: no region is set, and the environment names none")
+		return nil, errors.New("s3: no region is configured; set archive.s3.region or AWS_REGION")
 	}
 	b := &Bucket{cfg: cfg}
 	b.api = s3.NewFromConfig(ac, func(o *s3.Options) {
@@ -76,36 +77,36 @@ func New(ctx context.Context, cfg Config) (*Bucket, error) {
 		}
 	})
 	b.up = transfermanager.New(b.api, func(o *transfermanager.Options) {
-		o.PartSizeBytes = 16 << 20 // of 10,000 at most; larger for files above 160 GB
+		o.PartSizeBytes = 16 << 20 // at most 10,000 parts; parts are larger for files above 160 GB
 		o.Concurrency = 2
-		o.FailTimeout = time.Minute // to take back the parts of a file that failed
+		o.FailTimeout = time.Minute // time to delete the parts of a failed upload
 	})
 	return b, nil
 }
 
-// sumKey is the metadata that holds the SHA-256 of a file, in hex.
+// sumKey is the metadata key of a file's SHA-256, in hexadecimal.
 const sumKey = "sha256"
 
-// Put stores the file under name, with the SHA-256 of its content. A file that
-// is there already with that sum is left as it is; where another is there, or one
-// without a sum, the error is fs.ErrExist. Of two calls at a time one stores its file, where
-// the store knows If-None-Match (S3 does).
+// Put stores the file under name, with the SHA-256 of its content. If the object exists with
+// that sum, Put leaves it as it is. If the object has another sum or none, Put returns an
+// fs.ErrExist. Of two concurrent calls, one stores its file, provided the store supports
+// If-None-Match (S3 does).
 func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	ctx, stop := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer stop()
 	key := path.Join(b.cfg.Prefix, name)
-	if there, err := b.holds(ctx, key, sum); there || err != nil {
+	if there, err := b.hasSum(ctx, key, sum); there || err != nil {
 		return err
 	}
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
-	defer f.Close() // it was only read
+	defer f.Close() // only read: an error of Close loses nothing
 	err = b.upload(ctx, key, sum, f)
 	switch statusOf(err) {
-	case http.StatusPreconditionFailed, http.StatusConflict: // another process was faster, or this one whose answer was lost
-		if there, err := b.holds(ctx, key, sum); there || err != nil {
+	case http.StatusPreconditionFailed, http.StatusConflict: // another process was faster, or this call's earlier try succeeded and its answer was lost
+		if there, err := b.hasSum(ctx, key, sum); there || err != nil {
 			return err
 		}
 	}
@@ -115,18 +116,18 @@ func (b *Bucket) Put(ctx context.Context, name, file, sum string) error {
 	return nil
 }
 
-// Has reports whether a file of this name and sum is there.
+// Has reports whether the bucket has an object of this name and sum.
 func (b *Bucket) Has(ctx context.Context, name, sum string) (bool, error) {
-	there, err := b.holds(ctx, path.Join(b.cfg.Prefix, name), sum)
+	there, err := b.hasSum(ctx, path.Join(b.cfg.Prefix, name), sum)
 	if errors.Is(err, fs.ErrExist) {
 		err = nil
 	}
 	return there, err
 }
 
-// holds reports whether an object has this sum. It returns an fs.ErrExist for one that has
-// another.
-func (b *Bucket) holds(ctx context.Context, key, sum string) (bool, error) {
+// hasSum reports whether an object exists with this sum. It returns an fs.ErrExist if the object
+// has another sum.
+func (b *Bucket) hasSum(ctx context.Context, key, sum string) (bool, error) {
 	switch was, err := b.sumOf(ctx, key); {
 	case err != nil:
 		return false, fmt.Errorf("s3: looking for %s in %s: %w", key, b.cfg.Bucket, err)
@@ -137,8 +138,8 @@ func (b *Bucket) holds(ctx context.Context, key, sum string) (bool, error) {
 	}
 }
 
-// upload stores a file where there is none of this key. A store that does not know the
-// condition is asked without it.
+// upload stores a file only if no object has this key. If the store does not support that
+// condition, upload repeats the request without it.
 func (b *Bucket) upload(ctx context.Context, key, sum string, f *os.File) error {
 	in := &transfermanager.UploadObjectInput{Bucket: &b.cfg.Bucket, Key: &key, Body: f, Metadata: map[string]string{sumKey: sum}, IfNoneMatch: new("*")}
 	_, err := b.up.UploadObject(ctx, in)
@@ -153,7 +154,7 @@ func (b *Bucket) upload(ctx context.Context, key, sum string, f *os.File) error 
 	return err
 }
 
-// statusOf is the status that the store answered with; 0: err is not its answer.
+// statusOf returns the HTTP status of the store's answer, or 0 if err is not an answer.
 func statusOf(err error) int {
 	if e, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		return e.HTTPStatusCode()
@@ -161,8 +162,8 @@ func statusOf(err error) int {
 	return 0
 }
 
-// sumOf returns the sum of an object; "" where there is none of that key, and
-// "unknown" where somebody stored it without.
+// sumOf returns the stored sum of an object. It returns "" if there is no object, and "unknown"
+// if the object has no sum.
 func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 	o, err := b.api.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &b.cfg.Bucket, Key: &key})
 	if _, none := errors.AsType[*types.NotFound](err); none {
@@ -177,18 +178,18 @@ func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 	return "unknown", nil
 }
 
-// Copy writes the objects whose names begin with under, and do not sort before from, to
-// files of these names below a folder.
+// Copy downloads the objects whose names begin with under and do not sort before from. It writes
+// them to files of the same names below dir.
 func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
 	prefix := ""
 	if b.cfg.Prefix != "" {
 		prefix = b.cfg.Prefix + "/"
 	}
-	root, err := os.OpenRoot(dir) // a key cannot lead out of it
+	root, err := os.OpenRoot(dir) // an object's key cannot lead out of the folder
 	if err != nil {
 		return err
 	}
-	defer root.Close() // nothing is left to write
+	defer root.Close() // all files are closed already
 	begin := prefix + under
 	for pages := s3.NewListObjectsV2Paginator(b.api, &s3.ListObjectsV2Input{Bucket: &b.cfg.Bucket, Prefix: &begin}); pages.HasMorePages(); {
 		page, err := pages.NextPage(ctx)
@@ -200,7 +201,7 @@ func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
 			if !ours || name < from || strings.HasSuffix(name, "/") {
 				continue
 			}
-			if err := b.get(ctx, root, *page.Contents[i].Key, name); err != nil {
+			if err := b.download(ctx, root, *page.Contents[i].Key, name); err != nil {
 				return fmt.Errorf("s3: reading %s in %s: %w", *page.Contents[i].Key, b.cfg.Bucket, err)
 			}
 		}
@@ -208,15 +209,15 @@ func (b *Bucket) Copy(ctx context.Context, under, from, dir string) error {
 	return nil
 }
 
-// get writes an object to a file.
-func (b *Bucket) get(ctx context.Context, root *os.Root, key, name string) error {
+// download writes an object to a file.
+func (b *Bucket) download(ctx context.Context, root *os.Root, key, name string) error {
 	ctx, stop := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer stop()
 	o, err := b.api.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.cfg.Bucket, Key: &key})
 	if err != nil {
 		return err
 	}
-	defer o.Body.Close() // it was only read
+	defer o.Body.Close() // only read: an error of Close loses nothing
 	if err := root.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// What is there already stays.
+// An object that exists already stays.
 func TestTaken(t *testing.T) {
 	s := &s3test.Store{}
 	b := open(t, s)
@@ -113,8 +113,8 @@ func TestTaken(t *testing.T) {
 	}
 }
 
-// Of two that store files of one name at the same time one does, and the other is told so. Each finds the name free
-// first, whole or in parts.
+// Two processes store files of one name at the same time. One succeeds and the other gets an
+// error. Each finds the name free first, for a whole upload and for one in parts.
 func TestTwoAtATime(t *testing.T) {
 	for _, size := range []int{100, 40 << 20} {
 		for _, same := range []bool{false, true} {
@@ -223,8 +223,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Copy writes what is under a name and not before another to files, from all pages of the
-// list, and nothing outside the folder.
+// Copy writes the objects in the given range to files, from all pages of the list, and writes
+// nothing outside the folder.
 func TestCopy(t *testing.T) {
 	var s s3test.Store
 	b := open(t, &s)

@@ -221,7 +221,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 	if q.Before != nil {
 		c := q.Before
 		if len(c) != 1+8+8+16+4 || c[0] != cursorVersion || binary.BigEndian.Uint64(c[1:]) != notify.HashUser([]byte(q.User)) {
-			return nil, nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a listing of this user")
+			return nil, nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a list of this user; pass the cursor of the previous page")
 		}
 		left, before, index = int64(binary.BigEndian.Uint64(c[9:])), notify.Base(c[17:33]), int64(binary.BigEndian.Uint32(c[33:]))
 	}

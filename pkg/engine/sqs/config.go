@@ -24,7 +24,7 @@ type Config struct {
 	Region          string `koanf:"region" doc:"region; empty: the delay queue is in Redis"`
 	Endpoint        string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a server that is not AWS's"`
 	Prefix          string `koanf:"prefix" default:"notifyd-" is:"queue" doc:"before the name of every queue"`
-	CredentialsFile string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+	CredentialsFile string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, that file, or the machine's role"`
 
 	// Timeout bounds each call, its retries included; 100 ms to 1 min.
 	Timeout time.Duration `default:"10s" min:"100ms" max:"1m"`

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Whatever breaks the protocol ends the connection with the code of RFC 9113, and
-// what was sent is lost.
+// Every violation of the protocol ends the connection with the code of RFC 9113, and requests
+// under way are lost.
 func TestBrokenFrames(t *testing.T) {
 	raw := func(typ http2.FrameType, flags http2.Flags, id uint32, payload ...byte) func(p *peer) {
 		return func(p *peer) { p.write(func() error { return p.fr.WriteRawFrame(typ, flags, id, payload) }) }

@@ -14,74 +14,76 @@ import (
 )
 
 const (
-	// What a server may assume until it says otherwise (RFC 9113, 6.5.2).
+	// A server may assume these values until it receives our SETTINGS, and we assume them until
+	// we receive the server's (RFC 9113, 6.5.2).
 	defaultWindow   = 65535
 	defaultFrame    = 16384
 	maxWindow       = 1<<31 - 1
-	unlimitedStream = 1000 // where the server names no limit, as net/http
+	unlimitedStream = 1000 // streams per connection if the server names no limit, as in net/http
 
-	// connWindow is how many bytes of answers may be on their way on a connection.
+	// connWindow bounds the bytes of answers under way on a connection.
 	connWindow = 1 << 20
-	// maxBlock bounds a header block of the server, in bytes.
+	// maxBlock bounds a header block from the server, in bytes.
 	maxBlock = 64 << 10
-	// maxControl bounds acknowledgements that wait to be written, in bytes: who
-	// sends PING or SETTINGS faster than it reads is no friend.
+	// maxControl bounds the control frames that wait to be written, in bytes. A server that
+	// sends PING or SETTINGS faster than it reads the acknowledgements exceeds it; the
+	// connection is then closed.
 	maxControl = 256 << 10
-	// lastStreamID is the highest id of a stream.
+	// lastStreamID is the highest possible stream id.
 	lastStreamID = 1<<31 - 1
 )
 
-// conn is one connection. Its reader and its writer are the only goroutines that
-// touch what stands above the lock.
+// conn is one connection. Two goroutines serve it: read and write. Each owns the fields listed
+// under its name; mu guards the fields below it.
 type conn struct {
 	pool *Pool
 	nc   net.Conn
 
-	// The reader's.
-	br       *bufio.Reader
-	fr       *http2.Framer
-	dec      *hpack.Decoder
-	head     head
-	block    headerBlock
-	finished []*Request // done, not yet delivered
-	received int        // bytes of the connection's window not yet given back
+	// Owned by the reader.
+	br            *bufio.Reader
+	fr            *http2.Framer
+	dec           *hpack.Decoder
+	head          responseHead
+	block         headerBlock
+	endedRequests []*Request // ended, not yet handed to their batches; the reader hands them over
+	ungranted     int        // bytes received on the connection and not yet granted again by WINDOW_UPDATE
 
-	// The writer's.
-	out   []byte
-	marks []mark
-	taken []*Request
+	// Owned by the writer.
+	out           []byte
+	marks         []bufferMark
+	takenRequests []*Request
 
-	wake  chan struct{} // the writer has something to do
-	gone  chan struct{} // it takes no more requests
-	ended chan struct{} // it is closed
-	heard atomic.Int64  // when something was read last, since start
-	free  atomic.Int64  // streams it could take now
-	start time.Time
+	wake       chan struct{} // holds one token when the writer has something to do
+	drainingCh chan struct{} // closed when the connection takes no more requests
+	closedCh   chan struct{} // closed when the connection is closed
+	lastRead   atomic.Int64  // time of the last read, in ns since start
+	freeCount  atomic.Int64  // number of streams that could be opened now, for the pool to choose a connection
+	start      time.Time
 
-	mu      sync.Mutex
-	enc     *encoder
-	ctl     bytes.Buffer // control frames to write next
-	ctlFr   *http2.Framer
-	streams map[uint32]*Request
-	age     list // the same, oldest first
-	blocked int  // of them, how many wait for a window
-	nextID  uint32
-	limit   int // streams the server allows
-	frame   int // largest frame it takes
-	listMax uint32
-	window  int64 // of the connection: what the server still takes
-	initial int64 // window of a new stream
-	allowed int   // bytes of answers it may still send
-	proven  bool  // it was answered, our credentials are good
-	left    bool  // it takes nothing more
-	err     error // it is closed
-	timer   *time.Timer
-	timerAt time.Time // when it goes off
-	pinged  time.Time // when the PING that waits for its answer was sent; zero: none
+	mu            sync.Mutex // guards the fields below
+	enc           *encoder
+	ctl           bytes.Buffer // control frames that the writer sends next
+	ctlFr         *http2.Framer
+	streams       map[uint32]*Request
+	byAge         list // the requests in streams, oldest first
+	windowWaiters int  // number of streams whose body waits for a window
+	nextID        uint32
+	maxStreams    int    // concurrent streams that the server allows
+	maxFrame      int    // largest frame payload that the server accepts
+	listMax       uint32 // largest header list that the server accepts
+	sendWindow    int64  // bytes that the server accepts on the connection
+	initialWindow int64  // bytes that the server accepts on a new stream
+	recvWindow    int    // bytes of answers that the server may still send
+	proven        bool   // the server has accepted our credentials on this connection
+	draining      bool   // it takes no more requests and closes after the last one
+	err           error  // why the connection was closed; nil: open
+	timer         *time.Timer
+	timerAt       time.Time // when timer fires
+	pinged        time.Time // when the unanswered PING was sent; zero: none
 }
 
-// mark is where in the writer's buffer a request ends.
-type mark struct {
+// bufferMark is the offset in the writer's buffer at which a request ends.
+type bufferMark struct {
 	id  uint32
 	end int
 }
@@ -90,9 +92,9 @@ func newConn(p *Pool, nc net.Conn) *conn {
 	c := &conn{
 		pool: p, nc: nc, start: time.Now(),
 		br:   bufio.NewReaderSize(nc, 32<<10),
-		wake: make(chan struct{}, 1), gone: make(chan struct{}), ended: make(chan struct{}),
+		wake: make(chan struct{}, 1), drainingCh: make(chan struct{}), closedCh: make(chan struct{}),
 		enc: newEncoder(), streams: map[uint32]*Request{}, nextID: p.cfg.firstID,
-		limit: unlimitedStream, frame: defaultFrame, listMax: ^uint32(0), window: defaultWindow, initial: defaultWindow, allowed: connWindow,
+		maxStreams: unlimitedStream, maxFrame: defaultFrame, listMax: ^uint32(0), sendWindow: defaultWindow, initialWindow: defaultWindow, recvWindow: connWindow,
 	}
 	c.fr = http2.NewFramer(nil, c.br)
 	c.fr.SetReuseFrames()
@@ -103,9 +105,9 @@ func newConn(p *Pool, nc net.Conn) *conn {
 	return c
 }
 
-// greet exchanges the first frames (RFC 9113, 3.4). The caller bounds it by a
-// deadline on the connection.
-func (c *conn) greet() error {
+// handshake exchanges the first frames (RFC 9113, 3.4). The caller bounds it by a deadline on
+// the connection.
+func (c *conn) handshake() error {
 	c.ctl.WriteString(http2.ClientPreface)
 	_ = c.ctlFr.WriteSettings(
 		http2.Setting{ID: http2.SettingEnablePush, Val: 0},
@@ -132,9 +134,9 @@ func (c *conn) greet() error {
 	return nil
 }
 
-// run reads and writes until the connection ends.
+// run reads and writes until the connection ends, and then removes it from the pool.
 func (c *conn) run() {
-	c.heard.Store(int64(time.Since(c.start)))
+	c.lastRead.Store(int64(time.Since(c.start)))
 	c.mu.Lock()
 	c.timer = time.AfterFunc(c.pool.cfg.PingAfter, c.onTimer)
 	c.timerAt = time.Now().Add(c.pool.cfg.PingAfter)
@@ -142,16 +144,17 @@ func (c *conn) run() {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		err := c.read()
-		c.close(err, codeOf(err))
+		c.close(err, goAwayCode(err))
 	})
 	wg.Go(c.write)
 	wg.Wait()
 	c.mu.Lock()
 	c.timer.Stop()
 	c.mu.Unlock()
-	c.pool.forget(c)
+	c.pool.removeConn(c)
 }
 
+// signal wakes the writer.
 func (c *conn) signal() {
 	select {
 	case c.wake <- struct{}{}:
@@ -159,81 +162,85 @@ func (c *conn) signal() {
 	}
 }
 
-// room is how many requests may be begun now. The lock is held.
-func (c *conn) room() int {
-	if c.left || c.err != nil {
+// freeStreams returns how many requests may be started now. An unproven connection carries one
+// request at a time. The caller holds mu.
+func (c *conn) freeStreams() int {
+	if c.draining || c.err != nil {
 		return 0
 	}
-	limit := c.limit
+	limit := c.maxStreams
 	if !c.proven {
 		limit = min(limit, 1)
 	}
 	return max(0, min(limit-len(c.streams), int(int64(lastStreamID)-int64(c.nextID)+2)/2))
 }
 
-// recount publishes room. The lock is held.
-func (c *conn) recount() { c.free.Store(int64(c.room())) }
+// publishFree publishes freeStreams to the pool. The caller holds mu.
+func (c *conn) publishFree() { c.freeCount.Store(int64(c.freeStreams())) }
 
-// leave ends the taking of requests. The lock is held.
-func (c *conn) leave() {
-	if c.left {
+// startDraining makes the connection take no more requests. The caller holds mu.
+func (c *conn) startDraining() {
+	if c.draining {
 		return
 	}
-	c.left = true
-	c.recount()
-	c.pool.detach(c)
-	close(c.gone)
-	c.settleDrain()
+	c.draining = true
+	c.publishFree()
+	c.pool.removeReady(c)
+	close(c.drainingCh)
+	c.wakeIfDrained()
 }
 
-// settleDrain lets the writer close a connection that has left and is done. The lock is held.
-func (c *conn) settleDrain() {
-	if c.left && len(c.streams) == 0 {
+// wakeIfDrained wakes the writer, which closes the connection, when a draining connection has no
+// more streams. The caller holds mu.
+func (c *conn) wakeIfDrained() {
+	if c.draining && len(c.streams) == 0 {
 		c.signal()
 	}
 }
 
-// drained reports whether the connection has nothing left to do, or is closed.
+// drained reports whether the connection takes no requests and has none left.
 func (c *conn) drained() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.left && len(c.streams) == 0
+	return c.draining && len(c.streams) == 0
 }
 
-// drop takes a stream out of the connection. The lock is held.
-func (c *conn) drop(r *Request) {
+// removeStream takes a stream out of the connection. The caller holds mu.
+func (c *conn) removeStream(r *Request) {
 	delete(c.streams, r.id)
-	c.age.remove(r)
-	if r.waiting {
-		r.waiting = false
-		c.blocked--
+	c.byAge.remove(r)
+	if r.waitsForWindow {
+		r.waitsForWindow = false
+		c.windowWaiters--
 	}
-	r.rest = nil
-	c.recount()
-	c.settleDrain()
+	r.unwritten = nil
+	c.publishFree()
+	c.wakeIfDrained()
 }
 
-// end takes a stream out and hands the request back, or queues it again where
-// the server cannot have seen all of it. The lock is held; requests to deliver
-// are appended to to.
-func (c *conn) end(to []*Request, r *Request, f Failure, again bool) []*Request {
-	c.drop(r)
-	if r.afterHead {
-		f, r.Sent = Answered, false // an answer whose body was cut is an answer
+// endStream takes a stream out of the connection. If again is set and the request may be tried
+// once more, it queues the request. Otherwise it appends the request to the list to, which the
+// caller delivers. again may be set only if the server did not process the request, or cannot
+// have received all of it. The caller holds mu.
+func (c *conn) endStream(to []*Request, r *Request, f Failure, again bool) []*Request {
+	c.removeStream(r)
+	if r.headArrived {
+		f, r.Sent = Answered, false // the status is known: an answer whose body was cut off counts as an answer
 	}
 	r.Failure = f
 	if f != Answered && again && c.pool.requeue(r) {
 		return to
 	}
-	c.pool.finished(1)
+	c.pool.requestsLeft(1)
 	return append(to, r)
 }
 
-// rst tells the server to forget a stream. The lock is held.
-func (c *conn) rst(id uint32, code http2.ErrCode) { _ = c.ctlFr.WriteRSTStream(id, code) }
+// resetStream queues a RST_STREAM. The caller holds mu.
+func (c *conn) resetStream(id uint32, code http2.ErrCode) { _ = c.ctlFr.WriteRSTStream(id, code) }
 
-// close ends the connection for an error, with a GOAWAY where the server broke
-// the protocol. What it carried is handed back.
+// close closes the connection because of err. If code is not ErrCodeNo, the server broke the
+// protocol and gets a GOAWAY. Its requests go to their batches, or into the queue again if the
+// server cannot have received all of them.
 func (c *conn) close(err error, code http2.ErrCode) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -242,37 +249,37 @@ func (c *conn) close(err error, code http2.ErrCode) {
 	}
 	c.err = err
 	if code != http2.ErrCodeNo {
-		c.pool.cfg.Log.Warn("a provider broke the rules of HTTP/2", "code", code.String(), "err", err)
+		c.pool.cfg.Log.Warn("a provider violated the HTTP/2 protocol; the connection is closed", "code", code.String(), "err", err)
 	}
-	c.leave()
+	c.startDraining()
 	var done []*Request
-	for r := c.age.last; r != nil; r = c.age.last { // so that what is queued again keeps its order
+	for r := c.byAge.last; r != nil; r = c.byAge.last { // newest first: each goes to the front of the queue, so their order is kept
 		r.Err = err
-		done = c.end(done, r, Broken, !r.Sent)
+		done = c.endStream(done, r, Broken, !r.Sent)
 	}
 	c.ctl.Reset()
 	if code != http2.ErrCodeNo {
 		_ = c.ctlFr.WriteGoAway(0, code, nil)
-		_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // for the writer, which sends it
+		_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // the writer sends the GOAWAY and closes the connection
 	}
 	c.mu.Unlock()
 	deliver(done)
-	close(c.ended)
+	close(c.closedCh)
 	if code == http2.ErrCodeNo {
-		// Whatever is in a Write or Read ends by this.
+		// This ends a Read or Write that is blocked.
 		_ = c.nc.Close()
 	}
 }
 
-// abandon gives up the requests of a batch.
-func (c *conn) abandon(b *Batch) {
+// cancelBatch cancels the requests of a batch on this connection.
+func (c *conn) cancelBatch(b *Batch) {
 	var done []*Request
 	c.mu.Lock()
-	for r := c.age.first; r != nil; {
+	for r := c.byAge.first; r != nil; {
 		next := r.next
 		if r.batch == b {
-			c.rst(r.id, http2.ErrCodeCancel)
-			done = c.end(done, r, Cancelled, false)
+			c.resetStream(r.id, http2.ErrCodeCancel)
+			done = c.endStream(done, r, Cancelled, false)
 		}
 		r = next
 	}
@@ -283,8 +290,8 @@ func (c *conn) abandon(b *Batch) {
 	}
 }
 
-// onTimer gives up what has waited too long for its answer, and finds out
-// whether a silent connection is alive.
+// onTimer ends requests whose answer is overdue, and sends a PING to a silent connection. It
+// closes the connection if the PING is not answered in time.
 func (c *conn) onTimer() {
 	var done []*Request
 	now := time.Now()
@@ -293,15 +300,15 @@ func (c *conn) onTimer() {
 		c.mu.Unlock()
 		return
 	}
-	for r := c.age.first; r != nil && !now.Before(r.deadline); r = c.age.first {
-		c.rst(r.id, http2.ErrCodeCancel)
-		done = c.end(done, r, TimedOut, false)
+	for r := c.byAge.first; r != nil && !now.Before(r.deadline); r = c.byAge.first {
+		c.resetStream(r.id, http2.ErrCodeCancel)
+		done = c.endStream(done, r, TimedOut, false)
 	}
 	lost := false
-	next := c.start.Add(time.Duration(c.heard.Load()) + c.pool.cfg.PingAfter)
+	next := c.start.Add(time.Duration(c.lastRead.Load()) + c.pool.cfg.PingAfter)
 	switch {
-	case !c.pinged.IsZero() && !c.start.Add(time.Duration(c.heard.Load())).Before(c.pinged):
-		c.pinged = time.Time{} // anything that was heard is a sign of life
+	case !c.pinged.IsZero() && !c.start.Add(time.Duration(c.lastRead.Load())).Before(c.pinged):
+		c.pinged = time.Time{} // anything that was read since shows that the connection works
 	case !c.pinged.IsZero():
 		next = c.pinged.Add(c.pool.cfg.PingTimeout)
 		lost = !now.Before(next)
@@ -310,10 +317,10 @@ func (c *conn) onTimer() {
 		_ = c.ctlFr.WritePing(false, [8]byte{'n', 'o', 't', 'i', 'f', 'y', 'd'})
 		next = now.Add(c.pool.cfg.PingTimeout)
 	}
-	if r := c.age.first; r != nil && r.deadline.Before(next) {
+	if r := c.byAge.first; r != nil && r.deadline.Before(next) {
 		next = r.deadline
 	}
-	c.arm(now, next)
+	c.armTimer(now, next)
 	c.mu.Unlock()
 	deliver(done)
 	c.signal()
@@ -324,8 +331,9 @@ func (c *conn) onTimer() {
 
 var errPing = fmt.Errorf("h2: no answer to a PING")
 
-// arm sets the timer, unless it goes off before. The lock is held.
-func (c *conn) arm(now, at time.Time) {
+// armTimer sets the timer to fire at the given time, unless it fires earlier anyway. The caller
+// holds mu.
+func (c *conn) armTimer(now, at time.Time) {
 	if c.timer == nil || c.timerAt.After(now) && !at.Before(c.timerAt) {
 		return
 	}

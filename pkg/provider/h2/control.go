@@ -4,7 +4,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// onSettings obeys the server's. The lock is held.
+// onSettings applies the server's SETTINGS. It returns ErrCodeNo, or the error for a GOAWAY. The
+// caller holds mu.
 func (c *conn) onSettings(f *http2.SettingsFrame) (code http2.ErrCode) {
 	if f.HasDuplicates() {
 		return http2.ErrCodeProtocol
@@ -12,22 +13,22 @@ func (c *conn) onSettings(f *http2.SettingsFrame) (code http2.ErrCode) {
 	_ = f.ForeachSetting(func(s http2.Setting) error {
 		err := s.Valid()
 		if err != nil {
-			code = codeOf(err)
+			code = goAwayCode(err)
 			return err
 		}
 		switch s.ID {
 		case http2.SettingMaxConcurrentStreams:
-			c.limit = int(min(s.Val, maxWindow))
+			c.maxStreams = int(min(s.Val, maxWindow))
 		case http2.SettingInitialWindowSize:
-			by := int64(s.Val) - c.initial
-			c.initial = int64(s.Val)
-			for r := c.age.first; r != nil; r = r.next {
-				if r.window += by; r.window > maxWindow {
+			by := int64(s.Val) - c.initialWindow
+			c.initialWindow = int64(s.Val)
+			for r := c.byAge.first; r != nil; r = r.next {
+				if r.sendWindow += by; r.sendWindow > maxWindow {
 					code = http2.ErrCodeFlowControl
 				}
 			}
 		case http2.SettingMaxFrameSize:
-			c.frame = int(s.Val)
+			c.maxFrame = int(s.Val)
 		case http2.SettingHeaderTableSize:
 			c.enc.setLimit(s.Val)
 		case http2.SettingMaxHeaderListSize:
@@ -36,49 +37,50 @@ func (c *conn) onSettings(f *http2.SettingsFrame) (code http2.ErrCode) {
 		return nil
 	})
 	_ = c.ctlFr.WriteSettingsAck()
-	c.recount()
+	c.publishFree()
 	return code
 }
 
-// onWindow gives bodies that wait more room. The lock is held.
+// onWindow enlarges the window of the connection or of a stream. The caller holds mu.
 func (c *conn) onWindow(f *http2.WindowUpdateFrame) http2.ErrCode {
 	by := int64(f.Increment)
 	if f.StreamID == 0 {
-		if c.window += by; c.window > maxWindow {
+		if c.sendWindow += by; c.sendWindow > maxWindow {
 			return http2.ErrCodeFlowControl
 		}
 		return http2.ErrCodeNo
 	}
-	if c.idle(f.StreamID) {
+	if c.neverOpened(f.StreamID) {
 		return http2.ErrCodeProtocol
 	}
 	if r := c.streams[f.StreamID]; r != nil {
-		if r.window += by; r.window > maxWindow {
+		if r.sendWindow += by; r.sendWindow > maxWindow {
 			return http2.ErrCodeFlowControl
 		}
 	}
 	return http2.ErrCodeNo
 }
 
-// onGoAway leaves the connection: what the server will not look at is sent on
-// another, the rest is waited for. The lock is held.
+// onGoAway starts draining. Requests that the server says it will not process go into the queue
+// again; the others wait for their answers. The caller holds mu.
 func (c *conn) onGoAway(f *http2.GoAwayFrame) {
-	if !c.left {
-		c.pool.cfg.Log.Info("a provider's connection is being closed by the server", "code", f.ErrCode.String(), "reason", words(f.DebugData()), "streams", len(c.streams))
+	if !c.draining {
+		c.pool.cfg.Log.Info("the provider closes a connection", "code", f.ErrCode.String(), "reason", loggable(f.DebugData()), "streams", len(c.streams))
 	}
-	c.leave()
-	for r := c.age.last; r != nil; {
+	c.startDraining()
+	for r := c.byAge.last; r != nil; {
 		prev := r.prev
 		if r.id > f.LastStreamID {
-			r.Sent = false // it was not looked at, and never will be
-			c.finished = c.end(c.finished, r, Closing, true)
+			r.Sent = false // the server did not process the request and never will
+			c.endedRequests = c.endStream(c.endedRequests, r, Closing, true)
 		}
 		r = prev
 	}
 }
 
-// words is what may be logged of a server's own text.
-func words(b []byte) string {
+// loggable returns the part of a server's text that may be logged: at most 100 letters, digits
+// and some punctuation.
+func loggable(b []byte) string {
 	b = b[:min(len(b), 100)]
 	out := make([]byte, 0, len(b))
 	for _, x := range b {
@@ -92,7 +94,7 @@ func words(b []byte) string {
 func (c *conn) onReset(f *http2.RSTStreamFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.idle(f.StreamID) {
+	if c.neverOpened(f.StreamID) {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	r := c.streams[f.StreamID]
@@ -101,9 +103,9 @@ func (c *conn) onReset(f *http2.RSTStreamFrame) error {
 	}
 	if f.ErrCode == http2.ErrCodeRefusedStream {
 		r.Sent = false
-		c.finished = c.end(c.finished, r, Refused, true)
+		c.endedRequests = c.endStream(c.endedRequests, r, Refused, true)
 	} else {
-		c.finished = c.end(c.finished, r, Broken, false)
+		c.endedRequests = c.endStream(c.endedRequests, r, Broken, false)
 	}
 	return nil
 }

@@ -6,17 +6,17 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Field is one header field. Sensitive ones stay out of the table of HPACK.
+// Field is one header field. A sensitive field stays out of HPACK's table.
 type Field = hpack.HeaderField
 
-// Fields are header fields that many requests share. They are encoded once a
-// connection and copied from then on, so make one for many requests.
+// Fields are header fields that many requests share. They are encoded once per connection and
+// then copied, so one Fields should serve many requests.
 type Fields struct {
 	pseudo, regular []Field
-	size            uint32 // as a header list (RFC 9113, 6.5.2), the path not counted
+	size            uint32 // size as a header list (RFC 9113, 6.5.2), without the path
 }
 
-// NewFields returns the fields of POSTs to an authority. Names are in lower case.
+// NewFields returns the fields of POSTs to an authority. Names must be in lower case.
 func NewFields(scheme, authority string, regular ...Field) *Fields {
 	f := &Fields{regular: regular, pseudo: []Field{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: scheme}, {Name: ":authority", Value: authority},
@@ -29,9 +29,9 @@ func NewFields(scheme, authority string, regular ...Field) *Fields {
 	return f
 }
 
-// AppendField appends a field that is not to be remembered by the other side: it
-// changes from request to request. Huffman coding would save a fifth of a
-// hexadecimal text, for more time than its bytes cost.
+// AppendField appends an encoded field that stays out of HPACK's table, because its value
+// changes from request to request. It does not use Huffman coding, which would shorten a
+// hexadecimal text by a fifth but take more CPU time than those bytes cost.
 func AppendField[T string | []byte](dst []byte, name string, value T) []byte {
 	dst = append(dst, 0) // literal without indexing, new name
 	dst = appendString(dst, name)
@@ -43,7 +43,7 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n with a prefix of some bits (RFC 7541, 5.1).
+// appendInt appends n as an integer with a prefix of the given bits (RFC 7541, 5.1).
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
 	if n < most {
@@ -56,38 +56,38 @@ func appendInt(dst []byte, bits, first byte, n int) []byte {
 	return append(dst, byte(n))
 }
 
-// pathIndex is :path in the static table, as a literal without indexing.
+// pathIndex encodes :path by its index in the static table, as a literal without indexing.
 const pathIndex = 4
 
-// tableSize is the most the encoder uses of the other side's table, in bytes.
+// tableSize bounds the part of the server's HPACK table that the encoder uses, in bytes.
 const tableSize = 4096
 
-// fieldsKept bounds the encodings kept; beyond it all are forgotten.
-const fieldsKept = 64
+// maxEncodings bounds the stored encodings. When it is reached, all of them are dropped.
+const maxEncodings = 64
 
 // encoder encodes the header blocks of a connection.
 //
-// It puts a field into the table only where there is room: an encoding that was
-// kept would be wrong once an entry has moved.
+// It adds a field to the table only while there is room. If the table evicted an entry, indexes
+// would shift and the stored encodings would be wrong.
 type encoder struct {
-	enc    *hpack.Encoder
-	out    bytes.Buffer
-	limit  uint32 // size of the table in use
-	used   uint32
-	update bool // the next block begins with the table's new size
-	inside map[Field]bool
-	kept   map[*Fields]encoded
+	enc       *hpack.Encoder
+	out       bytes.Buffer
+	limit     uint32              // size of the table in use, in bytes
+	used      uint32              // bytes of the table that are in use
+	update    bool                // the next block begins with the new size of the table
+	inTable   map[Field]bool      // fields in the table
+	encodings map[*Fields]encoded // stored encodings
 }
 
 type encoded struct{ pseudo, regular []byte }
 
 func newEncoder() *encoder {
-	e := &encoder{limit: tableSize, inside: map[Field]bool{}, kept: map[*Fields]encoded{}}
+	e := &encoder{limit: tableSize, inTable: map[Field]bool{}, encodings: map[*Fields]encoded{}}
 	e.enc = hpack.NewEncoder(&e.out)
 	return e
 }
 
-// setLimit obeys SETTINGS_HEADER_TABLE_SIZE: the table is emptied.
+// setLimit applies SETTINGS_HEADER_TABLE_SIZE. It empties the table.
 func (e *encoder) setLimit(v uint32) {
 	if v = min(v, tableSize); v == e.limit {
 		return
@@ -96,13 +96,13 @@ func (e *encoder) setLimit(v uint32) {
 	e.enc.SetMaxDynamicTableSizeLimit(v)
 	e.enc.SetMaxDynamicTableSize(v)
 	e.limit, e.used, e.update = v, 0, true
-	clear(e.inside)
-	clear(e.kept)
+	clear(e.inTable)
+	clear(e.encodings)
 }
 
 // append appends the header block of r.
 func (e *encoder) append(dst []byte, r *Request) []byte {
-	k, ok := e.kept[r.Fields]
+	k, ok := e.encodings[r.Fields]
 	if !ok {
 		k = e.encode(r.Fields)
 	}
@@ -110,27 +110,27 @@ func (e *encoder) append(dst []byte, r *Request) []byte {
 	dst = append(dst, pathIndex)
 	dst = appendString(dst, r.Path)
 	dst = append(dst, k.regular...)
-	return append(dst, r.Own...)
+	return append(dst, r.OwnFields...)
 }
 
-// encode encodes fields, and keeps the result unless it changed the table.
+// encode encodes fields. It stores the result unless encoding them changed the table.
 func (e *encoder) encode(f *Fields) encoded {
 	stable := !e.update
 	e.update = false
 	e.out.Reset()
 	write := func(fields []Field) {
 		for _, x := range fields {
-			if !x.Sensitive && !e.inside[x] {
+			if !x.Sensitive && !e.inTable[x] {
 				if e.used+x.Size() > e.limit {
 					x.Sensitive = true
 				} else {
-					// (counted also where the static table has it already)
+					// This counts a field even if the static table has it already.
 					e.used += x.Size()
-					e.inside[x] = true
+					e.inTable[x] = true
 					stable = false
 				}
 			}
-			_ = e.enc.WriteField(x) // to memory
+			_ = e.enc.WriteField(x) // writing to memory does not fail
 		}
 	}
 	write(f.pseudo)
@@ -140,12 +140,12 @@ func (e *encoder) encode(f *Fields) encoded {
 	k := encoded{b[:n:n], b[n:]}
 	switch {
 	case !stable:
-		clear(e.kept) // what they count from has moved
-	case len(e.kept) < fieldsKept:
-		e.kept[f] = k
+		clear(e.encodings) // a new table entry shifts the indexes in the stored encodings
+	case len(e.encodings) < maxEncodings:
+		e.encodings[f] = k
 	default:
-		clear(e.kept)
-		e.kept[f] = k
+		clear(e.encodings)
+		e.encodings[f] = k
 	}
 	return k
 }

@@ -42,7 +42,7 @@ func TestExchange(t *testing.T) {
 	})
 }
 
-// What a server may do to an answer without breaking a rule.
+// Everything that a server may do to an answer within the protocol.
 func TestAnswers(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept()
@@ -123,7 +123,7 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// The connection's window is given back, also for streams nobody knows any more.
+// The connection's window is granted again, even for streams that have ended.
 func TestConnectionWindow(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept()
@@ -258,7 +258,7 @@ func TestLargeHeaders(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 20_000}, http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 60_000})
 		b, r := NewBatch(), newRequest("x")
-		r.Own = AppendField(r.Own, "large", strings.Repeat("v", 50_000))
+		r.OwnFields = AppendField(r.OwnFields, "large", strings.Repeat("v", 50_000))
 		w.Submit(b, r)
 		id, block, _ := p.request()
 		fields, err := hpack.NewDecoder(4096, nil).DecodeFull(block)
@@ -267,7 +267,7 @@ func TestLargeHeaders(t *testing.T) {
 		}
 		p.ok(id)
 		w.wait(t.Context(), b, 1)
-		r.Own = AppendField(r.Own, "larger", strings.Repeat("v", 10_000))
+		r.OwnFields = AppendField(r.OwnFields, "larger", strings.Repeat("v", 10_000))
 		w.Submit(b, r)
 		w.wait(t.Context(), b, 1)
 		if r.Failure != Broken || r.Sent {

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Each request has its deadline; the stream is given back, and an answer that
-// comes later harms nobody.
+// Each request has its deadline. After it the stream is freed, and a late answer does no harm.
 func TestTimeout(t *testing.T) {
 	pipeTest(t, func(c *Config) { c.Timeout = 10 * time.Second }, func(t *testing.T, w *world) {
 		p := w.accept(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 2})
@@ -97,8 +96,8 @@ func TestPing(t *testing.T) {
 	})
 }
 
-// GOAWAY: what the server will not look at goes to the next connection, in
-// order; what it may answer is waited for, and then the old one is closed.
+// After GOAWAY, requests that the server will not process go to the next connection, in order.
+// Requests that it may answer are waited for; then the old connection is closed.
 func TestGoAway(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept()
@@ -140,7 +139,7 @@ func TestGoAway(t *testing.T) {
 	})
 }
 
-// A connection whose stream ids are used up is replaced.
+// A connection that has used all stream ids is replaced.
 func TestIDsRunOut(t *testing.T) {
 	pipeTest(t, func(c *Config) { c.firstID = lastStreamID - 8 }, func(t *testing.T, w *world) {
 		p := w.accept()
@@ -175,8 +174,8 @@ func TestIDsRunOut(t *testing.T) {
 	})
 }
 
-// A connection that broke before a request was whole lets it be sent again; one
-// that broke after does not.
+// If a connection breaks before a request is complete, the request is sent again; if it breaks
+// after, it is not.
 func TestBrokenConnection(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3})
@@ -201,8 +200,8 @@ func TestBrokenConnection(t *testing.T) {
 	})
 }
 
-// A server that reads nothing: the write ends in time, and what the wire did not
-// take was not sent.
+// A server that reads nothing: the write ends in time, and requests that were not written
+// completely count as not sent.
 func TestWriteTimeout(t *testing.T) {
 	pipeTest(t, func(c *Config) { c.Timeout = time.Hour; c.WriteTimeout = 7 * time.Second }, func(t *testing.T, w *world) {
 		nc := <-w.conns
@@ -236,7 +235,7 @@ func TestWriteTimeout(t *testing.T) {
 	})
 }
 
-// Whoever gives up gets everything back at once; nobody else notices.
+// A batch that is cancelled gets everything back at once, and others are not affected.
 func TestCancel(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 4})
@@ -289,12 +288,12 @@ func TestRefused(t *testing.T) {
 					id, _, _ := p.request()
 					p.write(func() error { return p.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream) })
 				}
-				if refusals < tries {
+				if refusals < maxTries {
 					id, _, _ := p.request()
 					p.ok(id)
 				}
 			})
-			if want := refusals == tries; (r.Failure == Refused) != want || r.Sent {
+			if want := refusals == maxTries; (r.Failure == Refused) != want || r.Sent {
 				t.Errorf("%d: %+v", refusals, r)
 			}
 		}

@@ -74,8 +74,8 @@ func pipeTest(t *testing.T, change func(*Config), f func(t *testing.T, w *world)
 		for len(w.conns) > 0 {
 			(<-w.conns).Close()
 		}
-		if s := w.Stats(); s.InFlight != 0 || s.Waiting != 0 || s.Open != 0 || len(w.all) != 0 {
-			t.Errorf("left behind: %+v, %d connections", s, len(w.all))
+		if s := w.Stats(); s.InFlight != 0 || s.Waiting != 0 || s.Open != 0 || len(w.openConns) != 0 {
+			t.Errorf("left behind: %+v, %d connections", s, len(w.openConns))
 		}
 	})
 }
@@ -187,7 +187,7 @@ func (p *peer) answerAll() {
 var testFields = NewFields("https", "push.example", Field{Name: "topic", Value: "t"}, Field{Name: "authorization", Value: "bearer secret", Sensitive: true})
 
 func newRequest(body string) *Request {
-	return &Request{Fields: testFields, Path: []byte("/x"), Own: AppendField(nil, "id", "1"), Body: []byte(body)}
+	return &Request{Fields: testFields, Path: []byte("/x"), OwnFields: AppendField(nil, "id", "1"), Body: []byte(body)}
 }
 
 // submit queues n requests in a batch of their own. A body of "#" stands for the

@@ -12,81 +12,81 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Verdict is what an answer says of its connection.
+// Verdict says what an answer means for its connection.
 type Verdict uint8
 
 const (
-	// NoVerdict: nothing.
+	// NoVerdict: the answer says nothing about the connection.
 	NoVerdict Verdict = iota
-	// Proven: our credentials are good. Until then a connection carries one
-	// request at a time.
+	// Proven: the server accepted our credentials. Until then a connection carries one request
+	// at a time.
 	Proven
-	// Unproven: they were refused.
+	// Unproven: the server refused our credentials.
 	Unproven
-	// Leave: the server wants the connection to be given up.
+	// Leave: the server wants us to close the connection.
 	Leave
 )
 
-// Config of a Pool. Dial and Judge are required, the rest has defaults.
+// Config configures a Pool. Dial and Judge are required; the others have defaults.
 type Config struct {
 	// Dial opens a connection that speaks HTTP/2; see Dialer.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Size is how many connections are kept open.
+	// Size is the number of connections to keep open.
 	Size int `default:"1"`
-	// Stagger is the least time between opening two of them. Default none.
+	// Stagger is the minimum time between opening two connections. Default 0.
 	Stagger time.Duration
-	// BackoffMin and BackoffMax bound the doubling time between attempts to
-	// connect.
+	// BackoffMin and BackoffMax bound the time between attempts to connect, which doubles with
+	// each failure.
 	BackoffMin time.Duration `default:"500ms"`
 	BackoffMax time.Duration `default:"30s"`
-	// Timeout of one exchange from its first byte to the end of the answer, and of the end of
-	// Run.
+	// Timeout bounds one exchange, from the first byte of the request to the end of the answer.
+	// It also bounds how long Run waits at its end.
 	Timeout time.Duration `default:"10s"`
-	// DialTimeout bounds Dial and the first frames together.
+	// DialTimeout bounds Dial and the exchange of the first frames together.
 	DialTimeout time.Duration `default:"5s"`
-	// PingAfter is the silence after which a connection is asked whether it
-	// lives, PingTimeout how long it may take to say so.
+	// PingAfter is the silence after which a connection is sent a PING. PingTimeout bounds the
+	// wait for its answer.
 	PingAfter   time.Duration `default:"30s"`
 	PingTimeout time.Duration `default:"10s"`
-	// WriteTimeout is how long one write may take.
+	// WriteTimeout bounds one write.
 	WriteTimeout time.Duration `default:"10s"`
-	// Admit is asked right before a request is sent; an error withholds it. It
-	// must be cheap. Default: everything is sent.
+	// Admit is called right before a request is sent. If it returns an error, the request is not
+	// sent and ends as Withheld. It must be cheap. nil: every request is sent.
 	Admit func() error
-	// Judge says what an answer means for its connection. It is asked while the
-	// connection waits, but not for a 200 on one that is Proven.
+	// Judge returns what an answer means for its connection. It is called with the connection's
+	// lock held, but not for a status of 200 on a connection that is Proven.
 	Judge func(r *Request) Verdict
-	// Log gets connection trouble. Default: nowhere.
+	// Log gets errors of connections. Default: none.
 	Log *slog.Logger `default:"discard"`
 
-	firstID uint32 // of a connection's streams, for tests
+	firstID uint32 // first stream id of a connection, for tests
 }
 
-// Pool keeps Size connections open and sends what is queued on them. It never
-// opens another because those are full. It is safe for concurrent use.
+// Pool keeps Size connections open and sends queued requests on them. It never opens more
+// connections because those are full. It is safe for concurrent use.
 //
-// Locks are taken in this order: a connection's, then the pool's.
+// A goroutine that needs both locks takes a connection's lock before the pool's.
 type Pool struct {
-	cfg     Config
-	ready   atomic.Pointer[[]*conn] // those that take requests
-	waiting atomic.Int64            // requests queued
-	busy    atomic.Int64            // requests on connections
-	next    atomic.Uint64           // where kick begins
-	idle    chan struct{}           // signalled when busy falls to 0 after the end
+	cfg      Config
+	ready    atomic.Pointer[[]*conn] // connections that take requests; the slice is replaced, never changed
+	waiting  atomic.Int64            // number of queued requests
+	inFlight atomic.Int64            // number of requests on connections
+	nextWake atomic.Uint64           // rotates the connection at which wakeConns begins
+	idleCh   chan struct{}           // gets a token when busy falls to 0; Run waits for it at its end
 
-	mu       sync.Mutex
-	queue    queue
-	all      map[*conn]struct{} // also those that have left
-	nextDial time.Time
-	down     error // why there is no connection; nil: not known yet
-	stopped  bool
+	mu        sync.Mutex
+	queue     queue
+	openConns map[*conn]struct{} // all open connections, including draining ones
+	nextDial  time.Time
+	dialErr   error // error of the last attempt to connect; nil: connected, or not tried yet
+	stopped   bool
 }
 
-// New returns a pool. It connects once Run runs; until then requests wait.
+// New returns a pool. It connects once Run runs; until then requests wait in the queue.
 func New(cfg Config) *Pool {
 	cfg = setting.Fill(cfg)
 	cfg.firstID = max(1, cfg.firstID)
-	p := &Pool{cfg: cfg, idle: make(chan struct{}, 1), all: map[*conn]struct{}{}}
+	p := &Pool{cfg: cfg, idleCh: make(chan struct{}, 1), openConns: map[*conn]struct{}{}}
 	p.ready.Store(new([]*conn))
 	return p
 }
@@ -94,28 +94,28 @@ func New(cfg Config) *Pool {
 // Stats is the state of a pool.
 type Stats struct {
 	Open     int // connections that take requests
-	Streams  int // how many requests they take together now
+	Streams  int // requests that these connections can carry together now
 	InFlight int
 	Waiting  int // requests that wait for a stream
 }
 
-// Stats returns the state of the pool now.
+// Stats returns the current state.
 func (p *Pool) Stats() Stats {
-	s := Stats{InFlight: int(p.busy.Load()), Waiting: int(p.waiting.Load())}
+	s := Stats{InFlight: int(p.inFlight.Load()), Waiting: int(p.waiting.Load())}
 	for _, c := range *p.ready.Load() {
 		c.mu.Lock()
 		if s.Open++; c.proven {
-			s.Streams += c.limit
+			s.Streams += c.maxStreams
 		} else {
-			s.Streams += min(1, c.limit)
+			s.Streams += min(1, c.maxStreams)
 		}
 		c.mu.Unlock()
 	}
 	return s
 }
 
-// Submit queues requests, whose answers come through b. Each comes back exactly
-// once.
+// Submit queues requests. Each comes back through b exactly once, with or without an answer. The
+// caller must not touch a request in between.
 func (p *Pool) Submit(b *Batch, rs ...*Request) {
 	if len(rs) == 0 {
 		return
@@ -125,14 +125,14 @@ func (p *Pool) Submit(b *Batch, rs ...*Request) {
 		r.batch, r.tries = b, 0
 	}
 	p.mu.Lock()
-	err := p.refusal()
+	err := p.unavailableErr()
 	if err == nil && !b.cancelled.Load() {
 		for _, r := range rs {
 			p.queue.pushBack(r)
 		}
 		p.waiting.Store(int64(p.queue.n))
 		p.mu.Unlock()
-		p.kick(len(rs))
+		p.wakeConns(len(rs))
 		return
 	}
 	p.mu.Unlock()
@@ -145,24 +145,24 @@ func (p *Pool) Submit(b *Batch, rs ...*Request) {
 	b.add(rs)
 }
 
-// refusal is why nothing can be queued. The lock is held.
-func (p *Pool) refusal() error {
+// unavailableErr returns why no request can be queued, or nil. The caller holds mu.
+func (p *Pool) unavailableErr() error {
 	switch {
 	case p.stopped:
 		return &Down{Err: context.Canceled}
-	case p.down != nil && len(*p.ready.Load()) == 0:
-		return &Down{RetryAfter: max(0, time.Until(p.nextDial)), Err: p.down}
+	case p.dialErr != nil && len(*p.ready.Load()) == 0:
+		return &Down{RetryAfter: max(0, time.Until(p.nextDial)), Err: p.dialErr}
 	}
 	return nil
 }
 
-// kick wakes connections with room for n requests.
-func (p *Pool) kick(n int) {
+// wakeConns wakes the writers of connections that have room for n requests.
+func (p *Pool) wakeConns(n int) {
 	cs := *p.ready.Load()
-	if n <= turn { // the least busy one
+	if n <= takeAtOnce { // choose the least busy connection
 		var best *conn
 		for _, c := range cs {
-			if f := c.free.Load(); f > 0 && (best == nil || f > best.free.Load()) {
+			if f := c.freeCount.Load(); f > 0 && (best == nil || f > best.freeCount.Load()) {
 				best = c
 			}
 		}
@@ -170,24 +170,24 @@ func (p *Pool) kick(n int) {
 			return
 		}
 		best.signal()
-		if n -= int(min(turn, best.free.Load())); n <= 0 {
+		if n -= int(min(takeAtOnce, best.freeCount.Load())); n <= 0 {
 			return
 		}
 	}
-	from := int(p.next.Add(1) % uint64(max(1, len(cs))))
+	from := int(p.nextWake.Add(1) % uint64(max(1, len(cs))))
 	for i := range cs {
 		c := cs[(from+i)%len(cs)]
-		if f := c.free.Load(); f > 0 {
+		if f := c.freeCount.Load(); f > 0 {
 			c.signal()
-			if n -= int(min(turn, f)); n <= 0 {
+			if n -= int(min(takeAtOnce, f)); n <= 0 {
 				return
 			}
 		}
 	}
 }
 
-// take takes up to n requests off the queue.
-func (p *Pool) take(to []*Request, n int) []*Request {
+// takeQueued takes up to n requests off the queue and appends them to the list to.
+func (p *Pool) takeQueued(to []*Request, n int) []*Request {
 	if p.waiting.Load() == 0 {
 		return to
 	}
@@ -197,33 +197,33 @@ func (p *Pool) take(to []*Request, n int) []*Request {
 		p.queue.remove(r)
 		to = append(to, r)
 	}
-	p.busy.Add(int64(len(to)))
+	p.inFlight.Add(int64(len(to)))
 	p.waiting.Store(int64(p.queue.n))
 	p.mu.Unlock()
 	return to
 }
 
-// finished notes that n requests are on no connection any more.
-func (p *Pool) finished(n int) {
-	if p.busy.Add(int64(-n)) == 0 {
+// requestsLeft notes that n requests have left their connections.
+func (p *Pool) requestsLeft(n int) {
+	if p.inFlight.Add(int64(-n)) == 0 {
 		select {
-		case p.idle <- struct{}{}:
+		case p.idleCh <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// tries is how often a request is begun at most.
-const tries = 3
+// maxTries bounds how often a request is started.
+const maxTries = 3
 
-// requeue puts a request back to the front of its rank, unless it was tried
-// often enough or nobody wants it any more.
+// requeue puts a request back to the front of its rank. It returns false if the request was
+// tried maxTries times, its batch is cancelled, or the pool cannot send.
 func (p *Pool) requeue(r *Request) bool {
-	if r.tries++; r.tries >= tries {
+	if r.tries++; r.tries >= maxTries {
 		return false
 	}
 	p.mu.Lock()
-	if p.stopped || r.batch.cancelled.Load() || p.refusal() != nil {
+	if p.stopped || r.batch.cancelled.Load() || p.unavailableErr() != nil {
 		p.mu.Unlock()
 		return false
 	}
@@ -231,13 +231,13 @@ func (p *Pool) requeue(r *Request) bool {
 	p.queue.pushFront(r)
 	p.waiting.Store(int64(p.queue.n))
 	p.mu.Unlock()
-	p.finished(1)
-	p.kick(1)
+	p.requestsLeft(1)
+	p.wakeConns(1)
 	return true
 }
 
-// abandon gives up what is left of a batch.
-func (p *Pool) abandon(b *Batch) {
+// cancelBatch cancels the requests of a batch that are queued or on connections.
+func (p *Pool) cancelBatch(b *Batch) {
 	b.cancelled.Store(true)
 	var done []*Request
 	p.mu.Lock()
@@ -251,19 +251,20 @@ func (p *Pool) abandon(b *Batch) {
 		r = next
 	}
 	p.waiting.Store(int64(p.queue.n))
-	all := make([]*conn, 0, len(p.all))
-	for c := range p.all {
+	all := make([]*conn, 0, len(p.openConns))
+	for c := range p.openConns {
 		all = append(all, c)
 	}
 	p.mu.Unlock()
 	deliver(done)
 	for _, c := range all {
-		c.abandon(b)
+		c.cancelBatch(b)
 	}
 }
 
-// fail hands back everything that is queued. The lock is held, and released.
-func (p *Pool) fail(err error) {
+// failQueued ends every queued request as NoConnection. The caller holds mu; failQueued releases
+// it.
+func (p *Pool) failQueued(err error) {
 	var done []*Request
 	for r := p.queue.first(); r != nil; r = p.queue.first() {
 		p.queue.remove(r)
@@ -275,31 +276,31 @@ func (p *Pool) fail(err error) {
 	deliver(done)
 }
 
-// install lets a connection take requests.
-func (p *Pool) install(c *conn) {
+// addConn lets a connection take requests.
+func (p *Pool) addConn(c *conn) {
 	p.mu.Lock()
-	p.down = nil
-	p.all[c] = struct{}{}
+	p.dialErr = nil
+	p.openConns[c] = struct{}{}
 	list := append(slices.Clone(*p.ready.Load()), c)
 	p.ready.Store(&list)
 	p.mu.Unlock()
 	c.mu.Lock()
-	c.recount()
+	c.publishFree()
 	c.mu.Unlock()
 	c.signal()
 }
 
-// detach keeps further requests from a connection.
-func (p *Pool) detach(c *conn) {
+// removeReady keeps further requests from a connection.
+func (p *Pool) removeReady(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(*p.ready.Load()), func(o *conn) bool { return o == c })
 	p.ready.Store(&list)
 }
 
-// forget is the end of a connection.
-func (p *Pool) forget(c *conn) {
+// removeConn removes a closed connection.
+func (p *Pool) removeConn(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.all, c)
+	delete(p.openConns, c)
 }

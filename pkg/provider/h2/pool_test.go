@@ -113,7 +113,7 @@ func TestWarms(t *testing.T) {
 	})
 }
 
-// SETTINGS that raise the limit let those go that wait; lowered ones are kept to.
+// SETTINGS that raise the limit release waiting requests. Lowered limits are respected.
 func TestFollowsSettings(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
@@ -208,7 +208,7 @@ func TestStaggers(t *testing.T) {
 	})
 }
 
-// Whoever stops waiting, at any moment, leaves nothing behind and takes nothing with them.
+// A batch that is cancelled at any moment leaves nothing behind and does not affect others.
 func TestAbandoned(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		w.serve(1, 1, time.Second)
@@ -230,7 +230,7 @@ func TestAbandoned(t *testing.T) {
 	})
 }
 
-// Run lets what is on a connection finish, and hands back what waits.
+// Run lets requests on connections finish, and hands back the ones that wait.
 func TestDrains(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		w.serve(1, 1, 5*time.Second)

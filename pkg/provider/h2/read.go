@@ -9,30 +9,31 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// deliverAt is how many answers are handed over at once at most.
+// deliverAt bounds how many finished requests are collected before they are handed to their
+// batches.
 const deliverAt = 256
 
-// head is what is looked at of a header block.
-type head struct {
+// responseHead holds the fields of a header block that are used.
+type responseHead struct {
 	status     int
 	retryAfter string
 	bad        bool
 }
 
-// headerBlock is one that is spread over several frames.
+// headerBlock collects a header block that spans several frames.
 type headerBlock struct {
-	id    uint32 // 0: none is open
+	id    uint32 // stream id; 0: no block is open
 	ended bool
 	buf   []byte
 }
 
-// read is the reader. It returns why the connection is over: an
-// http2.ConnectionError where the server broke the protocol.
+// read is the reader goroutine. It returns why the connection ended: an http2.ConnectionError if
+// the server broke the protocol.
 func (c *conn) read() error {
-	defer c.flush()
+	defer c.deliverEnded()
 	for {
-		if !c.whole() || len(c.finished) >= deliverAt {
-			c.flush() // the next read may wait
+		if !c.frameBuffered() || len(c.endedRequests) >= deliverAt {
+			c.deliverEnded() // the next read may block
 		}
 		h, err := c.fr.ReadFrameHeader()
 		if err != nil {
@@ -40,7 +41,7 @@ func (c *conn) read() error {
 		}
 		f, err := c.fr.ReadFrameForHeader(h)
 		if c.br.Buffered() < 9 {
-			c.heard.Store(int64(time.Since(c.start)))
+			c.lastRead.Store(int64(time.Since(c.start)))
 		}
 		if err != nil {
 			return err
@@ -51,8 +52,8 @@ func (c *conn) read() error {
 	}
 }
 
-// whole reports whether a complete frame is in the buffer.
-func (c *conn) whole() bool {
+// frameBuffered reports whether the read buffer holds a complete frame.
+func (c *conn) frameBuffered() bool {
 	n := c.br.Buffered()
 	if n < 9 {
 		return false
@@ -61,17 +62,17 @@ func (c *conn) whole() bool {
 	return err == nil && n >= 9+int(uint32(h[0])<<16|uint32(binary.BigEndian.Uint16(h[1:])))
 }
 
-// codeOf is what a GOAWAY says of an error; ErrCodeNo where the server did
+// goAwayCode returns the code for a GOAWAY after err. It returns ErrCodeNo if the server did
 // nothing wrong.
-func codeOf(err error) http2.ErrCode {
+func goAwayCode(err error) http2.ErrCode {
 	var conn http2.ConnectionError
 	var stream http2.StreamError
 	switch {
 	case errors.As(err, &conn):
 		return http2.ErrCode(conn)
 	case errors.As(err, &stream):
-		// A frame that was not read to its end may have been a header block: the
-		// table would be wrong from here on.
+		// The frame was not decoded. If it was a header block, the HPACK table would be
+		// wrong from here on, so the connection must end.
 		return stream.Code
 	case errors.Is(err, http2.ErrFrameTooLarge):
 		return http2.ErrCodeFrameSize
@@ -108,7 +109,7 @@ func (c *conn) onFrame(f http2.Frame) error {
 	case *http2.GoAwayFrame:
 		c.onGoAway(f)
 	case *http2.PushPromiseFrame:
-		code = http2.ErrCodeProtocol // it was told not to
+		code = http2.ErrCodeProtocol // our SETTINGS forbid pushes
 	}
 	if c.ctl.Len() > maxControl {
 		code = http2.ErrCodeEnhanceYourCalm
@@ -119,8 +120,8 @@ func (c *conn) onFrame(f http2.Frame) error {
 	return nil
 }
 
-// idle reports whether a stream of that id was never opened. The lock is held.
-func (c *conn) idle(id uint32) bool { return id%2 == 0 || id >= c.nextID }
+// neverOpened reports whether a stream of that id was never opened. The caller holds mu.
+func (c *conn) neverOpened(id uint32) bool { return id%2 == 0 || id >= c.nextID }
 
 func (c *conn) onHeaders(id uint32, fragment []byte, complete, ended bool) error {
 	if complete {
@@ -130,7 +131,8 @@ func (c *conn) onHeaders(id uint32, fragment []byte, complete, ended bool) error
 	return nil
 }
 
-// onContinuation: the framer has checked that it continues what came before.
+// onContinuation adds to the open header block. The framer has checked that the frame belongs to
+// it.
 func (c *conn) onContinuation(f *http2.ContinuationFrame) error {
 	if len(c.block.buf)+len(f.HeaderBlockFragment()) > maxBlock || len(f.HeaderBlockFragment()) == 0 && !f.HeadersEnded() {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
@@ -142,8 +144,8 @@ func (c *conn) onContinuation(f *http2.ContinuationFrame) error {
 	return c.onBlock(c.block.id, c.block.buf, c.block.ended)
 }
 
-// onField sees every field of a header block, in order. After the status of a
-// success there is nothing left to know.
+// onField is called for every field of a header block, in order. It stops decoding after the
+// status of a success, because nothing else is needed then.
 func (c *conn) onField(f hpack.HeaderField) {
 	switch f.Name {
 	case ":status":
@@ -172,10 +174,10 @@ func parseStatus(s string) (n int) {
 	return n
 }
 
-// onBlock takes a complete header block: interim, the head of an answer, or its
+// onBlock handles a complete header block: an interim response, the head of an answer, or its
 // trailer.
 func (c *conn) onBlock(id uint32, block []byte, ended bool) error {
-	c.head = head{}
+	c.head = responseHead{}
 	c.dec.SetEmitEnabled(true)
 	_, err := c.dec.Write(block)
 	if err == nil {
@@ -186,75 +188,75 @@ func (c *conn) onBlock(id uint32, block []byte, ended bool) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.idle(id) {
+	if c.neverOpened(id) {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	r := c.streams[id]
 	if r == nil {
-		return nil // given up
+		return nil // the request was cancelled or timed out
 	}
-	trailer := r.afterHead
+	trailer := r.headArrived
 	interim := !trailer && c.head.status >= 100 && c.head.status < 200
 	switch {
 	case trailer && !ended, !trailer && c.head.status == 0, c.head.bad, interim && ended:
-		c.malformed(r)
+		c.endMalformed(r)
 		return nil
 	case interim:
 		return nil
 	case !trailer:
-		r.Status, r.RetryAfter, r.afterHead = c.head.status, c.head.retryAfter, true
+		r.Status, r.RetryAfter, r.headArrived = c.head.status, c.head.retryAfter, true
 	}
 	if ended {
-		c.answered(r)
+		c.endAnswered(r)
 	}
 	return nil
 }
 
-// malformed ends a stream whose answer is none. The lock is held.
-func (c *conn) malformed(r *Request) {
-	c.rst(r.id, http2.ErrCodeProtocol)
+// endMalformed ends a stream whose answer violates HTTP. The caller holds mu.
+func (c *conn) endMalformed(r *Request) {
+	c.resetStream(r.id, http2.ErrCodeProtocol)
 	c.signal()
-	c.finished = c.end(c.finished, r, Broken, false)
+	c.endedRequests = c.endStream(c.endedRequests, r, Broken, false)
 }
 
-// answered ends a stream whose answer is complete. The lock is held.
-func (c *conn) answered(r *Request) {
+// endAnswered ends a stream whose answer is complete. The caller holds mu.
+func (c *conn) endAnswered(r *Request) {
 	if !r.Sent {
-		// The server answered before it had it all, and wants no more.
-		c.rst(r.id, http2.ErrCodeNo)
+		// The server answered before it received the whole request and wants no more of it.
+		c.resetStream(r.id, http2.ErrCodeNo)
 		c.signal()
 	}
 	r.ended = true
-	c.finished = c.end(c.finished, r, Answered, false)
+	c.endedRequests = c.endStream(c.endedRequests, r, Answered, false)
 }
 
 func (c *conn) onData(f *http2.DataFrame) error {
 	n := int(f.Length) // with its padding
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.idle(f.StreamID) {
+	if c.neverOpened(f.StreamID) {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	if c.allowed -= n; c.allowed < 0 {
+	if c.recvWindow -= n; c.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	// Nothing is kept back from the connection's window: MaxAnswer bounds each
-	// stream, and their number is ours.
-	if c.received += n; c.received >= connWindow/4 {
-		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.received))
-		c.allowed += c.received
-		c.received = 0
+	// The connection's window is granted again at once. MaxAnswer bounds the memory of each
+	// stream, and this side decides how many streams there are.
+	if c.ungranted += n; c.ungranted >= connWindow/4 {
+		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.ungranted))
+		c.recvWindow += c.ungranted
+		c.ungranted = 0
 		c.signal()
 	}
 	r := c.streams[f.StreamID]
 	if r == nil {
 		return nil
 	}
-	if !r.afterHead {
-		c.malformed(r)
+	if !r.headArrived {
+		c.endMalformed(r)
 		return nil
 	}
-	if r.allowed -= n; r.allowed < 0 {
+	if r.recvWindow -= n; r.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
 	data := f.Data()
@@ -262,30 +264,30 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	r.Answer = append(r.Answer, data[:min(len(data), room)]...)
 	switch {
 	case f.StreamEnded():
-		c.answered(r)
+		c.endAnswered(r)
 	case len(data) >= room:
-		c.rst(r.id, http2.ErrCodeCancel) // the rest is of no interest
+		c.resetStream(r.id, http2.ErrCodeCancel) // the rest of the body is not needed
 		c.signal()
-		c.finished = c.end(c.finished, r, Answered, false)
+		c.endedRequests = c.endStream(c.endedRequests, r, Answered, false)
 	default:
-		if r.credit += n; r.credit >= defaultWindow/2 {
-			_ = c.ctlFr.WriteWindowUpdate(r.id, uint32(r.credit))
-			r.allowed += r.credit
-			r.credit = 0
+		if r.ungranted += n; r.ungranted >= defaultWindow/2 {
+			_ = c.ctlFr.WriteWindowUpdate(r.id, uint32(r.ungranted))
+			r.recvWindow += r.ungranted
+			r.ungranted = 0
 			c.signal()
 		}
 	}
 	return nil
 }
 
-// flush hands over what is done, and lets the writer use the streams that
-// became free.
-func (c *conn) flush() {
-	if len(c.finished) == 0 {
+// deliverEnded judges the finished requests, hands them to their batches, and wakes the
+// writer for the streams that became free. Only the reader calls it.
+func (c *conn) deliverEnded() {
+	if len(c.endedRequests) == 0 {
 		return
 	}
 	c.mu.Lock()
-	for _, r := range c.finished {
+	for _, r := range c.endedRequests {
 		if r.Failure != Answered || c.proven && r.Status == 200 {
 			continue
 		}
@@ -295,14 +297,14 @@ func (c *conn) flush() {
 		case Unproven:
 			c.proven = false
 		case Leave:
-			c.leave()
+			c.startDraining()
 		}
 	}
-	c.recount()
+	c.publishFree()
 	c.mu.Unlock()
-	deliver(c.finished)
-	clear(c.finished)
-	c.finished = c.finished[:0]
+	deliver(c.endedRequests)
+	clear(c.endedRequests)
+	c.endedRequests = c.endedRequests[:0]
 	if c.pool.waiting.Load() > 0 {
 		c.signal()
 	}

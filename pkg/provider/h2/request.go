@@ -7,36 +7,38 @@ import (
 	"time"
 )
 
-// MaxAnswer is how much of an answer's body is kept, in bytes. What goes beyond
-// is refused.
+// MaxAnswer bounds the part of an answer's body that is kept, in bytes. The stream is reset
+// beyond it.
 const MaxAnswer = 64 << 10
 
 // Failure says why a request has no answer.
 type Failure uint8
 
 const (
-	// Answered: there is an answer.
+	// Answered: the request has an answer.
 	Answered Failure = iota
-	// Refused: the server did not look at it and said so, every time it was tried.
+	// Refused: the server said that it did not process the request, at every try.
 	Refused
-	// Closing: likewise, since the connection was being closed.
+	// Closing: the server closed the connection and said that it did not process the request, at
+	// every try.
 	Closing
-	// Broken: the stream or the connection broke, or could not carry it.
+	// Broken: the stream or the connection failed, or the server's limits do not allow the
+	// request.
 	Broken
-	// TimedOut: no answer came in time.
+	// TimedOut: the answer did not arrive within Config.Timeout.
 	TimedOut
-	// Cancelled: its batch was given up.
+	// Cancelled: the batch was cancelled.
 	Cancelled
-	// NoConnection: there is none, or none any more. Err is a *Down.
+	// NoConnection: there is no connection. Err is a *Down.
 	NoConnection
-	// Withheld: Config.Admit said no. Err is what it said.
+	// Withheld: Config.Admit returned an error, which Err holds.
 	Withheld
 )
 
-// Down says that nothing can be reached now.
+// Down is the error for a provider to which there is no connection.
 type Down struct {
-	RetryAfter time.Duration // until the next attempt to connect; 0: not known
-	Err        error         // why; context.Canceled when the pool has stopped
+	RetryAfter time.Duration // time until the next attempt to connect; 0: not known
+	Err        error         // cause; context.Canceled if the pool has stopped
 }
 
 func (d *Down) Error() string {
@@ -48,47 +50,47 @@ func (d *Down) Error() string {
 
 func (d *Down) Unwrap() error { return d.Err }
 
-// Request is one POST. The caller may read and write it but from Submit until
-// its batch hands it back; then it may be used again.
+// Request is one POST. The pool owns it from Submit until the batch hands it back. Before and
+// after, the caller may read and write it, and may submit it again.
 type Request struct {
-	// What is sent. Path is the value of :path, Own the encoded fields that this
-	// request does not share (see AppendField).
-	Fields *Fields
-	Path   []byte
-	Own    []byte
-	Body   []byte
+	// The request. Path is the value of :path. OwnFields holds the encoded fields that this request
+	// does not share with others (see AppendField).
+	Fields    *Fields
+	Path      []byte
+	OwnFields []byte
+	Body      []byte
 
-	Tag int // the caller's own
+	Tag int // for the caller's own use
 
-	// What became of it. Answer is valid until the request is used again.
+	// The result. Answer is valid until the request is submitted again.
 	Failure    Failure
-	Sent       bool  // where it failed: the server may have had all of it
-	Err        error // of NoConnection and Withheld, and of Broken where the connection broke
+	Sent       bool  // if it failed: the server may have received all of it
+	Err        error // set with NoConnection and Withheld, and with Broken if the connection failed
 	Status     int
-	RetryAfter string // the header of an answer other than 2xx; empty: none
-	Answer     []byte // at most MaxAnswer; may be cut where the connection broke
+	RetryAfter string // the Retry-After header of an answer other than 2xx; empty: none
+	Answer     []byte // at most MaxAnswer bytes; may be cut off if the connection failed
 
 	batch *Batch
 	tries int
 
-	// On a connection, guarded by its lock.
-	id        uint32
-	rest      []byte // of Body, not yet written
-	window    int64  // of the stream: what the server still takes
-	credit    int    // bytes received whose window was not yet given back
-	allowed   int    // bytes the server may still send
-	deadline  time.Time
-	waiting   bool // rest waits for a window
-	afterHead bool // the final header has come
-	ended     bool // END_STREAM was read
+	// State on a connection, guarded by the connection's lock.
+	id             uint32
+	unwritten      []byte // part of Body that is not in the write buffer yet
+	sendWindow     int64  // bytes that the server accepts on the stream
+	ungranted      int    // bytes received and not yet granted again by WINDOW_UPDATE
+	recvWindow     int    // bytes that the server may still send
+	deadline       time.Time
+	waitsForWindow bool // unwritten waits for a window
+	headArrived    bool // the final response head has arrived
+	ended          bool // END_STREAM was received
 
-	prev, next *Request // in the queue, or among the connection's by age
+	prev, next *Request // links in the queue, or in the connection's list by age
 }
 
 // reset prepares r for a try.
 func (r *Request) reset() {
 	r.Failure, r.Sent, r.Err, r.Status, r.RetryAfter, r.Answer = Answered, false, nil, 0, "", r.Answer[:0]
-	r.id, r.rest, r.credit, r.waiting, r.afterHead, r.ended = 0, nil, 0, false, false, false
+	r.id, r.unwritten, r.ungranted, r.waitsForWindow, r.headArrived, r.ended = 0, nil, 0, false, false, false
 }
 
 // list is a doubly linked list of requests.
@@ -134,7 +136,7 @@ func (l *list) remove(r *Request) {
 	l.n--
 }
 
-// queue is requests that wait for a stream, by the rank of their batch.
+// queue holds the requests that wait for a stream, by the rank of their batch.
 type queue struct {
 	ranks [Ranks]list
 	n     int
@@ -154,21 +156,21 @@ func (q *queue) first() *Request {
 	return nil
 }
 
-// Ranks is how many ranks there are.
+// Ranks is the number of ranks.
 const Ranks = 8
 
-// Batch is where the answers of requests arrive that one goroutine submits and
-// waits for. The zero value is not usable; see NewBatch.
+// Batch receives the answers of requests that one goroutine submits and waits for. Use NewBatch
+// to make one.
 type Batch struct {
-	// Rank says which requests are given a stream first while all are taken: the lowest
-	// rank, from 0; beyond Ranks is the last. It is set while nothing of the batch is
-	// under way.
+	// Rank orders requests that wait for a stream: the lowest rank, 0, is first. Ranks at or
+	// beyond Ranks count as the last. It may be set only while no request of the batch is under
+	// way.
 	Rank int
 
-	mu        sync.Mutex
-	done      []*Request
-	taken     []*Request
-	wake      chan struct{}
+	mu        sync.Mutex    // guards done and taken
+	done      []*Request    // not taken yet
+	taken     []*Request    // returned by the last Take
+	wake      chan struct{} // holds one token when done may have grown
 	cancelled atomic.Bool
 }
 
@@ -177,6 +179,7 @@ func (b *Batch) rank() int { return min(b.Rank, Ranks-1) }
 // NewBatch returns an empty batch.
 func NewBatch() *Batch { return &Batch{wake: make(chan struct{}, 1)} }
 
+// add hands ended requests to the batch and wakes Wait.
 func (b *Batch) add(rs []*Request) {
 	b.mu.Lock()
 	b.done = append(b.done, rs...)
@@ -187,8 +190,8 @@ func (b *Batch) add(rs []*Request) {
 	}
 }
 
-// Take returns the requests that were done since it was last called, perhaps
-// none. The slice is valid until the next call.
+// Take returns the requests that have ended since the last call, possibly none. The slice is
+// valid until the next call.
 func (b *Batch) Take() []*Request {
 	b.mu.Lock()
 	b.done, b.taken = b.taken[:0], b.done
@@ -196,34 +199,34 @@ func (b *Batch) Take() []*Request {
 	return b.taken
 }
 
-// Wait is Take, but waits until there is one. When ctx ends, whatever is not
-// done is given up and comes back as Cancelled; requests submitted afterwards
-// come back so at once.
+// Wait waits until at least one request has ended and returns what Take returns. When ctx ends,
+// it cancels the requests that are under way; they come back as Cancelled. Requests submitted
+// afterwards come back as Cancelled at once.
 func (b *Batch) Wait(ctx context.Context, p *Pool) []*Request {
 	for {
 		if rs := b.Take(); len(rs) > 0 {
 			return rs
 		}
 		if b.cancelled.Load() {
-			<-b.wake // everything is on its way back
+			<-b.wake // every request of the batch is about to come back
 			continue
 		}
 		select {
 		case <-b.wake:
 		case <-ctx.Done():
-			p.abandon(b)
+			p.cancelBatch(b)
 		}
 	}
 }
 
-// Cancel gives up whatever is not done, as the end of Wait's context does.
+// Cancel cancels the requests that have not ended, as Wait does when its context ends.
 func (b *Batch) Cancel(p *Pool) {
 	if !b.cancelled.Load() {
-		p.abandon(b)
+		p.cancelBatch(b)
 	}
 }
 
-// Reset makes a batch whose requests are all done usable again.
+// Reset makes a batch usable again. All of its requests must have ended.
 func (b *Batch) Reset() {
 	b.cancelled.Store(false)
 	select {
@@ -235,7 +238,7 @@ func (b *Batch) Reset() {
 	b.done, b.taken = b.done[:0], b.taken[:0]
 }
 
-// deliver hands requests that are done to their batches.
+// deliver hands ended requests to their batches. The caller must not hold a lock.
 func deliver(rs []*Request) {
 	for i := 0; i < len(rs); {
 		b, j := rs[i].batch, i+1

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Dialer returns a Config.Dial to an address, host:port. With a TLS configuration
-// the server must agree to "h2" by ALPN; without one it must speak HTTP/2 with
-// prior knowledge. Names are resolved with every connection.
+// Dialer returns a Config.Dial that connects to address, host:port. With a TLS configuration the
+// server must agree to "h2" by ALPN. Without one the server must speak HTTP/2 with prior
+// knowledge. The name is resolved for every connection.
 func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, error) {
 	d := &net.Dialer{KeepAlive: 30 * time.Second}
 	if t == nil {
@@ -21,7 +21,7 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 	}
 	t = t.Clone()
 	t.NextProtos = []string{"h2"}
-	t.DynamicRecordSizingDisabled = true // writes are large, and nobody renders what comes first
+	t.DynamicRecordSizingDisabled = true // small first records only help a reader that shows content early; here writes are large
 	if t.ServerName == "" {
 		t.ServerName, _, _ = net.SplitHostPort(address)
 	}
@@ -37,31 +37,30 @@ func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, 
 	}
 }
 
-// Run keeps the connections open until ctx ends, then waits for the requests on
-// them, at most Timeout, and closes everything. What is queued comes back as
-// NoConnection.
+// Run keeps the connections open until ctx ends. Then it ends queued requests as NoConnection,
+// waits for requests on connections for at most Timeout, and closes everything.
 func (p *Pool) Run(ctx context.Context) error {
 	var slots, conns sync.WaitGroup
 	for range p.cfg.Size {
-		slots.Go(func() { p.slot(ctx, &conns) })
+		slots.Go(func() { p.keepConnected(ctx, &conns) })
 	}
 	<-ctx.Done()
 	p.mu.Lock()
 	p.stopped = true
-	p.fail(&Down{Err: context.Canceled})
-	slots.Wait() // from here on no connection is added
+	p.failQueued(&Down{Err: context.Canceled})
+	slots.Wait() // no connection is added after this
 	t := time.NewTimer(p.cfg.Timeout)
 	defer t.Stop()
-	for wait := true; wait && p.busy.Load() > 0; {
+	for wait := true; wait && p.inFlight.Load() > 0; {
 		select {
-		case <-p.idle:
+		case <-p.idleCh:
 		case <-t.C:
 			wait = false
 		}
 	}
 	p.mu.Lock()
-	all := make([]*conn, 0, len(p.all))
-	for c := range p.all {
+	all := make([]*conn, 0, len(p.openConns))
+	for c := range p.openConns {
 		all = append(all, c)
 	}
 	p.mu.Unlock()
@@ -72,8 +71,8 @@ func (p *Pool) Run(ctx context.Context) error {
 	return nil
 }
 
-// slot keeps one connection open.
-func (p *Pool) slot(ctx context.Context, conns *sync.WaitGroup) {
+// keepConnected keeps one connection open until ctx ends.
+func (p *Pool) keepConnected(ctx context.Context, conns *sync.WaitGroup) {
 	fails := 0
 	for {
 		if fails > 0 {
@@ -82,24 +81,24 @@ func (p *Pool) slot(ctx context.Context, conns *sync.WaitGroup) {
 				return
 			}
 		}
-		if !p.turn(ctx) {
+		if !p.waitDialTurn(ctx) {
 			return
 		}
-		c, err := p.open(ctx)
+		c, err := p.connect(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
 				return
 			}
 			fails++
-			p.lost(err)
+			p.connectFailed(err)
 			continue
 		}
-		p.install(c)
+		p.addConn(c)
 		conns.Go(c.run)
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.gone:
+		case <-c.drainingCh:
 		}
 		c.mu.Lock()
 		if c.proven {
@@ -111,8 +110,8 @@ func (p *Pool) slot(ctx context.Context, conns *sync.WaitGroup) {
 	}
 }
 
-// open connects and exchanges the first frames.
-func (p *Pool) open(ctx context.Context) (*conn, error) {
+// connect dials and exchanges the first frames.
+func (p *Pool) connect(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
 	nc, err := p.cfg.Dial(ctx)
@@ -121,7 +120,7 @@ func (p *Pool) open(ctx context.Context) (*conn, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	c := newConn(p, nc)
-	err = c.greet()
+	err = c.handshake()
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -131,23 +130,24 @@ func (p *Pool) open(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// lost notes that no connection could be made. With none left, nobody waits.
-func (p *Pool) lost(err error) {
+// connectFailed notes that an attempt to connect failed. If no connection is left, it ends the
+// queued requests.
+func (p *Pool) connectFailed(err error) {
 	p.mu.Lock()
 	if len(*p.ready.Load()) > 0 {
 		p.mu.Unlock()
 		return
 	}
-	if p.down == nil {
-		p.cfg.Log.Warn("provider cannot be reached", "err", err)
+	if p.dialErr == nil {
+		p.cfg.Log.Warn("provider cannot be reached; will try again", "err", err)
 	}
-	p.down = err
-	p.fail(p.refusal())
+	p.dialErr = err
+	p.failQueued(p.unavailableErr())
 }
 
-// turn waits until this slot may connect. Many connections opened at once look
-// like an attack.
-func (p *Pool) turn(ctx context.Context) bool {
+// waitDialTurn waits until this goroutine may connect. Opening many connections at once would
+// look like an attack to the provider.
+func (p *Pool) waitDialTurn(ctx context.Context) bool {
 	p.mu.Lock()
 	now := time.Now()
 	at := p.nextDial

@@ -8,38 +8,38 @@ import (
 )
 
 const (
-	// turn is how many requests one turn of the writer takes: enough to fill a
-	// few TLS records, few enough that an idle connection beside it gets some.
-	turn = 64
-	// ownFields is how many fields of its own a request is taken to have, where
-	// the server limits the size of header lists: 32 bytes each beside their text.
+	// takeAtOnce is how many requests the writer takes from the queue at a time: enough to fill
+	// a few TLS records, few enough to leave some for an idle connection.
+	takeAtOnce = 64
+	// ownFields is the assumed number of a request's own fields. It is used only if the server
+	// limits the size of header lists, which counts 32 bytes a field beside its text.
 	ownFields = 6
 )
 
-// write is the writer: it takes requests while the connection has room, and
-// writes whatever there is at once.
+// write is the writer goroutine. It takes requests while the connection has room, and writes
+// everything that is ready in one go.
 func (c *conn) write() {
 	defer func() { _ = c.nc.Close() }()
 	for {
 		select {
 		case <-c.wake:
-		case <-c.ended:
+		case <-c.closedCh:
 		}
-		for c.fill() {
+		for c.fillBuffer() {
 			if len(c.out) == 0 {
 				continue
 			}
 			_ = c.nc.SetWriteDeadline(time.Now().Add(c.pool.cfg.WriteTimeout))
 			n, err := c.nc.Write(c.out)
 			if err != nil {
-				c.unsent(n)
+				c.markUnsent(n)
 				c.close(err, http2.ErrCodeNo)
 				return
 			}
 		}
 		if c.drained() {
 			c.close(net.ErrClosed, http2.ErrCodeNo)
-			if c.ctl.Len() > 0 { // last words
+			if c.ctl.Len() > 0 { // the GOAWAY that close left
 				_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second))
 				_, _ = c.nc.Write(c.ctl.Bytes())
 			}
@@ -48,9 +48,9 @@ func (c *conn) write() {
 	}
 }
 
-// unsent notes which requests were not written to their end: only the first n
-// bytes of the buffer left this machine.
-func (c *conn) unsent(n int) {
+// markUnsent clears Sent of the requests that were not written completely: only the first n
+// bytes of the buffer were written.
+func (c *conn) markUnsent(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, m := range c.marks {
@@ -60,9 +60,9 @@ func (c *conn) unsent(n int) {
 	}
 }
 
-// fill puts the next frames into the buffer: control frames, bodies that waited
-// for a window, new requests. False: there is nothing to write.
-func (c *conn) fill() bool {
+// fillBuffer puts the next frames into the buffer: control frames, bodies that waited for a
+// window, new requests. It returns false if there is nothing to do.
+func (c *conn) fillBuffer() bool {
 	c.out, c.marks = c.out[:0], c.marks[:0]
 	var done []*Request
 	c.mu.Lock()
@@ -72,70 +72,70 @@ func (c *conn) fill() bool {
 	}
 	c.out = append(c.out, c.ctl.Bytes()...)
 	c.ctl.Reset()
-	if c.blocked > 0 {
-		for r := c.age.first; r != nil && c.window > 0; r = r.next {
-			if r.waiting {
-				c.body(r)
+	if c.windowWaiters > 0 {
+		for r := c.byAge.first; r != nil && c.sendWindow > 0; r = r.next {
+			if r.waitsForWindow {
+				c.appendBody(r)
 			}
 		}
 	}
-	// While the connection's window is used up, more headers would only make
-	// the bodies wait on the other side.
-	if room := min(c.room(), turn); room > 0 && c.window > 0 {
-		c.taken = c.pool.take(c.taken[:0], room)
+	// While the connection's window is used up, new requests could send only their headers.
+	if room := min(c.freeStreams(), takeAtOnce); room > 0 && c.sendWindow > 0 {
+		c.takenRequests = c.pool.takeQueued(c.takenRequests[:0], room)
 		now := time.Time{}
-		for i, r := range c.taken {
-			c.taken[i] = nil
+		for i, r := range c.takenRequests {
+			c.takenRequests[i] = nil
 			if now.IsZero() {
 				now = time.Now()
 			}
-			if !c.begin(r, now) {
+			if !c.openStream(r, now) {
 				done = append(done, r)
 			}
 		}
 		if len(done) > 0 {
-			c.pool.finished(len(done))
+			c.pool.requestsLeft(len(done))
 		}
-		c.recount()
+		c.publishFree()
 	}
 	c.mu.Unlock()
 	deliver(done)
 	return len(c.out) > 0 || len(done) > 0
 }
 
-// begin opens a stream for r. False: r is not to be sent. The lock is held.
-func (c *conn) begin(r *Request, now time.Time) bool {
+// openStream opens a stream for r and puts it into the buffer. It returns false if r must not be
+// sent. The caller holds mu.
+func (c *conn) openStream(r *Request, now time.Time) bool {
 	if admit := c.pool.cfg.Admit; admit != nil {
 		if err := admit(); err != nil {
 			r.Failure, r.Err = Withheld, err
 			return false
 		}
 	}
-	if uint64(r.Fields.size)+uint64(len(r.Path)+len(r.Own)+ownFields*32) > uint64(c.listMax) {
+	if uint64(r.Fields.size)+uint64(len(r.Path)+len(r.OwnFields)+ownFields*32) > uint64(c.listMax) {
 		r.Failure = Broken
 		return false
 	}
 	r.id = c.nextID
 	c.nextID += 2
-	r.window, r.allowed, r.rest = c.initial, defaultWindow, r.Body
+	r.sendWindow, r.recvWindow, r.unwritten = c.initialWindow, defaultWindow, r.Body
 	r.deadline = now.Add(c.pool.cfg.Timeout)
 	c.streams[r.id] = r
-	c.age.pushBack(r)
-	if c.age.n == 1 {
-		c.arm(now, r.deadline)
+	c.byAge.pushBack(r)
+	if c.byAge.n == 1 {
+		c.armTimer(now, r.deadline)
 	}
 	if c.nextID > lastStreamID {
-		c.leave() // this was its last stream
+		c.startDraining() // stream ids are used up
 	}
-	c.header(r)
+	c.appendHeaders(r)
 	if len(r.Body) > 0 {
-		c.body(r)
+		c.appendBody(r)
 	}
 	return true
 }
 
-// header appends the header block of r. The lock is held.
-func (c *conn) header(r *Request) {
+// appendHeaders appends the header block of r. The caller holds mu.
+func (c *conn) appendHeaders(r *Request) {
 	const hl = 9
 	at := len(c.out)
 	c.out = append(c.out, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -144,18 +144,18 @@ func (c *conn) header(r *Request) {
 	flags := http2.Flags(0)
 	if len(r.Body) == 0 {
 		flags |= http2.FlagHeadersEndStream
-		c.sent(r)
+		c.markSent(r)
 	}
-	if n <= c.frame {
+	if n <= c.maxFrame {
 		putFrame(c.out[at:], n, http2.FrameHeaders, flags|http2.FlagHeadersEndHeaders, r.id)
 		return
 	}
-	// It is larger than a frame may be: the rest goes into CONTINUATIONs.
+	// The block is larger than a frame may be: the rest goes into CONTINUATION frames.
 	block := append([]byte(nil), c.out[at+hl:]...)
 	c.out = c.out[:at]
 	typ := http2.FrameHeaders
 	for len(block) > 0 {
-		n := min(len(block), c.frame)
+		n := min(len(block), c.maxFrame)
 		if n == len(block) {
 			flags |= http2.FlagHeadersEndHeaders
 		}
@@ -164,42 +164,42 @@ func (c *conn) header(r *Request) {
 		block, typ, flags = block[n:], http2.FrameContinuation, 0
 	}
 	if len(r.Body) == 0 {
-		c.sent(r)
+		c.markSent(r)
 	}
 }
 
-// body appends as much of the body of r as the windows allow. The lock is held.
-func (c *conn) body(r *Request) {
-	for len(r.rest) > 0 {
-		n := int(min(int64(len(r.rest)), int64(c.frame), r.window, c.window))
+// appendBody appends as much of the body of r as the windows allow. The caller holds mu.
+func (c *conn) appendBody(r *Request) {
+	for len(r.unwritten) > 0 {
+		n := int(min(int64(len(r.unwritten)), int64(c.maxFrame), r.sendWindow, c.sendWindow))
 		if n <= 0 {
-			if !r.waiting {
-				r.waiting = true
-				c.blocked++
+			if !r.waitsForWindow {
+				r.waitsForWindow = true
+				c.windowWaiters++
 			}
 			return
 		}
-		r.window -= int64(n)
-		c.window -= int64(n)
+		r.sendWindow -= int64(n)
+		c.sendWindow -= int64(n)
 		flags := http2.Flags(0)
-		if n == len(r.rest) {
+		if n == len(r.unwritten) {
 			flags = http2.FlagDataEndStream
 		}
 		c.out = appendFrame(c.out, n, http2.FrameData, flags, r.id)
-		c.out = append(c.out, r.rest[:n]...)
-		r.rest = r.rest[n:]
+		c.out = append(c.out, r.unwritten[:n]...)
+		r.unwritten = r.unwritten[n:]
 	}
-	if r.waiting {
-		r.waiting = false
-		c.blocked--
+	if r.waitsForWindow {
+		r.waitsForWindow = false
+		c.windowWaiters--
 	}
-	c.sent(r)
+	c.markSent(r)
 }
 
-// sent notes that the last byte of r is in the buffer.
-func (c *conn) sent(r *Request) {
+// markSent notes that all of r is in the buffer.
+func (c *conn) markSent(r *Request) {
 	r.Sent = true
-	c.marks = append(c.marks, mark{r.id, len(c.out)})
+	c.marks = append(c.marks, bufferMark{r.id, len(c.out)})
 }
 
 func appendFrame(dst []byte, n int, t http2.FrameType, f http2.Flags, id uint32) []byte {

@@ -1,5 +1,5 @@
-// Package tracetest is a collector of traces for tests: OTLP by HTTP, in protobuf,
-// held in memory.
+// Package tracetest is a trace collector for tests. It accepts OTLP over HTTP in protobuf and keeps
+// the spans in memory.
 package tracetest
 
 import (
@@ -19,17 +19,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Span is one that was exported. Ids are hex; Parent is "" for a root.
+// Span is an exported span. Ids are hexadecimal. Parent is "" for a root span.
 type Span struct {
 	Trace, ID, Parent, Name string
 	Service                 string
 	Kind                    string
-	Failed                  string            // message of an error status
-	Attrs                   map[string]string // numbers are written in decimal
-	Links                   []string          // trace ids
+	Failed                  string            // message of the error status; "" if the step did not fail
+	Attrs                   map[string]string // numbers are in decimal
+	Links                   []string          // ids of the linked traces
 }
 
-// Collector is a server on loopback. Close it.
+// Collector is a server on the loopback address. Close stops it.
 type Collector struct {
 	srv  *http.Server
 	addr string
@@ -39,10 +39,10 @@ type Collector struct {
 	spans   []Span
 	headers []http.Header
 	bad     []string
-	changed chan struct{} // closed and made anew by each export
+	changed chan struct{} // closed and replaced at each export
 }
 
-// Start listens and serves.
+// Start listens on a free port and serves.
 func Start() (*Collector, error) {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -57,16 +57,16 @@ func Start() (*Collector, error) {
 	return c, nil
 }
 
-// URL is what a tracer is configured with.
+// URL returns the endpoint to configure a tracer with.
 func (c *Collector) URL() string { return "http://" + c.addr }
 
-// Close ends the server.
+// Close stops the server and waits until it has ended.
 func (c *Collector) Close() {
 	_ = c.srv.Close()
 	<-c.done
 }
 
-// ServeHTTP takes an export.
+// ServeHTTP accepts one export.
 func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body := io.Reader(r.Body)
 	if r.Header.Get("Content-Encoding") == "gzip" {
@@ -87,7 +87,7 @@ func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.headers = append(c.headers, r.Header.Clone())
 	if err != nil || r.URL.Path != "/v1/traces" || r.Method != http.MethodPost || r.Header.Get("Content-Type") != "application/x-protobuf" {
 		c.bad = append(c.bad, r.Method+" "+r.URL.Path)
-		http.Error(w, "no export", http.StatusBadRequest)
+		http.Error(w, "not an OTLP export", http.StatusBadRequest)
 		return
 	}
 	for _, rs := range req.ResourceSpans {
@@ -129,14 +129,15 @@ func spanOf(service string, s *otlp.Span) Span {
 	return out
 }
 
-// Spans returns what was exported, and a channel that is closed when there is more.
+// Spans returns the spans exported so far, and a channel that is closed at the next export.
 func (c *Collector) Spans() ([]Span, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.spans), c.changed
 }
 
-// Headers returns the header of each export, and what came that was none.
+// Headers returns the header of each request, and method and path of each request that was not an
+// export.
 func (c *Collector) Headers() (hs []http.Header, bad []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

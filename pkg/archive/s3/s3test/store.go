@@ -1,5 +1,5 @@
-// Package s3test is a store for tests: it does what S3 does with the requests of an
-// s3.Bucket, in memory.
+// Package s3test is an in-memory object store for tests. It answers the requests of an s3.Bucket
+// as S3 does.
 package s3test
 
 import (
@@ -17,19 +17,20 @@ import (
 	"sync"
 )
 
-// Bucket, Region and the key of Credentials are what requests must name.
+// Bucket and Region are the bucket and region that requests must name. keyID is the access key
+// that they must be signed with.
 const (
 	Bucket = "bucket"
 	Region = "eu-test-1"
 	keyID  = "AKTEST"
 )
 
-// Store takes objects, whole or in parts. It notes requests that are not signed with the
-// key, and bodies that are not what their checksums say. The zero value is empty; it is an
-// http.Handler and may be used from any goroutine.
+// Store accepts objects, whole or in parts. It records requests that are not signed with the
+// key, and bodies that differ from their checksums. The zero value is empty. Store is an
+// http.Handler and is safe for concurrent use.
 type Store struct {
-	// Fail returns the status to answer instead; 0: none. It may call the Store's methods. Set it
-	// before the first request. May be nil.
+	// Fail returns the status with which to refuse a request, or 0. It may call the Store's
+	// methods. It must be set before the first request. May be nil.
 	Fail func(r *http.Request) int
 
 	mu       sync.Mutex
@@ -40,40 +41,40 @@ type Store struct {
 	problems []string
 }
 
-// Object is what was stored under a key, and the header of the request.
+// Object is the content stored under a key, and the header of its request.
 type Object struct {
 	Data   []byte
 	Header http.Header
 }
 
-// Credentials writes the file of credentials into a folder and returns its name.
+// Credentials writes a credentials file into a folder and returns its name.
 func Credentials(dir string) (string, error) {
 	name := filepath.Join(dir, "credentials")
 	return name, os.WriteFile(name, []byte("[default]\naws_access_key_id = "+keyID+"\naws_secret_access_key = secret\n"), 0o600)
 }
 
-// Objects returns what is stored, by key.
+// Objects returns the stored objects, by key.
 func (s *Store) Objects() map[string]Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.objects)
 }
 
-// Put stores an object by hand.
+// Put stores an object directly, without a request.
 func (s *Store) Put(key string, o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.put(key, o)
 }
 
-// Took returns the requests so far: method and names of parameters.
+// Took returns the requests so far, each as its method and the names of its parameters.
 func (s *Store) Took() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.took)
 }
 
-// Problems returns what was wrong with requests.
+// Problems returns what was wrong with the requests so far.
 func (s *Store) Problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +166,7 @@ func (s *Store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list answers with the keys of a prefix behind one, two a page.
+// list answers with the keys after behind that have the prefix, two a page.
 func (s *Store) list(w http.ResponseWriter, prefix, behind string) {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
