@@ -37,7 +37,7 @@ type newKeys struct {
 
 const (
 	// clockMargin is how far ahead of ours the clocks of other processes may be.
-	// docs/failures.md says what happens beyond it.
+	// docs/failures-cluster.md says what happens beyond it.
 	clockMargin = 5 * time.Second
 	// clockAhead is how far ahead an id is not yet from the future.
 	clockAhead = time.Second

@@ -14,7 +14,7 @@ const renewAfter = time.Hour
 
 // stamps are what a partition stamps its outcome rows with. The rules that keep a
 // later owner's rows safe from this one, and its calls counted, are in
-// docs/internals.md.
+// docs/internals-owners.md.
 type stamps struct {
 	mu    sync.Mutex
 	of    engine.Tenure // Start 0: none yet
