@@ -78,7 +78,8 @@ func pagesOfCodes(t *testing.T) map[string]string {
 	t.Helper()
 	const generated = "Generated from `pkg/tool/codes/catalogue.txt`: `UPDATE_DOCS=1 go test ./pkg/tool/codes`.\n"
 	bodies := make([]strings.Builder, len(codePages))
-	kinds := make([]string, len(codePages)) // the kind of each page's latest section
+	kinds := make([]string, len(codePages))     // the kind of each page's latest section
+	providers := make([]string, len(codePages)) // its provider, if its codes belong to one
 	for _, s := range sections(t) {
 		i := slices.IndexFunc(codePages, func(p codePage) bool { return p.holds(s.entries[0]) })
 		if i < 0 {
@@ -88,6 +89,10 @@ func pagesOfCodes(t *testing.T) map[string]string {
 			fmt.Fprintf(&bodies[i], "\n## %s\n", map[string]string{"state": "States", "class": "Classes", "verdict": "Verdicts", "exit": "Exit codes"}[s.kind])
 		}
 		kinds[i] = s.kind
+		if _, provider, ok := strings.Cut(s.where, ": "); ok && s.kind == "error" && provider != providers[i] {
+			providers[i] = provider
+			fmt.Fprintf(&bodies[i], "\n## %s\n", provider)
+		}
 		writeSection(&bodies[i], s)
 	}
 	out := map[string]string{}
