@@ -192,7 +192,7 @@ func TestLinksResolve(t *testing.T) {
 	}
 }
 
-var fenced = regexp.MustCompile("(?ms)^```.*?^```$")
+var fenced = regexp.MustCompile("(?ms)^```.*?\n```$")
 
 // anchors returns the anchors of a document's headings, as GitHub makes them.
 func anchors(text string) (list []string) {
