@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Puts the tables of bench/results.json and bench/engines.json into performance.md, each
-# between its marks. It needs jq, and the results of a full "make bench" or "make
-# bench-engines"; a table without results stays as it is.
+# Writes the table of bench/results.json into performance.md and that of bench/engines.json into
+# performance-servers.md, between their marks. It needs jq, and the results of a full "make bench"
+# or "make bench-engines". A table without results stays as it is. The figures of README.md are
+# rows of performance.md: copy the new ones there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=$(mktemp)
 trap 'rm -f "$table"' EXIT
-# put MARK FILE IDS: results of a part of the figures would take the others' rows away.
+# put MARK FILE IDS PAGE: results of only some figures are refused, because they would remove the
+# rows of the others.
 put() {
 	[ -s "$2" ] || return 0
 	if [ "$(jq -r 'map(.id) | unique | join(" ")' "$2")" != "$3" ]; then
@@ -24,8 +26,8 @@ put() {
 		index($0, mark) == 1 { print; print ""; while ((getline line <table) > 0) print line; print ""; inside = 1; next }
 		/<!-- end -->/ { inside = 0 }
 		!inside
-	' docs/performance.md >docs/performance.md.new
-	mv docs/performance.md.new docs/performance.md
+	' "$4" >"$4.new"
+	mv "$4.new" "$4"
 }
-put performance bench/results.json "P1 P2 P3 P4 P5 P6 P7 P8"
-put engines bench/engines.json P10
+put performance bench/results.json "P1 P2 P3 P4 P5 P6 P7 P8" docs/performance.md
+put engines bench/engines.json P10 docs/performance-servers.md

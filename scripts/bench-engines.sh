@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures P10 of docs/performance.md on the servers of make engines: our use of them beside
+# Measures P10 of docs/performance-servers.md on the servers of make engines: our use of them beside
 # their own tools or the bare driver. ONLY="kafka redis" picks some, SHORT=1 is the
 # short form. Results go to bench/engines.json. ONLY=chain measures P11 on all four instead:
 # the whole chain, beside what its requests cost the bare clients.

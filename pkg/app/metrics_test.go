@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/notifyd/notifyd/dashboards"
+	"github.com/notifyd/notifyd/docs"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/deadletter"
@@ -37,8 +38,8 @@ import (
 // entry is what the catalogue or the registry says of a metric.
 type entry struct{ kind, labels string }
 
-// TestMetricsCatalogue holds docs/metrics.md against the registry of a running
-// node, in both directions.
+// TestMetricsCatalogue compares the tables of docs/metrics-*.md with the registry of a
+// running node, in both directions.
 func TestMetricsCatalogue(t *testing.T) {
 	at := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, at) }) // after the node has stopped
@@ -69,16 +70,16 @@ func TestMetricsCatalogue(t *testing.T) {
 		case e.kind == "":
 			t.Errorf("%s is registered, but nothing feeds it", name)
 		case !ok:
-			t.Errorf("%s (%s, labels %q) is not in docs/metrics.md", name, e.kind, e.labels)
+			t.Errorf("%s (%s, labels %q) is not in docs/metrics-*.md", name, e.kind, e.labels)
 		case w != e:
-			t.Errorf("%s: docs/metrics.md says %+v, the registry %+v", name, w, e)
+			t.Errorf("%s: docs/metrics-*.md says %+v, the registry %+v", name, w, e)
 		case strings.HasSuffix(name, "_total") != (e.kind == "counter"):
 			t.Errorf("%s: counters, and only they, end in _total", name)
 		}
 	}
 	for name := range want {
 		if _, ok := got[name]; !ok {
-			t.Errorf("docs/metrics.md lists %s, which does not exist", name)
+			t.Errorf("docs/metrics-*.md lists %s, which does not exist", name)
 		}
 	}
 
@@ -140,24 +141,20 @@ func checkDashboards(t *testing.T, served string) {
 	}
 }
 
-// catalogue reads the table of docs/metrics.md.
+// catalogue reads the tables of docs/metrics-*.md.
 func catalogue(t *testing.T) map[string]entry {
-	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	row := regexp.MustCompile("(?m)^\\| `(notifyd_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*?) ?\\| [^|]+ \\| [^|]*\\|$")
 	out := map[string]entry{}
-	for _, m := range row.FindAllStringSubmatch(string(b), -1) {
+	for _, m := range row.FindAllStringSubmatch(docs.Metrics, -1) {
 		if _, ok := out[m[1]]; ok {
-			t.Errorf("docs/metrics.md lists %s twice", m[1])
+			t.Errorf("docs/metrics-*.md lists %s twice", m[1])
 		}
 		labels := strings.Fields(strings.ReplaceAll(m[3], "`", ""))
 		slices.Sort(labels)
 		out[m[1]] = entry{m[2], strings.Join(labels, " ")}
 	}
-	if rows := strings.Count(string(b), "\n| `"); rows != len(out) {
-		t.Errorf("docs/metrics.md has %d rows, of which %d read as metrics", rows, len(out))
+	if rows := strings.Count(docs.Metrics, "\n| `"); rows != len(out) {
+		t.Errorf("docs/metrics-*.md has %d rows, of which %d read as metrics", rows, len(out))
 	}
 	return out
 }

@@ -25,7 +25,7 @@ import (
 
 // Metrics turns what the stages report into Prometheus metrics. The tags of a field are
 // all there is to know of a metric: its name behind "notifyd_", its labels and its help.
-// Names and meanings stand in docs/metrics.md too, which a test holds against the
+// Names and meanings stand in docs/metrics-*.md too, which a test holds against the
 // registry. Labels are bounded: no ids, no users, no callers.
 type Metrics struct {
 	Registry *prometheus.Registry

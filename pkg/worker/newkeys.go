@@ -36,8 +36,8 @@ type newKeys struct {
 }
 
 const (
-	// clockMargin is how far the clocks of other processes may be ahead of ours.
-	// docs/failures.md says what happens beyond it.
+	// clockMargin is how far ahead of ours the clocks of other processes may be.
+	// docs/failures-cluster.md says what happens beyond it.
 	clockMargin = 5 * time.Second
 	// clockAhead is how far ahead of our clock an id may be.
 	clockAhead = time.Second

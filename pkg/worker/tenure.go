@@ -12,7 +12,7 @@ import (
 // group files by time need stamps close to the current time.
 const renewAfter = time.Hour
 
-// rowStamps makes the stamps of a partition's outcome rows. docs/internals.md has the rules that
+// rowStamps makes the stamps of a partition's outcome rows. docs/internals-owners.md has the rules that
 // protect a later owner's rows from this owner and count this owner's calls.
 type rowStamps struct {
 	mu      sync.Mutex    // guards the fields below

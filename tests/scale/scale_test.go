@@ -258,7 +258,7 @@ type result struct {
 }
 
 // first is what one Redis and a few nodes of Cassandra saturate at first, and how busy
-// that is. The costs are those of docs/performance.md: a beat or a lease takes Redis about 0.12 ms,
+// that is. The costs are those of docs/performance-cluster.md: a beat or a lease takes Redis about 0.12 ms,
 // and 1,000 members 2.5 ms. Cassandra answers 20,000 small reads a second. A change of the
 // members is read by each process within the second after it.
 func (r *result) first() string {

@@ -37,5 +37,5 @@
 // A server that is down is noticed within about 0.4 s, a frozen one within
 // 0.6 s (Config.Timeout, one retry). Both are notify.KindUnavailable, as is a
 // full server, one that is loading, and a replica that must not be written.
-// What the logic does without Redis stands in docs/failures.md.
+// What the logic does without Redis stands in docs/failures-cluster.md.
 package redis

@@ -11,7 +11,7 @@ import (
 
 // MetricsHandler serves the snapshot that latest returns in Prometheus' formats.
 // latest is called once a scrape, from any goroutine; nil means that the run has
-// not begun. The metrics are listed in docs/metrics.md.
+// not begun. The metrics are listed in docs/metrics-load.md.
 func MetricsHandler(latest func() *load.Snapshot) http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(&collector{latest})

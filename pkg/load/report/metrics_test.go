@@ -58,10 +58,10 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMetricsAreDocumented: docs/metrics.md has each, and no other.
+// TestMetricsAreDocumented: docs/metrics-load.md has each, and no other.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	raw, err := os.ReadFile("../../../docs/metrics.md")
+	raw, err := os.ReadFile("../../../docs/metrics-load.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,11 +69,11 @@ func TestMetricsAreDocumented(t *testing.T) {
 	for _, d := range allDescriptors {
 		name := nameOf(d)
 		if strings.Count(doc, "- `"+name+"`") != 1 {
-			t.Errorf("docs/metrics.md does not list %s once", name)
+			t.Errorf("docs/metrics-load.md does not list %s once", name)
 		}
 	}
 	if n := strings.Count(doc, "- `notifyctl_load_"); n != len(allDescriptors) {
-		t.Errorf("docs/metrics.md lists %d metrics of a load run, there are %d", n, len(allDescriptors))
+		t.Errorf("docs/metrics-load.md lists %d metrics of a load run, there are %d", n, len(allDescriptors))
 	}
 }
 

@@ -1,7 +1,6 @@
 package codes
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -200,46 +199,3 @@ func TestNear(t *testing.T) {
 	f("delivered", "DELIVERED")
 	f("zzzzzzzzzz")
 }
-
-func TestDocs(t *testing.T) {
-	t.Parallel()
-	const file = "../../../docs/errors.md"
-	if os.Getenv("UPDATE_DOCS") != "" {
-		if err := os.WriteFile(file, []byte(Markdown()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(b) != Markdown() {
-		t.Errorf("docs/errors.md is not what the catalogue says: UPDATE_DOCS=1 go test ./pkg/tool/codes")
-	}
-}
-
-// Markdown is the catalogue as docs/errors.md.
-func Markdown() string {
-	var b strings.Builder
-	b.WriteString("# Codes\n\nEvery error code, state, class, verdict and exit code that notifyd and notifyctl print.\n" +
-		"`notifyctl explain CODE` prints one of them. This file is generated from\n`pkg/tool/codes/catalogue.txt`: `UPDATE_DOCS=1 go test ./pkg/tool/codes`.\n")
-	where := ""
-	for _, kind := range Kinds {
-		fmt.Fprintf(&b, "\n## %s\n", map[string]string{"error": "Error codes", "state": "States", "class": "Classes", "verdict": "Verdicts", "exit": "Exit codes"}[kind])
-		where = ""
-		for _, e := range All() {
-			if e.Kind != kind {
-				continue
-			}
-			if e.Where != where {
-				where = e.Where
-				fmt.Fprintf(&b, "\nPrinted in: %s.\n\n| code | meaning | what to do | trying again helps |\n|---|---|---|---|\n", where)
-			}
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", e.Code, plain(e.Meaning), plain(e.Do), e.RetryWords())
-		}
-	}
-	return b.String()
-}
-
-// plain keeps Markdown from taking <ULID> for HTML.
-func plain(s string) string { return strings.NewReplacer("<", `\<`, ">", `\>`, "|", `\|`).Replace(s) }

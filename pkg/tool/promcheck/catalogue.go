@@ -38,7 +38,7 @@ type Catalogue map[string]Metric
 var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z_:][a-zA-Z0-9_:]*)` \\| ([a-z]+) \\| ([^|]*?) ?\\| ([^|]+?) \\| [^|]*\\|$")
 
 // ParseTable reads the catalogue from a table in Markdown whose columns are name,
-// type, labels, meaning and a remark, as docs/metrics.md has it.
+// type, labels, meaning and a remark, as docs/metrics-*.md have it.
 func ParseTable(text string) (Catalogue, error) {
 	c := Catalogue{}
 	for _, m := range tableRow.FindAllStringSubmatch(text, -1) {
