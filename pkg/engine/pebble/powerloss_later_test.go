@@ -194,15 +194,15 @@ func listed(ctx context.Context, s *Store, rows []engine.Trigger, version uint64
 	return nil
 }
 
-// drained is what the queue of a store had when it was first looked at.
+// drained holds the messages that the queue of a store had when it was first read.
 type drained struct {
 	of       *Store
 	bodies   map[string]bool
 	receives map[string]int // before, of those that could be received
 }
 
-// look receives all messages that are ready, once a store. Stores are looked at one
-// after the other.
+// look receives all ready messages of a store, once for each store. It is called for one
+// store after the other.
 func (d *drained) look(s *Store) error {
 	if d.of == s {
 		return nil
@@ -234,7 +234,7 @@ func (d *drained) has(s *Store, body string) (bool, error) {
 	return d.bodies[body], err
 }
 
-// received looks for a message that was received at least so often, or is delayed.
+// received checks for a message that was received at least n times, or that is delayed.
 func (d *drained) received(s *Store, body string, receives int, delayed bool) error {
 	err := d.look(s)
 	got, ready := d.receives[body]
