@@ -61,7 +61,7 @@ func migrated(t testing.TB, cfg Config) (*Store, engine.Queue) {
 	must(t, s.Migrate(t.Context(), q))
 	t.Cleanup(func() {
 		for l := range q.(*queue).lanes {
-			if url, err := q.(*queue).at(context.Background(), l); err == nil {
+			if url, err := q.(*queue).queueURL(context.Background(), l); err == nil {
 				_, _ = s.api.DeleteQueue(context.Background(), &api.DeleteQueueInput{QueueUrl: url})
 			}
 		}
