@@ -33,11 +33,11 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			return err
 		},
 		"request of a trigger": func(v []byte) error {
-			_, err := triggers{s: s}.read(context.Background(), "id", values(v, fine))
+			_, err := triggers{s: s}.readRow(context.Background(), "id", values(v, fine))
 			return err
 		},
 		"trigger": func(v []byte) error {
-			_, err := triggers{s: s}.read(context.Background(), "id", values(fine, v))
+			_, err := triggers{s: s}.readRow(context.Background(), "id", values(fine, v))
 			return err
 		},
 		"holds": func(v []byte) error {

@@ -175,7 +175,7 @@ func TestNodeOfItsOwn(t *testing.T) {
 	}
 	defer s.Close()
 
-	// What is answered survives a kill.
+	// Acknowledged writes must survive a kill.
 	var kept []engine.Trigger
 	for range 50 {
 		x := trigger("shop")

@@ -127,7 +127,7 @@ func suite[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.
 // forgetAll is what a new process does not know.
 func (s *Store) forgetAll() {
 	s.buckets.mu.Lock()
-	s.buckets.have = nil
+	s.buckets.noted = nil
 	s.buckets.mu.Unlock()
 }
 
