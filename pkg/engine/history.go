@@ -2,7 +2,7 @@ package engine
 
 import "github.com/notifyd/notifyd/pkg/notify"
 
-// Found is one receiver of a chunk, as a first attempt was appended to the log.
+// Found is one receiver of an original chunk, and the place of that chunk in the log.
 type Found struct {
 	ID       notify.ID
 	Pos      uint32          // position in the chunk

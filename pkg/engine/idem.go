@@ -20,7 +20,7 @@ type Reservation struct {
 	Partitions  uint16
 	BlockSize   uint32
 	Version     uint16 // of the intake code that split the request
-	Owner       string // the request handler that works on it
+	Owner       string // names the process and the call that work on the request
 	LeaseUntil  int64  // ms since 1970; afterwards another owner may take over
 	Expires     int64  // ms since 1970; afterwards the key may be used again
 	Done        bool

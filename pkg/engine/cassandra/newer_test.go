@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// A value that a newer release wrote is told apart from damage, by each codec. No
-// server is asked.
+// Each codec must distinguish a value of a newer release from damage. The test needs no
+// server.
 func TestNewerValuesAreNotDamaged(t *testing.T) {
 	t.Parallel()
 	s := &Store{}

@@ -167,7 +167,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			ds  []engine.Delivery
 			at  time.Duration
 		}
-		for leaves := range 2 { // in some engines only one of the two waits for the time of the message
+		for leaves := range 2 { // only one of the two receivers may wait for the time of the message
 			start := time.Now()
 			all := make(chan got)
 			var cancels [2]context.CancelFunc

@@ -127,9 +127,8 @@ const (
 	forGood
 )
 
-// TestEveryFileError: whichever operation of the file system fails, those of
-// the opening and reads included, an error never turns into an
-// acknowledgement.
+// TestEveryFileError: if any operation of the file system fails, also while the store opens
+// or reads, an error never becomes an acknowledgement.
 func TestEveryFileError(t *testing.T) {
 	t.Parallel()
 	everyOp(t, once, syscall.EIO, "store")

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// laterWriters are those of scheduled notifications, triggers and queues.
+// laterWriters are the writers of scheduled notifications, triggers and queues.
 func laterWriters() map[string]writer {
 	var queue drained
 	return map[string]writer{
@@ -147,7 +147,7 @@ func laterWriters() map[string]writer {
 				if err := q.Ack(ctx, []string{ds[0].Receipt}); err != nil {
 					return err
 				}
-				// What is durable behind an acknowledgement has it in front of it.
+				// If a later write is durable, so is the acknowledgement before it.
 				if err := s.Meta().PutMeta(ctx, "behind an ack", nil); err != nil {
 					return err
 				}

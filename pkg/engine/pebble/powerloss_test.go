@@ -146,7 +146,7 @@ func firstWriters() map[string]writer {
 			}
 			v, err := s.Prefs().Put(ctx, engine.Profile{User: user, TimeZone: strconv.Itoa(n), Version: old.Version})
 			if notify.KindOf(err) == notify.KindConflict {
-				return nil // somebody else's is stored
+				return nil // the profile of another writer is stored
 			}
 			if err == nil {
 				p.add("profile", func(s *Store) error {

@@ -245,7 +245,7 @@ func TestTLS(t *testing.T) {
 			t.Errorf("%s: error %v is foreign", name, err)
 		}
 	}
-	// The server is reached, and is not who was asked for.
+	// The server answers, but its certificate is for another name.
 	pc, err := setting.Fill(Config{DSN: strings.Replace(plain, "127.0.0.1", "db.example", 1), CAFile: ca, CertFile: crt, KeyFile: key}).poolConfig()
 	must(t, err)
 	pc.ConnConfig.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }

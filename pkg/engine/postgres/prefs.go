@@ -23,7 +23,7 @@ type Prefs struct {
 // counter is the row from which profiles take their versions.
 type counter struct {
 	value    int64
-	timeline string // changes with each failover
+	timeline string // of the server at the latest change; a failover begins a new one
 	began    int64  // value at which the timeline began
 }
 

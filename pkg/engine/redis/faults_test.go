@@ -350,7 +350,7 @@ func TestSpillOnlyWhereDurable(t *testing.T) {
 		srv := startServer(t)
 		s := srv.connect()
 		must(t, s.Spill().Push(bg, recs, 1<<20))
-		must(t, srv.client().ConfigSet(bg, "appendfsync", "everysec").Err()) // somebody changes it
+		must(t, srv.client().ConfigSet(bg, "appendfsync", "everysec").Err()) // an operator changes the setting
 		refused(t, s)
 		count(t, s, 1)
 	})

@@ -51,7 +51,7 @@ func startServer(t testing.TB, args ...string) *server {
 	return s
 }
 
-// freePort returns a port that nobody has now.
+// freePort returns a port that no process uses now.
 func freePort(t testing.TB) int {
 	t.Helper()
 	port, err := freeport.Find(1)
@@ -149,7 +149,7 @@ func (s *server) connect(change ...func(*Config)) *Store {
 	return mustConnect(s.t, cfg)
 }
 
-// proxy passes connections on, as slowly as it is told.
+// proxy forwards connections, with a delay that the test sets.
 type proxy struct {
 	l  net.Listener
 	to string

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// credentials is a file of those that a server on loopback takes: any.
+// credentials returns a file with credentials. A server on loopback accepts any.
 func credentials(t testing.TB) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "credentials")
