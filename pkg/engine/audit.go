@@ -1,10 +1,10 @@
 package engine
 
-// AuditRow is one row of the audit log: what was done, and the hash that chains
-// it to the row before.
+// AuditRow is one row of the audit log: a document about one action, and the hash that
+// chains it to the previous row.
 type AuditRow struct {
-	Seq  uint64 // 1 for the first; no number is left out
-	Prev []byte // hash of the row before; nil for the first
+	Seq  uint64 // 1 for the first row; consecutive
+	Prev []byte // Hash of the previous row; nil in the first row
 	Hash []byte
-	Doc  []byte // JSON; what it says is the caller's
+	Doc  []byte // JSON; the engine does not look inside
 }

@@ -2,13 +2,15 @@ package engine
 
 import "context"
 
-// Broadcast hands short messages to the processes that listen at the moment. It keeps
-// nothing: a message that is sent while a listener is away does not reach it.
+// Broadcast sends short messages to the processes that are listening at that moment. It
+// stores nothing: a listener that is disconnected misses what is sent meanwhile.
 type Broadcast interface {
-	// Send hands message to all that listen to channel. It does not know whether any does.
+	// Send sends message to every listener of channel. It does not report whether there
+	// was one.
 	Send(ctx context.Context, channel string, message []byte) error
-	// Listen calls fn with each message that is sent to channel from the call of ready on,
-	// one after the other, until ctx ends (nil) or the engine fails (the error). What is sent
-	// then may be lost: listen again. fn keeps no message after its return.
+	// Listen calls ready once it is listening. From then on it calls fn with each message
+	// sent to channel, one at a time. It returns nil when ctx ends, or an error when the
+	// engine fails. After an error messages may be lost until the caller listens again.
+	// fn must not keep message after it returns.
 	Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error
 }

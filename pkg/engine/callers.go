@@ -10,60 +10,60 @@ type Caller struct {
 	ID       string  `json:"id"`                 // the token's sub
 	Rate     float64 `json:"rate,omitempty"`     // requests per second; 0: the configured default
 	Burst    int     `json:"burst,omitempty"`    // requests; 0: the configured default
-	Disabled bool    `json:"disabled,omitempty"` // every request is refused
+	Disabled bool    `json:"disabled,omitempty"` // the API refuses every request of the caller
 
-	// CallbackURLs are the base URLs its triggers may call: scheme, host, port
-	// and a path prefix that ends at a slash. None: it may register no trigger.
+	// CallbackURLs are the base URLs that the caller's triggers may call: scheme, host,
+	// port and a path prefix that ends at a slash. With no URL the caller may register no
+	// trigger.
 	CallbackURLs []string `json:"callback_urls,omitempty"`
-	// Secrets sign its callbacks, the newest first; a rotation keeps the old one
-	// until it expires. Never shown by the API after it was made.
+	// Secrets sign the caller's callbacks, the newest first. A rotation keeps the old
+	// secret until it expires. The API shows a secret only when it is created.
 	Secrets []CallerSecret `json:"secrets,omitempty"`
-	// MaxInFlight is how many of its callbacks run at a time; 0: the configured
-	// default.
+	// MaxInFlight is how many of the caller's callbacks may run at a time; 0: the
+	// configured default.
 	MaxInFlight int `json:"max_in_flight,omitempty"`
-	// FinalStatuses are answers of its receivers, 300 to 599, that end a trigger at
-	// once as FAILED, beside 410. Other answers but 2xx are tried again.
+	// FinalStatuses are HTTP statuses, 300 to 599, with which a callback URL ends a trigger
+	// at once as FAILED. 410 always does. The other statuses outside 2xx are retried.
 	FinalStatuses []int `json:"final_statuses,omitempty"`
-	// MaxPending is how many triggers it may have waiting; 0: the configured
-	// default.
+	// MaxPending is how many open triggers the caller may have; 0: the configured default.
 	MaxPending int `json:"max_pending,omitempty"`
-	// OutcomesURL is where its notifications that ended are told of; empty:
-	// nowhere. OutcomesOf says which: OutcomesFailed (the same as empty) or
-	// OutcomesAll. OutcomesSince is when the URL was set, ms since 1970: what ended
-	// before is not told.
+	// OutcomesURL is called about the caller's notifications that have ended; empty: no
+	// calls. OutcomesOf selects them: OutcomesFailed (the same as empty) or OutcomesAll.
+	// OutcomesSince is when the URL was set, ms since 1970: notifications that ended before
+	// are left out.
 	OutcomesURL   string `json:"outcomes_url,omitempty"`
 	OutcomesOf    string `json:"outcomes_of,omitempty"`
 	OutcomesSince int64  `json:"outcomes_since,omitempty"`
-	// Version is raised by each Put. Callers that were never stored have 0.
+	// Version is raised by each Put. A caller that was never stored has 0.
 	Version uint64 `json:"version,omitempty"`
 }
 
-// What a caller is told of, of its notifications that ended.
+// Values of Caller.OutcomesOf: the ended notifications that OutcomesURL is called about.
 const (
-	OutcomesFailed = "failed" // those that failed
-	OutcomesAll    = "all"    // each, and each receipt that changes it
+	OutcomesFailed = "failed" // only failed ones
+	OutcomesAll    = "all"    // all of them, and every receipt that changes one
 )
 
 // CallerSecret is one signing key.
 type CallerSecret struct {
-	// Secret is whsec_ and 24 to 64 bytes in base64. In a store it is sealed
-	// (users.SealedCallers), and it stays so where the key that opens it is not there.
+	// Secret is "whsec_" and 24 to 64 bytes in base64. A store holds it sealed
+	// (users.SealedCallers). A process without the key reads it still sealed.
 	Secret  string `json:"secret"`
 	Created int64  `json:"created"`           // ms since 1970
-	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: not
+	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: never
 }
 
-// Sealed reports whether the secret is sealed: it signs nothing.
+// Sealed reports whether the secret is sealed. A sealed secret cannot sign.
 func (s CallerSecret) Sealed() bool { return strings.HasPrefix(s.Secret, SealedPrefix) }
 
-// SealedPrefix begins every sealed secret, whatever the version of its form.
+// SealedPrefix begins every sealed secret, in every version of the sealed form.
 const SealedPrefix = "sealed:"
 
-// Callers keeps callers that differ from the defaults.
+// Callers stores the callers whose settings differ from the defaults.
 type Callers interface {
 	Get(ctx context.Context, id string) (c Caller, ok bool, err error)
 	// Put stores c with Version c.Version+1 if the stored version is c.Version
-	// (0: there is none); else notify.KindConflict.
+	// (0: no row). Otherwise it returns notify.KindConflict.
 	Put(ctx context.Context, c Caller) error
 	List(ctx context.Context) ([]Caller, error)
 }

@@ -2,13 +2,13 @@ package engine
 
 import "github.com/notifyd/notifyd/pkg/notify"
 
-// Campaign joins the parts of one large fan-out.
+// Campaign joins the requests (parts) that together are one large fan-out.
 type Campaign struct {
 	ID       string // cmp_<ULID>
 	Caller   string
-	Created  int64 // ms since 1970
-	Parts    int   // parts stored so far
-	Accepted int64 // receivers of those parts
-	Rejected int64
-	Bases    []notify.Base // of the parts, in the order they came; Get only
+	Created  int64         // ms since 1970
+	Parts    int           // parts stored so far
+	Accepted int64         // accepted receivers of the stored parts
+	Rejected int64         // refused receivers of the stored parts
+	Bases    []notify.Base // of the parts, in the order in which they came; only Get fills it
 }

@@ -6,9 +6,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// DeadLetter is one notification that failed for good, or of which nobody knows whether
-// it arrived (notify.State.InFailedFeed): the index row beside
-// notifications-failed, so that browsing never reads a topic.
+// DeadLetter is the index row of one notification that failed for good, or that is UNKNOWN
+// (notify.State.InFailedFeed says which are kept). The topic notifications-failed holds the
+// same notifications; feeds and filters read the index, never the topic.
 type DeadLetter struct {
 	ID          notify.ID      `json:"id"`
 	Epoch       uint16         `json:"epoch"`
@@ -31,15 +31,15 @@ type DeadLetter struct {
 	Topic       string         `json:"topic"`
 	Partition   int32          `json:"partition"`
 	Offset      int64          `json:"offset"`
-	State       string         `json:"state"`         // LetterDead, LetterReplayed, LetterDiscarded
-	Job         string         `json:"job,omitempty"` // that moved it to State
-	Until       int64          `json:"until_ms"`
+	State       string         `json:"state"`                 // LetterDead, LetterReplayed, LetterDiscarded
+	Job         string         `json:"job,omitempty"`         // the job that moved it to State
+	Until       int64          `json:"until_ms"`              // Purge removes it after this time
 	Trace       string         `json:"traceparent,omitempty"` // of the request, W3C
 	Extra       map[string]any `json:"extra,omitempty"`
 }
 
-// Ended returns how the notification had ended when the letter was written: UNKNOWN, or
-// FAILED. The class ambiguous is that of UNKNOWN alone.
+// Ended returns the state of the notification when the dead letter was written: UNKNOWN or
+// FAILED. Only UNKNOWN has the class ambiguous.
 func (d *DeadLetter) Ended() notify.State {
 	if d.Class == notify.ClassAmbiguous.String() {
 		return notify.Unknown
@@ -54,53 +54,54 @@ const (
 	LetterDiscarded = "discarded" // put aside for good; purged with its retention
 )
 
-// DeadLetterFilter is what a list of dead letters holds: those that failed last in
-// [Since, Until), ms since 1970; 0: open, and that Want returns true for; nil: all.
+// DeadLetterFilter selects dead letters.
 type DeadLetterFilter struct {
-	Since, Until int64
-	Want         func(*DeadLetter) bool
+	Since, Until int64                  // LastFailed is in [Since, Until), ms since 1970; 0: no bound
+	Want         func(*DeadLetter) bool // returns true for those to select; nil: all
 }
 
-// Matches reports whether d is selected.
+// Matches reports whether the filter selects d.
 func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
 	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until) && (f.Want == nil || f.Want(d))
 }
 
-// LetterMove moves one dead letter from a state to another.
+// LetterMove moves one dead letter from one state to another.
 type LetterMove struct {
 	ID            notify.ID
 	Epoch         uint16
-	From, FromJob string // it is moved only if it is in state From, by job FromJob
-	To, Job       string // its next state, and who moved it there
+	From, FromJob string // it is moved only if job FromJob moved it to state From
+	To, Job       string // its next state, and the job that moves it there
 }
 
-// DeadLetters is the index of what failed for good. It is the ledger of
-// replays too: a dead letter leaves LetterDead once.
+// DeadLetters is the index of dead letters. It is also the ledger of replays: each dead
+// letter leaves LetterDead only once.
 type DeadLetters interface {
-	// Put stores dead letters; the same (ID, Epoch) again changes nothing. Each
-	// new one gets the next Seq of its caller and the next Ord of all, which are
-	// never given twice.
+	// Put stores dead letters. Storing the same (ID, Epoch) again changes nothing. Each
+	// new dead letter gets the next Seq of its caller and the next Ord of the index. No
+	// number is given twice.
 	Put(ctx context.Context, ds []DeadLetter) error
-	// Get returns one; notify.KindNotFound when there is none.
+	// Get returns one dead letter. It returns notify.KindNotFound if there is none.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
-	// Feed returns a caller's dead letters with Seq > after, ascending. As with Walk and
-	// Last, a failure takes back none of what it returns, so a reader may keep the Seq.
+	// Feed returns a caller's dead letters with Seq > after, ascending. Feed, Walk and Last
+	// return only what no failure takes back, so a reader may remember the Seq or Ord.
 	Feed(ctx context.Context, caller string, after uint64, max int) ([]DeadLetter, error)
-	// List returns matching dead letters, newest first, behind the cursor; a
-	// nil cursor starts, and a nil one is returned at the end.
+	// List returns dead letters that f selects, newest first, after the cursor. A nil
+	// cursor begins the listing. List returns a nil cursor at the end.
 	List(ctx context.Context, f DeadLetterFilter, cursor []byte, max int) ([]DeadLetter, []byte, error)
-	// Walk calls fn with the dead letters that have Ord in (after, upTo], in
-	// that order, until it returns an error, which Walk returns. It holds few at
-	// a time. fn sees each as it was at a moment of the call; in an engine of one
-	// process, all at the same one.
+	// Walk calls fn with the dead letters that have Ord in (after, upTo], in ascending
+	// order, until fn returns an error. Walk returns that error. It holds few dead letters
+	// in memory. Each is read at some moment of the call. An engine of one process reads
+	// all of them as of the same moment.
 	Walk(ctx context.Context, after, upTo uint64, fn func(*DeadLetter) error) error
-	// Last returns the Ord that was given last; 0: none was.
+	// Last returns the greatest Ord given so far; 0: none.
 	Last(ctx context.Context) (uint64, error)
-	// Move moves those that are as their move says, and says of each whether it
-	// was moved. One named twice is moved once. It is one durable step, but in an
-	// engine of many machines, where an error leaves some moved: who calls again
-	// takes those that carry its Job for moved.
+	// Move applies each move whose From and FromJob match, and returns for each whether it
+	// was applied. A dead letter that is named twice is moved once. In an engine of one
+	// process all moves are one durable step. In an engine of many machines an error may
+	// leave some applied: the caller calls again, and a dead letter that already carries
+	// its Job counts as moved.
 	Move(ctx context.Context, ms []LetterMove) (moved []bool, err error)
-	// Purge removes those with Until <= now (ms since 1970) and returns how many.
+	// Purge removes dead letters with Until <= now (ms since 1970) and returns how many it
+	// removed.
 	Purge(ctx context.Context, now int64) (int, error)
 }

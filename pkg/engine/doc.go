@@ -1,7 +1,7 @@
-// Package engine holds the contracts of what is durable or shared and has several users:
-// one file per contract, and checks of what callers pass. A contract with one user stands
-// with it. An engine (pebble, memory, cassandra,
-// redis, postgres, sqs) implements some of them; pkg/app decides which.
+// Package engine holds the contracts of durable and shared state that several packages
+// use: one file per contract, with the checks of its arguments. A contract that only one
+// package uses is declared in that package. An engine (pebble, memory, cassandra, redis,
+// postgres, sqs) implements some of the contracts. pkg/app chooses the engine of each.
 //
 // A contract is its comments plus its suite: every sentence about what is true
 // after a return has a test of the same words in pkg/engine/enginetest, which
@@ -9,13 +9,15 @@
 // translate its errors into *notify.Error in one function, and call the suites
 // from a test file.
 //
-// Rules for all of them:
-//   - methods may be called from any goroutine;
-//   - a nil error of a writing method means durable: it survives a kill of the
+// Rules of all contracts:
+//   - any goroutine may call a method;
+//   - if a writing method returns nil, the write is durable: it survives a kill of the
 //     process and, where the engine has a disk, a loss of power;
-//   - an error of a writing method means unknown: it may or may not be stored,
-//     and calling again with the same arguments is safe;
+//   - if a writing method returns an error, the write may or may not be stored. Calling
+//     again with the same arguments is safe;
 //   - a failure of the engine is notify.KindUnavailable, never a panic;
-//   - slices passed in may be reused by the caller after the return; slices
-//     returned belong to the caller.
+//   - the caller may reuse slices that it passed in after the method has returned; slices
+//     that a method returns belong to the caller.
+//
+// Start reading at status.go (outcome rows), timers.go and queue.go.
 package engine

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// Finding is one thing that a doctor looked at.
+// Finding is the result of one check of a doctor.
 type Finding struct {
 	Check   string `json:"check"`
-	Process string `json:"process,omitempty"` // what was looked at is of this process alone
+	Process string `json:"process,omitempty"` // the process that the check is about; empty: all of them
 	Level   string `json:"level"`             // "ok", "warn" or "fail"
 	Detail  string `json:"detail"`
 	Repair  string `json:"repair,omitempty"` // what to do; empty at level ok
 
-	Used *float64 `json:"used,omitempty"` // of what there is, 0 to 1; nil: nothing that fills
+	Used *float64 `json:"used,omitempty"` // the used share of a limited resource, 0 to 1; nil: no such resource
 }
 
-// Findings are what a look found, in its order.
+// Findings are the results of a doctor, in the order of its checks.
 type Findings []Finding
 
-// Add appends what was seen of check: level ok, or, where it is bad, level with what
-// to do.
-func (fs *Findings) Add(check string, bad bool, level, repair, format string, args ...any) { //nolint:revive // bad is what was seen
+// Add appends the result of check. If bad is set, the finding has the given level and
+// repair. Otherwise its level is ok and it has no repair.
+func (fs *Findings) Add(check string, bad bool, level, repair, format string, args ...any) { //nolint:revive // bad is the result of the check
 	f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
 	if bad {
 		f.Level, f.Repair = level, repair
@@ -29,11 +29,11 @@ func (fs *Findings) Add(check string, bad bool, level, repair, format string, ar
 	*fs = append(*fs, f)
 }
 
-// maxClockOffset is how far the clock of a server and that of this process may be apart.
+// maxClockOffset is the allowed difference between a server's clock and this process's.
 const maxClockOffset = 500 * time.Millisecond
 
-// AskClock returns how far the clock that ask reads is ahead of this process's. It is
-// wrong by at most half of how long the question took, which AskClock returns too.
+// AskClock calls ask to read a clock and returns how far that clock is ahead of this
+// process's. took is how long ask ran. The error of offset is at most took/2.
 func AskClock(ask func() (time.Time, error)) (offset, took time.Duration, err error) {
 	began := time.Now()
 	at, err := ask()
@@ -43,7 +43,8 @@ func AskClock(ask func() (time.Time, error)) (offset, took time.Duration, err er
 	return at.Sub(began.Add(took / 2)), took, nil
 }
 
-// AddClock appends what AskClock returned about a server.
+// AddClock appends a finding about the clock of a server. offset and took are results of
+// AskClock.
 func (fs *Findings) AddClock(check, level, server string, offset, took time.Duration) {
 	fs.Add(check, offset.Abs() > maxClockOffset+took/2, level, "let NTP or chrony set the clocks of both machines",
 		"%s%s from ours (+-%s)", server, offset.Round(time.Millisecond), (took / 2).Round(time.Millisecond))

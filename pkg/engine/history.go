@@ -2,11 +2,11 @@ package engine
 
 import "github.com/notifyd/notifyd/pkg/notify"
 
-// Found is one receiver of one original chunk.
+// Found is one receiver of an original chunk, and the place of that chunk in the log.
 type Found struct {
 	ID       notify.ID
 	Pos      uint32          // position in the chunk
-	Envelope notify.Envelope // of the chunk, its column included
+	Envelope notify.Envelope // of the whole chunk, with the column of receivers
 	User     []byte
 	Address  []byte
 	Topic    string
@@ -14,8 +14,8 @@ type Found struct {
 	Offset   int64
 }
 
-// HistoryCursor continues a listing of one user. It is opaque to callers of
-// the API and bound to the user.
+// HistoryCursor is the position from which a listing goes on. It is opaque to callers of the
+// API. A cursor of one user's listing is valid only for that user.
 type HistoryCursor []byte
 
 // HistoryQuery selects notifications of one user, newest first.
@@ -26,12 +26,12 @@ type HistoryQuery struct {
 	Limit  int // 1..1000
 }
 
-// ListQuery selects notifications of every user, by what their chunks say.
+// ListQuery selects notifications of all users by the envelopes of their chunks.
 type ListQuery struct {
-	// When the request was accepted: in [Since, Until), ms since 1970; 0: open.
+	// The request was accepted in [Since, Until), ms since 1970; 0: no bound.
 	Since, Until int64
 	After        HistoryCursor
-	// Want reports whether a chunk may hold what is listed; nil: each may. The
-	// chunk is Want's until it returns.
+	// Want returns false for a chunk that holds no notification to list; nil: every chunk
+	// may hold one. Want must not keep the envelope after it returns.
 	Want func(*notify.Envelope) bool
 }

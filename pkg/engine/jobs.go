@@ -1,15 +1,15 @@
 package engine
 
-// Job is a long-running piece of operations work, resumed from its cursor
-// after a crash.
+// Job is a long operation that an operator started. After a crash it goes on from its
+// cursor.
 type Job struct {
 	ID      string
 	Kind    string
-	Name    string // idempotent: one job per (Kind, Name)
+	Name    string // there is one job per (Kind, Name), so starting it twice is safe
 	State   string
 	Cursor  []byte
-	Spec    []byte // JSON, kind's own
-	Result  []byte // JSON, kind's own
+	Spec    []byte // JSON; its fields depend on Kind
+	Result  []byte // JSON; its fields depend on Kind
 	Created int64  // ms since 1970
 	Updated int64
 	Version uint64 // raised by each Put
@@ -17,6 +17,6 @@ type Job struct {
 
 // JobEntry is one line of a job's report.
 type JobEntry struct {
-	At  uint64 // ascending within a job; the same again replaces
+	At  uint64 // position in the report, ascending; an entry with the same At replaces the first
 	Doc []byte
 }

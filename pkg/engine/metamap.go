@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// ReadMetaMap returns the map that is stored under a name of meta, and the row as
-// it is stored; both are empty when there is none.
+// ReadMetaMap returns the map that is stored under name in meta, and its stored bytes. Both
+// are empty if there is none. It returns an error if the bytes are not such a map.
 func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[string]V, row []byte, err error) {
 	row, err = meta.GetMeta(ctx, name)
 	if err != nil {
@@ -22,10 +22,10 @@ func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[st
 	return all, row, nil
 }
 
-// ChangeMetaMap changes the map that is stored under a name of meta and returns it
-// as it is then. change returns false when there is nothing to store. It is called
-// again, with what is stored by then, when another process stored a change in
-// between: no change of either process is lost.
+// ChangeMetaMap changes the map that is stored under name in meta and returns the result.
+// change edits the map, or returns false if there is nothing to store. If another process
+// stores a change in between, ChangeMetaMap reads the new map and calls change again, so
+// the change of neither process is lost.
 func ChangeMetaMap[V any](ctx context.Context, meta Meta, name string, change func(all map[string]V) bool) (map[string]V, error) {
 	for {
 		all, row, err := ReadMetaMap[V](ctx, meta, name)

@@ -9,31 +9,32 @@ import (
 	"time"
 )
 
-// Direction says what a migration does.
+// Direction is what a run of migrations does.
 type Direction string
 
 // The directions.
 const (
-	Up   Direction = "up"     // makes what is missing; what is there stays as it is
-	Down Direction = "down"   // takes tables back, and what is in them
+	Up   Direction = "up"     // creates missing tables; existing ones stay as they are
+	Down Direction = "down"   // drops tables and their data
 	Look Direction = "status" // changes nothing
 )
 
 // Migration is one step of a schema.
 type Migration struct {
-	Version int       // 1 for the first; no number is left out
+	Version int       // 1 for the first; consecutive
 	Name    string    // of its file
-	Applied time.Time // zero: it is not
-	// WorksWith is the number of the oldest migration whose builds work with the tables of this
-	// one too. The first line of an up script may say so: "-- works with 2". Version: builds that
-	// do not know this migration refuse its tables.
+	Applied time.Time // zero: not applied
+	// WorksWith is the oldest version whose builds still work with the tables of this
+	// migration. The first line of an up script may set it: "-- works with 2". Otherwise it
+	// equals Version, and builds that do not know this migration refuse its tables.
 	WorksWith int
 
-	Script map[Direction]string // up and down
+	Script map[Direction]string // of Up and Down
 }
 
-// LoadMigrations reads the files migrations/NNNN_name.up.ext and .down.ext that a
-// program carries. It panics if one is missing or says of itself what cannot be.
+// LoadMigrations reads the files migrations/NNNN_name.up.ext and .down.ext from files,
+// which are embedded in the program. It panics if one is missing, is out of sequence, or
+// has an impossible "works with" line: these are mistakes in the build.
 func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 	names, err := fs.Glob(files, "migrations/*.up."+ext) // sorted
 	for i, name := range names {
@@ -47,7 +48,7 @@ func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 		err = cmp.Or(err, err1, err2)
 		with := i + 1
 		if _, err := fmt.Sscanf(string(up), "-- works with %d\n", &with); err == nil && (with < 1 || with > i) {
-			panic(fmt.Sprintf("migration %s works with %d, which is not before it", name, with))
+			panic(fmt.Sprintf("migration %s says that it works with %d; name a version from 1 to %d", name, with, i))
 		}
 		out = append(out, Migration{Version: i + 1, Name: rest, WorksWith: with, Script: map[Direction]string{Up: string(up), Down: string(down)}})
 	}

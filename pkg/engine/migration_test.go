@@ -26,7 +26,7 @@ func TestLoadMigrations(t *testing.T) {
 		ms, refused := load(text)
 		switch {
 		case want == 0:
-			if s, _ := refused.(string); !strings.Contains(s, "0002_second.up.sql works with") {
+			if s, _ := refused.(string); !strings.Contains(s, "0002_second.up.sql says that it works with") {
 				t.Errorf("%q: %+v, %v", text, ms, refused)
 			}
 		case refused != nil || len(ms) != 2 || ms[0].WorksWith != 1 || ms[1].WorksWith != want || ms[1].Name != "second":

@@ -7,11 +7,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Limits of every queue. SQS has them, too: 12 hours for all visibilities of one
-// receive together, so there is a margin.
+// Limits of every queue; they come from SQS. MaxVisibility has a margin because SQS allows
+// 12 hours for the first visibility of a receive and all its extensions together.
 const (
 	MaxMessage    = 64 << 10         // bytes of a body
-	MaxQueueDelay = 15 * time.Minute // of one hop
+	MaxQueueDelay = 15 * time.Minute // of one Enqueue or Release
 	MaxVisibility = 12*time.Hour - 2*time.Second
 )
 
@@ -44,58 +44,59 @@ func CheckVisibility(d time.Duration) error {
 	return nil
 }
 
-// Message is what a delay queue carries: at most 64 KiB.
+// Message is a message of a delay queue.
 type Message struct {
-	Body  []byte
-	Delay time.Duration // 0 to MaxQueueDelay; rounded up to what the engine can
-	// Backlog puts the message into a lane for what is late anyway.
+	Body  []byte        // at most MaxMessage bytes
+	Delay time.Duration // 0 to MaxQueueDelay; rounded up to the precision of the engine
+	// Backlog puts the message into the backlog lane, for messages that are late already.
 	Backlog bool
 }
 
-// BacklogShare bounds the backlog lane: while messages of the other one wait,
-// one of so many that are received comes from it; when none wait, all may.
+// BacklogShare bounds the backlog lane. While messages wait in the other lane, one of
+// BacklogShare received messages comes from the backlog lane. Otherwise all may.
 const BacklogShare = 4
 
-// Delivery is a received message. It belongs to the receiver until its
-// visibility ends; then it is received again.
+// Delivery is a received message. The process that received it owns it until its
+// visibility ends; then the message can be received again.
 type Delivery struct {
-	Receipt  string // names this delivery; a later one of the message has another
+	Receipt  string // names this delivery; each receive of a message has its own
 	Body     []byte
-	Receives int       // how often the message was received, this time counted
+	Receives int       // how often the message was received, including this time
 	Enqueued time.Time // when it became durable
 	Backlog  bool      // its lane
 }
 
-// QueueDepth is a moment's picture of a queue.
+// QueueDepth counts the messages of a queue at one moment.
 type QueueDepth struct {
-	Ready    int // may be received now
-	Delayed  int // not visible yet, never received or released with a delay
+	Ready    int // can be received now
+	Delayed  int // not visible yet: enqueued or released with a delay
 	InFlight int // received, not acknowledged, visibility not over
 	Dead     int
-	Backlog  int       // of those that are not dead, in the backlog lane
-	Oldest   time.Time // enqueue time of the oldest ready one; zero: none
+	Backlog  int       // messages in the backlog lane that are not dead
+	Oldest   time.Time // enqueue time of the oldest ready message; zero: none
 }
 
-// Queue hands messages to one of its receivers at a time, at least once each.
-// A message received more than the engine's MaxReceives times without an
-// acknowledgement is dead: kept apart, counted by Depth, handed out no more.
+// Queue hands each message to one process at a time, at least once. Receive returns a
+// message at most MaxReceives times (a setting of the engine). If it is not acknowledged
+// by then, it is dead: the engine keeps it apart and Depth counts it.
 type Queue interface {
-	// Enqueue stores messages, each durable when it returns nil. After an error
-	// any of them may be stored. A delay out of range is notify.KindInvalid and
+	// Enqueue stores messages. All are durable when it returns nil. After an error any of
+	// them may be stored. If a delay is out of range, it returns notify.KindInvalid and
 	// stores nothing.
 	Enqueue(ctx context.Context, ms []Message) error
-	// Receive waits until a message is ready or ctx ends, and takes up to max
-	// for visibility, of the lanes as BacklogShare says. An ended ctx is no error: it returns none.
+	// Receive waits until a message is ready or ctx ends. It returns up to max messages,
+	// from both lanes as BacklogShare says, and hides them for visibility. If ctx ends, it
+	// returns no message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
-	// Extend makes deliveries end their visibility that long from now. One that
-	// is not the receiver's any more is left out without an error.
+	// Extend sets the end of the deliveries' visibility to that long from now. It ignores
+	// receipts that are not valid any more.
 	Extend(ctx context.Context, receipts []string, visibility time.Duration) error
-	// Ack removes messages. A receipt that is over changes nothing: the message
-	// is received again.
+	// Ack removes messages. It ignores receipts that are not valid any more; their messages
+	// are received again.
 	Ack(ctx context.Context, receipts []string) error
-	// Release gives a message back, to be received after delay; the receive
-	// counts. A receipt that is over changes nothing.
+	// Release makes a message ready again after delay. The receive still counts. It ignores
+	// a receipt that is not valid any more.
 	Release(ctx context.Context, receipt string, delay time.Duration) error
-	// Depth counts.
+	// Depth counts the messages.
 	Depth(ctx context.Context) (QueueDepth, error)
 }

@@ -1,6 +1,6 @@
 package engine
 
-// Spilled is one record that waits for the log to come back.
+// Spilled is one record that was stored while the log was down, and is appended later.
 type Spilled struct {
 	Seq   uint64 // set by Push, ascending
 	Topic string

@@ -6,33 +6,34 @@ import (
 	"sync"
 )
 
-// Locks serialises read-modify-writes of the same key. Different keys go on
-// concurrently and share an fsync.
+// Locks serialises the read-modify-writes of each key. Writers of different keys run
+// concurrently, so one fsync can serve all of them.
 type Locks struct {
-	failed <-chan struct{}
-	cause  func() error
-	ended  func(context.Context) error
+	failed     <-chan struct{} // closed when the store has failed
+	cause      func() error    // why the store has failed; nil while it is well
+	contextErr func(context.Context) error
 
-	mu   sync.Mutex
-	held map[string]*keyLock
+	mu   sync.Mutex          // guards held and every keyLock.refs
+	held map[string]*keyLock // locks that a goroutine holds or waits for
 }
 
 type keyLock struct {
-	sem  chan struct{}
-	refs int
+	sem  chan struct{} // of size 1; holds a value while a goroutine has the lock
+	refs int           // the holder and the goroutines that wait
 }
 
-// NewLocks returns locks. Once failed is closed, Lock returns the error that cause
-// returns. ended returns the error of a caller whose context has ended.
+// NewLocks returns Locks of which no key is held. Once failed is closed, Lock returns the
+// error that cause returns. If a caller's context ends, Lock returns ended of the context.
 func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
-	return &Locks{failed: failed, cause: cause, ended: ended, held: map[string]*keyLock{}}
+	return &Locks{failed: failed, cause: cause, contextErr: ended, held: map[string]*keyLock{}}
 }
 
-// Lock takes the keys, in an order that cannot deadlock, and returns what
-// releases them. It gives up when the context ends or the store fails.
+// Lock locks the keys and returns a function that unlocks them. It takes them in
+// ascending order, so that two callers cannot deadlock. It returns an error, and holds no
+// key, if ctx ends or the store fails.
 func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := k.cause(); err != nil {
-		return nil, err // no write begins, whatever a read would say
+		return nil, err // a failed store begins no write, even if its reads still work
 	}
 	if len(keys) > 1 {
 		keys = slices.Clone(keys)
@@ -40,16 +41,17 @@ func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 		keys = slices.Compact(keys)
 	}
 	for i, key := range keys {
-		if err := k.take(ctx, key); err != nil {
-			k.release(keys[:i])
+		if err := k.lockKey(ctx, key); err != nil {
+			k.unlockKeys(keys[:i])
 			return nil, err
 		}
 	}
-	return func() { k.release(keys) }, nil
+	return func() { k.unlockKeys(keys) }, nil
 }
 
-// Settled waits until the keys are free: what was read of them before is durable then.
-// They nearly always are, so it takes one mutex for all keys.
+// Settled waits until every key is free. Values that the caller read before are durable
+// then, because a writer keeps its keys until its write is durable. Keys are nearly always
+// free, so Settled first looks at all of them under one lock of mu.
 func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()
@@ -60,15 +62,15 @@ func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	}
 	k.mu.Unlock()
 	for _, key := range busy {
-		if err := k.take(ctx, key); err != nil {
+		if err := k.lockKey(ctx, key); err != nil {
 			return err
 		}
-		k.release([]string{key})
+		k.unlockKeys([]string{key})
 	}
 	return nil
 }
 
-func (k *Locks) take(ctx context.Context, key string) error {
+func (k *Locks) lockKey(ctx context.Context, key string) error {
 	k.mu.Lock()
 	l := k.held[key]
 	if l == nil {
@@ -82,7 +84,7 @@ func (k *Locks) take(ctx context.Context, key string) error {
 	case l.sem <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		err = k.ended(ctx)
+		err = k.contextErr(ctx)
 	case <-k.failed:
 		err = k.cause()
 	}
@@ -92,7 +94,7 @@ func (k *Locks) take(ctx context.Context, key string) error {
 	return err
 }
 
-func (k *Locks) release(keys []string) {
+func (k *Locks) unlockKeys(keys []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
@@ -102,7 +104,7 @@ func (k *Locks) release(keys []string) {
 	}
 }
 
-// unref must be called with mu held.
+// unref drops one reference to l and forgets l with its last one. mu must be held.
 func (k *Locks) unref(key string, l *keyLock) {
 	if l.refs--; l.refs == 0 {
 		delete(k.held, key)

@@ -12,18 +12,18 @@ import (
 
 const (
 	hourMs = 3_600_000
-	// notesKept rounds up until when a note is kept: one bucket has few of them.
-	notesKept = 16 * engine.DayMs
+	// noteRounding rounds the end of a note up, so that a bucket has few notes.
+	noteRounding = 16 * engine.DayMs
 )
 
-// Until when a note is kept is part of its key: a later note that ends earlier
-// does not shorten one that was there.
+// insertBucket stores a note. keeps, the end of the note, is part of its key: so a note that
+// ends earlier does not shorten an existing one.
 const insertBucket = `INSERT INTO buckets (scope, n, keeps) VALUES (?, ?, ?) USING TTL ?`
 
-// bucketCache remembers which buckets this process has noted, for a while.
+// bucketCache remembers for a while which buckets this process has noted.
 type bucketCache struct {
-	mu   sync.Mutex
-	have map[bucketKey]bucketNote
+	mu    sync.Mutex
+	noted map[bucketKey]bucketNote
 }
 
 type bucketKey struct {
@@ -32,39 +32,40 @@ type bucketKey struct {
 }
 
 type bucketNote struct {
-	until time.Time // when it is noted anew, because its row has a TTL
-	keeps int64     // until when the row lives, ms since 1970; 0: for ever
+	renewAt time.Time // when the note is written again, because its row has a TTL
+	keeps   int64     // end of the row's life, ms since 1970; 0: it lives for ever
 }
 
 const (
-	bucketsKept = time.Hour
-	bucketsMax  = 1 << 16
+	bucketsKept = time.Hour // how long the cache keeps a note
+	bucketsMax  = 1 << 16   // a full cache is emptied
 )
 
+// has reports whether this process has noted a bucket recently, at least until keeps.
 func (c *bucketCache) has(k bucketKey, keeps int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n, ok := c.have[k]
-	return ok && time.Now().Before(n.until) && (n.keeps == 0 || keeps != 0 && keeps <= n.keeps)
+	n, ok := c.noted[k]
+	return ok && time.Now().Before(n.renewAt) && (n.keeps == 0 || keeps != 0 && keeps <= n.keeps)
 }
 
 func (c *bucketCache) add(k bucketKey, keeps int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.have == nil || len(c.have) >= bucketsMax {
-		c.have = map[bucketKey]bucketNote{}
+	if c.noted == nil || len(c.noted) >= bucketsMax {
+		c.noted = map[bucketKey]bucketNote{}
 	}
-	c.have[k] = bucketNote{time.Now().Add(bucketsKept), keeps}
+	c.noted[k] = bucketNote{time.Now().Add(bucketsKept), keeps}
 }
 
-// noteBucket makes sure that a bucket is known to hold rows until a time, ms since
-// 1970; 0: for ever. It is called before the rows are answered: a bucket without
-// rows harms nothing, rows without a bucket are not found. cached: nobody removes
-// the bucket while rows come.
+// noteBucket stores that bucket n of a scope may hold rows until keeps, ms since 1970 (0: for
+// ever). A writer calls it before it acknowledges the rows: a bucket without rows does no
+// harm, but rows without a noted bucket are not found. cached may be set only if no process
+// removes the note while rows are added.
 func noteBucket(ctx context.Context, s *Store, scope string, n, keeps int64, cached bool) error {
 	k := bucketKey{scope, n}
 	if keeps != 0 {
-		keeps = (keeps/notesKept + 1) * notesKept
+		keeps = (keeps/noteRounding + 1) * noteRounding
 	}
 	if cached && s.buckets.has(k, keeps) {
 		return nil
@@ -82,13 +83,13 @@ func forgetBucket(ctx context.Context, s *Store, scope string, n int64) error {
 	return forgetBucketAt(ctx, s, s.clock.now(), scope, n)
 }
 
-// forgetBucketAt forgets a bucket that was noted before a timestamp.
+// forgetBucketAt removes the notes of a bucket that were written before the timestamp at.
 func forgetBucketAt(ctx context.Context, s *Store, at int64, scope string, n int64) error {
 	return s.write(ctx, at, stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
 }
 
-// eachBucket calls fn with the buckets of a scope in [from, to], ascending or, back,
-// descending, until it says false.
+// eachBucket calls fn with the buckets of a scope in [from, to] until fn returns false. The
+// order is ascending, or descending if back is set.
 func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, back bool, fn func(n int64) (bool, error)) error {
 	if from > to {
 		return nil
@@ -100,13 +101,13 @@ func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, bac
 	s.counts.reads.Add(1)
 	q := s.query(`SELECT n FROM buckets WHERE scope = ? AND n >= ? AND n <= ?`+order, scope, from, to)
 	if back {
-		q = q.PageSize(50).Prefetch(0) // most who look back need few
+		q = q.PageSize(50).Prefetch(0) // most callers that read backwards need few buckets
 	}
 	return s.iterate(ctx, q, func(scan func(...any) bool) error {
 		last, first := int64(0), true
 		for n := int64(0); scan(&n); first = false {
 			if n == last && !first {
-				continue // kept until another time
+				continue // another note of the same bucket, with another end
 			}
 			last = n
 			if more, err := fn(n); err != nil || !more {
@@ -126,8 +127,7 @@ func readBuckets(ctx context.Context, s *Store, scope string, from, to int64) (o
 	return out, err
 }
 
-// ttl is in how many seconds a row ends that is kept until a time, ms since 1970;
-// 0: never.
+// ttl returns the TTL in seconds of a row that is kept until keeps, ms since 1970; 0: no TTL.
 func ttl(keeps int64) int {
 	if keeps == 0 {
 		return 0
@@ -139,8 +139,8 @@ func ttl(keeps int64) int {
 	return int(max(left, 1))
 }
 
-// keepUntil is when a row about a moment (ms since 1970) may go: so long after the
-// moment or after now, whichever is later, and the end of that day.
+// keepUntil returns until when a row about a moment (ms since 1970) is kept: the end of the
+// day that is after later than the moment or than now, whichever is later. 0: for ever.
 func keepUntil(ms int64, after time.Duration) int64 {
 	ms = max(ms, time.Now().UnixMilli())
 	if ms > math.MaxInt64/2 {
@@ -149,5 +149,5 @@ func keepUntil(ms int64, after time.Duration) int64 {
 	return (ms+after.Milliseconds())/engine.DayMs*engine.DayMs + engine.DayMs
 }
 
-// shardOfBase spreads the rows of one bucket of an index.
+// shardOfBase returns the shard of a row in a bucket of an index.
 func shardOfBase(b []byte, shards uint64) int16 { return int16(notify.ColumnDigest(b) % shards) }

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Cancels is a users.CancelStore.
+// Cancels implements users.CancelStore.
 type Cancels struct {
 	s   *Store
 	log numbered
@@ -18,19 +18,19 @@ type Cancels struct {
 // Put implements users.CancelStore.
 func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	if in.Scope == "" || len(in.Scope) > 1<<10 {
-		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope of 1 to 1,024 bytes")
+		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation must have a scope of 1 to 1,024 bytes")
 	}
 	version, ok, err := c.version(ctx, in.Scope)
 	if err != nil || ok {
 		return version, err
 	}
-	in.Version = 0 // it is the number of its row
+	in.Version = 0 // the version is the number of the row in the log
 	v, err := json.Marshal(in)
 	if err != nil {
 		return 0, notify.Invalid("bad_cancel", "", "the cancellation cannot be stored")
 	}
 	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
-		// Whoever waited for the log may find that it is done.
+		// Another caller may have stored the cancellation while this one waited for the log.
 		if version, ok, err = c.version(ctx, in.Scope); err != nil || ok {
 			return nil, err
 		}
@@ -40,9 +40,9 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 		return version, err
 	}
 	me := nonce()
-	won, err := c.s.swap(ctx, swap{
+	won, err := c.s.swapVersion(ctx, versionSwap{
 		what: "cancellation", to: first, writer: me, elseLost: true,
-		look: stmt{`SELECT version, writer FROM cancels WHERE scope = ?`, []any{in.Scope}},
+		readBack: stmt{`SELECT version, writer FROM cancels WHERE scope = ?`, []any{in.Scope}},
 	}, stmt{`INSERT INTO cancels (scope, version, writer) VALUES (?, ?, ?) IF NOT EXISTS`, []any{in.Scope, first, me}})
 	if err != nil {
 		return 0, err
@@ -54,7 +54,8 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	return version, err
 }
 
-// version is that of a scope's cancellation, as of every Put answered before.
+// version returns the version of a scope's cancellation. It sees every Put that returned
+// before.
 func (c Cancels) version(ctx context.Context, scope string) (uint64, bool, error) {
 	var v int64
 	ok, err := c.s.getSerial(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{scope}, &v)
@@ -89,8 +90,9 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-// Changes leaves out rows of the log whose Put found, in the end, that another
-// was first. One whose Put has not got so far is in: it cancels the same scope.
+// Changes implements users.CancelStore. It leaves out a row of the log if another Put of the
+// same scope was first. A row whose Put is not finished yet is returned: it cancels the same
+// scope.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))

@@ -8,24 +8,23 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 )
 
-// swapTries is how often a conditional write is repeated whose outcome was not
-// known and which was then seen not to be done.
+// swapTries is how often a conditional write is tried whose answer was lost and that was
+// then found not to be applied.
 const swapTries = 8
 
-// verdict is what a look at a row says about a conditional write of ours whose
-// answer did not come.
-type verdict int
+// swapOutcome is what became of a conditional write whose answer was lost, as the row shows.
+type swapOutcome int
 
 const (
-	undone  verdict = iota // the row is as it was: it may be tried again
-	done                   // the row is ours
-	lost                   // the row is another's, written instead of ours
-	unknown                // others have written since: ours may have been before
+	swapUndone  swapOutcome = iota // the row is as before: the write may be tried again
+	swapDone                       // the row holds this write
+	swapLost                       // another write was applied instead of this one
+	swapUnknown                    // other writes followed: this one may have been applied before them
 )
 
-// cas runs a conditional write once: never twice, never speculatively. If it was
-// not applied, row holds the columns that the condition names.
-func (s *Store) cas(ctx context.Context, stmts ...stmt) (applied bool, row map[string]any, err error) {
+// casOnce sends a conditional write once: the driver neither retries it nor sends it to
+// several nodes. If the write was not applied, row holds the columns of its condition.
+func (s *Store) casOnce(ctx context.Context, stmts ...stmt) (applied bool, row map[string]any, err error) {
 	s.counts.swaps.Add(1)
 	row = map[string]any{}
 	if len(stmts) == 1 {
@@ -49,13 +48,13 @@ func (s *Store) cas(ctx context.Context, stmts ...stmt) (applied bool, row map[s
 	return applied, row, err
 }
 
-// settle runs a conditional write until it is known whether it was applied. An
-// answer that does not come, or says that it may have been, is followed by a
-// look, which reads at SERIAL: such a read finishes or buries what is under way.
-func (s *Store) settle(ctx context.Context, what string, look func() (verdict, error), stmts ...stmt) (won bool, err error) {
+// runConditional runs a conditional write until it is known whether it was applied. If an
+// answer is lost, or leaves the outcome open, it calls readBack. readBack must read at
+// SERIAL: such a read completes a conditional write that is under way, or makes it fail.
+func (s *Store) runConditional(ctx context.Context, what string, readBack func() (swapOutcome, error), stmts ...stmt) (won bool, err error) {
 	unsure := false
 	for try := range swapTries {
-		applied, _, err := s.cas(ctx, stmts...)
+		applied, _, err := s.casOnce(ctx, stmts...)
 		switch {
 		case err == nil && (applied || !unsure):
 			return applied, nil
@@ -65,60 +64,60 @@ func (s *Store) settle(ctx context.Context, what string, look func() (verdict, e
 			return false, translate(err)
 		}
 		unsure = true
-		v, err := look()
+		outcome, err := readBack()
 		if err != nil {
 			return false, err
 		}
-		switch v {
-		case done:
+		switch outcome {
+		case swapDone:
 			return true, nil
-		case lost:
+		case swapLost:
 			return false, nil
-		case unknown:
-			return false, unsettled(what)
-		case undone:
+		case swapUnknown:
+			return false, unknownOutcome(what)
+		case swapUndone:
 		}
-		if err := pause(ctx, try); err != nil {
+		if err := backoff(ctx, try); err != nil {
 			return false, err
 		}
 	}
-	return false, unsettled(what)
+	return false, unknownOutcome(what)
 }
 
-// swap is a conditional write that takes a row from one version to another.
-type swap struct {
+// versionSwap is a conditional write that takes a row from one version to another.
+type versionSwap struct {
 	what     string // names the row in errors
 	from, to int64  // versions; 0: there is no row
 	writer   int64  // the nonce that the write stores; 0 if it removes the row
-	look     stmt   // reads the version and the writer of the row
+	readBack stmt   // reads the version and the writer of the row
 	// elseLost says that the write counts as lost if the row has neither version. It is
 	// set where the row would still show the write, or where the caller does not need
 	// to know which writer won.
 	elseLost bool
 }
 
-// swap runs a conditional write until it is known whether it was applied. It fails if
-// the answer is lost and the row has changed more than once since: the row does not show
-// then whether this write was one of the changes.
-func (s *Store) swap(ctx context.Context, w swap, stmts ...stmt) (won bool, err error) {
-	return s.settle(ctx, w.what, func() (verdict, error) {
+// swapVersion runs a conditional write until it is known whether it was applied. It returns
+// an error if the answer is lost and the row has changed more than once since then: the row
+// does not show whether this write was one of the changes.
+func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (won bool, err error) {
+	return s.runConditional(ctx, w.what, func() (swapOutcome, error) {
 		var version, writer int64
-		_, err := s.getSerial(ctx, w.look.cql, w.look.args, &version, &writer)
+		_, err := s.getSerial(ctx, w.readBack.cql, w.readBack.args, &version, &writer)
 		switch {
 		case err != nil:
 			return 0, err
 		case version == w.from:
-			return undone, nil
+			return swapUndone, nil
 		case version == w.to && writer == w.writer:
-			return done, nil
+			return swapDone, nil
 		case version == w.to || w.elseLost:
-			return lost, nil
+			return swapLost, nil
 		}
-		return unknown, nil
+		return swapUnknown, nil
 	}, stmts...)
 }
 
-// orNull returns a version as the operand of a condition: a row that is not there has
+// orNull returns a version as the operand of a condition. The version of a missing row is
 // null.
 func orNull(version int64) any {
 	if version == 0 {
@@ -127,9 +126,9 @@ func orNull(version int64) any {
 	return version
 }
 
-// pause waits a random while that grows with tries: writers of one row that
-// compete in step all lose.
-func pause(ctx context.Context, try int) error {
+// backoff sleeps for a random time that grows with try. Without it, writers that compete for
+// one row in step would all lose.
+func backoff(ctx context.Context, try int) error {
 	select {
 	case <-time.After(rand.N(time.Duration(10<<min(try, 6)) * time.Millisecond)):
 		return nil

@@ -13,23 +13,24 @@ type combiner struct {
 	write func(ctx context.Context, sets [][]stmt) error
 
 	mu sync.Mutex
-	// next is what waits, by partition. A partition is in it while a write is under way,
-	// with nil where nothing waits.
+	// next holds the statements that wait, by partition. It has an entry for a partition
+	// while a write to it is under way; nil if nothing waits.
 	next map[string]*combined
-	runs sync.WaitGroup
+	runs sync.WaitGroup // goroutines of handOver
 }
 
-// combined is the statements of several callers, a set of each. sets is guarded by
-// combiner.mu until the write begins; err may be read once done is closed.
+// combined is the statements of several callers, one set for each. combiner.mu guards sets
+// until takeNext returns them to the goroutine that writes them. err may be read once done is
+// closed.
 type combined struct {
 	sets [][]stmt
 	done chan struct{}
 	err  error
 }
 
-// do writes statements of a partition and returns when they are stored. After an error, or
-// when ctx ends first, they may be stored.
-func (c *combiner) do(ctx context.Context, part string, stmts ...stmt) error {
+// submit writes statements of a partition and returns when they are stored. If it returns an
+// error, also because ctx has ended, they may be stored.
+func (c *combiner) submit(ctx context.Context, part string, stmts ...stmt) error {
 	c.mu.Lock()
 	waiting, busy := c.next[part]
 	if !busy {
@@ -55,7 +56,8 @@ func (c *combiner) do(ctx context.Context, part string, stmts ...stmt) error {
 	}
 }
 
-// handOver begins the write of what waits for a partition whose write has ended.
+// handOver starts a goroutine that writes the statements that wait for a partition whose
+// write has ended.
 func (c *combiner) handOver(ctx context.Context, part string) {
 	if g := c.takeNext(part); g != nil {
 		c.runs.Go(func() {
@@ -67,7 +69,8 @@ func (c *combiner) handOver(ctx context.Context, part string) {
 	}
 }
 
-// takeNext returns what waits for a partition; nil: nothing, and the partition is free.
+// takeNext returns the statements that wait for a partition. If none wait, it returns nil and
+// the partition is idle.
 func (c *combiner) takeNext(part string) *combined {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +86,7 @@ func (c *combiner) takeNext(part string) *combined {
 // writeSets writes the statements of one partition.
 func writeSets(ctx context.Context, s *Store, sets [][]stmt) error {
 	at := s.clock.now()
-	for _, b := range batchesOf(sets) {
+	for _, b := range joinSets(sets) {
 		if err := s.write(ctx, at, b...); err != nil {
 			return err
 		}
@@ -91,9 +94,9 @@ func writeSets(ctx context.Context, s *Store, sets [][]stmt) error {
 	return nil
 }
 
-// batchesOf joins sets to as few batches as they fit. It cuts no set in two that fits into
-// one: a set is seen as a whole.
-func batchesOf(sets [][]stmt) (out [][]stmt) {
+// joinSets joins sets to few batches. It does not split a set that fits into one batch, so
+// that the set becomes visible as a whole.
+func joinSets(sets [][]stmt) (out [][]stmt) {
 	var together []stmt
 	size := 0
 	for _, set := range sets {
@@ -102,7 +105,7 @@ func batchesOf(sets [][]stmt) (out [][]stmt) {
 			n += set[i].size()
 		}
 		if n > maxBatch {
-			out = append(out, split(set)...)
+			out = append(out, splitBatches(set)...)
 			continue
 		}
 		if size+n > maxBatch {

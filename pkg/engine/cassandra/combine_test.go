@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// While a write of a partition is under way, what comes waits and goes as one; another
-// partition does not wait.
+// While a write to a partition is under way, later writes to it wait and are sent as one.
+// Writes to another partition do not wait.
 func TestCombinerJoinsWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan error)
@@ -19,7 +19,7 @@ func TestCombinerJoinsWhatWaits(t *testing.T) {
 			return <-free
 		}}
 		errs := make(chan error, 10)
-		write := func(part string) { go func() { errs <- c.do(t.Context(), part, stmt{}) }() }
+		write := func(part string) { go func() { errs <- c.submit(t.Context(), part, stmt{}) }() }
 		write("a")
 		synctest.Wait()
 		for range 5 {
@@ -58,7 +58,7 @@ func TestCombinerJoinsWhatWaits(t *testing.T) {
 	})
 }
 
-// A caller that goes away neither ends the write for the others nor keeps the partition.
+// A caller that leaves neither ends the write of the others nor keeps the partition busy.
 func TestCombinerOutlivesItsCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
@@ -72,12 +72,12 @@ func TestCombinerOutlivesItsCallers(t *testing.T) {
 		}}
 		first, leave := context.WithCancel(t.Context())
 		errs := make(chan error, 2)
-		go func() { errs <- c.do(first, "a", stmt{}) }()
+		go func() { errs <- c.submit(first, "a", stmt{}) }()
 		synctest.Wait()
 		second, leaveToo := context.WithCancel(t.Context())
-		go func() { errs <- c.do(second, "a", stmt{}) }()
+		go func() { errs <- c.submit(second, "a", stmt{}) }()
 		stays := make(chan error, 1)
-		go func() { stays <- c.do(t.Context(), "a", stmt{}) }()
+		go func() { stays <- c.submit(t.Context(), "a", stmt{}) }()
 		synctest.Wait()
 		leave()
 		leaveToo()
@@ -100,7 +100,7 @@ func TestBatchesKeepSetsWhole(t *testing.T) {
 	third := maxBatch / 3
 	sets := [][]stmt{{row(third), row(third)}, {row(10)}, {row(third), row(third)}, {row(maxBatch / 2), row(maxBatch / 2), row(maxBatch / 2)}, {row(20)}}
 	var got []int
-	for _, b := range batchesOf(sets) {
+	for _, b := range joinSets(sets) {
 		got = append(got, len(b))
 	}
 	// The first with the second; the third, which does not fit beside them; the fourth

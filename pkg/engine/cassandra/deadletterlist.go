@@ -11,7 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// List goes through the index by time. The cursor is the last place it looked at.
+// List implements engine.DeadLetters. It reads the list by time. The cursor is the place of
+// the last dead letter that it returned.
 func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, max int) (out []engine.DeadLetter, next []byte, err error) {
 	if max <= 0 {
 		return nil, nil, nil
@@ -24,10 +25,10 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 		behind = letterPlace{int64(binary.BigEndian.Uint64(cursor)), cursor[8:]}
 	}
 	if f.Until != 0 && f.Until-1 < behind.failed {
-		behind = letterPlace{failed: f.Until - 1} // all that failed then are behind it
+		behind = letterPlace{failed: f.Until - 1} // a place before all dead letters of that time
 	}
 	last, more := behind, false
-	// A place without an id stands in front of all of its time.
+	// A place without an id is before all dead letters of its time.
 	var from []byte
 	switch {
 	case behind.id != nil:
@@ -71,14 +72,15 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	return out, append(binary.BigEndian.AppendUint64(nil, uint64(last.failed)), last.id...), nil
 }
 
-// letterPlace is a place in the list by time: newest first, then by id.
+// letterPlace is a place in the list by time. The list is ordered newest first, then by id.
 type letterPlace struct {
 	failed int64
 	id     []byte
 }
 
-// letterEntry is the entry of a letter in the list. Keys are listed highest first
-// and ids of one time lowest first, so the key holds the id inverted.
+// letterEntry returns the entry of a dead letter in the list. A list is read from the highest
+// key down, but ids of the same time are wanted in ascending order, so the key holds the id
+// inverted.
 func letterEntry(failed int64, id []byte) listEntry {
 	return listEntry{listLetters, failed, invert(binary.BigEndian.AppendUint64(nil, uint64(max(failed, 0))), id)}
 }

@@ -16,7 +16,7 @@ type deadLetters struct {
 
 const (
 	letterPage = 200
-	// letterBatch is how many rows are appended to a log at a time.
+	// letterBatch is the greatest number of rows that are appended to a log at a time.
 	letterBatch = 100
 
 	listLetters    = "dead_letters"
@@ -25,10 +25,10 @@ const (
 
 const selectLetter = `SELECT ord, seq, state, job, writer, data FROM dead_letters WHERE id = ?`
 
-// letterRow is a letter and who wrote it last.
+// letterRow is a dead letter as it is stored.
 type letterRow struct {
 	engine.DeadLetter
-	writer int64
+	writer int64 // the nonce of the last conditional write; 0: there is no row
 }
 
 func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok bool, err error) {
@@ -42,16 +42,16 @@ func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok 
 	if err != nil || !ok {
 		return letterRow{}, false, err
 	}
-	r.Ord, r.Seq, r.State, r.Job = uint64(ord), uint64(seq), state, job // what the packed letter says of them is old
+	r.Ord, r.Seq, r.State, r.Job = uint64(ord), uint64(seq), state, job // the packed letter holds old values of these
 	return r, true, nil
 }
 
-// serial reads a letter as of every swap answered before.
+// serial reads a dead letter at SERIAL: it sees every swap that returned before.
 func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
 	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }
 
-// letters reads several for listings; one that is gone has no writer.
+// letters reads several dead letters for listings. The writer of a missing one is 0.
 func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, error) {
 	return readEach(ids, func(id []byte) (letterRow, error) {
 		r, _, err := l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{id}, dest...) })
@@ -59,9 +59,10 @@ func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, er
 	})
 }
 
-// Put stores the rows first, without numbers; then it appends them to the logs;
-// then each row gets its numbers, which say which of the logs' rows about it
-// count. A letter is in its caller's feed when it is in the log of all.
+// Put implements engine.DeadLetters. It first stores the rows without numbers. Then it
+// appends them to the log of the index, and to the logs of their callers' feeds. Last it
+// stores in each row its numbers in these logs: they tell which rows of the logs are valid,
+// because an interrupted Put may leave others.
 func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	type put struct {
 		id  []byte
@@ -127,10 +128,10 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 	return parallel(len(todo), func(i int) error {
 		p := todo[i]
-		_, err := l.s.swap(ctx, swap{
-			// Another process may have numbered the same letter: then its numbers count.
+		_, err := l.s.swapVersion(ctx, versionSwap{
+			// If another process has numbered the same dead letter, its numbers are valid.
 			what: "a dead letter's numbers", to: int64(p.row.Seq), elseLost: true,
-			look: stmt{`SELECT seq, writer FROM dead_letters WHERE id = ?`, []any{p.id}},
+			readBack: stmt{`SELECT seq, writer FROM dead_letters WHERE id = ?`, []any{p.id}},
 		}, stmt{`UPDATE dead_letters SET ord = ?, seq = ? WHERE id = ? IF seq = 0`, []any{int64(p.row.Ord), int64(p.row.Seq), p.id}})
 		return err
 	})
@@ -138,8 +139,8 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 
 func (l deadLetters) feed(caller string) numbered { return logOf(l.s, "feed/"+caller) }
 
-// create stores a letter without numbers, behind its index rows, and returns it
-// or the one that was there.
+// create stores a dead letter without numbers, after its entries in the lists. It returns
+// the stored dead letter, which may be an existing one.
 func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter) (letterRow, error) {
 	if r, ok, err := l.serial(ctx, id); err != nil || ok {
 		return r, err
@@ -148,7 +149,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	if err != nil {
 		return letterRow{}, err
 	}
-	// Until when the row is looked for by Purge is said before it is there.
+	// The entries go first: a row without them would never be purged or listed.
 	if err := purgeLater(ctx, l.s, purgeOfLetters, purgeEntry{d.Until, id}, 0); err != nil {
 		return letterRow{}, err
 	}
@@ -156,9 +157,9 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 		return letterRow{}, err
 	}
 	me := nonce()
-	_, err = l.s.swap(ctx, swap{
+	_, err = l.s.swapVersion(ctx, versionSwap{
 		what: "a dead letter", to: me, writer: me, elseLost: true,
-		look: stmt{`SELECT writer, writer FROM dead_letters WHERE id = ?`, []any{id}},
+		readBack: stmt{`SELECT writer, writer FROM dead_letters WHERE id = ?`, []any{id}},
 	}, stmt{
 		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
 		[]any{id, d.State, d.Job, me, data},
@@ -168,12 +169,13 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	}
 	r, ok, err := l.serial(ctx, id)
 	if err == nil && !ok {
-		err = unsettled("a dead letter that was purged at once")
+		err = unknownOutcome("a dead letter that was purged at once")
 	}
 	return r, err
 }
 
-// Get reads at SERIAL. A letter whose Put is not done is not there yet.
+// Get reads at SERIAL. It returns notify.KindNotFound for a dead letter whose Put is not
+// finished.
 func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
 	r, ok, err := l.serial(ctx, store.LetterID(id, epoch))
 	if err == nil && (!ok || r.Seq == 0) {
@@ -185,10 +187,11 @@ func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engin
 	return r.DeadLetter, nil
 }
 
-// numbers calls fn with the letters of a log's rows in (after, upTo], until it
-// says false. is tells the number a letter has in that log: 0 where its Put has
-// not got so far, another where the row is left from one that was interrupted.
-func (l deadLetters) numbers(ctx context.Context, log numbered, after, upTo uint64, max int, is func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
+// eachNumbered calls fn with the dead letters of a log's rows in (after, upTo], until fn
+// returns false. numberOf returns the field for the number in that log. If it is 0, the Put
+// of the dead letter is not finished, and the row's number is set. If it is another number,
+// an interrupted Put left the row, and the row is skipped.
+func (l deadLetters) eachNumbered(ctx context.Context, log numbered, after, upTo uint64, max int, numberOf func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
 	for {
 		page, err := log.page(ctx, after, upTo, min(max, letterPage))
 		if err != nil || len(page) == 0 {
@@ -208,9 +211,9 @@ func (l deadLetters) numbers(ctx context.Context, log numbered, after, upTo uint
 			if rows[i].writer == 0 {
 				continue // purged
 			}
-			if at := is(d); *at == 0 {
-				*at = n
-			} else if *at != n {
+			if number := numberOf(d); *number == 0 {
+				*number = n
+			} else if *number != n {
 				continue
 			}
 			if more, err := fn(d); err != nil || !more {
@@ -224,7 +227,7 @@ func (l deadLetters) Feed(ctx context.Context, caller string, after uint64, max 
 	if max <= 0 {
 		return nil, nil
 	}
-	err = l.numbers(ctx, l.feed(caller), after, math.MaxUint64, max, func(d *engine.DeadLetter) *uint64 { return &d.Seq }, func(d *engine.DeadLetter) (bool, error) {
+	err = l.eachNumbered(ctx, l.feed(caller), after, math.MaxUint64, max, func(d *engine.DeadLetter) *uint64 { return &d.Seq }, func(d *engine.DeadLetter) (bool, error) {
 		out = append(out, *d)
 		return len(out) < max, nil
 	})
@@ -235,7 +238,7 @@ func (l deadLetters) Feed(ctx context.Context, caller string, after uint64, max 
 }
 
 func (l deadLetters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.DeadLetter) error) error {
-	return l.numbers(ctx, l.log, after, upTo, letterPage, func(d *engine.DeadLetter) *uint64 { return &d.Ord }, func(d *engine.DeadLetter) (bool, error) {
+	return l.eachNumbered(ctx, l.log, after, upTo, letterPage, func(d *engine.DeadLetter) *uint64 { return &d.Ord }, func(d *engine.DeadLetter) (bool, error) {
 		return true, fn(d)
 	})
 }
@@ -248,7 +251,7 @@ func (l deadLetters) Last(ctx context.Context) (uint64, error) {
 func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
 	moved := make([]bool, len(ms))
 	seen := map[string]bool{}
-	last := map[string][]int{}
+	byID := map[string][]int{} // indexes of ms
 	var ids []string
 	for i := range ms {
 		id := string(store.LetterID(ms[i].ID, ms[i].Epoch))
@@ -256,11 +259,11 @@ func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, 
 			seen[id] = true
 			ids = append(ids, id)
 		}
-		last[id] = append(last[id], i)
+		byID[id] = append(byID[id], i)
 	}
 	err := parallel(len(ids), func(k int) error {
-		// One named twice is moved once: by the first move that fits.
-		for _, i := range last[ids[k]] {
+		// A dead letter that is named twice is moved once, by the first move that matches.
+		for _, i := range byID[ids[k]] {
 			var err error
 			if moved[i], err = l.move(ctx, []byte(ids[k]), &ms[i]); err != nil || moved[i] {
 				return err
@@ -276,19 +279,19 @@ func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, 
 
 func (l deadLetters) move(ctx context.Context, id []byte, m *engine.LetterMove) (bool, error) {
 	me := nonce()
-	return l.s.settle(ctx, "move of a dead letter", func() (verdict, error) {
+	return l.s.runConditional(ctx, "move of a dead letter", func() (swapOutcome, error) {
 		now, ok, err := l.serial(ctx, id)
 		switch {
 		case err != nil:
 			return 0, err
 		case ok && now.writer == me:
-			return done, nil
+			return swapDone, nil
 		case ok && now.State == m.From && now.Job == m.FromJob:
-			return undone, nil
+			return swapUndone, nil
 		case ok && now.State == m.To && now.Job == m.Job:
-			return unknown, nil
+			return swapUnknown, nil
 		}
-		return lost, nil
+		return swapLost, nil
 	}, stmt{
 		`UPDATE dead_letters SET state = ?, job = ?, writer = ? WHERE id = ? IF state = ? AND job = ? AND seq > 0`,
 		[]any{m.To, m.Job, me, id, m.From, m.FromJob},

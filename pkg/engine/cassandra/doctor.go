@@ -15,10 +15,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Doctor looks whether a cluster can keep what it is trusted with. It changes
-// nothing. What is wrong is in the findings; an error is one of the arguments.
+// Doctor checks whether a cluster can store what it acknowledges. It changes nothing. Problems
+// of the cluster are findings; an error means that cfg is wrong.
 func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
-	cfg, err := cfg.filled()
+	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -32,9 +32,9 @@ func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 		case notify.KindOf(err) == notify.KindUnauthorized || notify.KindOf(err) == notify.KindForbidden:
 			repair = "correct the user name and password"
 		case notify.KindOf(err) == notify.KindInvalid:
-			repair = "correct the files of certificates"
+			repair = "correct the certificate files of cassandra.tls"
 		case cfg.TLS.Enabled:
-			repair += "; look whether the certificates are those of this cluster"
+			repair += "; check that the certificates belong to this cluster"
 		}
 		d.Add("reachable", true, "fail", repair, "%s: %v", where, err)
 		return d.Findings, nil
@@ -43,9 +43,9 @@ func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 	d.migrator = migrator{session, cfg}
 	d.Add("reachable", false, "", "", "%s", where)
 	if err := d.cfg.learnDC(centres(session)); err != nil {
-		d.Add("data centre", true, "fail", "set datacenter", "%v", err)
+		d.Add("data centre", true, "fail", "set cassandra.datacenter", "%v", err)
 	}
-	for _, look := range []func(context.Context) error{d.version, d.schema, d.copies, d.commitLog, d.paxos, d.clock} {
+	for _, look := range []func(context.Context) error{d.version, d.schema, d.replication, d.commitLog, d.paxos, d.clock} {
 		if err := look(ctx); err != nil {
 			d.Add("reachable", true, "fail", "look at the log of the nodes", "%v", err)
 			break
@@ -57,13 +57,13 @@ func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 type doctor struct {
 	migrator
 	engine.Findings
-	nodes    []*gocql.HostInfo // of the data centre
-	replicas int
+	nodes    []*gocql.HostInfo // of the local data centre
+	replicas int               // in the local data centre
 
-	offset, took time.Duration // of the node's clock that was looked at last
+	offset, took time.Duration // of the clock of the last node
 }
 
-// eachUp calls look with each node of the data centre that is up.
+// eachUp calls look with each node of the local data centre that is up.
 func (d *doctor) eachUp(look func(h *gocql.HostInfo) error) error {
 	for _, h := range d.nodes {
 		if !h.IsUp() {
@@ -76,20 +76,20 @@ func (d *doctor) eachUp(look func(h *gocql.HostInfo) error) error {
 	return nil
 }
 
-func (d *doctor) one(cql string, args ...any) *gocql.Query {
+func (d *doctor) queryOne(cql string, args ...any) *gocql.Query {
 	return d.session.Query(cql, args...).Consistency(gocql.One).Idempotent(true)
 }
 
 func (d *doctor) version(ctx context.Context) error {
 	var version string
-	if err := d.one(`SELECT release_version FROM system.local`).ScanContext(ctx, &version); err != nil {
+	if err := d.queryOne(`SELECT release_version FROM system.local`).ScanContext(ctx, &version); err != nil {
 		return translate(err)
 	}
 	major, rest, _ := strings.Cut(version, ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	a, _ := strconv.Atoi(major)
 	b, _ := strconv.Atoi(minor)
-	d.Add("version", a < 4 || a == 4 && b < 1, "warn", "upgrade to 4.1 or later: compare and swap costs more round trips before", "Cassandra %s", version)
+	d.Add("version", a < 4 || a == 4 && b < 1, "warn", "upgrade to 4.1 or later: in earlier versions compare and swap needs more round trips", "Cassandra %s", version)
 	return nil
 }
 
@@ -104,7 +104,7 @@ func (d *doctor) schema(ctx context.Context) error {
 		return nil
 	}
 	all := slices.Clone(migrations)
-	if _, err := d.fill(ctx, all); err != nil {
+	if _, err := d.readApplied(ctx, all); err != nil {
 		if notify.KindOf(err) == notify.KindConflict {
 			d.Add("schema", true, "fail", "run the newer release", "%v", err)
 			return nil
@@ -121,9 +121,9 @@ func (d *doctor) schema(ctx context.Context) error {
 	return nil
 }
 
-// copies looks at nodes and replicas, and whether the consistency that is asked
-// for can be had.
-func (d *doctor) copies(ctx context.Context) error {
+// replication checks the number of nodes and replicas, and whether enough nodes are up for
+// the configured consistency.
+func (d *doctor) replication(ctx context.Context) error {
 	up := 0
 	for _, h := range d.session.GetHosts() {
 		if d.cfg.LocalDC != "" && h.DataCenter() != d.cfg.LocalDC {
@@ -134,14 +134,14 @@ func (d *doctor) copies(ctx context.Context) error {
 		}
 	}
 	if d.cfg.LocalDC != "" && len(d.nodes) == 0 {
-		d.Add("replication", true, "fail", "correct local_dc", "there is no data centre %s", d.cfg.LocalDC)
+		d.Add("replication", true, "fail", "correct cassandra.datacenter", "there is no data centre %s", d.cfg.LocalDC)
 		return nil
 	}
 	var replication map[string]string
-	err := d.one(`SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(d.cfg.Keyspace)).ScanContext(ctx, &replication)
+	err := d.queryOne(`SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(d.cfg.Keyspace)).ScanContext(ctx, &replication)
 	switch {
 	case errors.Is(err, gocql.ErrNotFound):
-		return nil // schema said so
+		return nil // the finding of schema says that the keyspace is missing
 	case err != nil:
 		return translate(err)
 	}
@@ -158,9 +158,9 @@ func (d *doctor) copies(ctx context.Context) error {
 	case d.replicas > len(d.nodes):
 		repair = "add nodes, or " + repair
 	case len(d.nodes) > 1 && d.replicas < 3:
-		repair = "with less than 3 replicas a node that is lost takes data with it: " + repair
+		repair = "with less than 3 replicas the loss of a node loses data: " + repair
 	case d.replicas == 1:
-		level, repair = "warn", "a disk that is lost takes everything with it: make backups, or use 3 nodes"
+		level, repair = "warn", "the loss of the disk loses everything: make backups, or use 3 nodes"
 	default:
 		level = ""
 	}
@@ -169,8 +169,8 @@ func (d *doctor) copies(ctx context.Context) error {
 	return nil
 }
 
-// consistency says whether enough of the nodes are up for reads and writes, and warns of each
-// that is not: the next one may be one too many.
+// consistency fails if too few nodes are up for reads and writes. It warns if any node is
+// down, because the loss of one more may be too many.
 func (d *doctor) consistency(up int) {
 	need, level := d.replicas/2+1, "warn"
 	if up < need {
@@ -180,23 +180,23 @@ func (d *doctor) consistency(up int) {
 		"%s needs %d of %d replicas; %d of %d nodes are up", d.cfg.Consistency, need, d.replicas, up, len(d.nodes))
 }
 
-// setting reads a setting of a node; empty: it has none.
+// setting reads a setting of a node; empty if the node does not have it.
 func (d *doctor) setting(ctx context.Context, h *gocql.HostInfo, name string) (value string, err error) {
-	err = d.one(`SELECT value FROM system_views.settings WHERE name = ?`, name).SetHostID(h.HostID()).ScanContext(ctx, &value)
+	err = d.queryOne(`SELECT value FROM system_views.settings WHERE name = ?`, name).SetHostID(h.HostID()).ScanContext(ctx, &value)
 	if errors.Is(err, gocql.ErrNotFound) {
 		return "", nil
 	}
 	return value, translate(err)
 }
 
-// commitLog looks how each node syncs what it acknowledges. Periodic lost
-// acknowledged writes when a node without others was killed; several replicas
-// make up for it.
+// commitLog checks how each node syncs its commit log. In a test with commitlog_sync periodic
+// a single node that was killed lost acknowledged writes. With several replicas another node
+// has them.
 func (d *doctor) commitLog(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
 		mode, err := d.setting(ctx, h, "commitlog_sync")
 		if err != nil {
-			d.Add("commit log", true, "warn", "see to it that commitlog_sync is batch or group where a node stands alone", "%s does not say: %v", hostPort(h), err)
+			d.Add("commit log", true, "warn", "make sure that commitlog_sync is batch or group if there is only one node", "%s does not show the setting: %v", hostPort(h), err)
 			return nil
 		}
 		d.addSync(hostPort(h), mode, d.replicas)
@@ -206,17 +206,16 @@ func (d *doctor) commitLog(ctx context.Context) error {
 
 func (d *doctor) addSync(node, mode string, replicas int) {
 	d.Add("commit log", replicas <= 1 && mode != "batch" && mode != "group", "fail",
-		"one replica that is killed loses what it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node",
+		"a single replica that is killed loses the writes that it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node",
 		"%s: commitlog_sync %s", node, mode)
 }
 
-// paxos looks which variant of Paxos each node runs. All of a cluster must run the
-// same one.
+// paxos checks the variant of Paxos of each node. All nodes of a cluster must use the same.
 func (d *doctor) paxos(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
 		variant, err := d.setting(ctx, h, "paxos_variant")
 		if err != nil {
-			d.Add("paxos", true, "warn", "see to it that paxos_variant is v2", "%s does not say: %v", hostPort(h), err)
+			d.Add("paxos", true, "warn", "make sure that paxos_variant is v2", "%s does not show the setting: %v", hostPort(h), err)
 			return nil
 		}
 		d.addPaxos(hostPort(h), variant)
@@ -243,14 +242,15 @@ func askClock(ctx context.Context, q *gocql.Query) (offset, took time.Duration, 
 	return offset, took, translate(err)
 }
 
-// clock compares each node's clock with ours: timers are released by the clock, and the
-// order of plain writes follows it where no row says more.
+// clock compares the clock of each node with that of this process. Timers are released by
+// the clock, and timestamps of plain writes follow it.
 func (d *doctor) clock(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
-		// The first one sets the connection up and prepares the statement.
+		// The first query opens the connection and prepares the statement, so only the second
+		// one measures.
 		for range 2 {
 			var err error
-			if d.offset, d.took, err = askClock(ctx, d.one(selectClock).SetHostID(h.HostID())); err != nil {
+			if d.offset, d.took, err = askClock(ctx, d.queryOne(selectClock).SetHostID(h.HostID())); err != nil {
 				return err
 			}
 		}

@@ -10,11 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// retryAfter is what callers are told while the cluster is away: a node is back
-// within seconds of its start.
+// retryAfter is the Retry-After of errors while the cluster is unavailable. A node answers
+// within seconds after its start.
 const retryAfter = 2 * time.Second
 
-// translate turns any error of the driver, the cluster or a context into ours.
+// translate turns any error of the driver, the cluster or a context into a *notify.Error.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -23,7 +23,7 @@ func translate(err error) error {
 		return e
 	}
 	r, ok := errors.AsType[gocql.RequestError](err)
-	if !ok { // no node was reached, none answered in time, or the caller hung up
+	if !ok { // no node was reached, none answered in time, or the caller has left
 		return notify.Unavailable("cassandra", retryAfter, err)
 	}
 	switch r.Code() {
@@ -34,15 +34,15 @@ func translate(err error) error {
 	case gocql.ErrCodeUnauthorized:
 		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the role may not do this in the keyspace", Err: err}
 	case gocql.ErrCodeInvalid, gocql.ErrCodeSyntax, gocql.ErrCodeConfig, gocql.ErrCodeAlreadyExists, gocql.ErrCodeProtocol:
-		// The statements are ours. A table or keyspace that is missing is the one
-		// case that people can mend.
-		return &notify.Error{Kind: notify.KindInternal, Code: "cassandra_statement", Msg: "cassandra refuses a statement: is the keyspace migrated", Err: err}
+		// This package writes the statements. So a missing table or keyspace is the only case
+		// that an operator can repair.
+		return &notify.Error{Kind: notify.KindInternal, Code: "cassandra_statement", Msg: "cassandra refuses a statement: run notifyd migrate up if the keyspace is not migrated", Err: err}
 	}
 	return notify.Unavailable("cassandra", retryAfter, err)
 }
 
-// refused reports whether an error of a conditional write says that it was not
-// begun. All others leave it open whether it was done.
+// refused reports whether an error says that a conditional write did not begin. After all
+// other errors the write may have been applied.
 func refused(err error) bool {
 	r, ok := errors.AsType[gocql.RequestError](err)
 	if !ok {
@@ -56,13 +56,13 @@ func refused(err error) bool {
 	return true
 }
 
-// unsettled is the answer of a conditional write of which nobody can say whether
-// it was done.
-func unsettled(what string) error {
+// unknownOutcome returns the error of a conditional write that may or may not have been
+// applied.
+func unknownOutcome(what string) error {
 	return notify.Unavailable("cassandra", retryAfter, fmt.Errorf("%s: the outcome of the write is unknown", what))
 }
 
-// corrupt reports a value that this package did not write.
+// corrupt returns the error for a stored value that this package cannot read.
 func corrupt(what string) error {
 	return notify.Corrupt("cassandra", what)
 }

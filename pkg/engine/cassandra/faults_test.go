@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// line is the way to the node. It can be cut, as by a node that died, and it can
-// swallow one answer: the request arrives, and nobody hears what became of it.
+// line is the connection to the node. It can be cut, as if the node had died. It can also
+// drop one answer: the node applies the request, but the client gets no answer.
 type line struct {
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -100,7 +100,7 @@ func trigger(id string) engine.Trigger {
 	return engine.Trigger{ID: "trg_" + notify.NewBase(time.Now()).String(), Caller: id, URL: "https://shop.example/", Payload: []byte("{}"), State: engine.TriggerPending, FireAt: 1, NextAt: 1}
 }
 
-// eventually waits for what comes as soon as the machine gets to it.
+// eventually waits until a condition holds.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
@@ -145,7 +145,7 @@ func TestNodeThatIsGone(t *testing.T) {
 	})
 }
 
-// Of every swap whose answer was lost it is found out that it was done.
+// If the answer of a swap is lost, the process must find out that the swap was applied.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	owner := shared.take(t)
@@ -205,7 +205,8 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// A look says of every kind of swapped row that the swap was done whose answer was lost.
+// For every kind of swapped row, reading it back must show that a swap whose answer was lost
+// was applied.
 func TestLostAnswersOfEverySwap(t *testing.T) {
 	t.Parallel()
 	s, l := through(t, lone(t).cfg)
@@ -318,8 +319,8 @@ func wonOr(won bool, err error) error {
 
 const marker = "an-answer-to-be-lost"
 
-// Each of several processes takes a lost answer for what it was, also when others
-// swap the same row.
+// Each of several processes must find out what became of a swap whose answer was lost, also
+// while others swap the same row.
 func TestLostAnswersAmongOthers(t *testing.T) {
 	t.Parallel()
 	owner := shared.take(t)
@@ -370,7 +371,7 @@ func TestLostAnswersAmongOthers(t *testing.T) {
 	t.Logf("%d swaps won, %d unknown", sum.Load(), unknowns.Load())
 }
 
-// What a process reads and then replaces is replaced, whatever its clock says.
+// A process that reads a row and then replaces it must win, whatever its clock says.
 func TestClockBehindAnother(t *testing.T) {
 	t.Parallel()
 	ahead := shared.take(t)
@@ -449,7 +450,7 @@ func TestBudget(t *testing.T) {
 	if create > 1.05 || fire > 2.1 || serial > 0.1 || reads > 1.1 || writes > 4 {
 		t.Error("over the budget")
 	}
-	// The living are listed without a look at those that ended.
+	// Open triggers are listed without reading the ended ones.
 	parts, err := readBuckets(t.Context(), s, listOf(listOpen, caller), math.MinInt64, math.MaxInt64)
 	if err != nil {
 		t.Fatal(err)
@@ -484,8 +485,8 @@ func TestStatusOfManyRequests(t *testing.T) {
 	}
 }
 
-// A row that ended, and was made live again, is not purged by how it ended; one
-// that ended anew only by its new end.
+// A row that ended and was opened again must not be purged by its old end. A row that ended
+// again must be purged only by its new end.
 func TestPurgeLeavesWhatLivesAgain(t *testing.T) {
 	t.Parallel()
 	s := shared.take(t)
@@ -516,9 +517,9 @@ func TestPurgeLeavesWhatLivesAgain(t *testing.T) {
 	}
 }
 
-// A Put that was interrupted behind the logs leaves rows there that no letter
-// has; the next one of the same letter gives it other numbers, and it is walked
-// and fed once.
+// A Put that is interrupted after it appended to the logs leaves rows there without a dead
+// letter. The next Put of the same dead letter gives it other numbers, and Walk and Feed
+// return it once.
 func TestInterruptedPutOfADeadLetter(t *testing.T) {
 	t.Parallel()
 	s := shared.take(t)

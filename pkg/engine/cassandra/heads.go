@@ -16,7 +16,7 @@ func (t schedules) Head(ctx context.Context, base notify.Base) (h engine.Schedul
 	if err != nil || !ok {
 		return engine.ScheduleHead{}, false, err
 	}
-	t.s.clock.see(at)
+	t.s.clock.observe(at)
 	h.Base = base
 	if err := store.HeadRecord.Unpack(v, &h); err != nil {
 		return engine.ScheduleHead{}, false, err
@@ -34,7 +34,7 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	}
 	defer unlock()
 	if h.FireAt > 0 {
-		if err := t.prolong(ctx, h.Base, h.FireAt); err != nil {
+		if err := t.extendSchedule(ctx, h.Base, h.FireAt); err != nil {
 			return engine.ScheduleHead{}, false, err
 		}
 	}
@@ -42,8 +42,8 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	next.Version = old + 1
 	me := nonce()
 	data := store.HeadRecord.Pack(&next)
-	won, err := t.s.swap(ctx, swap{
-		what: "head of " + h.Base.String(), from: int64(old), to: int64(next.Version), writer: me, look: lookAtHead(h.Base),
+	won, err := t.s.swapVersion(ctx, versionSwap{
+		what: "head of " + h.Base.String(), from: int64(old), to: int64(next.Version), writer: me, readBack: headVersionQuery(h.Base),
 	}, stmt{
 		`UPDATE timer_heads SET version = ?, writer = ?, at = ?, fire_at = ?, data = ? WHERE base = ? IF version = ?`,
 		[]any{int64(next.Version), me, t.s.clock.now(), h.FireAt, data, h.Base[:], orNull(int64(old))},
@@ -58,14 +58,14 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	return now, false, err
 }
 
-func lookAtHead(base notify.Base) stmt {
+func headVersionQuery(base notify.Base) stmt {
 	return stmt{`SELECT version, writer FROM timer_heads WHERE base = ?`, []any{base[:]}}
 }
 
-// prolong keeps a schedule that is moved as long as its new time asks for, and
-// lets List and Purge find it there. It goes before the swap: what it leaves if
-// that is lost harms nothing.
-func (t schedules) prolong(ctx context.Context, base notify.Base, fireAt int64) error {
+// extendSchedule extends the TTL of a schedule that is moved to fireAt, and of its entries
+// in the lists, so that List and Purge find it. Swap calls it before it swaps the head. If
+// that swap is lost, the longer TTL does no harm.
+func (t schedules) extendSchedule(ctx context.Context, base notify.Base, fireAt int64) error {
 	x, at, ok, err := t.get(ctx, base)
 	if err != nil {
 		return err
@@ -81,27 +81,28 @@ func (t schedules) prolong(ctx context.Context, base notify.Base, fireAt int64) 
 	})
 }
 
-// Purge goes through the index by fire time. A schedule whose last known time is
-// another has an entry there too.
+// Purge implements engine.Schedules. It reads the list by fire time. A schedule that was
+// moved has an entry for each of its fire times.
 func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error) {
 	if before <= 0 {
 		return 0, nil
 	}
-	var struck partSet
-	n, err := workOffPurges(ctx, t.s, purgeOfSchedules, before, max, func(e purgeEntry) (gone, again bool, err error) {
+	var removedFrom partSet
+	n, err := purgeListed(ctx, t.s, purgeOfSchedules, before, max, func(e purgeEntry) (gone, again bool, err error) {
 		if len(e.id) != len(notify.Base{}) {
 			return false, false, corrupt("the purge of schedules")
 		}
-		return t.purge(ctx, notify.Base(e.id), e.at, before, &struck)
+		return t.purgeSchedule(ctx, notify.Base(e.id), e.at, before, &removedFrom)
 	})
 	if err != nil {
 		return n, err
 	}
-	return n, struck.forget(ctx, t.s)
+	return n, removedFrom.forgetEmpty(ctx, t.s)
 }
 
-// purge looks at one entry of the index; again says that the entry stays.
-func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before int64, struck *partSet) (gone, again bool, err error) {
+// purgeSchedule handles one entry of the list. gone: it removed the schedule. again: the
+// entry must stay in the list.
+func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, before int64, removedFrom *partSet) (gone, again bool, err error) {
 	unlock, err := t.s.locks.lock(ctx, string(base[:]))
 	if err != nil {
 		return false, true, err
@@ -117,7 +118,7 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 	}
 	last, known := x.FireAt, ok
 	if touched && h.FireAt > 0 {
-		last, known = h.FireAt, true // also of a head whose schedule is not there
+		last, known = h.FireAt, true // a head may exist without its schedule
 	}
 	if !known {
 		return false, false, nil
@@ -129,11 +130,11 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 		return false, false, purgeLater(ctx, t.s, purgeOfSchedules, purgeEntry{last, base[:]}, scheduleKeeps(t.s, last))
 	}
 	if touched {
-		won, err := t.s.swap(ctx, swap{
-			what: "purge of a head", from: int64(h.Version), look: lookAtHead(base), elseLost: true,
+		won, err := t.s.swapVersion(ctx, versionSwap{
+			what: "purge of a head", from: int64(h.Version), readBack: headVersionQuery(base), elseLost: true,
 		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{base[:], int64(h.Version)}})
 		if err != nil || !won {
-			return false, true, err // somebody moves it this moment
+			return false, true, err // another process moves the schedule at this moment
 		}
 	}
 	if err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timer_requests WHERE base = ?`, []any{base[:]}}); err != nil {
@@ -143,6 +144,6 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 		return false, false, nil
 	}
 	es := scheduleEntries(&x)
-	struck.add(es)
+	removedFrom.add(es)
 	return true, false, removeFromList(ctx, t.s, t.s.clock.now(), es...)
 }

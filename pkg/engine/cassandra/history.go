@@ -18,17 +18,17 @@ type HistoryPart struct {
 	Partition int32
 }
 
-// HistoryConfig of a reader.
+// HistoryConfig is the configuration of a History.
 type HistoryConfig struct {
-	// Barrier returns the end offset of every partition of the log as of now. Find
-	// asks for it on a miss, Each first, and both wait until AppendHistory has
-	// passed it, in whatever process. nil: what is stored is believed.
+	// Barrier returns the current end offset of every partition of the log. Each calls it
+	// first, and Find calls it if it finds nothing. Both then wait until AppendHistory of any
+	// process has passed these offsets. If Barrier is nil, they do not wait.
 	Barrier func(ctx context.Context) (map[HistoryPart]int64, error)
-	// MaxWait is how long they wait; then they are KindUnavailable. Default 5 s.
+	// MaxWait is how long they wait before they return KindUnavailable. Default 5 s.
 	MaxWait time.Duration
 }
 
-// History reads who got what: it is a history.Reader.
+// History implements history.Reader: it reads which receivers got which notifications.
 type History struct {
 	s   *Store
 	cfg HistoryConfig
@@ -44,12 +44,12 @@ type chunkRef struct {
 	topic       string
 	part        int32
 	offset      int64
-	data        []byte // nil: in notification_content
+	data        []byte // nil: the data is in notification_content
 }
 
 const chunkColumns = `part, block, first, last, fan, topic, log_part, log_offset, data`
 
-// scanRef reads the columns of chunkColumns, behind those of more.
+// scanRef reads the columns of more and then those of chunkColumns.
 func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, more ...any) bool {
 	var part int
 	var block, first, last int64
@@ -60,8 +60,8 @@ func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, more ...any)
 	return ok
 }
 
-// refs returns the chunks of a request, in order.
-func (h *History) refs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
+// chunkRefs returns the chunks of a request, in order.
+func (h *History) chunkRefs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
 	p := shardOfMinute(base)
 	err = h.s.rows(ctx, func(scan func(...any) bool) error {
 		for r := (chunkRef{}); scanRef(scan, base, &r); {
@@ -72,8 +72,8 @@ func (h *History) refs(ctx context.Context, base notify.Base) (out []chunkRef, e
 	return out, err
 }
 
-// open reads a chunk's content; ok is false where it is gone.
-func (h *History) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
+// readContent reads the content of a chunk into f. ok is false if its retention is over.
+func (h *History) readContent(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
 	v, c := r.data, r.chunk
 	if v == nil {
 		ok, err = h.s.get(ctx, `SELECT data FROM notification_content WHERE base = ? AND part = ? AND block = ?`, []any{c.Base[:], int(c.Partition), int64(c.Block)}, &v)
@@ -98,14 +98,14 @@ func (h *History) Find(ctx context.Context, id notify.ID) (engine.Found, error) 
 	if h.cfg.Barrier == nil || notify.KindOf(err) != notify.KindNotFound {
 		return f, err
 	}
-	if err := h.await(ctx); err != nil {
+	if err := h.waitForBarrier(ctx); err != nil {
 		return engine.Found{}, err
 	}
 	return h.find(ctx, id)
 }
 
 func (h *History) find(ctx context.Context, id notify.ID) (engine.Found, error) {
-	refs, err := h.refs(ctx, id.Base)
+	refs, err := h.chunkRefs(ctx, id.Base)
 	if err != nil {
 		return engine.Found{}, err
 	}
@@ -114,7 +114,7 @@ func (h *History) find(ctx context.Context, id notify.ID) (engine.Found, error) 
 			continue
 		}
 		var f engine.Found
-		if ok, err := h.open(ctx, &refs[i], &f); err != nil {
+		if ok, err := h.readContent(ctx, &refs[i], &f); err != nil {
 			return engine.Found{}, err
 		} else if !ok {
 			continue
@@ -127,19 +127,21 @@ func (h *History) find(ctx context.Context, id notify.ID) (engine.Found, error) 
 			}
 		}
 	}
-	return engine.Found{}, h.missing(id.Base)
+	return engine.Found{}, h.missingError(id.Base)
 }
 
-// missing is the error for what was not found.
-func (h *History) missing(base notify.Base) error {
+// missingError returns the error for a request that was not found: KindGone if it is older
+// than the retention, otherwise KindNotFound.
+func (h *History) missingError(base notify.Base) error {
 	if time.Since(base.Time()) > h.s.cfg.StatusTTL {
 		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
 	}
 	return notify.NotFound("notification")
 }
 
-// await waits until what is in the log now has been appended.
-func (h *History) await(ctx context.Context) error {
+// waitForBarrier waits until every record that is in the log now has been appended to the
+// history.
+func (h *History) waitForBarrier(ctx context.Context) error {
 	if h.cfg.Barrier == nil {
 		return nil
 	}
@@ -167,20 +169,20 @@ func (h *History) await(ctx context.Context) error {
 	}
 }
 
-// Each implements history.Reader. It waits at the barrier first: a part of a
-// request would be a wrong answer.
+// Each implements history.Reader. It waits for the barrier first, because part of a request
+// would be a wrong answer.
 func (h *History) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
-	if err := h.await(ctx); err != nil {
+	if err := h.waitForBarrier(ctx); err != nil {
 		return err
 	}
-	refs, err := h.refs(ctx, base)
+	refs, err := h.chunkRefs(ctx, base)
 	if err != nil {
 		return err
 	}
 	n := 0
 	for i := range refs {
 		var f engine.Found
-		if ok, err := h.open(ctx, &refs[i], &f); err != nil {
+		if ok, err := h.readContent(ctx, &refs[i], &f); err != nil {
 			return err
 		} else if !ok {
 			continue
@@ -195,14 +197,14 @@ func (h *History) Each(ctx context.Context, base notify.Base, fn func(*engine.Fo
 		}
 	}
 	if n == 0 {
-		return h.missing(base)
+		return h.missingError(base)
 	}
 	return nil
 }
 
 const cursorVersion = 1
 
-// lastBase stands behind every base that is not itself.
+// lastBase is the greatest base.
 var lastBase = notify.Base{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 func historyCursor(user string, released int64, base notify.Base, index uint32) engine.HistoryCursor {
@@ -211,8 +213,8 @@ func historyCursor(user string, released int64, base notify.Base, index uint32) 
 	return binary.BigEndian.AppendUint32(append(b, base[:]...), index)
 }
 
-// User implements history.Reader. A page may hold fewer than Limit although
-// there is more; the cursor says so.
+// User implements history.Reader. A page may hold fewer notifications than Limit although
+// there are more. The cursor is nil only at the end.
 func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
@@ -236,7 +238,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 	var page []place
 	looked, more := 0, false
 	var last place
-	// An id of a clock ahead of ours may lie in the next month.
+	// A base may be of a clock ahead of this one, and so of the next month.
 	now := time.Now().UnixMilli()
 	newest := min(now/monthMs+1, left/monthMs)
 	oldest := (now - h.s.cfg.StatusTTL.Milliseconds()) / monthMs
@@ -259,7 +261,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 					}
 					page = append(page, p)
 				}
-				// A user most of whose notifications are another caller's is read in pages.
+				// Bound the rows read for one page: most of them may be of another caller.
 				if last, looked = p, looked+1; looked == 20*pageSize {
 					more = true
 					return nil
@@ -280,7 +282,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 			return err
 		}
 		f := &found[i]
-		if ok, err := h.open(ctx, &r, f); err != nil || !ok {
+		if ok, err := h.readContent(ctx, &r, f); err != nil || !ok {
 			return err
 		}
 		rd, x := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
@@ -297,7 +299,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 	}
 	out := found[:0]
 	for i := range found {
-		if have[i] { // else its retention ended this moment
+		if have[i] { // false if the retention ended at this moment
 			out = append(out, found[i])
 		}
 	}

@@ -207,7 +207,7 @@ func TestHistoryOfSingles(t *testing.T) {
 	}
 }
 
-// An id that is in the log but not yet here is waited for.
+// Find waits for an id that is in the log but not yet in the history.
 func TestHistoryWaitsAtTheBarrier(t *testing.T) {
 	t.Parallel()
 	s := withHistory(t, false)
@@ -242,8 +242,8 @@ func TestHistoryWaitsAtTheBarrier(t *testing.T) {
 	}
 }
 
-// What was scheduled months ahead is listed from when it was sent on, at the place
-// of that time; what was cancelled, from then on.
+// A notification that was scheduled months ahead is listed from its release on, at the place
+// of that time. A cancelled one is listed from the cancellation on.
 func TestHistoryOfWhatWasScheduledFarAhead(t *testing.T) {
 	t.Parallel()
 	s := withHistory(t, false)
@@ -298,7 +298,7 @@ func TestRowsByUserAreMadeAFewAtATime(t *testing.T) {
 		return nil
 	}}
 	for range 2 {
-		if err := users.add(&original{env: *envelope(time.Now(), "shop", rs...), left: 1, keep: 1}); err != nil {
+		if err := users.add(&original{env: *envelope(time.Now(), "shop", rs...), releasedAt: 1, ttlSeconds: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,24 +19,24 @@ type HistoryRecord struct {
 	Time      int64  // when it was appended to the log, ms since 1970
 }
 
-// released returns when a notification left for its receivers, ms since 1970: when it
-// was made, or the time it was scheduled for. It is the same in each copy of an
-// envelope. A cancelled notification left when it was cancelled.
+// released returns when a notification was released to its receivers, ms since 1970: the
+// time of its request, or its scheduled time. It is the same for each copy of an envelope.
+// For a cancelled notification it is the time of the cancellation.
 func released(env *notify.Envelope, appended int64) int64 {
 	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }
 
-// historyNext is what this process has appended, by partition.
+// historyNext records how far this process has appended each partition.
 type historyNext struct {
 	mu   sync.Mutex
-	next map[HistoryPart]int64
+	next map[HistoryPart]int64 // the offset to append next
 }
 
-// AppendHistory takes records in offset order; those below what this Store has
-// appended before are skipped, so feeding a range again is safe. When it returns
-// they are stored, can be found, and HistoryOffsets is past them. A record that
-// cannot be read, and an envelope that is derived, is passed over. After an error
-// feed the same records again.
+// AppendHistory stores records in the history. They must be in offset order. It skips
+// records that this Store has appended before, so a range may be appended again. It also
+// skips records that it cannot read, and derived envelopes. When it returns nil, the records
+// can be found and HistoryOffsets is past them. After an error the caller appends the same
+// records again.
 func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error {
 	s.history.mu.Lock()
 	var todo []HistoryRecord
@@ -55,8 +55,8 @@ func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error 
 	return advanceHistoryPart(ctx, s, next)
 }
 
-// AdvanceHistory says that a partition has nothing below next that was not
-// appended, for where the log itself begins later or holds no records.
+// AdvanceHistory records that all records of a partition below next have been appended. It is
+// for partitions whose log begins later or is empty.
 func (s *Store) AdvanceHistory(ctx context.Context, p HistoryPart, next int64) error {
 	return advanceHistoryPart(ctx, s, map[HistoryPart]int64{p: next})
 }
@@ -80,15 +80,15 @@ func advanceHistoryPart(ctx context.Context, s *Store, next map[HistoryPart]int6
 	return nil
 }
 
-// HistoryOffsets returns up to where each partition was appended, by whoever did
-// it last: where the next one goes on.
+// HistoryOffsets returns the offset of each partition at which the next AppendHistory of any
+// process must go on.
 func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, error) {
 	out := map[HistoryPart]int64{}
 	err := s.rows(ctx, func(scan func(...any) bool) error {
 		var p HistoryPart
 		var next, at int64
 		for scan(&p.Topic, &p.Partition, &next, &at) {
-			s.clock.see(at)
+			s.clock.observe(at)
 			out[p] = next
 		}
 		return nil
@@ -99,36 +99,36 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 	return out, nil
 }
 
-// inlineChunk is how large, in bytes, the data of a chunk may be to be stored with it.
-// Larger data would make the partitions of a minute too large.
+// inlineChunk is the greatest size, in bytes, of the data of a chunk that is stored in its
+// row. Larger data would make the partitions of a minute too large.
 const inlineChunk = 1 << 10
 
-// historyRows is what records become, by the order in which it is stored.
+// historyRows are the rows of some records, in the order in which they are stored.
 type historyRows struct {
-	contents []stmt // of large chunks
+	contents []stmt // the data of large chunks
 	chunks   map[minuteShard][]stmt
-	byUser   []original // whose receivers have a row by user each
+	byUser   []original // envelopes that have a row by user for each receiver
 }
 
-// original is an envelope of the log that is kept.
+// original is an envelope that is stored in the history.
 type original struct {
-	env  notify.Envelope
-	left int64 // when it was released
-	keep int   // seconds
+	env        notify.Envelope
+	releasedAt int64 // ms since 1970
+	ttlSeconds int
 }
 
-// usersAtOnce bounds the rows by user that are made and not yet written. A record may have a
-// million receivers, and a row takes far more memory than a receiver.
+// usersAtOnce bounds the rows by user that are in memory. A record may have a million
+// receivers, and a row takes far more memory than a receiver.
 const usersAtOnce = 4096
 
-// userRows makes rows by user and hands them to store, at most usersAtOnce at a time. Rows
-// of one user and month are one partition.
+// userRows creates rows by user and passes them to store, at most usersAtOnce at a time. The
+// rows of one user and month are one partition.
 type userRows struct {
 	store func([]stmt) error
 	rows  []stmt
 }
 
-// add adds a row for each receiver that is a user.
+// add adds a row for each receiver with a user.
 func (u *userRows) add(o *original) error {
 	c := o.env.Chunk
 	rd, x := notify.ReadReceivers(o.env.Receivers), notify.Receiver{}
@@ -138,7 +138,7 @@ func (u *userRows) add(o *original) error {
 		}
 		u.rows = append(u.rows, stmt{
 			`INSERT INTO notifications (user_id, month, released, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
-			[]any{x.User, o.left / monthMs, o.left, c.Base[:], int64(x.Index), o.env.Caller, int(c.Partition), int64(c.Block), pos, o.keep},
+			[]any{x.User, o.releasedAt / monthMs, o.releasedAt, c.Base[:], int64(x.Index), o.env.Caller, int(c.Partition), int64(c.Block), pos, o.ttlSeconds},
 		})
 		if len(u.rows) == usersAtOnce {
 			if err := u.flush(); err != nil {
@@ -149,7 +149,7 @@ func (u *userRows) add(o *original) error {
 	return nil
 }
 
-// flush stores what is left.
+// flush stores the rows that are left.
 func (u *userRows) flush() error {
 	rows := u.rows
 	u.rows = u.rows[:0]
@@ -172,7 +172,7 @@ func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 	}
 	var batches [][]stmt
 	for _, part := range rows.chunks {
-		batches = append(batches, split(part)...)
+		batches = append(batches, splitBatches(part)...)
 	}
 	at := s.clock.now()
 	if err := parallel(len(batches), func(i int) error { return s.write(ctx, at, batches[i]...) }); err != nil {
@@ -192,10 +192,10 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	var env notify.Envelope
 	err := notify.DecodeEnvelope(r.Value, &env)
 	if errors.Is(err, notify.ErrNewer) {
-		return err // whoever hands it over must not pass it
+		return err // the caller must not commit past a record of a newer release
 	}
 	if err != nil {
-		s.cfg.Logger.Warn("history passes over a record it cannot read", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "err", err)
+		s.cfg.Logger.Warn("history skips a record that it cannot read", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "err", err)
 		return nil
 	}
 	if env.Derived() {
@@ -228,9 +228,9 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	return nil
 }
 
-// EachHistory calls fn with every original chunk whose record want names. It reads
-// all of the index of chunks, and the content of those; a chunk whose content has
-// aged out is left out. Chunks come in no order.
+// EachHistory calls fn with every original chunk for whose record want returns true, in no
+// order. It reads the rows of all chunks, and the content of the wanted ones. It leaves out
+// chunks whose content has passed its retention.
 func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
 	var refs []chunkRef
 	err := s.rows(ctx, func(scan func(...any) bool) error {
@@ -249,7 +249,7 @@ func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset
 	h := History{s: s}
 	for i := range refs {
 		var f engine.Found
-		ok, err := h.open(ctx, &refs[i], &f)
+		ok, err := h.readContent(ctx, &refs[i], &f)
 		if err == nil && ok {
 			err = fn(&f)
 		}

@@ -9,18 +9,18 @@ import (
 
 type holdQueues struct{ s *Store }
 
-// Turn lets one Update of this process run at a time: Swap compares nothing.
+// Turn lets only one Update of this process run at a time, because Swap compares nothing.
 func (h holdQueues) Turn(ctx context.Context) (func(), error) { return h.s.locks.lock(ctx, "holds") }
 
-// emptyQueue is how long a row stays that holds nothing: it is overwritten, not
-// removed, and ends by itself.
-const emptyQueue = 24 * time.Hour
+// emptyQueueTTL is the TTL of an empty row. An empty queue is stored as an empty row, not
+// removed.
+const emptyQueueTTL = 24 * time.Hour
 
 func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, error) {
 	return readEach(keys, func(k store.HoldKey) (v []byte, err error) {
 		var at int64
 		_, err = h.s.get(ctx, `SELECT writetime(data), data FROM holds WHERE lane = ? AND user = ?`, []any{k.Lane, k.User}, &at, &v)
-		h.s.clock.see(at)
+		h.s.clock.observe(at)
 		if len(v) == 0 {
 			v = nil
 		}
@@ -28,14 +28,15 @@ func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, e
 	})
 }
 
-// Swap compares nothing: see Turn.
+// Swap stores next without a comparison. Turn and the ownership of the users' partitions
+// keep other writers away.
 func (h holdQueues) Swap(ctx context.Context, keys []store.HoldKey, _, next [][]byte) (bool, error) {
 	var stmts []stmt
 	size := 0
 	for i, k := range keys {
 		data, keep := next[i], 0
 		if data == nil {
-			data, keep = []byte{}, int(emptyQueue/time.Second)
+			data, keep = []byte{}, int(emptyQueueTTL/time.Second)
 		}
 		one := stmt{`INSERT INTO holds (lane, user, data) VALUES (?, ?, ?) USING TTL ?`, []any{k.Lane, k.User, data, keep}}
 		if size += one.size(); size > maxLogged && len(stmts) > 0 {

@@ -36,7 +36,7 @@ func TestTimersOfManyBytes(t *testing.T) {
 	}
 }
 
-// Nothing of a job that was dropped is left.
+// Drop must leave no row of a job.
 func TestDropOfAJobLeavesNoRow(t *testing.T) {
 	t.Parallel()
 	s, ctx := lone(t), t.Context()
@@ -63,7 +63,7 @@ func TestDropOfAJobLeavesNoRow(t *testing.T) {
 	}
 }
 
-// A schedule that is moved by months is listed as long as it lives.
+// A schedule that is moved by months must stay in the lists as long as it exists.
 func TestMovedScheduleStaysListed(t *testing.T) {
 	t.Parallel()
 	s, ctx := lone(t), t.Context()
@@ -90,7 +90,7 @@ func TestMovedScheduleStaysListed(t *testing.T) {
 	}
 }
 
-// Operators list jobs every second: that settles no swap.
+// Operators list jobs every second, so the listing must use no reads at SERIAL.
 func TestJobsAreListedWithoutSerialReads(t *testing.T) {
 	t.Parallel()
 	s, ctx := lone(t), t.Context()

@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// The index of a list names what the list holds by keys, highest first. A list
-// is spread over partitions: buckets of listLength, each of listShards. Which of
-// them hold entries is noted in the table buckets.
+// A list holds the keys of rows, highest first. It is spread over partitions: buckets of
+// listLength, each with listShards shards. The table buckets notes which partitions hold
+// entries.
 //
-// Entries are removed one by one, and the tombstone of each stays for listGrace
-// (gc_grace_seconds of the table). Cassandra refuses a read that meets 100,000 of
-// them, so a list bears 2,600 removals a second. A removal that a node missed for
-// longer than listGrace may come undone. So an entry proves nothing: a reader of a
-// list reads the row that the entry names, and strikes entries without a row.
+// Entries are removed one by one. The tombstone of each stays for listGrace
+// (gc_grace_seconds of the table). Cassandra refuses a read that meets 100,000 tombstones,
+// so a list can have 2,600 removals a second. If a node misses a removal for longer than
+// listGrace, the entry may come back. So an entry proves nothing: the reader of a list reads
+// the row that the entry names, and removes entries without a row.
 const (
 	listLength = 6 * hourMs
 	listShards = 16
 	listGrace  = 10 * time.Minute
 
-	// tidyBehind is how old an entry or a note must be before a walk may remove it
-	// because its row is missing. Removals carry a timestamp that far in the past, so
-	// none hides a row that is written meanwhile.
+	// tidyBehind is how old an entry or a note must be before a walk may remove it because
+	// its row is missing. Such a removal has a timestamp that far in the past, so it does not
+	// hide an entry that is written meanwhile.
 	tidyBehind = time.Minute
 )
 
-// listEntry is one entry of a list. ms never falls while keys rise.
+// listEntry is one entry of a list. An entry with a greater key must not have a smaller ms.
 type listEntry struct {
 	list string
-	ms   int64 // decides about the bucket
+	ms   int64 // decides the bucket
 	key  []byte
 }
 
@@ -46,69 +46,71 @@ func listBucket(ms int64) int64 {
 
 func listShard(key []byte) int64 { return int64(shardOfBase(key, listShards)) }
 
-// part is the partition of an entry as it is noted.
+// part returns the number of the entry's partition in the table buckets.
 func (e *listEntry) part() int64 { return listBucket(e.ms)*listShards + listShard(e.key) }
 
-// partition names the partition that the entry is in.
+// partition returns a name of the entry's partition for the combiner.
 func (e *listEntry) partition() string { return "listings/" + e.list + "/" + itoa(int(e.part())) }
 
-// listPart is the bucket and the shard of a note. Buckets may be below 0.
+// listPart returns the bucket and the shard of a partition number. Buckets may be negative.
 func listPart(n int64) (bucket int64, shard int16) {
 	shard = int16(n & (listShards - 1))
 	return (n - int64(shard)) / listShards, shard
 }
 
 // addToList adds entries that are kept until keeps, ms since 1970 (0: until they are
-// struck). It returns when they can be found.
+// removed). It returns when they can be found.
 func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) error {
 	began := time.Now()
 	note := func(e *listEntry, cached bool) error { return noteBucket(ctx, s, e.list, e.part(), keeps, cached) }
 	err := parallel(len(es), func(i int) error {
 		e := &es[i]
-		// A walk of another process may have forgotten a bucket that is long over.
+		// A walk of another process may have removed the note of an old bucket, so the cache is
+		// used only for the current one.
 		if err := note(e, (listBucket(e.ms)+1)*listLength > began.UnixMilli()); err != nil {
 			return err
 		}
-		return s.combiner.do(ctx, e.partition(), stmt{
+		return s.combiner.submit(ctx, e.partition(), stmt{
 			`INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`,
 			[]any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key, ttl(keeps), s.clock.now()},
 		})
 	})
 	if err == nil && time.Since(began) > tidyBehind/2 {
-		// A walk may have found a bucket empty between its note and its entry.
+		// A walk may have found the bucket empty between the note and the entry, and removed
+		// the note.
 		err = parallel(len(es), func(i int) error { return note(&es[i], false) })
 	}
 	return err
 }
 
-// removeFromList removes entries that were added before a timestamp.
+// removeFromList removes entries that were added before the timestamp at.
 func removeFromList(ctx context.Context, s *Store, at int64, es ...listEntry) error {
 	return parallel(len(es), func(i int) error {
 		e := &es[i]
-		return s.combiner.do(ctx, e.partition(), stmt{
+		return s.combiner.submit(ctx, e.partition(), stmt{
 			`DELETE FROM listings USING TIMESTAMP ? WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`,
 			[]any{at, e.list, listBucket(e.ms), int16(listShard(e.key)), e.key},
 		})
 	})
 }
 
-// settledBefore is the timestamp of removals of what leads nowhere.
-func settledBefore(s *Store) int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
+// tidyTimestamp returns the timestamp for removals of entries and notes without a row.
+func tidyTimestamp(s *Store) int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
 
-// over reports whether a partition is old enough to be forgotten once it is
-// empty: no process has its note cached.
-func over(part int64) bool {
+// isListPartOver reports whether a partition is so old that its note may be removed once it
+// is empty: no process has the note in its cache.
+func isListPartOver(part int64) bool {
 	bucket, _ := listPart(part)
 	return (bucket+1)*listLength < time.Now().Add(-3*bucketsKept).UnixMilli()
 }
 
-// forgetEmptyBucket forgets each partition of a list that is over and empty.
-func forgetEmptyBucket(ctx context.Context, s *Store, list string, parts []int64) error {
+// forgetEmptyParts removes the notes of those partitions of a list that are over and empty.
+func forgetEmptyParts(ctx context.Context, s *Store, list string, parts []int64) error {
 	return parallel(len(parts), func(i int) error {
-		if !over(parts[i]) {
+		if !isListPartOver(parts[i]) {
 			return nil
 		}
-		at := settledBefore(s) // before the look
+		at := tidyTimestamp(s) // before the read, so that a later entry is not hidden
 		var key []byte
 		bucket, shard := listPart(parts[i])
 		ok, err := s.get(ctx, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ? LIMIT 1`, []any{list, bucket, shard}, &key)
@@ -119,7 +121,8 @@ func forgetEmptyBucket(ctx context.Context, s *Store, list string, parts []int64
 	})
 }
 
-// partSet collects partitions whose entries were struck. Safe for concurrent use.
+// partSet collects the partitions from which entries were removed. add is safe for
+// concurrent use.
 type partSet struct {
 	mu    sync.Mutex
 	parts map[string]map[int64]bool // by list
@@ -139,19 +142,20 @@ func (p *partSet) add(es []listEntry) {
 	}
 }
 
-// forgetBucket removes the notes of partitions that are empty by now.
-func (p *partSet) forget(ctx context.Context, s *Store) error {
+// forgetEmpty removes the notes of the collected partitions that are empty by now. No add
+// may run at the same time.
+func (p *partSet) forgetEmpty(ctx context.Context, s *Store) error {
 	for list, parts := range p.parts {
-		if err := forgetEmptyBucket(ctx, s, list, slices.Collect(maps.Keys(parts))); err != nil {
+		if err := forgetEmptyParts(ctx, s, list, slices.Collect(maps.Keys(parts))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// walkList calls fn with the keys of a list, highest first, behind one whose time is
-// ms (nil: from the highest), some at a time, until fn says false. want is about
-// how many are needed.
+// walkList calls fn with the keys of a list, highest first, some at a time, until fn returns
+// false. It begins after the key behind, whose time is ms (nil: at the highest key). want is
+// about how many keys the caller needs.
 func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int64, want int, fn func(keys [][]byte) (bool, error)) error {
 	upTo := int64(math.MaxInt64)
 	if behind != nil {
@@ -186,9 +190,9 @@ func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int6
 	return err
 }
 
-// pick walks a list as Store.walk does and returns the first max of the values that get
-// finds for its keys.
-func pick[V any](ctx context.Context, s *Store, list string, behind []byte, ms int64, max int, get func(key []byte) (v V, ok bool, err error)) (out []V, err error) {
+// collectListed walks a list as walkList does and calls get for its keys. It returns the first
+// max values for which get returns ok.
+func collectListed[V any](ctx context.Context, s *Store, list string, behind []byte, ms int64, max int, get func(key []byte) (v V, ok bool, err error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
@@ -198,7 +202,7 @@ func pick[V any](ctx context.Context, s *Store, list string, behind []byte, ms i
 	}
 	err = walkList(ctx, s, list, behind, ms, max, func(keys [][]byte) (bool, error) {
 		for len(keys) > 0 && len(out) < max {
-			n := min(len(keys), 2*(max-len(out))+20) // get may pass over many
+			n := min(len(keys), 2*(max-len(out))+20) // more than needed, because get may reject many
 			all, err := readEach(keys[:n], func(key []byte) (f found, err error) {
 				f.v, f.ok, err = get(key)
 				return f, err
@@ -221,14 +225,15 @@ func pick[V any](ctx context.Context, s *Store, list string, behind []byte, ms i
 	return out, nil
 }
 
-// listCursor is where a walk stands in one partition.
+// listCursor is the position of a walk in one partition.
 type listCursor struct {
 	shard int16
-	ahead [][]byte
-	last  []byte // of ahead, when it was read
-	done  bool   // there is nothing behind ahead
+	ahead [][]byte // keys that were read and not yet passed to fn
+	last  []byte   // the last key that was read
+	done  bool     // the partition has no keys after last
 }
 
+// walkListBucket is walkList for one bucket. It returns false if fn did.
 func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, shards []int16, behind []byte, want int, fn func([][]byte) (bool, error)) (bool, error) {
 	cs := make([]listCursor, len(shards))
 	for i := range cs {
@@ -257,10 +262,10 @@ func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, sh
 	}
 }
 
-// advanceList reads the next keys of a partition. It forgets an empty partition whose
-// time is over.
+// advanceList reads the next keys of a partition. It removes the note of an empty partition
+// that is over.
 func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *listCursor, n int) error {
-	at, where, args := settledBefore(s), ``, []any(nil)
+	at, where, args := tidyTimestamp(s), ``, []any(nil)
 	if c.last != nil {
 		where, args = ` AND id < ?`, []any{c.last}
 	}
@@ -274,14 +279,14 @@ func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *li
 	switch {
 	case len(c.ahead) > 0:
 		c.last = c.ahead[len(c.ahead)-1]
-	case c.last == nil && over(part):
+	case c.last == nil && isListPartOver(part):
 		return forgetBucketAt(ctx, s, at, list, part)
 	}
 	return nil
 }
 
-// readListed returns keys of a partition, highest first unless more says otherwise. more and
-// args say which.
+// readListed returns keys of a partition, highest first. The condition more, with args,
+// selects them and may change the order.
 func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
 	err = s.rows(ctx, func(scan func(...any) bool) error {
 		for {
@@ -295,8 +300,8 @@ func readListed(ctx context.Context, s *Store, list string, bucket int64, shard 
 	return keys, err
 }
 
-// mergeLists takes keys from cursors, highest first, until one is empty that may
-// have more; done: none has.
+// mergeLists takes keys from the cursors, highest first, until a cursor is empty whose
+// partition may have more. done: no partition has more.
 func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	for {
 		best := -1
@@ -315,7 +320,7 @@ func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	}
 }
 
-// countListed returns how many entries a list holds, and stops soon after most.
+// countListed returns the number of entries of a list. It stops counting soon after most.
 func countListed(ctx context.Context, s *Store, list string, most int) (n int, err error) {
 	parts, err := readBuckets(ctx, s, list, math.MinInt64, math.MaxInt64)
 	if err != nil {
@@ -336,7 +341,7 @@ func countListed(ctx context.Context, s *Store, list string, most int) (n int, e
 				empty = append(empty, some[i])
 			}
 		}
-		if err := forgetEmptyBucket(ctx, s, list, empty); err != nil {
+		if err := forgetEmptyParts(ctx, s, list, empty); err != nil {
 			return 0, err
 		}
 		if n > most {

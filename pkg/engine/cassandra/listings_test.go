@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// lone is a store whose tables no other test uses.
+// lone returns a store whose tables no other test uses.
 func lone(t *testing.T) *Store {
 	t.Helper()
 	s := shared.take(t)
@@ -83,8 +83,8 @@ func TestListBehindTombstones(t *testing.T) {
 	}
 }
 
-// What a purge and lists leave behind is forgotten, so that no list looks into
-// partitions that are empty: a month has thousands of a busy caller's.
+// The notes of empty partitions must be removed, so that no list reads empty partitions: a
+// busy caller has thousands of them in a month.
 func TestEmptyPartsAreForgotten(t *testing.T) {
 	t.Parallel()
 	s, ctx := lone(t), t.Context()
@@ -123,8 +123,8 @@ func TestEmptyPartsAreForgotten(t *testing.T) {
 	}
 }
 
-// An entry that leads to nothing open, as one that came undone, is struck by the
-// list that meets it.
+// List must remove an entry of the open list whose row is not open, such as an entry that
+// came back.
 func TestAstrayEntriesAreStruck(t *testing.T) {
 	t.Parallel()
 	s, ctx := lone(t), t.Context()
@@ -146,7 +146,7 @@ func TestAstrayEntriesAreStruck(t *testing.T) {
 	if n, err := s.Triggers().CountOpen(ctx, "shop", 10); err != nil || n != 0 {
 		t.Errorf("%d entries, %v", n, err)
 	}
-	// One whose row was purged by a process that died behind it.
+	// An entry whose row was purged by a process that died before it removed the entry.
 	gone := trigger("bank")
 	if err := addToList(ctx, s, 0, listEntries(listTriggers, &gone)...); err != nil {
 		t.Fatal(err)
@@ -159,8 +159,8 @@ func TestAstrayEntriesAreStruck(t *testing.T) {
 	}
 }
 
-// A note that ends early must not shorten one that ends late: what is noted for a
-// year would be lost with it.
+// A note that ends early must not shorten a note that ends late: otherwise rows that live
+// for a year could not be found any more.
 func TestNotesAreNotShortened(t *testing.T) {
 	t.Parallel()
 	s, ctx := lone(t), t.Context()

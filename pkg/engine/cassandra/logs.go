@@ -5,10 +5,9 @@ import (
 	"math"
 )
 
-// numbered is a log whose rows have the numbers 1, 2, 3 and on. Row n is inserted,
-// by compare and swap, once row n-1 is there: so numbers have no gaps, and who
-// has read up to n misses none when he goes on behind it. Blocks of rows are
-// partitions.
+// numbered is a log whose rows have the numbers 1, 2, 3 and so on. Row n is inserted by
+// compare and swap only when row n-1 exists. So numbers have no gaps, and a reader that goes
+// on after row n misses none. A block of rows is a partition.
 type numbered struct {
 	s    *Store
 	name string
@@ -27,20 +26,21 @@ type logRow struct {
 
 func blockOf(n int64) int64 { return (n - 1) / logBlock }
 
-// last returns the last row, as of every append answered before; n is 0 where
-// there is none. It reads the last notes of blocks, however many there are.
+// last returns the last row; its n is 0 if there is none. It sees every append that returned
+// before. It reads the notes of blocks from the last one on.
 func (l numbered) last(ctx context.Context) (r logRow, err error) {
 	err = eachBucket(ctx, l.s, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
-		// The last block may be empty: its writer noted it and then stored nothing.
+		// The last block may be empty: a writer may have noted it and then stored no row.
 		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, block}, &r.n, &r.data)
 		return !ok, err
 	})
 	return r, err
 }
 
-// append adds the rows that fill returns for the last one, all or none of one
-// block, and returns the number of the first. fill may return fewer than it has
-// and is called again then; it is called again, too, if others were faster.
+// append calls fill with the last row and appends the rows that fill returns, all or none. It
+// returns the number of the first one, and how many it appended. room is how many rows fit
+// into the block: fill must return no more, and the caller appends the rest with another
+// call. If another process was faster, append calls fill again.
 func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {
@@ -67,20 +67,20 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 			stmts[i] = stmt{`INSERT INTO logs (log, block, n, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{l.name, block, first + int64(i), me, data}}
 		}
 		look := stmt{`SELECT n, writer FROM logs WHERE log = ? AND block = ? AND n = ?`, []any{l.name, block, first}}
-		won, err := l.s.swap(ctx, swap{what: l.name, to: first, writer: me, look: look}, stmts...)
+		won, err := l.s.swapVersion(ctx, versionSwap{what: l.name, to: first, writer: me, readBack: look}, stmts...)
 		if err != nil {
 			return 0, 0, err
 		}
 		if won {
 			return first, len(rows), nil
 		}
-		if err := pause(ctx, try); err != nil {
+		if err := backoff(ctx, try); err != nil {
 			return 0, 0, err
 		}
 	}
 }
 
-// each calls fn with the rows in (after, upTo], in order, until it says false.
+// each calls fn with the rows in (after, upTo], in order, until fn returns false.
 func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow) (bool, error)) error {
 	const most = math.MaxInt64 / 2
 	from, to := int64(min(after, most))+1, int64(min(upTo, most))

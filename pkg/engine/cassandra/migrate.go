@@ -19,33 +19,34 @@ import (
 //go:embed migrations/*.cql
 var migrationFiles embed.FS
 
-// migrations are the steps that this build knows.
+// migrations are the migrations that this build knows, in order.
 var migrations = engine.LoadMigrations(migrationFiles, "cql")
 
-// tableID fixes the id of a table, so that two processes that make it at a time
-// make the same one.
+// tableID returns a fixed id of a table, so that two processes that create the table at the
+// same time create the same one.
 func (m *migrator) tableID(name string) string {
 	h := sha256.Sum256([]byte("notifyd " + strings.ToLower(m.table(name))))
 	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80 // version 8, RFC 9562
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// lockTime is how long a migration that died keeps the next one out; it renews
-// its lock before each statement, of which a busy cluster takes seconds for one.
+// lockTime is how long the lock of a process that died keeps other processes from migrating.
+// A migration renews its lock before each statement; a busy cluster takes seconds for one.
 const lockTime = 2 * time.Minute
 
-// Migrate makes the keyspace, if it is missing (Config.Replication replicas in
-// Config.LocalDC, by NetworkTopologyStrategy), and brings its tables up, or down, or says how
-// they stand. Steps that are applied are not applied again. Of two that run at a
-// time the second waits for the first. Each change is awaited until all nodes
-// agree on it.
+// Migrate applies all missing migrations (engine.Up), undoes all of them (engine.Down), or
+// changes nothing (engine.Look). It returns the migrations with the times at which they were
+// applied. With engine.Up it first creates the keyspace if it is missing, with
+// Config.Replication replicas in Config.LocalDC by NetworkTopologyStrategy. If two processes
+// migrate at the same time, the second waits for the first. After each change Migrate waits
+// until all nodes agree on the schema.
 func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Migration, error) {
-	cfg, err := cfg.filled()
+	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	if dir != engine.Up && dir != engine.Down && dir != engine.Look {
-		return nil, notify.Invalid("bad_config", "direction", "either up, down or status")
+		return nil, notify.Invalid("bad_config", "direction", "migrations go up or down, or show their status")
 	}
 	// A change of the schema takes longer than a request.
 	cfg.Timeout, cfg.connectTimeout = max(cfg.Timeout, 30*time.Second), max(cfg.Timeout, 10*time.Second)
@@ -73,13 +74,13 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 		}
 	}
 	if dir == engine.Look {
-		_, err := m.fill(ctx, all)
+		_, err := m.readApplied(ctx, all)
 		return all, err
 	}
-	if err := m.change(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_lock")+` (name text PRIMARY KEY, owner bigint) WITH id = `+m.tableID("schema_lock")); err != nil {
+	if err := m.alterSchema(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_lock")+` (name text PRIMARY KEY, owner bigint) WITH id = `+m.tableID("schema_lock")); err != nil {
 		return nil, err
 	}
-	if err := m.change(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_migrations")+` (version int PRIMARY KEY, name text, applied bigint, works_with int) WITH id = `+m.tableID("schema_migrations")); err != nil {
+	if err := m.alterSchema(ctx, `CREATE TABLE IF NOT EXISTS `+m.table("schema_migrations")+` (version int PRIMARY KEY, name text, applied bigint, works_with int) WITH id = `+m.tableID("schema_migrations")); err != nil {
 		return nil, err
 	}
 	me := nonce()
@@ -90,9 +91,9 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 	if err := m.addWorksWith(ctx); err != nil {
 		return nil, err
 	}
-	later, err := m.fill(ctx, all)
+	later, err := m.readApplied(ctx, all)
 	if err == nil && later > 0 && dir == engine.Down {
-		err = newer(cfg.Keyspace, later, len(all)) // which this build would not know to undo
+		err = newerError(cfg.Keyspace, later, len(all)) // this build does not know how to undo it
 	}
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 		if dir == engine.Up && !x.Applied.IsZero() {
 			continue
 		}
-		if err := m.step(ctx, x, dir, me); err != nil {
+		if err := m.applyStep(ctx, x, dir, me); err != nil {
 			return all, err
 		}
 	}
@@ -144,31 +145,32 @@ func (m *migrator) exists(ctx context.Context) (bool, error) {
 
 func (m *migrator) create(ctx context.Context) error {
 	strategy := fmt.Sprintf(`{'class': 'NetworkTopologyStrategy', '%s': %d}`, strings.ReplaceAll(m.cfg.LocalDC, "'", "''"), m.cfg.Replication)
-	return m.change(ctx, `CREATE KEYSPACE IF NOT EXISTS `+m.cfg.Keyspace+` WITH replication = `+strategy)
+	return m.alterSchema(ctx, `CREATE KEYSPACE IF NOT EXISTS `+m.cfg.Keyspace+` WITH replication = `+strategy)
 }
 
-// change runs one statement of the schema and waits for all nodes.
-func (m *migrator) change(ctx context.Context, cql string) error {
+// alterSchema runs one statement and waits until all nodes agree on the schema.
+func (m *migrator) alterSchema(ctx context.Context, cql string) error {
 	if err := m.session.Query(cql).Consistency(gocql.One).ExecContext(ctx); err != nil {
 		return fmt.Errorf("%.60s: %w", cql, translate(err))
 	}
 	return translate(m.session.AwaitSchemaAgreement(ctx))
 }
 
-// addWorksWith adds the column that a release before it did not make.
+// addWorksWith adds the column works_with to a table of an earlier release.
 func (m *migrator) addWorksWith(ctx context.Context) error {
 	var name string
 	err := m.query(`SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = 'schema_migrations' AND column_name = 'works_with'`, strings.ToLower(m.cfg.Keyspace)).Consistency(gocql.One).ScanContext(ctx, &name)
 	if errors.Is(err, gocql.ErrNotFound) {
-		return m.change(ctx, `ALTER TABLE `+m.table("schema_migrations")+` ADD works_with int`)
+		return m.alterSchema(ctx, `ALTER TABLE `+m.table("schema_migrations")+` ADD works_with int`)
 	}
 	return translate(err)
 }
 
-// fill reads which steps are applied. later is the number of one that this build does not
-// know but works with; 0: there is none.
-func (m *migrator) fill(ctx context.Context, all []engine.Migration) (later int, err error) {
-	// All columns: a release before works_with may have made the table.
+// readApplied sets Applied of the migrations in all. later is the greatest version in the
+// keyspace that this build does not know but works with; 0: none. It returns KindConflict
+// "keyspace_newer" if there is one that this build does not work with.
+func (m *migrator) readApplied(ctx context.Context, all []engine.Migration) (later int, err error) {
+	// SELECT *, because the table may be of an earlier release, without works_with.
 	it := m.query(`SELECT * FROM ` + m.table("schema_migrations")).IterContext(ctx)
 	for row := map[string]any{}; it.MapScan(row); clear(row) {
 		version, _ := row["version"].(int)
@@ -179,7 +181,7 @@ func (m *migrator) fill(ctx context.Context, all []engine.Migration) (later int,
 		}
 		if with, _ := row["works_with"].(int); with == 0 || with > len(all) {
 			_ = it.Close()
-			return 0, newer(m.cfg.Keyspace, version, len(all))
+			return 0, newerError(m.cfg.Keyspace, version, len(all))
 		}
 		later = max(later, version)
 	}
@@ -190,7 +192,7 @@ func (m *migrator) fill(ctx context.Context, all []engine.Migration) (later int,
 	return later, translate(err)
 }
 
-// lock waits until nobody else migrates.
+// lock waits until no other process migrates, and takes the lock.
 func (m *migrator) lock(ctx context.Context, me int64) error {
 	for try := 0; ; try++ {
 		row := map[string]any{}
@@ -201,26 +203,27 @@ func (m *migrator) lock(ctx context.Context, me int64) error {
 		case err != nil && refused(err):
 			return translate(err)
 		}
-		// Somebody has it, or the answer did not come: then it is ours, and the next
-		// try says so.
-		if err := pause(ctx, max(try, 4)); err != nil {
+		// Another process has the lock, or the answer was lost. In the second case the next
+		// try finds out that this process has it.
+		if err := backoff(ctx, max(try, 4)); err != nil {
 			return err
 		}
 	}
 }
 
-// unlock lets the next one in; if it fails, the lock ends by itself.
+// unlock gives the lock back. If that fails, the lock expires after lockTime.
 func (m *migrator) unlock(ctx context.Context, me int64) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
 	_, err := m.query(`DELETE FROM `+m.table("schema_lock")+` WHERE name = 'schema' IF owner = ?`, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
-		m.cfg.Logger.Warn("the lock of the migrations was not given back; it ends by itself", "err", err)
+		m.cfg.Logger.Warn("the lock of the migrations could not be given back; it expires within 2 minutes", "err", err)
 	}
 }
 
-// renew keeps the lock for the next statement.
-func (m *migrator) renew(ctx context.Context, me int64) error {
+// renewLock keeps the lock for the next statement. It returns an error if the lock has
+// expired and another process has taken it.
+func (m *migrator) renewLock(ctx context.Context, me int64) error {
 	applied, err := m.query(`UPDATE `+m.table("schema_lock")+` USING TTL ? SET owner = ? WHERE name = 'schema' IF owner = ?`, int(lockTime/time.Second), me, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
 		return translate(err)
@@ -231,14 +234,13 @@ func (m *migrator) renew(ctx context.Context, me int64) error {
 	return nil
 }
 
-func (m *migrator) step(ctx context.Context, x *engine.Migration, dir engine.Direction, me int64) error {
+// applyStep runs the script of a migration and records the result.
+func (m *migrator) applyStep(ctx context.Context, x *engine.Migration, dir engine.Direction, me int64) error {
 	for _, cql := range statements(x.Script[dir]) {
-		// Statements name tables alone; the first word in front of which a keyspace
-		// belongs follows TABLE and EXISTS.
-		if err := m.renew(ctx, me); err != nil {
+		if err := m.renewLock(ctx, me); err != nil {
 			return err
 		}
-		if err := m.change(ctx, m.qualify(cql)); err != nil {
+		if err := m.alterSchema(ctx, m.qualify(cql)); err != nil {
 			return fmt.Errorf("migration %d: %w", x.Version, err)
 		}
 	}
@@ -250,7 +252,8 @@ func (m *migrator) step(ctx context.Context, x *engine.Migration, dir engine.Dir
 	return translate(m.query(`INSERT INTO `+m.table("schema_migrations")+` (version, name, applied, works_with) VALUES (?, ?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli(), x.WorksWith).ExecContext(ctx))
 }
 
-// qualify puts the keyspace before the table of a statement.
+// qualify puts the keyspace before the table of a statement. The scripts name tables without
+// it. The table follows TABLE, or EXISTS.
 func (m *migrator) qualify(cql string) string {
 	for _, before := range []string{"TABLE IF NOT EXISTS ", "TABLE IF EXISTS ", "ALTER TABLE "} {
 		if i := strings.Index(cql, before); i >= 0 {
@@ -261,7 +264,7 @@ func (m *migrator) qualify(cql string) string {
 	return cql
 }
 
-// statements cuts a file at its semicolons and leaves comments out.
+// statements splits a script at its semicolons and leaves out comment lines.
 func statements(file string) (out []string) {
 	var b strings.Builder
 	for line := range strings.Lines(file) {
@@ -277,11 +280,11 @@ func statements(file string) (out []string) {
 	return out
 }
 
-// checkSchema refuses a keyspace that this build would misread.
+// checkSchema returns KindConflict if the tables of the keyspace do not fit this build.
 func checkSchema(ctx context.Context, s *Store) error {
 	all := slices.Clone(migrations)
 	m := migrator{s.session, s.cfg}
-	if _, err := m.fill(ctx, all); err != nil {
+	if _, err := m.readApplied(ctx, all); err != nil {
 		return err
 	}
 	for _, x := range all {
@@ -295,14 +298,14 @@ func checkSchema(ctx context.Context, s *Store) error {
 func notMigrated(keyspace string, err error) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "keyspace_not_migrated",
-		Msg: "the keyspace " + keyspace + " has not the tables of this release: run notifyd migrate up", Err: err,
+		Msg: "the keyspace " + keyspace + " does not have the tables of this release: run notifyd migrate up", Err: err,
 	}
 }
 
-func newer(keyspace string, found, known int) error {
+func newerError(keyspace string, found, known int) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "keyspace_newer",
-		Msg: fmt.Sprintf("the keyspace %s was migrated by a newer release (step %d, this build knows up to %d)", keyspace, found, known),
+		Msg: fmt.Sprintf("the keyspace %s was migrated by a newer release (step %d, this build knows up to %d): start that release or a newer one", keyspace, found, known),
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	good := Config{Hosts: []string{"127.0.0.1"}, Keyspace: "notify"}
-	if _, err := good.filled(); err != nil {
+	if _, err := good.withDefaults(); err != nil {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){

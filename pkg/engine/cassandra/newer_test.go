@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// A value that a newer release wrote is told apart from damage, by each codec. No
-// server is asked.
+// Each codec must distinguish a value of a newer release from damage. The test needs no
+// server.
 func TestNewerValuesAreNotDamaged(t *testing.T) {
 	t.Parallel()
 	s := &Store{}
@@ -33,11 +33,11 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			return err
 		},
 		"request of a trigger": func(v []byte) error {
-			_, err := triggers{s: s}.read(context.Background(), "id", values(v, fine))
+			_, err := triggers{s: s}.readRow(context.Background(), "id", values(v, fine))
 			return err
 		},
 		"trigger": func(v []byte) error {
-			_, err := triggers{s: s}.read(context.Background(), "id", values(fine, v))
+			_, err := triggers{s: s}.readRow(context.Background(), "id", values(fine, v))
 			return err
 		},
 		"holds": func(v []byte) error {

@@ -105,8 +105,8 @@ func TestDataCentre(t *testing.T) {
 	}
 }
 
-// ownNode is a server of a test of its own, from the script that starts those of
-// all tests, and from what that one installed.
+// ownNode is a server for one test. It uses the script that starts the servers of all tests,
+// and the files that this script has installed.
 type ownNode struct {
 	t                  *testing.T
 	script, dir        string
@@ -175,7 +175,7 @@ func TestNodeOfItsOwn(t *testing.T) {
 	}
 	defer s.Close()
 
-	// What is answered survives a kill.
+	// Acknowledged writes must survive a kill.
 	var kept []engine.Trigger
 	for range 50 {
 		x := trigger("shop")

@@ -9,27 +9,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partitions implements rows.Partitions. Every row of the table records is read at
-// SERIAL. A row that a change compares is never written by a change that compares
-// nothing, because plain writes and lightweight transactions must not be mixed.
+// partitions implements rows.Partitions. Get reads rows of the table records at SERIAL. A row
+// that one change compares must not be written by a change without a comparison, because
+// plain writes and lightweight transactions must not be mixed.
 type partitions struct{ s *Store }
 
-const inPart = ` WHERE kind = ? AND part = ?`
+const wherePart = ` WHERE kind = ? AND part = ?`
 
 // record is one row as it is stored.
 type record struct {
 	value  []byte // nil: there is no row
-	writer int64  // the nonce of the swap that stored it; 0: no swap did
+	writer int64  // the nonce of the swap that stored it; 0: none
 }
 
-// read returns the rows of keys that are there.
+// read returns the rows of keys that exist, at SERIAL.
 func (p partitions) read(ctx context.Context, part rows.Part, keys []string) (map[string]record, error) {
 	in := make([][]byte, len(keys))
 	for i, key := range keys {
 		in[i] = []byte(key)
 	}
 	p.s.counts.serial.Add(1)
-	q := p.s.query(`SELECT key, value, writer, writetime(value) FROM records`+inPart+` AND key IN ?`, string(part.Table), part.Name, in)
+	q := p.s.query(`SELECT key, value, writer, writetime(value) FROM records`+wherePart+` AND key IN ?`, string(part.Table), part.Name, in)
 	found := map[string]record{}
 	err := p.s.iterate(ctx, q.Consistency(p.s.serial), func(scan func(...any) bool) error {
 		for {
@@ -42,7 +42,7 @@ func (p partitions) read(ctx context.Context, part rows.Part, keys []string) (ma
 			if r.value == nil {
 				r.value = []byte{}
 			}
-			p.s.clock.see(at)
+			p.s.clock.observe(at)
 			found[string(key)] = r
 		}
 	})
@@ -61,9 +61,9 @@ func (p partitions) Get(ctx context.Context, part rows.Part, keys ...string) ([]
 	return out, nil
 }
 
-// above returns the least key that is greater than every key that begins with prefix; nil:
+// prefixEnd returns the smallest key that is greater than every key with this prefix; nil if
 // there is none.
-func above(prefix string) []byte {
+func prefixEnd(prefix string) []byte {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
 		if b[i]++; b[i] != 0 {
@@ -73,15 +73,15 @@ func above(prefix string) []byte {
 	return nil
 }
 
-// Scan reads pages. It sees each swap that was answered before.
+// Scan implements rows.Scanner. It reads pages. It sees every swap that returned before.
 func (p partitions) Scan(ctx context.Context, part rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
-	cql, args := `SELECT key, value FROM records`+inPart, []any{string(part.Table), part.Name}
+	cql, args := `SELECT key, value FROM records`+wherePart, []any{string(part.Table), part.Name}
 	if in.After >= in.Prefix {
 		cql, args = cql+` AND key > ?`, append(args, []byte(in.After))
 	} else {
 		cql, args = cql+` AND key >= ?`, append(args, []byte(in.Prefix))
 	}
-	to := above(in.Prefix)
+	to := prefixEnd(in.Prefix)
 	if in.Before != "" && (to == nil || in.Before < string(to)) {
 		to = []byte(in.Before)
 	}
@@ -107,8 +107,8 @@ func (p partitions) Scan(ctx context.Context, part rows.Part, in rows.Range, fn 
 	}, cql, args...)
 }
 
-// Swap implements rows.Partitions. A change that compares is one lightweight transaction.
-// What it clears must hold none of the rows that it stores.
+// Swap implements rows.Partitions. A change with a comparison is one lightweight transaction.
+// It must not clear a prefix of a row that it stores.
 func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if len(cs) != 1 || len(cs[0].Add) > 0 || cs[0].Numbers > 0 {
 		return false, errors.New("cassandra changes one partition at a time")
@@ -119,27 +119,27 @@ func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 		err := p.s.write(ctx, p.s.clock.now(), stmts...)
 		return err == nil, err
 	}
-	won, err := p.s.settle(ctx, "rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (verdict, error) { return p.look(ctx, c, me) }, stmts...)
+	won, err := p.s.runConditional(ctx, "rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (swapOutcome, error) { return p.readOutcome(ctx, c, me) }, stmts...)
 	if err == nil && !won {
-		err = pause(ctx, lostPause) // the caller will try again
+		err = backoff(ctx, lostTry) // callers try again at once
 	}
 	return won, err
 }
 
-// lostPause is how long a caller waits that lost a swap, as a number of tries of pause.
-const lostPause = 4
+// lostTry is the argument of backoff after a lost swap.
+const lostTry = 4
 
-// statements returns what does a change.
+// statements returns the statements of a change.
 func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	kind, part := string(c.Part.Table), c.Part.Name
 	for _, prefix := range c.Clear {
-		stmts = append(stmts, stmt{`DELETE FROM records` + inPart + ` AND key >= ? AND key < ?`, []any{kind, part, []byte(prefix), above(prefix)}})
+		stmts = append(stmts, stmt{`DELETE FROM records` + wherePart + ` AND key >= ? AND key < ?`, []any{kind, part, []byte(prefix), prefixEnd(prefix)}})
 	}
 	for _, row := range c.Do {
 		key := []byte(row.Key)
-		x := stmt{`UPDATE records SET value = ?, writer = ?` + inPart + ` AND key = ?`, []any{row.Value, me, kind, part, key}}
+		x := stmt{`UPDATE records SET value = ?, writer = ?` + wherePart + ` AND key = ?`, []any{row.Value, me, kind, part, key}}
 		if row.Value == nil {
-			x = stmt{`DELETE FROM records` + inPart + ` AND key = ?`, []any{kind, part, key}}
+			x = stmt{`DELETE FROM records` + wherePart + ` AND key = ?`, []any{kind, part, key}}
 		}
 		if i := slices.IndexFunc(c.If, func(r rows.Row) bool { return r.Key == row.Key }); i >= 0 {
 			var was any // null: there is no row
@@ -153,16 +153,18 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	return stmts
 }
 
-// lookAt is how many rows a look reads at most, besides the rows that the change compares.
-const lookAt = 4
+// maxReadBack is how many rows readOutcome reads at most, besides the rows that the change
+// compares.
+const maxReadBack = 4
 
-// look says what became of a change that compares.
-func (p partitions) look(ctx context.Context, c *rows.Change, me int64) (verdict, error) {
+// readOutcome finds out from the rows what became of a change whose answer was lost. me is
+// the nonce of the change.
+func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (swapOutcome, error) {
 	var keys []string
 	for _, row := range c.If {
 		keys = append(keys, row.Key)
 	}
-	do := c.Do[:min(len(c.Do), len(c.If)+lookAt)]
+	do := c.Do[:min(len(c.Do), len(c.If)+maxReadBack)]
 	for _, row := range do {
 		keys = append(keys, row.Key)
 	}
@@ -174,7 +176,7 @@ func (p partitions) look(ctx context.Context, c *rows.Change, me int64) (verdict
 	for _, row := range do {
 		have, there := now[row.Key]
 		if row.Value != nil && there && have.writer == me {
-			return done, nil
+			return swapDone, nil
 		}
 		missing = missing || row.Value != nil && !there
 		removed = removed && row.Value == nil && !there
@@ -187,13 +189,13 @@ func (p partitions) look(ctx context.Context, c *rows.Change, me int64) (verdict
 	}
 	switch {
 	case removed:
-		return done, nil
+		return swapDone, nil
 	case same:
-		return undone, nil
-	case missing, inserted: // ours would still be there
-		return lost, nil
+		return swapUndone, nil
+	case missing, inserted: // if this change had been applied, its rows would still be stored
+		return swapLost, nil
 	}
-	return unknown, nil
+	return swapUnknown, nil
 }
 
 // Turn implements rows.Partitions.

@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// A purge goes by a list of its own: of the rows to look at when their time has come,
-// by that time and key. It works a partition of the list off from its oldest entry, and
-// removes what it went through with one delete of a range, so that the next one meets a
+// A purge has a list of its own. It names the rows to purge by the time from which they may
+// be purged, and key. The purge handles each partition of the list from its oldest entry on,
+// and removes the handled entries with one delete of a range. So the next purge meets a
 // single tombstone.
 
-// purgePage bounds the entries that a purge reads at a time.
+// purgePage is how many entries a purge reads at a time.
 const purgePage = 200
 
 // purgeEntry is one entry of the list of a purge.
@@ -22,7 +22,7 @@ type purgeEntry struct {
 	id []byte
 }
 
-// readListed returns the entry as it is stored.
+// listed returns the entry as an entry of the list of an index.
 func (e purgeEntry) listed(index string) listEntry {
 	key := binary.BigEndian.AppendUint64(nil, uint64(e.at)^1<<63)
 	return listEntry{"purge/" + index, e.at, append(key, e.id...)}
@@ -32,31 +32,32 @@ func purgeEntryOf(key []byte) purgeEntry {
 	return purgeEntry{int64(binary.BigEndian.Uint64(key) ^ 1<<63), key[8:]}
 }
 
-// purgeLater adds an entry that is kept until keeps, ms since 1970 (0: until it is
-// worked off).
+// purgeLater adds an entry that is kept until keeps, ms since 1970 (0: until a purge removes
+// it).
 func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, keeps int64) error {
 	return addToList(ctx, s, keeps, e.listed(index))
 }
 
-// workOffPurges calls one with the entries before a time, some at a time, until most of them
-// are gone. one says whether what it names was removed, and whether the entry must be
-// looked at again; else the entry is removed.
-func workOffPurges(ctx context.Context, s *Store, index string, before int64, most int, one func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
+// purgeListed calls purgeOne for the entries before a time, several at the same time, until
+// most rows are removed. purgeOne returns whether it removed the row (gone), and whether the
+// entry must stay for the next purge (again). purgeListed removes the other entries. It
+// returns how many rows were removed.
+func purgeListed(ctx context.Context, s *Store, index string, before int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
 	if most <= 0 || before == math.MinInt64 {
 		return 0, nil
 	}
-	settled, end := settledBefore(s), purgeEntry{at: before}.listed(index)
+	tidyAt, end := tidyTimestamp(s), purgeEntry{at: before}.listed(index)
 	parts, err := readBuckets(ctx, s, end.list, math.MinInt64, listBucket(before-1)*listShards+listShards-1)
 	if err != nil {
 		return 0, err
 	}
 	for _, part := range parts {
-		n, left, err := workOffPurgePart(ctx, s, end, part, most-gone, one)
+		n, left, err := purgeListPart(ctx, s, end, part, most-gone, purgeOne)
 		if gone += n; err != nil || gone >= most {
 			return gone, err
 		}
-		if !left && over(part) {
-			if err := forgetBucketAt(ctx, s, settled, end.list, part); err != nil {
+		if !left && isListPartOver(part) {
+			if err := forgetBucketAt(ctx, s, tidyAt, end.list, part); err != nil {
 				return gone, err
 			}
 		}
@@ -64,13 +65,13 @@ func workOffPurges(ctx context.Context, s *Store, index string, before int64, mo
 	return gone, nil
 }
 
-// workOffPurgePart is workOff of one partition, of the entries before end; left says that it
-// may hold more.
-func workOffPurgePart(ctx context.Context, s *Store, end listEntry, part int64, most int, one func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
+// purgeListPart is purgeListed for one partition and the entries before end. left: the
+// partition may hold more entries.
+func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
 	bucket, shard := listPart(part)
 	behind := []byte{}
 	for gone < most {
-		at, n := settledBefore(s), min(purgePage, most-gone)
+		at, n := tidyTimestamp(s), min(purgePage, most-gone)
 		keys, err := readListed(ctx, s, end.list, bucket, shard, ` AND id > ? ORDER BY id ASC LIMIT ?`, behind, n)
 		if err != nil {
 			return gone, true, err
@@ -81,10 +82,10 @@ func workOffPurgePart(ctx context.Context, s *Store, end listEntry, part int64, 
 		}
 		removed, again := make([]bool, len(keys)), make([]bool, len(keys))
 		err = parallel(len(keys), func(i int) (err error) {
-			removed[i], again[i], err = one(purgeEntryOf(keys[i]))
+			removed[i], again[i], err = purgeOne(purgeEntryOf(keys[i]))
 			return err
 		})
-		through := 0 // entries that need no other look, from the oldest on
+		through := 0 // how many entries, from the oldest on, are handled and may be removed
 		for i := range keys {
 			if removed[i] {
 				gone++

@@ -15,8 +15,8 @@ const (
 	listSchedules    = "schedules"
 	purgeOfSchedules = "schedules_by_fire"
 
-	// scheduleGrace is how much longer than its timers a schedule is kept: Purge
-	// forgets it long before, and its head with it.
+	// scheduleGrace is how much longer than its timers a schedule is kept. Purge removes the
+	// schedule and its head long before.
 	scheduleGrace = 60 * 24 * time.Hour
 )
 
@@ -26,14 +26,14 @@ func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// indexSchedule puts a schedule into the lists and lets Purge find it by a fire time.
+// indexSchedule adds a schedule to the lists, and to the list of Purge with fireAt.
 func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
 	es := append(scheduleEntries(x), purgeEntry{fireAt, x.Base[:]}.listed(purgeOfSchedules))
 	return addToList(ctx, s, scheduleKeeps(s, fireAt), es...)
 }
 
-// scheduleEntries are the entries of a schedule in the lists of all and of its
-// caller's.
+// scheduleEntries returns the entries of a schedule in the list of all callers and in the
+// list of its caller.
 func scheduleEntries(x *engine.Schedule) []listEntry {
 	ms, key := x.Base.Time().UnixMilli(), x.Base[:]
 	es := []listEntry{{listSchedules, ms, key}}
@@ -43,9 +43,9 @@ func scheduleEntries(x *engine.Schedule) []listEntry {
 	return es
 }
 
-// Put stores a schedule and its entries in the lists at the same time, and returns when
-// all is stored: one that was answered is listed. What is left of one that was not
-// ends with its TTL.
+// Put implements engine.Schedules. It stores schedules and their entries in the lists at the
+// same time. So every acknowledged schedule is listed. Rows that a failed Put leaves end
+// with their TTL.
 func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	if err := engine.CheckSchedules(ss); err != nil {
 		return err
@@ -68,10 +68,10 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	})
 }
 
-// PutScheduled is Schedules.Put and then Timers.Put, or nothing if the arguments are bad. An
-// error leaves it open how much was stored. Timers without a schedule there are none. A
-// schedule without timers is of a request that was not answered: it is seen by the
-// reconciler. A logged batch of both took Cassandra twice the writes.
+// PutScheduled does Put and then Timers.Put. It stores nothing if the arguments are invalid.
+// After another error any part may be stored, but no timer without its schedule. A schedule
+// without timers belongs to a request that was not acknowledged; the reconciler reports it.
+// One logged batch for both would cost Cassandra twice the writes.
 func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
@@ -82,8 +82,9 @@ func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	return putTimers(ctx, t.s, hotTimers, shards, ts)
 }
 
-// ForgetTimers removes exactly the rows it finds, each by its whole key: a timer
-// that is stored again is another row, and never hidden by the removal.
+// ForgetTimers implements engine.Schedules. It removes the rows that it finds by their whole
+// keys, which contain the time of the write. So the removal never hides a timer that is
+// stored again.
 func (t schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	s := t.s
 	if len(ts) == 0 {
@@ -101,7 +102,7 @@ func (t schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []
 		var gone []stmt
 		err := s.rows(ctx, func(scan func(...any) bool) error {
 			for at := int64(0); scan(&at); {
-				s.clock.see(at)
+				s.clock.observe(at)
 				gone = append(gone, stmt{
 					`DELETE FROM ` + table.name + ` WHERE bucket = ? AND shard = ? AND fire_at = ? AND id = ? AND at = ?`,
 					[]any{p.bucket, p.shard, x.FireAt, x.ID, at},
@@ -127,7 +128,7 @@ func (t schedules) get(ctx context.Context, base notify.Base) (x engine.Schedule
 	if err != nil || !ok {
 		return x, 0, false, err
 	}
-	t.s.clock.see(at)
+	t.s.clock.observe(at)
 	x.Base = base
 	if err := store.ScheduleRecord.Unpack(v, &x); err != nil {
 		return engine.Schedule{}, 0, false, err
@@ -140,7 +141,7 @@ func (t schedules) List(ctx context.Context, caller string, after notify.Base, m
 	if !after.IsZero() {
 		behind = after[:]
 	}
-	return pick(ctx, t.s, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(key []byte) (engine.Schedule, bool, error) {
+	return collectListed(ctx, t.s, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(key []byte) (engine.Schedule, bool, error) {
 		if len(key) != len(notify.Base{}) {
 			return engine.Schedule{}, false, corrupt("the list of schedules")
 		}

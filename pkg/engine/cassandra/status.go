@@ -19,8 +19,8 @@ type status struct{ s *Store }
 const (
 	scopeMinutes = "chunks"
 
-	// statusShards is how many partitions the rows of a minute have. At 5M receivers a
-	// second in fan-outs a partition gets some 15,000 rows.
+	// statusShards is the number of partitions of a minute. At 5M receivers a second in
+	// fan-outs a partition gets some 15,000 rows.
 	statusShards = 16
 )
 
@@ -30,13 +30,13 @@ const (
 	selectRows = `SELECT base, part, block, epoch, attempt, deferrals, first, kind, writetime(data), data FROM chunks WHERE minute = ? AND shard = ?`
 )
 
-// minuteShard is a partition of the outcomes: those of some requests of one minute.
+// minuteShard is a partition of outcome rows: those of some requests of one minute.
 type minuteShard struct {
 	minute int64
 	shard  int16
 }
 
-// name tells partitions of tables apart.
+// name returns a name of the partition in a table, for the combiner.
 func (p minuteShard) name(table string) string { return fmt.Sprint(table, "/", p.minute, "/", p.shard) }
 
 func shardOfMinute(b notify.Base) minuteShard {
@@ -52,8 +52,8 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	if err := ctx.Err(); err != nil {
 		return translate(err)
 	}
-	// Of one key one row of the call counts: of two with one timestamp Cassandra
-	// would choose by value.
+	// Keep only one row for each key. Of two rows with one timestamp Cassandra would keep the
+	// one with the greater value.
 	last := make(map[notify.RowKey]int, len(rows))
 	for i := range rows {
 		if err := store.CheckRow(&rows[i]); err != nil {
@@ -88,16 +88,17 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	if err := t.noteMinutes(ctx, places); err != nil {
 		return err
 	}
-	return parallel(len(parts), func(i int) error { return t.s.combiner.do(ctx, places[i].name("chunks"), parts[i]...) })
+	return parallel(len(parts), func(i int) error { return t.s.combiner.submit(ctx, places[i].name("chunks"), parts[i]...) })
 }
 
 func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
 	return stmt{insertRow, append(keyArgs(&r.Key), data, int(t.s.cfg.StatusTTL/time.Second), at)}
 }
 
-// split cuts statements that are too large for one mutation: more than 4 MiB of
-// outcomes of a request, or of timers of a minute, in one call.
-func split(stmts []stmt) (out [][]stmt) {
+// splitBatches splits statements into batches of at most maxBatch bytes, because a mutation
+// is limited. Only a call with more than 4 MiB of outcomes of a request, or of timers of a
+// minute, is split.
+func splitBatches(stmts []stmt) (out [][]stmt) {
 	from, size := 0, 0
 	for i := range stmts {
 		n := stmts[i].size()
@@ -109,7 +110,8 @@ func split(stmts []stmt) (out [][]stmt) {
 	return append(out, stmts[from:])
 }
 
-// noteMinutes makes sure that Scan finds the rows of minutes. It goes before the rows.
+// noteMinutes notes the minutes of rows, so that Scan finds them. Put calls it before it
+// stores the rows.
 func (t status) noteMinutes(ctx context.Context, places []minuteShard) error {
 	keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
 	for _, p := range places {
@@ -127,12 +129,13 @@ func (t status) noteMinutes(ctx context.Context, places []minuteShard) error {
 func scopeOf(scope string, n int64) string { return scope + "/" + itoa(int(n)) }
 
 func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
-	return t.read(ctx, keys, false, func(*notify.Row, []byte, int64) error { return nil })
+	return t.readRows(ctx, keys, false, func(*notify.Row, []byte, int64) error { return nil })
 }
 
-// read calls seen with each row that is there, its bytes and its timestamp. Rows that
-// cannot be decoded are returned with their bytes, if damaged is set, else an error.
-func (t status) read(ctx context.Context, keys []notify.RowKey, damaged bool, seen func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
+// readRows returns the rows of keys. It calls seen with each row that exists, its bytes and
+// its timestamp. If damaged is set, a row that cannot be decoded is returned with its bytes;
+// otherwise it is an error.
+func (t status) readRows(ctx context.Context, keys []notify.RowKey, damaged bool, seen func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	err := parallel(len(keys), func(i int) error {
 		var at int64
@@ -156,7 +159,7 @@ func (t status) read(ctx context.Context, keys []notify.RowKey, damaged bool, se
 }
 
 func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error {
-	t.s.clock.see(at)
+	t.s.clock.observe(at)
 	r.Key = k
 	if !store.ReadRow(v, r) {
 		return notify.Unread("cassandra", "an outcome row of "+k.Chunk.Base.String(), v, store.RowVersion)
@@ -164,8 +167,8 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	return nil
 }
 
-// each calls fn with the rows of a partition that where names, in order.
-func (t status) each(ctx context.Context, p minuteShard, fn func(*notify.Row) error, where string, args ...any) error {
+// eachRow calls fn with the rows of a partition that the condition where selects, in order.
+func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row) error, where string, args ...any) error {
 	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var (
 			base, v                         []byte
@@ -194,7 +197,7 @@ func (t status) each(ctx context.Context, p minuteShard, fn func(*notify.Row) er
 }
 
 func (t status) Chunk(ctx context.Context, c notify.Chunk) (rows []notify.Row, err error) {
-	err = t.each(ctx, shardOfMinute(c.Base), func(r *notify.Row) error {
+	err = t.eachRow(ctx, shardOfMinute(c.Base), func(r *notify.Row) error {
 		rows = append(rows, *r)
 		return nil
 	}, ` AND base = ? AND part = ? AND block = ?`, c.Base[:], int(c.Partition), int64(c.Block))
@@ -205,11 +208,11 @@ func (t status) Chunk(ctx context.Context, c notify.Chunk) (rows []notify.Row, e
 }
 
 func (t status) Request(ctx context.Context, base notify.Base, fn func(*notify.Row) error) error {
-	return t.each(ctx, shardOfMinute(base), fn, ` AND base = ?`, base[:])
+	return t.eachRow(ctx, shardOfMinute(base), fn, ` AND base = ?`, base[:])
 }
 
 func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error {
-	const most = 1<<48 - 1 // a base has so many milliseconds
+	const most = 1<<48 - 1 // the greatest time of a base, ms
 	from, to = max(from, 0), min(to, most+1)
 	if from >= to {
 		return nil
@@ -233,10 +236,10 @@ func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) e
 	return nil
 }
 
-// scanMinute merges the partitions of a minute. Requests from (ms since 1970) up to to
-// count.
+// scanMinute merges the partitions of a minute. It calls fn with the rows of requests made in
+// [from, to), ms since 1970.
 func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(*notify.Row) error) error {
-	errEnough := errors.New("enough") // a partition that is not read to its end
+	errEnough := errors.New("enough") // ends the read of a partition early
 	var next [statusShards]func() (*notify.Row, error, bool)
 	var heads [statusShards]*notify.Row
 	var stops [statusShards]func()
@@ -253,7 +256,7 @@ func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(
 	}
 	for i := range next {
 		rows := func(yield func(*notify.Row, error) bool) {
-			err := t.each(ctx, minuteShard{minute, int16(i)}, func(r *notify.Row) error {
+			err := t.eachRow(ctx, minuteShard{minute, int16(i)}, func(r *notify.Row) error {
 				if !yield(r, nil) {
 					return errEnough
 				}
@@ -287,8 +290,8 @@ func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(
 	}
 }
 
-// prefixOf is what the bases made at ms begin with; for a later time than a base can
-// have it is above all of them.
+// prefixOf returns the first bytes of the bases made at ms. For a time later than a base can
+// have, it returns a value greater than all bases.
 func prefixOf(ms int64) []byte {
 	if ms >= 1<<48 {
 		return bytes.Repeat([]byte{0xff}, len(notify.Base{})+1)

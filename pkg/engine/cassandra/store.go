@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Store is one keyspace of one cluster. Its accessors return the contracts; all
-// of them may be used from any goroutine until Close.
+// Store is one keyspace of one cluster. Its accessors return the contracts. Any goroutine may
+// use them until Close.
 type Store struct {
 	cfg      Config
 	session  *gocql.Session
@@ -31,15 +31,15 @@ type Store struct {
 	buckets  bucketCache
 	history  historyNext
 
-	tidyBehind time.Duration // tidyBehind, unless a test says otherwise
+	tidyBehind time.Duration // the constant tidyBehind, except in tests
 }
 
-// Open connects to a cluster whose keyspace Migrate has made. A cluster that does
-// not answer is KindUnavailable; a keyspace that is missing, or of another
-// release, KindConflict "keyspace_not_migrated" or "keyspace_newer". The driver's
-// goroutines run until Close; it finds nodes again that come back.
+// Open connects to a cluster whose keyspace Migrate has created. It returns KindUnavailable
+// if the cluster does not answer, and KindConflict "keyspace_not_migrated" or
+// "keyspace_newer" if the keyspace is missing or of another release. The goroutines of the
+// driver run until Close and reconnect to nodes that come back.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	cfg, err := cfg.filled()
+	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -49,11 +49,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s.locks.init()
 	if cfg.LocalDC == "" {
-		look := cfg
-		look.NumConns = 1
-		session, err := connect(ctx, look, cfg.Keyspace)
+		one := cfg
+		one.NumConns = 1
+		session, err := connect(ctx, one, cfg.Keyspace)
 		if err != nil {
-			return nil, opening(ctx, cfg, err)
+			return nil, openError(ctx, cfg, err)
 		}
 		err = s.cfg.learnDC(centres(session))
 		session.Close()
@@ -63,7 +63,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s.combiner.write = func(ctx context.Context, sets [][]stmt) error { return writeSets(ctx, s, sets) }
 	if s.session, err = connect(ctx, s.cfg, cfg.Keyspace); err != nil {
-		return nil, opening(ctx, cfg, err)
+		return nil, openError(ctx, cfg, err)
 	}
 	if err := checkSchema(ctx, s); err != nil {
 		s.session.Close()
@@ -72,7 +72,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// centres are the data centres of a cluster's nodes, one for each node.
+// centres returns the data centre of each node of a cluster.
 func centres(session *gocql.Session) (dcs []string) {
 	for _, h := range session.GetHosts() {
 		dcs = append(dcs, h.DataCenter())
@@ -80,9 +80,10 @@ func centres(session *gocql.Session) (dcs []string) {
 	return dcs
 }
 
-// opening tells a keyspace that is missing from a cluster that is away: to the
-// driver both are connections that could not be made.
-func opening(ctx context.Context, cfg Config, err error) error {
+// openError returns "keyspace_not_migrated" if the keyspace is missing, and otherwise the
+// translated err. The driver returns the same error for a missing keyspace and for a cluster
+// that does not answer.
+func openError(ctx context.Context, cfg Config, err error) error {
 	session, cerr := connect(ctx, cfg, "")
 	if cerr != nil {
 		return translate(cerr)
@@ -95,22 +96,22 @@ func opening(ctx context.Context, cfg Config, err error) error {
 	return translate(err)
 }
 
-// Close ends all connections.
+// Close ends all connections and waits for the goroutines of the combiner.
 func (s *Store) Close() error {
 	s.session.Close()
 	s.combiner.runs.Wait()
 	return nil
 }
 
-// connect opens a session; keyspace "" is none. A context that ends first closes
-// what was opened meanwhile.
+// connect opens a session; with keyspace "" the session has none. If ctx ends first, connect
+// returns its error, and a goroutine closes the session when it is open.
 func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, error) {
 	c := gocql.NewCluster(cfg.Hosts...)
 	c.Keyspace = keyspace
 	c.Timeout, c.WriteTimeout, c.ConnectTimeout = cfg.Timeout, cfg.Timeout, cmp.Or(cfg.connectTimeout, cfg.Timeout)
 	c.NumConns = cfg.NumConns
-	// One answer of a replica that is gone is asked for again at the next one, if
-	// the statement may run twice; conditional ones never are.
+	// If a replica fails, the driver tries the next one once, for statements that may run
+	// twice. It never retries conditional writes.
 	c.RetryPolicy = &gocql.SimpleRetryPolicy{NumRetries: 1}
 	c.ReconnectionPolicy = &gocql.ConstantReconnectionPolicy{MaxRetries: 1, Interval: 100 * time.Millisecond}
 	c.ReconnectInterval = time.Second
@@ -157,17 +158,17 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 	}
 }
 
-// Counts is how many requests a Store made since Open.
+// Counts is how many requests a Store has made since Open.
 type Counts struct {
-	Swaps       int64 // conditional writes (LWT), tries included
-	SerialReads int64 // reads that see every swap answered before
-	Reads       int64 // all others, a page each
+	Swaps       int64 // conditional writes (LWT), including repeated tries
+	SerialReads int64 // reads at SERIAL
+	Reads       int64 // all other reads, one for each page
 	Writes      int64 // plain writes and batches of one partition
 	Rows        int64 // statements in Writes, Logged and Scattered
-	Bytes       int64 // about what these have sent
+	Bytes       int64 // approximate size of these statements
 	Logged      int64 // logged batches over several partitions
-	Scattered   int64 // batches over several partitions that are not logged
-	Apart       int64 // statements in Scattered, each of a partition of its own
+	Scattered   int64 // unlogged batches over several partitions
+	Apart       int64 // statements in Scattered, each of another partition
 }
 
 type counters struct {
@@ -183,32 +184,32 @@ func (c *counters) rowsOf(stmts []stmt) {
 	c.bytes.Add(int64(n))
 }
 
-// Counts returns how many requests were made since Open, for budgets and metrics.
+// Counts returns how many requests the Store has made since Open, for budgets and metrics.
 func (s *Store) Counts() Counts {
 	c := &s.counts
 	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.rows.Load(), c.bytes.Load(), c.logged.Load(), c.scattered.Load(), c.apart.Load()}
 }
 
 const (
-	pageSize    = 500     // rows of a page: bounds what one answer holds
-	maxParallel = 64      // requests of one call at a time
-	maxBatch    = 4 << 20 // bytes of one partition's batch; a mutation may have 16 MiB
-	maxLogged   = 40 << 10
+	pageSize    = 500      // rows of a page; bounds the memory of one answer
+	maxParallel = 64       // requests of one call at a time
+	maxBatch    = 4 << 20  // bytes of one partition's batch; a mutation may have 16 MiB
+	maxLogged   = 40 << 10 // bytes of a logged batch
 
-	// maxApart and maxApartBytes are what Cassandra takes without a warning in a batch of
-	// several partitions (unlogged_batch_across_partitions_warn_threshold,
-	// batch_size_warn_threshold: 10 and 5 KiB of data, of which some is not in our sizes).
+	// maxApart and maxApartBytes keep a batch over several partitions below the thresholds
+	// at which Cassandra logs a warning (unlogged_batch_across_partitions_warn_threshold: 10,
+	// batch_size_warn_threshold: 5 KiB, which counts some data that stmt.size does not).
 	maxApart      = 10
 	maxApartBytes = 4 << 10
 )
 
-// query is a read, or a plain write that may run twice.
+// query returns a read, or a plain write that may run twice.
 func (s *Store) query(cql string, args ...any) *gocql.Query {
 	return s.session.Query(cql, args...).Consistency(s.cons).Idempotent(true)
 }
 
-// rows calls fn for each row of a read, page by page; scan fills the destinations
-// that fn reads.
+// rows runs a read and calls fn once. fn calls scan for each row until scan returns false.
+// The rows are read page by page.
 func (s *Store) rows(ctx context.Context, fn func(scan func(...any) bool) error, cql string, args ...any) error {
 	s.counts.reads.Add(1)
 	return s.iterate(ctx, s.query(cql, args...), fn)
@@ -218,13 +219,13 @@ func (s *Store) iterate(ctx context.Context, q *gocql.Query, fn func(scan func(.
 	it := q.IterContext(ctx)
 	err := fn(it.Scan)
 	if cerr := it.Close(); cerr != nil {
-		return translate(cerr) // a page that failed looks like the end to fn
+		return translate(cerr) // for fn a failed page looks like the end of the rows
 	}
 	return err
 }
 
-// one reads at most one row; ok is false where there is none.
-func (s *Store) one(ctx context.Context, q *gocql.Query, dest ...any) (ok bool, err error) {
+// scanOne reads at most one row. ok is false if there is none.
+func (s *Store) scanOne(ctx context.Context, q *gocql.Query, dest ...any) (ok bool, err error) {
 	switch err := q.ScanContext(ctx, dest...); {
 	case errors.Is(err, gocql.ErrNotFound):
 		return false, nil
@@ -234,17 +235,17 @@ func (s *Store) one(ctx context.Context, q *gocql.Query, dest ...any) (ok bool, 
 	return true, nil
 }
 
-// get is one of a plain read.
+// get reads at most one row at the configured consistency. ok is false if there is none.
 func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.reads.Add(1)
-	return s.one(ctx, s.query(cql, args...), dest...)
+	return s.scanOne(ctx, s.query(cql, args...), dest...)
 }
 
-// getSerial is one that sees every swap answered before, and settles those that
-// are under way.
+// getSerial is get at SERIAL: it sees every swap that returned before. It completes a swap
+// that is under way, or makes it fail.
 func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.serial.Add(1)
-	return s.one(ctx, s.query(cql, args...).Consistency(s.serial), dest...)
+	return s.scanOne(ctx, s.query(cql, args...).Consistency(s.serial), dest...)
 }
 
 // stmt is one statement of a batch.
@@ -253,7 +254,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one: all or none, seen together.
+// write runs plain writes of one partition as one batch: they are stored all or none, and
+// become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
@@ -266,8 +268,9 @@ func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	return s.batch(ctx, gocql.UnloggedBatch, at, stmts)
 }
 
-// writeAll runs plain writes of several partitions: once they were accepted all
-// of them are done, however the call ends; they are not seen together.
+// writeAll runs plain writes of several partitions as one logged batch. Once the cluster has
+// accepted the batch, all of them will be applied, even if the call returns an error. They
+// do not become visible together.
 func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) < 2 {
 		return s.write(ctx, at, stmts...)
@@ -277,9 +280,9 @@ func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 	return s.batch(ctx, gocql.LoggedBatch, at, stmts)
 }
 
-// scatter runs plain writes of a partition each, several to a request: a request costs more
-// than a row in it. The node that it is sent to hands on what is not its own. After an error
-// any of them may be done.
+// scatter runs plain writes, each to another partition, with several in a request, because a
+// request costs more than a row in it. The node that gets the request forwards rows that it
+// does not store. After an error any of the writes may be stored.
 func (s *Store) scatter(ctx context.Context, stmts []stmt) error {
 	var batches [][]stmt
 	for from, i, size := 0, 0, 0; i < len(stmts); i++ {
@@ -312,7 +315,7 @@ func (s *Store) batch(ctx context.Context, kind gocql.BatchType, at int64, stmts
 	return translate(b.ExecContext(ctx))
 }
 
-// size is about what a statement sends.
+// size returns the approximate size of a statement's arguments, bytes.
 func (x *stmt) size() (n int) {
 	for _, a := range x.args {
 		switch v := a.(type) {
@@ -326,8 +329,8 @@ func (x *stmt) size() (n int) {
 	return n
 }
 
-// parallel calls fn for 0..n-1, some at a time, and returns the first error. After
-// an error it begins no more.
+// parallel calls fn for 0 to n-1, up to maxParallel calls at a time, and returns the first
+// error. After an error it begins no more calls. It waits for all calls that have begun.
 func parallel(n int, fn func(i int) error) error {
 	if n == 1 {
 		return fn(0)
@@ -357,7 +360,7 @@ func parallel(n int, fn func(i int) error) error {
 	return nil
 }
 
-// readEach calls get for each key, some at a time, and returns the values in the order of
+// readEach calls get for each key as parallel does, and returns the values in the order of
 // keys.
 func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	out := make([]V, len(keys))
@@ -371,12 +374,12 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks keep the calls of this process from competing for one row: losers of
-// a swap cost as much as winners.
+// keyLocks keep the calls of this process from competing for one row, because a lost swap
+// costs as much as a won one. Keys with the same hash share a lock.
 type keyLocks struct {
 	seed  maphash.Seed
-	slots [256]chan struct{}
-	off   bool // in a test, whose goroutines compete as processes do
+	slots [256]chan struct{} // of size 1; holds a value while a caller has the lock
+	off   bool               // set in tests whose goroutines stand for processes
 }
 
 func (l *keyLocks) init() {
@@ -386,7 +389,7 @@ func (l *keyLocks) init() {
 	}
 }
 
-// lock waits for a key's turn. A caller holds one at a time.
+// lock waits for the lock of a key. A caller may hold only one lock at a time.
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	if l.off {
 		return func() {}, nil
@@ -400,10 +403,11 @@ func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 	}
 }
 
-// nonce names a conditional write, so that its row can be told from another's.
+// nonce returns a random number that identifies a conditional write: a row that holds it was
+// written by that write.
 func nonce() int64 { return rand.Int64() }
 
-// hostPort is how doctor names a node.
+// hostPort returns the address of a node for a message.
 func hostPort(h *gocql.HostInfo) string {
 	return net.JoinHostPort(h.ConnectAddress().String(), itoa(h.Port()))
 }
@@ -414,24 +418,22 @@ func (s *Store) Audit() *store.Audit { return store.AuditOver(partitions{s}) }
 // Campaigns returns the campaigns.
 func (s *Store) Campaigns() *store.Campaigns { return store.CampaignsOver(partitions{s}) }
 
-// Cancels returns the contract of cancellations: a log, and a row for each scope
-// that says which of the log's rows about it counts.
+// Cancels returns the cancellations: a log, and a row for each scope that names the valid row
+// of the log.
 func (s *Store) Cancels() Cancels { return Cancels{s, logOf(s, "cancels")} }
 
-// DeadLetters returns the contract of what failed for good. A letter is a row,
-// swapped alone; its Ord is the number of its row in the log of all, its Seq that
-// in its caller's log. A Put that was interrupted is finished by the next one of
-// the same letter, which may leave numbers that no letter has.
+// DeadLetters returns the dead letters. Each is a row that is swapped alone. Its Ord is the
+// number of its row in the log of the index, and its Seq the number in its caller's log. An
+// interrupted Put is completed by the next Put of the same dead letter. It may leave numbers
+// without a dead letter.
 //
-// Two sentences of the contract are weaker here: Move swaps each letter for
-// itself, so an interrupted one may have moved some; and Walk sees each letter as
-// it is when its turn comes.
+// Two sentences of the contract are weaker here. Move swaps each dead letter on its own, so
+// an interrupted Move may have moved some. Walk reads each dead letter when its turn comes.
 func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, logOf(s, "dead")} }
 
-// History returns the reader of who got what. Content is kept for
-// Config.StatusTTL; older ids are KindGone. User lists single sends, and each
-// receiver of a fan-out only if Config.EveryReceiver was set where it was
-// appended.
+// History returns a reader of the history. Content is kept for Config.StatusTTL; older ids
+// are KindGone. User lists single sends. It lists the receivers of a fan-out only if
+// Config.EveryReceiver was set in the process that appended it.
 func (s *Store) History(cfg HistoryConfig) *History {
 	if cfg.MaxWait == 0 {
 		cfg.MaxWait = 5 * time.Second
@@ -439,53 +441,48 @@ func (s *Store) History(cfg HistoryConfig) *History {
 	return &History{s, cfg}
 }
 
-// Holds returns the holds of strict lanes: one row per lane and user, which
-// the worker of the user's partition reads and replaces. The rows of an Update
-// go into one logged batch: once the cluster took it all of them are replaced,
-// not at one moment. An Update of more than a batch may hold (40 KiB) is cut, and
-// an error leaves it open which parts were stored.
+// Holds returns the holds of strict lanes. There is one row for each lane and user; the
+// worker of the user's partition reads and replaces it. The rows of an Update go into one
+// logged batch: once the cluster has accepted it, all of them will be replaced, but not at
+// one moment. An Update larger than a batch (40 KiB) is split. After an error any part of it
+// may be stored.
 func (s *Store) Holds() *store.Holds { return store.HoldsOver(holdQueues{s}) }
 
-// Jobs returns the operations jobs.
+// Jobs returns the jobs of operators.
 func (s *Store) Jobs() *store.Jobs { return store.JobsOver(partitions{s}) }
 
-// Meta returns the contract of the small table of names and values. The last PutMeta of
-// a name wins.
+// Meta returns the small table of names and values. The last PutMeta of a name wins.
 func (s *Store) Meta() engine.Meta { return store.MetaOver(partitions{s}) }
 
-// Schedules returns the contract of scheduled requests. Rows are inserted and
-// never changed; of two of one base the first counts. So the indexes may name
-// what a later row of the same base said: who reads them looks at the schedule.
+// Schedules returns the schedules. Rows are inserted and never changed. Of two rows with one
+// base the first wins. So an index may have entries of a later row of the same base; readers
+// of an index read the schedule as well.
 func (s *Store) Schedules() engine.Schedules { return schedules{s} }
 
-// Status returns the contract of outcome rows. The rows of a request are one
-// partition: those of one call are stored all or none by request, and seen
-// together. Of a call about several requests an error leaves it open which of
-// them are stored; calling again is safe. Rows go Config.StatusTTL after their
-// last write.
+// Status returns the outcome rows. All rows of a request are in one partition. The rows of
+// one call that belong to one request are stored all or none, and become visible together.
+// If a call with rows of several requests returns an error, the rows of any of them may be
+// stored; calling again is safe. A row expires Config.StatusTTL after its last write.
 func (s *Store) Status() engine.Status { return status{s} }
 
-// Timers returns the contract of timers. Those of one call are stored each
-// partition for itself; an error leaves it open which. Buckets may return minutes
-// whose rows were all forgotten. Rows go Config.TimerGrace behind their time.
+// Timers returns the timers. A call stores each partition on its own; after an error any of
+// them may be stored. Buckets may return minutes whose rows were all forgotten. A row expires
+// Config.TimerGrace after its fire time.
 func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} }
 
-// ColdTimers returns the contract of timers far ahead. A day goes with one
-// partition delete.
+// ColdTimers returns the timers of the far future. Drop removes a day with one delete of a
+// partition.
 func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
 
-// Triggers returns the contract of triggers. A state row is written by compare
-// and swap alone. It is read without SERIAL: a swap that was answered has been committed, and
-// a caller that acts on a row swaps it. A trigger's life costs a swap for each
-// change of state: one to create it, and two, claim and end, for one that fires
-// at its first attempt. Lists follow indexes that are plain rows: they hold
-// every row that was created, and each row they return is as of every swap
-// answered before.
+// Triggers returns the triggers. A state row is written only by compare and swap. It is read
+// without SERIAL, because a swap that has returned is committed, and a caller that acts on a
+// row swaps it. Each change of state costs one swap: one to create a trigger, and two, claim
+// and end, if it fires at its first attempt. Lists read indexes of plain rows. They contain
+// every row that was created, and return each row as of every swap that returned before.
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
-// ClockOffset returns how far the clock of the node that answers is ahead of this
-// process's. It is wrong by at most half of how long the question took, which it returns
-// too, and a millisecond.
+// ClockOffset returns how far the clock of the node that answers is ahead of this process's.
+// took is how long the query ran. The error of offset is at most took/2 and a millisecond.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }

@@ -127,7 +127,7 @@ func suite[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.
 // forgetAll is what a new process does not know.
 func (s *Store) forgetAll() {
 	s.buckets.mu.Lock()
-	s.buckets.have = nil
+	s.buckets.noted = nil
 	s.buckets.mu.Unlock()
 }
 
@@ -211,8 +211,8 @@ func TestHolds(t *testing.T) {
 	enginetest.Holds(t, suite(t, (*Store).Holds, "holds"))
 }
 
-// The same where callers compete as those of several processes do, whom no lock
-// keeps apart.
+// The same suites with callers that compete as if they were in several processes, without the
+// locks of one process.
 func TestCompeting(t *testing.T) {
 	t.Parallel()
 	t.Run("audit", func(t *testing.T) { enginetest.Audit(t, competing(t, (*Store).Audit, "records")) })

@@ -14,7 +14,7 @@ import (
 // whatever order they arrive and whatever the machines' clocks say. So no row
 // costs a conditional write. A tenure costs one.
 
-// timestamp is that of a row's write; now is for rows without a stamp.
+// timestamp returns the timestamp of a row's write; now is for rows without a stamp.
 func (t status) timestamp(ctx context.Context, r *notify.Row, now int64) (int64, error) {
 	switch r.Stamp {
 	case 0:
@@ -38,9 +38,9 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 		}
 		next := engine.NextTenure(topic, partition, was, time.Now().UnixMicro())
 		me := nonce()
-		won, err := t.s.swap(ctx, swap{
-			what: fmt.Sprint("tenure of ", topic, "/", partition), from: was, to: next.Start, writer: me, look: look,
-			elseLost: true, // or won, and followed by another: then a range of timestamps is left out
+		won, err := t.s.swapVersion(ctx, versionSwap{
+			what: fmt.Sprint("tenure of ", topic, "/", partition), from: was, to: next.Start, writer: me, readBack: look,
+			elseLost: true, // it may have won and another followed: then a range of stamps stays unused
 		}, stmt{
 			`UPDATE tenures SET start = ?, writer = ? WHERE topic = ? AND part = ? IF start = ?`,
 			[]any{next.Start, me, topic, partition, orNull(was)},
@@ -51,15 +51,15 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 	}
 }
 
-// Resume writes finished rows that are older than the tenure before once more,
-// under this one: an owner in between may have read them before they were
-// finished, and its claim would replace them. A row of the tenure before is the
-// last one that its owner wrote.
-func (t status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
-	return t.read(ctx, keys, true, func(r *notify.Row, data []byte, at int64) error {
-		if !r.Done || at >= of.Before {
+// Resume implements engine.Status. It writes a finished row again, with a timestamp of this
+// tenure, if the row is older than the previous tenure. Otherwise the owner of the previous
+// tenure, who may have read the row before it was finished, could replace it by a claim that
+// arrives late. A row of the previous tenure itself is the last one that its owner wrote.
+func (t status) Resume(ctx context.Context, tenure engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+	return t.readRows(ctx, keys, true, func(r *notify.Row, data []byte, at int64) error {
+		if !r.Done || at >= tenure.Before {
 			return nil
 		}
-		return t.s.write(ctx, of.Start, t.insert(r, data, of.Start))
+		return t.s.write(ctx, tenure.Start, t.insert(r, data, tenure.Start))
 	})
 }

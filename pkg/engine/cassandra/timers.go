@@ -14,10 +14,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// timers are the rows of the hot table and the states of shards.
+// timers implements engine.Timers: the rows of the hot table and the states of shards.
 type timers struct{ timerRows }
 
-// timerRows are the rows of one table.
+// timerRows implements engine.TimerTable with one table.
 type timerRows struct {
 	s *Store
 	t *timerTable
@@ -39,7 +39,7 @@ var (
 	coldTimers = newTimerTable("timers_cold", engine.DayMs)
 )
 
-const timerBatch = 200 // rows of one batch: what is lost with an error is written again
+const timerBatch = 200 // rows of one batch; after an error the caller writes them again
 
 // timerPart is one partition of a table.
 type timerPart struct {
@@ -49,9 +49,9 @@ type timerPart struct {
 
 func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p.bucket, "/", p.shard) }
 
-// timerStmts returns the inserts of timers by partition, in the order they came. at
-// must also be the timestamp they are written with: an owner sees it in the rows, and
-// its delete of the partition lies above it, whatever its clock says.
+// timerStmts returns the inserts of timers by partition, in the order of ts. at must also be
+// the timestamp of the write. An owner observes it in the rows, so the owner's delete of the
+// partition has a greater timestamp, whatever its clock says.
 func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
@@ -70,8 +70,8 @@ func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer
 		if of[p] == nil {
 			parts = append(parts, p)
 		}
-		// at is part of the key: a second row of the same (fire_at, id) stands
-		// behind the first, which is the one that is read.
+		// at is part of the key: a second row of the same (fire_at, id) sorts after the first,
+		// and readers use the first.
 		of[p] = append(of[p], stmt{t.insert, []any{
 			p.bucket, p.shard, x.FireAt, x.ID, at,
 			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)), at,
@@ -80,7 +80,7 @@ func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer
 	return parts, of
 }
 
-// payloadOf is never null, which would be a tombstone.
+// payloadOf never returns nil: a null in an insert would be a tombstone.
 func payloadOf(x *engine.Timer) []byte {
 	if x.Payload == nil {
 		return []byte{}
@@ -100,7 +100,7 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 			return err
 		}
 		for rows := range slices.Chunk(of[p], timerBatch) {
-			if err := s.combiner.do(ctx, p.name(t), rows...); err != nil {
+			if err := s.combiner.submit(ctx, p.name(t), rows...); err != nil {
 				return err
 			}
 		}
@@ -108,8 +108,8 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 	})
 }
 
-// noteTimers makes sure that a partition is found, before it has rows. One that
-// is still ahead is not dropped, so it is noted once.
+// noteTimers notes a partition, so that Buckets finds it. It is called before the partition
+// gets rows. A minute of the future is not dropped meanwhile, so its note may be cached.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
@@ -138,7 +138,7 @@ func (t timerRows) Outline(ctx context.Context, p engine.TimerPartition, after e
 }
 
 func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int, whole bool) (out []engine.Timer, err error) {
-	// Rows of a bucket lie within it, and so does what is asked for.
+	// All rows of a bucket have a fire time in it, so bound the query by it as well.
 	s := t.s
 	from, to := p.Bucket*t.t.length, (p.Bucket+1)*t.t.length-1
 	if after.FireAt < from {
@@ -157,10 +157,10 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 		after.ID = []byte{}
 	}
 	s.counts.reads.Add(1)
-	// The driver would ask for the next page when a quarter of this one is left,
-	// and nobody reads it where most is reached: minutes of 2,000 rows were read
-	// at 5.2 to 6.2 us of the processor a row, without that at 3.4 to 5.6 (make
-	// bench-engines, cassandra_fires, at a load of 25 to 40).
+	// With prefetch the driver would request the next page when a quarter of this one is
+	// left, and that page is not used if most is reached. Minutes of 2,000 rows took 5.2 to
+	// 6.2 us of CPU a row, without prefetch 3.4 to 5.6 (make bench-engines, cassandra_fires,
+	// at a load of 25 to 40).
 	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(most+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
@@ -174,9 +174,9 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 			if !scan(dest...) {
 				return nil
 			}
-			s.clock.see(at)
+			s.clock.observe(at)
 			if n := len(out); n > 0 && out[n-1].FireAt == x.FireAt && bytes.Equal(out[n-1].ID, x.ID) {
-				continue // put again
+				continue // the same timer was stored again
 			}
 			if err := readTimer(&x, v); err != nil {
 				return err
@@ -222,8 +222,8 @@ func (t timerRows) Buckets(ctx context.Context, shard uint16, from, to int64) (o
 	return slices.Concat(each...), nil
 }
 
-// Drop removes the rows, then the hints, then the bucket itself: one that is
-// interrupted is found by Buckets and dropped again.
+// Drop removes the rows, then the hints, then the note of the bucket. So Buckets still finds
+// the bucket after an interrupted Drop, and it is dropped again.
 func (t timerRows) Drop(ctx context.Context, p engine.TimerPartition) error {
 	at, scope, tables := t.s.clock.now(), scopeOf(t.t.name, int64(p.Shard)), []string{t.t.name}
 	if t.t == hotTimers {
@@ -237,8 +237,7 @@ func (t timerRows) Drop(ctx context.Context, p engine.TimerPartition) error {
 	return forgetBucket(ctx, t.s, scope, p.Bucket)
 }
 
-// Pending reads a whole table, partition by partition: for audits, not for
-// serving.
+// Pending reads the whole table, partition by partition. It is for audits.
 func (t timerRows) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
 	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var last engine.Timer
@@ -263,21 +262,21 @@ func (t timerRows) Pending(ctx context.Context, fn func(*engine.Timer) error) er
 	}, `SELECT fire_at, id, at, data, payload FROM `+t.t.name)
 }
 
-// Shard reads at SERIAL: it is as of every take-over and advance answered before.
+// Shard reads at SERIAL: it sees every TakeOver and Advance that returned before.
 func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
-	st, _, err := t.shard(ctx, shard)
+	st, _, err := t.readShard(ctx, shard)
 	return st, err
 }
 
-// Closed reads at Config.Consistency. An Advance that was answered, by the swap or
-// by a look at SERIAL behind it, is committed on a quorum, and each later read of a
-// quorum meets it.
+// Closed reads at Config.Consistency. When an Advance has returned, its swap is committed on
+// a quorum, so each later read of a quorum sees it.
 func (t timers) Closed(ctx context.Context, shard uint16) (closed int64, err error) {
 	_, err = t.s.get(ctx, `SELECT closed FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &closed)
 	return closed, err
 }
 
-func (t timers) shard(ctx context.Context, shard uint16) (st engine.ShardState, ok bool, err error) {
+// readShard reads the state of a shard at SERIAL. ok is false if there is no row.
+func (t timers) readShard(ctx context.Context, shard uint16) (st engine.ShardState, ok bool, err error) {
 	var term int64
 	ok, err = t.s.getSerial(ctx, `SELECT term, owner, closed, watermark FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &term, &st.Owner, &st.Closed, &st.Watermark)
 	st.Term = uint64(term)
@@ -290,7 +289,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 		return engine.ShardState{}, err
 	}
 	defer unlock()
-	was, ok, err := t.shard(ctx, shard)
+	was, ok, err := t.readShard(ctx, shard)
 	if err != nil {
 		return engine.ShardState{}, err
 	}
@@ -302,17 +301,17 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 	if !ok {
 		write = stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, ?, ?, 0, 0) IF NOT EXISTS`, []any{int(shard), int64(next.Term), owner}}
 	}
-	won, err := t.s.settle(ctx, "take-over", func() (verdict, error) {
-		now, _, err := t.shard(ctx, shard)
+	won, err := t.s.runConditional(ctx, "take-over", func() (swapOutcome, error) {
+		now, _, err := t.readShard(ctx, shard)
 		switch {
 		case err != nil:
 			return 0, err
 		case now.Term == term:
-			return undone, nil
-		case now.Term == next.Term && now.Owner == owner: // an instance takes a term over once
-			return done, nil
+			return swapUndone, nil
+		case now.Term == next.Term && now.Owner == owner: // an owner takes over each term at most once
+			return swapDone, nil
 		}
-		return lost, nil
+		return swapLost, nil
 	}, write)
 	switch {
 	case err != nil:
@@ -320,8 +319,8 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 	case !won:
 		return engine.ShardState{}, engine.StaleTerm()
 	}
-	// Whoever held the old term may have advanced between the look and the swap.
-	now, _, err := t.shard(ctx, shard)
+	// The owner of the old term may have advanced the shard between the read and the swap.
+	now, _, err := t.readShard(ctx, shard)
 	switch {
 	case err != nil:
 		return engine.ShardState{}, err
@@ -338,16 +337,16 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 	}
 	defer unlock()
 	for try := 0; ; try++ {
-		now, ok, err := t.shard(ctx, shard)
+		now, ok, err := t.readShard(ctx, shard)
 		switch {
 		case err != nil:
 			return err
 		case now.Term != st.Term:
 			return engine.StaleTerm()
 		case !ok:
-			// Term 0 of a shard that nobody ever took: as in the other engines its
-			// row begins here.
-			_, err := t.s.settle(ctx, "advance", func() (verdict, error) { return undone, nil },
+			// The shard never had an owner and st has term 0: create its row, as the other
+			// engines do.
+			_, err := t.s.runConditional(ctx, "advance", func() (swapOutcome, error) { return swapUndone, nil },
 				stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 0, '', ?, ?) IF NOT EXISTS`, []any{int(shard), max(st.Closed, 0), max(st.Watermark, 0)}})
 			if err != nil {
 				return err
@@ -359,10 +358,10 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 			return nil
 		}
 		if try == swapTries {
-			return unsettled("advance")
+			return unknownOutcome("advance")
 		}
-		// Whatever becomes of it, the next look says how far the shard is.
-		_, _, err = t.s.cas(ctx, stmt{
+		// The answer does not matter: the next read shows how far the shard is.
+		_, _, err = t.s.casOnce(ctx, stmt{
 			`UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = ? AND closed = ? AND watermark = ?`,
 			[]any{closed, mark, int(shard), int64(st.Term), now.Closed, now.Watermark},
 		})

@@ -13,49 +13,49 @@ import (
 
 type triggers struct{ s *Store }
 
-// stored is a state row with what only this package looks at.
-type stored struct {
+// triggerRow is a state row as it is stored.
+type triggerRow struct {
 	engine.Trigger
-	at int64
+	at int64 // time of the write by the clock of its writer, µs since 1970
 }
 
 const selectTrigger = `SELECT version, at, state, ended, request, data FROM triggers WHERE id = ?`
 
-// row reads a state row at SERIAL; a row that is not there has no ID.
-func (t triggers) row(ctx context.Context, id string) (stored, error) {
-	return t.read(ctx, id, t.s.getSerial)
+// serialRow reads a state row at SERIAL. If there is no row, the result has no ID.
+func (t triggers) serialRow(ctx context.Context, id string) (triggerRow, error) {
+	return t.readRow(ctx, id, t.s.getSerial)
 }
 
-// plainRow returns the row as of every swap answered before. Unlike row it does not
-// settle swaps that are under way, and it costs a third.
-func (t triggers) plainRow(ctx context.Context, id string) (stored, error) {
-	return t.read(ctx, id, t.s.get)
+// plainRow reads a state row at Config.Consistency. It sees every swap that returned before.
+// Unlike serialRow it does not complete a swap that is under way. It costs a third.
+func (t triggers) plainRow(ctx context.Context, id string) (triggerRow, error) {
+	return t.readRow(ctx, id, t.s.get)
 }
 
-func (t triggers) read(ctx context.Context, id string, get func(context.Context, string, []any, ...any) (bool, error)) (x stored, err error) {
+func (t triggers) readRow(ctx context.Context, id string, get func(context.Context, string, []any, ...any) (bool, error)) (x triggerRow, err error) {
 	if id == "" {
-		return x, nil // the driver would be refused: a key is not empty
+		return x, nil // Cassandra refuses an empty key
 	}
 	var version int64
 	var state int16
 	var request, data []byte
 	ok, err := get(ctx, selectTrigger, []any{id}, &version, &x.at, &state, &x.Ended, &request, &data)
 	if err != nil || !ok {
-		return stored{}, err
+		return triggerRow{}, err
 	}
-	t.s.clock.see(x.at)
+	t.s.clock.observe(x.at)
 	x.ID, x.Version, x.State = id, uint64(version), engine.TriggerState(state)
 	if !codec.Unpack(request, store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, &x.Trigger) }) {
-		return stored{}, notify.Unread("cassandra", "the request of the trigger "+id, request, store.TriggerVersion)
+		return triggerRow{}, notify.Unread("cassandra", "the request of the trigger "+id, request, store.TriggerVersion)
 	}
 	if !codec.Unpack(data, store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, &x.Trigger) }) {
-		return stored{}, notify.Unread("cassandra", "the trigger "+id, data, store.TriggerVersion)
+		return triggerRow{}, notify.Unread("cassandra", "the trigger "+id, data, store.TriggerVersion)
 	}
 	return x, nil
 }
 
-// Get does not settle a swap that is under way. A caller that acts on a row swaps it, and
-// that swap settles the one before.
+// Get implements engine.Triggers. It does not complete a swap that is under way. A caller
+// that acts on a row swaps it, and that swap completes the earlier one.
 func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	return readEach(ids, func(id string) (engine.Trigger, error) {
 		x, err := t.plainRow(ctx, id)
@@ -63,8 +63,8 @@ func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, erro
 	})
 }
 
-// Create stores the index rows first: a row that is there is listed, an index row
-// without one is skipped.
+// Create implements engine.Triggers. It stores the entries of the lists first. So every
+// stored row is listed, and List skips entries without a row.
 func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
 	won := make([]bool, len(ts))
 	seen := map[string]bool{}
@@ -91,15 +91,15 @@ func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, erro
 
 func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 	began := time.Now()
-	if err := t.list(ctx, x); err != nil {
+	if err := t.addToLists(ctx, x); err != nil {
 		return false, err
 	}
-	if err := t.end(ctx, x); err != nil {
+	if err := t.indexEnd(ctx, x); err != nil {
 		return false, err
 	}
 	me, at := nonce(), t.s.clock.now()
 	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
-	won, err := t.s.swap(ctx, swap{what: "trigger " + x.ID, to: 1, writer: me, look: lookAtTrigger(x.ID)}, stmt{
+	won, err := t.s.swapVersion(ctx, versionSwap{what: "trigger " + x.ID, to: 1, writer: me, readBack: triggerVersionQuery(x.ID)}, stmt{
 		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
 		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })},
 	})
@@ -109,23 +109,23 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 	return true, t.listAgain(ctx, x, began)
 }
 
-// listAgain lists a row again whose entries were made so long ago that a list may
-// have met them without it, and struck them.
+// listAgain adds the entries of a row again if they were added so long ago that List may
+// have removed them, because it found them without the row.
 func (t triggers) listAgain(ctx context.Context, x *engine.Trigger, began time.Time) error {
 	if time.Since(began) < tidyBehind/2 || !x.IsOpen() {
 		return nil
 	}
-	return t.list(ctx, x)
+	return t.addToLists(ctx, x)
 }
 
 func digest(request []byte) int64 { return int64(notify.ColumnDigest(request)) }
 
-func lookAtTrigger(id string) stmt {
+func triggerVersionQuery(id string) stmt {
 	return stmt{`SELECT version, writer FROM triggers WHERE id = ?`, []any{id}}
 }
 
-// Swap runs the swaps of one id one after the other, those of different ids at
-// the same time.
+// Swap implements engine.Triggers. It runs the swaps of one id one after the other, and those
+// of different ids at the same time.
 func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) {
 	won := make([]bool, len(ss))
 	of := map[string][]int{}
@@ -143,9 +143,9 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 	err := parallel(len(ids), func(k int) (err error) {
 		for _, i := range of[ids[k]] {
 			if ss[i].Old == 0 {
-				continue // Create is for that
+				continue // only Create creates a row
 			}
-			if won[i], err = t.swap(ctx, ss[i].Old, &ss[i].New); err != nil {
+			if won[i], err = t.swapRow(ctx, ss[i].Old, &ss[i].New); err != nil {
 				return err
 			}
 		}
@@ -157,15 +157,17 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 	return won, nil
 }
 
-func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
+// swapRow replaces the state of a row whose request is unchanged and that is PENDING or
+// IN_FLIGHT. If that loses, it tries swapWhole.
+func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
 	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
 	data := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })
-	if err := t.end(ctx, x); err != nil {
+	if err := t.indexEnd(ctx, x); err != nil {
 		return false, err
 	}
 	me, at := nonce(), t.s.clock.now()
-	w := swap{what: "trigger " + x.ID, from: int64(old), to: int64(old + 1), writer: me, look: lookAtTrigger(x.ID)}
-	won, err := t.s.swap(ctx, w, stmt{
+	w := versionSwap{what: "trigger " + x.ID, from: int64(old), to: int64(old + 1), writer: me, readBack: triggerVersionQuery(x.ID)}
+	won, err := t.s.swapVersion(ctx, w, stmt{
 		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, data = ? WHERE id = ? IF version = ? AND digest = ? AND state <= 2`,
 		[]any{w.to, me, at, int16(x.State), x.Ended, data, x.ID, w.from, digest(request)},
 	})
@@ -180,24 +182,25 @@ func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool
 	if x.IsOpen() {
 		return true, nil
 	}
-	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // of a later state the entry is newer
+	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // at does not remove the entry of a later open state
 }
 
-// swapWhole is swap for the few that lose the first try: to somebody else, or
-// because they change the request, or make a row live again that had ended.
-func (t triggers) swapWhole(ctx context.Context, w swap, x *engine.Trigger, at int64, request, data []byte) (bool, error) {
-	was, err := t.row(ctx, x.ID)
+// swapWhole is swapRow that also replaces the request. It is for the few swaps that lose the
+// first try: another writer was faster, or the swap changes the request, or it opens a row
+// that had ended.
+func (t triggers) swapWhole(ctx context.Context, w versionSwap, x *engine.Trigger, at int64, request, data []byte) (bool, error) {
+	was, err := t.serialRow(ctx, x.ID)
 	if err != nil || was.ID == "" || int64(was.Version) != w.from {
 		return false, err
 	}
 	began := time.Now()
 	if was.Caller != x.Caller || !was.IsOpen() && x.IsOpen() {
-		// It must be listed before it is there again.
-		if err := t.list(ctx, x); err != nil {
+		// The row must be listed before it is open again.
+		if err := t.addToLists(ctx, x); err != nil {
 			return false, err
 		}
 	}
-	won, err := t.s.swap(ctx, w, stmt{
+	won, err := t.s.swapVersion(ctx, w, stmt{
 		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, digest = ?, request = ?, data = ? WHERE id = ? IF version = ?`,
 		[]any{w.to, w.writer, at, int16(x.State), x.Ended, digest(request), request, data, x.ID, w.from},
 	})
@@ -209,16 +212,15 @@ func (t triggers) swapWhole(ctx context.Context, w swap, x *engine.Trigger, at i
 
 const triggerAlphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ" // of a ULID
 
-// msOfTrigger is when an id was made, trg_<ULID>, in ms since 1970. It never falls
-// while ids rise, whatever they look like, so that buckets of time can be read one
-// after the other.
+// msOfTrigger returns when an id trg_<ULID> was created, ms since 1970. For any text, a
+// greater id never has a smaller time, so that a list can be read bucket by bucket.
 func msOfTrigger(id string) int64 {
 	const prefix = "trg_"
 	switch {
 	case id < prefix:
 		return -1
 	case id[:min(len(id), len(prefix))] != prefix:
-		return 1 << 51 // behind all times of 10 digits
+		return 1 << 51 // after all times of 10 digits
 	}
 	ms, digits := int64(0), 0
 	for _, c := range []byte(id[len(prefix):]) {

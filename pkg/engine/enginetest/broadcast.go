@@ -8,8 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// listening listens to a channel until the test ends.
-func listening(t T, b engine.Broadcast, channel string) (heard chan string, stop func() error) {
+// startListener starts a listener of a channel. heard receives its messages. stop ends it and
+// returns the error of Listen.
+func startListener(t T, b engine.Broadcast, channel string) (heard chan string, stop func() error) {
 	ctx, cancel := context.WithCancel(bg)
 	heard = make(chan string, 100)
 	ready, ended := make(chan struct{}), make(chan error, 1)
@@ -32,15 +33,15 @@ func Broadcast(t *testing.T, open Opener[engine.Broadcast]) {
 		case m := <-heard:
 			return m
 		case <-time.After(time.Minute):
-			t.Fatal("nothing was heard for a minute")
+			t.Fatal("no message came for a minute")
 			return ""
 		}
 	}
-	t.Run("Send hands message to all that listen to channel", func(t *testing.T) {
+	t.Run("Send sends message to every listener of channel", func(t *testing.T) {
 		b, _ := open(t)
-		one, stopOne := listening(t, b, "c")
-		two, stopTwo := listening(t, b, "c")
-		other, stopOther := listening(t, b, "other")
+		one, stopOne := startListener(t, b, "c")
+		two, stopTwo := startListener(t, b, "c")
+		other, stopOther := startListener(t, b, "other")
 		must(t, b.Send(bg, "c", []byte("m\x00\xff")))
 		same(t, "the first listener", next(t, one), "m\x00\xff")
 		same(t, "the second listener", next(t, two), "m\x00\xff")
@@ -53,17 +54,17 @@ func Broadcast(t *testing.T, open Opener[engine.Broadcast]) {
 		must(t, stopOther())
 		same(t, "after its end", len(one), 0)
 	})
-	t.Run("It keeps nothing: a message that is sent while a listener is away does not reach it", func(t *testing.T) {
+	t.Run("It stores nothing: a listener that is disconnected misses what is sent meanwhile", func(t *testing.T) {
 		b, _ := open(t)
 		must(t, b.Send(bg, "c", []byte("before")))
-		heard, stop := listening(t, b, "c")
+		heard, stop := startListener(t, b, "c")
 		must(t, b.Send(bg, "c", []byte("after")))
 		same(t, "heard", next(t, heard), "after")
 		must(t, stop())
 	})
-	t.Run("Listen calls fn with each message, one after the other", func(t *testing.T) {
+	t.Run("Listen calls fn with each message, one at a time", func(t *testing.T) {
 		b, _ := open(t)
-		heard, stop := listening(t, b, "c")
+		heard, stop := startListener(t, b, "c")
 		for _, m := range []string{"1", "2", "3"} {
 			must(t, b.Send(bg, "c", []byte(m)))
 		}

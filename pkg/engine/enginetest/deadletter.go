@@ -15,7 +15,7 @@ import (
 
 func letter(n int) engine.DeadLetter {
 	id := notify.ID{Base: base(1000, uint64(n))}
-	trace := "" // few have one
+	trace := "" // only odd ones have a trace
 	if n%2 == 1 {
 		id.Fan, id.Index = true, uint32(n)
 		trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -62,7 +62,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		same(t, "twice in one call", val(s.Get(bg, five.ID, 1))(t), five)
 		same(t, "feed", val(s.Feed(bg, "shop", 0, 10))(t), []engine.DeadLetter{a, five})
 	})
-	t.Run("Put after Move leaves what was moved", func(t *testing.T) {
+	t.Run("Put after Move does not change a moved dead letter", func(t *testing.T) {
 		s, _ := open(t)
 		a := letter(1)
 		must(t, s.Put(bg, []engine.DeadLetter{a}))
@@ -71,7 +71,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		got := val(s.Get(bg, a.ID, 1))(t)
 		same(t, "state", got.State+" "+got.Job, "replayed j")
 	})
-	t.Run("Move moves those that are as their move says", func(t *testing.T) {
+	t.Run("Move applies each move whose From and FromJob match", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b, c := letter(1), letter(2), letter(3)
 		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
@@ -95,7 +95,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		same(t, "as it was", got, a)
 		same(t, "none", val(s.Move(bg, nil))(t), []bool{})
 	})
-	t.Run("of many who move the same one does", func(t *testing.T) {
+	t.Run("of many concurrent moves of one dead letter one is applied", func(t *testing.T) {
 		s, _ := open(t)
 		a := letter(1)
 		must(t, s.Put(bg, []engine.DeadLetter{a}))
@@ -110,7 +110,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		})
 		same(t, "winners", won.Load(), int32(1))
 	})
-	t.Run("Walk calls fn with the dead letters that have Ord in (after, upTo], in that order", func(t *testing.T) {
+	t.Run("Walk calls fn with the dead letters that have Ord in (after, upTo], in ascending order", func(t *testing.T) {
 		s, reopen := open(t)
 		same(t, "last of none", val(s.Last(bg))(t), uint64(0))
 		for i := range 9 {
@@ -135,7 +135,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			}))
 			same(t, "walked", n, r[2])
 		}
-		stops(t, func(fn func(*engine.DeadLetter) error) error { return s.Walk(bg, 0, 100, fn) })
+		checkStops(t, func(fn func(*engine.DeadLetter) error) error { return s.Walk(bg, 0, 100, fn) })
 	})
 	t.Run("another epoch is another dead letter", func(t *testing.T) {
 		s, _ := open(t)
@@ -144,13 +144,13 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
 		same(t, "feed", len(val(s.Feed(bg, "shop", 0, 10))(t)), 2)
 	})
-	t.Run("Each new one gets the next Seq of its caller", func(t *testing.T) {
+	t.Run("Each new dead letter gets the next Seq of its caller", func(t *testing.T) {
 		s, reopen := open(t)
 		for i := range 6 {
 			l := letter(i)
 			l.Caller = []string{"a", "b"}[i%2]
 			must(t, s.Put(bg, []engine.DeadLetter{l}))
-			must(t, s.Put(bg, []engine.DeadLetter{l})) // takes none
+			must(t, s.Put(bg, []engine.DeadLetter{l})) // takes no number
 			if reopen != nil && i == 3 {
 				s = reopen()
 			}
@@ -165,7 +165,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		must(t, s.Put(bg, []engine.DeadLetter{l}))
 		same(t, "seq after all were purged", val(s.Get(bg, l.ID, 1))(t).Seq, uint64(4))
 	})
-	t.Run("Get is notify.KindNotFound when there is none", func(t *testing.T) {
+	t.Run("Get returns notify.KindNotFound if there is none", func(t *testing.T) {
 		s, _ := open(t)
 		must(t, s.Put(bg, []engine.DeadLetter{letter(1)}))
 		_, err := s.Get(bg, letter(1).ID, 2)
@@ -191,7 +191,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		same(t, "end", val(s.Feed(bg, "shop", 9, 4))(t), []engine.DeadLetter{})
 		same(t, "nobody", val(s.Feed(bg, "sho", 0, 4))(t), []engine.DeadLetter{})
 	})
-	t.Run("who follows the feed while others put misses none", func(t *testing.T) {
+	t.Run("a reader that follows the feed during concurrent puts misses no dead letter", func(t *testing.T) {
 		s, _ := open(t)
 		const writers, each = 4, 40
 		together(writers+1, func(i int) {
@@ -219,7 +219,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			}
 		})
 	})
-	t.Run("List returns matching dead letters", func(t *testing.T) {
+	t.Run("List returns dead letters that f selects", func(t *testing.T) {
 		s, _ := open(t)
 		a, b := letter(1), letter(2)
 		b.Caller, b.Channel, b.Category, b.Class, b.Code, b.Provider, b.Template, b.State = "c", "push", "digest", "k", "co", "p", "te", "replayed"
@@ -240,7 +240,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			must(t, err)
 			same(t, "none", got, []engine.DeadLetter{})
 		}
-		seen := map[string]engine.DeadLetter{} // Want is shown the whole letter
+		seen := map[string]engine.DeadLetter{} // Want must get the whole dead letter
 		_, _, err := s.List(bg, engine.DeadLetterFilter{Want: func(d *engine.DeadLetter) bool { seen[d.Caller] = *d; return true }}, nil, 10)
 		must(t, err)
 		same(t, "shown", seen, map[string]engine.DeadLetter{a.Caller: a, b.Caller: b})
@@ -248,7 +248,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		must(t, err)
 		same(t, "until", got, []engine.DeadLetter{a})
 	})
-	t.Run("newest first, behind the cursor; a nil cursor starts, and a nil one is returned at the end", func(t *testing.T) {
+	t.Run("newest first, after the cursor; a nil cursor begins the listing, and List returns a nil cursor at the end", func(t *testing.T) {
 		s, _ := open(t)
 		for i := range 9 {
 			l := letter(i)
@@ -278,7 +278,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			}
 		}
 	})
-	t.Run("Purge removes those with Until <= now and returns how many", func(t *testing.T) {
+	t.Run("Purge removes dead letters with Until <= now and returns how many it removed", func(t *testing.T) {
 		s, reopen := open(t)
 		for i := range 5 {
 			must(t, s.Put(bg, []engine.DeadLetter{letter(i)}))
@@ -300,7 +300,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 
 // deadLettersModel compares an engine with a list in the order of Ord.
 func deadLettersModel(t *testing.T, open Opener[engine.DeadLetters]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		var stored []engine.DeadLetter
 		last, seqs := uint64(0), map[string]uint64{}

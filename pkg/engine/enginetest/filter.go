@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// What openers of the suite of store.Filter set.
+// Openers of the suite of store.Filter set these values.
 const (
 	FilterRate   = 100.0 // ids per second
 	FilterWindow = time.Minute
@@ -32,7 +32,8 @@ func filterIDs(from, to int) (ids []uint64) {
 	return ids
 }
 
-func seen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
+// countSeen returns how many of ids Seen reports as perhaps added.
+func countSeen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	t.Helper()
 	maybe, complete, err := f.Seen(bg, ids)
 	must(t, err)
@@ -45,11 +46,11 @@ func seen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	return known, complete
 }
 
-// Filter runs the suite of store.Filter, in bubbles of synctest.
+// Filter runs the suite of store.Filter in bubbles of synctest.
 func Filter(t *testing.T, open Opener[store.Filter]) {
 	run := func(name string, fn func(t *testing.T, f store.Filter)) {
 		t.Run(name, func(t *testing.T) {
-			inTime(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				f, _ := open(t)
 				fn(t, f)
 			})
@@ -60,67 +61,67 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 		must(t, f.Add(bg, filterIDs(0, full)))
 		must(t, f.Add(bg, nil))
 		for range 4 {
-			known, _ := seen(t, f, filterIDs(0, full))
+			known, _ := countSeen(t, f, filterIDs(0, full))
 			same(t, "known", known, full)
 			time.Sleep(FilterWindow / 5)
 		}
 		time.Sleep(FilterWindow/5 - time.Millisecond)
-		known, _ := seen(t, f, filterIDs(0, full))
+		known, _ := countSeen(t, f, filterIDs(0, full))
 		same(t, "known at the end of the window", known, full)
 	})
-	run("Seen reports of each id whether it may have been added, and is rarely wrong", func(t *testing.T, f store.Filter) {
-		for i := range 3 { // more windows than it keeps
+	run("Seen reports for each id whether it may have been added, and is rarely wrong", func(t *testing.T, f store.Filter) {
+		for i := range 3 { // more windows than the filter keeps
 			must(t, f.Add(bg, filterIDs(i*full, (i+1)*full)))
 			time.Sleep(FilterWindow)
 		}
-		known, _ := seen(t, f, filterIDs(-full, 0))
+		known, _ := countSeen(t, f, filterIDs(-full, 0))
 		if share := float64(known) / float64(full); share > 0.03 {
-			t.Errorf("%.4f of what was never added is taken for added", share)
+			t.Errorf("Seen reports %.4f of ids that were never added", share)
 		}
-		known, _ = seen(t, f, nil)
+		known, _ = countSeen(t, f, nil)
 		same(t, "of none", known, 0)
 	})
-	run("what was added long ago is forgotten, and complete says so", func(t *testing.T, f store.Filter) {
+	run("ids that were added long ago are forgotten, and complete is later than their add", func(t *testing.T, f store.Filter) {
 		start := time.Now()
 		must(t, f.Add(bg, filterIDs(0, 100)))
 		for range 4 {
 			time.Sleep(FilterWindow)
-			known, complete := seen(t, f, filterIDs(0, 100))
+			known, complete := countSeen(t, f, filterIDs(0, 100))
 			if known < 100 && !complete.After(start) {
 				t.Fatalf("%d of 100 are known, and complete since %v", known, complete)
 			}
 		}
-		known, complete := seen(t, f, filterIDs(0, 100))
+		known, complete := countSeen(t, f, filterIDs(0, 100))
 		if known > 10 || time.Since(complete) > 2*FilterWindow {
 			t.Fatalf("after four windows %d of 100 are known, complete since %v ago", known, time.Since(complete))
 		}
 		time.Sleep(10 * FilterWindow)
-		if _, complete := seen(t, f, filterIDs(0, 1)); time.Since(complete) > 2*FilterWindow || time.Since(complete) < FilterWindow {
+		if _, complete := countSeen(t, f, filterIDs(0, 1)); time.Since(complete) > 2*FilterWindow || time.Since(complete) < FilterWindow {
 			t.Fatalf("complete since %v ago, want one window to two", time.Since(complete))
 		}
 	})
-	run("complete begins when the filter does", func(t *testing.T, f store.Filter) {
+	run("a filter is complete since it was created", func(t *testing.T, f store.Filter) {
 		start := time.Now()
-		_, complete := seen(t, f, filterIDs(0, 1))
+		_, complete := countSeen(t, f, filterIDs(0, 1))
 		if complete.Before(start.Truncate(time.Millisecond)) || complete.After(time.Now()) {
 			t.Fatalf("complete since %v, want %v", complete, start)
 		}
 		time.Sleep(FilterWindow / 2)
-		_, later := seen(t, f, filterIDs(0, 1))
+		_, later := countSeen(t, f, filterIDs(0, 1))
 		same(t, "later", later.UnixMilli(), complete.UnixMilli())
 	})
-	run("Incomplete says that something was not added: complete is now at least", func(t *testing.T, f store.Filter) {
+	run("after Incomplete the filter is complete only from now on", func(t *testing.T, f store.Filter) {
 		must(t, f.Add(bg, filterIDs(0, 10)))
 		time.Sleep(time.Second)
 		now := time.Now()
 		must(t, f.Incomplete(bg))
-		known, complete := seen(t, f, filterIDs(0, 10))
+		known, complete := countSeen(t, f, filterIDs(0, 10))
 		if complete.Before(now.Truncate(time.Millisecond)) {
 			t.Fatalf("complete since %v, want %v", complete, now)
 		}
 		same(t, "still known", known, 10)
 	})
-	run("many add and ask together", func(t *testing.T, f store.Filter) {
+	run("concurrent calls of Add and Seen", func(t *testing.T, f store.Filter) {
 		together(8, func(i int) {
 			for n := range 10 {
 				ids := filterIDs(i*1000+n*50, i*1000+n*50+50)
@@ -139,9 +140,9 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 	t.Run("model", func(t *testing.T) { filterModel(t, open) })
 }
 
-// filterModel: what was added is known, or complete lies after it.
+// filterModel checks that each added id is known, or that complete is after its add.
 func filterModel(t *testing.T, open Opener[store.Filter]) {
-	modelInTime(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModelInBubble(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		f, _ := open(rt)
 		added := map[int]time.Time{}
 		return map[string]func(*rapid.T){
@@ -160,7 +161,7 @@ func filterModel(t *testing.T, open Opener[store.Filter]) {
 				maybe, complete, err := f.Seen(bg, filterIDs(0, 55))
 				must(rt, err)
 				if complete.After(time.Now()) {
-					rt.Fatalf("complete since %v, which is to come", complete)
+					rt.Fatalf("complete since %v, which is in the future", complete)
 				}
 				for n, at := range added {
 					if !maybe[n] && complete.Before(at) {

@@ -7,8 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Heartbeats runs the suite of engine.Heartbeats. pass lets time pass, at least
-// d.
+// Heartbeats runs the suite of engine.Heartbeats. pass waits at least d.
 func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.Duration)) {
 	const ttl = 100 * time.Millisecond
 	read := func(t T, s engine.Heartbeats, group string) []engine.Heartbeat {
@@ -25,8 +24,8 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 		}
 		return out
 	}
-	t.Run("Beat says that owner is alive; it is a member of group for ttl from now", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("Beat makes owner a member of group for ttl from now", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			beat(t, s, "g", "a", ttl)
 			pass(ttl * 6 / 10)
@@ -39,7 +38,7 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 		})
 	})
 	t.Run("Alive returns the members of group, ordered by owner", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			for _, owner := range []string{"b", "c", "a"} {
 				beat(t, s, "g", owner, time.Hour)
@@ -49,8 +48,8 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 			same(t, "of no group", owners(t, s, "empty"), []string(nil))
 		})
 	})
-	t.Run("Age is since its last beat", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("Age is the time since the last beat", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			beat(t, s, "g", "a", time.Hour)
 			pass(ttl)
@@ -70,15 +69,15 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 		must(t, s.Leave(bg, "g", "a"))
 		same(t, "members", owners(t, s, "g"), []string{"b"})
 	})
-	t.Run("a member has the value that its last beat gave", func(t *testing.T) {
+	t.Run("a member has the value of its last beat", func(t *testing.T) {
 		s, _ := open(t)
 		for _, value := range []string{"", "12:13:x", "two\nlines", ""} {
 			val(s.Beat(bg, "g", "a", value, time.Hour))(t)
 			same(t, "value", read(t, s, "g")[0].Value, value)
 		}
 	})
-	t.Run("the version is another one after each time that a member joined, left, ran out of time or changed its value", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("the version changes whenever a member joins, leaves, expires or changes its value", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			seen := map[int64]bool{0: true}
 			last := int64(0)
@@ -120,7 +119,7 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 			changed("all but one ran out of time, seen by a look", true, look())
 		})
 	})
-	t.Run("while known is still the version, Alive returns no members", func(t *testing.T) {
+	t.Run("if the group still has the version known, Alive returns no members", func(t *testing.T) {
 		s, _ := open(t)
 		known := beat(t, s, "g", "a", time.Hour)
 		hs, version, err := s.Alive(bg, "g", known)
@@ -135,7 +134,7 @@ func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.D
 			t.Error("the version is the same")
 		}
 	})
-	t.Run("Leaving a group one is not in changes nothing", func(t *testing.T) {
+	t.Run("Leave changes nothing if owner is not a member", func(t *testing.T) {
 		s, _ := open(t)
 		beat(t, s, "g", "a", time.Hour)
 		must(t, s.Leave(bg, "g", "nobody"))

@@ -12,16 +12,16 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// History writes down what clients did and saw, on a clock that only counts, so
-// that it can be checked against a model. I and O are the model's inputs and
-// outputs. The zero value is empty; its methods may be called from any goroutine.
+// History records the operations of clients and their results, so that they can be checked
+// against a model. Its clock is a counter. I and O are the inputs and outputs of the model.
+// The zero value is empty. Any goroutine may call its methods.
 type History[I, O any] struct {
 	mu    sync.Mutex
 	clock int64
 	ops   []porcupine.Operation
 }
 
-// Tick is the moment at which an operation is called.
+// Tick returns the time at which an operation is called.
 func (h *History[I, O]) Tick() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -29,12 +29,12 @@ func (h *History[I, O]) Tick() int64 {
 	return h.clock
 }
 
-// Add notes an operation that was called at a tick and has returned now.
+// Add records an operation that was called at the tick call and has returned now.
 func (h *History[I, O]) Add(client int, in I, call int64, out O) {
 	h.add(client, in, call, h.Tick(), out)
 }
 
-// Note is Add where the client knows what became of it, else AddUnknown.
+// Note is Add if the client knows the outcome, and AddUnknown otherwise.
 func (h *History[I, O]) Note(client int, in I, call int64, out O, known bool) {
 	if known {
 		h.Add(client, in, call, out)
@@ -43,7 +43,7 @@ func (h *History[I, O]) Note(client int, in I, call int64, out O, known bool) {
 	h.AddUnknown(client, in, call, out)
 }
 
-// AddUnknown notes one whose outcome nobody knows: it may be done any time.
+// AddUnknown records an operation whose outcome is unknown: it may take effect at any time.
 func (h *History[I, O]) AddUnknown(client int, in I, call int64, out O) {
 	h.add(client, in, call, math.MaxInt64, out)
 }
@@ -54,7 +54,7 @@ func (h *History[I, O]) add(client int, in I, call, ret int64, out O) {
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
-// Operations returns those whose input keep selects.
+// Operations returns the operations for whose input keep returns true.
 func (h *History[I, O]) Operations(keep func(I) bool) (out []porcupine.Operation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -66,7 +66,7 @@ func (h *History[I, O]) Operations(keep func(I) bool) (out []porcupine.Operation
 	return out
 }
 
-// ByKey makes the Partition of a model whose keys are independent.
+// ByKey returns the Partition function of a model whose keys are independent.
 func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]porcupine.Operation {
 	return func(history []porcupine.Operation) (out [][]porcupine.Operation) {
 		by := map[K][]porcupine.Operation{}
@@ -81,12 +81,12 @@ func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]p
 	}
 }
 
-// checkLimit bounds the check of one history, which takes milliseconds. It is no
-// figure: a check that is cut off by other work on the machine proves nothing.
+// checkLimit bounds the check of one history. The check takes milliseconds; the limit is
+// large because a check that is cut off on a busy machine proves nothing.
 const checkLimit = 10 * time.Minute
 
-// CheckHistory fails the test unless a history is linearizable. Where
-// HISTORIES names a folder, a picture of one that is not goes there.
+// CheckHistory fails the test unless a history is linearizable. If the environment variable
+// HISTORIES names a folder, it writes a picture of a history that is not linearizable there.
 func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation, name string) {
 	t.Helper()
 	if porcupine.CheckOperationsTimeout(model, ops, checkLimit) == porcupine.Ok {
@@ -99,8 +99,8 @@ func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation
 	t.Fatalf("%s: %v", name, res)
 }
 
-// CheckHistories makes n histories, by seed, and fails the test unless each is
-// linearizable, and each kind of operation that is wanted was in one of them.
+// CheckHistories creates n histories from the seeds 0 to n-1. It fails the test unless each
+// history is linearizable and each kind of operation in want occurs in one of them.
 func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, history func(seed uint64) []porcupine.Operation, kind func(in, out any) string, want ...string) {
 	t.Helper()
 	total, kinds := 0, map[string]int{}
@@ -123,8 +123,8 @@ func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, his
 	}
 }
 
-// CheckFindsIllegal fails the test unless one of n histories, of a store that is
-// broken, is not linearizable: that the check can find what it is there to find.
+// CheckFindsIllegal fails the test unless one of n histories of a broken store is not
+// linearizable. So it proves that the check can find an error.
 func CheckFindsIllegal(t *testing.T, model porcupine.Model, n int, history func(seed uint64) []porcupine.Operation) {
 	t.Helper()
 	for seed := range n {
@@ -132,5 +132,5 @@ func CheckFindsIllegal(t *testing.T, model porcupine.Model, n int, history func(
 			return
 		}
 	}
-	t.Errorf("%d histories of a broken store, and none was found illegal", n)
+	t.Errorf("none of %d histories of a broken store was found illegal", n)
 }

@@ -21,7 +21,7 @@ func Holds(t *testing.T, open Opener[*store.Holds]) {
 	get := func(t T, s *store.Holds, users ...string) [][]engine.Hold {
 		return val(s.Get(bg, "push", users))(t)
 	}
-	t.Run("Update adds behind, keeps places and removes", func(t *testing.T) {
+	t.Run("Update appends new holds, keeps the places of existing ones, and removes", func(t *testing.T) {
 		s, reopen := open(t)
 		must(t, s.Update(bg, nil, nil))
 		must(t, s.Update(bg, []engine.Hold{hold("ann", 1, 10), hold("bob", 1, 5), hold("ann", 2, 20)}, nil))

@@ -23,8 +23,9 @@ func reservation(key string) engine.Reservation {
 	}
 }
 
-// stored looks at a reservation without changing it: it lives for ever.
-func stored(t T, s request.Idem, key engine.IdemKey) (engine.Reservation, bool) {
+// readReservation returns the stored reservation of a key, and whether there is one. It does
+// not change a stored reservation.
+func readReservation(t T, s request.Idem, key engine.IdemKey) (engine.Reservation, bool) {
 	t.Helper()
 	probe := engine.Reservation{Key: key, Owner: "probe", Expires: 1 << 60}
 	r, won, err := s.Reserve(bg, probe, -1<<60)
@@ -47,11 +48,11 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		if reopen != nil {
 			s = reopen()
 		}
-		got, ok := stored(t, s, r.Key)
+		got, ok := readReservation(t, s, r.Key)
 		same(t, "stored", ok, true)
 		same(t, "stored reservation", got, r)
 	})
-	t.Run("Reserve else returns what is stored and false", func(t *testing.T) {
+	t.Run("Reserve returns the stored reservation and false if its key is taken", func(t *testing.T) {
 		s, _ := open(t)
 		r, other := reservation("k"), reservation("k")
 		other.Base, other.Owner = base(2000, 2), "intake-2"
@@ -62,7 +63,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		same(t, "won", won, false)
 		same(t, "reservation", got, r)
 	})
-	t.Run("Reserve takes a forgotten key (Expires <= now)", func(t *testing.T) {
+	t.Run("Reserve stores r if its key has expired (Expires <= now)", func(t *testing.T) {
 		s, reopen := open(t)
 		r, other := reservation("k"), reservation("k")
 		other.Base, other.Expires = base(2000, 2), 200_000
@@ -76,11 +77,11 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			s = reopen()
 		}
 		n := val(s.Purge(bg, r.Expires))(t)
-		same(t, "purged", n, 0) // the old expiry went with the old reservation
-		got, _ := stored(t, s, r.Key)
+		same(t, "purged", n, 0) // the old expiry was removed with the old reservation
+		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, other)
 	})
-	t.Run("keys are apart by caller, route and key", func(t *testing.T) {
+	t.Run("keys differ by caller, route and key", func(t *testing.T) {
 		s, _ := open(t)
 		for _, k := range []engine.IdemKey{{Caller: "ab", Route: "c", Key: "d"}, {Caller: "a", Route: "bc", Key: "d"}, {Caller: "a", Route: "b", Key: "cd"}, {}} {
 			r := reservation("")
@@ -90,7 +91,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			same(t, "won", won, true)
 		}
 	})
-	t.Run("of many who reserve the same key one wins, the others see it", func(t *testing.T) {
+	t.Run("of many concurrent reservations of one key one wins, and the others return it", func(t *testing.T) {
 		s, reopen := open(t)
 		var won atomic.Int32
 		var winner atomic.Value
@@ -109,8 +110,8 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			seen[i] = got.Owner
 		})
 		same(t, "winners", won.Load(), int32(1))
-		if reopen != nil { // nobody saw what a loss of power takes back
-			got, _ := stored(t, reopen(), reservation("k").Key)
+		if reopen != nil { // no caller may have seen an owner that a loss of power undoes
+			got, _ := readReservation(t, reopen(), reservation("k").Key)
 			same(t, "owner after a restart", got.Owner, winner.Load())
 		}
 		for _, owner := range seen {
@@ -128,10 +129,10 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		}
 		want := r
 		want.Owner, want.LeaseUntil = "intake-2", 61_000
-		got, _ := stored(t, s, r.Key)
+		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, want)
 	})
-	t.Run("TakeOver is false when somebody was faster, when it is done, when there is none", func(t *testing.T) {
+	t.Run("TakeOver returns false if another process was faster, if the reservation is done, or if there is none", func(t *testing.T) {
 		s, _ := open(t)
 		r := reservation("k")
 		same(t, "none", val(s.TakeOver(bg, r, "intake-2", 61_000))(t), false)
@@ -149,7 +150,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		})
 		same(t, "winners", won.Load(), int32(1))
 		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
-		now, _ := stored(t, s, r.Key)
+		now, _ := readReservation(t, s, r.Key)
 		same(t, "done", val(s.TakeOver(bg, now, "late", 99_000))(t), false)
 	})
 	t.Run("Freeze stores the layout of a reservation that owner holds", func(t *testing.T) {
@@ -165,10 +166,10 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		if reopen != nil {
 			s = reopen()
 		}
-		got, _ := stored(t, s, r.Key)
+		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, r)
 	})
-	t.Run("Freeze is notify.KindConflict when it does not hold it any more", func(t *testing.T) {
+	t.Run("Freeze returns notify.KindConflict if the owner does not hold the reservation any more", func(t *testing.T) {
 		s, _ := open(t)
 		r := reservation("k")
 		wantKind(t, s.Freeze(bg, r), notify.KindConflict)
@@ -177,7 +178,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		val(s.TakeOver(bg, r, "intake-2", 61_000))(t)
 		r.Partitions = 99
 		wantKind(t, s.Freeze(bg, r), notify.KindConflict)
-		got, _ := stored(t, s, r.Key)
+		got, _ := readReservation(t, s, r.Key)
 		same(t, "partitions", got.Partitions, uint16(18))
 	})
 	t.Run("Finish stores the answer of a reservation", func(t *testing.T) {
@@ -187,20 +188,20 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		must(t, err)
 		body := []byte(`{"notification_id":"ntf_1"}`)
 		must(t, s.Finish(bg, r.Key, 201, body, 500_000))
-		must(t, s.Finish(bg, r.Key, 201, body, 500_000)) // an answer that got lost
+		must(t, s.Finish(bg, r.Key, 201, body, 500_000)) // as after a lost answer
 		want := r
 		want.Done, want.Status, want.Body, want.Expires = true, 201, []byte(`{"notification_id":"ntf_1"}`), 500_000
 		body[0] = 'x'
 		if reopen != nil {
 			s = reopen()
 		}
-		got, _ := stored(t, s, r.Key)
+		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, want)
-		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // it lives as long as Finish said
+		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // it lives until the expiry of Finish
 		same(t, "purged later", val(s.Purge(bg, 500_000))(t), 1)
 		wantKind(t, s.Finish(bg, r.Key, 201, nil, 1), notify.KindNotFound)
 	})
-	t.Run("Release forgets a reservation, so that its key can be used again", func(t *testing.T) {
+	t.Run("Release removes a reservation, so that its key can be used again", func(t *testing.T) {
 		s, reopen := open(t)
 		r := reservation("k")
 		_, _, err := s.Reserve(bg, r, 1000)
@@ -217,7 +218,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
 		wantKind(t, s.Release(bg, r), notify.KindConflict) // it stored something
 	})
-	t.Run("Release is notify.KindConflict, and forgets nothing, when owner or lease are others", func(t *testing.T) {
+	t.Run("Release returns notify.KindConflict and removes nothing if owner or lease differ", func(t *testing.T) {
 		s, reopen := open(t)
 		r := reservation("k")
 		_, _, err := s.Reserve(bg, r, 1000)
@@ -231,14 +232,14 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		if reopen != nil {
 			s = reopen()
 		}
-		got, ok := stored(t, s, r.Key)
+		got, ok := readReservation(t, s, r.Key)
 		same(t, "stored", ok, true)
 		same(t, "reservation", got, taken)
 		must(t, s.Release(bg, taken))
-		_, ok = stored(t, s, r.Key)
+		_, ok = readReservation(t, s, r.Key)
 		same(t, "released", ok, false)
 	})
-	t.Run("Purge forgets keys with Expires <= now, at the end of time all, and returns how many", func(t *testing.T) {
+	t.Run("Purge removes keys with Expires <= now, all at the end of time, and returns how many", func(t *testing.T) {
 		s, reopen := open(t)
 		for i := range 2100 {
 			r := reservation(strconv.Itoa(i))
@@ -265,7 +266,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 
 // idemModel compares an engine with a map.
 func idemModel[E request.Idem](t *testing.T, open Opener[E]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored := map[engine.IdemKey]engine.Reservation{}
 		// held reports whether the stored reservation of r is not done and of its owner.

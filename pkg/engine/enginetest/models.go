@@ -9,18 +9,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// modelQueue is what a queue does, said in the shortest way: a list of messages, whose
-// states are computed from the time. Programs of the suite run on it and on an engine.
+// modelQueue is the simplest model of a queue: a list of messages whose states are computed
+// from the time. The suite runs random programs on it and on an engine.
 type modelQueue struct{ messages []*modelMessage }
 
 type modelMessage struct {
-	engine.Delivery           // as it was last received
-	visible         time.Time // when it may be received, or its visibility ends
-	held            bool      // by a receiver, until visible
+	engine.Delivery           // of the last receive
+	visible         time.Time // when the message becomes visible
+	held            bool      // a receiver holds the message until visible
 }
 
-// in returns the messages in a state, in the order in which they became visible.
-func (q *modelQueue) in(state string) (out []*modelMessage) {
+// inState returns the messages in a state, in the order in which they became visible.
+func (q *modelQueue) inState(state string) (out []*modelMessage) {
 	for _, m := range q.messages {
 		if m.state() == state {
 			out = append(out, m)
@@ -50,7 +50,7 @@ func (q *modelQueue) enqueue(ms []engine.Message) {
 }
 
 func (q *modelQueue) receive(max int, visibility time.Duration) (out []engine.Delivery) {
-	ready := q.in("ready")
+	ready := q.inState("ready")
 	for _, m := range ready[:min(len(ready), max)] {
 		m.Receives++
 		m.held, m.visible = true, time.Now().Add(visibility)
@@ -60,9 +60,9 @@ func (q *modelQueue) receive(max int, visibility time.Duration) (out []engine.De
 	return out
 }
 
-// held returns the messages whose deliveries are not over.
+// held returns the messages whose receipts are valid and in receipts.
 func (q *modelQueue) held(receipts []string) []*modelMessage {
-	return slices.DeleteFunc(q.in("held"), func(m *modelMessage) bool { return !slices.Contains(receipts, m.Receipt) })
+	return slices.DeleteFunc(q.inState("held"), func(m *modelMessage) bool { return !slices.Contains(receipts, m.Receipt) })
 }
 
 func (q *modelQueue) remove(ms []*modelMessage) {
@@ -70,8 +70,8 @@ func (q *modelQueue) remove(ms []*modelMessage) {
 }
 
 func (q *modelQueue) depth() engine.QueueDepth {
-	ready := q.in("ready")
-	d := engine.QueueDepth{Ready: len(ready), Delayed: len(q.in("delayed")), InFlight: len(q.in("held")), Dead: len(q.in("dead"))}
+	ready := q.inState("ready")
+	d := engine.QueueDepth{Ready: len(ready), Delayed: len(q.inState("delayed")), InFlight: len(q.inState("held")), Dead: len(q.inState("dead"))}
 	for _, m := range ready {
 		if d.Oldest.IsZero() || m.Enqueued.Before(d.Oldest) {
 			d.Oldest = m.Enqueued
@@ -80,10 +80,10 @@ func (q *modelQueue) depth() engine.QueueDepth {
 	return d
 }
 
-// modelTriggers is what engine.Triggers does, said in the shortest way.
+// modelTriggers is the simplest model of engine.Triggers: rows by id.
 type modelTriggers map[string]engine.Trigger
 
-// put stores a row if the stored one has the version old; 0: if there is none.
+// put stores a row if the stored version is old; 0: if there is none.
 func (m modelTriggers) put(old uint64, t engine.Trigger) bool {
 	if stored, ok := m[t.ID]; ok != (old > 0) || stored.Version != old {
 		return false
@@ -128,7 +128,7 @@ func (m modelTriggers) list(caller string, state engine.TriggerState, behind str
 	return out[:min(len(out), max)]
 }
 
-// purge removes all rows that ended before a time.
+// purge removes all terminal rows that ended before a time.
 func (m modelTriggers) purge(before int64) (n int) {
 	for id, t := range m {
 		if t.State.Terminal() && t.Ended < before {

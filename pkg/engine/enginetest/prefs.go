@@ -32,7 +32,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		must(t, err)
 		return p, ok
 	}
-	t.Run("Get returns the profile of a user; ok is false when there is none", func(t *testing.T) {
+	t.Run("Get returns the profile of a user; ok is false if there is none", func(t *testing.T) {
 		s, reopen := open(t)
 		p := profile("u")
 		p.Version = val(s.Put(bg, p))(t)
@@ -53,7 +53,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		for i := range 6 {
 			p := profile("u" + strconv.Itoa(i%2))
 			if i >= 2 {
-				p.Version = last - 1 // of the one before the last
+				p.Version = last - 1 // the version of this user's last Put
 			}
 			v := val(s.Put(bg, p))(t)
 			if v <= last {
@@ -75,13 +75,13 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		stale := profile("u")
 		stale.Version, stale.TimeZone = p.Version-1, "UTC"
 		wantKind(t, ignore(s.Put(bg, stale)), notify.KindConflict)
-		stale.Version = 0 // of who read that there was none
+		stale.Version = 0 // of a caller that has read no profile
 		wantKind(t, ignore(s.Put(bg, stale)), notify.KindConflict)
 		got, _ := get(t, s, "u")
 		same(t, "profile", got, p)
 		same(t, "version", val(s.Version(bg))(t), p.Version)
 	})
-	t.Run("of many who store the first profile of a user one wins", func(t *testing.T) {
+	t.Run("of many concurrent puts of a user's first profile one wins", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(int) {
@@ -93,7 +93,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		})
 		same(t, "winners", won.Load(), int32(1))
 	})
-	t.Run("of many who change the same version one wins", func(t *testing.T) {
+	t.Run("of many concurrent puts of the same version one wins", func(t *testing.T) {
 		s, _ := open(t)
 		p := profile("u")
 		p.Version = val(s.Put(bg, p))(t)
@@ -111,7 +111,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		s, reopen := open(t)
 		var ps []engine.Profile
 		for i := range 2500 {
-			p := profile("u" + strconv.Itoa(i%2400)) // some twice: the later one holds
+			p := profile("u" + strconv.Itoa(i%2400)) // of a user that is named twice the later profile wins
 			p.TimeZone, p.Version = strconv.Itoa(i), 12345
 			ps = append(ps, p)
 		}
@@ -168,7 +168,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		}
 		same(t, "none", val(s.Changes(bg, 0, 0))(t), []engine.Change{})
 	})
-	t.Run("who follows the changes while others put misses none", func(t *testing.T) {
+	t.Run("a reader that follows the changes during concurrent puts misses none", func(t *testing.T) {
 		s, _ := open(t)
 		const writers, each = 4, 40
 		var left atomic.Int32
@@ -250,7 +250,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		}
 		scan := func(fn func(*engine.Profile) error) error { return s.Scan(bg, nil, fn) }
 		same(t, "profiles", sorted(collect(t, scan), byUser), want)
-		stops(t, scan)
+		checkStops(t, scan)
 	})
 	t.Run("Scan calls fn with every profile whose user is in one of the parts", func(t *testing.T) {
 		s, _ := open(t)
@@ -271,7 +271,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		}
 		must(t, s.Scan(bg, []int{}, func(*engine.Profile) error { return nil }))
 	})
-	t.Run("GetMany returns the profiles of those of the users that have one", func(t *testing.T) {
+	t.Run("GetMany returns the profiles of the users that have one", func(t *testing.T) {
 		s, _ := open(t)
 		var want []engine.Profile
 		for _, user := range []string{"a", "ab", "ü"} {
@@ -304,7 +304,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		must(t, ignore(s.Put(bg, lifted)))
 		same(t, "lifted", val(s.Suppressing(bg, "", 100))(t), want[1:])
 	})
-	t.Run("what is passed in may be reused", func(t *testing.T) {
+	t.Run("the caller may reuse what it passed in", func(t *testing.T) {
 		s, _ := open(t)
 		p := profile("u")
 		val(s.Put(bg, p))(t)
@@ -327,7 +327,7 @@ func ignore[V any](_ V, err error) error { return err }
 
 // prefsModel compares an engine with a map.
 func prefsModel[E users.ProfileStore](t *testing.T, open Opener[E]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored, last := map[string]engine.Profile{}, uint64(0)
 		put := func(p engine.Profile) {

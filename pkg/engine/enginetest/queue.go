@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// QueueReceives is the MaxReceives that openers of the suite of engine.Queue set.
+// QueueReceives is the MaxReceives that openers of the suite of engine.Queue must set.
 const QueueReceives = 3
 
 func message(body string, delay time.Duration) engine.Message {
@@ -25,8 +25,8 @@ func bodies(ds []engine.Delivery) (out []string) {
 	return out
 }
 
-// now receives what is ready, without waiting for more.
-func now(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
+// receiveNow receives ready messages and does not wait for more.
+func receiveNow(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(bg, time.Millisecond)
 	defer cancel()
@@ -45,19 +45,18 @@ func receipts(ds []engine.Delivery) (out []string) {
 	return out
 }
 
-// Queue runs the suite of engine.Queue. It runs in bubbles of synctest, where
-// hours pass at once.
+// Queue runs the suite of engine.Queue in bubbles of synctest, where hours pass at once.
 func Queue(t *testing.T, open Opener[engine.Queue]) {
 	run := func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue)) {
 		t.Run(name, func(t *testing.T) {
-			inTime(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				q, reopen := open(t)
 				fn(t, q, reopen)
 			})
 		})
 	}
 	const hold = 30 * time.Second
-	run("while messages of the other lane wait, one of BacklogShare comes from the backlog; when none wait, all may", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+	run("while messages wait in the other lane, one of BacklogShare comes from the backlog; otherwise all may", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		var ms []engine.Message
 		for i := range 40 { // more on time than are received first
 			ms = append(ms, engine.Message{Body: []byte{byte(i)}, Backlog: i < 16})
@@ -69,7 +68,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		same(t, "in the backlog", depth(t, q).Backlog, 16)
 		late, n := 0, 0
 		for n < 8 {
-			ds := now(t, q, 3, time.Hour)
+			ds := receiveNow(t, q, 3, time.Hour)
 			for _, d := range ds {
 				same(t, "lane", d.Backlog, d.Body[0] < 16)
 				if d.Backlog {
@@ -83,17 +82,17 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		if share := n/engine.BacklogShare + 1; late == 0 || late > share {
 			t.Errorf("%d of the first %d come from the backlog", late, n)
 		}
-		rest := now(t, q, 40, time.Hour)
+		rest := receiveNow(t, q, 40, time.Hour)
 		same(t, "the rest", n+len(rest), 40)
 		last := rest[len(rest)-1]
 		same(t, "lane", last.Backlog, true)
 		must(t, q.Release(bg, last.Receipt, 0))
-		again := now(t, q, 40, time.Hour)
+		again := receiveNow(t, q, 40, time.Hour)
 		same(t, "released", len(again), 1)
 		same(t, "its lane", again[0].Backlog, true)
 		same(t, "held ones count", depth(t, q).Backlog, 16)
 	})
-	run("Enqueue stores messages, each durable when it returns nil", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+	run("Enqueue stores messages; all are durable when it returns nil", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		before := time.Now()
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("", 0), message(string(make([]byte, 64<<10)), 0)}))
 		must(t, q.Enqueue(bg, nil))
@@ -102,7 +101,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			time.Sleep(time.Second)
 			q = reopen()
 		}
-		got := now(t, q, 10, hold)
+		got := receiveNow(t, q, 10, hold)
 		same(t, "bodies", bodies(got), []string{"a", "", string(make([]byte, 64<<10))})
 		for _, d := range got {
 			same(t, "receives", d.Receives, 1)
@@ -133,7 +132,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		}
 		synctest.Wait()
 		must(t, q.Enqueue(bg, []engine.Message{message("later", time.Minute)}))
-		synctest.Wait() // one waits for it, if nothing comes
+		synctest.Wait() // one receiver waits for this message, unless an earlier one comes
 		start := time.Now()
 		must(t, q.Enqueue(bg, []engine.Message{message("sooner", 2*time.Second)}))
 		same(t, "first", bodies(<-got), []string{"sooner"})
@@ -145,10 +144,10 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			t.Fatalf("received after %v, want 1m", d)
 		}
 	})
-	run("an ended ctx is no error: it returns none", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("if ctx ends, Receive returns no message and no error", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", time.Hour/4)}))
-		same(t, "with a ready message", bodies(val(q.Receive(ended(), 10, hold))(t)), []string(nil))
-		same(t, "a", bodies(now(t, q, 10, time.Hour)), []string{"a"})
+		same(t, "with a ready message", bodies(val(q.Receive(endedContext(), 10, hold))(t)), []string(nil))
+		same(t, "a", bodies(receiveNow(t, q, 10, time.Hour)), []string{"a"})
 		ctx, cancel := context.WithCancel(bg)
 		done := make(chan struct{})
 		go func() {
@@ -162,13 +161,13 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		<-done
 		same(t, "b", bodies(val(q.Receive(bg, 10, hold))(t)), []string{"b"})
 	})
-	run("whoever of several waits is woken, also when another one leaves", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("every waiting receiver is woken, also if another one leaves", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		type got struct {
 			who int
 			ds  []engine.Delivery
 			at  time.Duration
 		}
-		for leaves := range 2 { // one of the two knows when the message is due
+		for leaves := range 2 { // only one of the two receivers may wait for the time of the message
 			start := time.Now()
 			all := make(chan got)
 			var cancels [2]context.CancelFunc
@@ -187,7 +186,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			must(t, q.Enqueue(bg, []engine.Message{message("a", 5*time.Second)}))
 			synctest.Wait()
 			cancels[leaves]()
-			same(t, "of who left", len((<-all).ds), 0)
+			same(t, "of the receiver that left", len((<-all).ds), 0)
 			rest := <-all
 			if rest.who == leaves || len(rest.ds) != 1 || rest.at > 6*time.Second {
 				t.Fatalf("%d deliveries after %v, want one after 5s", len(rest.ds), rest.at)
@@ -195,7 +194,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			must(t, q.Ack(bg, receipts(rest.ds)))
 			cancels[1-leaves]()
 		}
-		// Two messages of one call wake two.
+		// Two messages of one call wake two receivers.
 		all := make(chan int)
 		for range 2 {
 			go func() {
@@ -214,13 +213,13 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			t.Fatalf("received after %v", d)
 		}
 	})
-	run("Receive takes up to max, in the order in which they became visible", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("Receive returns up to max messages, in the order in which they became visible", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("3s", 3*time.Second), message("1s", time.Second), message("0", 0), message("1s again", time.Second)}))
 		must(t, q.Enqueue(bg, []engine.Message{message("0 again", 0)}))
-		same(t, "max", bodies(now(t, q, 1, hold)), []string{"0"})
-		same(t, "max 0", bodies(now(t, q, 0, hold)), []string(nil))
+		same(t, "max", bodies(receiveNow(t, q, 1, hold)), []string{"0"})
+		same(t, "max 0", bodies(receiveNow(t, q, 0, hold)), []string(nil))
 		time.Sleep(4 * time.Second)
-		same(t, "order", bodies(now(t, q, 10, hold)), []string{"0 again", "1s", "1s again", "3s"})
+		same(t, "order", bodies(receiveNow(t, q, 10, hold)), []string{"0 again", "1s", "1s again", "3s"})
 	})
 	run("a message is never received before its delay has passed", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		start := time.Now()
@@ -229,17 +228,17 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		if reopen != nil {
 			q = reopen()
 		}
-		same(t, "early", bodies(now(t, q, 10, hold)), []string(nil))
+		same(t, "early", bodies(receiveNow(t, q, 10, hold)), []string(nil))
 		same(t, "delayed", depth(t, q), engine.QueueDepth{Delayed: 1})
 		same(t, "received", bodies(val(q.Receive(bg, 10, hold))(t)), []string{"a"})
 		if d := time.Since(start); d < 10*time.Second || d > 11*time.Second {
 			t.Fatalf("received after %v, want 10s", d)
 		}
 	})
-	run("it belongs to the receiver until its visibility ends; then it is received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("the receiver owns a message until its visibility ends; then it can be received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
-		first := now(t, q, 1, hold)
-		second := now(t, q, 10, time.Minute)
+		first := receiveNow(t, q, 1, hold)
+		second := receiveNow(t, q, 10, time.Minute)
 		same(t, "the other", bodies(second), []string{"b"})
 		start := time.Now()
 		again := val(q.Receive(bg, 10, hold))(t)
@@ -258,26 +257,26 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		wantKind(t, err, notify.KindInvalid)
 		wantKind(t, q.Extend(bg, nil, -1), notify.KindInvalid)
 	})
-	run("it hands each message to one of its receivers at a time", func(t *testing.T, q engine.Queue, _ func() engine.Queue) { competingReceivers(t, q) })
-	run("Extend makes deliveries end their visibility that long from now", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("it hands each message to one receiver at a time", func(t *testing.T, q engine.Queue, _ func() engine.Queue) { competingReceivers(t, q) })
+	run("Extend sets the end of the deliveries' visibility to that long from now", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0), message("c", 0)}))
-		ds := now(t, q, 10, 10*time.Second)
+		ds := receiveNow(t, q, 10, 10*time.Second)
 		time.Sleep(9 * time.Second)
 		must(t, q.Extend(bg, receipts(ds[:2]), 10*time.Second)) // a and b
 		must(t, q.Extend(bg, receipts(ds[1:2]), time.Second))   // b, to sooner
 		time.Sleep(5 * time.Second)
-		late := now(t, q, 10, time.Hour)
+		late := receiveNow(t, q, 10, time.Hour)
 		same(t, "not extended, or shortened", sorted(bodies(late), cmp.Compare[string]), []string{"b", "c"})
-		// One that is not the receiver's any more is left out without an error.
+		// Extend ignores receipts that are not valid any more.
 		must(t, q.Extend(bg, append(receipts(ds), "nonsense", ""), 20*time.Second))
 		time.Sleep(15 * time.Second)
-		same(t, "extended together with others that are over", bodies(now(t, q, 10, hold)), []string(nil))
+		same(t, "extended together with others that are over", bodies(receiveNow(t, q, 10, hold)), []string(nil))
 		time.Sleep(6 * time.Second)
-		same(t, "over", bodies(now(t, q, 10, hold)), []string{"a"})
+		same(t, "over", bodies(receiveNow(t, q, 10, hold)), []string{"a"})
 	})
-	run("Extend wakes who waits when it makes a message visible sooner", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("Extend wakes waiting receivers if it makes a message visible sooner", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
-		ds := now(t, q, 1, time.Hour)
+		ds := receiveNow(t, q, 1, time.Hour)
 		got := make(chan time.Time)
 		go func() {
 			if _, err := q.Receive(bg, 1, hold); err != nil {
@@ -292,45 +291,45 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			t.Fatalf("received after %v, want 1s", d)
 		}
 	})
-	acks(run)
-	releases(run)
-	dead(run)
-	run("after a restart everything that was not acknowledged is there, and how often it was received", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+	ackSuite(run)
+	releaseSuite(run)
+	deadSuite(run)
+	run("a restart keeps every message that was not acknowledged, and its number of receives", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
-			return // this engine keeps nothing over a restart
+			return // this engine keeps nothing across a restart
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("held", 0), message("ready", 0), message("delayed", time.Minute)}))
-		held := now(t, q, 1, time.Hour)
+		held := receiveNow(t, q, 1, time.Hour)
 		q = reopen()
-		got := now(t, q, 10, hold)
+		got := receiveNow(t, q, 10, hold)
 		same(t, "received again", bodies(got), []string{"held", "ready"})
 		same(t, "receives", []int{got[0].Receives, got[1].Receives}, []int{2, 1})
-		must(t, q.Ack(bg, receipts(held))) // of before the restart: over
+		must(t, q.Ack(bg, receipts(held))) // ignored, because the receipt is of before the restart
 		same(t, "depth", depth(t, q), engine.QueueDepth{InFlight: 2, Delayed: 1})
 		q = reopen()
-		same(t, "and again", now(t, q, 1, hold)[0].Receives, 3)
+		same(t, "and again", receiveNow(t, q, 1, hold)[0].Receives, 3)
 		must(t, q.Enqueue(bg, []engine.Message{message("new", 0)}))
 		q = reopen()
-		same(t, "a message that ends the process is dead", sorted(bodies(now(t, q, 10, hold)), cmp.Compare[string]), []string{"new", "ready"})
+		same(t, "a message that ends the process is dead", sorted(bodies(receiveNow(t, q, 10, hold)), cmp.Compare[string]), []string{"new", "ready"})
 		same(t, "dead", depth(t, q).Dead, 1)
 	})
-	run("a receipt of before a restart is over, whatever came after it", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+	run("a receipt of before a restart is never valid again", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
-			return // this engine keeps nothing over a restart
+			return // this engine keeps nothing across a restart
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
-		old := now(t, q, 1, time.Hour)
+		old := receiveNow(t, q, 1, time.Hour)
 		must(t, q.Ack(bg, receipts(old)))
-		time.Sleep(time.Second) // nearly always enough to make that durable: the queue begins anew
+		time.Sleep(time.Second) // nearly always long enough to make the Ack durable, so that the queue is empty
 		q = reopen()
 		must(t, q.Enqueue(bg, []engine.Message{message("b", 0), message("c", 0)}))
-		now(t, q, 10, time.Hour)
+		receiveNow(t, q, 10, time.Hour)
 		before := depth(t, q)
 		must(t, q.Ack(bg, receipts(old)))
 		must(t, q.Release(bg, old[0].Receipt, 0))
 		same(t, "depth", depth(t, q), before)
 	})
-	run("Depth counts", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("Depth counts the messages", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		same(t, "empty", depth(t, q), engine.QueueDepth{})
 		start := time.Now()
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
@@ -348,11 +347,11 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			same(t, "depth", d, want)
 		}
 		f(engine.QueueDepth{Ready: 3, Delayed: 1}, 0)
-		ds := now(t, q, 2, hold)
+		ds := receiveNow(t, q, 2, hold)
 		f(engine.QueueDepth{Ready: 1, Delayed: 1, InFlight: 2}, time.Second)
 		must(t, q.Ack(bg, receipts(ds[:1])))
 		must(t, q.Release(bg, ds[1].Receipt, time.Minute))
-		now(t, q, 1, time.Second)
+		receiveNow(t, q, 1, time.Second)
 		f(engine.QueueDepth{Delayed: 2, InFlight: 1}, -1)
 		time.Sleep(2 * time.Minute)
 		f(engine.QueueDepth{Ready: 3}, 0)
@@ -361,7 +360,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		m := message("abc", 0)
 		must(t, q.Enqueue(bg, []engine.Message{m}))
 		m.Body[0] = 'x'
-		got := now(t, q, 1, time.Second)
+		got := receiveNow(t, q, 1, time.Second)
 		same(t, "body", bodies(got), []string{"abc"})
 		got[0].Body[0] = 'y'
 		same(t, "body again", bodies(val(q.Receive(bg, 1, time.Second))(t)), []string{"abc"})

@@ -12,48 +12,47 @@ import (
 
 type runQueue func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue))
 
-func acks(run runQueue) {
+func ackSuite(run runQueue) {
 	run("Ack removes messages", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		var ms []engine.Message
 		for i := range 100 {
 			ms = append(ms, message(strconv.Itoa(i), 0))
 		}
 		must(t, q.Enqueue(bg, ms))
-		ds := now(t, q, 60, time.Second)
+		ds := receiveNow(t, q, 60, time.Second)
 		must(t, q.Ack(bg, receipts(ds)))
-		must(t, q.Ack(bg, receipts(ds))) // again: nothing
+		must(t, q.Ack(bg, receipts(ds))) // the second Ack changes nothing
 		must(t, q.Ack(bg, []string{"nonsense", ""}))
 		must(t, q.Ack(bg, nil))
 		time.Sleep(time.Hour)
 		same(t, "left", depth(t, q).Ready, 40)
-		same(t, "the next", bodies(now(t, q, 100, time.Second))[0], "60")
+		same(t, "the next", bodies(receiveNow(t, q, 100, time.Second))[0], "60")
 		if reopen == nil {
 			return
 		}
-		// A message stored after an acknowledgement is durable; with it what was
-		// before it.
+		// When a later message is durable, so is the acknowledgement before it.
 		must(t, q.Enqueue(bg, []engine.Message{message("new", 0)}))
 		q = reopen()
 		same(t, "left after a restart", depth(t, q).Ready, 41)
 	})
-	run("a receipt that is over changes nothing: the message is received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("Ack ignores receipts that are not valid any more; their messages are received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
-		first := now(t, q, 1, time.Second)
+		first := receiveNow(t, q, 1, time.Second)
 		time.Sleep(time.Second)
 		must(t, q.Ack(bg, receipts(first))) // its visibility has ended
-		second := now(t, q, 1, time.Hour)
+		second := receiveNow(t, q, 1, time.Hour)
 		same(t, "received again", bodies(second), []string{"a"})
-		must(t, q.Ack(bg, receipts(first))) // it is somebody else's
+		must(t, q.Ack(bg, receipts(first))) // another receiver holds the message
 		same(t, "in flight", depth(t, q).InFlight, 1)
 		must(t, q.Ack(bg, receipts(second)))
 		same(t, "gone", depth(t, q), engine.QueueDepth{})
 	})
 }
 
-func releases(run runQueue) {
-	run("Release gives a message back, to be received after delay; the receive counts", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+func releaseSuite(run runQueue) {
+	run("Release makes a message ready again after delay; the receive still counts", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
-		first := now(t, q, 1, time.Hour)
+		first := receiveNow(t, q, 1, time.Hour)
 		got := make(chan []engine.Delivery)
 		go func() {
 			ds, err := q.Receive(bg, 1, time.Hour)
@@ -71,25 +70,25 @@ func releases(run runQueue) {
 		}
 		same(t, "receives", second[0].Receives, 2)
 		must(t, q.Release(bg, second[0].Receipt, 0))
-		third := now(t, q, 1, time.Hour)
+		third := receiveNow(t, q, 1, time.Hour)
 		same(t, "at once", bodies(third), []string{"a"})
 		if reopen == nil {
 			return
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("b", 0)}))
-		must(t, q.Release(bg, now(t, q, 1, time.Hour)[0].Receipt, 20*time.Second))
+		must(t, q.Release(bg, receiveNow(t, q, 1, time.Hour)[0].Receipt, 20*time.Second))
 		time.Sleep(15 * time.Second)
 		q = reopen()
-		same(t, "early after a restart", bodies(now(t, q, 10, time.Hour)), []string(nil))
+		same(t, "early after a restart", bodies(receiveNow(t, q, 10, time.Hour)), []string(nil))
 		time.Sleep(5 * time.Second)
-		same(t, "receives after a restart", now(t, q, 1, time.Hour)[0].Receives, 2)
+		same(t, "receives after a restart", receiveNow(t, q, 1, time.Hour)[0].Receives, 2)
 	})
-	run("Release with a receipt that is over changes nothing; a delay out of range is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+	run("Release ignores a receipt that is not valid any more; a delay out of range is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
-		first := now(t, q, 1, time.Second)
+		first := receiveNow(t, q, 1, time.Second)
 		time.Sleep(time.Second)
 		must(t, q.Release(bg, first[0].Receipt, engine.MaxQueueDelay))
-		second := now(t, q, 1, time.Hour)
+		second := receiveNow(t, q, 1, time.Hour)
 		same(t, "received all the same", bodies(second), []string{"a"})
 		must(t, q.Release(bg, first[0].Receipt, 0))
 		must(t, q.Release(bg, "nonsense", 0))
@@ -101,14 +100,14 @@ func releases(run runQueue) {
 	})
 }
 
-func dead(run runQueue) {
-	run("a message received more than MaxReceives times without an acknowledgement is dead: kept apart, given to nobody", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+func deadSuite(run runQueue) {
+	run("Receive returns a message at most MaxReceives times; if it is not acknowledged by then, it is dead", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("dies late", 0)}))
 		must(t, q.Enqueue(bg, []engine.Message{message("dies", 0)}))
 		must(t, q.Enqueue(bg, []engine.Message{message("lives", 0)}))
 		var last []engine.Delivery
 		for i := range QueueReceives {
-			last = now(t, q, 10, time.Hour)
+			last = receiveNow(t, q, 10, time.Hour)
 			for _, d := range last {
 				same(t, "receives", d.Receives, i+1)
 				switch string(d.Body) {
@@ -127,7 +126,7 @@ func dead(run runQueue) {
 			time.Sleep(2 * time.Second)
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("another", 0)}))
-		same(t, "received", bodies(now(t, q, 10, time.Hour)), []string{"another"})
+		same(t, "received", bodies(receiveNow(t, q, 10, time.Hour)), []string{"another"})
 		check := func() {
 			t.Helper()
 			same(t, "dead", depth(t, q).Dead, 2)
@@ -143,7 +142,7 @@ func dead(run runQueue) {
 		}
 		must(t, q.Ack(bg, receipts(last)))
 		time.Sleep(time.Minute)
-		check() // nothing revives or removes them
+		check() // old receipts neither revive nor remove dead messages
 	})
 	run("a message whose last visibility has not ended is not dead", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))

@@ -13,8 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// competingReceivers: 8 receivers take 400 messages that 4 enqueue, some acked,
-// some released, some left to run out, and no message is held by two at a time.
+// competingReceivers lets 4 producers enqueue 400 messages and 8 receivers receive them. Some
+// deliveries are acknowledged, some released, and some expire. No two receivers may hold a
+// message at the same time.
 func competingReceivers(t *testing.T, q engine.Queue) {
 	const producers, each = 4, 100
 	type event struct {
@@ -92,10 +93,10 @@ func competingReceivers(t *testing.T, q engine.Queue) {
 	same(t, "depth", depth(t, q), engine.QueueDepth{})
 }
 
-// queueModel compares random programs with those of modelQueue. Whole seconds
-// pass, so that both agree about what is due.
+// queueModel runs random programs on an engine and on modelQueue and compares the results.
+// All times are whole seconds, so that both agree which messages are due.
 func queueModel(t *testing.T, open Opener[engine.Queue]) {
-	modelInTime(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModelInBubble(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		q, _ := open(rt)
 		var m modelQueue
 		n := 0
@@ -128,7 +129,7 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 			},
 			"receive": func(rt *rapid.T) {
 				n, hold := rapid.IntRange(0, 5).Draw(rt, "max"), secs.Draw(rt, "visibility")+time.Second
-				a, b := receive(rt, q, n, hold), m.receive(n, hold)
+				a, b := receiveReady(rt, q, n, hold), m.receive(n, hold)
 				same(rt, "Receive", seen(a), seen(b))
 				have, want = append(have, receipts(a)...), append(want, receipts(b)...)
 			},
@@ -164,8 +165,8 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 	})
 }
 
-// receive takes what is ready and lets no time pass.
-func receive(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
+// receiveReady receives ready messages. It takes no time in the bubble.
+func receiveReady(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
 	t.Helper()
 	if depth(t, q).Ready == 0 {
 		return nil

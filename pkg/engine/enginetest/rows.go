@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// scanRows returns what Scan yields.
+// scanRows returns copies of the rows of a range.
 func scanRows(t T, s rows.Rows, p rows.Part, r rows.Range) (out []rows.Row) {
 	t.Helper()
 	must(t, s.Scan(bg, p, r, func(row rows.Row) (bool, error) {
@@ -33,7 +33,7 @@ func swapRows(t T, s rows.Rows, cs ...rows.Change) bool {
 func Rows(t *testing.T, open Opener[rows.Rows]) {
 	p := rows.Part{Table: 'x', Name: "p"}
 	row := func(key, value string) rows.Row { return rows.Row{Key: key, Value: []byte(value)} }
-	t.Run("Get returns the values of keys, in their order; nil where there is no row", func(t *testing.T) {
+	t.Run("Get returns the values of keys, in the order of keys; nil where there is no row", func(t *testing.T) {
 		s, reopen := open(t)
 		value := []byte("1")
 		same(t, "won", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{{Key: "a", Value: value}, row("b", ""), row("ab", "3")}}), true)
@@ -51,7 +51,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			same(t, "scan of another partition", len(scanRows(t, s, other, rows.Range{})), 0)
 		}
 	})
-	t.Run("Swap does a change, all or nothing, if each row of If is stored as it says", func(t *testing.T) {
+	t.Run("Swap applies a change, all or none, if every row of If is stored as given", func(t *testing.T) {
 		s, reopen := open(t)
 		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("e", "")}})))
 		lost := []rows.Row{row("a", "2"), row("a", ""), {Key: "a"}, row("b", ""), row("b", "1"), {Key: "e"}, row("e", "1")}
@@ -73,11 +73,11 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		}
 		same(t, "changed", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2"), row("b", "2")})
 		same(t, "again", swapRows(t, s, c), false)
-		if won, err := s.Swap(ended(), rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}); won || err == nil {
+		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}); won || err == nil {
 			t.Errorf("%v, %v of a context that has ended", won, err)
 		}
 	})
-	t.Run("Swap does the changes of several partitions, all or nothing, and numbers them in their order", func(t *testing.T) {
+	t.Run("Swap applies the changes of several partitions, all or none, and numbers them in their order", func(t *testing.T) {
 		s, reopen := open(t)
 		q := rows.Part{Table: 'y', Name: "q"}
 		var given []uint64
@@ -92,7 +92,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "won", swapRows(t, s, cs...), true)
 		same(t, "numbers", given, []uint64{1, 2, 1})
 		must(t, ignore(s.Swap(bg, rows.Change{Part: q, Do: []rows.Row{{Key: "a"}, {Key: "n"}}})))
-		same(t, "won", swapRows(t, s, cs...), false) // because of the second
+		same(t, "won", swapRows(t, s, cs...), false) // because the second change does not match
 		same(t, "numbers", len(given), 3)
 		if reopen != nil {
 			s = reopen()
@@ -100,7 +100,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "first partition", scanRows(t, s, q, rows.Range{}), []rows.Row{})
 		same(t, "second partition", scanRows(t, s, p, rows.Range{}), []rows.Row{row("b", "2"), row("c", "3"), row("n", "3")})
 	})
-	t.Run("Add: a row whose key is stored already stays as it is", func(t *testing.T) {
+	t.Run("rows of Add are stored only if their key has no row yet", func(t *testing.T) {
 		s, reopen := open(t)
 		add := func(rs ...rows.Row) { same(t, "won", swapRows(t, s, rows.Change{Part: p, Add: rs}), true) }
 		add(row("a", "1"), row("a", "2"), row("b", ""))
@@ -122,11 +122,11 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			s = reopen()
 		}
 		same(t, "stored", len(scanRows(t, s, p, rows.Range{Prefix: "m"})), len(many))
-		if won, err := s.Swap(ended(), rows.Change{Part: p, Add: many}); won || err == nil {
+		if won, err := s.Swap(endedContext(), rows.Change{Part: p, Add: many}); won || err == nil {
 			t.Errorf("%v, %v of a context that has ended", won, err)
 		}
 	})
-	t.Run("of many who swap the same row one wins", func(t *testing.T) {
+	t.Run("of many concurrent swaps of one row one wins", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
@@ -167,7 +167,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			t.Errorf("%v after %d calls, want the callback's error", err, n)
 		}
 	})
-	t.Run("n is one more than the n of the partition before, and changes become visible in the order of their n", func(t *testing.T) {
+	t.Run("each call of Number gets one more than the call before, and changes become visible in the order of their n", func(t *testing.T) {
 		s, reopen := open(t)
 		const writers, each = 4, 25
 		add := func(p rows.Part) (n uint64, err error) {
@@ -201,7 +201,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 				}
 			}
 		})
-		same(t, "seen by who follows", seen.Load(), int32(writers*each*2))
+		same(t, "seen by the reader that follows", seen.Load(), int32(writers*each*2))
 		last := uint64(writers * each * 2)
 		for range 3 {
 			n := val(add(p))(t)
@@ -229,7 +229,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "won again", swapRows(t, s, c), false)
 		same(t, "calls", n, 1)
 	})
-	t.Run("Write stores what fill puts, in the order in which the fills ran", func(t *testing.T) {
+	t.Run("Write stores the rows that fill puts, in the order in which the fill functions ran", func(t *testing.T) {
 		s, reopen := open(t)
 		q := rows.Part{Table: 'y'}
 		n := 0 // guarded by the engine's lock
@@ -257,11 +257,11 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		all := scanRows(t, s, q, rows.Range{})
 		same(t, "rows", len(all), 100)
 		same(t, "first", all[:2], []rows.Row{{Key: "\x00", Value: last}, {Key: "\x00\x00\x00\x02", Value: []byte{}}})
-		if err := s.Write(ended(), func(b rows.Batch) { b.Delete(p, []byte("\x00")) }); err == nil {
+		if err := s.Write(endedContext(), func(b rows.Batch) { b.Delete(p, []byte("\x00")) }); err == nil {
 			t.Error("no error of a context that has ended")
 		}
 	})
-	t.Run("Settled is called once what the batch holds is durable, in the order of the fills", func(t *testing.T) {
+	t.Run("functions of Settled are called once the batch is durable, in the order of the fill functions", func(t *testing.T) {
 		s, _ := open(t)
 		var filled, settled []int
 		together(4, func(i int) {
@@ -284,11 +284,11 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		})
 		same(t, "order", settled, filled)
 		same(t, "calls", len(settled), 100)
-		if err := s.Write(ended(), func(b rows.Batch) { b.Settled(func(error) { t.Error("called for a write that was refused") }) }); err == nil {
+		if err := s.Write(endedContext(), func(b rows.Batch) { b.Settled(func(error) { t.Error("called for a write that was refused") }) }); err == nil {
 			t.Error("no error of a context that has ended")
 		}
 	})
-	t.Run("what a Post puts becomes durable before what any later Write puts", func(t *testing.T) {
+	t.Run("the batch of a Post becomes durable before the rows of any later Write", func(t *testing.T) {
 		s, reopen := open(t)
 		must(t, s.Post(bg, func(b rows.Batch) { b.Set(p, []byte("a"), []byte("1")) }))
 		must(t, s.Post(bg, func(b rows.Batch) { b.Set(p, []byte("a"), []byte("2")); b.Set(p, []byte("b"), nil) }))
@@ -297,7 +297,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			s = reopen()
 		}
 		same(t, "rows", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2")})
-		if err := s.Post(ended(), func(b rows.Batch) { b.Delete(p, []byte("a")) }); err == nil {
+		if err := s.Post(endedContext(), func(b rows.Batch) { b.Delete(p, []byte("a")) }); err == nil {
 			t.Error("no error of a context that has ended")
 		}
 	})
@@ -328,7 +328,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		default:
 		}
 	})
-	t.Run("what a Write holds becomes visible at once", func(t *testing.T) {
+	t.Run("the batch of a Write becomes visible at once", func(t *testing.T) {
 		s, _ := open(t)
 		together(3, func(i int) {
 			for n := range 50 {
@@ -372,7 +372,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		}
 	})
 	t.Run("model", func(t *testing.T) {
-		model(t, func(rt *rapid.T) map[string]func(*rapid.T) { return rowsProgram(rt, open) })
+		runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) { return rowsProgram(rt, open) })
 	})
 }
 

@@ -25,14 +25,14 @@ func schedule(b notify.Base, caller string, fire int64) engine.Schedule {
 
 func compareBases(a, b notify.Base) int { return bytes.Compare(a[:], b[:]) }
 
-func head(t T, s engine.Schedules, b notify.Base) (engine.ScheduleHead, bool) {
+func getHead(t T, s engine.Schedules, b notify.Base) (engine.ScheduleHead, bool) {
 	t.Helper()
 	h, ok, err := s.Head(bg, b)
 	must(t, err)
 	return h, ok
 }
 
-func swap(t T, s engine.Schedules, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool) {
+func swapHead(t T, s engine.Schedules, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool) {
 	t.Helper()
 	stored, won, err := s.Swap(bg, old, h)
 	must(t, err)
@@ -50,7 +50,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 	t.Run("Put stores schedules", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b := schedule(base(1, 1), "shop", 1000), engine.Schedule{Base: base(1, 2)}
-		// A field that an engine forgets is found here only if it has a value.
+		// The test finds a field that an engine does not store only if the field has a value.
 		for v, i := reflect.ValueOf(a), 0; i < v.NumField(); i++ {
 			if v.Field(i).IsZero() {
 				t.Errorf("the schedule of this suite has no %s", v.Type().Field(i).Name)
@@ -84,7 +84,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		same(t, "purged", val(s.Purge(bg, 1000, 10))(t), 0)
 		same(t, "purged later", val(s.Purge(bg, 1001, 10))(t), 1)
 	})
-	t.Run("List returns schedules of a caller, newest first, behind after, at most max", func(t *testing.T) {
+	t.Run("List returns at most max schedules of a caller, newest first, that come after the position after", func(t *testing.T) {
 		s, _ := open(t)
 		list := func(caller string, after notify.Base, max int) (out []engine.Schedule) {
 			return val(s.List(bg, caller, after, max))(t)
@@ -102,7 +102,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		same(t, "of all after", list("", other.Base, 1), []engine.Schedule{b})
 		same(t, "of nobody", list("x", notify.Base{}, 10), []engine.Schedule{})
 	})
-	t.Run("Hint stores hints, the same one again changes nothing; Hints returns the bases hinted in a partition", func(t *testing.T) {
+	t.Run("Hint stores hints, the same one again changes nothing; Hints returns the bases of the hints in a partition", func(t *testing.T) {
 		s, reopen := open(t)
 		p, next, other := engine.TimerPartition{Bucket: 7, Shard: 3}, engine.TimerPartition{Bucket: 8, Shard: 3}, engine.TimerPartition{Bucket: 7, Shard: 4}
 		must(t, s.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}, {Partition: p, Base: base(1, 2)}, {Partition: next, Base: base(1, 3)}}))
@@ -126,19 +126,19 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		_, _, err := s.Swap(bg, 0, engine.ScheduleHead{})
 		wantKind(t, err, notify.KindInvalid)
 	})
-	heads(t, open)
-	t.Run("Purge forgets schedules whose last known fire time is before a time, and their heads", func(t *testing.T) {
+	headSuite(t, open)
+	t.Run("Purge removes schedules whose last known fire time is before a time, and their heads", func(t *testing.T) {
 		s, reopen := open(t)
 		untouched, cancelled := schedule(base(1, 1), "shop", 1000), schedule(base(1, 2), "shop", 1000)
 		later, earlier := schedule(base(1, 3), "shop", 1000), schedule(base(1, 4), "shop", 9000)
 		own, back := schedule(base(2, 1), "bank", 7000), schedule(base(2, 2), "bank", 7000)
 		must(t, s.Put(bg, []engine.Schedule{untouched, cancelled, later, earlier, own, back}))
-		swap(t, s, 0, engine.ScheduleHead{Base: cancelled.Base, State: engine.ScheduleCancelled, FireAt: 1000})
-		swap(t, s, 0, engine.ScheduleHead{Base: own.Base, State: engine.ScheduleCancelled}) // 0: the schedule's own
-		swap(t, s, 0, engine.ScheduleHead{Base: back.Base, State: engine.SchedulePending, FireAt: 3})
-		swap(t, s, 1, engine.ScheduleHead{Base: back.Base, State: engine.ScheduleCancelled})
-		swap(t, s, 0, engine.ScheduleHead{Base: later.Base, State: engine.SchedulePending, Gen: 1, FireAt: 5000})
-		swap(t, s, 0, engine.ScheduleHead{Base: earlier.Base, State: engine.SchedulePending, Gen: 1, FireAt: 2000})
+		swapHead(t, s, 0, engine.ScheduleHead{Base: cancelled.Base, State: engine.ScheduleCancelled, FireAt: 1000})
+		swapHead(t, s, 0, engine.ScheduleHead{Base: own.Base, State: engine.ScheduleCancelled}) // FireAt 0: that of the schedule
+		swapHead(t, s, 0, engine.ScheduleHead{Base: back.Base, State: engine.SchedulePending, FireAt: 3})
+		swapHead(t, s, 1, engine.ScheduleHead{Base: back.Base, State: engine.ScheduleCancelled})
+		swapHead(t, s, 0, engine.ScheduleHead{Base: later.Base, State: engine.SchedulePending, Gen: 1, FireAt: 5000})
+		swapHead(t, s, 0, engine.ScheduleHead{Base: earlier.Base, State: engine.SchedulePending, Gen: 1, FireAt: 2000})
 		same(t, "at its time", val(s.Purge(bg, 1000, 10))(t), 0)
 		same(t, "purged", val(s.Purge(bg, 1001, 10))(t), 2)
 		if reopen != nil {
@@ -147,35 +147,35 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		same(t, "left", val(s.List(bg, "shop", notify.Base{}, 10))(t), []engine.Schedule{earlier, later})
 		_, ok := get(t, s, cancelled.Base)
 		same(t, "schedule", ok, false)
-		_, ok = head(t, s, cancelled.Base)
+		_, ok = getHead(t, s, cancelled.Base)
 		same(t, "its head", ok, false)
-		_, ok = head(t, s, later.Base)
+		_, ok = getHead(t, s, later.Base)
 		same(t, "another's head", ok, true)
 		same(t, "moved forward", val(s.Purge(bg, 2001, 10))(t), 1)
 		same(t, "moved back, too early", val(s.Purge(bg, 5000, 10))(t), 0)
 		same(t, "moved back", val(s.Purge(bg, 5001, 10))(t), 1)
 		same(t, "its own, too early", val(s.Purge(bg, 7000, 10))(t), 0)
-		_, ok = head(t, s, own.Base)
+		_, ok = getHead(t, s, own.Base)
 		same(t, "its head", ok, true)
 		same(t, "its own", val(s.Purge(bg, 7001, 10))(t), 2)
 		same(t, "no more", val(s.Purge(bg, math.MaxInt64, 10))(t), 0)
-		must(t, s.Put(bg, []engine.Schedule{untouched})) // a new one is stored all the same
+		must(t, s.Put(bg, []engine.Schedule{untouched})) // the same base can be stored again
 		same(t, "again", val(s.Purge(bg, math.MaxInt64, 10))(t), 1)
 	})
-	t.Run("Purge keeps a head whose last fire time is later, also where the schedule is not there", func(t *testing.T) {
+	t.Run("Purge keeps a head whose last fire time is later, also if there is no schedule", func(t *testing.T) {
 		s, _ := open(t)
-		_, won := swap(t, s, 0, engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, FireAt: 1000})
+		_, won := swapHead(t, s, 0, engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, FireAt: 1000})
 		same(t, "first", won, true)
-		_, won = swap(t, s, 1, engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, FireAt: 5000})
+		_, won = swapHead(t, s, 1, engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, FireAt: 5000})
 		same(t, "moved", won, true)
 		same(t, "schedules purged", val(s.Purge(bg, 2000, 10))(t), 0)
-		_, ok := head(t, s, base(1, 1))
+		_, ok := getHead(t, s, base(1, 1))
 		same(t, "head is there", ok, true)
 		same(t, "schedules purged later", val(s.Purge(bg, 5001, 10))(t), 0)
-		_, ok = head(t, s, base(1, 1))
+		_, ok = getHead(t, s, base(1, 1))
 		same(t, "head is there later", ok, false)
 	})
-	t.Run("Purge forgets at most max", func(t *testing.T) {
+	t.Run("Purge removes at most max", func(t *testing.T) {
 		s, _ := open(t)
 		for i := range 10 {
 			must(t, s.Put(bg, []engine.Schedule{schedule(base(1, uint64(i)), "shop", int64(i))}))
@@ -189,49 +189,49 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 	t.Run("model", func(t *testing.T) { schedulesModel(t, open) })
 }
 
-func heads(t *testing.T, open Opener[engine.Schedules]) {
+func headSuite(t *testing.T, open Opener[engine.Schedules]) {
 	h := engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, Gen: 3, FireAt: 60_000, At: 12, MovedAt: 11, MovedBy: "shop", Moves: 2}
-	t.Run("Swap stores h, with Version old+1, if the stored version is old (0: there is none), and returns it and true", func(t *testing.T) {
+	t.Run("Swap stores h with Version old+1 if the stored version is old (0: no head), and returns the stored head and true", func(t *testing.T) {
 		s, reopen := open(t)
-		_, ok := head(t, s, h.Base)
+		_, ok := getHead(t, s, h.Base)
 		same(t, "before", ok, false)
 		want := h
 		for v := range uint64(3) {
 			h := h
-			h.Gen, h.Version = uint32(v), 77 // what it says itself counts nothing
+			h.Gen, h.Version = uint32(v), 77 // Swap ignores h.Version
 			want.Gen, want.Version = h.Gen, v+1
-			stored, won := swap(t, s, v, h)
+			stored, won := swapHead(t, s, v, h)
 			same(t, "won", won, true)
 			same(t, "stored", stored, want)
 			if reopen != nil {
 				s = reopen()
 			}
-			got, ok := head(t, s, h.Base)
+			got, ok := getHead(t, s, h.Base)
 			same(t, "ok", ok, true)
 			same(t, "head", got, want)
 		}
-		_, ok = head(t, s, base(1, 2))
+		_, ok = getHead(t, s, base(1, 2))
 		same(t, "another", ok, false)
 	})
-	t.Run("else what is stored and false", func(t *testing.T) {
+	t.Run("otherwise Swap returns the stored head and false", func(t *testing.T) {
 		s, _ := open(t)
-		stored, won := swap(t, s, 1, h)
+		stored, won := swapHead(t, s, 1, h)
 		same(t, "won without a head", won, false)
 		same(t, "stored", stored, engine.ScheduleHead{})
-		_, ok := head(t, s, h.Base)
+		_, ok := getHead(t, s, h.Base)
 		same(t, "head", ok, false)
-		first, _ := swap(t, s, 0, h)
+		first, _ := swapHead(t, s, 0, h)
 		for _, old := range []uint64{0, 2} {
 			other := h
 			other.State = engine.ScheduleCancelled
-			stored, won := swap(t, s, old, other)
+			stored, won := swapHead(t, s, old, other)
 			same(t, "won", won, false)
 			same(t, "stored", stored, first)
 		}
-		got, _ := head(t, s, h.Base)
+		got, _ := getHead(t, s, h.Base)
 		same(t, "head", got, first)
 	})
-	t.Run("of many who swap the same version one wins, and the others are given its head", func(t *testing.T) {
+	t.Run("of many concurrent swaps of one version one wins, and the others get its head", func(t *testing.T) {
 		s, _ := open(t)
 		for v := range uint64(4) {
 			var won atomic.Int32
@@ -249,13 +249,13 @@ func heads(t *testing.T, open Opener[engine.Schedules]) {
 				given[i] = stored
 			})
 			same(t, "winners", won.Load(), int32(1))
-			got, _ := head(t, s, h.Base)
+			got, _ := getHead(t, s, h.Base)
 			for i := range given {
 				same(t, "given", given[i], got)
 			}
 		}
 	})
-	t.Run("Head returns the head as of every swap answered before", func(t *testing.T) {
+	t.Run("Head sees every Swap that returned before the call", func(t *testing.T) {
 		s, _ := open(t)
 		together(8, func(int) {
 			for range 20 {
@@ -279,18 +279,18 @@ func heads(t *testing.T, open Opener[engine.Schedules]) {
 				}
 			}
 		})
-		got, _ := head(t, s, h.Base)
+		got, _ := getHead(t, s, h.Base)
 		same(t, "one generation a swap that won", uint64(got.Gen), got.Version)
 	})
 }
 
 // schedulesModel compares an engine with maps.
 func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored, heads := map[notify.Base]engine.Schedule{}, map[notify.Base]engine.ScheduleHead{}
 		hints := map[engine.Hint]bool{}
-		// lastFire is the last known fire time; 0: none is.
+		// lastFire returns the last known fire time; 0: none.
 		lastFire := func(b notify.Base) int64 { return cmp.Or(heads[b].FireAt, stored[b].FireAt) }
 		list := func(caller string, after notify.Base, max int) []engine.Schedule {
 			var out []engine.Schedule
@@ -328,7 +328,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 			"swap": func(rt *rapid.T) {
 				h := engine.ScheduleHead{Base: bases.Draw(rt, "base"), State: engine.ScheduleState(rapid.Uint8Range(1, 3).Draw(rt, "state")), FireAt: times.Draw(rt, "fire")}
 				old := rapid.Uint64Range(0, 3).Draw(rt, "old")
-				got, won := swap(rt, s, old, h)
+				got, won := swapHead(rt, s, old, h)
 				same(rt, "Swap won", won, heads[h.Base].Version == old)
 				if won {
 					h.Version = old + 1
@@ -349,7 +349,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 					}
 					return gone
 				})
-				maps.DeleteFunc(heads, func(b notify.Base, h engine.ScheduleHead) bool { // of no schedule
+				maps.DeleteFunc(heads, func(b notify.Base, h engine.ScheduleHead) bool { // heads without a schedule
 					_, ok := stored[b]
 					return !ok && h.FireAt != 0 && h.FireAt < before
 				})
@@ -359,7 +359,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 				same(rt, "schedules", val(s.List(bg, "", notify.Base{}, 100))(rt), list("", notify.Base{}, 100))
 				for n := range uint64(5) {
 					want, wantOK := heads[base(1, n)]
-					got, ok := head(rt, s, base(1, n))
+					got, ok := getHead(rt, s, base(1, n))
 					same(rt, "head is there", ok, wantOK)
 					same(rt, "head", got, want)
 				}
@@ -382,14 +382,14 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 	})
 }
 
-// Scheduling is an engine that keeps timers and schedules in one place.
+// Scheduling is an engine that stores timers and schedules together.
 type Scheduling struct {
 	Timers    engine.Timers
 	Cold      engine.ColdTimers
 	Schedules engine.Schedules
 }
 
-// Scheduled runs the suite of what engine.Schedules does with timers.
+// Scheduled runs the suite of the methods of engine.Schedules that store or remove timers.
 func Scheduled(t *testing.T, open Opener[Scheduling]) {
 	const minute = 60_000
 	shards := notify.SpreadOver(2)
@@ -402,7 +402,7 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		hot = len(val(s.Timers.Scan(bg, engine.TimerPartition{Bucket: x.FireAt / minute, Shard: shard}, engine.TimerCursor{}, x.FireAt, 10))(t))
 		return hot, len(val(s.Cold.Scan(bg, engine.TimerPartition{Bucket: x.FireAt / day, Shard: shard}, engine.TimerCursor{}, math.MaxInt64, 10))(t))
 	}
-	t.Run("PutScheduled is Put and Timers.Put, all or none", func(t *testing.T) {
+	t.Run("PutScheduled does Put and Timers.Put, all or none", func(t *testing.T) {
 		s, reopen := open(t)
 		x, row := schedule(base(1, 1), "shop", minute), row("a", minute)
 		wantKind(t, s.Schedules.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row, {FireAt: 1}}), notify.KindInvalid)
@@ -419,7 +419,7 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		hot, _ = in(t, s, row)
 		same(t, "timers", hot, 1)
 	})
-	t.Run("ForgetTimers removes rows of Timers and ColdTimers; their hints stay until the partition is dropped", func(t *testing.T) {
+	t.Run("ForgetTimers removes rows from Timers and ColdTimers; hints stay until the partition is dropped", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b := row("a", 5*minute), row("b", 5*minute)
 		must(t, s.Timers.Put(bg, shards, []engine.Timer{a, b}))
@@ -436,21 +436,22 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		must(t, s.Cold.Pending(bg, func(*engine.Timer) error { left++; return nil }))
 		same(t, "rows", left, 1)
 		same(t, "hints", val(s.Schedules.Hints(bg, p))(t), []notify.Base{base(1, 1)})
-		// A partition that holds hints alone is found, so that it is dropped.
+		// Buckets also returns a partition that holds only hints, so that it is dropped.
 		must(t, s.Schedules.ForgetTimers(bg, shards, []engine.Timer{b}))
 		same(t, "minutes", val(s.Timers.Buckets(bg, p.Shard, 0, 9))(t), []int64{5})
 		same(t, "minutes of others", len(val(s.Timers.Buckets(bg, 1-p.Shard, 0, 9))(t))+len(val(s.Timers.Buckets(bg, p.Shard, 6, 9))(t)), 0)
 		must(t, s.Timers.Drop(bg, p))
 		same(t, "minutes", len(val(s.Timers.Buckets(bg, p.Shard, 0, 9))(t)), 0)
-		must(t, s.Timers.Put(bg, shards, []engine.Timer{a})) // a new one is stored all the same
+		must(t, s.Timers.Put(bg, shards, []engine.Timer{a})) // the same timer can be stored again
 		hot, _ := in(t, s, a)
 		same(t, "again", hot, 1)
 	})
 }
 
-// TimersDropHints runs what engine.Timers says about the hints of engine.Schedules.
+// TimersDropHints runs the part of the suite of engine.Timers about the hints of
+// engine.Schedules.
 func TimersDropHints(t *testing.T, open Opener[Scheduling]) {
-	t.Run("Drop removes a partition, and the hints of it", func(t *testing.T) {
+	t.Run("Drop removes a partition and its hints", func(t *testing.T) {
 		s, reopen := open(t)
 		var hs []engine.Hint
 		for shard := range uint16(2) {
@@ -462,7 +463,7 @@ func TimersDropHints(t *testing.T, open Opener[Scheduling]) {
 		hs = append(hs, engine.Hint{Partition: gone, Base: notify.Base(bytes.Repeat([]byte{0xff}, 16))})
 		must(t, s.Schedules.Hint(bg, hs))
 		must(t, s.Schedules.Put(bg, []engine.Schedule{schedule(base(1, 2), "shop", 2*minute)}))
-		swap(t, s.Schedules, 0, engine.ScheduleHead{Base: base(1, 2), State: engine.SchedulePending, FireAt: 2 * minute})
+		swapHead(t, s.Schedules, 0, engine.ScheduleHead{Base: base(1, 2), State: engine.SchedulePending, FireAt: 2 * minute})
 		must(t, s.Timers.Drop(bg, gone))
 		if reopen != nil {
 			s = reopen()
@@ -474,9 +475,9 @@ func TimersDropHints(t *testing.T, open Opener[Scheduling]) {
 			}
 			same(t, "hints", val(s.Schedules.Hints(bg, h.Partition))(t), want)
 		}
-		_, ok := head(t, s.Schedules, base(1, 2))
+		_, ok := getHead(t, s.Schedules, base(1, 2))
 		same(t, "the head", ok, true)
-		must(t, s.Schedules.Hint(bg, []engine.Hint{{Partition: gone, Base: base(1, 9)}})) // a new one is stored all the same
+		must(t, s.Schedules.Hint(bg, []engine.Hint{{Partition: gone, Base: base(1, 9)}})) // a new hint can be stored
 		same(t, "again", val(s.Schedules.Hints(bg, gone))(t), []notify.Base{base(1, 9)})
 	})
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Where the tests of the engines that are servers find them. `make test-engines`
-// sets all of them; by hand one is enough.
+// Environment variables with the addresses of the servers that engine tests use.
+// `make test-engines` sets all of them. The tests of one engine need only its own.
 const (
 	KafkaEnv     = "NOTIFY_TEST_KAFKA"     // host:port of a broker
 	CassandraEnv = "NOTIFY_TEST_CASSANDRA" // host:port of a node
@@ -15,8 +15,8 @@ const (
 	SQSEnv       = "NOTIFY_TEST_SQS"       // URL of the endpoint
 )
 
-// Server returns where the server of a test is. Where nothing says so the test
-// is skipped, or fails if NOTIFY_REQUIRE_ENGINES is 1.
+// Server returns the address of the server of a test, from the environment variable env. If it
+// is not set, Server skips the test, or fails it if NOTIFY_REQUIRE_ENGINES is 1.
 func Server(t testing.TB, env string) string {
 	t.Helper()
 	addr := os.Getenv(env)

@@ -12,16 +12,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Lease runs the suite of engine.Lease. pass lets time pass, at least d.
+// Lease runs the suite of engine.Lease. pass waits at least d.
 func Lease(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration)) {
 	LeaseFor(t, open, pass, 100*time.Millisecond)
 }
 
-// LeaseFor is Lease with leases of a ttl: where pass takes real time, a third of
-// it is what a slow machine may lose.
+// LeaseFor is Lease with leases of the given ttl. If pass takes real time, a slow machine may
+// delay the suite by up to a third of ttl.
 func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration), ttl time.Duration) {
-	t.Run("Acquire takes the lease for ttl if it is free or already owner's", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("Acquire takes the lease for ttl if it is free or owner already holds it", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			same(t, "free", val(s.Acquire(bg, "l", "a", ttl))(t), true)
 			same(t, "already owner's", val(s.Acquire(bg, "l", "a", ttl))(t), true)
@@ -31,7 +31,7 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 			same(t, "after ttl", val(s.Acquire(bg, "l", "b", ttl))(t), true)
 		})
 	})
-	t.Run("of many who acquire a free lease one gets it", func(t *testing.T) {
+	t.Run("of many concurrent calls of Acquire for a free lease one gets it", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
@@ -45,8 +45,8 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 		})
 		same(t, "owners", won.Load(), int32(1))
 	})
-	t.Run("Renew prolongs it if it is still owner's", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("Renew prolongs the lease if owner still holds it", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			same(t, "free", val(s.Renew(bg, "l", "a", ttl))(t), false)
 			val(s.Acquire(bg, "l", "a", ttl))(t)
@@ -59,7 +59,7 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 			same(t, "run out", val(s.Renew(bg, "l", "a", ttl))(t), false)
 		})
 	})
-	t.Run("Release frees it if it is still owner's", func(t *testing.T) {
+	t.Run("Release frees the lease if owner still holds it", func(t *testing.T) {
 		s, _ := open(t)
 		val(s.Acquire(bg, "l", "a", time.Hour))(t)
 		must(t, s.Release(bg, "l", "b"))
@@ -70,10 +70,10 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 	})
 }
 
-// inTime runs fn on a clock that jumps when everybody sleeps.
-func inTime(t *testing.T, fn func(t *testing.T)) { synctest.Test(t, fn) }
+// inBubble runs fn in a bubble of synctest: its clock jumps when all goroutines sleep.
+func inBubble(t *testing.T, fn func(t *testing.T)) { synctest.Test(t, fn) }
 
-// Limits runs the suite of limit.Limits. pass lets time pass, at least d.
+// Limits runs the suite of limit.Limits. pass waits at least d.
 func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Duration)) {
 	take := func(t *testing.T, s E, bucket string, n int, rate float64, burst int) (int, time.Duration) {
 		t.Helper()
@@ -81,8 +81,8 @@ func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Durat
 		must(t, err)
 		return got, wait
 	}
-	t.Run("Take takes up to n tokens of a bucket refilled at rate per second up to burst", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("Take takes up to n tokens from a bucket that is refilled at rate per second up to burst", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			got, wait := take(t, s, "b", 3, 10, 5)
 			same(t, "first", got, 3)
@@ -99,8 +99,8 @@ func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Durat
 			same(t, "another bucket", got, 5)
 		})
 	})
-	t.Run("if fewer than n, how long until the next is there", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("if Take gets fewer than n, wait is the time until the next token", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			for _, rate := range []float64{0.7, 3, 10, 1e6} {
 				name := string(rune('a' + int(math.Log(rate*100))))
@@ -115,8 +115,8 @@ func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Durat
 			}
 		})
 	})
-	t.Run("many who take together get no more than there is", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+	t.Run("concurrent calls of Take get no more tokens than the bucket has", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			var sum atomic.Int32
 			together(16, func(int) {
@@ -135,7 +135,7 @@ func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Durat
 		wantKind(t, err, notify.KindInvalid)
 	})
 	t.Run("Block marks an account as blocked until a time; an earlier time changes nothing", func(t *testing.T) {
-		inTime(t, func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			s, _ := open(t)
 			until := time.Now().Add(time.Minute).Truncate(time.Millisecond)
 			must(t, s.Block(bg, "a", until))

@@ -16,7 +16,8 @@ func spilled(n int) engine.Spilled {
 	return engine.Spilled{Topic: "notifications-sms", Key: []byte("user"), Part: int32(n % 3), Value: []byte("value " + strconv.Itoa(n)), At: int64(1000 + n)}
 }
 
-// withSeqs returns records with the seqs of got, which must ascend.
+// withSeqs returns the records of want with the seqs of got. It fails the test if the seqs do
+// not ascend.
 func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
 	t.Helper()
 	out := append([]engine.Spilled(nil), want...)
@@ -31,7 +32,7 @@ func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
 	return out
 }
 
-// spill is intake.Spill, whose package this one cannot import.
+// spill is a copy of intake.Spill, because this package cannot import that one.
 type spill interface {
 	Push(ctx context.Context, recs []engine.Spilled, limit int64) error
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
@@ -61,7 +62,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 		got := val(s.Peek(bg, 10))(t)
 		same(t, "records", got, withSeqs(t, got, want))
 	})
-	t.Run("Push is notify.KindUnavailable when limit bytes would be passed, and nothing is stored", func(t *testing.T) {
+	t.Run("Push returns notify.KindUnavailable and stores nothing if the buffer would exceed limit bytes", func(t *testing.T) {
 		s, _ := open(t)
 		must(t, s.Push(bg, []engine.Spilled{spilled(1)}, roomy))
 		before := stats(t, s)
@@ -72,7 +73,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 		wantKind(t, s.Push(bg, []engine.Spilled{spilled(4)}, 3*one), notify.KindUnavailable)
 		same(t, "records", len(val(s.Peek(bg, 10))(t)), 3)
 	})
-	t.Run("many who push together do not pass the limit", func(t *testing.T) {
+	t.Run("concurrent calls of Push do not exceed the limit", func(t *testing.T) {
 		s, _ := open(t)
 		must(t, s.Push(bg, []engine.Spilled{spilled(1)}, roomy))
 		one := stats(t, s)[1]
@@ -92,7 +93,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 		got := val(s.Peek(bg, 3))(t)
 		same(t, "records", got, withSeqs(t, got, []engine.Spilled{spilled(0), spilled(1), spilled(2)}))
 		same(t, "none", val(s.Peek(bg, 0))(t), []engine.Spilled{})
-		got[0].Value[0] = 'x' // it is ours
+		got[0].Value[0] = 'x' // the returned slice belongs to the caller
 		same(t, "again", val(s.Peek(bg, 1))(t)[0].Value, spilled(0).Value)
 	})
 	t.Run("Drop removes the records up to seq", func(t *testing.T) {
@@ -108,7 +109,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 		same(t, "records", val(s.Peek(bg, 10))(t), all[2:])
 		same(t, "how many", stats(t, s)[0], int64(1))
 	})
-	t.Run("Seq ascends past a Drop of everything and a restart", func(t *testing.T) {
+	t.Run("Seq still ascends after a Drop of all records and a restart", func(t *testing.T) {
 		s, reopen := open(t)
 		last := uint64(0)
 		for i := range 4 {
@@ -124,7 +125,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 			}
 		}
 	})
-	t.Run("Stats returns how many records and bytes wait, and since when", func(t *testing.T) {
+	t.Run("Stats returns the number of records and bytes, and when the oldest record was spilled", func(t *testing.T) {
 		s, reopen := open(t)
 		same(t, "empty", stats(t, s), [3]int64{})
 		must(t, s.Push(bg, []engine.Spilled{spilled(1)}, roomy))
@@ -139,7 +140,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 		must(t, s.Drop(bg, 1<<60))
 		same(t, "none", stats(t, s), [3]int64{})
 	})
-	t.Run("what is pushed while others drop is kept in order, once", func(t *testing.T) {
+	t.Run("records that are pushed during concurrent drops are kept in order, once", func(t *testing.T) {
 		s, _ := open(t)
 		const writers, each = 4, 50
 		var mu sync.Mutex
@@ -185,7 +186,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 
 // spillModel compares an engine with a slice.
 func spillModel[E spill](t *testing.T, open Opener[E]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		var waiting []engine.Spilled
 		size := func(rs []engine.Spilled) (n int64) {

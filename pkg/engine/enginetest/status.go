@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// chunkRow is an original's row with every field set.
+// chunkRow returns the row of an original envelope with every field set.
 func chunkRow(ms int64, n uint64) notify.Row {
 	return notify.Row{
 		Key:   notify.RowKey{Chunk: notify.Chunk{Base: base(ms, n), Partition: 3, Block: 7}},
@@ -33,7 +33,7 @@ func chunkRow(ms int64, n uint64) notify.Row {
 	}
 }
 
-// retryRow is a derived row of the same chunk: it lists its receivers.
+// retryRow returns the row of a derived envelope of the same chunk. It lists its receivers.
 func retryRow(ms int64, n uint64) notify.Row {
 	r := chunkRow(ms, n)
 	r.Key.Attempt, r.Key.First = 1, 12
@@ -43,10 +43,10 @@ func retryRow(ms int64, n uint64) notify.Row {
 	return r
 }
 
-// Damage makes what an engine stores under key a value that it cannot decode.
+// Damage replaces the stored bytes of the row key by value, which the engine cannot decode.
 type Damage func(s engine.Status, key notify.RowKey, value []byte) error
 
-// statusOver is the Status of an engine over rows, with a way to its bytes.
+// statusOver is the Status of an engine over rows, with access to its rows.
 type statusOver struct {
 	engine.Status
 	rows rows.Rows
@@ -60,7 +60,7 @@ func StatusOver[S interface {
 	return statusOver{s.Status(), s.Rows()}
 }
 
-// DamageOver is a Damage for what StatusOver returns.
+// DamageOver is the Damage for a Status that StatusOver returned.
 func DamageOver(s engine.Status, key notify.RowKey, value []byte) error {
 	return DamageRow(s.(statusOver).rows, key, value)
 }
@@ -84,14 +84,14 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		same(t, "rows", got, rows)
 		must(t, s.Put(bg, nil))
 	})
-	t.Run("all or none of one call", func(t *testing.T) {
+	t.Run("a call that is refused stores no row", func(t *testing.T) {
 		s, _ := open(t)
 		bad := retryRow(1000, 1)
 		bad.Default.State = 200
 		wantKind(t, s.Put(bg, []notify.Row{chunkRow(1000, 1), bad}), notify.KindInvalid)
 		same(t, "rows", val(s.Chunk(bg, bad.Key.Chunk))(t), []notify.Row{})
 	})
-	t.Run("all or none of one call, seen by readers", func(t *testing.T) {
+	t.Run("rows of one call and request become visible all or none", func(t *testing.T) {
 		s, _ := open(t)
 		a, b := chunkRow(1000, 1), chunkRow(1000, 1)
 		b.Key.Chunk.Block++
@@ -126,7 +126,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 			same(t, "row after a restart", val(reopen().Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{r})
 		}
 	})
-	t.Run("Get returns rows in the order of keys; without a row the zero RowKey", func(t *testing.T) {
+	t.Run("Get returns rows in the order of keys; for a key without a row the zero RowKey", func(t *testing.T) {
 		s, _ := open(t)
 		a, b := chunkRow(1000, 1), chunkRow(1000, 2)
 		must(t, s.Put(bg, []notify.Row{a, b}))
@@ -135,7 +135,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		same(t, "rows", got, []notify.Row{b, {}, a, b})
 		same(t, "no keys", val(s.Get(bg, nil))(t), []notify.Row{})
 	})
-	t.Run("Chunk returns originals, derived and receipts in the order of their keys", func(t *testing.T) {
+	t.Run("Chunk returns the rows of the original, of derived envelopes and of receipts in the order of their keys", func(t *testing.T) {
 		s, _ := open(t)
 		orig, derived, receipt, epoch, other := chunkRow(1000, 1), retryRow(1000, 1), chunkRow(1000, 1), chunkRow(1000, 1), chunkRow(1000, 1)
 		receipt.Key.Kind = notify.RowReceipt
@@ -164,13 +164,13 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		each := func(fn func(*notify.Row) error) error { return s.Request(bg, base(1000, 1), fn) }
 		same(t, "rows", collect(t, each), want)
 	})
-	t.Run("until fn returns an error, which Request returns", func(t *testing.T) {
+	t.Run("Request and Scan stop when fn returns an error, and return it", func(t *testing.T) {
 		s, _ := open(t)
 		must(t, s.Put(bg, []notify.Row{chunkRow(1000, 1), retryRow(1000, 1)}))
-		stops(t, func(fn func(*notify.Row) error) error { return s.Request(bg, base(1000, 1), fn) })
-		stops(t, func(fn func(*notify.Row) error) error { return s.Scan(bg, 0, 5000, fn) })
+		checkStops(t, func(fn func(*notify.Row) error) error { return s.Request(bg, base(1000, 1), fn) })
+		checkStops(t, func(fn func(*notify.Row) error) error { return s.Scan(bg, 0, 5000, fn) })
 	})
-	t.Run("Scan calls fn with every row made in [from, to) in order", func(t *testing.T) {
+	t.Run("Scan calls fn with every row created in [from, to) in order", func(t *testing.T) {
 		s, _ := open(t)
 		var rows []notify.Row
 		for _, ms := range []int64{0, 999, 1000, 1255, 1256, 1 << 40} {
@@ -198,10 +198,10 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		got[0].Index[0], got[0].Exceptions[0].Code = 77, "again"
 		same(t, "row again", val(s.Get(bg, []notify.RowKey{r.Key}))(t)[0], want)
 	})
-	t.Run("a nil error of a writing method means durable", func(t *testing.T) {
+	t.Run("if a writing method returns nil, the write is durable", func(t *testing.T) {
 		s, reopen := open(t)
 		if reopen == nil {
-			return // this engine keeps nothing over a restart
+			return // this engine keeps nothing across a restart
 		}
 		together(8, func(i int) {
 			for n := range 20 {
@@ -216,7 +216,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 			t.Fatalf("%d of 160 rows left", len(rows))
 		}
 	})
-	t.Run("a tenure's stamps are above all of the tenures that were begun before", func(t *testing.T) {
+	t.Run("the stamps of a tenure are greater than those of all earlier tenures", func(t *testing.T) {
 		s, _ := open(t)
 		last := engine.Tenure{}
 		for i := range 5 {
@@ -241,7 +241,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 			begun[next.Start] = true
 		})
 	})
-	t.Run("the row with the greatest stamp stands, whatever the order in which they arrive", func(t *testing.T) {
+	t.Run("the row with the greatest stamp wins, in whatever order they arrive", func(t *testing.T) {
 		s, _ := open(t)
 		r := chunkRow(1000, 1)
 		old := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
@@ -253,13 +253,13 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(engine.TenureStamps-1), 2000)}))
 		finished.Stamp = 0
 		same(t, "after a late write", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
-		// Of one call, in both orders, and beside a row of another key.
+		// Two rows of one key in one call, in both orders, with a row of another key.
 		other := retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{stamped(other, old.Stamp(5), 1), stamped(r, now.Stamp(2), 8000), stamped(r, old.Stamp(6), 3000)}))
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(7), 3000), stamped(r, now.Stamp(3), 8100)}))
 		same(t, "after calls with both", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{stamped(r, 0, 8100)})
 	})
-	t.Run("what Resume returned as Done stands", func(t *testing.T) {
+	t.Run("a row that Resume returned as Done is final", func(t *testing.T) {
 		s, _ := open(t)
 		r := chunkRow(1000, 1)
 		first := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
@@ -272,10 +272,10 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, second.Stamp(1), 1000)}))
 		same(t, "after a claim of the second owner", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
 	})
-	if damage != nil { // nil: a wrapper of an engine that is tested itself
-		unreadable(t, open, damage)
+	if damage != nil { // nil for a wrapper of an engine that has its own test
+		damagedRowSuite(t, open, damage)
 	}
-	t.Run("a tenure that is not used fences nobody", func(t *testing.T) {
+	t.Run("TakeOver does not stop an earlier owner from writing", func(t *testing.T) {
 		s, _ := open(t)
 		r := chunkRow(1000, 1)
 		owner := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
@@ -284,7 +284,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(1), 1000)}))
 		same(t, "row", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{stamped(r, 0, 1000)})
 	})
-	t.Run("a row beside the owner replaces what is stored, and the owner's next one replaces it", func(t *testing.T) {
+	t.Run("a row with StampBeside replaces the stored row, and the next row of the owner replaces it in turn", func(t *testing.T) {
 		s, _ := open(t)
 		r := chunkRow(1000, 1)
 		beside := stamped(r, engine.StampBeside, 5000)
@@ -304,27 +304,27 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 	})
 	t.Run("a failure is notify.KindUnavailable", func(t *testing.T) {
 		s, _ := open(t)
-		wantKind(t, s.Put(ended(), []notify.Row{chunkRow(1, 1)}), notify.KindUnavailable)
-		_, err := s.TakeOver(ended(), "topic", 0)
+		wantKind(t, s.Put(endedContext(), []notify.Row{chunkRow(1, 1)}), notify.KindUnavailable)
+		_, err := s.TakeOver(endedContext(), "topic", 0)
 		wantKind(t, err, notify.KindUnavailable)
-		_, err = s.Resume(ended(), engine.Tenure{Topic: "topic", Start: 2}, []notify.RowKey{chunkRow(1, 1).Key})
+		_, err = s.Resume(endedContext(), engine.Tenure{Topic: "topic", Start: 2}, []notify.RowKey{chunkRow(1, 1).Key})
 		wantKind(t, err, notify.KindUnavailable)
 	})
 	t.Run("model", func(t *testing.T) { statusModel(t, open) })
 	t.Run("model of owners", func(t *testing.T) { ownersModel(t, open) })
 }
 
-// stamped is r as its owner writes it with a stamp, done up to a position.
+// stamped returns r with a stamp, done up to a position.
 func stamped(r notify.Row, stamp int64, upTo uint32) notify.Row {
 	r.Stamp, r.DoneUpTo, r.StartedUpTo, r.Done = stamp, upTo, max(upTo, r.StartedUpTo), upTo == r.Count
 	return r
 }
 
-// ownersModel lets owners take a partition over from each other, resume and write
-// its rows, and earlier ones write late. What the last owner wrote, or resumed as
-// finished, stands.
+// ownersModel lets owners take a partition over from each other, resume and write its rows,
+// and lets earlier owners write late. Rows that the last owner wrote, or resumed as Done, must
+// not change.
 func ownersModel(t *testing.T, open Opener[engine.Status]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, _ := open(rt)
 		row := chunkRow(1000, 1)
 		type owner struct {
@@ -335,7 +335,7 @@ func ownersModel(t *testing.T, open Opener[engine.Status]) {
 		var owners []*owner
 		keys := []notify.RowKey{row.Key, row.Key}
 		keys[1].Chunk.Block++
-		fixed := map[notify.RowKey]notify.Row{} // what stands
+		fixed := map[notify.RowKey]notify.Row{} // rows that must not change
 		next := func(o *owner, key notify.RowKey, upTo uint32) notify.Row {
 			o.used++
 			r := stamped(row, o.Stamp(o.used), upTo)
@@ -358,7 +358,7 @@ func ownersModel(t *testing.T, open Opener[engine.Status]) {
 			"write": func(rt *rapid.T) {
 				key := rapid.SampledFrom(keys).Draw(rt, "key")
 				if fixed[key].Done {
-					return // an owner writes nothing behind the end
+					return // an owner writes nothing after a finished row
 				}
 				r := next(owners[len(owners)-1], key, rapid.SampledFrom([]uint32{100, 200, row.Count}).Draw(rt, "up to"))
 				must(rt, s.Put(bg, []notify.Row{r}))
@@ -369,7 +369,8 @@ func ownersModel(t *testing.T, open Opener[engine.Status]) {
 				if len(owners) < 2 {
 					return
 				}
-				// A claim, as a finished row ends what its owner writes of the key.
+				// The late write is a claim: after a finished row its owner writes nothing for
+				// the key.
 				o := owners[rapid.IntRange(0, len(owners)-2).Draw(rt, "owner")]
 				if key := rapid.SampledFrom(keys).Draw(rt, "key"); !o.finished[key] {
 					must(rt, s.Put(bg, []notify.Row{next(o, key, 300)}))
@@ -428,7 +429,7 @@ func compareRowKeys(a, b notify.Row) int {
 
 // statusModel compares an engine with a map.
 func statusModel(t *testing.T, open Opener[engine.Status]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		m := map[notify.RowKey]notify.Row{}
 		pick := func(keep func(notify.RowKey) bool) (out []notify.Row) {
@@ -481,9 +482,9 @@ func statusModel(t *testing.T, open Opener[engine.Status]) {
 	})
 }
 
-// unreadable runs the part of Status about rows that cannot be decoded.
-func unreadable(t *testing.T, open Opener[engine.Status], damage Damage) {
-	t.Run("a row that cannot be decoded is returned with its bytes, and the owner's next write replaces it", func(t *testing.T) {
+// damagedRowSuite runs the part of Status about rows that cannot be decoded.
+func damagedRowSuite(t *testing.T, open Opener[engine.Status], damage Damage) {
+	t.Run("Resume returns a row that it cannot decode with its bytes, and the owner's next write replaces it", func(t *testing.T) {
 		s, reopen := open(t)
 		r, fine := chunkRow(1000, 1), retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{r, fine}))
@@ -509,7 +510,7 @@ func unreadable(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(1), 1000)}))
 		same(t, "written anew", val(s.Get(bg, keys))(t), []notify.Row{fine, stamped(r, 0, 1000), {}})
 	})
-	t.Run("a row of a newer release is not damaged: nothing reads it, and it stays", func(t *testing.T) {
+	t.Run("a row of a newer release is not damage: every read returns store_newer, and the row stays", func(t *testing.T) {
 		s, reopen := open(t)
 		r, fine := chunkRow(1000, 1), retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{r, fine}))

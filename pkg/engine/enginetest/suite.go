@@ -1,11 +1,11 @@
-// Package enginetest holds one suite per contract of pkg/engine. Every sentence
-// of a contract's comments has a test of the same words, and every engine
-// passes every suite it implements:
+// Package enginetest holds one suite for each contract of pkg/engine. Every sentence of a
+// contract's comments about what is true after a return has a test of the same words, and
+// every engine passes the suite of each contract that it implements:
 //
 //	func TestStatus(t *testing.T) { enginetest.Status(t, open) }
 //
-// Suites that end in a model test run random calls against the engine and
-// against models of a few lines, restarts included, and compare all answers.
+// The model test at the end of a suite runs random calls, and restarts, against the engine
+// and against a model of a few lines, and compares all results.
 package enginetest
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// T is what openers need of a test; *testing.T and *rapid.T have it.
+// T is the part of a test that openers need. *testing.T and *rapid.T implement it.
 type T interface {
 	Helper()
 	Cleanup(func())
@@ -30,12 +30,12 @@ type T interface {
 	Fatal(args ...any)
 }
 
-// Opener opens an empty engine for one test and closes it with the test's end.
-// reopen ends it, if it can as a loss of power would, and opens what is
-// durable; it is nil where nothing is.
+// Opener opens an empty engine for one test and closes it when the test ends. reopen ends the
+// engine, if possible as a loss of power would, and opens it again with its durable state.
+// reopen is nil if the engine keeps nothing.
 type Opener[E any] func(t T) (e E, reopen func() E)
 
-// bg is the context of calls that must not be cut short.
+// bg is the context of calls that must not be cancelled.
 var bg = context.Background()
 
 func must(t T, err error) {
@@ -45,6 +45,8 @@ func must(t T, err error) {
 	}
 }
 
+// val returns a function that fails the test if err is not nil, and returns v otherwise. It is
+// called as val(s.Get(bg, key))(t).
 func val[V any](v V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
@@ -60,7 +62,7 @@ func wantKind(t T, err error, kind notify.Kind) {
 	}
 }
 
-// same compares results; empty and nil slices are the same.
+// same fails the test if got and want differ. An empty and a nil slice are the same.
 func same(t T, what string, got, want any) {
 	t.Helper()
 	g, w := reflect.ValueOf(got), reflect.ValueOf(want)
@@ -72,14 +74,14 @@ func same(t T, what string, got, want any) {
 	}
 }
 
-// ended is a context that has ended, as it does when a caller hangs up.
-func ended() context.Context {
+// endedContext returns a context that has ended, as after a caller has left.
+func endedContext() context.Context {
 	ctx, cancel := context.WithCancel(bg)
 	cancel()
 	return ctx
 }
 
-// base returns a fixed base made at ms with a number in it.
+// base returns the base with the time ms and the number n.
 func base(ms int64, n uint64) (b notify.Base) {
 	var t [8]byte
 	binary.BigEndian.PutUint64(t[:], uint64(ms))
@@ -88,7 +90,7 @@ func base(ms int64, n uint64) (b notify.Base) {
 	return b
 }
 
-// together runs fn in n goroutines that start at once.
+// together runs fn in n goroutines that start at the same moment, and waits for them.
 func together(n int, fn func(i int)) {
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -102,23 +104,23 @@ func together(n int, fn func(i int)) {
 	wg.Wait()
 }
 
-// model runs a random program of the given actions against an engine and its
-// model.
-func model(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
+// runModel runs random sequences of the actions that program returns. program opens an engine
+// and creates its model; the actions compare the two.
+func runModel(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	t.Helper()
 	rapid.Check(t, func(rt *rapid.T) { rt.Repeat(program(rt)) })
 }
 
-// modelInTime is model in a bubble of synctest, where a test has no deadline to
-// ask for: behind a struct, rapid does not.
-func modelInTime(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
+// runModelInBubble is runModel in a bubble of synctest. There a test has no Deadline. The
+// struct hides that method, so that rapid does not call it.
+func runModelInBubble(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	t.Helper()
-	inTime(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		rapid.Check(struct{ rapid.TB }{t}, func(rt *rapid.T) { rt.Repeat(program(rt)) })
 	})
 }
 
-// sometimes runs fn one time in four: a restart costs more than all else.
+// sometimes runs fn one time in four, because a restart costs more than the other actions.
 func sometimes(rt *rapid.T, fn func()) {
 	if rapid.IntRange(0, 3).Draw(rt, "sometimes") == 3 {
 		fn()
@@ -127,7 +129,7 @@ func sometimes(rt *rapid.T, fn func()) {
 
 var errStop = errors.New("stop")
 
-// collect gathers what an each-function yields.
+// collect returns the values that each passes to its callback.
 func collect[V any](t T, each func(fn func(*V) error) error) []V {
 	t.Helper()
 	var out []V
@@ -138,9 +140,8 @@ func collect[V any](t T, each func(fn func(*V) error) error) []V {
 	return out
 }
 
-// stops checks that an each-function passes on the error of its callback and
-// calls it no more.
-func stops[V any](t T, each func(fn func(*V) error) error) {
+// checkStops checks that each returns the error of its callback and does not call it again.
+func checkStops[V any](t T, each func(fn func(*V) error) error) {
 	t.Helper()
 	calls := 0
 	err := each(func(*V) error {

@@ -24,8 +24,8 @@ func timer(fire int64, id string) engine.Timer {
 	return engine.Timer{FireAt: fire, ID: []byte(id), Kind: 7, Target: "notifications-push", Payload: []byte("payload of " + id)}
 }
 
-// whole reads a partition to its end in pages of two.
-func whole(t T, s engine.TimerTable, p engine.TimerPartition) (out []engine.Timer) {
+// scanAll reads a partition to its end in pages of two.
+func scanAll(t T, s engine.TimerTable, p engine.TimerPartition) (out []engine.Timer) {
 	t.Helper()
 	var c engine.TimerCursor
 	for {
@@ -39,8 +39,8 @@ func whole(t T, s engine.TimerTable, p engine.TimerPartition) (out []engine.Time
 	}
 }
 
-// outline takes the payloads out.
-func outline(ts []engine.Timer) []engine.Timer {
+// withoutPayloads removes the payloads from ts and returns ts.
+func withoutPayloads(ts []engine.Timer) []engine.Timer {
 	for i := range ts {
 		ts[i].Payload = nil
 	}
@@ -49,22 +49,22 @@ func outline(ts []engine.Timer) []engine.Timer {
 
 // Timers runs the suite of engine.Timers.
 func Timers(t *testing.T, open Opener[engine.Timers]) {
-	timerTable(t, minute, func(t T) (engine.TimerTable, func() engine.TimerTable) {
+	timerTableSuite(t, minute, func(t T) (engine.TimerTable, func() engine.TimerTable) {
 		s, reopen := open(t)
 		if reopen == nil {
 			return s, nil
 		}
 		return s, func() engine.TimerTable { return reopen() }
 	})
-	shards(t, open)
+	shardSuite(t, open)
 	t.Run("model of shards", func(t *testing.T) { shardsModel(t, open) })
 }
 
 // ColdTimers runs the suite of engine.ColdTimers.
-func ColdTimers(t *testing.T, open Opener[engine.ColdTimers]) { timerTable(t, day, open) }
+func ColdTimers(t *testing.T, open Opener[engine.ColdTimers]) { timerTableSuite(t, day, open) }
 
-// timerTable runs the suite of engine.TimerTable, of buckets of a length.
-func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
+// timerTableSuite runs the suite of engine.TimerTable with buckets of a length.
+func timerTableSuite(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	t.Run("Put stores timers", func(t *testing.T) {
 		s, reopen := open(t)
 		bare := engine.Timer{FireAt: 0, ID: bytes.Repeat([]byte{0xff}, 64)}
@@ -72,9 +72,9 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		ts[3].Head, ts[3].Gen, ts[3].Weight = base(5, 1), 3, 8300
 		must(t, s.Put(bg, notify.SpreadOver(1), ts))
 		must(t, s.Put(bg, notify.SpreadOver(1), nil))
-		same(t, "timers", whole(t, s, engine.TimerPartition{}), ts)
+		same(t, "timers", scanAll(t, s, engine.TimerPartition{}), ts)
 		if reopen != nil {
-			same(t, "timers after a restart", whole(t, reopen(), engine.TimerPartition{}), ts)
+			same(t, "timers after a restart", scanAll(t, reopen(), engine.TimerPartition{}), ts)
 		}
 	})
 	t.Run("Storing the same (FireAt, ID) again changes nothing", func(t *testing.T) {
@@ -83,11 +83,11 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		again.Payload, again.Kind, again.Head, again.Gen = []byte("other"), 9, base(1, 1), 1
 		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{first, again}))
 		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{again}))
-		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
+		same(t, "timers", scanAll(t, s, engine.TimerPartition{}), []engine.Timer{first})
 		if reopen != nil {
 			s = reopen()
 			must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{again}))
-			same(t, "timers after a restart", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
+			same(t, "timers after a restart", scanAll(t, s, engine.TimerPartition{}), []engine.Timer{first})
 		}
 	})
 	t.Run("ID decides the shard", func(t *testing.T) {
@@ -99,11 +99,11 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		must(t, s.Put(bg, notify.SpreadOver(8), ts))
 		total := 0
 		for shard := range uint16(8) {
-			one := whole(t, s, engine.TimerPartition{Shard: shard})
+			one := scanAll(t, s, engine.TimerPartition{Shard: shard})
 			for i := range one {
 				same(t, "shard", engine.ShardOf(one[i].ID, notify.SpreadOver(8)), shard)
 			}
-			two := whole(t, s, engine.TimerPartition{Bucket: 1, Shard: shard})
+			two := scanAll(t, s, engine.TimerPartition{Bucket: 1, Shard: shard})
 			if len(one) != len(two) || len(one) < 5 {
 				t.Fatalf("shard %d has %d and %d of 200 timers", shard, len(one), len(two))
 			}
@@ -114,7 +114,7 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		}
 		same(t, "timers", total, 200)
 	})
-	t.Run("Scan returns up to max rows behind after with FireAt <= until, in order", func(t *testing.T) {
+	t.Run("Scan returns up to max rows after the cursor with FireAt <= until, in order", func(t *testing.T) {
 		s, _ := open(t)
 		a, b, c, d := timer(1000, "a"), timer(1000, "ab"), timer(1000, "b"), timer(2000, "a")
 		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{d, c, b, a, timer(length, "next")}))
@@ -155,8 +155,8 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 			s = reopen()
 			same(t, "minutes after a restart", val(s.Buckets(bg, 0, 0, 10))(t), []int64{0, 2})
 		}
-		must(t, s.Put(bg, notify.SpreadOver(1), gone[:1])) // a new timer is stored all the same
-		same(t, "again", whole(t, s, engine.TimerPartition{Bucket: 1}), gone[:1])
+		must(t, s.Put(bg, notify.SpreadOver(1), gone[:1])) // the same timer can be stored again
+		same(t, "again", scanAll(t, s, engine.TimerPartition{Bucket: 1}), gone[:1])
 	})
 	t.Run("Pending calls fn with every stored timer", func(t *testing.T) {
 		s, _ := open(t)
@@ -167,7 +167,7 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 		must(t, s.Put(bg, notify.SpreadOver(4), ts))
 		got := collect(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
 		same(t, "timers", sorted(got, func(a, b engine.Timer) int { return cmp.Compare(a.FireAt, b.FireAt) }), ts)
-		stops(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
+		checkStops(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
 	})
 	t.Run("a bad timer is notify.KindInvalid and nothing is stored", func(t *testing.T) {
 		s, _ := open(t)
@@ -175,27 +175,27 @@ func timerTable(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 			wantKind(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{timer(1, "ok"), bad}), notify.KindInvalid)
 		}
 		wantKind(t, s.Put(bg, notify.SpreadOver(0), []engine.Timer{timer(1, "ok")}), notify.KindInvalid)
-		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{})
+		same(t, "timers", scanAll(t, s, engine.TimerPartition{}), []engine.Timer{})
 	})
 	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
 		s, _ := open(t)
 		a := timer(1, "a")
 		must(t, s.Put(bg, notify.SpreadOver(1), []engine.Timer{a}))
 		a.ID[0], a.Payload[0] = 'x', 'x'
-		got := whole(t, s, engine.TimerPartition{})
+		got := scanAll(t, s, engine.TimerPartition{})
 		same(t, "timers", got, []engine.Timer{timer(1, "a")})
 		got[0].ID[0], got[0].Payload[0] = 'y', 'y'
-		same(t, "timers again", whole(t, s, engine.TimerPartition{}), []engine.Timer{timer(1, "a")})
+		same(t, "timers again", scanAll(t, s, engine.TimerPartition{}), []engine.Timer{timer(1, "a")})
 	})
 	t.Run("model", func(t *testing.T) { timersModel(t, length, open) })
 }
 
-func shards(t *testing.T, open Opener[engine.Timers]) {
+func shardSuite(t *testing.T, open Opener[engine.Timers]) {
 	t.Run("Shard returns the zero state before its first owner", func(t *testing.T) {
 		s, _ := open(t)
 		same(t, "state", val(s.Shard(bg, 5))(t), engine.ShardState{})
 	})
-	t.Run("TakeOver raises the term if it still is term, and names the new owner", func(t *testing.T) {
+	t.Run("TakeOver raises the term if it still is term, and stores the new owner", func(t *testing.T) {
 		s, reopen := open(t)
 		one := val(s.TakeOver(bg, 5, 0, "a"))(t)
 		same(t, "first", one, engine.ShardState{Term: 1, Owner: "a"})
@@ -209,7 +209,7 @@ func shards(t *testing.T, open Opener[engine.Timers]) {
 		same(t, "kept", val(s.Shard(bg, 5))(t), two)
 		same(t, "others", val(s.Shard(bg, 6))(t), engine.ShardState{})
 	})
-	t.Run("of many who take over the same term one wins", func(t *testing.T) {
+	t.Run("of many concurrent take-overs of one term one wins", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
@@ -237,7 +237,7 @@ func shards(t *testing.T, open Opener[engine.Timers]) {
 		next := val(s.TakeOver(bg, 5, 1, "b"))(t)
 		same(t, "taken over", next, engine.ShardState{Term: 2, Owner: "b", Closed: 10, Watermark: 9})
 	})
-	t.Run("who writes a row and finds its minute open is found by the scan of who closes it", func(t *testing.T) { lateWrites(t, open) })
+	t.Run("if a writer stores a timer and then finds its minute open, the owner's scan after closing it finds the timer", func(t *testing.T) { lateWrites(t, open) })
 	t.Run("Advance with a stale term is notify.KindConflict", func(t *testing.T) {
 		s, _ := open(t)
 		val(s.TakeOver(bg, 5, 0, "a"))(t)
@@ -247,8 +247,9 @@ func shards(t *testing.T, open Opener[engine.Timers]) {
 	})
 }
 
-// lateWrites writes a row and asks whether its minute is closed, while an owner
-// closes the minute and scans it: one of the two sees the other.
+// lateWrites stores a timer and then reads whether its minute is closed, while an owner closes
+// the minute and then scans it. Either the writer must see that the minute is closed, or the
+// owner must find the timer.
 func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 	s, _ := open(t)
 	st := val(s.TakeOver(bg, 0, 0, "a"))(t)
@@ -270,12 +271,12 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 			}
 		})
 		if closed < at && len(found) == 0 {
-			t.Fatalf("minute %d: its writer believes it open, and its owner found nothing in it", at)
+			t.Fatalf("minute %d: its writer finds it open, and its owner found no timer in it", at)
 		}
 	}
 }
 
-// timerModel is an engine.TimerTable as a list.
+// timerModel is a model of engine.TimerTable: a sorted list.
 type timerModel struct {
 	length int64
 	shards notify.Spread
@@ -312,7 +313,7 @@ func (m *timerModel) scan(p engine.TimerPartition, after engine.TimerCursor, unt
 }
 
 func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		m := timerModel{length: length, shards: notify.SpreadOver(3)}
 		bucket := rapid.Int64Range(0, 3)
@@ -344,7 +345,7 @@ func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 				until, n := rapid.Int64Range(0, 4*length).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
 				want := m.scan(p, c, until, n)
 				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), want)
-				same(rt, "Outline", outline(val(s.Outline(bg, p, c, until, n))(rt)), outline(slices.Clone(want)))
+				same(rt, "Outline", withoutPayloads(val(s.Outline(bg, p, c, until, n))(rt)), withoutPayloads(slices.Clone(want)))
 			},
 			"buckets": func(rt *rapid.T) {
 				shard, from, to := part(rt).Shard, rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")
@@ -374,12 +375,12 @@ func timersModel(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 }
 
 func shardsModel(t *testing.T, open Opener[engine.Timers]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored := map[uint16]engine.ShardState{}
 		shard, term := rapid.Uint16Range(0, 2), rapid.Uint64Range(0, 3)
-		// kind says what a call with a term must answer.
-		kind := func(sh uint16, term uint64) notify.Kind {
+		// wantedKind returns the kind of error that a call with a term must return.
+		wantedKind := func(sh uint16, term uint64) notify.Kind {
 			if stored[sh].Term != term {
 				return notify.KindConflict
 			}
@@ -389,7 +390,7 @@ func shardsModel(t *testing.T, open Opener[engine.Timers]) {
 			"takeover": func(rt *rapid.T) {
 				sh, term := shard.Draw(rt, "shard"), term.Draw(rt, "term")
 				got, err := s.TakeOver(bg, sh, term, "o")
-				same(rt, "TakeOver error", notify.KindOf(err), kind(sh, term))
+				same(rt, "TakeOver error", notify.KindOf(err), wantedKind(sh, term))
 				if err == nil {
 					st := stored[sh]
 					st.Term, st.Owner = term+1, "o"
@@ -400,7 +401,7 @@ func shardsModel(t *testing.T, open Opener[engine.Timers]) {
 			"advance": func(rt *rapid.T) {
 				sh := shard.Draw(rt, "shard")
 				to := engine.ShardState{Term: term.Draw(rt, "term"), Closed: rapid.Int64Range(-5, 5).Draw(rt, "closed"), Watermark: rapid.Int64Range(-5, 5).Draw(rt, "mark")}
-				want := kind(sh, to.Term)
+				want := wantedKind(sh, to.Term)
 				same(rt, "Advance", notify.KindOf(s.Advance(bg, sh, to)), want)
 				if st := stored[sh]; want == notify.KindOf(nil) {
 					st.Closed, st.Watermark = max(st.Closed, to.Closed), max(st.Watermark, to.Watermark)

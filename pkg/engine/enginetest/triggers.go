@@ -17,7 +17,7 @@ import (
 
 func triggerID(n int) string { return "trg_" + base(1, uint64(n)).String() }
 
-// trigger has something in every field but the versions.
+// trigger returns a trigger with a value in every field except Version.
 func trigger(n int, caller string, state engine.TriggerState) engine.Trigger {
 	t := engine.Trigger{
 		ID: triggerID(n), Caller: caller, URL: "https://shop.example/hooks/1", Payload: []byte{0, 0xff, byte(n)},
@@ -43,16 +43,16 @@ func ids(ts []engine.Trigger) (out []string) {
 	return out
 }
 
-// one returns the row of an id.
-func one(t T, s engine.Triggers, id string) engine.Trigger {
+// getTrigger returns the row of an id.
+func getTrigger(t T, s engine.Triggers, id string) engine.Trigger {
 	t.Helper()
 	return val(s.Get(bg, []string{id}))(t)[0]
 }
 
-// move swaps a row's state.
-func move(t T, s engine.Triggers, id string, state engine.TriggerState, ended int64) bool {
+// moveTrigger swaps the state of a row.
+func moveTrigger(t T, s engine.Triggers, id string, state engine.TriggerState, ended int64) bool {
 	t.Helper()
-	row := one(t, s, id)
+	row := getTrigger(t, s, id)
 	old := row.Version
 	row.State, row.Ended = state, ended
 	return val(s.Swap(bg, []engine.TriggerSwap{{Old: old, New: row}}))(t)[0]
@@ -60,17 +60,17 @@ func move(t T, s engine.Triggers, id string, state engine.TriggerState, ended in
 
 // Triggers runs the suite of engine.Triggers.
 func Triggers(t *testing.T, open Opener[engine.Triggers]) {
-	t.Run("Create stores new rows, each with Version 1; won is false where the id was there already, which is left as it is", func(t *testing.T) {
+	t.Run("Create stores new rows with Version 1; won is false if a row with the id exists, which stays as it is", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b, bare := trigger(1, "shop", engine.TriggerPending), trigger(2, "shop", engine.TriggerFailed), engine.Trigger{ID: "x"}
-		// A field that an engine forgets is found here only if it has a value.
+		// The test finds a field that an engine does not store only if the field has a value.
 		for v, i := reflect.ValueOf(b), 0; i < v.NumField(); i++ {
 			if name := v.Type().Field(i).Name; v.Field(i).IsZero() && name != "Version" {
 				t.Errorf("the trigger of this suite has no %s", name)
 			}
 		}
 		again := trigger(1, "thief", engine.TriggerCancelled)
-		a.Version = 7 // what it says itself counts nothing
+		a.Version = 7 // Create ignores the version
 		same(t, "won", val(s.Create(bg, []engine.Trigger{a, b, again, bare}))(t), []bool{true, true, false, true})
 		if reopen != nil {
 			s = reopen()
@@ -79,11 +79,11 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		same(t, "none", val(s.Create(bg, nil))(t), []bool{})
 		a.Version, b.Version, bare.Version = 1, 1, 1
 		for _, want := range []engine.Trigger{a, b, bare} {
-			same(t, "row", one(t, s, want.ID), want)
+			same(t, "row", getTrigger(t, s, want.ID), want)
 		}
 		same(t, "of the thief", ids(val(s.List(bg, "thief", 0, engine.TriggerCursor{}, 10))(t)), []string(nil))
 	})
-	t.Run("of many who create the same id one does", func(t *testing.T) {
+	t.Run("of many concurrent calls of Create for one id one wins", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
@@ -106,7 +106,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		same(t, "winners", won.Load(), int32(2))
 		same(t, "listed", len(val(s.List(bg, "", 0, engine.TriggerCursor{}, 100))(t)), 2)
 	})
-	t.Run("Get returns rows in the order of ids; an id without a row yields a Trigger without ID", func(t *testing.T) {
+	t.Run("Get returns rows in the order of ids; for an id without a row a Trigger without ID", func(t *testing.T) {
 		s, _ := open(t)
 		a, b := trigger(1, "shop", engine.TriggerPending), trigger(2, "shop", engine.TriggerPending)
 		val(s.Create(bg, []engine.Trigger{a, b}))(t)
@@ -114,7 +114,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		same(t, "rows", val(s.Get(bg, []string{b.ID, triggerID(3), a.ID, b.ID, ""}))(t), []engine.Trigger{b, {}, a, b, {}})
 		same(t, "none", val(s.Get(bg, nil))(t), []engine.Trigger{})
 	})
-	t.Run("Swap replaces rows whose stored version is Old, each with Version Old+1, each for itself", func(t *testing.T) {
+	t.Run("Swap replaces each row whose stored version is Old, with Version Old+1; the swaps are independent", func(t *testing.T) {
 		s, reopen := open(t)
 		for n := range 4 {
 			val(s.Create(bg, []engine.Trigger{trigger(n, "shop", engine.TriggerPending)}))(t)
@@ -137,7 +137,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		want[0].Version, want[1].Version, want[2].Version, want[3].Version = 2, 1, 1, 2
 		same(t, "rows", val(s.Get(bg, []string{triggerID(0), triggerID(1), triggerID(2), triggerID(3), triggerID(8), triggerID(9)}))(t), want)
 	})
-	t.Run("a call sees what it swapped itself", func(t *testing.T) {
+	t.Run("a later swap of one call sees the earlier ones", func(t *testing.T) {
 		s, _ := open(t)
 		row := trigger(1, "shop", engine.TriggerPending)
 		val(s.Create(bg, []engine.Trigger{row}))(t)
@@ -148,13 +148,13 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		}
 		won := val(s.Swap(bg, []engine.TriggerSwap{to(1, engine.TriggerInFlight), to(1, engine.TriggerCancelled), to(2, engine.TriggerFired)}))(t)
 		same(t, "won", won, []bool{true, false, true})
-		got := one(t, s, row.ID)
+		got := getTrigger(t, s, row.ID)
 		same(t, "state and version", []any{got.State, got.Version}, []any{engine.TriggerFired, uint64(3)})
 		for state := engine.TriggerPending; state <= engine.TriggerExpired; state++ {
 			same(t, "listed", len(val(s.List(bg, "shop", state, engine.TriggerCursor{}, 10))(t)) == 1, state == engine.TriggerFired)
 		}
 	})
-	t.Run("of many who swap the same version one wins", func(t *testing.T) {
+	t.Run("of many concurrent swaps of one version one wins", func(t *testing.T) {
 		s, _ := open(t)
 		const rows, rounds = 5, 10
 		for n := range rows {
@@ -192,13 +192,13 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 						wins[(i+k*(1+i%4))%rows].Add(1)
 					}
 					if after[k].Version < have[k].Version || w && after[k].Version <= have[k].Version {
-						t.Errorf("round %d: version %d of %s after a swap of %d (%v): Get is as of every swap answered before", round, after[k].Version, names[k], have[k].Version, w)
+						t.Errorf("round %d: version %d of %s after a swap of %d (%v): Get must see every Swap that returned before the call", round, after[k].Version, names[k], have[k].Version, w)
 					}
 				}
 			}
 		})
 		for n := range rows {
-			got := one(t, s, triggerID(n))
+			got := getTrigger(t, s, triggerID(n))
 			same(t, "one version a win", int64(got.Version), 1+wins[n].Load())
 			same(t, "one attempt a win", int64(got.Attempts), 1+wins[n].Load())
 			if wins[n].Load() == 0 {
@@ -206,7 +206,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 			}
 		}
 	})
-	t.Run("List returns rows of a caller, newest id first, behind after, at most max; of a state, or of any", func(t *testing.T) { listTriggers(t, open) })
+	t.Run("List returns at most max rows of a caller, newest id first, after the cursor; of one state, or of all", func(t *testing.T) { listTriggers(t, open) })
 	t.Run("a trigger without an id is notify.KindInvalid and nothing is stored", func(t *testing.T) {
 		s, _ := open(t)
 		_, err := s.Create(bg, []engine.Trigger{trigger(1, "shop", engine.TriggerPending), {}})
@@ -215,9 +215,9 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		val(s.Create(bg, []engine.Trigger{trigger(1, "shop", engine.TriggerPending)}))(t)
 		_, err = s.Swap(bg, []engine.TriggerSwap{{Old: 1, New: trigger(1, "shop", engine.TriggerFired)}, {}})
 		wantKind(t, err, notify.KindInvalid)
-		same(t, "state", one(t, s, triggerID(1)).State, engine.TriggerPending)
+		same(t, "state", getTrigger(t, s, triggerID(1)).State, engine.TriggerPending)
 	})
-	t.Run("Purge removes terminal rows that ended before a time, at most max, never another one", func(t *testing.T) { purgeTriggers(t, open) })
+	t.Run("Purge removes at most max terminal rows that ended before a time, and never a row that is not terminal", func(t *testing.T) { purgeTriggers(t, open) })
 	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
 		s, _ := open(t)
 		fresh := func() engine.Trigger {
@@ -231,10 +231,10 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 			x.Payload[0], x.Schedule[0], x.Log[0].N, x.Log[0].Body[0] = 'x', 9, 9, 'x'
 		}
 		spoil(&in)
-		got := one(t, s, in.ID)
+		got := getTrigger(t, s, in.ID)
 		same(t, "row", got, fresh())
 		spoil(&got)
-		same(t, "row again", one(t, s, in.ID), fresh())
+		same(t, "row again", getTrigger(t, s, in.ID), fresh())
 		listed := val(s.List(bg, "shop", 0, engine.TriggerCursor{}, 1))(t)
 		same(t, "listed", listed[0], fresh())
 		spoil(&listed[0])
@@ -267,7 +267,7 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 		got := val(s.List(bg, caller, state, c, max))(t)
 		same(t, what, ids(got), wanted)
 		for i := range got {
-			same(t, what+": row", got[i], one(t, s, got[i].ID))
+			same(t, what+": row", got[i], getTrigger(t, s, got[i].ID))
 		}
 	}
 	all := func() {
@@ -303,15 +303,15 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 	f("nobody's", "x", 0, -1, 10)
 	f("no state", "shop", engine.TriggerExpired, -1, 10)
 
-	// A row moves from one list to the other with its state.
-	move(t, s, triggerID(3), engine.TriggerInFlight, 0)
+	// With its state a row moves from one list to another.
+	moveTrigger(t, s, triggerID(3), engine.TriggerInFlight, 0)
 	f("left", "shop", engine.TriggerPending, -1, 10, 6, 0)
 	f("joined", "shop", engine.TriggerInFlight, -1, 10, 3)
 	f("joined, of all", "", engine.TriggerInFlight, -1, 10, 7, 3)
 	f("open, whether it is called or not", "shop", engine.TriggerOpen, -1, 10, 6, 3, 0)
-	// A FAILED one is open until its letter is written.
+	// A FAILED row is open until its dead letter is written.
 	letter := func(next int64) {
-		row := one(t, s, triggerID(3))
+		row := getTrigger(t, s, triggerID(3))
 		old := row.Version
 		row.State, row.Ended, row.NextAt = engine.TriggerFailed, 9, next
 		same(t, "swapped", val(s.Swap(bg, []engine.TriggerSwap{{Old: old, New: row}}))(t), []bool{true})
@@ -321,10 +321,10 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 	letter(0)
 	f("written", "shop", engine.TriggerOpen, -1, 10, 6, 0)
 	same(t, "open ones", val(s.CountOpen(bg, "shop", 10))(t), 2)
-	row := one(t, s, triggerID(3))
+	row := getTrigger(t, s, triggerID(3))
 	row.NextAt = 1500
 	val(s.Swap(bg, []engine.TriggerSwap{{Old: row.Version, New: row}}))(t)
-	move(t, s, triggerID(3), engine.TriggerPending, 0)
+	moveTrigger(t, s, triggerID(3), engine.TriggerPending, 0)
 	if reopen != nil {
 		s = reopen()
 	}
@@ -340,12 +340,12 @@ func purgeTriggers(t *testing.T, open Opener[engine.Triggers]) {
 	for n, state := range states {
 		x := trigger(n, "shop", state)
 		if x.Ended == 0 && n == 1 {
-			x.Ended = 3 // not terminal, whatever this says
+			x.Ended = 3 // Purge must ignore Ended of a row that is not terminal
 		}
 		val(s.Create(bg, []engine.Trigger{x}))(t)
 	}
-	move(t, s, triggerID(7), engine.TriggerFired, 1004) // terminal since a swap
-	move(t, s, triggerID(6), engine.TriggerFired, 5000) // ended anew
+	moveTrigger(t, s, triggerID(7), engine.TriggerFired, 1004) // terminal by a swap, not by Create
+	moveTrigger(t, s, triggerID(6), engine.TriggerFired, 5000) // ended again, later
 	same(t, "none", val(s.Purge(bg, math.MaxInt64, 0))(t), 0)
 	same(t, "nothing that old", val(s.Purge(bg, 1002, 10))(t), 0)
 	same(t, "max", val(s.Purge(bg, 1005, 2))(t), 2)
@@ -359,14 +359,14 @@ func purgeTriggers(t *testing.T, open Opener[engine.Triggers]) {
 	}
 	same(t, "left", ids(val(s.List(bg, "", 0, engine.TriggerCursor{}, 100))(t)), want)
 	same(t, "left of the caller", ids(val(s.List(bg, "shop", 0, engine.TriggerCursor{}, 100))(t)), want)
-	same(t, "gone", one(t, s, triggerID(2)).ID, "")
+	same(t, "gone", getTrigger(t, s, triggerID(2)).ID, "")
 	same(t, "won again", val(s.Create(bg, []engine.Trigger{trigger(2, "shop", engine.TriggerFired)}))(t), []bool{true})
 	same(t, "all that are terminal", val(s.Purge(bg, math.MaxInt64, 100))(t), 3)
 	same(t, "never another one", ids(val(s.List(bg, "", 0, engine.TriggerCursor{}, 100))(t)), []string{triggerID(1), triggerID(0)})
 }
 
 func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
-	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		m := modelTriggers{}
 		states := rapid.Custom(func(rt *rapid.T) engine.TriggerState {

@@ -28,7 +28,7 @@ func Callers(t *testing.T, open Opener[engine.Callers]) {
 		Secrets:     []engine.CallerSecret{{Secret: "whsec_new", Created: 2000}, {Secret: "whsec_old", Created: 1000, Expires: 3000}},
 		MaxInFlight: 7, MaxPending: 1000, FinalStatuses: []int{400, 422},
 	}
-	t.Run("keeps callers", func(t *testing.T) {
+	t.Run("Callers stores callers", func(t *testing.T) {
 		s, reopen := open(t)
 		b := engine.Caller{ID: "b", Disabled: true}
 		must(t, s.Put(bg, b))
@@ -46,7 +46,7 @@ func Callers(t *testing.T, open Opener[engine.Callers]) {
 		same(t, "list", sorted(val(s.List(bg))(t), func(a, b engine.Caller) int { return int(a.ID[0]) - int(b.ID[0]) }), []engine.Caller{want, b})
 		wantKind(t, s.Put(bg, engine.Caller{}), notify.KindInvalid)
 	})
-	t.Run("Put stores c with Version c.Version+1 if the stored version is c.Version (0: there is none); else notify.KindConflict", func(t *testing.T) {
+	t.Run("Put stores c with Version c.Version+1 if the stored version is c.Version (0: no row); otherwise it returns notify.KindConflict", func(t *testing.T) {
 		s, reopen := open(t)
 		must(t, s.Put(bg, engine.Caller{ID: "a", Rate: 1}))
 		wantKind(t, s.Put(bg, engine.Caller{ID: "a", Rate: 2}), notify.KindConflict)
@@ -93,7 +93,7 @@ func Callers(t *testing.T, open Opener[engine.Callers]) {
 
 // Meta runs the suite of engine.Meta.
 func Meta(t *testing.T, open Opener[engine.Meta]) {
-	t.Run("GetMeta returns the value of a name; nil when there is none", func(t *testing.T) {
+	t.Run("GetMeta returns the value of a name; nil if there is none", func(t *testing.T) {
 		s, reopen := open(t)
 		value := []byte("value")
 		must(t, s.PutMeta(bg, "store_id", value))
@@ -110,19 +110,19 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 			t.Fatalf("missing value is %v", v)
 		}
 	})
-	t.Run("SwapMeta stores a value only in place of the one that was read", func(t *testing.T) {
+	t.Run("SwapMeta stores value if the stored value is old", func(t *testing.T) {
 		s, reopen := open(t)
 		swap := func(old, value string, want bool, now string) {
 			t.Helper()
 			var was []byte
-			if old != "-" { // "-": there is none
+			if old != "-" { // "-" stands for no value
 				was = []byte(old)
 			}
 			same(t, old+" to "+value, val(s.SwapMeta(bg, "swapped", was, []byte(value)))(t), want)
 			same(t, "value", string(val(s.GetMeta(bg, "swapped"))(t)), now)
 		}
 		if v := val(s.SwapMeta(bg, "swapped", []byte{}, []byte("x")))(t); v || val(s.GetMeta(bg, "swapped"))(t) != nil {
-			t.Fatal("an empty value was swapped that is not there")
+			t.Fatal("SwapMeta replaced an empty value although there is none")
 		}
 		swap("-", "", true, "")
 		swap("-", "a", false, "")
@@ -131,7 +131,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 		swap("", "b", false, "a")
 		swap("-", "b", false, "a")
 		swap("a", "b", true, "b")
-		swap("-", "b", true, "b") // it is stored: an answer was lost
+		swap("-", "b", true, "b") // value is stored already, as after a lost answer
 		swap("a", "b", true, "b")
 		if reopen != nil {
 			s = reopen()
@@ -139,7 +139,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 		swap("a", "c", false, "b")
 		swap("b", "c", true, "c")
 	})
-	t.Run("SwapMeta loses no change of those who swap at the same moment", func(t *testing.T) {
+	t.Run("SwapMeta loses no change of concurrent callers", func(t *testing.T) {
 		s, _ := open(t)
 		const writers, changes = 4, 5
 		var wg sync.WaitGroup
@@ -152,7 +152,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 						if err == nil && !strings.Contains(string(now), add) {
 							stored, err = s.SwapMeta(bg, "set", now, []byte(string(now)+add))
 						} else if err == nil {
-							stored = true // by a swap whose answer was an error
+							stored = true // by a swap that returned an error
 						}
 						if err != nil && notify.KindOf(err) != notify.KindUnavailable {
 							t.Errorf("%s: %v", add, err)
@@ -204,7 +204,7 @@ func Cancels[E users.CancelStore](t *testing.T, open Opener[E]) {
 		same(t, "cancel", got, first)
 		same(t, "changes", val(s.Changes(bg, 0, 10))(t), []engine.Cancel{first})
 	})
-	t.Run("of many who cancel the same scope one is kept", func(t *testing.T) {
+	t.Run("of many concurrent cancellations of one scope one is kept", func(t *testing.T) {
 		s, _ := open(t)
 		var versions [16]uint64
 		together(16, func(i int) {
@@ -242,7 +242,7 @@ func Cancels[E users.CancelStore](t *testing.T, open Opener[E]) {
 		same(t, "rest", val(s.Changes(bg, all[2].Version, 10))(t), all[3:])
 		same(t, "end", val(s.Changes(bg, all[6].Version, 10))(t), []engine.Cancel{})
 	})
-	t.Run("who follows the changes while others put misses none", func(t *testing.T) {
+	t.Run("a reader that follows the changes during concurrent puts misses none", func(t *testing.T) {
 		s, _ := open(t)
 		const writers, each = 4, 40
 		var left atomic.Int32
@@ -395,7 +395,7 @@ func Jobs(t *testing.T, open Opener[*store.Jobs]) {
 		_, _, err := s.Create(bg, job("1", "other"))
 		wantKind(t, err, notify.KindConflict)
 	})
-	t.Run("of many who create the same name one does", func(t *testing.T) {
+	t.Run("of many concurrent calls of Create for one name one wins", func(t *testing.T) {
 		s, _ := open(t)
 		var won atomic.Int32
 		var ids [16]string
@@ -493,7 +493,7 @@ func Jobs(t *testing.T, open Opener[*store.Jobs]) {
 	jobsDrop(t, open)
 }
 
-// jobsDrop is what Jobs wants of Drop.
+// jobsDrop runs the part of Jobs about Drop.
 func jobsDrop(t *testing.T, open Opener[*store.Jobs]) {
 	t.Run("Drop forgets a job, its name and its entries, if the stored version is version", func(t *testing.T) {
 		s, reopen := open(t)
@@ -553,7 +553,7 @@ func Audit(t *testing.T, open Opener[*store.Audit]) {
 		same(t, "end", val(s.Rows(bg, 2, 1))(t), []engine.AuditRow{})
 		same(t, "last", val(s.Last(bg))(t), b)
 	})
-	t.Run("Of many who append at a time each sees the one before", func(t *testing.T) {
+	t.Run("of many concurrent calls of Append each sees the row before its own", func(t *testing.T) {
 		s, _ := open(t)
 		together(16, func(i int) {
 			if _, err := s.Append(bg, next(strconv.Itoa(i))); err != nil {

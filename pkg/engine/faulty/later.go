@@ -40,11 +40,11 @@ func (w schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	return Get2(ctx, w.plan, "Schedules.Swap", func() (engine.ScheduleHead, bool, error) { return w.Schedules.Swap(ctx, old, h) })
 }
 
-// timerTable is of Timers or ColdTimers.
+// timerTable wraps the table of Timers or of ColdTimers.
 type timerTable struct {
 	engine.TimerTable
-	plan *Plan
-	name string
+	plan   *Plan
+	prefix string // of the method names: "Timers." or "ColdTimers."
 }
 
 // NewColdTimers wraps next.
@@ -53,23 +53,23 @@ func NewColdTimers(next engine.ColdTimers, p *Plan) engine.ColdTimers {
 }
 
 func (w timerTable) Put(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
-	return w.plan.Do(ctx, w.name+"Put", func() error { return w.TimerTable.Put(ctx, shards, ts) })
+	return w.plan.Do(ctx, w.prefix+"Put", func() error { return w.TimerTable.Put(ctx, shards, ts) })
 }
 
 func (w timerTable) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return Get(ctx, w.plan, w.name+"Scan", func() ([]engine.Timer, error) { return w.TimerTable.Scan(ctx, p, after, until, max) })
+	return Get(ctx, w.plan, w.prefix+"Scan", func() ([]engine.Timer, error) { return w.TimerTable.Scan(ctx, p, after, until, max) })
 }
 
 func (w timerTable) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return Get(ctx, w.plan, w.name+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.Outline(ctx, p, after, until, max) })
+	return Get(ctx, w.plan, w.prefix+"Outline", func() ([]engine.Timer, error) { return w.TimerTable.Outline(ctx, p, after, until, max) })
 }
 
 func (w timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
-	return Get(ctx, w.plan, w.name+"Buckets", func() ([]int64, error) { return w.TimerTable.Buckets(ctx, shard, from, to) })
+	return Get(ctx, w.plan, w.prefix+"Buckets", func() ([]int64, error) { return w.TimerTable.Buckets(ctx, shard, from, to) })
 }
 
 func (w timerTable) Drop(ctx context.Context, p engine.TimerPartition) error {
-	return w.plan.Do(ctx, w.name+"Drop", func() error { return w.TimerTable.Drop(ctx, p) })
+	return w.plan.Do(ctx, w.prefix+"Drop", func() error { return w.TimerTable.Drop(ctx, p) })
 }
 
 type timers struct {
@@ -103,8 +103,8 @@ type queue struct {
 	plan *Plan
 }
 
-// NewQueue wraps next. A Receive whose answer is lost has taken its
-// messages: they are received again when their visibility ends.
+// NewQueue wraps next. A Receive whose answer is lost has received its messages; they can
+// be received again when their visibility ends.
 func NewQueue(next engine.Queue, p *Plan) engine.Queue { return queue{next, p} }
 
 func (w queue) Enqueue(ctx context.Context, ms []engine.Message) error {
@@ -113,7 +113,7 @@ func (w queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 
 func (w queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	ds, err := Get(ctx, w.plan, "Queue.Receive", func() ([]engine.Delivery, error) { return w.Queue.Receive(ctx, max, visibility) })
-	if err != nil && ctx.Err() != nil { // an ended ctx is no error, also while a rule holds the call
+	if err != nil && ctx.Err() != nil { // if ctx ends, Receive returns no error, even while a rule holds the call
 		return nil, nil
 	}
 	return ds, err

@@ -1,7 +1,8 @@
-// Package faulty wraps engine contracts and makes their calls fail as a plan
-// says: refused, lost on the way back, slow, or hanging until released. Tests
-// of workers and intake use it to see what they do when a store misbehaves. Methods
-// that no test lets fail pass every call on.
+// Package faulty wraps contracts of pkg/engine and makes their calls fail as a plan says:
+// a call is refused, its answer is lost, it is slow, or it hangs until it is released.
+// Tests use it to see what a worker or the intake does while a store misbehaves. A wrapper
+// has only the methods that some test makes fail; other methods are those of the wrapped
+// engine.
 //
 //	plan := faulty.NewPlan(seed)
 //	plan.Add(faulty.Rule{Method: "Status.Put", Times: 3, Err: faulty.ErrDown})
@@ -18,64 +19,65 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// ErrDown is what an engine that cannot be reached answers.
+// ErrDown is the error of an engine that cannot be reached.
 var ErrDown error = notify.Unavailable("store", 0, errors.New("injected"))
 
-// Rule makes some calls of a method misbehave. Its parts happen in the order
-// of its fields.
+// Rule makes some calls of a method misbehave. Hook, Hold and Err take effect in the order
+// of the fields.
 type Rule struct {
 	// Method is "Contract.Method", e.g. "Idem.Reserve"; "Contract.*" and "*"
 	// match more.
 	Method string
-	// Skip lets that many matching calls pass first.
+	// Skip is how many matching calls pass before the rule applies.
 	Skip int
-	// Times is how many calls it applies to after that; 0: all.
+	// Times is how many calls the rule applies to after that; 0: all.
 	Times int
-	// Chance applies it to a share of calls by the plan's seed, 0 to 1; 0: to all.
+	// Chance is the share of calls that the rule applies to, 0 to 1, drawn with the seed
+	// of the plan; 0: all.
 	Chance float64
 
-	// Hook runs before the call, with its context: it may block to be slow, or
-	// tell the test that the call is there.
+	// Hook runs before the call, with the context of the call. It may block, so that the
+	// call is slow, or tell the test that the call has begun.
 	Hook func(ctx context.Context, method string)
-	// Hold keeps the call until it is closed or the call's context ends.
+	// Hold blocks the call until Hold is closed or the context of the call ends.
 	Hold <-chan struct{}
-	// Err is answered. Nil passes the call on.
+	// Err is the error that the call returns. If Err is nil, the call goes to the engine.
 	Err error
-	// Lost makes the call before Err is answered: the acknowledgement got lost.
+	// Lost says whether the call goes to the engine before it returns Err.
 	Lost Loss
 }
 
-// Loss says whether a call that is answered with an error was applied.
+// Loss says whether the engine applies a call that returns Rule.Err.
 type Loss uint8
 
 const (
-	// NotApplied: the engine never saw the call.
+	// NotApplied: the engine does not get the call.
 	NotApplied Loss = iota
-	// Applied: the engine did what was asked; only the answer is an error.
+	// Applied: the engine applies the call; only its answer is lost.
 	Applied
 )
 
-// Plan decides about calls. It may be changed while calls run.
+// Plan decides which calls misbehave. Rules may be added and removed while calls run.
 type Plan struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // guards the fields below and the counts of rules
 	rng   *rand.Rand
 	rules []*rule
-	calls map[string]int
+	calls map[string]int // by method
 }
 
 type rule struct {
 	Rule
-	seen, used int
+	matched, applied int // calls
 }
 
-// NewPlan returns a plan without rules: every call passes. The same seed and
-// order of calls give the same faults.
+// NewPlan returns a plan without rules. Every call passes. The same seed and order of calls
+// give the same faults.
 func NewPlan(seed uint64) *Plan {
 	return &Plan{rng: rand.New(rand.NewPCG(seed, 0)), calls: map[string]int{}}
 }
 
-// Add adds a rule behind those there are; the first that applies to a call
-// decides. The returned function removes it.
+// Add adds a rule after the existing ones. The first rule that applies to a call decides.
+// The returned function removes the rule.
 func (p *Plan) Add(r Rule) (remove func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,15 +95,15 @@ func (p *Plan) Add(r Rule) (remove func()) {
 	}
 }
 
-// Calls returns how often a method was called, faults included.
+// Calls returns how often a method was called, including calls that failed.
 func (p *Plan) Calls(method string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.calls[method]
 }
 
-// pick counts the call and returns the rule that applies to it.
-func (p *Plan) pick(method string) (Rule, bool) {
+// pickRule counts the call and returns the rule that applies to it, or false if none does.
+func (p *Plan) pickRule(method string) (Rule, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls[method]++
@@ -110,21 +112,22 @@ func (p *Plan) pick(method string) (Rule, bool) {
 		if r.Method != method && r.Method != contract+".*" && r.Method != "*" {
 			continue
 		}
-		if r.seen++; r.seen <= r.Skip || (r.Times > 0 && r.used >= r.Times) {
+		if r.matched++; r.matched <= r.Skip || (r.Times > 0 && r.applied >= r.Times) {
 			continue
 		}
 		if r.Chance > 0 && p.rng.Float64() >= r.Chance {
 			continue
 		}
-		r.used++
+		r.applied++
 		return r.Rule, true
 	}
 	return Rule{}, false
 }
 
-// Do runs call as the plan says. A wrapper of a contract calls it for each method.
+// Do runs call as the plan says and returns its error or the injected one. Each method of a
+// wrapper calls Do.
 func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
-	r, ok := p.pick(method)
+	r, ok := p.pickRule(method)
 	if !ok {
 		return call()
 	}
@@ -142,12 +145,12 @@ func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
 		return call()
 	}
 	if r.Lost == Applied {
-		_ = call() // whatever came of it, the caller hears Err
+		_ = call() // the caller gets Err, whatever the engine answered
 	}
 	return r.Err
 }
 
-// Get is Plan.Do for calls with a result, which an error takes away.
+// Get is Plan.Do for calls with a result. With an error it returns the zero result.
 func Get[V any](ctx context.Context, p *Plan, method string, call func() (V, error)) (V, error) {
 	var v V
 	err := p.Do(ctx, method, func() (err error) {
@@ -161,15 +164,15 @@ func Get[V any](ctx context.Context, p *Plan, method string, call func() (V, err
 	return v, nil
 }
 
-// two is a result of two values.
-type two[A, B any] struct {
+// pair is a result of two values.
+type pair[A, B any] struct {
 	a A
 	b B
 }
 
 // Get2 is Get for calls with two results.
 func Get2[A, B any](ctx context.Context, p *Plan, method string, call func() (A, B, error)) (A, B, error) {
-	r, err := Get(ctx, p, method, func() (r two[A, B], err error) {
+	r, err := Get(ctx, p, method, func() (r pair[A, B], err error) {
 		r.a, r.b, err = call()
 		return r, err
 	})

@@ -11,7 +11,7 @@ type partitions struct {
 	plan *Plan
 }
 
-// NewPartitions wraps next: what pkg/store keeps over it fails as its rows do.
+// NewPartitions wraps next. Contracts of pkg/store over the result fail when its rows do.
 func NewPartitions(next rows.Partitions, p *Plan) rows.Partitions { return partitions{next, p} }
 
 func (w partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {

@@ -6,23 +6,23 @@ import (
 	"sync"
 )
 
-// Broadcast hands messages to the listeners of one process.
+// Broadcast sends messages to the listeners of this process.
 type Broadcast struct {
-	mu        sync.Mutex
+	mu        sync.Mutex             // guards listeners and every listener.waiting
 	listeners map[string][]*listener // by channel
 }
 
-// listener has the messages that its Listen has not taken yet.
+// listener holds the messages of one call of Listen.
 type listener struct {
-	more    chan struct{}
-	waiting [][]byte // guarded by Broadcast.mu
+	wake    chan struct{} // of size 1; holds a value if waiting may not be empty
+	waiting [][]byte      // messages that Listen has not taken yet; guarded by Broadcast.mu
 }
 
-// NewBroadcast returns channels without listeners.
+// NewBroadcast returns a Broadcast without listeners.
 func NewBroadcast() *Broadcast { return &Broadcast{listeners: map[string][]*listener{}} }
 
 func (b *Broadcast) Send(ctx context.Context, channel string, message []byte) error {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return err
 	}
 	b.mu.Lock()
@@ -30,7 +30,7 @@ func (b *Broadcast) Send(ctx context.Context, channel string, message []byte) er
 	for _, l := range b.listeners[channel] {
 		l.waiting = append(l.waiting, bytes.Clone(message))
 		select {
-		case l.more <- struct{}{}:
+		case l.wake <- struct{}{}:
 		default:
 		}
 	}
@@ -38,17 +38,17 @@ func (b *Broadcast) Send(ctx context.Context, channel string, message []byte) er
 }
 
 func (b *Broadcast) Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error {
-	l := &listener{more: make(chan struct{}, 1)}
+	l := &listener{wake: make(chan struct{}, 1)}
 	b.mu.Lock()
 	b.listeners[channel] = append(b.listeners[channel], l)
 	b.mu.Unlock()
-	defer b.leave(channel, l)
+	defer b.removeListener(channel, l)
 	ready()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-l.more:
+		case <-l.wake:
 		}
 		b.mu.Lock()
 		messages := l.waiting
@@ -62,7 +62,7 @@ func (b *Broadcast) Listen(ctx context.Context, channel string, ready func(), fn
 	}
 }
 
-func (b *Broadcast) leave(channel string, l *listener) {
+func (b *Broadcast) removeListener(channel string, l *listener) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var others []*listener

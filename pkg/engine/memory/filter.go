@@ -9,26 +9,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Filter is a Bloom filter of one process, in two generations: what is added
-// goes into the newer, and after a window the older is emptied and becomes the
-// newer. It is complete since it was made.
+// Filter is a Bloom filter of one process, in two generations. Add puts ids into the newer
+// generation. After each window the older generation is emptied and becomes the newer one,
+// so an id is remembered for one to two windows. A filter is complete since it was created.
 type Filter struct {
 	window time.Duration
-	hashes int
+	hashes int // bits that an id sets
 
-	mu    sync.Mutex
-	gens  [2][]uint64 // bits
-	turn  int64       // window that gens[turn&1] belongs to
-	since time.Time
+	mu            sync.Mutex  // guards the fields below
+	gens          [2][]uint64 // the bits of each generation
+	newestWindow  int64       // number of the window of the newer generation, gens[newestWindow&1]
+	completeSince time.Time   // creation, or the last call of Incomplete
 }
 
-// falsePositives is the share of ids never added that Seen takes for added,
-// when both generations are full.
+// falsePositives is the share of ids that were never added but that Seen reports as
+// perhaps added, when both generations are full.
 const falsePositives = 0.02
 
-// NewFilter returns an empty filter for up to rate ids per second that are
-// remembered for a window or longer; rate*window is at most 2^31 ids. It takes
-// 2.5 bytes an id.
+// NewFilter returns an empty filter that takes up to rate ids per second and remembers each
+// for at least a window. It returns notify.KindInvalid if rate or window is out of range;
+// rate*window may be at most 2^31 ids. The filter takes 2.5 bytes an id.
 func NewFilter(rate float64, window time.Duration) (*Filter, error) {
 	n := rate * window.Seconds()
 	if !(rate > 0) || window < time.Second || n > 1<<31 {
@@ -36,28 +36,28 @@ func NewFilter(rate float64, window time.Duration) (*Filter, error) {
 	}
 	hashes := math.Ceil(math.Log2(2 / falsePositives))
 	words := int(math.Max(math.Ceil(n*hashes/math.Ln2/64), 16))
-	f := &Filter{window: window, hashes: int(hashes), since: time.Now()}
+	f := &Filter{window: window, hashes: int(hashes), completeSince: time.Now()}
 	for i := range f.gens {
 		f.gens[i] = make([]uint64, words)
 	}
-	f.turn = f.since.UnixNano() / int64(window)
+	f.newestWindow = f.completeSince.UnixNano() / int64(window)
 	return f, nil
 }
 
-// roll empties the generations whose window is over. Must be called with mu held.
-func (f *Filter) roll() {
-	turn := max(time.Now().UnixNano()/int64(f.window), f.turn)
-	for range min(turn-f.turn, 2) {
-		f.turn++
-		clear(f.gens[f.turn&1])
+// advanceWindow empties the generations whose window is over. mu must be held.
+func (f *Filter) advanceWindow() {
+	now := max(time.Now().UnixNano()/int64(f.window), f.newestWindow)
+	for range min(now-f.newestWindow, 2) {
+		f.newestWindow++
+		clear(f.gens[f.newestWindow&1])
 	}
-	if turn > f.turn { // both are empty; only which is the newer matters
-		f.turn = turn
+	if now > f.newestWindow { // both generations are empty, so the number may skip windows
+		f.newestWindow = now
 	}
 }
 
-// places calls fn with the bits of an id until it returns false.
-func (f *Filter) places(id uint64, fn func(word int, bit uint64) bool) {
+// eachBit calls fn with the bits of an id until fn returns false.
+func (f *Filter) eachBit(id uint64, fn func(word int, bit uint64) bool) {
 	step := notify.Mix(id) | 1
 	bits := uint64(len(f.gens[0])) * 64
 	for range f.hashes {
@@ -69,50 +69,50 @@ func (f *Filter) places(id uint64, fn func(word int, bit uint64) bool) {
 }
 
 func (f *Filter) Add(ctx context.Context, ids []uint64) error {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.roll()
-	gen := f.gens[f.turn&1]
+	f.advanceWindow()
+	gen := f.gens[f.newestWindow&1]
 	for _, id := range ids {
-		f.places(id, func(word int, bit uint64) bool { gen[word] |= bit; return true })
+		f.eachBit(id, func(word int, bit uint64) bool { gen[word] |= bit; return true })
 	}
 	return nil
 }
 
 func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error) {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return nil, time.Time{}, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.roll()
+	f.advanceWindow()
 	maybe = make([]bool, len(ids))
 	for i, id := range ids {
 		for _, gen := range f.gens {
 			all := true
-			f.places(id, func(word int, bit uint64) bool {
+			f.eachBit(id, func(word int, bit uint64) bool {
 				all = gen[word]&bit != 0
 				return all
 			})
 			maybe[i] = maybe[i] || all
 		}
 	}
-	complete = time.Unix(0, (f.turn-1)*int64(f.window)) // the older generation's begin
-	if f.since.After(complete) {
-		complete = f.since
+	complete = time.Unix(0, (f.newestWindow-1)*int64(f.window)) // begin of the older generation
+	if f.completeSince.After(complete) {
+		complete = f.completeSince
 	}
 	return maybe, complete, nil
 }
 
 func (f *Filter) Incomplete(ctx context.Context) error {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.since = time.Now()
+	f.completeSince = time.Now()
 	return nil
 }

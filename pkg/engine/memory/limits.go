@@ -9,31 +9,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Limits keeps token buckets and blocked accounts of one process, on the
-// monotonic clock. There are as many as there are accounts and addresses to
-// send from: they are never forgotten.
+// Limits keeps token buckets and blocked accounts of one process, on the monotonic clock.
+// A bucket is never removed: there are only as many as accounts and sender addresses.
 type Limits struct {
 	mu      sync.Mutex
 	buckets map[string]*bucket
-	blocked map[string]time.Time
+	blocked map[string]time.Time // until when, by account
 }
 
 type bucket struct {
-	tokens float64
-	at     time.Time
+	tokens   float64
+	filledAt time.Time // when tokens was last brought up to date
 }
 
-// NewLimits returns full buckets and no blocked account.
+// NewLimits returns Limits whose buckets are all full. No account is blocked.
 func NewLimits() *Limits {
 	return &Limits{buckets: map[string]*bucket{}, blocked: map[string]time.Time{}}
 }
 
-// Take takes up to n tokens of a bucket refilled at rate per second up to
-// burst, and returns how many it got and, if fewer than n, how long until the
-// next is there. A bucket nobody asked for yet is full. A rate of 0 or less
-// never refills.
+// Take takes up to n tokens from a bucket that is refilled at rate per second up to burst.
+// It returns how many it took. If these are fewer than n, wait is the time until the next
+// token. A new bucket is full. A bucket with a rate of 0 or less is never refilled. Take
+// returns notify.KindInvalid if burst is below 1.
 func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return 0, 0, err
 	}
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
@@ -44,17 +43,17 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 	now := time.Now()
 	b := l.buckets[name]
 	if b == nil {
-		b = &bucket{tokens: float64(burst), at: now}
+		b = &bucket{tokens: float64(burst), filledAt: now}
 		l.buckets[name] = b
 	}
 	rate = max(rate, 0)
-	if d := now.Sub(b.at).Seconds(); d > 0 {
+	if d := now.Sub(b.filledAt).Seconds(); d > 0 {
 		b.tokens += d * rate
-		b.at = now
+		b.filledAt = now
 	}
 	b.tokens = min(b.tokens, float64(burst))
-	// A token is there when all but a billionth of it is: what was waited for
-	// as announced must not fail by rounding.
+	// A token may be taken when only a billionth of it is missing. Otherwise rounding could
+	// refuse a caller that has waited exactly as long as it was told.
 	got = min(n, int(b.tokens+1e-9))
 	b.tokens = max(b.tokens-float64(got), 0)
 	if got == n {
@@ -67,10 +66,10 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 	return got, time.Duration(math.Ceil(missing)), nil
 }
 
-// Block marks an account as blocked until a time; an earlier time than the
-// stored one changes nothing.
+// Block marks an account as blocked until a time. A time before the stored one changes
+// nothing.
 func (l *Limits) Block(ctx context.Context, account string, until time.Time) error {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -81,9 +80,9 @@ func (l *Limits) Block(ctx context.Context, account string, until time.Time) err
 	return nil
 }
 
-// Blocked returns until when each account is blocked; the zero time: it is not.
+// Blocked returns until when each account is blocked; the zero time for one that is not.
 func (l *Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()

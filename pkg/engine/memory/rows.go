@@ -11,20 +11,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partRows implements rows.Rows: of each partition a sorted slice.
+// partRows implements rows.Rows with one sorted slice for each partition.
 type partRows struct {
-	writing sync.Mutex // held by one writer, also while it calls what waits for its rows
+	// writing is held by one writer at a time: while it changes rows and while it calls
+	// the Stored and Settled functions, so that these run in the order of the writes.
+	writing sync.Mutex
 
-	mu    sync.Mutex // taken while writing is held, too
+	mu    sync.Mutex // guards parts and their rows; a writer locks it after writing
 	parts map[rows.Part]*part
 }
 
 type part struct {
-	rows []rows.Row
-	last uint64 // number given to the latest change
+	rows       []rows.Row // sorted by key; values are never changed in place
+	lastNumber uint64     // the last n given to rows.Change.Number
 }
 
-// part returns a partition. The lock is held.
+// part returns a partition, which it creates if it is missing. mu must be held.
 func (p *partRows) part(name rows.Part) *part {
 	if p.parts[name] == nil {
 		p.parts[name] = &part{}
@@ -32,12 +34,12 @@ func (p *partRows) part(name rows.Part) *part {
 	return p.parts[name]
 }
 
-// find returns where the row of a key is or would be.
+// find returns the index where the row of a key is or would be.
 func (p *part) find(key string) (int, bool) {
 	return slices.BinarySearchFunc(p.rows, key, func(r rows.Row, key string) int { return strings.Compare(r.Key, key) })
 }
 
-// get returns the stored value of a key, nil where there is none.
+// get returns the stored value of a key; nil if there is none.
 func (p *part) get(key string) []byte {
 	if i, ok := p.find(key); ok {
 		return p.rows[i].Value
@@ -45,6 +47,7 @@ func (p *part) get(key string) []byte {
 	return nil
 }
 
+// set stores copies of rows; a nil value removes the row.
 func (p *part) set(rs []rows.Row) {
 	for _, r := range rs {
 		i, ok := p.find(r.Key)
@@ -61,7 +64,7 @@ func (p *part) set(rs []rows.Row) {
 }
 
 func (p *partRows) Get(ctx context.Context, name rows.Part, keys ...string) ([][]byte, error) {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
@@ -77,7 +80,7 @@ func (p *partRows) Failed() <-chan struct{} { return nil }
 
 func (p *partRows) Err() error { return nil }
 
-// View returns a copy of the rows, whose values are never changed in place.
+// View returns a copy of the rows. It shares the values, which are never changed in place.
 func (p *partRows) View() rows.View {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,34 +95,34 @@ func (p *partRows) Close() error { return nil }
 
 func (p *partRows) Scan(ctx context.Context, name rows.Part, r rows.Range, fn func(rows.Row) (bool, error)) error {
 	p.mu.Lock()
-	var in []rows.Row
+	var selected []rows.Row
 	for _, row := range p.part(name).rows {
 		if strings.HasPrefix(row.Key, r.Prefix) && row.Key > r.After && (r.Before == "" || row.Key < r.Before) {
-			in = append(in, row)
+			selected = append(selected, row)
 		}
 	}
 	p.mu.Unlock()
 	if r.Back {
-		slices.Reverse(in)
+		slices.Reverse(selected)
 	}
-	for _, row := range in {
-		if err := check(ctx); err != nil {
+	for _, row := range selected {
+		if err := checkContext(ctx); err != nil {
 			return err
 		}
 		if more, err := fn(row); !more || err != nil {
 			return err
 		}
 	}
-	return check(ctx)
+	return checkContext(ctx)
 }
 
 func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return false, err
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	if !p.swap(cs) {
+	if !p.applyChanges(cs) {
 		return false, nil
 	}
 	for _, c := range cs {
@@ -130,7 +133,8 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return true, nil
 }
 
-func (p *partRows) swap(cs []rows.Change) (won bool) {
+// applyChanges applies cs if every row of every If is stored, and reports whether it did.
+func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range cs {
@@ -152,8 +156,8 @@ func (p *partRows) swap(cs []rows.Change) (won bool) {
 			}
 		}
 		for i := range c.Numbers {
-			in.last++
-			in.set(c.Number(i, in.last))
+			in.lastNumber++
+			in.set(c.Number(i, in.lastNumber))
 		}
 	}
 	return true
@@ -163,12 +167,12 @@ func (p *partRows) swap(cs []rows.Change) (won bool) {
 func (p *partRows) Turn(context.Context, rows.Part) (func(), error) { return func() {}, nil }
 
 func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
-	if err := check(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return err
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	b := batch{p: p}
+	b := batch{store: p}
 	p.mu.Lock()
 	fill(&b)
 	p.mu.Unlock()
@@ -180,8 +184,9 @@ func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 
 func (p *partRows) Post(ctx context.Context, fill func(rows.Batch)) error { return p.Write(ctx, fill) }
 
+// batch implements rows.Batch. It writes through at once: Write holds mu while it fills.
 type batch struct {
-	p       *partRows
+	store   *partRows
 	settled []func(error)
 }
 
@@ -189,10 +194,10 @@ func (b *batch) Set(p rows.Part, key, value []byte) {
 	if value == nil {
 		value = []byte{}
 	}
-	b.p.part(p).set([]rows.Row{{Key: string(key), Value: value}})
+	b.store.part(p).set([]rows.Row{{Key: string(key), Value: value}})
 }
 
-func (b *batch) Delete(p rows.Part, key []byte) { b.p.part(p).set([]rows.Row{{Key: string(key)}}) }
+func (b *batch) Delete(p rows.Part, key []byte) { b.store.part(p).set([]rows.Row{{Key: string(key)}}) }
 
 func (b *batch) Settled(fn func(error)) { b.settled = append(b.settled, fn) }
 

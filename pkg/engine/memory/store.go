@@ -8,14 +8,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Store holds every durable contract, over rows.go.
+// Store implements every durable contract of pkg/store over partRows.
 type Store struct{ *store.Contracts }
 
 // New returns an empty store.
 func New() *Store { return &Store{store.Over(&partRows{parts: map[rows.Part]*part{}})} }
 
-// check makes a context that has ended what it is in every engine.
-func check(ctx context.Context) error {
+// checkContext returns notify.KindUnavailable if ctx has ended, as every other engine does.
+func checkContext(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
 	}

@@ -9,55 +9,60 @@ import (
 	pebbledb "github.com/cockroachdb/pebble/v2"
 )
 
-// A group is closed when it holds this much; the next writer waits until it
-// was taken. It bounds memory and the time one fsync covers.
 const (
+	// A group is full at this many rows or bytes. The next writer waits until run takes the
+	// full group. These limits bound the memory of a group and the work of one fsync.
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
 
-	// maxSyncing bounds the groups that wait for an fsync behind the one being
-	// synced. Runs with 0, 1, 3 and 8 did not differ beyond the disk's noise; few
-	// make larger groups (64 writers: 22, 15, 10, 5 calls a group), less CPU a call.
+	// maxSyncing is how many groups may wait for an fsync behind the one being synced.
+	// Measured with 0, 1, 3 and 8, durations did not differ beyond the disk's noise. A
+	// small number makes larger groups (64 writers: 22, 15, 10, 5 calls a group), so a call
+	// takes less CPU.
 	maxSyncing = 1
 
-	// insert makes a batch of its own of at least this many rows. Each such batch has a
-	// goroutine that puts it into the memtable, so all cores can work at once.
-	minAlone = 64
+	// minOwnBatch is how many rows a call of insertUnordered needs to get a batch of its
+	// own. A goroutine of its own puts each such batch into the memtable, so all cores can
+	// work at once.
+	minOwnBatch = 64
 )
 
-// committer merges the writes of all goroutines into one batch at a time: while
-// one group is being written, the next fills. It also gives what the contracts
-// need: groups become visible, durable and answered in the order they were
-// filled, so versions and sequence numbers handed out while filling are never
-// seen out of order.
+// committer merges the writes of all goroutines into groups, one batch each. While one
+// group is being written, the next one fills. Groups become visible, become durable and
+// are answered in the order in which they were filled. So no reader sees versions and
+// sequence numbers, which are given while a group fills, out of order.
+//
+// A group passes through three owners: the writers that fill it under mu; then run, which
+// applies it; then syncGroups, which waits for its fsync and answers its writers.
 type committer struct {
 	db     *pebbledb.DB
 	opts   *pebbledb.WriteOptions
 	latch  *latch
-	wake   chan struct{} // 1: a group has something
-	exited chan struct{}
+	wake   chan struct{} // of size 1; holds a value when filling has rows or closed is set
+	exited chan struct{} // closed when every group of run is finished, after close
 
 	groups, writes atomic.Uint64
-	alone          sync.WaitGroup // of insert
+	ownBatches     sync.WaitGroup // batches of insertUnordered that are not finished
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards filling, its content, and closed
 	filling *group
-	closed  bool
+	closed  bool // no more writes are accepted
 }
 
-// group is what one batch holds.
+// group is one batch and the callers that wait for it.
 type group struct {
 	tx
-	after []func(error)
-	taken chan struct{} // closed when the committer took it
-	done  chan struct{} // closed when err is set
-	err   error
+	onSettled []func(error)
+	taken     chan struct{} // closed when run has taken the group: it accepts no more rows
+	done      chan struct{} // closed when err is set
+	err       error         // the writers may read it once done is closed
 }
 
-// tx is the batch being filled.
+// tx puts rows into a batch.
 type tx struct{ b *pebbledb.Batch }
 
-// The batch only refuses what is larger than 4 GiB, by a panic.
+// These methods ignore the errors of the batch because it returns none. It panics if it
+// grows beyond 4 GiB.
 
 func (t tx) set(key, value []byte)       { _ = t.b.Set(key, value, nil) }
 func (t tx) insert(key, value []byte)    { _ = t.b.Merge(key, value, nil) }
@@ -80,27 +85,28 @@ func (c *committer) newGroup() *group {
 	}
 }
 
-// Settled implements rows.Batch. When the store fails, fn may never run.
-func (g *group) Settled(fn func(error)) { g.after = append(g.after, fn) }
+// Settled implements rows.Batch. After a failure of the store fn may never run.
+func (g *group) Settled(fn func(error)) { g.onSettled = append(g.onSettled, fn) }
 
-// write adds what fill puts to the next group and waits until it is durable.
-// fill runs under the committer's lock: no I/O, no waiting.
+// write calls fill to add rows to the next group and waits until the group is durable.
+// fill runs under mu, so it must do no I/O and must not wait. write returns an error if ctx
+// ends or the store fails; the rows may be stored nevertheless.
 func (c *committer) write(ctx context.Context, fill func(*group)) error {
-	g, err := c.join(ctx, fill)
+	g, err := c.addToGroup(ctx, fill)
 	if err != nil {
 		return err
 	}
-	return c.wait(ctx, g)
+	return c.waitDurable(ctx, g)
 }
 
-// insert is write for rows that need no order among writes, so that a large call need
-// not queue behind others. rows is how many fill puts.
-func (c *committer) insert(ctx context.Context, rows int, fill func(*group)) error {
-	if rows < minAlone {
+// insertUnordered is write for rows that need no order among other writes, so that a large
+// call does not queue behind them. rows is how many rows fill adds.
+func (c *committer) insertUnordered(ctx context.Context, rows int, fill func(*group)) error {
+	if rows < minOwnBatch {
 		return c.write(ctx, fill)
 	}
 	if err := ctx.Err(); err != nil {
-		return ended(ctx)
+		return contextError(ctx)
 	}
 	g := c.newGroup()
 	fill(g)
@@ -109,19 +115,20 @@ func (c *committer) insert(ctx context.Context, rows int, fill func(*group)) err
 		c.mu.Unlock()
 		return translate(errClosed)
 	}
-	c.alone.Add(1)
+	c.ownBatches.Add(1)
 	c.mu.Unlock()
 	c.writes.Add(1)
-	go func() { // after a failure of the disk this never ends: see freeze
+	go func() { // after a failure of the disk this goroutine may never end: see freeze
 		g.err = c.apply(g.b)
-		c.finish(g)
-		c.alone.Done()
+		c.finishGroup(g)
+		c.ownBatches.Done()
 	}()
-	return c.wait(ctx, g)
+	return c.waitDurable(ctx, g)
 }
 
-// wait returns when g is durable, and earlier when ctx ends or the store fails.
-func (c *committer) wait(ctx context.Context, g *group) error {
+// waitDurable waits until g is durable. It returns early with an error if ctx ends or the
+// store fails.
+func (c *committer) waitDurable(ctx context.Context, g *group) error {
 	select {
 	case <-g.done:
 		return g.err
@@ -131,17 +138,17 @@ func (c *committer) wait(ctx context.Context, g *group) error {
 	case <-g.done:
 		return g.err
 	case <-ctx.Done():
-		return ended(ctx)
+		return contextError(ctx)
 	case <-c.latch.failed:
 		return translate(c.latch.cause())
 	}
 }
 
-// join adds what fill puts to the next group, and returns the group.
-func (c *committer) join(ctx context.Context, fill func(*group)) (*group, error) {
+// addToGroup calls fill to add rows to the next group, and returns that group.
+func (c *committer) addToGroup(ctx context.Context, fill func(*group)) (*group, error) {
 	for {
 		if err := ctx.Err(); err != nil {
-			return nil, ended(ctx)
+			return nil, contextError(ctx)
 		}
 		if err := c.latch.cause(); err != nil {
 			return nil, translate(err)
@@ -158,7 +165,7 @@ func (c *committer) join(ctx context.Context, fill func(*group)) (*group, error)
 			c.writes.Add(1)
 			select {
 			case c.wake <- struct{}{}:
-			default: // it knows
+			default: // wake holds a value already
 			}
 			return g, nil
 		}
@@ -171,12 +178,12 @@ func (c *committer) join(ctx context.Context, fill func(*group)) (*group, error)
 	}
 }
 
-// run writes groups until close was called and everything is written. A group
-// that is in the log and waits for its fsync does not hold up the next one:
-// the disk is never idle while there is work.
+// run applies groups until close is called and every accepted write is applied. While a
+// group waits for its fsync, run applies the next one, so the disk is never idle while
+// there is work. run sends each group to syncGroups.
 func (c *committer) run() {
 	syncing := make(chan *group, maxSyncing)
-	go c.settle(syncing)
+	go c.syncGroups(syncing)
 	defer close(syncing)
 	for range c.wake {
 		c.mu.Lock()
@@ -192,7 +199,8 @@ func (c *committer) run() {
 	}
 }
 
-// apply puts a group into the log and the memtable.
+// apply writes a batch to the write-ahead log and the memtable. It does not wait for the
+// fsync. Any error, or panic of Pebble, trips the latch.
 func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -215,16 +223,17 @@ func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	return err
 }
 
-// settle waits for the fsync of each group, in their order, and tells its
-// writers.
-func (c *committer) settle(syncing <-chan *group) {
+// syncGroups finishes the groups that run sends, in order. It ends when run closes syncing.
+func (c *committer) syncGroups(syncing <-chan *group) {
 	defer close(c.exited)
 	for g := range syncing {
-		c.finish(g)
+		c.finishGroup(g)
 	}
 }
 
-func (c *committer) finish(g *group) {
+// finishGroup waits for the fsync of g, calls the functions of Settled, and wakes the
+// writers.
+func (c *committer) finishGroup(g *group) {
 	if g.err == nil && !g.b.Empty() && c.opts.GetSync() {
 		if g.err = g.b.SyncWait(); g.err != nil {
 			c.latch.trip(g.err)
@@ -234,13 +243,14 @@ func (c *committer) finish(g *group) {
 		g.err = g.b.Close()
 	}
 	g.err = translate(g.err)
-	for _, fn := range g.after {
+	for _, fn := range g.onSettled {
 		fn(g.err)
 	}
 	close(g.done)
 }
 
-// close refuses new writes and waits for those that were accepted.
+// close refuses new writes and waits until the accepted ones are durable or the store has
+// failed.
 func (c *committer) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -249,14 +259,14 @@ func (c *committer) close() {
 	case c.wake <- struct{}{}:
 	default:
 	}
-	ended := make(chan struct{})
+	finished := make(chan struct{})
 	go func() {
 		<-c.exited
-		c.alone.Wait()
-		close(ended)
+		c.ownBatches.Wait()
+		close(finished)
 	}()
 	select {
-	case <-ended:
+	case <-finished:
 	case <-c.latch.failed:
 	}
 }

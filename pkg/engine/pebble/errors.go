@@ -14,13 +14,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// retryAfter is what callers are told when the store is away: it comes back
-// with a new process, not by itself.
+// retryAfter is the Retry-After of errors of a failed store. Only a new process opens the
+// store again, so an earlier retry is useless.
 const retryAfter = 5 * time.Second
 
 var errClosed = errors.New("the store is closed")
 
-// translate turns any error of Pebble, the disk or a context into ours.
+// translate turns any error of Pebble, the disk or a context into a *notify.Error.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -35,40 +35,40 @@ func translate(err error) error {
 	return notify.Unavailable(code, retryAfter, err)
 }
 
-// ended is the error of a call whose context has ended.
-func ended(ctx context.Context) error { return translate(context.Cause(ctx)) }
+// contextError returns the error of a call whose context has ended.
+func contextError(ctx context.Context) error { return translate(context.Cause(ctx)) }
 
-// opening is translate for a store that cannot be opened: damage does not go
-// away by waiting, and whoever runs the server has to hear what it is.
-func opening(dir string, err error) error {
-	_, ours := errors.AsType[*notify.Error](err)
-	gone := errors.Is(err, fs.ErrNotExist) // a file that another one names
-	if ours || !gone && !pebbledb.IsCorruptionError(err) && !errors.Is(err, record.ErrInvalidChunk) && !errors.Is(err, record.ErrZeroedChunk) {
+// translateOpen is translate for errors of opening the store. It reports damage as
+// KindInternal "store_corrupt", because a retry cannot help: the operator must act.
+func translateOpen(dir string, err error) error {
+	_, translated := errors.AsType[*notify.Error](err)
+	missing := errors.Is(err, fs.ErrNotExist) // a file that another file of the store names
+	if translated || !missing && !pebbledb.IsCorruptionError(err) && !errors.Is(err, record.ErrInvalidChunk) && !errors.Is(err, record.ErrZeroedChunk) {
 		return translate(err)
 	}
 	return &notify.Error{
 		Kind: notify.KindInternal, Code: "store_corrupt",
-		Msg: "the store in " + dir + " is damaged: restore its folder and the log's from one copy, or move both away to begin anew", Err: err,
+		Msg: "the store in " + dir + " is damaged: restore its folder and the folder of the log from one copy, or move both away to start empty", Err: err,
 	}
 }
 
-func locked(dir string, err error) error {
+func lockedError(dir string, err error) error {
 	return &notify.Error{
 		Kind: notify.KindUnavailable, Code: "store_locked",
-		Msg: "the folder " + dir + " is in use by another process", Err: err,
+		Msg: "the folder " + dir + " is in use by another process: stop that process, or set another store.dir", Err: err,
 	}
 }
 
-func newer(dir string, found, known int) error {
+func newerError(dir string, found, known int) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "store_newer",
-		Msg: fmt.Sprintf("the folder %s was written by a newer release (format %d, this build reads up to %d)", dir, found, known),
+		Msg: fmt.Sprintf("the folder %s was written by a newer release (format %d, this build reads up to %d): start that release or a newer one", dir, found, known),
 	}
 }
 
-func foreign(dir string) error {
+func foreignError(dir string) error {
 	return &notify.Error{
 		Kind: notify.KindConflict, Code: "store_foreign",
-		Msg: "the folder " + dir + " holds a database that is not ours",
+		Msg: "the folder " + dir + " holds a database that no release of notifyd wrote: set store.dir to an empty folder",
 	}
 }

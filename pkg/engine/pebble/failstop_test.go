@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// hang is far longer than any call takes; a call that ends by it hung.
+// hang is much longer than any call takes. A call that takes longer has hung.
 const hang = time.Minute
 
 // program runs rounds of every writer, one after the other, until one fails.
@@ -68,7 +68,7 @@ func failAt(t *testing.T, inject errorfs.Injector, code string) (noticed bool) {
 	select {
 	case <-s.Failed():
 		noticed = true
-		// Never again, though the disk may be well by now.
+		// The store must refuse writes for good, even if the disk works again.
 		for name, write := range writers() {
 			if err := write(ctx, s, &p, 1000); err == nil {
 				t.Fatalf("%s was acknowledged after %v", name, s.Err())
@@ -82,7 +82,7 @@ func failAt(t *testing.T, inject errorfs.Injector, code string) (noticed bool) {
 	if ctx.Err() != nil {
 		t.Fatalf("a call hung")
 	}
-	// A loss of power now, and a disk that works.
+	// Simulate a loss of power, then open the store on a disk that works.
 	for _, percent := range []int{0, 50} {
 		after := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(1, 2))})
 		again := mustOpen(t, testConfig(after))
@@ -127,9 +127,8 @@ const (
 	forGood
 )
 
-// TestEveryFileError: whichever operation of the file system fails, those of
-// the opening and reads included, an error never turns into an
-// acknowledgement.
+// TestEveryFileError: if any operation of the file system fails, also while the store opens
+// or reads, an error never becomes an acknowledgement.
 func TestEveryFileError(t *testing.T) {
 	t.Parallel()
 	everyOp(t, once, syscall.EIO, "store")

@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// cpu is what the process has used, user and system.
+// cpu returns the CPU time of the process, user and system.
 func cpu() time.Duration {
 	var r syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &r) // fails on bad arguments alone
@@ -42,7 +42,7 @@ type filling struct {
 }
 
 func (f filling) Swap(_ context.Context, cs ...rows.Change) (bool, error) {
-	f.fill(f.tx, cs, nil)
+	f.fillBatch(f.tx, cs, nil)
 	return true, nil
 }
 

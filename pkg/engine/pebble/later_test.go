@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestReadersWaitForTheDisk: a state that is not durable yet is shown to nobody.
+// TestReadersWaitForTheDisk: no reader sees a state that is not durable yet.
 func TestReadersWaitForTheDisk(t *testing.T) {
 	row := engine.Trigger{ID: "trg_1", Caller: "shop", State: engine.TriggerPending}
 	base := notify.Base{1}
@@ -96,12 +96,12 @@ func TestTimersApart(t *testing.T) {
 	}
 }
 
-// TestLargeCallIsDurable: a call that is a batch of its own is durable when it returns.
+// TestLargeCallIsDurable: a call that gets a batch of its own is durable when it returns.
 func TestLargeCallIsDurable(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewCrashableMem()
 	s := mustOpen(t, testConfig(fs))
-	ts := make([]engine.Timer, 4*minAlone)
+	ts := make([]engine.Timer, 4*minOwnBatch)
 	for i := range ts {
 		ts[i] = engine.Timer{FireAt: 1000, ID: fmt.Append(nil, "t", i), Kind: 1}
 	}

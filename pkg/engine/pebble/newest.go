@@ -12,18 +12,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Pebble opens a folder whose newest write-ahead log is gone as if it had never
-// been there: what was acknowledged and not flushed is lost without a word. So a
-// file beside it names the newest log, and is written, durably, before the first
-// write to that log. Older logs need none: the newest outlives them.
+// If the newest write-ahead log of a folder is missing, Pebble opens the folder without an
+// error: writes that were acknowledged but not flushed are lost silently. So the file
+// NewestLog names the newest log. It is written durably before the first write to that log.
+// Older logs need no such file, because the newest one outlives them.
 
-// NewestLog is the name, below Config.Dir, of the file that names the newest
-// write-ahead log.
+// NewestLog is the name of the file in Config.Dir that names the newest write-ahead log.
 const NewestLog = "NEWEST-WAL"
 
 const logSuffix = ".log"
 
-// checkNewest refuses a folder that lacks the log that was the newest.
+// checkNewest returns KindInternal "store_wal_missing" if the log that NewestLog names is
+// missing.
 func checkNewest(fs vfs.FS, dir string) error {
 	name, err := readNewest(fs, dir)
 	if err != nil || name == "" {
@@ -35,14 +35,15 @@ func checkNewest(fs vfs.FS, dir string) error {
 	}
 	return &notify.Error{
 		Kind: notify.KindInternal, Code: "store_wal_missing",
-		Msg: fmt.Sprintf("the store in %s has lost its newest write-ahead log %s, and with it what was acknowledged last: "+
-			"put the file back, or restore the folder and the log's from one copy; to go on without what it held, remove %s",
+		Msg: fmt.Sprintf("the store in %s has lost its newest write-ahead log %s, and with it the writes that were acknowledged last: "+
+			"put the file back, or restore this folder and the folder of the log from one copy; to go on without these writes, remove %s",
 			dir, name, filepath.Join(dir, NewestLog)),
 	}
 }
 
-// readNewest returns the name of the newest log; empty: none was written down,
-// or half of a name by a version that is cut short, which is no reason to refuse.
+// readNewest returns the name of the newest log. It returns an empty name if none was
+// recorded, or if the file is cut short or holds no name of a log: that is no reason to
+// refuse the folder.
 func readNewest(fs vfs.FS, dir string) (string, error) {
 	f, err := fs.Open(fs.PathJoin(dir, NewestLog))
 	if errors.Is(err, os.ErrNotExist) {
@@ -57,16 +58,16 @@ func readNewest(fs vfs.FS, dir string) (string, error) {
 	if n == 0 && err != nil && !strings.Contains(err.Error(), "EOF") {
 		return "", err
 	}
-	name, whole := strings.CutSuffix(string(b[:n]), "\n")
-	if !whole || !strings.HasSuffix(name, logSuffix) || strings.ContainsAny(name, `/\`) {
+	name, complete := strings.CutSuffix(string(b[:n]), "\n")
+	if !complete || !strings.HasSuffix(name, logSuffix) || strings.ContainsAny(name, `/\`) {
 		return "", nil
 	}
 	return name, nil
 }
 
-// writeNewest writes the name down, durably. The log's entry in the folder is
-// durable before its name is: a crash between the two must not leave a name
-// without its log.
+// writeNewest stores the name of the newest log durably. It first makes the folder's entry
+// of the log durable: otherwise a crash could leave the name without its log, and the next
+// start would refuse the folder.
 func writeNewest(fs vfs.FS, dir, name string) error {
 	tmp := fs.PathJoin(dir, NewestLog+".tmp")
 	f, err := fs.Create(tmp, vfs.WriteCategoryUnspecified)

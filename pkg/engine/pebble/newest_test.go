@@ -67,7 +67,7 @@ func TestNewestLogIsMissed(t *testing.T) {
 	}
 	stop(s)
 
-	// Whoever says so goes on without it.
+	// Without the file NEWEST-WAL the store opens without the lost log.
 	for _, gone := range []string{newest(t, dir), NewestLog} {
 		if err := os.Remove(filepath.Join(dir, gone)); err != nil {
 			t.Fatal(err)
@@ -76,7 +76,7 @@ func TestNewestLogIsMissed(t *testing.T) {
 	stop(open())
 }
 
-// newest is what is written down, which must be the newest there is.
+// newest returns the recorded name of the newest log and checks that no log is newer.
 func newest(t *testing.T, dir string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, NewestLog))
@@ -95,7 +95,7 @@ func newest(t *testing.T, dir string) string {
 	return name
 }
 
-// What a crash may leave of the name is no reason not to open.
+// A crash may leave part of the name in the file. The store must open nevertheless.
 func TestHalfAName(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "0000", "000004.log", "../x.log\n", "000004.sst\n"} {

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// laterWriters are those of scheduled notifications, triggers and queues.
+// laterWriters are the writers of scheduled notifications, triggers and queues.
 func laterWriters() map[string]writer {
 	var queue drained
 	return map[string]writer{
@@ -147,7 +147,7 @@ func laterWriters() map[string]writer {
 				if err := q.Ack(ctx, []string{ds[0].Receipt}); err != nil {
 					return err
 				}
-				// What is durable behind an acknowledgement has it in front of it.
+				// If a later write is durable, so is the acknowledgement before it.
 				if err := s.Meta().PutMeta(ctx, "behind an ack", nil); err != nil {
 					return err
 				}
@@ -194,15 +194,15 @@ func listed(ctx context.Context, s *Store, rows []engine.Trigger, version uint64
 	return nil
 }
 
-// drained is what the queue of a store had when it was first looked at.
+// drained holds the messages that the queue of a store had when it was first read.
 type drained struct {
 	of       *Store
 	bodies   map[string]bool
 	receives map[string]int // before, of those that could be received
 }
 
-// look receives all messages that are ready, once a store. Stores are looked at one
-// after the other.
+// look receives all ready messages of a store, once for each store. It is called for one
+// store after the other.
 func (d *drained) look(s *Store) error {
 	if d.of == s {
 		return nil
@@ -234,7 +234,7 @@ func (d *drained) has(s *Store, body string) (bool, error) {
 	return d.bodies[body], err
 }
 
-// received looks for a message that was received at least so often, or is delayed.
+// received checks for a message that was received at least n times, or that is delayed.
 func (d *drained) received(s *Store, body string, receives int, delayed bool) error {
 	err := d.look(s)
 	got, ready := d.receives[body]

@@ -20,13 +20,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promise is an acknowledged write and how to look for it.
+// promise is an acknowledged write, and a function that checks that it is stored.
 type promise struct {
 	what  string
 	check func(s *Store) error
 }
 
-// promises collects what was acknowledged.
+// promises collects the acknowledged writes.
 type promises struct {
 	mu   sync.Mutex
 	list []promise
@@ -44,7 +44,7 @@ func (p *promises) soFar() []promise {
 	return slices.Clone(p.list)
 }
 
-// broken returns the promises a store does not keep.
+// broken returns the acknowledged writes that are missing in a store.
 func broken(s *Store, list []promise) (lost []string) {
 	for _, p := range list {
 		if err := p.check(s); err != nil {
@@ -63,8 +63,8 @@ func found(ok bool, err error) error {
 	return err
 }
 
-// A writer does one kind of write; n is different each time. It promises what
-// was acknowledged, and returns the error of what was not.
+// A writer does one kind of write; n is different each time. It adds a promise for each
+// acknowledged write and returns the error of a write that was not.
 type writer func(ctx context.Context, s *Store, p *promises, n int) error
 
 func testRow(n int, pad int) notify.Row {
@@ -146,7 +146,7 @@ func firstWriters() map[string]writer {
 			}
 			v, err := s.Prefs().Put(ctx, engine.Profile{User: user, TimeZone: strconv.Itoa(n), Version: old.Version})
 			if notify.KindOf(err) == notify.KindConflict {
-				return nil // somebody else's is stored
+				return nil // the profile of another writer is stored
 			}
 			if err == nil {
 				p.add("profile", func(s *Store) error {
@@ -345,7 +345,7 @@ func powerLosses(t *testing.T, cuts, unsyncedPercent int, writes *pebbledb.Write
 		for range rng.IntN(100) {
 			<-progress
 		}
-		// The list is read first: all of it was acknowledged before the cut.
+		// The list is read before the cut, so every write in it was acknowledged before.
 		list := p.soFar()
 		after := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsyncedPercent, RNG: rng})
 		restarted := mustOpen(t, testConfig(after))
@@ -380,7 +380,7 @@ func TestPowerLoss(t *testing.T) {
 }
 
 // TestPowerLossFindsMissingSync runs the same against a store that does not
-// sync: if this passes over nothing, TestPowerLoss proves nothing.
+// sync: if no broken promise is found here, TestPowerLoss proves nothing.
 func TestPowerLossFindsMissingSync(t *testing.T) {
 	t.Parallel()
 	checked, lost := powerLosses(t, 20, 0, pebbledb.NoSync)

@@ -61,7 +61,7 @@ func TestQueueWhileTheDiskHangs(t *testing.T) {
 	})
 }
 
-// TestQueueFailsWithTheStore: receivers that wait hear of it.
+// TestQueueFailsWithTheStore: a failure of the store ends waiting calls of Receive.
 func TestQueueFailsWithTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mustOpen(t, testConfig(vfs.NewMem()))

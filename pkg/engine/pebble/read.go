@@ -19,14 +19,16 @@ const (
 	tRows   = 'r'
 )
 
-// appendPart appends what the keys of a partition begin with.
+// appendPart appends the prefix of all keys of a partition, without the byte of the table
+// of this database (tRows or tNumber).
 func appendPart(b []byte, p rows.Part) []byte {
 	b = binary.BigEndian.AppendUint16(append(b, p.Table), uint16(len(p.Name)))
 	return append(b, p.Name...)
 }
 
-// after returns the first key behind every key that begins with prefix.
-func after(prefix []byte) []byte {
+// prefixEnd returns the smallest key that is greater than every key with this prefix; nil
+// if there is none.
+func prefixEnd(prefix []byte) []byte {
 	b := slices.Clone(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
 		if b[i]++; b[i] != 0 {
@@ -47,7 +49,7 @@ func (v view) Close() error { return translate(v.from.Close()) }
 func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) (err error) {
 	prefix := appendPart([]byte{tRows}, p)
 	from := append(bytes.Clone(prefix), in.Prefix...)
-	to := after(from)
+	to := prefixEnd(from)
 	if in.After >= in.Prefix {
 		from = append(append(bytes.Clone(prefix), in.After...), 0)
 	}
@@ -65,7 +67,7 @@ func (r reader) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func(ro
 	}
 	for ok := first(); ok; ok = next() {
 		if ctx.Err() != nil {
-			return ended(ctx)
+			return contextError(ctx)
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
@@ -82,8 +84,8 @@ func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, i
 	k := appendPart(append(make([]byte, 0, 64), tRows), p)
 	prefix := len(k)
 	for i := range n {
-		if i&255 == 255 && ctx.Err() != nil { // long ones hear that their caller has left
-			return ended(ctx)
+		if i&255 == 255 && ctx.Err() != nil { // stops a long Look whose caller has left
+			return contextError(ctx)
 		}
 		k = key(k[:prefix], i)
 		if err := r.get(k, func(v []byte) error { return fn(i, v) }); err != nil {
@@ -93,7 +95,8 @@ func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, i
 	return nil
 }
 
-// get calls fn with the value of a key, which is valid until fn returns; nil: there is none.
+// get calls fn with the value of a key, or with nil if there is no row. The value is valid
+// until fn returns.
 func (r reader) get(key []byte, fn func(v []byte) error) error {
 	v, c, err := r.from.Get(key)
 	if errors.Is(err, pebbledb.ErrNotFound) {

@@ -14,16 +14,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partRows implements rows.Rows. Rows that a Swap compares or stores are locked until
-// they are durable. Rows that Number returns are not locked.
+// partRows implements rows.Rows. A Swap locks the rows of If and Do until they are durable.
+// It does not lock the rows that Number returns.
 type partRows struct {
 	reader
 	s *Store
 
 	mu sync.Mutex
-	// last has the number given to the latest change of a partition. The map is
-	// guarded by mu, and the numbers by the committer's lock.
-	last map[rows.Part]*uint64
+	// lastNumbers holds the last n given to rows.Change.Number, by partition. mu guards
+	// the map. The committer's mu guards the numbers.
+	lastNumbers map[rows.Part]*uint64
 }
 
 func (r *partRows) Get(ctx context.Context, p rows.Part, keys ...string) ([][]byte, error) {
@@ -49,18 +49,18 @@ func (r *partRows) Failed() <-chan struct{} { return r.s.Failed() }
 func (r *partRows) Err() error { return r.s.Err() }
 
 func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
-	adds, named, alone := 0, 0, true // alone: the changes only add
+	adds, toLock, onlyAdds := 0, 0, true
 	for i := range cs {
 		c := &cs[i]
-		adds, named = adds+len(c.Add), named+len(c.If)+len(c.Do)
-		alone = alone && len(c.Clear)+c.Numbers == 0 && c.Stored == nil
+		adds, toLock = adds+len(c.Add), toLock+len(c.If)+len(c.Do)
+		onlyAdds = onlyAdds && len(c.Clear)+c.Numbers == 0 && c.Stored == nil
 	}
-	alone = alone && named == 0
-	if alone {
-		err := r.s.commit.insert(ctx, adds, func(g *group) { r.fill(g.tx, cs, nil) })
+	onlyAdds = onlyAdds && toLock == 0
+	if onlyAdds {
+		err := r.s.commit.insertUnordered(ctx, adds, func(g *group) { r.fillBatch(g.tx, cs, nil) })
 		return err == nil, err
 	}
-	keys := make([]string, 0, named)
+	keys := make([]string, 0, toLock)
 	for i := range cs {
 		keys = appendKeys(appendKeys(keys, cs[i].Part, cs[i].If), cs[i].Part, cs[i].Do)
 	}
@@ -68,16 +68,16 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	last, holds, err := r.prepare(cs, keys)
-	if err != nil || !holds {
+	lastNumbers, matches, err := r.compare(cs, keys)
+	if err != nil || !matches {
 		unlock()
 		return false, err
 	}
 	filled := false
 	err = r.s.commit.write(ctx, func(g *group) {
 		filled = true
-		r.fill(g.tx, cs, last)
-		g.Settled(func(err error) {
+		r.fillBatch(g.tx, cs, lastNumbers)
+		g.Settled(func(err error) { // unlocks even if the caller of Swap has left
 			for i := range cs {
 				if err == nil && cs[i].Stored != nil {
 					cs[i].Stored()
@@ -92,7 +92,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return err == nil, err
 }
 
-// appendKeys appends the full keys of rows.
+// appendKeys appends the database keys of rows.
 func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
 	var b []byte
 	for i := range rs {
@@ -106,9 +106,9 @@ func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
 	return keys
 }
 
-// prepare reports whether what is stored is as cs say, and returns the counter of each
-// change that gives numbers. keys are the full keys of each If and Do, in their order.
-func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, holds bool, err error) {
+// compare reports whether every row of every If is stored. It also returns the counter of
+// each change with Numbers. keys are the database keys of If and Do of each change, in order.
+func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint64, matches bool, err error) {
 	for i := range cs {
 		c := &cs[i]
 		for k, row := range c.If {
@@ -125,34 +125,35 @@ func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, hol
 		if c.Numbers == 0 {
 			continue
 		}
-		if last == nil {
-			last = make([]*uint64, len(cs))
+		if lastNumbers == nil {
+			lastNumbers = make([]*uint64, len(cs))
 		}
-		if last[i], err = r.counter(c.Part); err != nil {
+		if lastNumbers[i], err = r.lastNumber(c.Part); err != nil {
 			return nil, false, err
 		}
 	}
-	return last, true, nil
+	return lastNumbers, true, nil
 }
 
-// fill puts changes into a batch.
-func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
+// fillBatch puts changes into a batch and raises the counters. The committer's mu must be
+// held unless every change only adds rows.
+func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 	key := make([]byte, 0, 128)
 	for i := range cs {
 		c := &cs[i]
 		key = appendPart(append(key[:0], tRows), c.Part)
-		for _, begin := range c.Clear {
-			from := append(key[:len(key):len(key)], begin...)
-			tx.deleteRange(from, after(from))
+		for _, prefix := range c.Clear {
+			from := append(key[:len(key):len(key)], prefix...)
+			tx.deleteRange(from, prefixEnd(from))
 		}
-		key = tx.rows(key, c.Do, false)
-		key = tx.rows(key, c.Add, true)
+		key = tx.putRows(key, c.Do, false)
+		key = tx.putRows(key, c.Add, true)
 		for n := range c.Numbers {
-			*last[i]++
-			key = tx.rows(key, c.Number(n, *last[i]), false)
+			*lastNumbers[i]++
+			key = tx.putRows(key, c.Number(n, *lastNumbers[i]), false)
 		}
 		if c.Numbers > 0 {
-			tx.set(appendPart([]byte{tNumber}, c.Part), binary.BigEndian.AppendUint64(nil, *last[i]))
+			tx.set(appendPart([]byte{tNumber}, c.Part), binary.BigEndian.AppendUint64(nil, *lastNumbers[i]))
 		}
 	}
 }
@@ -165,19 +166,18 @@ func (r *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 }
 
 func (r *partRows) Post(ctx context.Context, fill func(rows.Batch)) error {
-	_, err := r.s.commit.join(ctx, func(g *group) { fill(g) })
+	_, err := r.s.commit.addToGroup(ctx, func(g *group) { fill(g) })
 	return err
 }
 
-// appendRowsKey appends the key of a row of a partition.
+// appendRowsKey appends the database key of a row.
 func appendRowsKey(b []byte, p rows.Part, key []byte) []byte {
 	return append(appendPart(append(b, tRows), p), key...)
 }
 
 func rowsKeyLen(p rows.Part, key []byte) int { return 1 + 1 + 2 + len(p.Name) + len(key) }
 
-// Set implements rows.Batch. It writes the key where the batch has it: that costs no
-// allocation.
+// Set implements rows.Batch. It builds the key inside the batch, which saves an allocation.
 func (t tx) Set(p rows.Part, key, value []byte) {
 	op := t.b.SetDeferred(rowsKeyLen(p, key), len(value))
 	appendRowsKey(op.Key[:0], p, key)
@@ -192,8 +192,10 @@ func (t tx) Delete(p rows.Part, key []byte) {
 	_ = op.Finish()
 }
 
-// rows puts rows of the partition with this prefix, which it returns. It may have grown.
-func (t tx) rows(prefix []byte, rs []rows.Row, add bool) []byte {
+// putRows puts rows of one partition into the batch. prefix is the prefix of their keys; it
+// is also used as the buffer of the keys, so putRows returns it, perhaps reallocated. If add
+// is set, a row whose key is stored stays as it is.
+func (t tx) putRows(prefix []byte, rs []rows.Row, add bool) []byte {
 	n := len(prefix)
 	for i := range rs {
 		prefix = append(prefix[:n], rs[i].Key...)
@@ -209,11 +211,11 @@ func (t tx) rows(prefix []byte, rs []rows.Row, add bool) []byte {
 	return prefix[:n]
 }
 
-// counter returns the last number of a partition. It reads it from the disk at first.
-func (r *partRows) counter(p rows.Part) (*uint64, error) {
+// lastNumber returns the counter of a partition. The first call reads it from the database.
+func (r *partRows) lastNumber(p rows.Part) (*uint64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := r.last[p]; n != nil {
+	if n := r.lastNumbers[p]; n != nil {
 		return n, nil
 	}
 	key, n := appendPart([]byte{tNumber}, p), uint64(0)
@@ -230,12 +232,12 @@ func (r *partRows) counter(p rows.Part) (*uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.last[p] = &n
+	r.lastNumbers[p] = &n
 	return &n, nil
 }
 
-// firstWins makes rows of Add insert-only without reading before each write: the
-// oldest value of a key is its value.
+// firstWins keeps the oldest value of a key. So rows of Add can be written without a read
+// that looks for an existing row. Its name is stored in the database.
 var firstWins = &pebbledb.Merger{
 	Name: "notifyd.first",
 	Merge: func(_, value []byte) (pebbledb.ValueMerger, error) {

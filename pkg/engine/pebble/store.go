@@ -23,12 +23,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// formatVersion is the layout of keys and values that this build writes, and the only
-// one that it reads: no release had another.
+// formatVersion is the version of the layout of keys and values. This build writes and
+// reads only this one, because no release had another.
 const formatVersion = 6
 
-// Store is one database folder. Its accessors return the contracts; all of them
-// may be used from any goroutine until Close.
+// Store is one open database folder. Its accessors return the contracts. Any goroutine may
+// use them until Close.
 type Store struct {
 	cfg     Config
 	fs      vfs.FS
@@ -39,20 +39,24 @@ type Store struct {
 	commit  *committer
 	locks   *rows.Locks
 
-	*store.Contracts // over rows.go
+	*store.Contracts // over partRows
 }
 
-// Open opens or creates the store in cfg.Dir. Another process in the folder is
-// KindUnavailable "store_locked"; a folder of a newer release is KindConflict
-// "store_newer", one without its newest write-ahead log KindInternal
-// "store_wal_missing". Pebble's goroutines and the committer run until Close.
+// Open opens or creates the store in cfg.Dir. It returns
+//   - KindUnavailable "store_locked" if another process uses the folder;
+//   - KindConflict "store_newer" if a newer release wrote it, "store_foreign" if it holds
+//     another database;
+//   - KindInternal "store_wal_missing" if its newest write-ahead log is missing,
+//     "store_corrupt" if it is damaged.
+//
+// The goroutines of Pebble and of the committer run until Close.
 func Open(cfg Config) (_ *Store, err error) {
 	cfg = setting.Fill(cfg)
 	if cfg.writes == nil {
 		cfg.writes = pebbledb.Sync
 	}
 	if cfg.Dir == "" {
-		return nil, notify.Invalid("bad_config", "store.dir", "the store needs a folder")
+		return nil, notify.Invalid("bad_config", "store.dir", "the store needs a folder: set store.dir")
 	}
 	if err := setting.Err("store", &cfg); err != nil {
 		return nil, err
@@ -76,11 +80,11 @@ func Open(cfg Config) (_ *Store, err error) {
 	}
 	if err = s.open(); err != nil {
 		s.lock.Close()
-		return nil, opening(cfg.Dir, err)
+		return nil, translateOpen(cfg.Dir, err)
 	}
-	s.locks = rows.NewLocks(s.latch.failed, s.Err, ended)
-	s.Contracts = store.Over(&partRows{reader: reader{s.db}, s: s, last: map[rows.Part]*uint64{}})
-	if err = s.load(); err != nil {
+	s.locks = rows.NewLocks(s.latch.failed, s.Err, contextError)
+	s.Contracts = store.Over(&partRows{reader: reader{s.db}, s: s, lastNumbers: map[rows.Part]*uint64{}})
+	if err = s.loadContracts(); err != nil {
 		return nil, errors.Join(translate(err), s.db.Close(), s.lock.Close())
 	}
 	s.latch.armed.Store(true)
@@ -89,10 +93,10 @@ func Open(cfg Config) (_ *Store, err error) {
 	return s, nil
 }
 
-// open opens the database. Pebble gives one that it makes a write-ahead log of
-// the oldest form, in which damage looks like the end, and what was acknowledged
-// behind it is dropped without a word; later ones say up to where they were
-// synced. So a new one is made in memory and put in the folder.
+// open opens the database, or creates it first if the folder has none. It does not let
+// Pebble create a database in the folder. Pebble gives a new database a write-ahead log of
+// the oldest format, in which damage looks like the end of the log: acknowledged writes
+// after it would be lost silently. Logs of later formats say up to where they were synced.
 func (s *Store) open() error {
 	was, err := pebbledb.Peek(s.cfg.Dir, s.fs)
 	switch {
@@ -104,15 +108,15 @@ func (s *Store) open() error {
 	if err != nil {
 		return err
 	}
-	// A flush of the opening that fails is tried again at once, for ever, as any
-	// other: the latch ends it, and holds the goroutine.
+	// Pebble retries a failed flush at once and without end, also while it opens. The latch
+	// stops that: it freezes the goroutine, and open returns the failure.
 	s.latch.armed.Store(true)
 	defer s.latch.armed.Store(false)
 	done := make(chan error, 1)
 	go func() {
 		var err error
 		defer func() {
-			if r := recover(); r != nil { // Pebble's answer to some damaged folders
+			if r := recover(); r != nil { // Pebble panics on some damaged folders
 				err = fmt.Errorf("open %s: %v", s.cfg.Dir, r)
 			}
 			done <- err
@@ -127,8 +131,9 @@ func (s *Store) open() error {
 	}
 }
 
-// create puts an empty database in the folder. The marker that makes it one is
-// written last: what an interrupted create left is written over by the next.
+// create makes an empty database in memory and copies it to the folder. It writes the
+// marker last, because only the marker makes the folder a database. After an interrupted
+// create the next one overwrites the files.
 func (s *Store) create() error {
 	mem := vfs.NewMem()
 	db, err := pebbledb.Open(s.cfg.Dir, &pebbledb.Options{FS: mem, FormatMajorVersion: pebbledb.FormatNewest, Merger: firstWins, Logger: pebbleLog{s.latch}})
@@ -148,11 +153,11 @@ func (s *Store) create() error {
 		return cmp.Or(last(a)-last(b), strings.Compare(a, b))
 	})
 	for _, name := range names {
-		if name == "LOCK" { // held
+		if name == "LOCK" { // Open holds the one in the folder
 			continue
 		}
 		if strings.HasPrefix(name, marker) {
-			if err := s.syncDir(); err != nil { // all it names is there
+			if err := s.syncDir(); err != nil { // the files that the marker names must be durable first
 				return err
 			}
 		}
@@ -165,30 +170,32 @@ func (s *Store) create() error {
 
 func (s *Store) syncDir() error { return syncFolder(s.fs, s.cfg.Dir) }
 
-// lockError tells a folder in use from one that cannot be used.
+// lockError returns "store_locked" if the folder is in use. It translates an error of a
+// folder that cannot be used at all.
 func lockError(dir string, err error) error {
 	for _, e := range []error{os.ErrPermission, os.ErrNotExist, syscall.ENOSPC, syscall.EROFS, syscall.EIO} {
 		if errors.Is(err, e) && !errors.Is(err, syscall.EACCES) {
 			return translate(err)
 		}
 	}
-	return locked(dir, err)
+	return lockedError(dir, err)
 }
 
 func (s *Store) options() *pebbledb.Options {
 	o := &pebbledb.Options{
 		FS:   &failStopFS{FS: s.fs, dir: s.cfg.Dir, l: s.latch},
 		Lock: s.lock,
-		// Pebble takes memtables (the filling, the flushing and a spare one) out
-		// of the cache: without room for them a lookup that hits cost 26 us.
+		// Pebble subtracts three memtables (one that fills, one that is flushed and a spare)
+		// from the cache. Without room for them a lookup in the cache took 26 us.
 		CacheSize:                   s.cfg.CacheBytes + 3*s.cfg.MemTableBytes,
 		MemTableSize:                uint64(s.cfg.MemTableBytes),
 		MemTableStopWritesThreshold: 4,
 		L0CompactionThreshold:       4,
-		L0StopWritesThreshold:       64, // stalls are latency; the disk is asked to keep up long before
+		L0StopWritesThreshold:       64, // high, because a stall is latency; compactions begin long before
 		LBaseMaxBytes:               64 << 20,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
-		// Dirty pages left to the kernel stall every fsync in bursts.
+		// Sync in small steps: if the kernel collects dirty pages, it writes them in bursts
+		// that stall every fsync.
 		BytesPerSync:       512 << 10,
 		WALBytesPerSync:    512 << 10,
 		FormatMajorVersion: pebbledb.FormatNewest,
@@ -209,8 +216,9 @@ func (s *Store) options() *pebbledb.Options {
 	return o
 }
 
-// backgroundError hears of failed flushes and compactions. They lose nothing,
-// the log has it all, but a store whose disk fails must not take more.
+// backgroundError handles a failed flush or compaction. It loses nothing, because the
+// write-ahead log still holds the rows, but a store whose disk fails must take no more
+// writes.
 func (s *Store) backgroundError(err error) {
 	if errors.Is(err, pebbledb.ErrClosed) || errors.Is(err, pebbledb.ErrCancelledCompaction) {
 		return
@@ -218,15 +226,15 @@ func (s *Store) backgroundError(err error) {
 	s.latch.trip(err)
 }
 
-// load checks the format and reads what lives in memory.
-func (s *Store) load() error {
+// loadContracts checks the format and reads the state that the contracts keep in memory.
+func (s *Store) loadContracts() error {
 	if err := s.checkFormat(); err != nil {
 		return err
 	}
 	return s.Load(context.Background())
 }
 
-// formatKey is the key of the version of the layout.
+// formatKey is the key of the stored formatVersion.
 var formatKey = append([]byte{tFormat}, "format"...)
 
 func (s *Store) checkFormat() error {
@@ -237,15 +245,16 @@ func (s *Store) checkFormat() error {
 		found, err := strconv.Atoi(string(v))
 		switch {
 		case err != nil || found < formatVersion:
-			return foreign(s.cfg.Dir)
+			return foreignError(s.cfg.Dir)
 		case found > formatVersion:
-			return newer(s.cfg.Dir, found, formatVersion)
+			return newerError(s.cfg.Dir, found, formatVersion)
 		}
 		return nil
 	})
 }
 
-// writeFormat makes an empty database ours.
+// writeFormat stores formatVersion in an empty database. It returns "store_foreign" if the
+// database has rows.
 func (s *Store) writeFormat() error {
 	it, err := s.db.NewIter(nil)
 	if err != nil {
@@ -256,14 +265,15 @@ func (s *Store) writeFormat() error {
 		return err
 	}
 	if !empty {
-		return foreign(s.cfg.Dir)
+		return foreignError(s.cfg.Dir)
 	}
 	return s.db.Set(formatKey, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 }
 
-// Close writes what was accepted and closes the database. After a failure it
-// returns that failure; if goroutines of the database are held by it (see
-// failstop.go) the folder stays locked until the process ends.
+// Close waits until the accepted writes are durable and closes the database. After a
+// failure of the store it returns that failure and closes nothing, because goroutines of
+// the database may be frozen (see failstop.go). The folder then stays locked until the
+// process ends.
 func (s *Store) Close() error {
 	s.commit.close()
 	if err := s.latch.cause(); err != nil {
@@ -277,17 +287,17 @@ func (s *Store) Close() error {
 	return translate(err)
 }
 
-// Failed is closed at the first failure of the disk. From then on every write
-// is KindUnavailable ("store", or "store_full" when the disk was full); reads
-// go on as far as they can. Only a new start, which reads what is really on
-// the disk, ends it.
+// Failed returns a channel that is closed at the first failure of the disk. From then on
+// every write returns KindUnavailable ("store", or "store_full" if the disk was full).
+// Reads still work as far as possible. Only a new start, which reads what is really on the
+// disk, ends this state.
 func (s *Store) Failed() <-chan struct{} { return s.latch.failed }
 
-// Err is the failure that closed Failed, nil while the store is well.
+// Err returns the failure that closed Failed; nil while the store is well.
 func (s *Store) Err() error { return translate(s.latch.cause()) }
 
-// Checkpoint makes a consistent copy of the store in dir, which must not exist;
-// files are hard links where the file system can.
+// Checkpoint makes a consistent copy of the store in dir, which must not exist. It uses
+// hard links if the file system has them.
 func (s *Store) Checkpoint(dir string) error {
 	if err := s.latch.cause(); err != nil {
 		return translate(err)
@@ -295,13 +305,13 @@ func (s *Store) Checkpoint(dir string) error {
 	return translate(s.db.Checkpoint(dir, pebbledb.WithFlushedWAL()))
 }
 
-// DiskUsage is the state of the volume the folder lies on, in bytes.
+// DiskUsage is the state of the volume that holds the folder, in bytes.
 type DiskUsage struct {
-	Available, Total uint64 // of the volume; Available to us, not to root
+	Available, Total uint64 // of the volume; Available is without the space reserved for root
 	Store            uint64 // of the store's own files
 }
 
-// DiskUsage asks the file system.
+// DiskUsage reads the usage from the file system.
 func (s *Store) DiskUsage() (DiskUsage, error) {
 	u, err := s.fs.GetDiskUsage(s.cfg.Dir)
 	if err != nil {
@@ -310,7 +320,7 @@ func (s *Store) DiskUsage() (DiskUsage, error) {
 	return DiskUsage{Available: u.AvailBytes, Total: u.TotalBytes, Store: s.db.Metrics().DiskSpaceUsage()}, nil
 }
 
-// Metrics is a snapshot for gauges; counters count since Open.
+// Metrics is a snapshot of the state of the store; its counters count since Open.
 type Metrics struct {
 	DiskBytes      uint64 // the store's files
 	MemTableBytes  uint64
@@ -322,14 +332,14 @@ type Metrics struct {
 	CompactedBytes uint64 // written by compactions
 	Flushes        int64
 	Compactions    int64
-	CompactionDebt uint64 // bytes compactions still have to move
-	L0Sublevels    int32  // 64 stops writes
+	CompactionDebt uint64 // bytes that compactions still have to move
+	L0Sublevels    int32  // at 64 writes stop
 	ReadAmp        int
 	LogFiles       int64
-	Groups, Writes uint64 // commits, and how many writes they held
+	Groups, Writes uint64 // commits, and the writes in them
 }
 
-// Metrics reads counters; it is cheap enough for every scrape.
+// Metrics returns the current Metrics. It is cheap enough for every scrape.
 func (s *Store) Metrics() Metrics {
 	m := s.db.Metrics()
 	total := m.Total()

@@ -128,8 +128,8 @@ func TestDamagedFolderIsAnError(t *testing.T) {
 	wantCode(t, err, notify.KindInternal, "store_corrupt", dir)
 }
 
-// A damaged write-ahead log is an error, already in the life of the store that
-// made it: what was acknowledged behind the damage is not dropped without a word.
+// A damaged write-ahead log is an error, even the first log of a new store: acknowledged
+// writes after the damage must not be dropped silently.
 func TestDamagedWriteAheadLogIsAnError(t *testing.T) {
 	t.Parallel()
 	s := mustOpen(t, Config{Dir: t.TempDir()})
@@ -165,8 +165,8 @@ func TestDamagedWriteAheadLogIsAnError(t *testing.T) {
 	wantCode(t, err, notify.KindInternal, "store_corrupt", dir)
 }
 
-// TestCloseWritesWhatWasAccepted: each call that was in before Close is durable
-// or answered with an error, and no goroutine is left.
+// TestCloseWritesWhatWasAccepted: each call that began before Close is durable or returns
+// an error, and no goroutine is left.
 func TestCloseWritesWhatWasAccepted(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	leaks := goleak.IgnoreCurrent()
@@ -258,9 +258,9 @@ func TestMetricsAndDiskUsage(t *testing.T) {
 	}
 }
 
-// TestCallerLeaves: a context that ends while the disk hangs frees the caller;
-// who takes the same key next waits until the first write has settled, and
-// nobody is told of a version before it is durable.
+// TestCallerLeaves: if a context ends while the disk hangs, its caller returns. The next
+// writer of the same key waits until the first write has settled. No reader sees a version
+// before it is durable.
 func TestCallerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newHangingFS(vfs.NewMem())
@@ -299,9 +299,8 @@ func TestCallerLeaves(t *testing.T) {
 	})
 }
 
-// TestNobodySeesWhatIsNotDurable: who loses the race for an idempotency key, or
-// repeats a cancellation, hears of the first one only when a loss of power
-// cannot take it back.
+// TestNobodySeesWhatIsNotDurable: a caller that loses the race for an idempotency key, or
+// repeats a cancellation, sees the first one only when a loss of power cannot undo it.
 func TestNobodySeesWhatIsNotDurable(t *testing.T) {
 	for name, call := range map[string]func(*Store) error{
 		"reserve": func(s *Store) error {

@@ -15,12 +15,12 @@ type callers struct{ s *Store }
 
 func (c callers) Get(ctx context.Context, id string) (out engine.Caller, ok bool, err error) {
 	var doc []byte
-	ok, err = c.s.one(ctx, []any{&doc}, `SELECT doc FROM callers WHERE id = $1`, id)
+	ok, err = c.s.queryOne(ctx, []any{&doc}, `SELECT doc FROM callers WHERE id = $1`, id)
 	if !ok {
 		return out, false, err
 	}
 	if json.Unmarshal(doc, &out) != nil {
-		return engine.Caller{}, false, corrupt("caller", id)
+		return engine.Caller{}, false, corruptError("caller", id)
 	}
 	return out, true, nil
 }
@@ -36,23 +36,23 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 		return notify.Invalid("bad_caller", "", "the caller cannot be stored")
 	}
 	if old >= math.MaxInt64 {
-		return changed("caller_changed", "caller")
+		return changedError("caller_changed", "caller")
 	}
 	sql := `UPDATE callers SET version = $2, doc = $3 WHERE id = $1 AND version = $2 - 1`
 	if old == 0 {
 		sql = `INSERT INTO callers VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`
 	}
-	return c.s.do(ctx, func(ctx context.Context) error {
+	return c.s.withRetry(ctx, func(ctx context.Context) error {
 		tag, err := c.s.pool.Exec(ctx, sql, in.ID, int64(in.Version), doc)
 		if err == nil && tag.RowsAffected() == 0 {
-			err = changed("caller_changed", "caller")
+			err = changedError("caller_changed", "caller")
 		}
 		return err
 	})
 }
 
 func (c callers) List(ctx context.Context) (out []engine.Caller, err error) {
-	err = c.s.many(ctx, func(rows pgx.Rows) error {
+	err = c.s.queryAll(ctx, func(rows pgx.Rows) error {
 		var id string
 		var doc []byte
 		var one engine.Caller
@@ -60,7 +60,7 @@ func (c callers) List(ctx context.Context) (out []engine.Caller, err error) {
 			return err
 		}
 		if json.Unmarshal(doc, &one) != nil {
-			return corrupt("caller", id)
+			return corruptError("caller", id)
 		}
 		out = append(out, one)
 		return nil

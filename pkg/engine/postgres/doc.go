@@ -1,23 +1,23 @@
-// Package postgres serves the contracts that suit a relational store from
-// PostgreSQL: profiles with their versioned change table, callers, meta, and
-// operators' tables. One pool of connections goes to the primary of the hosts
-// that the DSN names, reads included: what was answered is what the next reads.
+// Package postgres implements contracts that suit a relational store with PostgreSQL:
+// profiles with their versioned change table, callers, and meta. One pool of connections
+// goes to the primary among the hosts of the DSN. Reads also use the primary, so each read
+// sees the writes that were acknowledged before. Start reading at store.go.
 //
-// Changes. A version is taken under the lock of its counter's row, which is held
-// until the commit: versions become visible in their order, so whoever follows
-// Changes from a cursor misses none, and needs no NOTIFY. Listen only makes it
-// look sooner. The price is that writers of profiles commit one after another.
+// Changes. A writer takes the version of a profile while it holds the lock of the counter's
+// row until its commit. So versions become visible in order, and a follower that reads
+// Changes from a cursor misses none, even without NOTIFY. Listen only makes followers read
+// sooner. The price is that writers of profiles commit one after another.
 //
-// Parts. Profiles lie in engine.ProfileParts tables, by the hash that chooses a user's
-// partition of the log: a worker reads the users of its partitions and few others. The
-// server computes the hash (user_hash), so each writer puts a row where it belongs.
+// Parts. Profiles are in engine.ProfileParts tables, by the hash that chooses a user's
+// partition of the log. So a worker reads the users of its partitions and few others. The
+// server computes the hash (user_hash), so every writer uses the same one.
 //
-// A primary that is lost. With a synchronous standby what was answered is on the
-// standby; a pool whose DSN names both finds the promoted one by itself, because
-// it takes only hosts that accept writes. An asynchronous standby may lack the
-// last commits: Changes notices that its counter is behind the cursor and answers
-// store_regressed, upon which the follower reads all anew. Doctor names both.
+// Failover. A synchronous standby has every acknowledged write. If the DSN names both hosts,
+// the pool finds the promoted standby by itself, because it uses only hosts that accept
+// writes. An asynchronous standby may lack the last commits. Changes then notices that the
+// counter is behind the cursor and returns store_regressed; the follower reads all profiles
+// again. Doctor reports whether there is a synchronous standby.
 //
-// Errors are translated in errors.go alone. An error of a write means unknown:
-// the commit may have happened; every write may be called again.
+// Errors are translated only in errors.go. After an error of a write the commit may have
+// happened; every write may be called again.
 package postgres

@@ -11,13 +11,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// oldest is the first major version this is tested with.
-const oldest = 13
+// oldestMajor is the oldest major version of PostgreSQL that the tests run with.
+const oldestMajor = 13
 
-// ClockOffset returns how far the primary's clock is ahead of this process's. It is wrong
-// by at most half of how long the question took, which it returns too.
+// ClockOffset returns how far the primary's clock is ahead of this process's. took is how
+// long the query ran. The error of offset is at most took/2.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
-	c, err := s.pool.Acquire(ctx) // what that takes is no part of the question
+	c, err := s.pool.Acquire(ctx) // before the measurement, because a new connection takes long
 	if err != nil {
 		return 0, 0, translate(err)
 	}
@@ -33,23 +33,24 @@ func askClock(ctx context.Context, c *pgxpool.Conn) (offset, took time.Duration,
 	})
 }
 
-// Doctor looks at the server: is there a primary, is its schema ours, does it
-// keep what it answers, and on how many machines. It takes at most 10 s.
+// Doctor checks the server: whether there is a primary, whether its schema is the one of
+// this build, whether an acknowledged write is on disk, and on how many machines. It takes
+// at most 10 s.
 func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	add := fs.Add
-	hosts := s.hosts()
+	hosts := s.hostNames()
 	c, err := s.pool.Acquire(ctx)
 	if err != nil {
-		add("postgres", true, "fail", "start PostgreSQL, or correct postgres.dsn; the primary must be among its hosts", "no primary answers of %s: %v", hosts, err)
+		add("postgres", true, "fail", "start PostgreSQL, or correct postgres.dsn; the primary must be among its hosts", "no primary answers among %s: %v", hosts, err)
 		return fs
 	}
 	defer c.Release()
 	var number, standbys, synchronous int
 	var version, commit, wanted string
 	var fsync, fullPages bool
-	// The clock by itself: the answer must not wait for anything.
+	// Read the clock in a query of its own: the other values would delay the answer.
 	offset, took, err := askClock(ctx, c)
 	if err == nil {
 		err = c.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('server_version_num')::int,
@@ -63,18 +64,18 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 		return fs
 	}
 	host := c.Conn().Config().Host
-	add("postgres", number/10000 < oldest, "warn", fmt.Sprintf("run PostgreSQL %d or later", oldest), "primary at %s of %s, version %s, answers in %s", host, hosts, version, took.Round(10*time.Microsecond))
-	have, err := s.applied(ctx, c)
+	add("postgres", number/10000 < oldestMajor, "warn", fmt.Sprintf("run PostgreSQL %d or later", oldestMajor), "primary at %s of %s, version %s, answers in %s", host, hosts, version, took.Round(10*time.Microsecond))
+	have, err := s.appliedMigrations(ctx, c)
 	if err == nil {
-		err = fits(have)
+		err = checkSchema(have)
 	}
-	add("postgres schema", err != nil, "fail", "run notifyd migrate up with the newest release", "migration %d of %d%s", len(have), len(migrations), suffix(err))
-	add("postgres durability", commit == "off" || !fsync || !fullPages, "fail", "set synchronous_commit, fsync and full_page_writes on: else a power cut loses preferences that were answered", "synchronous_commit %s, fsync %s, full_page_writes %s", commit, onOff(fsync), onOff(fullPages))
+	add("postgres schema", err != nil, "fail", "run notifyd migrate up with the newest release", "migration %d of %d%s", len(have), len(migrations), errSuffix(err))
+	add("postgres durability", commit == "off" || !fsync || !fullPages, "fail", "set synchronous_commit, fsync and full_page_writes on: otherwise a power cut loses acknowledged preferences", "synchronous_commit %s, fsync %s, full_page_writes %s", commit, onOff(fsync), onOff(fullPages))
 	switch {
 	case strings.TrimSpace(wanted) != "":
 		add("postgres standbys", synchronous == 0, "fail", "start a standby that synchronous_standby_names names: until then every write waits", "%d connected, %d synchronous (%s)", standbys, synchronous, wanted)
 	default:
-		add("postgres standbys", true, "warn", "set synchronous_standby_names: without it a failover may lose opt-outs that were answered", "%d connected, none synchronous", standbys)
+		add("postgres standbys", true, "warn", "set synchronous_standby_names: without it a failover may lose acknowledged opt-outs", "%d connected, none synchronous", standbys)
 	}
 	fs.AddClock("postgres clock", "warn", "", offset, took)
 	if n := s.pool.Stat(); n.MaxConns() > 0 {
@@ -83,8 +84,8 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	return fs
 }
 
-// hosts are the servers of the DSN.
-func (s *Store) hosts() string {
+// hostNames returns the hosts of the DSN for a message.
+func (s *Store) hostNames() string {
 	cc := s.pool.Config().ConnConfig
 	list := []string{fmt.Sprintf("%s:%d", cc.Host, cc.Port)}
 	for _, f := range cc.Fallbacks {
@@ -102,7 +103,7 @@ func onOff(b bool) string {
 	return "off"
 }
 
-func suffix(err error) string {
+func errSuffix(err error) string {
 	if err == nil {
 		return ""
 	}

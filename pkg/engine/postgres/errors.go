@@ -12,8 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// retryAfter is what callers are told when no primary answers: a failover takes
-// seconds.
+// retryAfter is the Retry-After of errors while no primary answers. A failover takes seconds.
 const retryAfter = 2 * time.Second
 
 // profileChanged is the SQLSTATE that put_profile raises.
@@ -21,14 +20,14 @@ const profileChanged = "NTFY1"
 
 func noRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 
-// readOnly reports whether a server said that it takes no writes.
+// readOnly reports whether the server refused a write because it is a standby.
 func readOnly(err error) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && e.Code == "25006"
 }
 
-// translate turns any error of the driver, the server or a context into ours.
-// What a server says may quote a row: it goes to logs, as Err, and never into Msg.
+// translate turns any error of the driver, the server or a context into a *notify.Error. The
+// text of the server may quote a row, so it goes to logs as Err, and never into Msg.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -42,16 +41,16 @@ func translate(err error) error {
 	}
 	switch e.Code {
 	case profileChanged:
-		return changed("profile_changed", "profile")
-	case "22021", "22P05": // a zero byte in text, or what is not UTF-8
-		return &notify.Error{Kind: notify.KindInvalid, Code: "bad_utf8", Msg: "text that is stored is UTF-8 without zero bytes", Err: err}
+		return changedError("profile_changed", "profile")
+	case "22021", "22P05": // a zero byte in text, or text that is not UTF-8
+		return &notify.Error{Kind: notify.KindInvalid, Code: "bad_utf8", Msg: "stored text must be UTF-8 without zero bytes", Err: err}
 	case "53100": // disk full
 		return notify.Unavailable("store_full", retryAfter, err)
 	case "42P01", "42883", "42703": // no such table, function, column
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "store_schema", Msg: schemaRepair, RetryAfter: retryAfter, Err: err}
 	}
 	switch e.Code[:2] {
-	case "40": // serialization, deadlock: nothing is stored, and at once again it works
+	case "40": // serialization failure or deadlock: nothing is stored; a retry at once can succeed
 		return notify.Unavailable("store", 100*time.Millisecond, err)
 	case "28", "3D": // the password, the role, the database
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "store_refused", Msg: "PostgreSQL refuses this client: check postgres.dsn, password_file and pg_hba.conf", RetryAfter: retryAfter, Err: err}
@@ -61,13 +60,14 @@ func translate(err error) error {
 
 const schemaRepair = "the tables in PostgreSQL are not those of this release: run notifyd migrate up"
 
-// misfit is the answer of Check.
-func misfit(code, msg string) error {
+// schemaError returns the error of Check.
+func schemaError(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-// regressed is the answer of Changes when versions it has shown are gone.
-func regressed(seen, now int64) error {
+// regressedError returns the error of Changes when the server has lost versions that Changes
+// had returned.
+func regressedError(seen, now int64) error {
 	return &notify.Error{
 		Kind: notify.KindUnavailable, Code: engine.CodeRegressed, RetryAfter: retryAfter,
 		Msg: fmt.Sprintf("PostgreSQL lost changes that it had acknowledged (version %d was seen, it is at %d): a standby that lacked them took over", seen, now),

@@ -65,9 +65,9 @@ func (s *server) do(command string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// A primary with a synchronous standby is killed under load, and the standby
-// promoted: all that was answered is there, once, and the pool whose DSN names
-// both goes on by itself.
+// A primary with a synchronous standby is killed under load, and the standby is promoted.
+// Every acknowledged write must be there, once. The pool, whose DSN names both hosts, must
+// go on by itself.
 func TestFailoverKeepsWhatWasAnswered(t *testing.T) {
 	t.Parallel()
 	start := servers(t)
@@ -150,8 +150,8 @@ func TestFailoverKeepsWhatWasAnswered(t *testing.T) {
 	t.Logf("failover: answered %d, refused %d, lost %d; promoted %v after the kill, first answer %v after that", len(answered), refused.Load(), lost, ms(killed.Load(), promoted.Load()), ms(promoted.Load(), resumed.Load()))
 }
 
-// A primary becomes a standby of the other one, as orchestrators do: connections
-// to it are given up although they still work.
+// A primary becomes a standby of the other server, as orchestrators do. The pool must drop
+// its connections although they still work.
 func TestReadsComeFromThePrimary(t *testing.T) {
 	t.Parallel()
 	start := servers(t)
@@ -172,7 +172,7 @@ func TestReadsComeFromThePrimary(t *testing.T) {
 	only := mustOpen(t, Config{DSN: two.do("dsn"), Timeout: 2 * time.Second})
 	_, _, err = only.Prefs().Get(t.Context(), "ann")
 	wantCode(t, err, notify.KindUnavailable, "store")
-	// What a primary that was demoted says to a connection it had before.
+	// The error of a demoted primary on a connection from before.
 	readOnly := func(on string) {
 		t.Helper()
 		_, err := s.pool.Exec(t.Context(), "ALTER SYSTEM SET default_transaction_read_only = "+on)
@@ -199,7 +199,7 @@ func TestReadsComeFromThePrimary(t *testing.T) {
 	})
 }
 
-// A primary that hangs, and answers nothing: calls end in time.
+// If a primary hangs, calls end in time.
 func TestFrozenPrimary(t *testing.T) {
 	t.Parallel()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -245,8 +245,8 @@ func TestTLS(t *testing.T) {
 			t.Errorf("%s: error %v is foreign", name, err)
 		}
 	}
-	// The server is reached, and is not who was asked for.
-	pc, err := setting.Fill(Config{DSN: strings.Replace(plain, "127.0.0.1", "db.example", 1), CAFile: ca, CertFile: crt, KeyFile: key}).pool()
+	// The server answers, but its certificate is for another name.
+	pc, err := setting.Fill(Config{DSN: strings.Replace(plain, "127.0.0.1", "db.example", 1), CAFile: ca, CertFile: crt, KeyFile: key}).poolConfig()
 	must(t, err)
 	pc.ConnConfig.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
 	_, err = pgx.ConnectConfig(t.Context(), pc.ConnConfig)

@@ -47,8 +47,8 @@ func muted(s *service.Service, user string) bool {
 	return s.Snapshot().Decide([]byte(user), notify.Push, notify.Marketing, time.Now()).Action == service.OptedOut
 }
 
-// Two processes: what one answered binds in the other. The figure is printed; the
-// promise is a second.
+// Two processes: a write that one has acknowledged must be visible in the other within a
+// second. The test prints the measured time.
 func TestOptOutBindsInAnotherProcess(t *testing.T) {
 	t.Parallel()
 	for _, notified := range []bool{true, false} {
@@ -127,7 +127,7 @@ func TestListenConnectsAnew(t *testing.T) {
 	until(t, "its connection is closed", func() bool { return listening() == 0 })
 }
 
-// A transaction that took a version and commits late: nobody sees a later version
+// If a transaction has taken a version and commits late, no reader sees a later version
 // before it.
 func TestVersionsBecomeVisibleInOrder(t *testing.T) {
 	t.Parallel()
@@ -167,9 +167,9 @@ func TestVersionsBecomeVisibleInOrder(t *testing.T) {
 	}
 }
 
-// What a standby that lacked commits looks like to those who followed: the counter
-// is behind, or it is ahead again by changes of a timeline that began before what
-// was seen.
+// A follower must detect a promoted standby that lacked commits: its counter is behind, or
+// it is ahead again by changes of a timeline that began before the version that the
+// follower has seen.
 func TestLostVersionsAreNoticed(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]string{

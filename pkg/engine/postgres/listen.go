@@ -9,27 +9,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// changesChannel is what writers notify of profiles.
+// changesChannel is the channel that writers of profiles NOTIFY.
 const changesChannel = "notifyd_profiles"
 
-// relisten is how long Listen waits before it connects anew.
-const relisten = 500 * time.Millisecond
+// reconnectDelay is how long Listen waits before it connects again.
+const reconnectDelay = 500 * time.Millisecond
 
-// Listen calls wake after each change of profiles that another or this process
-// committed, and after each time it could have missed some; it connects anew by
-// itself and returns nil when ctx ends. wake must not block. It only makes
-// followers look sooner: a notification that is lost costs them their poll.
+// Listen calls wake after each change of profiles that any process commits, and whenever it
+// may have missed changes. It reconnects by itself and returns nil when ctx ends. wake must
+// not block. Listen only makes followers read sooner: after a lost notification they read
+// at their next poll.
 func (s *Store) Listen(ctx context.Context, wake func()) error {
 	for ctx.Err() == nil {
-		// Whatever ended it, polling goes on and says what is wrong.
+		// The error is dropped: followers also poll, and their calls report what is wrong.
 		_ = s.listenOnce(ctx, wake)
-		notify.Sleep(ctx, relisten)
+		notify.Sleep(ctx, reconnectDelay)
 	}
 	return nil
 }
 
-// listenOnce listens on a connection of its own: one of the pool would be lost to
-// the calls.
+// listenOnce listens on a connection of its own, so that no connection of the pool is
+// occupied.
 func (s *Store) listenOnce(ctx context.Context, wake func()) error {
 	cfg := s.pool.Config()
 	if cfg.BeforeConnect != nil {
@@ -51,19 +51,20 @@ func (s *Store) listenOnce(ctx context.Context, wake func()) error {
 	}
 	for {
 		wake()
-		if err := s.next(ctx, conn); err != nil {
+		if err := s.waitForChange(ctx, conn); err != nil {
 			return err
 		}
 	}
 }
 
-// quiet is how long a listener hears nothing before it asks whether the server
-// is still there: a host that vanished sends nothing, and no end either.
-const quiet = 15 * time.Second
+// listenQuiet is how long a listener receives nothing before it pings the server. A host
+// that has vanished sends nothing and does not close the connection either.
+const listenQuiet = 15 * time.Second
 
-func (s *Store) next(ctx context.Context, conn *pgx.Conn) error {
+// waitForChange returns nil after a notification.
+func (s *Store) waitForChange(ctx context.Context, conn *pgx.Conn) error {
 	for {
-		wait, cancel := context.WithTimeout(ctx, quiet)
+		wait, cancel := context.WithTimeout(ctx, listenQuiet)
 		_, err := conn.WaitForNotification(wait)
 		cancel()
 		if err == nil || ctx.Err() != nil || conn.IsClosed() {

@@ -13,43 +13,44 @@ import (
 )
 
 //go:embed migrations/*.sql
-var files embed.FS
+var migrationFiles embed.FS
 
-// migrations are those this build knows, in order.
-var migrations = engine.LoadMigrations(files, "sql")
+// migrations are the migrations that this build knows, in order.
+var migrations = engine.LoadMigrations(migrationFiles, "sql")
 
-// migrating is the advisory lock of Migrate: "notifyd" in hex.
-const migrating = 0x6e6f7469667964
+// migrateLock is the advisory lock of Migrate: "notifyd" in hex.
+const migrateLock = 0x6e6f7469667964
 
-// Migrate changes the schema, down by the latest step only, and returns the steps that were taken. Each is one
-// transaction. Of two at a time the second waits and finds nothing to do.
+// Migrate changes the schema: up by all missing steps, or down by the latest step. It
+// returns the steps that it applied. Each is one transaction. If two processes migrate at
+// the same time, the second waits and finds nothing to do.
 func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migration, error) {
 	if to != engine.Up && to != engine.Down {
 		return nil, notify.Invalid("bad_direction", "direction", "migrations go up or down")
 	}
 	var done []engine.Migration
 	err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
-		if _, err := c.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(migrating)); err != nil {
+		if _, err := c.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(migrateLock)); err != nil {
 			return err
 		}
-		// With a context of its own: else the connection goes back with the lock.
+		// Unlock even if ctx has ended: otherwise the connection returns to the pool with the lock.
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
 			defer cancel()
-			if _, err := c.Exec(ctx, `SELECT pg_advisory_unlock($1)`, int64(migrating)); err != nil {
-				_ = c.Conn().Close(ctx) // which frees it, too
+			if _, err := c.Exec(ctx, `SELECT pg_advisory_unlock($1)`, int64(migrateLock)); err != nil {
+				_ = c.Conn().Close(ctx) // this frees the lock, too
 			}
 		}()
 		if _, err := c.Exec(ctx, `CREATE TABLE IF NOT EXISTS schema_migrations (version int PRIMARY KEY, name text NOT NULL, applied timestamptz NOT NULL DEFAULT now()); ALTER TABLE schema_migrations ADD COLUMN IF NOT EXISTS works_with int`); err != nil {
 			return err
 		}
-		all, err := s.applied(ctx, c)
+		all, err := s.appliedMigrations(ctx, c)
 		if err != nil {
 			return err
 		}
-		have, err := known(all)
+		have, err := knownMigrations(all)
 		if err == nil && to == engine.Down && len(all) > len(have) {
-			err = newer(all[len(all)-1])
+			err = newerError(all[len(all)-1])
 		}
 		if err != nil {
 			return err
@@ -62,38 +63,40 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 			}
 		}
 		for _, m := range todo {
-			if err := pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error { return step(ctx, tx, m, to) }); err != nil {
+			if err := pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error { return applyStep(ctx, tx, m, to) }); err != nil {
 				return err
 			}
 			done = append(done, m)
 		}
 		return nil
 	})
-	return done, s.failed(err)
+	return done, s.handleError(err)
 }
 
-func step(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Direction) error {
+// applyStep runs the script of m and records it in schema_migrations.
+func applyStep(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Direction) error {
 	mark, args := `INSERT INTO schema_migrations (version, name, works_with) VALUES ($1, $2, $3)`, []any{m.Version, m.Name, m.WorksWith}
 	if to == engine.Down {
 		mark, args = `DELETE FROM schema_migrations WHERE version = $1`, args[:1]
 	}
-	if _, err := tx.Exec(ctx, m.Script[to]); err != nil { // without arguments: several statements
+	if _, err := tx.Exec(ctx, m.Script[to]); err != nil { // without arguments, because the script has several statements
 		return fmt.Errorf("migration %d_%s %s: %w", m.Version, m.Name, to, err)
 	}
 	_, err := tx.Exec(ctx, mark, args...)
 	return err
 }
 
-// Status returns all migrations this build knows, and when they were applied.
-// notify.KindConflict (store_newer) if the database has ones it does not work with.
+// Status returns all migrations that this build knows, and when they were applied. It
+// returns notify.KindConflict (store_newer) if the database has migrations of a newer
+// release that this build does not work with.
 func (s *Store) Status(ctx context.Context) ([]engine.Migration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	all, err := s.applied(ctx, s.pool)
+	all, err := s.appliedMigrations(ctx, s.pool)
 	if err != nil {
 		return nil, translate(err)
 	}
-	have, err := known(all)
+	have, err := knownMigrations(all)
 	if err != nil {
 		return nil, err
 	}
@@ -104,13 +107,14 @@ func (s *Store) Status(ctx context.Context) ([]engine.Migration, error) {
 	return out, nil
 }
 
-// applied returns what the database has, in order; none without the table.
-func (s *Store) applied(ctx context.Context, q querier) (out []engine.Migration, err error) {
-	var there bool
-	if err := q.QueryRow(ctx, `SELECT to_regclass('schema_migrations') IS NOT NULL`).Scan(&there); err != nil || !there {
+// appliedMigrations returns the migrations of the database, in order. It returns none if
+// there is no table schema_migrations.
+func (s *Store) appliedMigrations(ctx context.Context, q querier) (out []engine.Migration, err error) {
+	var exists bool
+	if err := q.QueryRow(ctx, `SELECT to_regclass('schema_migrations') IS NOT NULL`).Scan(&exists); err != nil || !exists {
 		return nil, err
 	}
-	// A release before the column works_with may have made the table.
+	// The table may be of an earlier release, without the column works_with.
 	rows, err := q.Query(ctx, `SELECT version, name, applied, COALESCE((to_jsonb(m) ->> 'works_with')::int, version) FROM schema_migrations m ORDER BY version`)
 	if err != nil {
 		return nil, err
@@ -120,29 +124,30 @@ func (s *Store) applied(ctx context.Context, q querier) (out []engine.Migration,
 	})
 }
 
-// fits compares what a database has with what this build needs.
-func fits(all []engine.Migration) error {
-	have, err := known(all)
+// checkSchema returns an error if this build does not work with a database that has the
+// migrations all.
+func checkSchema(all []engine.Migration) error {
+	have, err := knownMigrations(all)
 	if err == nil && len(have) < len(migrations) {
-		err = misfit("store_schema", schemaRepair)
+		err = schemaError("store_schema", schemaRepair)
 	}
 	return err
 }
 
-// known returns those of all that this build knows. It refuses a database that another
-// release made, unless that release's tables work with this build too.
-func known(all []engine.Migration) ([]engine.Migration, error) {
+// knownMigrations returns the migrations of all that this build knows. It refuses a database
+// of another release unless its tables work with this build too.
+func knownMigrations(all []engine.Migration) ([]engine.Migration, error) {
 	for i, m := range all {
 		switch {
 		case i >= len(migrations) && m.WorksWith > len(migrations):
-			return nil, newer(m)
+			return nil, newerError(m)
 		case i < len(migrations) && (m.Version != i+1 || m.Name != migrations[i].Name):
-			return nil, misfit("store_schema", fmt.Sprintf("migration %d_%s in PostgreSQL is none of this release: another release's database, or one that was changed by hand", m.Version, m.Name))
+			return nil, schemaError("store_schema", fmt.Sprintf("migration %d_%s in PostgreSQL is unknown to this release: the database is of another release, or was changed by hand; check postgres.dsn", m.Version, m.Name))
 		}
 	}
 	return all[:min(len(all), len(migrations))], nil
 }
 
-func newer(m engine.Migration) error {
-	return misfit("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d_%s, this one knows %d)", m.Version, m.Name, len(migrations)))
+func newerError(m engine.Migration) error {
+	return schemaError("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d_%s, this build knows %d): start that release or a newer one", m.Version, m.Name, len(migrations)))
 }

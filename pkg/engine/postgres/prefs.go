@@ -12,26 +12,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Prefs is a users.ProfileStore.
+// Prefs implements users.ProfileStore.
 type Prefs struct {
 	s *Store
 
-	mu   sync.Mutex
-	seen counter // the latest that Changes or Version showed
+	mu       sync.Mutex
+	lastSeen counter // that Changes or Version read last; guarded by mu
 }
 
-// counter is the row that profiles take their versions from.
+// counter is the row from which profiles take their versions.
 type counter struct {
 	value    int64
-	timeline string
-	began    int64
+	timeline string // of the server at the latest change; a failover begins a new one
+	began    int64  // value at which the timeline began
 }
 
 // Get implements users.ProfileStore.
 func (p *Prefs) Get(ctx context.Context, user string) (out engine.Profile, ok bool, err error) {
 	var version int64
 	var doc []byte
-	ok, err = p.s.one(ctx, []any{&version, &doc}, `SELECT version, doc FROM profiles WHERE part = user_part($1) AND user_id = $1`, user)
+	ok, err = p.s.queryOne(ctx, []any{&version, &doc}, `SELECT version, doc FROM profiles WHERE part = user_part($1) AND user_id = $1`, user)
 	if !ok {
 		return out, false, err
 	}
@@ -41,7 +41,7 @@ func (p *Prefs) Get(ctx context.Context, user string) (out engine.Profile, ok bo
 
 func readProfile(user string, version int64, doc []byte, p *engine.Profile) error {
 	if json.Unmarshal(doc, p) != nil {
-		return corrupt("profile", user)
+		return corruptError("profile", user)
 	}
 	p.User, p.Version = user, uint64(version)
 	return nil
@@ -49,23 +49,23 @@ func readProfile(user string, version int64, doc []byte, p *engine.Profile) erro
 
 // Put implements users.ProfileStore.
 func (p *Prefs) Put(ctx context.Context, pr engine.Profile) (version uint64, err error) {
-	doc, err := encode(&pr)
+	doc, err := encodeProfile(&pr)
 	if err != nil {
 		return 0, err
 	}
 	if pr.Version > math.MaxInt64 {
-		return 0, changed("profile_changed", "profile")
+		return 0, changedError("profile_changed", "profile")
 	}
-	ok, err := p.s.one(ctx, []any{&version}, `SELECT put_profile($1, $2, $3)`, pr.User, doc, int64(pr.Version))
+	ok, err := p.s.queryOne(ctx, []any{&version}, `SELECT put_profile($1, $2, $3)`, pr.User, doc, int64(pr.Version))
 	if err == nil && !ok {
-		err = corrupt("counter", "profiles")
+		err = corruptError("counter", "profiles")
 	}
 	return version, err
 }
 
-// encode is what is stored of a profile: all but its user and version, which are
-// columns.
-func encode(p *engine.Profile) ([]byte, error) {
+// encodeProfile returns the stored document of a profile. User and version are not part of
+// it, because they are columns.
+func encodeProfile(p *engine.Profile) ([]byte, error) {
 	if p.User == "" || len(p.User) > notify.MaxUserID {
 		return nil, notify.Invalid("bad_user", "user_id", "a user id has 1 to 128 bytes")
 	}
@@ -78,34 +78,34 @@ func encode(p *engine.Profile) ([]byte, error) {
 	return doc, nil
 }
 
-// manyAtOnce bounds what PutMany stores in one transaction, and so for how long
-// the others wait for the counter: some 40 ms.
-const manyAtOnce = 5000
+// putBatchSize is how many profiles PutMany stores in one transaction. It bounds how long
+// other writers wait for the counter: some 40 ms.
+const putBatchSize = 5000
 
 // PutMany implements users.ProfileStore.
 func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	docs := make([]string, len(ps))
-	for i := range ps { // all are checked before the first is stored
-		doc, err := encode(&ps[i])
+	for i := range ps { // check all before the first is stored
+		doc, err := encodeProfile(&ps[i])
 		if err != nil {
 			return err
 		}
 		docs[i] = string(doc)
 	}
 	for len(ps) > 0 {
-		n := min(len(ps), manyAtOnce)
-		if err := p.putSome(ctx, ps[:n], docs[:n]); err != nil {
-			return p.s.failed(err)
+		n := min(len(ps), putBatchSize)
+		if err := p.putBatch(ctx, ps[:n], docs[:n]); err != nil {
+			return p.s.handleError(err)
 		}
 		ps, docs = ps[n:], docs[n:]
 	}
 	return nil
 }
 
-// putSome copies profiles into a table of the connection's own, and then into
-// place: the counter is locked for the second step alone.
-func (p *Prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string) error {
-	last := make(map[string]int, len(ps)) // a user named twice: the later one holds
+// putBatch copies profiles into a temporary table of the connection, and from there into
+// profiles. The counter is locked only during the second step.
+func (p *Prefs) putBatch(ctx context.Context, ps []engine.Profile, docs []string) error {
+	last := make(map[string]int, len(ps)) // if a user is named twice, the last profile wins
 	for i := range ps {
 		last[ps[i].User] = i
 	}
@@ -141,9 +141,10 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 	if max <= 0 {
 		return nil, nil
 	}
-	// One statement, one moment: no row is newer than the counter.
+	// One statement reads the counter and the rows of the same moment, so no row is newer
+	// than the counter.
 	var now counter
-	err = p.s.many(ctx, func(rows pgx.Rows) error {
+	err = p.s.queryAll(ctx, func(rows pgx.Rows) error {
 		var version *int64
 		var user *string
 		var doc []byte
@@ -157,7 +158,7 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 		FROM counters c LEFT JOIN (SELECT * FROM profiles WHERE version > $1 ORDER BY version LIMIT $2) p ON true
 		WHERE c.name = 'profiles' ORDER BY p.version`, int64(min(since, math.MaxInt64)), max)
 	if err == nil {
-		err = p.follow(now)
+		err = p.checkCounter(now)
 	}
 	if err != nil {
 		return nil, err
@@ -165,36 +166,37 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 	return out, nil
 }
 
-// follow remembers the counter, unless versions that were shown are gone: then a
-// standby that lacked them took over, and who followed must read all anew,
-// beginning with Version.
-func (p *Prefs) follow(now counter) error {
+// checkCounter remembers the counter. If versions that Changes had returned are lost, it
+// returns store_regressed: a standby that lacked them took over. The follower must then
+// call Version and read all profiles again.
+func (p *Prefs) checkCounter(now counter) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.value < p.seen.value || now.timeline != p.seen.timeline && now.began < p.seen.value {
-		return regressed(p.seen.value, now.value)
+	if now.value < p.lastSeen.value || now.timeline != p.lastSeen.timeline && now.began < p.lastSeen.value {
+		return regressedError(p.lastSeen.value, now.value)
 	}
-	p.seen = now
+	p.lastSeen = now
 	return nil
 }
 
 // Version implements users.ProfileStore.
 func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	var now counter
-	ok, err := p.s.one(ctx, []any{&now.value, &now.timeline, &now.began}, `SELECT value, timeline, began FROM counters WHERE name = 'profiles'`)
+	ok, err := p.s.queryOne(ctx, []any{&now.value, &now.timeline, &now.began}, `SELECT value, timeline, began FROM counters WHERE name = 'profiles'`)
 	if err == nil && !ok {
-		err = corrupt("counter", "profiles")
+		err = corruptError("counter", "profiles")
 	}
 	if err != nil {
 		return 0, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seen = now
+	p.lastSeen = now
 	return uint64(now.value), nil
 }
 
-// Scan reads rows as they come: neither side holds all of them.
+// Scan implements users.ProfileStore. It calls fn while it reads, so neither the server nor
+// the process holds all rows in memory.
 func (p *Prefs) Scan(ctx context.Context, parts []int, fn func(*engine.Profile) error) error {
 	sql, args := `SELECT user_id, version, doc FROM profiles`, []any(nil)
 	if parts != nil {
@@ -202,49 +204,49 @@ func (p *Prefs) Scan(ctx context.Context, parts []int, fn func(*engine.Profile) 
 	}
 	rows, err := p.s.pool.Query(ctx, sql, args...)
 	if err != nil {
-		return p.s.failed(err)
+		return p.s.handleError(err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		pr := new(engine.Profile)
-		if err := p.scanned(rows, pr); err != nil {
+		if err := p.scanProfile(rows, pr); err != nil {
 			return err
 		}
 		if err := fn(pr); err != nil {
 			return err
 		}
 	}
-	return p.s.failed(rows.Err())
+	return p.s.handleError(rows.Err())
 }
 
-// scanned reads a row of user_id, version and doc.
-func (p *Prefs) scanned(rows pgx.Rows, pr *engine.Profile) error {
+// scanProfile reads a row of user_id, version and doc.
+func (p *Prefs) scanProfile(rows pgx.Rows, pr *engine.Profile) error {
 	var user string
 	var version int64
 	var doc []byte
 	if err := rows.Scan(&user, &version, &doc); err != nil {
-		return p.s.failed(err)
+		return p.s.handleError(err)
 	}
 	return readProfile(user, version, doc, pr)
 }
 
-// GetMany implements users.ProfileStore. It looks each user up in the index of the user's part: LIMIT keeps the planner
-// from reading whole tables for many users.
+// GetMany implements users.ProfileStore. It looks each user up in the index of the user's
+// part. The LIMIT keeps the planner from reading whole tables for many users.
 func (p *Prefs) GetMany(ctx context.Context, users []string) ([]engine.Profile, error) {
-	return p.list(ctx, `SELECT p.* FROM unnest($1::text[]) AS u CROSS JOIN LATERAL
+	return p.queryProfiles(ctx, `SELECT p.* FROM unnest($1::text[]) AS u CROSS JOIN LATERAL
 		(SELECT user_id, version, doc FROM profiles WHERE part = user_part(u) AND user_id = u LIMIT 1) p`, users)
 }
 
 // Suppressing implements users.ProfileStore.
 func (p *Prefs) Suppressing(ctx context.Context, after string, max int) ([]engine.Profile, error) {
-	return p.list(ctx, `SELECT user_id, version, doc FROM profiles
+	return p.queryProfiles(ctx, `SELECT user_id, version, doc FROM profiles
 		WHERE strpos(doc::text, '"suppressed":{') > 0 AND user_id > $1 ORDER BY user_id LIMIT $2`, after, max)
 }
 
-func (p *Prefs) list(ctx context.Context, sql string, args ...any) (out []engine.Profile, err error) {
-	err = p.s.many(ctx, func(rows pgx.Rows) error {
+func (p *Prefs) queryProfiles(ctx context.Context, sql string, args ...any) (out []engine.Profile, err error) {
+	err = p.s.queryAll(ctx, func(rows pgx.Rows) error {
 		out = append(out, engine.Profile{})
-		return p.scanned(rows, &out[len(out)-1])
+		return p.scanProfile(rows, &out[len(out)-1])
 	}, func() { out = nil }, sql, args...)
 	if err != nil {
 		return nil, err

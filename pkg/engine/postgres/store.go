@@ -15,8 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Store is a pool of connections to one database. Methods may be called from any
-// goroutine.
+// Store is a pool of connections to one database. Any goroutine may call its methods.
 type Store struct {
 	pool    *pgxpool.Pool
 	timeout time.Duration
@@ -25,12 +24,12 @@ type Store struct {
 	closing sync.Once
 }
 
-// Open checks cfg and returns a Store. It does not wait for a server: one that is
-// away is notify.KindUnavailable from each call, until it is back. Check tells
-// whether there is one and whether its schema fits. Close it.
+// Open checks cfg and returns a Store. It does not wait for a server: while no primary
+// answers, each call returns notify.KindUnavailable. Check reports whether there is a primary
+// and whether its schema fits. The caller must Close the Store.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
-	pc, err := cfg.pool()
+	pc, err := cfg.poolConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -43,57 +42,57 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Close ends all connections; calls that are under way are waited for.
+// Close waits for calls that are under way and ends all connections.
 func (s *Store) Close() error {
 	s.closing.Do(s.pool.Close)
 	return nil
 }
 
-// Check asks a primary whether its schema is the one of this build:
-// notify.KindConflict (store_schema, store_newer) if not, KindUnavailable if
-// none answers.
+// Check checks that the schema of the primary works with this build. It returns
+// notify.KindConflict (store_schema, store_newer) if not, and KindUnavailable if no primary
+// answers.
 func (s *Store) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	have, err := s.applied(ctx, s.pool)
+	have, err := s.appliedMigrations(ctx, s.pool)
 	if err != nil {
 		return translate(err)
 	}
-	return fits(have)
+	return checkSchema(have)
 }
 
-// querier is what a pool, a connection and a transaction have in common.
+// querier is the common part of a pool, a connection and a transaction.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// do bounds a call, translates its error, and calls fn once more where the first
-// connection turned out to be dead before anything was sent: after a failover
-// the pool holds many such.
-func (s *Store) do(ctx context.Context, fn func(ctx context.Context) error) error {
+// withRetry calls fn with a context bounded by the timeout, and translates its error. If the
+// connection was dead before anything was sent, it calls fn once more: after a failover the
+// pool holds many dead connections.
+func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	err := fn(ctx)
 	if err != nil && pgconn.SafeToRetry(err) && ctx.Err() == nil {
 		err = fn(ctx)
 	}
-	return s.failed(err)
+	return s.handleError(err)
 }
 
-// failed translates an error. A server that became read-only is a primary no
-// more: its connections are given up, and the next ones find who is.
-func (s *Store) failed(err error) error {
+// handleError translates an error. If the server has become read-only, it is not the primary
+// any more: handleError drops all connections, so that new ones go to the new primary.
+func (s *Store) handleError(err error) error {
 	if readOnly(err) {
 		s.pool.Reset()
 	}
 	return translate(err)
 }
 
-// one reads a single row into dst; ok is false when there is none.
-func (s *Store) one(ctx context.Context, dst []any, sql string, args ...any) (ok bool, err error) {
-	err = s.do(ctx, func(ctx context.Context) error {
+// queryOne reads one row into dst. ok is false if there is none.
+func (s *Store) queryOne(ctx context.Context, dst []any, sql string, args ...any) (ok bool, err error) {
+	err = s.withRetry(ctx, func(ctx context.Context) error {
 		err := s.pool.QueryRow(ctx, sql, args...).Scan(dst...)
 		if ok = err == nil; noRows(err) {
 			err = nil
@@ -103,9 +102,10 @@ func (s *Store) one(ctx context.Context, dst []any, sql string, args ...any) (ok
 	return ok, err
 }
 
-// many reads rows with scan.
-func (s *Store) many(ctx context.Context, scan func(pgx.Rows) error, reset func(), sql string, args ...any) error {
-	return s.do(ctx, func(ctx context.Context) error {
+// queryAll calls scan for each row. It calls reset before each attempt, so that a retry
+// does not add the same rows twice.
+func (s *Store) queryAll(ctx context.Context, scan func(pgx.Rows) error, reset func(), sql string, args ...any) error {
+	return s.withRetry(ctx, func(ctx context.Context) error {
 		reset()
 		rows, err := s.pool.Query(ctx, sql, args...)
 		if err != nil {
@@ -121,13 +121,13 @@ func (s *Store) many(ctx context.Context, scan func(pgx.Rows) error, reset func(
 	})
 }
 
-// Meta returns the table of identity and versions.
+// Meta returns the Meta table of this database.
 func (s *Store) Meta() engine.Meta { return meta{s} }
 
 type meta struct{ s *Store }
 
 func (m meta) GetMeta(ctx context.Context, name string) (value []byte, err error) {
-	ok, err := m.s.one(ctx, []any{&value}, `SELECT value FROM meta WHERE name = $1`, name)
+	ok, err := m.s.queryOne(ctx, []any{&value}, `SELECT value FROM meta WHERE name = $1`, name)
 	if !ok {
 		return nil, err
 	}
@@ -138,14 +138,14 @@ func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	if value == nil {
 		value = []byte{}
 	}
-	return m.s.do(ctx, func(ctx context.Context) error {
+	return m.s.withRetry(ctx, func(ctx context.Context) error {
 		_, err := m.s.pool.Exec(ctx, `INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, name, value)
 		return err
 	})
 }
 
-// SwapMeta may send its statement twice, when the first answer is lost: the second
-// finds value stored.
+// SwapMeta implements engine.Meta. If its first answer is lost and the statement is sent
+// again, the second one finds value stored and returns true.
 func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (stored bool, err error) {
 	if value == nil {
 		value = []byte{}
@@ -155,7 +155,7 @@ func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (sto
 		sql = `INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value = excluded.value`
 		args = args[:2]
 	}
-	err = m.s.do(ctx, func(ctx context.Context) error {
+	err = m.s.withRetry(ctx, func(ctx context.Context) error {
 		tag, err := m.s.pool.Exec(ctx, sql, args...)
 		stored = err == nil && tag.RowsAffected() == 1
 		return err
@@ -163,17 +163,18 @@ func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (sto
 	return stored, err
 }
 
-func changed(code, what string) error {
+// changedError returns the error of a write that expected another version.
+func changedError(code, what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
 }
 
-// corrupt reports a value that this package did not write.
-func corrupt(what, key string) error {
+// corruptError returns the error for a stored value that this package cannot read.
+func corruptError(what, key string) error {
 	return notify.Corrupt("store", fmt.Sprintf("%s %q", what, key))
 }
 
-// Callers returns the contract of callers.
+// Callers returns the callers of this database.
 func (s *Store) Callers() engine.Callers { return callers{s} }
 
-// Prefs returns the contract of profiles.
+// Prefs returns the profiles of this database.
 func (s *Store) Prefs() *Prefs { return &s.prefs }

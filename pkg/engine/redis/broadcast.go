@@ -10,16 +10,15 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// listenQuiet is how long a listener hears nothing before it asks Redis whether it is
-// there.
+// listenQuiet is how long a listener receives nothing before it pings Redis.
 const listenQuiet = 5 * time.Second
 
-// broadcast is pub/sub. A listener has a connection of its own.
+// broadcast implements engine.Broadcast with pub/sub. Each listener has its own connection.
 type broadcast struct{ s *Store }
 
 func (b broadcast) channel(name string) string { return b.s.key("channel:" + name) }
 
-// Send hands message to all that listen to channel.
+// Send sends message to every listener of channel.
 func (b broadcast) Send(ctx context.Context, channel string, message []byte) error {
 	if ctx.Err() != nil {
 		return translate(context.Cause(ctx))
@@ -27,22 +26,23 @@ func (b broadcast) Send(ctx context.Context, channel string, message []byte) err
 	return translate(b.s.c.Publish(ctx, b.channel(channel), message).Err())
 }
 
-// Listen calls fn with each message that is sent to channel from the call of ready on,
-// until ctx ends or the connection fails.
+// Listen calls fn with each message that is sent to channel after the call of ready. It
+// returns nil when ctx ends, or an error when the connection fails or the Store closes.
 func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error {
 	ps := b.s.c.Subscribe(ctx)
-	ended := make(chan struct{})
-	defer close(ended)
+	returned := make(chan struct{}) // closed when Listen returns
+	defer close(returned)
 	b.s.followers.Go(func() {
 		select {
 		case <-ctx.Done():
 		case <-b.s.closing:
-		case <-ended:
+		case <-returned:
 		}
-		_ = ps.Close() // ends the read
+		_ = ps.Close() // also ends a ReceiveTimeout that is under way
 	})
 	err := ps.Subscribe(ctx, b.channel(channel))
-	for wait, asked := b.s.cfg.Timeout, true; err == nil; {
+	// pinged: an answer of Redis is due within the timeout, to Subscribe or to a Ping.
+	for wait, pinged := b.s.cfg.Timeout, true; err == nil; {
 		var m any
 		m, err = ps.ReceiveTimeout(ctx, wait)
 		switch m := m.(type) {
@@ -56,10 +56,10 @@ func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn 
 		case closed(b.s.closing):
 			err = client.ErrClosed
 		case err == nil:
-			wait, asked = listenQuiet, false
-		case errors.As(err, &late) && late.Timeout() && !asked:
+			wait, pinged = listenQuiet, false
+		case errors.As(err, &late) && late.Timeout() && !pinged:
 			err = ps.Ping(ctx)
-			wait, asked = b.s.cfg.Timeout, true
+			wait, pinged = b.s.cfg.Timeout, true
 		}
 	}
 	if ctx.Err() != nil {

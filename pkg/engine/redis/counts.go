@@ -7,14 +7,13 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// Counts is how much a Store asked of its server since Open. What a script does
-// inside the server is part of its one command.
+// Counts is how many commands a Store has sent since Open. A script counts as one command.
 type Counts struct {
 	Commands   int64
-	RoundTrips int64 // a pipeline is one, however many commands it has
+	RoundTrips int64 // a pipeline is one round trip, however many commands it has
 }
 
-// counter is a hook of the client that counts.
+// counter is a hook of the client that counts commands and round trips.
 type counter struct{ commands, trips atomic.Int64 }
 
 // DialHook implements client.Hook.

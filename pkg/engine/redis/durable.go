@@ -11,30 +11,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Durability is what stands behind an answer of Redis.
+// Durability says how safe an acknowledged write of Redis is.
 type Durability struct {
 	AOF      bool // appendonly yes
-	Fsync    bool // appendfsync always, also while the file is rewritten: an answer means on disk
-	Replicas int  // connected
-	// Unknown is set where the server does not let us ask for its settings: then
-	// only replicas count.
+	Fsync    bool // appendfsync always, also while the file is rewritten
+	Replicas int  // connected replicas
+	// Unknown is set if the server refuses to show its settings. Then only replicas count.
 	Unknown bool
 }
 
-// Always reports whether an answer alone means durable.
+// Always reports whether every acknowledged write is on disk.
 func (d Durability) Always() bool { return d.AOF && d.Fsync }
 
-// Durable reports whether the spill buffer may answer: Redis fsyncs always, or
-// there is a replica that can confirm. The first is a setting that may change,
-// the second a moment's picture, so Push asks both again each time.
+// Durable reports whether the spill buffer may accept records: Redis fsyncs always, or a
+// replica is connected that can confirm a write. Both may change at any time, so Push
+// checks them again each time.
 func (s *Store) Durable(ctx context.Context) (bool, error) {
 	d, err := s.Durability(ctx)
 	return d.Always() || d.Replicas > 0, err
 }
 
-// Durability asks the node that keeps the spill buffer.
+// Durability returns the durability of the node that holds the spill buffer.
 func (s *Store) Durability(ctx context.Context) (Durability, error) {
-	node, err := s.node(ctx, s.key(spillTag))
+	node, err := s.nodeForKey(ctx, s.key(spillTag))
 	if err != nil {
 		return Durability{}, err
 	}
@@ -58,16 +57,16 @@ func durability(ctx context.Context, node *client.Client) (d Durability, err err
 		}
 		return d, translate(err)
 	}
-	d.set(settings)
+	d.readSettings(settings)
 	return d, nil
 }
 
-func (d *Durability) set(settings map[string]string) {
+func (d *Durability) readSettings(settings map[string]string) {
 	d.AOF = settings["appendonly"] == "yes"
 	d.Fsync = settings["appendfsync"] == "always" && settings["no-appendfsync-on-rewrite"] == "no"
 }
 
-// infoField returns the value of a line of INFO; empty: there is none.
+// infoField returns the value of a field of INFO; empty if there is none.
 func infoField(info, name string) string {
 	for line := range strings.Lines(info) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && k == name {
@@ -77,9 +76,9 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// node returns a client of the node that holds a key. What one connection of it
-// is asked in a row is answered by the same server.
-func (s *Store) node(ctx context.Context, key string) (*client.Client, error) {
+// nodeForKey returns a client of the node that holds a key. The commands of one pipeline of
+// that client reach the same server.
+func (s *Store) nodeForKey(ctx context.Context, key string) (*client.Client, error) {
 	switch c := s.c.(type) {
 	case *client.Client:
 		return c, nil

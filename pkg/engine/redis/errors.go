@@ -10,24 +10,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// retryAfter is what callers are told while Redis is away: a restart takes
+// retryAfter is the Retry-After of errors while Redis is unavailable. A restart takes
 // seconds, a failover by sentinels about three.
 const retryAfter = 2 * time.Second
 
-// refusals are the beginnings of a server's answers that are about its settings
-// or ours: waiting does not help, somebody has to do something. They are all
-// unavailable to callers; the code tells the operator.
-var refusals = []struct{ begins, code string }{
+// refusals are error messages of a server, by prefix, that only an operator can end: the
+// settings of the server or of this process are wrong, or the server is full. Callers get
+// notify.KindUnavailable; the code tells the operator what to repair.
+var refusals = []struct{ prefix, code string }{
 	{"NOAUTH", "redis_refused"},
 	{"WRONGPASS", "redis_refused"},
 	{"NOPERM", "redis_refused"},
 	{"ERR AUTH", "redis_refused"},
 	{"ERR invalid password", "redis_refused"},
 	{"OOM", "redis_full"},
-	{"MISCONF", "redis_full"}, // its disk
+	{"MISCONF", "redis_full"}, // Redis cannot write to its disk
 }
 
-// translate turns any error of the client, the server or a context into ours.
+// translate turns any error of the client, the server or a context into a *notify.Error.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -38,7 +38,7 @@ func translate(err error) error {
 	code := "redis"
 	if e, ok := errors.AsType[client.Error](err); ok {
 		for _, r := range refusals {
-			if strings.HasPrefix(e.Error(), r.begins) {
+			if strings.HasPrefix(e.Error(), r.prefix) {
 				code = r.code
 			}
 		}

@@ -147,8 +147,8 @@ func TestListenEnds(t *testing.T) {
 	wantUnavailable(t, "a store that was closed", <-ended)
 }
 
-// A server that answers, but not in time, is one that does not; one that is a
-// little slow is well.
+// A server that answers too late counts as unavailable. A server that is a little slow does
+// not.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)
@@ -186,8 +186,8 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// Redis is emptied: it has forgotten all, and nothing that somebody remembers of
-// before names anything that comes after.
+// After Redis was emptied, no receipt, seq or version from before names anything that comes
+// after.
 func TestEmptied(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)
@@ -312,7 +312,7 @@ func TestQueueKilled(t *testing.T) {
 	}
 }
 
-// The spill buffer answers only where an answer means durable.
+// The spill buffer acknowledges records only if they are durable.
 func TestSpillOnlyWhereDurable(t *testing.T) {
 	t.Parallel()
 	recs := []engine.Spilled{{Topic: "t", Value: []byte("v")}}
@@ -350,7 +350,7 @@ func TestSpillOnlyWhereDurable(t *testing.T) {
 		srv := startServer(t)
 		s := srv.connect()
 		must(t, s.Spill().Push(bg, recs, 1<<20))
-		must(t, srv.client().ConfigSet(bg, "appendfsync", "everysec").Err()) // somebody changes it
+		must(t, srv.client().ConfigSet(bg, "appendfsync", "everysec").Err()) // an operator changes the setting
 		refused(t, s)
 		count(t, s, 1)
 	})
@@ -398,7 +398,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// What a filter cannot know it does not claim.
+// A filter does not report an id as unseen if it may have lost it.
 func TestFilterIsComplete(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)

@@ -69,7 +69,7 @@ func (a *authority) issue(t testing.TB, name string) {
 	must(t, os.WriteFile(a.file(name+".key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600))
 }
 
-// captured keeps what is logged.
+// captured collects the log messages.
 type captured struct {
 	mu sync.Mutex
 	b  strings.Builder

@@ -16,30 +16,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Idem is a request.Idem.
+// Idem implements request.Idem.
 type Idem struct{ s *Store }
 
-// idemParts is over how many hash tags keys are spread, so that the nodes of a
-// cluster share them. Changing it loses the keys that are stored.
+// idemParts is the number of hash tags that keys are spread over, so that the nodes of a
+// cluster share them. A change of this number loses the stored keys.
 const idemParts = 32
 
-// keep is how long after its Expires a key nobody purges is kept, in ms.
-const keep = 3_600_000
+// purgeGrace is how long after its Expires the server keeps a key that Purge has not
+// removed, in ms.
+const purgeGrace = 3_600_000
 
-// A transition carries a token, which is stored with it. The client sends a
-// command again whose answer did not come in time: what finds its own token
-// there has been here before, and won.
-func token() string {
+// newToken returns a token for one transition, which is stored with it. The client resends
+// a command whose answer does not come in time. A resent command that finds its own token
+// knows that it has been applied already.
+func newToken() string {
 	var b [12]byte
 	_, _ = rand.Read(b[:])
 	return string(b[:])
 }
 
 var (
-	// KEYS reservation, ends; ARGV token, member, now, ttl, then 13 values of
-	// fields. Returns what is stored where the key is taken. Each reservation also
-	// removes up to two members whose keys the server has forgotten by itself, so
-	// that ends does not grow while no process purges.
+	// KEYS: reservation, ends. ARGV: token, member, now, ttl, then the 13 values of
+	// reservationFields. It returns the stored fields if the key is taken. Each call also
+	// removes up to two members of ends whose keys have expired in the server, so that ends
+	// does not grow while no process purges.
 	idemReserve = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
 if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then
@@ -57,20 +58,20 @@ for _, m in ipairs(over) do
   if redis.call('EXISTS', string.sub(KEYS[1], 1, -#ARGV[2] - 1) .. m) == 0 then redis.call('ZREM', KEYS[2], m) end
 end
 return 1`)
-	// KEYS reservation; ARGV token, old owner, old lease, owner, lease.
+	// KEYS: reservation. ARGV: token, old owner, old lease, owner, lease.
 	idemTakeOver = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'done', 'owner', 'lease', 'token')
 if have[4] == ARGV[1] then return 1 end
 if have[1] ~= '0' or have[2] ~= ARGV[2] or have[3] ~= ARGV[3] then return 0 end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'owner', ARGV[4], 'lease', ARGV[5])
 return 1`)
-	// KEYS reservation; ARGV owner, fire, parts, block, version.
+	// KEYS: reservation. ARGV: owner, fire, parts, block, version.
 	idemFreeze = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'done', 'owner')
 if have[1] ~= '0' or have[2] ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'fire', ARGV[2], 'parts', ARGV[3], 'block', ARGV[4], 'ver', ARGV[5])
 return 1`)
-	// KEYS reservation, ends; ARGV member, status, body, expires, keep.
+	// KEYS: reservation, ends. ARGV: member, status, body, expires, purgeGrace.
 	idemFinish = client.NewScript(`
 local old = redis.call('HGET', KEYS[1], 'exp')
 if not old then return 0 end
@@ -79,15 +80,15 @@ redis.call('HSET', KEYS[1], 'done', '1', 'status', ARGV[2], 'body', ARGV[3], 'ex
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.min(math.max(ttl, tonumber(ARGV[5])), ` + longestTTL + `)))
 redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
 return 1`)
-	// KEYS reservation, ends; ARGV member, owner, lease.
+	// KEYS: reservation, ends. ARGV: member, owner, lease.
 	idemRelease = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'done', 'owner', 'lease')
 if have[1] and (have[1] ~= '0' or have[2] ~= ARGV[2] or have[3] ~= ARGV[3]) then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return 1`)
-	// KEYS ends; ARGV prefix of reservations, now, most. Returns how many were
-	// looked at, and how many of them were still there.
+	// KEYS: ends. ARGV: prefix of reservations, now, most. It returns how many members it
+	// removed from ends, and how many of their keys still existed.
 	idemPurge = client.NewScript(`
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
 local n = 0
@@ -101,8 +102,8 @@ const (
 	longestTTL = `100000000000` // ms: three years
 )
 
-// keys returns the two keys of a reservation and its name in the second. The
-// name is a hash: callers choose their keys, and what they hold is theirs.
+// keys returns the two Redis keys of a reservation, and its member in the second one. The
+// member is a hash, because callers choose their keys and a key may contain private data.
 func (i Idem) keys(k engine.IdemKey) (keys []string, member string) {
 	h := sha256.New()
 	var n [8]byte
@@ -119,8 +120,8 @@ func (i Idem) keys(k engine.IdemKey) (keys []string, member string) {
 
 func (i Idem) prefix(part int) string { return i.s.key(fmt.Sprintf("{idem:%d}:", part)) }
 
-// do runs a script that answers 1 or 0.
-func (i Idem) do(ctx context.Context, sc *client.Script, keys []string, args ...any) (bool, error) {
+// runBool runs a script that returns 1 or 0.
+func (i Idem) runBool(ctx context.Context, sc *client.Script, keys []string, args ...any) (bool, error) {
 	if ctx.Err() != nil {
 		return false, translate(context.Cause(ctx))
 	}
@@ -128,37 +129,37 @@ func (i Idem) do(ctx context.Context, sc *client.Script, keys []string, args ...
 	return n == 1, translate(err)
 }
 
-// Reserve stores r if its key is free or forgotten (Expires <= now), and
-// returns r and true; else it returns what is stored and false.
+// Reserve stores r if its key is free or has expired (Expires <= now), and returns r and
+// true. Otherwise it returns the stored reservation and false.
 func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
 	if ctx.Err() != nil {
 		return engine.Reservation{}, false, translate(context.Cause(ctx))
 	}
 	keys, member := i.keys(r.Key)
-	args := append([]any{token(), member, now, ttl(r.Expires, now)}, fields(&r)...)
+	args := append([]any{newToken(), member, now, serverTTL(r.Expires, now)}, reservationFields(&r)...)
 	v, err := idemReserve.Run(ctx, i.s.c, keys, args...).Result()
 	if err != nil {
 		return engine.Reservation{}, false, translate(err)
 	}
 	if l, ok := v.([]any); ok {
-		stored, err := reservation(r.Key, l)
+		stored, err := parseReservation(r.Key, l)
 		return stored, false, err
 	}
 	return r, true, nil
 }
 
-// ttl is how long the server keeps a key, in ms: the caller's clock may be
-// another than the server's, so it is relative to the caller's now.
-func ttl(expires, now int64) int64 {
+// serverTTL returns how long the server keeps a key, in ms. It is relative to the caller's
+// now, because the clocks of the caller and the server may differ.
+func serverTTL(expires, now int64) int64 {
 	left := uint64(0)
 	if expires > now {
 		left = uint64(expires) - uint64(now) // cannot wrap: expires > now
 	}
 	most, _ := strconv.ParseUint(longestTTL, 10, 64)
-	return int64(min(left, most-keep)) + keep
+	return int64(min(left, most-purgeGrace)) + purgeGrace
 }
 
-func fields(r *engine.Reservation) []any {
+func reservationFields(r *engine.Reservation) []any {
 	done := "0"
 	if r.Done {
 		done = "1"
@@ -169,8 +170,8 @@ func fields(r *engine.Reservation) []any {
 	}
 }
 
-func reservation(key engine.IdemKey, l []any) (r engine.Reservation, err error) {
-	fp, base := asString(at(l, 0)), asString(at(l, 1))
+func parseReservation(key engine.IdemKey, l []any) (r engine.Reservation, err error) {
+	fp, base := asString(element(l, 0)), asString(element(l, 1))
 	if len(l) != 13 || len(fp) != len(r.Fingerprint) || len(base) != len(r.Base) {
 		return r, notify.Corrupt("redis", "a reservation")
 	}
@@ -187,50 +188,52 @@ func reservation(key engine.IdemKey, l []any) (r engine.Reservation, err error) 
 	return r, nil
 }
 
-// TakeOver makes owner the owner until leaseUntil if the stored reservation is
-// not done and its lease is the one in old; false when somebody was faster.
+// TakeOver makes owner the owner until leaseUntil if the stored reservation is not done and
+// its owner and lease are those of old. It returns false if another process was faster.
 func (i Idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
 	keys, _ := i.keys(old.Key)
-	return i.do(ctx, idemTakeOver, keys[:1], token(), old.Owner, old.LeaseUntil, owner, leaseUntil)
+	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), old.Owner, old.LeaseUntil, owner, leaseUntil)
 }
 
-// Freeze stores the layout of a reservation that owner holds;
-// notify.KindConflict when it does not hold it any more.
+// Freeze stores the layout of a reservation that r.Owner holds. It returns
+// notify.KindConflict if that owner does not hold it any more.
 func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	keys, _ := i.keys(r.Key)
-	ok, err := i.do(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))
+	ok, err := i.runBool(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))
 	if err == nil && !ok {
 		return conflict("reservation_lost", "somebody else works on this request")
 	}
 	return err
 }
 
-// Finish stores the answer of a reservation.
+// Finish stores the answer of a reservation. It returns notify.KindNotFound if there is no
+// reservation.
 func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
 	keys, member := i.keys(key)
-	ok, err := i.do(ctx, idemFinish, keys, member, status, body, expires, keep)
+	ok, err := i.runBool(ctx, idemFinish, keys, member, status, body, expires, purgeGrace)
 	if err == nil && !ok {
 		return notify.NotFound("reservation")
 	}
 	return err
 }
 
-// Release forgets a reservation that held's owner holds and that stored nothing.
+// Release removes a reservation that held's owner holds and that stored nothing. It returns
+// notify.KindConflict if the request was answered or another owner holds the reservation.
 func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	keys, member := i.keys(held.Key)
-	ok, err := i.do(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
+	ok, err := i.runBool(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
 	if err == nil && !ok {
 		return conflict("reservation_lost", "the request was answered, or somebody else works on it")
 	}
 	return err
 }
 
-// Purge forgets keys with Expires <= now and returns how many; those that the
-// server has forgotten by itself are not counted.
+// Purge removes keys with Expires <= now and returns how many it removed. It does not count
+// keys that have expired in the server before.
 func (i Idem) Purge(ctx context.Context, now int64) (n int, err error) {
 	const most = 500
 	for part := range idemParts {
-		for looked := int64(math.MaxInt64); looked >= most; {
+		for due := int64(math.MaxInt64); due >= most; {
 			if ctx.Err() != nil {
 				return n, translate(context.Cause(ctx))
 			}
@@ -238,8 +241,8 @@ func (i Idem) Purge(ctx context.Context, now int64) (n int, err error) {
 			if err != nil {
 				return n, translate(err)
 			}
-			looked = asInt(at(v, 0))
-			n += int(asInt(at(v, 1)))
+			due = asInt(element(v, 0))
+			n += int(asInt(element(v, 1)))
 		}
 	}
 	return n, nil

@@ -24,7 +24,8 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])`)
 )
 
-func (l lease) do(ctx context.Context, sc *client.Script, name, owner string, ttl time.Duration) (bool, error) {
+// runBool runs a script that returns 1 or 0 on the key of a lease.
+func (l lease) runBool(ctx context.Context, sc *client.Script, name, owner string, ttl time.Duration) (bool, error) {
 	if ctx.Err() != nil {
 		return false, translate(context.Cause(ctx))
 	}
@@ -32,18 +33,18 @@ func (l lease) do(ctx context.Context, sc *client.Script, name, owner string, tt
 	return n == 1, translate(err)
 }
 
-// Acquire takes the lease for ttl if it is free or already owner's.
+// Acquire takes the lease for ttl if it is free or owner already holds it.
 func (l lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
-	return l.do(ctx, leaseAcquire, name, owner, ttl)
+	return l.runBool(ctx, leaseAcquire, name, owner, ttl)
 }
 
-// Renew prolongs it if it is still owner's.
+// Renew prolongs the lease to ttl from now if owner still holds it.
 func (l lease) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
-	return l.do(ctx, leaseRenew, name, owner, ttl)
+	return l.runBool(ctx, leaseRenew, name, owner, ttl)
 }
 
-// Release frees it if it is still owner's.
+// Release frees the lease if owner still holds it.
 func (l lease) Release(ctx context.Context, name, owner string) error {
-	_, err := l.do(ctx, leaseRelease, name, owner, 0)
+	_, err := l.runBool(ctx, leaseRelease, name, owner, 0)
 	return err
 }

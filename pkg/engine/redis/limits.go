@@ -12,13 +12,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Limits is a limit.Limits.
+// Limits implements limit.Limits.
 type Limits struct{ s *Store }
 
 var (
-	// KEYS bucket; ARGV n, rate, burst. Lua truncates numbers it returns, and
-	// prints 14 digits, so tokens are strings of 17. A bucket that is full again
-	// need not be kept; one that never refills is kept for ever.
+	// KEYS: bucket. ARGV: n, rate, burst. Lua truncates the numbers that it returns and
+	// prints only 14 digits, so tokens are stored as strings of 17 digits. The key of a
+	// bucket expires once the bucket is full again. A bucket with rate 0 is kept for ever.
 	takeTokens = script(`
 local n, rate, burst = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local have = redis.call('HMGET', KEYS[1], 'tokens', 'at')
@@ -42,8 +42,8 @@ if got < n then
   else wait = string.format('%.0f', math.ceil((1 - tokens) / rate * 1000000)) end
 end
 return {got, wait}`)
-	// KEYS account; ARGV until in µs.
-	block = script(`
+	// KEYS: account. ARGV: until in µs.
+	blockAccount = script(`
 local till = tonumber(redis.call('GET', KEYS[1]) or '0')
 local to = tonumber(ARGV[2])
 if to <= till or to <= now then return 0 end
@@ -51,39 +51,39 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', math.ceil((to - 
 return 1`)
 )
 
-// Take takes up to n tokens of a bucket refilled at rate per second up to
-// burst, and returns how many it got and, if fewer than n, how long until the
-// next is there. A bucket nobody asked for yet is full. A rate of 0 or less
-// never refills.
+// Take takes up to n tokens from a bucket that is refilled at rate per second up to burst.
+// It returns how many it took. If these are fewer than n, wait is the time until the next
+// token. A new bucket is full. A bucket with a rate of 0 or less is never refilled. Take
+// returns notify.KindInvalid if burst is below 1.
 func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
 		return 0, 0, notify.Invalid("bad_limit", "burst", "a bucket holds at least one token")
 	}
-	rate = min(max(rate, 0), 1e15) // Lua reads no infinity
+	rate = min(max(rate, 0), 1e15) // tonumber of Lua cannot read an infinite rate
 	v, err := l.s.run(ctx, takeTokens, []string{l.s.key("bucket:" + bucket)}, n, strconv.FormatFloat(rate, 'g', -1, 64), burst)
 	if err != nil {
 		return 0, 0, err
 	}
-	us := asInt(at(asList(v), 1))
+	us := asInt(element(asList(v), 1))
 	if us < 0 {
-		return int(asInt(at(asList(v), 0))), math.MaxInt64, nil
+		return int(asInt(element(asList(v), 0))), math.MaxInt64, nil
 	}
-	return int(asInt(at(asList(v), 0))), time.Duration(us) * time.Microsecond, nil
+	return int(asInt(element(asList(v), 0))), time.Duration(us) * time.Microsecond, nil
 }
 
-// Block marks an account as blocked until a time; an earlier time than the
-// stored one changes nothing. Times are kept in microseconds.
+// Block marks an account as blocked until a time, with a precision of a microsecond. A time
+// before the stored one changes nothing.
 func (l Limits) Block(ctx context.Context, account string, until time.Time) error {
-	_, err := l.s.run(ctx, block, []string{l.s.key("blocked:" + account)}, until.UnixMicro())
+	_, err := l.s.run(ctx, blockAccount, []string{l.s.key("blocked:" + account)}, until.UnixMicro())
 	return err
 }
 
-// Blocked returns until when each account is blocked; the zero time: it is not.
+// Blocked returns until when each account is blocked; the zero time for one that is not.
 func (l Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
 	}
-	// Single reads in one pipeline: the accounts' keys lie on several nodes.
+	// One GET for each account, in one pipeline: in a cluster the keys are on several nodes.
 	cmds, err := l.s.c.Pipelined(ctx, func(p client.Pipeliner) error {
 		for _, a := range accounts {
 			p.Get(ctx, l.s.key("blocked:"+a))
@@ -103,7 +103,7 @@ func (l Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, er
 		default:
 			out[i] = time.UnixMicro(us)
 			if clock := l.s.cfg.clock; clock != nil && !out[i].After(clock()) {
-				out[i] = time.Time{} // the server's would have removed it
+				out[i] = time.Time{} // by the clock of the test the key has expired
 			}
 		}
 	}

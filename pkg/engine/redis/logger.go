@@ -10,25 +10,25 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// The client has one logger for the whole process and writes to stderr by
-// default, a line for every failed dial. It gets the one of the latest Connect.
+// The client has one logger for the whole process. By default it writes to stderr, a line
+// for every failed dial. Here it writes to the logger of the latest Connect.
 var (
-	remarks    atomic.Pointer[slog.Logger]
-	setRemarks sync.Once
+	clientLogger     atomic.Pointer[slog.Logger]
+	setClientLogOnce sync.Once
 )
 
-type remarker struct{}
+type clientLog struct{}
 
-// Printf is called by the client. Its remarks are about connections, and hold
-// addresses but no passwords. The errors themselves come back from the calls,
-// where somebody deals with them, so remarks are for debugging.
-func (remarker) Printf(ctx context.Context, format string, v ...any) {
-	if l := remarks.Load(); l.Enabled(ctx, slog.LevelDebug) {
+// Printf is called by the client. Its messages are about connections; they contain
+// addresses but no passwords. They are logged at level debug only, because the calls
+// return the errors as well.
+func (clientLog) Printf(ctx context.Context, format string, v ...any) {
+	if l := clientLogger.Load(); l.Enabled(ctx, slog.LevelDebug) {
 		l.LogAttrs(ctx, slog.LevelDebug, "redis client", slog.String("remark", fmt.Sprintf(format, v...)))
 	}
 }
 
-func logTo(l *slog.Logger) {
-	remarks.Store(l)
-	setRemarks.Do(func() { client.SetLogger(remarker{}) })
+func setClientLogger(l *slog.Logger) {
+	clientLogger.Store(l)
+	setClientLogOnce.Do(func() { client.SetLogger(clientLog{}) })
 }

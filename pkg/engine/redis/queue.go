@@ -14,20 +14,22 @@ import (
 
 // The keys of a queue, all under one hash tag:
 //
-//	due:0, due:1   sorted sets: id by the time it is visible, µs; a lane each
+//	due:0, due:1   sorted sets, one for each lane: id by the time it becomes visible, µs
 //	held           sorted set: id of a received message by the end of its visibility
 //	last           sorted set: id of a message released after its last receive, by the
-//	               end of its delay
+//	               end of its delay; it becomes dead then
 //	dead           sorted set: id by id
 //	bodies, rows   hashes: id -> body; id -> receives:enqueued:lane
 //	head           hash: last id, turn of the lanes, messages in the backlog lane
-//	wake           stream: an entry whenever a message is visible earlier than
-//	               anybody expected; receivers wait at its end
+//	wake           stream: gets an entry when a message becomes visible earlier than all
+//	               others; receivers wait for an entry
 //
-// An id is 16 digits, so that names are in the order of numbers: what becomes
-// visible at the same time is received in the order of its age. Scripts first
-// settle what time has changed: visibilities that ended, messages that died.
+// An id has 16 digits, so that the order of its text is the order of its number. Messages
+// that become visible at the same time are received in the order of their age. Every script
+// first moves the messages whose time has come: those whose visibility has ended become
+// visible or dead.
 
+// queue implements engine.Queue.
 type queue struct {
 	s           *Store
 	name        string
@@ -36,23 +38,25 @@ type queue struct {
 	wake        wake
 }
 
-// queueScript is a script over all keys of a queue; ARGV[2] is maxReceives. It
-// returns its own answer and the id of the wake it caused. Scripts call Redis once
-// for many messages where they can: with a call for each field of each message,
-// one took 43 us of the server's processor, now 26 (BenchmarkQueue, at a load of 25).
+// queueScript returns a script over all keys of a queue. ARGV[2] is maxReceives. Scripts
+// that may make a message visible earlier return the id of the stream entry that they
+// added; empty: none. Scripts send one command for many messages where they can: with one
+// command for each field of each message, a message took 43 us of the server's CPU, now 26
+// (BenchmarkQueue, at a load of 25).
 func queueScript(lua string) *client.Script {
 	return script(`
 local lanes = {[0] = KEYS[1], [1] = KEYS[2]}
 local held, last, dead, bodies, rows, head, stream = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local maxReceives = tonumber(ARGV[2])
 
-local function row(id)
+local function readRow(id)
   local r, e, l = string.match(redis.call('HGET', rows, id) or '', '(%d+):(%d+):(%d+)')
   return tonumber(r), e, tonumber(l)
 end
-local function rowOf(r, e, l) return string.format('%d:%s:%d', r, e, l) end
--- many runs a command with a list of any length: unpack takes some thousands.
-local function many(command, key, list)
+local function formatRow(r, e, l) return string.format('%d:%s:%d', r, e, l) end
+-- runMany runs a command with a list of any length, because unpack is limited to some
+-- thousands of values.
+local function runMany(command, key, list)
   local out = {}
   for i = 1, #list, 1000 do
     local answer = redis.call(command, key, unpack(list, i, math.min(i + 999, #list)))
@@ -62,37 +66,39 @@ local function many(command, key, list)
   end
   return out
 end
--- rowsOf returns the rows of ids, each {receives, enqueued, lane}; false: it has none.
-local function rowsOf(ids)
-  local out = many('HMGET', rows, ids)
+-- readRows returns the rows of ids, each {receives, enqueued, lane}, or false if there is
+-- none.
+local function readRows(ids)
+  local out = runMany('HMGET', rows, ids)
   for k = 1, #ids do
     local r, e, l = string.match(out[k] or '', '(%d+):(%d+):(%d+)')
     out[k] = r and {tonumber(r), e, tonumber(l)} or false
   end
   return out
 end
-local function die(id, l)
+local function moveToDead(id, l)
   redis.call('ZADD', dead, id, id)
   if l == 1 then redis.call('HINCRBY', head, 'backlog', -1) end
 end
-local function settle(set)
+-- moveDue moves the messages of set whose time has come: to their lane, or to dead.
+local function moveDue(set)
   for _ = 1, 20 do
     local over = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 500)
     for i = 1, #over, 2 do
       local id = over[i]
-      local r, _, l = row(id)
+      local r, _, l = readRow(id)
       redis.call('ZREM', set, id)
-      if r and r >= maxReceives then die(id, l)
+      if r and r >= maxReceives then moveToDead(id, l)
       elseif r then redis.call('ZADD', lanes[l], over[i + 1], id) end
     end
     if #over < 1000 then return end
   end
 end
-settle(held)
-settle(last)
+moveDue(held)
+moveDue(last)
 
--- first is when the next message is visible that is not yet; nil: none.
-local function first()
+-- nextDue returns the earliest time in all sets; nil: they are empty.
+local function nextDue()
   local min
   for _, set in ipairs({lanes[0], lanes[1], held, last}) do
     local f = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
@@ -102,11 +108,11 @@ local function first()
   return min
 end
 local function wakeAll() return redis.call('XADD', stream, 'MAXLEN', 1, '*', 'w', '1') end
--- mine returns the row of a message that a receipt names and nobody else has.
-local function mine(receipt)
+-- heldRow returns the id and row of the message of a receipt that is still valid.
+local function heldRow(receipt)
   local id, n = string.match(receipt, '^(%d+)-(%d+)$')
   if not id or not redis.call('ZSCORE', held, id) then return end
-  local r, e, l = row(id)
+  local r, e, l = readRow(id)
   if r ~= tonumber(n) then return end
   return id, r, e, l
 end
@@ -114,10 +120,10 @@ end
 }
 
 var (
-	// ARGV then delay in µs, lane, body of each message.
+	// Further ARGV: delay in µs, lane and body of each message.
 	queueEnqueue = queueScript(`
 local id = tonumber(redis.call('HGET', head, 'id')) or 0
-local before, wake = first(), ''
+local before, wake = nextDue(), ''
 local soonest
 local texts, states, due, since = {}, {}, {[0] = {}, [1] = {}}, string.format('%.0f', now)
 for i = 3, #ARGV, 3 do
@@ -125,21 +131,21 @@ for i = 3, #ARGV, 3 do
   local name, at, l = string.format('%016.0f', id), now + ARGV[i], tonumber(ARGV[i + 1])
   local n, d = #texts, due[l]
   texts[n + 1], texts[n + 2] = name, ARGV[i + 2]
-  states[n + 1], states[n + 2] = name, rowOf(0, since, l)
+  states[n + 1], states[n + 2] = name, formatRow(0, since, l)
   n = #d
   d[n + 1], d[n + 2] = at, name
   if not soonest or at < soonest then soonest = at end
 end
-many('HSET', bodies, texts)
-many('HSET', rows, states)
-for l = 0, 1 do many('ZADD', lanes[l], due[l]) end
+runMany('HSET', bodies, texts)
+runMany('HSET', rows, states)
+for l = 0, 1 do runMany('ZADD', lanes[l], due[l]) end
 if #due[1] > 0 then redis.call('HINCRBY', head, 'backlog', #due[1] / 2) end
 redis.call('HSET', head, 'id', string.format('%.0f', id))
 if soonest and (not before or soonest < before) then wake = wakeAll() end
 return wake`)
-	// ARGV then max, visibility in µs, share. Returns the deliveries; if there
-	// are none, in how many µs to look again (-1: not known) and the end of the
-	// stream.
+	// Further ARGV: max, visibility in µs, share. It returns the deliveries. If there are
+	// none, it returns in how many µs the next message is due (-1: there is none) and the
+	// id of the last entry of the stream.
 	queueReceive = queueScript(`
 local most, share = tonumber(ARGV[3]), tonumber(ARGV[5])
 local due = {}
@@ -158,34 +164,34 @@ while #ids < most and (due[0][i] or due[1][j]) do
   ids[#ids + 1] = id
   of[#ids] = l
 end
-local known, gone, holds, states, kept = rowsOf(ids), {[0] = {}, [1] = {}}, {}, {}, {}
+local known, gone, holds, states, kept = readRows(ids), {[0] = {}, [1] = {}}, {}, {}, {}
 for k = 1, #ids do
   local id, l, r = ids[k], of[k], known[k]
   gone[l][#gone[l] + 1] = id
   if r then
     local n = #states
-    states[n + 1], states[n + 2] = id, rowOf(r[1] + 1, r[2], l)
+    states[n + 1], states[n + 2] = id, formatRow(r[1] + 1, r[2], l)
     holds[n + 1], holds[n + 2] = now + ARGV[4], id
     kept[#kept + 1] = id
     out[#out + 1] = {id, r[1] + 1, r[2], l}
   end
 end
-for l = 0, 1 do many('ZREM', lanes[l], gone[l]) end
-many('HSET', rows, states)
-many('ZADD', held, holds)
-local texts = many('HMGET', bodies, kept)
+for l = 0, 1 do runMany('ZREM', lanes[l], gone[l]) end
+runMany('HSET', rows, states)
+runMany('ZADD', held, holds)
+local texts = runMany('HMGET', bodies, kept)
 for k = 1, #out do out[k][5] = texts[k] end
 redis.call('HSET', head, 'turn', turn)
 if #out > 0 then return out end
-local next, stop = first(), redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+local next, stop = nextDue(), redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
 local wait = -1
 if next then wait = math.max(next - now, 0) end
 return {wait, stop[1] and stop[1][1] or '0-0'}`)
-	// ARGV then visibility in µs, receipts.
+	// Further ARGV: visibility in µs, receipts.
 	queueExtend = queueScript(`
-local before, wake, at = first(), '', now + ARGV[3]
+local before, wake, at = nextDue(), '', now + ARGV[3]
 for i = 4, #ARGV do
-  local id = mine(ARGV[i])
+  local id = heldRow(ARGV[i])
   if id then
     redis.call('ZADD', held, at, id)
     if at < before then wake = 'x' end
@@ -193,7 +199,7 @@ for i = 4, #ARGV do
 end
 if wake ~= '' then wake = wakeAll() end
 return wake`)
-	// ARGV then receipts.
+	// Further ARGV: receipts.
 	queueAck = queueScript(`
 local ids, counts, gone, backlog = {}, {}, {}, 0
 for i = 3, #ARGV do
@@ -203,7 +209,7 @@ for i = 3, #ARGV do
     counts[#ids] = tonumber(n)
   end
 end
-local known = rowsOf(ids)
+local known = readRows(ids)
 for k = 1, #ids do
   local r = known[k]
   if r and r[1] == counts[k] and redis.call('ZREM', held, ids[k]) == 1 then
@@ -212,20 +218,20 @@ for k = 1, #ids do
   end
 end
 if backlog > 0 then redis.call('HINCRBY', head, 'backlog', -backlog) end
-many('HDEL', bodies, gone)
-many('HDEL', rows, gone)
+runMany('HDEL', bodies, gone)
+runMany('HDEL', rows, gone)
 return ''`)
-	// ARGV then receipt, delay in µs.
+	// Further ARGV: receipt, delay in µs.
 	queueRelease = queueScript(`
-local id, r, _, l = mine(ARGV[3])
+local id, r, _, l = heldRow(ARGV[3])
 if not id then return '' end
-local before, at = first(), now + ARGV[4]
+local before, at = nextDue(), now + ARGV[4]
 redis.call('ZREM', held, id)
 if r >= maxReceives then redis.call('ZADD', last, at, id) else redis.call('ZADD', lanes[l], at, id) end
 if at < before then return wakeAll() end
 return ''`)
-	// Returns ready, delayed, in flight, dead, backlog, and the time of the
-	// oldest of the first thousand ready ones of each lane.
+	// It returns the counts ready, delayed, in flight, dead and backlog, and the enqueue
+	// time of the oldest among the first thousand ready messages of each lane.
 	queueDepth = queueScript(`
 local ready, all, oldest = 0, 0, ''
 for l = 0, 1 do
@@ -236,24 +242,25 @@ for l = 0, 1 do
     if not min or id < min then min = id end
   end
   if min then
-    local _, e = row(min)
+    local _, e = readRow(min)
     if e and (oldest == '' or tonumber(e) < tonumber(oldest)) then oldest = e end
   end
 end
 return {ready, all - ready + redis.call('ZCARD', last), redis.call('ZCARD', held), redis.call('ZCARD', dead),
   redis.call('HGET', head, 'backlog') or '0', oldest}`)
-	// ARGV then max.
 )
 
+// run runs a script over the keys of the queue.
 func (q *queue) run(ctx context.Context, sc *client.Script, args ...any) (any, error) {
 	return q.s.run(ctx, sc, q.keys, append([]any{q.maxReceives}, args...)...)
 }
 
-// change runs a script that may make a message visible earlier.
-func (q *queue) change(ctx context.Context, sc *client.Script, args ...any) error {
+// runAndWake runs a script that may make a message visible earlier. It wakes the receivers
+// of this process at once, without a round trip through the stream.
+func (q *queue) runAndWake(ctx context.Context, sc *client.Script, args ...any) error {
 	v, err := q.run(ctx, sc, args...)
 	if id := asString(v); err == nil && id != "" {
-		q.wake.saw(id) // receivers of this process need not wait for the stream
+		q.wake.advance(id)
 	}
 	return err
 }
@@ -274,29 +281,29 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	if len(ms) == 0 {
 		return nil
 	}
-	return q.change(ctx, queueEnqueue, args...)
+	return q.runAndWake(ctx, queueEnqueue, args...)
 }
 
-// Receive waits until a message is ready or ctx ends, and takes up to max for
-// visibility.
+// Receive waits until a message is ready or ctx ends. It returns up to max messages and
+// hides them for visibility.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
 	}
-	q.wake.enter()
-	defer q.wake.leave()
+	q.wake.addReceiver()
+	defer q.wake.removeReceiver()
 	for ctx.Err() == nil {
-		// Not cut short: messages whose answer nobody waits for would be held by
-		// nobody until their visibility ends.
+		// Do not cancel the script: if its answer is lost, no process has the messages until
+		// their visibility ends.
 		v, err := q.run(context.WithoutCancel(ctx), queueReceive, max, ceilMicros(visibility), engine.BacklogShare)
 		if err != nil {
 			return nil, err
 		}
 		l := asList(v)
-		if _, ok := at(l, 0).([]any); ok {
+		if _, ok := element(l, 0).([]any); ok {
 			return deliveries(l), nil
 		}
-		q.wake.wait(ctx, asInt(at(l, 0)), asString(at(l, 1)))
+		q.wake.wait(ctx, asInt(element(l, 0)), asString(element(l, 1)))
 	}
 	return nil, nil
 }
@@ -304,21 +311,21 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 func deliveries(l []any) (out []engine.Delivery) {
 	for _, v := range l {
 		f := asList(v)
-		id, receives := asString(at(f, 0)), asInt(at(f, 1))
+		id, receives := asString(element(f, 0)), asInt(element(f, 1))
 		out = append(out, engine.Delivery{
-			Receipt: fmt.Sprintf("%s-%d", id, receives), Body: []byte(asString(at(f, 4))), Receives: int(receives),
-			Enqueued: time.UnixMicro(asInt(at(f, 2))), Backlog: asInt(at(f, 3)) == 1,
+			Receipt: fmt.Sprintf("%s-%d", id, receives), Body: []byte(asString(element(f, 4))), Receives: int(receives),
+			Enqueued: time.UnixMicro(asInt(element(f, 2))), Backlog: asInt(element(f, 3)) == 1,
 		})
 	}
 	return out
 }
 
-// Extend makes deliveries end their visibility that long from now.
+// Extend sets the end of the deliveries' visibility to that long from now.
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
 	if err := engine.CheckVisibility(visibility); err != nil || len(receipts) == 0 {
 		return err
 	}
-	return q.change(ctx, queueExtend, append([]any{ceilMicros(visibility)}, anys(receipts)...)...)
+	return q.runAndWake(ctx, queueExtend, append([]any{ceilMicros(visibility)}, toAnys(receipts)...)...)
 }
 
 // Ack removes messages.
@@ -326,11 +333,11 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	if len(receipts) == 0 {
 		return nil
 	}
-	_, err := q.run(ctx, queueAck, anys(receipts)...)
+	_, err := q.run(ctx, queueAck, toAnys(receipts)...)
 	return err
 }
 
-func anys(in []string) []any {
+func toAnys(in []string) []any {
 	out := make([]any, len(in))
 	for i, s := range in {
 		out[i] = s
@@ -338,32 +345,33 @@ func anys(in []string) []any {
 	return out
 }
 
-// Release gives a message back, to be received after delay; the receive counts.
+// Release makes a message ready again after delay. The receive still counts.
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
 	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
-	return q.change(ctx, queueRelease, receipt, ceilMicros(delay))
+	return q.runAndWake(ctx, queueRelease, receipt, ceilMicros(delay))
 }
 
-// Depth counts. Oldest is of the first thousand ready messages of each lane.
+// Depth counts the messages. Oldest is among the first thousand ready messages of each lane.
 func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	v, err := q.run(ctx, queueDepth)
 	if err != nil {
 		return d, err
 	}
 	l := asList(v)
-	n := func(i int) int { return int(asInt(at(l, i))) }
+	n := func(i int) int { return int(asInt(element(l, i))) }
 	d = engine.QueueDepth{Ready: n(0), Delayed: n(1), InFlight: n(2), Dead: n(3), Backlog: n(4)}
-	if e := asString(at(l, 5)); e != "" {
+	if e := asString(element(l, 5)); e != "" {
 		us, _ := strconv.ParseInt(e, 10, 64)
 		d.Oldest = time.UnixMicro(us)
 	}
 	return d, nil
 }
 
-// QueueBodies calls fn with the body of every message that the queue of a name holds
-// from the beginning to the end of the call, dead ones included; some may come twice.
+// QueueBodies calls fn with the body of every message that is in the named queue during the
+// whole call, dead messages included. It may call fn twice for a message. It returns the
+// error of fn.
 func (s *Store) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
 	key := s.key("{queue:" + name + "}:bodies")
 	for cursor := uint64(0); ; {
@@ -382,8 +390,8 @@ func (s *Store) QueueBodies(ctx context.Context, name string, fn func(body []byt
 	}
 }
 
-// newer reports whether id a of a stream comes after b.
-func newer(a, b string) bool {
+// streamIDAfter reports whether id a of a stream comes after id b.
+func streamIDAfter(a, b string) bool {
 	ams, aseq := streamID(a)
 	bms, bseq := streamID(b)
 	return ams > bms || ams == bms && aseq > bseq

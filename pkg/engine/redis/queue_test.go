@@ -75,8 +75,8 @@ func TestReceiveEndsWithItsContext(t *testing.T) {
 	must(t, <-ended)
 }
 
-// The answer gets lost, the client asks again: what was done is not done to the
-// one who did it.
+// If an answer is lost and the client sends the command again, the caller is not refused by
+// its own first command.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	srv := startServer(t)
@@ -113,8 +113,8 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// TestQueueBodies: every message that a queue holds is shown, also one that is not due
-// and one that somebody holds, and none that was acknowledged.
+// TestQueueBodies: QueueBodies returns every message of a queue, also messages that are not
+// due or that a process holds, and none that was acknowledged.
 func TestQueueBodies(t *testing.T) {
 	t.Parallel()
 	s := startServer(t).connect()

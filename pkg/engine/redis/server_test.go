@@ -51,7 +51,7 @@ func startServer(t testing.TB, args ...string) *server {
 	return s
 }
 
-// freePort returns a port that nobody has now.
+// freePort returns a port that no process uses now.
 func freePort(t testing.TB) int {
 	t.Helper()
 	port, err := freeport.Find(1)
@@ -108,7 +108,7 @@ func (s *server) await(ok func() bool) {
 	}
 }
 
-// kill is a loss of its memory, and of what the disk was not asked for.
+// kill ends the server at once. It loses its memory and all writes that it had not fsynced.
 func (s *server) kill() {
 	if s.cmd != nil {
 		_ = s.cmd.Process.Kill()
@@ -149,7 +149,7 @@ func (s *server) connect(change ...func(*Config)) *Store {
 	return mustConnect(s.t, cfg)
 }
 
-// proxy passes connections on, as slowly as it is told.
+// proxy forwards connections, with a delay that the test sets.
 type proxy struct {
 	l  net.Listener
 	to string
@@ -185,14 +185,14 @@ func (p *proxy) slow(d time.Duration) {
 	p.delay = d
 }
 
-// lose lets the next answer get lost.
+// lose makes the proxy drop the next answer.
 func (p *proxy) lose() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.loses = true
 }
 
-// left reports whether it has yet to lose one.
+// left reports whether the proxy has not dropped an answer yet.
 func (p *proxy) left() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,17 +12,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Spill is a stream whose ids are the seqs. A record counts the bytes of its
-// topic, key and value. A seq is the server's time in µs, or one more than the
-// seq before: after Redis was emptied, the Drop of somebody who had peeked
-// before must not remove what came later.
+// Spill is the spill buffer: a stream whose ids are the seqs. The size of a record is the
+// bytes of its topic, key and value. A seq is the server's time in µs, or one more than the
+// seq before. So seqs still rise after Redis was emptied: the Drop of a process that had
+// peeked before removes no later record.
 type Spill struct{ s *Store }
 
 const spillTag = "{spill}:"
 
 var (
-	// KEYS records, head; ARGV limit, size, then topic, key, part, value, at of
-	// each record.
+	// KEYS: records, head. ARGV: limit, size, then topic, key, part, value and at of each
+	// record. It returns 0 if the limit would be exceeded.
 	spillPush = script(`
 local head = redis.call('HMGET', KEYS[2], 'seq', 'bytes')
 local seq, bytes = tonumber(head[1]) or 0, tonumber(head[2]) or 0
@@ -34,7 +34,7 @@ for i = 4, #ARGV, 5 do
 end
 redis.call('HSET', KEYS[2], 'seq', string.format('%.0f', seq), 'bytes', string.format('%.0f', bytes + size))
 return 1`)
-	// KEYS records, head; ARGV id, most. Returns how many were dropped.
+	// KEYS: records, head. ARGV: id, most. It returns how many records it removed.
 	spillDrop = script(`
 local recs = redis.call('XRANGE', KEYS[1], '-', ARGV[2], 'COUNT', ARGV[3])
 if #recs == 0 then return 0 end
@@ -47,6 +47,8 @@ end
 local bytes = tonumber(redis.call('HGET', KEYS[2], 'bytes')) or 0
 redis.call('HSET', KEYS[2], 'bytes', string.format('%.0f', math.max(bytes - size, 0)))
 return #recs`)
+	// KEYS: records, head. It returns the number of records, their bytes, and the at of the
+	// oldest record.
 	spillStats = script(`
 local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)
 local at = '0'
@@ -58,15 +60,15 @@ func (p Spill) keys() []string {
 	return []string{p.s.key(spillTag + "records"), p.s.key(spillTag + "head")}
 }
 
-// Push stores records in order; notify.KindUnavailable when limit bytes would
-// be passed, and nothing is stored. So it is where Redis neither fsyncs always
-// nor has a replica (code spill_not_durable); where a replica did not confirm in
-// time the records may be stored.
+// Push stores records in order. It returns notify.KindUnavailable
+//   - with code spill_full if the buffer would exceed limit bytes; nothing is stored;
+//   - with code spill_not_durable if Redis neither fsyncs always nor has a replica, and
+//     nothing is stored; or if no replica confirmed in time, and the records may be stored.
 func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
 	if len(recs) == 0 {
 		return nil
 	}
-	node, err := p.s.node(ctx, p.keys()[0])
+	node, err := p.s.nodeForKey(ctx, p.keys()[0])
 	if err != nil {
 		return err
 	}
@@ -78,7 +80,7 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 		return notDurable(errors.New("redis has no replica and appendfsync is not always"))
 	}
 	size := int64(0)
-	args := []any{p.s.now(), limit, 0}
+	args := []any{p.s.clockArg(), limit, 0}
 	for i := range recs {
 		r := &recs[i]
 		size += int64(len(r.Topic) + len(r.Key) + len(r.Value))
@@ -86,8 +88,8 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 	}
 	args[2] = size
 
-	// One connection: WAIT is about the writes of its own, and the settings must
-	// be those of the server that wrote.
+	// The commands use one connection: WAIT counts only replicas that have the writes of its
+	// own connection, and the settings must be those of the server that stored the records.
 	var push *client.Cmd
 	var settings *client.MapStringStringCmd
 	var confirmed *client.Cmd
@@ -101,7 +103,7 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 		return nil
 	})
 	if err != nil {
-		moved(ctx, p.s, err)
+		reloadIfMoved(ctx, p.s, err)
 		return translate(err)
 	}
 	if n, err := push.Int(); err != nil {
@@ -111,26 +113,27 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 	}
 	after := Durability{}
 	if settings != nil {
-		after.set(settings.Val())
+		after.readSettings(settings.Val())
 	} else if asInt(confirmed.Val()) > 0 {
 		return nil
 	}
 	if !after.Always() {
-		return notDurable(errors.New("no replica confirmed"))
+		return notDurable(errors.New("no replica of redis confirmed the records in time"))
 	}
 	return nil
 }
 
 func notDurable(err error) error { return notify.Unavailable("spill_not_durable", retryAfter, err) }
 
-// moved learns where a key is now: a client of one node cannot.
-func moved(ctx context.Context, s *Store, err error) {
+// reloadIfMoved reloads the layout of the cluster if err says that a key has moved to
+// another node. The client of one node cannot follow the key by itself.
+func reloadIfMoved(ctx context.Context, s *Store, err error) {
 	if c, ok := s.c.(*client.ClusterClient); ok && (client.HasErrorPrefix(err, "MOVED") || client.HasErrorPrefix(err, "READONLY")) {
 		c.ReloadState(ctx)
 	}
 }
 
-// Peek returns the oldest max records.
+// Peek returns the oldest records, at most max, and leaves them in the buffer.
 func (p Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
@@ -162,9 +165,9 @@ func asBytes(v any) []byte {
 	return nil
 }
 
-// Drop removes the records up to seq, which are in the log now.
+// Drop removes the records up to seq. The caller has appended them to the log.
 func (p Spill) Drop(ctx context.Context, seq uint64) error {
-	const most = 1000 // a script holds up everybody else
+	const most = 1000 // a script blocks all other clients
 	for {
 		v, err := p.s.run(ctx, spillDrop, p.keys(), strconv.FormatUint(seq, 10)+"-0", most)
 		if err != nil || asInt(v) < most {
@@ -173,9 +176,10 @@ func (p Spill) Drop(ctx context.Context, seq uint64) error {
 	}
 }
 
-// Stats returns how many records and bytes wait, and since when.
+// Stats returns the number of records and bytes in the buffer, and when the oldest record
+// was spilled, ms since 1970.
 func (p Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	v, err := p.s.run(ctx, spillStats, p.keys())
 	l := asList(v)
-	return asInt(at(l, 0)), asInt(at(l, 1)), asInt(at(l, 2)), err
+	return asInt(element(l, 0)), asInt(element(l, 1)), asInt(element(l, 2)), err
 }

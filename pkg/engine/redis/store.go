@@ -18,23 +18,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Store is a Redis. Its methods, and those of the contracts it returns, may be
-// called from any goroutine.
+// Store is a connection to Redis. Any goroutine may call its methods and those of the
+// contracts that it returns.
 type Store struct {
 	cfg Config
 	c   client.UniversalClient
 
-	followers sync.WaitGroup // of queues, see wake.go
-	closing   chan struct{}
+	followers sync.WaitGroup // goroutines of queues (wake.go) and of listeners; Close waits for them
+	closing   chan struct{}  // closed when Close begins
 	close     sync.Once
 	queues    sync.Map // name -> *queue
 	counts    counter
 }
 
-// Open connects to Redis and asks it once. The error is a notify.KindInvalid
-// that names the setting, or a notify.KindUnavailable when nobody answers until
-// ctx ends or within a few timeouts; the store of a Redis that is away for now
-// would be of no use to whoever starts.
+// Open connects to Redis and pings it once. It returns notify.KindInvalid, which names the
+// setting, or notify.KindUnavailable if no server answers until ctx ends or within a few
+// timeouts.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s, err := Connect(cfg)
 	if err != nil {
@@ -47,12 +46,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Connect is Open without asking: for a process that must start while Redis is
-// away. Errors are of the settings only.
+// Connect is Open without the ping, for a process that must start while Redis is
+// unavailable. It returns only errors of the settings.
 func Connect(cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	if cfg.Username != "" && cfg.Password == "" {
-		return nil, notify.Invalid("bad_redis_config", "redis.password", "a username needs one")
+		return nil, notify.Invalid("bad_redis_config", "redis.password", "redis.username needs a password: set redis.password_file")
 	}
 	if cfg.Mode != "sentinel" {
 		cfg.Master, cfg.SentinelUsername = "", ""
@@ -61,37 +60,38 @@ func Connect(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	logTo(cfg.Logger)
+	setClientLogger(cfg.Logger)
 	s := &Store{cfg: cfg, closing: make(chan struct{})}
 	s.c = client.NewUniversalClient(&client.UniversalOptions{
 		Addrs: cfg.Addresses, MasterName: cfg.Master, IsClusterMode: cfg.Mode == "cluster", DB: cfg.DB, ClientName: "notifyd",
 		Username: cfg.Username, Password: cfg.Password,
 		SentinelUsername: cfg.SentinelUsername, SentinelPassword: cfg.SentinelPassword,
 		TLSConfig: tlsConfig, PoolSize: cfg.PoolSize,
-		// One dial and one retry of the command: the defaults, 5 and 3, make an
-		// outage visible after seconds.
+		// One dial, and one retry of a command. With the defaults of 5 and 3 an outage is
+		// noticed only after seconds.
 		DialTimeout: cfg.Timeout, ReadTimeout: cfg.Timeout, WriteTimeout: cfg.Timeout, PoolTimeout: cfg.Timeout,
 		DialerRetries: 1, MaxRetries: 1, MinRetryBackoff: 8 * time.Millisecond, MaxRetryBackoff: 64 * time.Millisecond,
 		ContextTimeoutEnabled: true,
-		// Less to say when a connection begins: libraries' names, and upgrades of a
-		// kind of server that this is not tested with.
+		// Do not send the name of the library, and do not ask for maintenance notifications,
+		// a feature of servers that the tests do not run with.
 		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		// Pipelines share the pool: two would be two limits to think of.
+		// Pipelines use the same pool, so that PoolSize is the only limit.
 		PipelinePoolSize: -1,
 	})
 	s.c.AddHook(&s.counts)
 	return s, nil
 }
 
-// Counts returns how much was asked since Open, for metrics and benchmarks.
+// Counts returns the commands sent since Open, for metrics and benchmarks.
 func (s *Store) Counts() Counts {
 	return Counts{s.counts.commands.Load(), s.counts.trips.Load()}
 }
 
-// Ping asks Redis for a sign of life.
+// Ping returns an error if Redis does not answer.
 func (s *Store) Ping(ctx context.Context) error { return translate(s.c.Ping(ctx).Err()) }
 
-// Close ends all connections; waiting receivers get an error.
+// Close ends all connections and waits for the goroutines of the Store. Calls of Receive
+// and Listen that wait return an error.
 func (s *Store) Close() error {
 	var err error
 	s.close.Do(func() {
@@ -104,40 +104,41 @@ func (s *Store) Close() error {
 
 func (s *Store) key(name string) string { return s.cfg.Prefix + name }
 
-// serverClock begins every script that needs the time: now is in µs since 1970,
-// by the server's clock unless a test gives another as the first argument.
+// serverClock is the beginning of every script that needs the time. now is in µs since 1970,
+// by the server's clock, or by the clock of a test if the first argument is not empty.
 const serverClock = `
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if ARGV[1] ~= '' then now = tonumber(ARGV[1]) end
 `
 
-// script is a Lua script whose first argument is the clock.
+// script returns a Lua script whose first argument is clockArg.
 func script(lua string) *client.Script { return client.NewScript(serverClock + lua) }
 
-// now is the first argument of every script.
-func (s *Store) now() string {
+// clockArg returns the first argument of every script: the time of a test's clock in µs, or
+// empty for the server's clock.
+func (s *Store) clockArg() string {
 	if s.cfg.clock == nil {
 		return ""
 	}
 	return strconv.FormatInt(s.cfg.clock().UnixMicro(), 10)
 }
 
-// run runs a script; translate has been applied to its error. A context that
-// has ended runs nothing.
+// run runs a script of script, with clockArg before args. Its error is translated. It runs
+// nothing if ctx has ended. An empty answer is nil without an error.
 func (s *Store) run(ctx context.Context, sc *client.Script, keys []string, args ...any) (any, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
 	}
-	v, err := sc.Run(ctx, s.c, keys, append([]any{s.now()}, args...)...).Result()
+	v, err := sc.Run(ctx, s.c, keys, append([]any{s.clockArg()}, args...)...).Result()
 	if errors.Is(err, client.Nil) {
 		return nil, nil
 	}
 	return v, translate(err)
 }
 
-// The answers of scripts, whatever they hold: an answer of another shape is not
-// ours and reads as zero values.
+// The functions below read the answers of scripts. An answer of another shape than expected
+// reads as zero values.
 
 func asInt(v any) int64 {
 	switch v := v.(type) {
@@ -160,8 +161,8 @@ func asString(v any) string {
 	return s
 }
 
-// at returns element i, nil if there is none.
-func at(l []any, i int) any {
+// element returns element i; nil if there is none.
+func element(l []any, i int) any {
 	if i < len(l) {
 		return l[i]
 	}
@@ -170,16 +171,16 @@ func at(l []any, i int) any {
 
 func micros(d time.Duration) int64 { return d.Microseconds() }
 
-// ceilMicros rounds up, so that what is promised for a time is not there before.
+// ceilMicros rounds up, so that nothing happens before its time.
 func ceilMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
 func conflict(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-// Filter returns the shared seen-filter of a name. Rate*Window is at most 2^31
-// ids; each takes 2.5 bytes of Redis's memory. Small filters have a part of
-// their own size.
+// Filter returns the shared seen-filter of a name. It returns notify.KindInvalid if cfg is
+// out of range; Rate*Window may be at most 2^31 ids. Each id takes 2.5 bytes of memory in
+// Redis. A filter of less than partBits has one part of its own size.
 func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	n := cfg.Rate * cfg.Window.Seconds()
 	switch {
@@ -197,35 +198,36 @@ func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	return f, nil
 }
 
-// Broadcast returns the contract of messages to listeners.
+// Broadcast returns the Broadcast of this Redis.
 func (s *Store) Broadcast() engine.Broadcast { return broadcast{s} }
 
-// Heartbeats returns the contract of signs of life.
+// Heartbeats returns the Heartbeats of this Redis.
 func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
 
-// Idem returns the contract of idempotency keys. Every transition is one
-// script. Times in it are the caller's, as everywhere in the contract; the
-// server only forgets a key by itself an hour after it should have been purged.
+// Idem returns the idempotency keys of this Redis. Every transition is one script. Its times
+// are those of the caller, as the contract says. The server by itself removes a key only an
+// hour after it should have been purged.
 func (s *Store) Idem() Idem { return Idem{s} }
 
-// Lease returns the contract of leases: SET NX PX, and compare before anything
-// else. Their ttl runs on the server, with a precision of a millisecond.
+// Lease returns the leases of this Redis. Their ttl runs on the server, with a precision of
+// a millisecond.
 func (s *Store) Lease() engine.Lease { return lease{s} }
 
-// Limits returns the contract of shared token buckets and blocked accounts.
+// Limits returns the shared token buckets and blocked accounts of this Redis.
 func (s *Store) Limits() Limits { return Limits{s} }
 
-// Queue returns the delay queue of a name, whose messages are given out at most
-// maxReceives times (1 or more). Processes that share it agree about that.
+// Queue returns the delay queue of a name. Each message is received at most maxReceives
+// times (1 or more). All processes that share the queue must use the same number. The queue
+// is created once a process, so later calls for the name ignore maxReceives.
 func (s *Store) Queue(name string, maxReceives int) engine.Queue {
 	q := &queue{s: s, name: name, maxReceives: max(maxReceives, 1)}
 	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {
 		q.keys = append(q.keys, s.key("{queue:"+name+"}:"+k))
 	}
-	q.wake = wake{q: q, seen: "0-0"}
-	known, _ := s.queues.LoadOrStore(name, q)
-	return known.(*queue)
+	q.wake = wake{q: q, streamEnd: "0-0"}
+	stored, _ := s.queues.LoadOrStore(name, q)
+	return stored.(*queue)
 }
 
-// Spill returns the contract of the spill buffer.
+// Spill returns the spill buffer of this Redis.
 func (s *Store) Spill() Spill { return Spill{s} }

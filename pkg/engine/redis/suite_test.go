@@ -92,8 +92,8 @@ func lasting[E any](o enginetest.Opener[E]) enginetest.Opener[E] {
 	}
 }
 
-// realTime lets real time pass, also in a bubble: a little more than asked for, because
-// the server counts whole milliseconds by a clock that is set right as it goes.
+// realTime lets real time pass, also in a bubble. It waits a little longer than d, because
+// the server counts whole milliseconds, and its clock may be adjusted meanwhile.
 func realTime(d time.Duration) {
 	d += 20 * time.Millisecond
 	for end := syscall.NsecToTimespec(d.Nanoseconds()); ; {
@@ -208,8 +208,8 @@ func TestFilter(t *testing.T) {
 	})
 }
 
-// Keys that the server forgets by itself must not stay in the index of their
-// ends while nobody purges: Redis would fill with their names.
+// Keys that expire in the server must not stay in the index ends while no process purges:
+// otherwise their names would fill Redis.
 func TestEndsOfForgottenKeys(t *testing.T) {
 	t.Parallel()
 	s := mustConnect(t, testConfig(enginetest.Server(t, enginetest.RedisEnv)))

@@ -9,69 +9,69 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// longestWait bounds how long a receiver goes without looking: a Redis that was
-// emptied or replaced has forgotten what it should have told.
+// longestWait is the longest time for which a receiver waits without looking at the queue. A
+// Redis that was emptied or replaced adds no stream entry for the messages that it lost.
 const longestWait = 5 * time.Second
 
-// followFor is how long a follower waits at the stream in one call.
+// followFor is how long one XREAD of the follower waits.
 const followFor = time.Second
 
-// wake tells the receivers of a process that wait at a queue. While any waits,
-// one follower stands at the end of the queue's stream for all of them, on one
-// connection; it ends within followFor after the last has left.
+// wake wakes the receivers of this process that wait for messages of a queue. While any
+// receiver waits, one goroutine (follow) reads the queue's stream for all of them, on one
+// connection. It ends within followFor after the last receiver has left.
 type wake struct {
 	q *queue
 
-	mu        sync.Mutex
-	waiting   int
-	following bool
-	seen      string        // end of the stream as far as anybody here knows
-	changed   chan struct{} // closed when seen moves
+	mu        sync.Mutex    // guards the fields below
+	waiting   int           // receivers of this process
+	following bool          // follow runs
+	streamEnd string        // the last entry of the stream that this process knows
+	changed   chan struct{} // closed when streamEnd advances; nil: no receiver waits for that
 }
 
-func (w *wake) enter() {
+func (w *wake) addReceiver() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiting++
 }
 
-func (w *wake) leave() {
+func (w *wake) removeReceiver() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiting--
 }
 
-// saw moves the end of the stream and wakes who waits behind it.
-func (w *wake) saw(id string) {
+// advance moves streamEnd to a later id and wakes the receivers that wait.
+func (w *wake) advance(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.moveTo(id)
+	w.advanceLocked(id)
 }
 
-// moveTo is saw with mu held.
-func (w *wake) moveTo(id string) {
-	if !newer(id, w.seen) {
+// advanceLocked is advance with mu held.
+func (w *wake) advanceLocked(id string) {
+	if !streamIDAfter(id, w.streamEnd) {
 		return
 	}
-	w.seen = id
+	w.streamEnd = id
 	if w.changed != nil {
 		close(w.changed)
 		w.changed = nil
 	}
 }
 
-// wait returns when the stream has moved past end, after us microseconds (-1:
-// not known), when ctx ends, or now and then.
+// wait waits until the stream has an entry after end, at most us microseconds (-1: no
+// bound) and at most longestWait. It also returns when ctx ends or the Store closes.
 func (w *wake) wait(ctx context.Context, us int64, end string) {
 	w.mu.Lock()
-	if newer(w.seen, end) {
-		// It moved since the script ran: look again. Or Redis was emptied, and
-		// its end is what it is now.
-		w.seen = end
+	if streamIDAfter(w.streamEnd, end) {
+		// The stream got an entry after the script ran, so the receiver must look again. Or
+		// Redis was emptied and end is the new end, so streamEnd goes back to it.
+		w.streamEnd = end
 		w.mu.Unlock()
 		return
 	}
-	w.moveTo(end)
+	w.advanceLocked(end)
 	if w.changed == nil {
 		w.changed = make(chan struct{})
 	}
@@ -96,10 +96,10 @@ func (w *wake) wait(ctx context.Context, us int64, end string) {
 	}
 }
 
-// follow stands at the end of the stream while anybody waits.
+// follow reads the stream while receivers wait, and advances streamEnd.
 func (w *wake) follow() {
 	s, stream := w.q.s, w.q.keys[len(w.q.keys)-1]
-	ctx := context.Background() // ends with the client, which Close closes
+	ctx := context.Background() // Close ends the XREAD when it closes the client
 	for {
 		w.mu.Lock()
 		if w.waiting == 0 || closed(s.closing) {
@@ -107,19 +107,19 @@ func (w *wake) follow() {
 			w.mu.Unlock()
 			return
 		}
-		end := w.seen
+		end := w.streamEnd
 		w.mu.Unlock()
 		streams, err := s.c.XRead(ctx, &client.XReadArgs{Streams: []string{stream, end}, Count: 1, Block: followFor}).Result()
 		switch {
 		case errors.Is(err, client.Nil):
 		case err != nil:
-			// Receivers find out by themselves; until then they look by time.
+			// Meanwhile receivers look at the queue when their wait ends, and get the error.
 			select {
 			case <-time.After(s.cfg.Timeout):
 			case <-s.closing:
 			}
 		default:
-			w.saw(streams[0].Messages[0].ID)
+			w.advance(streams[0].Messages[0].ID)
 		}
 	}
 }

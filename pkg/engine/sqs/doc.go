@@ -1,25 +1,26 @@
-// Package sqs serves the delay queue from Amazon SQS, or from a server that speaks
-// its protocol. A queue is three of SQS: NAME for what is on time, NAME-backlog for
-// what is late anyway, and NAME-dead, where SQS puts what was received too often.
-// Migrate makes them.
+// Package sqs implements the delay queue with Amazon SQS, or with another server of its
+// protocol. A queue consists of three queues of SQS: NAME for messages on time,
+// NAME-backlog for messages that are late already, and NAME-dead, to which SQS moves
+// messages that were received too often. Migrate creates them. Start reading at queue.go.
 //
-// What SQS does otherwise than the contract says, and why it does no harm:
+// SQS differs from the contract in these points. None does harm:
 //
-//   - Delays and visibilities are whole seconds, rounded up. A message is never
-//     early; it may be a second late.
-//   - Order is SQS's best effort, and a message may be received twice although its
-//     visibility has not ended. Consumers claim a row before they act.
-//   - A receipt is over when its visibility has ended here, by this process's own
-//     clock. SQS itself may still take an acknowledgement then.
-//   - Dead is a message once SQS notices, at the next receive after its last
-//     visibility. Dead lists what one look finds, and hides it for a second.
-//   - Depth is SQS's own approximation, up to a minute old. A released message
-//     counts as in flight until its delay has passed; Oldest is unknown.
-//   - A message that nobody acknowledges within 14 days is gone. What is due in more
-//     than 15 minutes is never here but in the timer store, and whatever a queue
-//     loses the reconciler finds there.
+//   - Delays and visibilities are whole seconds, rounded up. A message is never early. It
+//     may be a second late.
+//   - The order is best effort. A message may be received twice although its visibility has
+//     not ended. Consumers claim a row before they act.
+//   - A receipt ends when its visibility has ended by the clock of this process. SQS itself
+//     might still accept an acknowledgement then.
+//   - A message becomes dead when SQS notices it, at the next receive after its last
+//     visibility.
+//   - Depth is the approximation of SQS, up to a minute old. A released message counts as in
+//     flight until its delay is over. Oldest is unknown.
+//   - SQS deletes a message that is not acknowledged within 14 days. Messages that are due
+//     in more than 15 minutes are not in a queue but in the timer store, and the reconciler
+//     finds every message there that a queue loses.
 //
-// Receive asks the backlog for what it has, then waits at the queue of what is on
-// time, two seconds at a time: the backlog of an idle queue is found so much later.
-// A wait that its caller left goes on behind it, and what it brings is given back.
+// Receive first reads the backlog. If both lanes are empty, it waits at the queue of
+// messages on time for Config.Wait (two seconds). So it finds a new message of the backlog
+// up to two seconds late. If the caller leaves during the wait, the request goes on in a
+// goroutine, and its messages are released.
 package sqs

@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// maxInFlight is how many messages of a queue SQS has in flight at most; from
-	// then on it gives none.
+	// maxInFlight is how many messages of a queue may be in flight. Beyond it SQS returns no
+	// more messages.
 	maxInFlight = 120_000
-	// maxClock is how far SQS's clock and ours may be apart; at five minutes it
-	// refuses every request.
-	maxClock = time.Minute
+	// maxClockSkew is the allowed difference between the clocks of SQS and of this process.
+	// At five minutes SQS refuses every request.
+	maxClockSkew = time.Minute
 )
 
-// Doctor looks at the queues of q, a Queue of this store. It takes at most Timeout
-// for each.
-func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs engine.Findings) {
-	q, ok := of.(*queue)
+// Doctor checks the queues of dq, which must be a Queue of this Store. It takes at most
+// Timeout for each.
+func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings) {
+	q, ok := dq.(*queue)
 	if !ok || q.s != s {
 		return engine.Findings{{Check: "sqs", Level: "fail", Detail: "the delay queue is of another engine", Repair: "report this: it is a mistake of notifyd"}}
 	}
@@ -35,7 +35,7 @@ func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs engine.Findings
 	for _, l := range []int{dead, onTime, backlog} {
 		name := q.lanes[l].name
 		check := "sqs " + name
-		url, err := q.at(ctx, l)
+		url, err := q.queueURL(ctx, l)
 		var got *api.GetQueueAttributesOutput
 		if err == nil {
 			got, err = call(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
@@ -47,7 +47,7 @@ func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs engine.Findings
 			switch codeOf(err) {
 			case "NonExistentQueue", "QueueDoesNotExist":
 				repair = "run notifyd migrate up"
-			case "": // it did not answer
+			case "": // SQS did not answer
 			default:
 				repair = "check sqs.credentials_file and the policy of the queue"
 			}
@@ -55,15 +55,15 @@ func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs engine.Findings
 			continue
 		}
 		count := func(name types.QueueAttributeName) int {
-			n, _ := strconv.Atoi(got.Attributes[string(name)]) // of SQS: a number
+			n, _ := strconv.Atoi(got.Attributes[string(name)]) // SQS always returns a number
 			return n
 		}
 		ready, delayed, held := count(types.QueueAttributeNameApproximateNumberOfMessages), count(types.QueueAttributeNameApproximateNumberOfMessagesDelayed), count(types.QueueAttributeNameApproximateNumberOfMessagesNotVisible)
 		if l == dead {
 			arn = got.Attributes[string(types.QueueAttributeNameQueueArn)]
-			add(check, ready+held > 0, "warn", "look at what is in it, mend what makes dispatchers end, and remove it; notifyctl reconcile sends what is still due", "about %d dead messages", ready+held)
+			add(check, ready+held > 0, "warn", "find out from its messages what makes dispatchers end, repair that, and remove the messages; notifyctl reconcile sends the triggers that are still due", "about %d dead messages", ready+held)
 			if skew, ok := awsmiddleware.GetAttemptSkew(got.ResultMetadata); ok {
-				add("sqs clock", skew.Abs() > maxClock, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "%s from ours", skew.Round(time.Second)) // its header has whole seconds
+				add("sqs clock", skew.Abs() > maxClockSkew, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "%s from ours", skew.Round(time.Second)) // the header of SQS has whole seconds
 			}
 			continue
 		}
@@ -73,14 +73,14 @@ func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs engine.Findings
 		}
 		policy := got.Attributes[string(types.QueueAttributeNameRedrivePolicy)]
 		wrong := json.Unmarshal([]byte(policy), &redrive) != nil || fmt.Sprint(redrive.Max) != strconv.Itoa(q.maxReceives) || arn != "" && redrive.Target != arn
-		kept := time.Duration(count(types.QueueAttributeNameMessageRetentionPeriod)) * time.Second // 0: a server that keeps all
+		kept := time.Duration(count(types.QueueAttributeNameMessageRetentionPeriod)) * time.Second // 0: the server keeps messages without limit
 		switch {
 		case wrong:
-			add(check, true, "fail", "run notifyd migrate up", "its redrive policy is not ours: %q", policy)
+			add(check, true, "fail", "run notifyd migrate up", "its redrive policy is not the one that migrate sets: %q", policy)
 		case kept > 0 && kept < retention:
 			add(check, true, "warn", "run notifyd migrate up", "it keeps messages for %s, less than %s", kept, retention)
 		default:
-			add(check, held > maxInFlight*3/4, "warn", fmt.Sprintf("start more dispatchers, or find why callbacks hang: from %d on SQS gives no more", maxInFlight), "about %d ready, %d delayed, %d in flight", ready, delayed, held)
+			add(check, held > maxInFlight*3/4, "warn", fmt.Sprintf("start more dispatchers, or find why callbacks hang: at %d messages in flight SQS returns no more", maxInFlight), "about %d ready, %d delayed, %d in flight", ready, delayed, held)
 		}
 	}
 	return fs

@@ -12,21 +12,22 @@ import (
 
 const retryAfter = 2 * time.Second
 
-// codeOf is what SQS calls an error; empty: it did not answer. Some servers, and the
-// older protocol, put a prefix before it.
+// codeOf returns the code of SQS for an error, without prefix; empty if SQS did not answer.
 func codeOf(err error) string {
 	e, ok := errors.AsType[smithy.APIError](err)
 	if !ok {
 		return ""
 	}
-	return bare(e.ErrorCode())
+	return trimCodePrefix(e.ErrorCode())
 }
 
-func bare(code string) string {
+// trimCodePrefix removes the prefix that some servers and the older protocol put before a
+// code.
+func trimCodePrefix(code string) string {
 	return strings.TrimPrefix(code[strings.LastIndexByte(code, '#')+1:], "AWS.SimpleQueueService.")
 }
 
-// translate turns any error of the SDK, of SQS or of a context into ours.
+// translate turns any error of the SDK, of SQS or of a context into a *notify.Error.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -43,9 +44,9 @@ func translate(err error) error {
 	return notify.Unavailable("queue", retryAfter, err)
 }
 
-// over reports whether SQS says of a receipt that nobody holds the message by it.
-func over(code string) bool {
-	switch bare(code) {
+// isReceiptOver reports whether code says that a receipt is not valid any more.
+func isReceiptOver(code string) bool {
+	switch trimCodePrefix(code) {
 	case "MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue":
 		return true
 	}

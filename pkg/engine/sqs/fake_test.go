@@ -65,7 +65,7 @@ func faked(t *testing.T, cfg Config, answer func(r *request) (status int, body a
 	return q
 }
 
-// refused is how SQS names an error.
+// refused is the answer of SQS with an error code.
 func refused(code string) map[string]string {
 	return map[string]string{"__type": "com.amazonaws.sqs#" + code, "message": "said by the test"}
 }
@@ -199,7 +199,7 @@ func message(handle, body string, receives int) map[string]any {
 	}
 }
 
-// The heartbeat of many messages is few requests, and leaves out what is over.
+// Extend of many messages needs few requests and leaves out receipts that are over.
 func TestHeartbeat(t *testing.T) {
 	t.Parallel()
 	var given, beats, changed, deleted atomic.Int32
@@ -245,7 +245,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// What a wait brings whose caller left is given back at once.
+// If the caller has left during a wait, the received messages are released at once.
 func TestWhoLeavesGivesBack(t *testing.T) {
 	t.Parallel()
 	waits, leave, back := make(chan struct{}), make(chan struct{}), make(chan int, 1)
@@ -338,7 +338,7 @@ func TestBadConfigs(t *testing.T) {
 		"sqs.timeout: 1ms is not between":    {Region: "x", Timeout: time.Millisecond},
 		"sqs.wait: 21s is not between":       {Region: "x", Wait: 21 * time.Second},
 		"sqs.parallel: 65 is not between":    {Region: "x", Parallel: 65},
-		"sqs.endpoint: it is no http":        {Region: "x", Endpoint: "127.0.0.1:9324"},
+		"sqs.endpoint: it is not an http":    {Region: "x", Endpoint: "127.0.0.1:9324"},
 		"sqs.endpoint: http sends":           {Region: "x", Endpoint: "http://sqs.example"},
 		"sqs.credentials_file: it cannot be": {Region: "x", CredentialsFile: "/nonexistent"},
 		"sqs.region: it is empty":            {CredentialsFile: credentials(t)},

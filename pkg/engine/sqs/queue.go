@@ -19,44 +19,46 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+// queue implements engine.Queue.
 type queue struct {
 	s           *Store
 	maxReceives int
-	lanes       [3]lane
+	lanes       [3]lane // onTime, backlog, dead
 
-	behind sync.WaitGroup // requests whose caller left
+	polls sync.WaitGroup // goroutines of poll; some outlive their caller
 
-	mu     sync.Mutex
-	held   map[string]time.Time // receipt -> until when it is the receiver's
-	sweep  int                  // len(held) at which the next look for what is over is worth it
-	toward int                  // messages on time that were received since one of the backlog
+	mu           sync.Mutex           // guards the fields below
+	held         map[string]time.Time // receipt -> end of its visibility, by our clock
+	sweepSize    int                  // len(held) at which holdReceipts removes ended receipts
+	sinceBacklog int                  // messages on time received since the last one of the backlog
 }
 
 const (
-	// perRequest is how many messages SQS takes and gives in one request.
+	// perRequest is the greatest number of messages in one request.
 	perRequest = 10
-	// maxRequest is the most bytes SQS takes in one request.
+	// maxRequest is the greatest size of one request, bytes.
 	maxRequest = 256 << 10
 )
 
-// A body is base64 behind a character that says so: SQS takes no empty ones, and
-// no bytes that are not XML's.
-const plain = "1"
+// base64Mark is the first character of every body; base64 follows. SQS accepts neither an
+// empty body nor characters that XML does not allow.
+const base64Mark = "1"
 
-func encode(body []byte) string { return plain + base64.RawStdEncoding.EncodeToString(body) }
+func encode(body []byte) string { return base64Mark + base64.RawStdEncoding.EncodeToString(body) }
 
 func decode(s string) ([]byte, error) {
-	text, ok := strings.CutPrefix(s, plain)
+	text, ok := strings.CutPrefix(s, base64Mark)
 	if !ok {
 		return nil, notify.ErrCorrupt
 	}
 	return base64.RawStdEncoding.DecodeString(text)
 }
 
-// seconds rounds up.
-func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
+// ceilSeconds rounds up to whole seconds.
+func ceilSeconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
-// Enqueue sends what is due first first: batches leave in due order, some at a time.
+// Enqueue implements engine.Queue. It sorts the messages by delay, so that those that are
+// due first are sent first. It sends up to Config.Parallel batches at a time.
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	if err := engine.CheckMessages(ms); err != nil {
 		return err
@@ -72,7 +74,7 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(q.s.cfg.Parallel)
 	for l, list := range by {
-		slices.SortStableFunc(list, func(a, b *engine.Message) int { return int(seconds(a.Delay) - seconds(b.Delay)) })
+		slices.SortStableFunc(list, func(a, b *engine.Message) int { return int(ceilSeconds(a.Delay) - ceilSeconds(b.Delay)) })
 		for len(list) > 0 {
 			n, bytes := 0, 0
 			var es []types.SendMessageBatchRequestEntry
@@ -81,24 +83,24 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 				if bytes += len(body); n > 0 && bytes > maxRequest {
 					break
 				}
-				es = append(es, types.SendMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(n)), MessageBody: &body, DelaySeconds: seconds(list[n].Delay)})
+				es = append(es, types.SendMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(n)), MessageBody: &body, DelaySeconds: ceilSeconds(list[n].Delay)})
 				n++
 			}
 			list = list[n:]
-			g.Go(func() error { return q.send(ctx, l, es) })
+			g.Go(func() error { return q.sendBatch(ctx, l, es) })
 		}
 	}
 	return g.Wait()
 }
 
-// send stores one batch; entries that SQS refused for reasons of its own are sent
-// again.
-func (q *queue) send(ctx context.Context, l int, es []types.SendMessageBatchRequestEntry) error {
-	url, err := q.at(ctx, l)
+// sendBatch sends one batch to a lane. It sends entries again that SQS could not store for
+// an internal reason.
+func (q *queue) sendBatch(ctx context.Context, l int, es []types.SendMessageBatchRequestEntry) error {
+	url, err := q.queueURL(ctx, l)
 	if err != nil {
 		return err
 	}
-	return retried(ctx, q.s, es, func(e types.SendMessageBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+	return retryBatch(ctx, q.s, es, func(e types.SendMessageBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.s.api.SendMessageBatch(ctx, &api.SendMessageBatchInput{QueueUrl: url, Entries: es})
 		if err != nil {
 			return nil, err
@@ -107,9 +109,11 @@ func (q *queue) send(ctx context.Context, l int, es []types.SendMessageBatchRequ
 	}, nil)
 }
 
-// retried does a batch, and again what failed of it, more and more slowly, until
-// the time of a call is over. forgive says of a code that its entry is done with.
-func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, do func(context.Context, []E) ([]types.BatchResultErrorEntry, error), forgive func(code string) bool) error {
+// retryBatch calls do with a batch. Then it calls do with the entries that failed, with
+// growing pauses, until none is left or the time of a call is over. It returns the error of
+// an entry at once if the entry itself is wrong. An entry whose code ignore accepts counts
+// as done.
+func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string, do func(context.Context, []E) ([]types.BatchResultErrorEntry, error), ignore func(code string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	for pause := (notify.Pause{}); ; {
@@ -121,7 +125,7 @@ func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, d
 		var last error
 		for _, f := range failed {
 			code := aws.ToString(f.Code)
-			if forgive != nil && forgive(code) {
+			if ignore != nil && ignore(code) {
 				continue
 			}
 			last = fmt.Errorf("%s: %s", code, aws.ToString(f.Message))
@@ -142,7 +146,8 @@ func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, d
 	}
 }
 
-// Receive asks both lanes for what they have, and waits where neither has any.
+// Receive implements engine.Queue. It reads both lanes. If both are empty, it waits at the
+// lane of messages on time, and begins again.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) (out []engine.Delivery, err error) {
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return nil, err
@@ -151,10 +156,10 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 		return nil, nil
 	}
 	for ctx.Err() == nil {
-		if out, err = q.ready(ctx, max, visibility); err != nil || len(out) > 0 {
+		if out, err = q.receiveReady(ctx, max, visibility); err != nil || len(out) > 0 {
 			break
 		}
-		out, err = q.poll(ctx, onTime, min(max, perRequest), visibility, q.wait(ctx))
+		out, err = q.poll(ctx, onTime, min(max, perRequest), visibility, q.pollWait(ctx))
 		if err != nil || len(out) > 0 {
 			break
 		}
@@ -163,14 +168,16 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 		err = nil
 	}
 	if len(out) > 0 {
-		err = nil // what was received counts; the next call meets the error again
+		err = nil // return the received messages; the next call gets the error again
 	}
 	return out, err
 }
 
-// wait is for how long SQS is asked to wait: not beyond a deadline, for what comes
-// behind it is received in vain. Close to one it is a pause of our own.
-func (q *queue) wait(ctx context.Context) time.Duration {
+// pollWait returns how long SQS may wait for a message. It is not longer than until the
+// deadline of ctx: a message that comes later would be received for nobody. Less than a
+// second before the deadline, pollWait sleeps itself and returns 0, because SQS waits whole
+// seconds.
+func (q *queue) pollWait(ctx context.Context) time.Duration {
 	at, ok := ctx.Deadline()
 	left := time.Until(at)
 	switch {
@@ -183,51 +190,52 @@ func (q *queue) wait(ctx context.Context) time.Duration {
 	return 0
 }
 
-// ready takes what can be had now, of the lanes as BacklogShare says.
-func (q *queue) ready(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
-	late := q.share(max)
+// receiveReady receives ready messages without waiting, from both lanes as
+// engine.BacklogShare says.
+func (q *queue) receiveReady(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
+	fromBacklog := q.backlogPart(max)
 	var out []engine.Delivery
 	get := func(l, n int) error {
-		ds, err := q.many(ctx, l, n, visibility)
+		ds, err := q.receiveMany(ctx, l, n, visibility)
 		out = append(out, ds...)
-		q.received(l, len(ds))
+		q.countReceived(l, len(ds))
 		return err
 	}
-	if err := get(backlog, late); err != nil {
+	if err := get(backlog, fromBacklog); err != nil {
 		return out, err
 	}
 	if err := get(onTime, max-len(out)); err != nil {
 		return out, err
 	}
-	if len(out) < max { // none waits that is on time: all may be late
+	if len(out) < max { // no more messages on time are ready, so the rest may be backlog
 		return out, get(backlog, max-len(out))
 	}
 	return out, nil
 }
 
-// share is how many of the next n may come from the backlog while the other lane
-// has messages.
-func (q *queue) share(n int) int {
+// backlogPart returns how many of the next n messages may come from the backlog while
+// messages on time are ready.
+func (q *queue) backlogPart(n int) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return (q.toward + n) / engine.BacklogShare
+	return (q.sinceBacklog + n) / engine.BacklogShare
 }
 
-// received counts towards the next share. Nothing is saved up: a lane that had
-// none is owed none.
-func (q *queue) received(l, n int) {
+// countReceived counts n messages of a lane for the next backlogPart. The count is bounded:
+// a backlog that was empty gets no more than its share later.
+func (q *queue) countReceived(l, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if l == onTime {
-		q.toward = min(q.toward+n, engine.BacklogShare-1)
+		q.sinceBacklog = min(q.sinceBacklog+n, engine.BacklogShare-1)
 	} else if n > 0 {
-		q.toward = 0
+		q.sinceBacklog = 0
 	}
 }
 
-// many takes up to n of a lane without waiting. One request tells whether more are
-// worth it.
-func (q *queue) many(ctx context.Context, l, n int, visibility time.Duration) ([]engine.Delivery, error) {
+// receiveMany receives up to n messages of a lane without waiting. It sends further requests
+// only if the first one returned as many messages as it can.
+func (q *queue) receiveMany(ctx context.Context, l, n int, visibility time.Duration) ([]engine.Delivery, error) {
 	if n <= 0 || ctx.Err() != nil {
 		return nil, nil
 	}
@@ -235,12 +243,12 @@ func (q *queue) many(ctx context.Context, l, n int, visibility time.Duration) ([
 	if err != nil || len(out) < perRequest {
 		return out, err
 	}
-	left := n - len(out)
-	found := make([][]engine.Delivery, (left+perRequest-1)/perRequest)
+	more := n - len(out)
+	found := make([][]engine.Delivery, (more+perRequest-1)/perRequest)
 	var g errgroup.Group
 	g.SetLimit(q.s.cfg.Parallel)
 	for i := range found {
-		size := min(left-i*perRequest, perRequest)
+		size := min(more-i*perRequest, perRequest)
 		g.Go(func() (err error) {
 			found[i], err = q.poll(ctx, l, size, visibility, 0)
 			return err
@@ -250,64 +258,68 @@ func (q *queue) many(ctx context.Context, l, n int, visibility time.Duration) ([
 	return append(out, slices.Concat(found...)...), err
 }
 
-// poll is one request for up to 10 messages. When ctx ends before the answer, the
-// request goes on, for SQS may have given messages already: they are put back.
+// poll sends one request for up to 10 messages. If ctx ends before the answer, poll returns,
+// but the request goes on in its goroutine: SQS may have handed out messages already, and
+// the goroutine releases them.
 func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Duration) ([]engine.Delivery, error) {
-	url, err := q.at(ctx, l)
+	url, err := q.queueURL(ctx, l)
 	if err != nil || ctx.Err() != nil {
 		return nil, err
 	}
-	type answer struct {
+	type pollResult struct {
 		ds  []engine.Delivery
 		err error
 	}
-	got := make(chan answer)
-	left := make(chan struct{})
-	on := context.WithoutCancel(ctx)
-	limited, cancel := context.WithTimeout(on, q.s.cfg.Timeout+wait)
-	defer close(left)
-	q.behind.Go(func() {
+	results := make(chan pollResult)
+	callerLeft := make(chan struct{}) // closed when poll returns
+	uncancelled := context.WithoutCancel(ctx)
+	limited, cancel := context.WithTimeout(uncancelled, q.s.cfg.Timeout+wait)
+	defer close(callerLeft)
+	q.polls.Go(func() {
 		defer cancel()
 		out, err := q.s.api.ReceiveMessage(limited, &api.ReceiveMessageInput{
-			QueueUrl: url, MaxNumberOfMessages: int32(n), WaitTimeSeconds: seconds(wait),
-			// Longer than asked for: ours has ended before SQS gives it to another.
-			VisibilityTimeout:           seconds(visibility + time.Second/2),
+			QueueUrl: url, MaxNumberOfMessages: int32(n), WaitTimeSeconds: ceilSeconds(wait),
+			// Half a second longer than the caller wants, so that the receipt ends here before
+			// SQS hands the message to another process.
+			VisibilityTimeout:           ceilSeconds(visibility + time.Second/2),
 			MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameApproximateReceiveCount, types.MessageSystemAttributeNameSentTimestamp},
 		})
-		var a answer
+		var r pollResult
 		switch {
-		case codeOf(err) == "OverLimit": // as many are in flight as SQS allows: none for now
+		case codeOf(err) == "OverLimit": // as many messages are in flight as SQS allows: return none, after a pause
 			select {
 			case <-time.After(time.Second):
-			case <-left:
+			case <-callerLeft:
 			}
 		case err != nil:
-			a.err = translate(err)
+			r.err = translate(err)
 		default:
 			for i := range out.Messages {
 				if d, err := delivery(l, &out.Messages[i]); err == nil {
-					a.ds = append(a.ds, d)
-				} // else it is not ours: it dies by not being acknowledged
+					r.ds = append(r.ds, d)
+				} // another program sent it: without acknowledgements it becomes dead
 			}
-			q.hold(a.ds, visibility)
+			q.holdReceipts(r.ds, visibility)
 		}
 		select {
-		case got <- a:
-		case <-left:
-			for i := range a.ds {
-				_ = q.Release(on, a.ds[i].Receipt, 0) // else it comes back by itself, later
+		case results <- r:
+		case <-callerLeft:
+			for i := range r.ds {
+				_ = q.Release(uncancelled, r.ds[i].Receipt, 0) // if this fails, the visibility ends later
 			}
 		}
 	})
 	select {
-	case a := <-got:
-		return a.ds, a.err
+	case r := <-results:
+		return r.ds, r.err
 	case <-ctx.Done():
 		time.AfterFunc(wait+time.Second, cancel)
 		return nil, nil
 	}
 }
 
+// delivery reads a message of a lane. It returns an error if this package did not send it.
+// The receipt begins with the digit of the lane.
 func delivery(l int, m *types.Message) (d engine.Delivery, err error) {
 	d.Receipt = strconv.Itoa(l) + aws.ToString(m.ReceiptHandle)
 	if d.Body, err = decode(aws.ToString(m.Body)); err != nil {

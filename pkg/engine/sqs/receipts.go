@@ -13,15 +13,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// hold remembers that deliveries are this process's for visibility from now.
-func (q *queue) hold(ds []engine.Delivery, visibility time.Duration) {
+// holdReceipts records that this process holds the deliveries for visibility from now.
+func (q *queue) holdReceipts(ds []engine.Delivery, visibility time.Duration) {
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range ds {
 		q.held[ds[i].Receipt] = now.Add(visibility)
 	}
-	if len(q.held) < q.sweep {
+	if len(q.held) < q.sweepSize {
 		return
 	}
 	for r, until := range q.held {
@@ -29,11 +29,11 @@ func (q *queue) hold(ds []engine.Delivery, visibility time.Duration) {
 			delete(q.held, r)
 		}
 	}
-	q.sweep = max(2*len(q.held), 1024)
+	q.sweepSize = max(2*len(q.held), 1024)
 }
 
-// current returns the receipts that are not over, by lane.
-func (q *queue) current(receipts []string) (by [3][]string) {
+// validReceipts returns the receipts whose visibility has not ended, by lane.
+func (q *queue) validReceipts(receipts []string) (byLane [3][]string) {
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -43,13 +43,13 @@ func (q *queue) current(receipts []string) (by [3][]string) {
 		}
 		if q.held[r].After(now) {
 			l := r[0] - '0'
-			by[l] = append(by[l], r)
+			byLane[l] = append(byLane[l], r)
 		}
 	}
-	return by
+	return byLane
 }
 
-func (q *queue) let(receipts []string) {
+func (q *queue) forgetReceipts(receipts []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, r := range receipts {
@@ -57,20 +57,20 @@ func (q *queue) let(receipts []string) {
 	}
 }
 
-// batches does something with receipts, 10 at a time and some of those at once.
-func (q *queue) batches(ctx context.Context, by [3][]string, do func(ctx context.Context, url *string, receipts []string) error) error {
+// eachBatch calls do with batches of up to 10 receipts, Config.Parallel of them at a time.
+func (q *queue) eachBatch(ctx context.Context, byLane [3][]string, do func(ctx context.Context, url *string, receipts []string) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(q.s.cfg.Parallel)
-	for l, list := range by {
+	for l, list := range byLane {
 		for len(list) > 0 {
-			some := list[:min(len(list), perRequest)]
-			list = list[len(some):]
+			batch := list[:min(len(list), perRequest)]
+			list = list[len(batch):]
 			g.Go(func() error {
-				url, err := q.at(ctx, l)
+				url, err := q.queueURL(ctx, l)
 				if err != nil {
 					return err
 				}
-				return do(ctx, url, some)
+				return do(ctx, url, batch)
 			})
 		}
 	}
@@ -78,20 +78,20 @@ func (q *queue) batches(ctx context.Context, by [3][]string, do func(ctx context
 }
 
 func (q *queue) Ack(ctx context.Context, receipts []string) error {
-	return q.batches(ctx, q.current(receipts), func(ctx context.Context, url *string, some []string) error {
-		es := make([]types.DeleteMessageBatchRequestEntry, len(some))
-		for i, r := range some {
+	return q.eachBatch(ctx, q.validReceipts(receipts), func(ctx context.Context, url *string, batch []string) error {
+		es := make([]types.DeleteMessageBatchRequestEntry, len(batch))
+		for i, r := range batch {
 			es[i] = types.DeleteMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: aws.String(r[1:])}
 		}
-		err := retried(ctx, q.s, es, func(e types.DeleteMessageBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.DeleteMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+		err := retryBatch(ctx, q.s, es, func(e types.DeleteMessageBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.DeleteMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 			out, err := q.s.api.DeleteMessageBatch(ctx, &api.DeleteMessageBatchInput{QueueUrl: url, Entries: es})
 			if err != nil {
 				return nil, err
 			}
 			return out.Failed, nil
-		}, over)
+		}, isReceiptOver)
 		if err == nil {
-			q.let(some)
+			q.forgetReceipts(batch)
 		}
 		return err
 	})
@@ -101,16 +101,16 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
-	by := q.current(receipts)
-	return q.batches(ctx, by, func(ctx context.Context, url *string, some []string) error {
+	byLane := q.validReceipts(receipts)
+	return q.eachBatch(ctx, byLane, func(ctx context.Context, url *string, batch []string) error {
 		until := time.Now().Add(visibility)
-		if err := q.show(ctx, url, some, seconds(visibility+time.Second/2)); err != nil {
+		if err := q.setVisibility(ctx, url, batch, ceilSeconds(visibility+time.Second/2)); err != nil {
 			return err
 		}
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		for _, r := range some {
-			if _, ok := q.held[r]; ok { // not acknowledged meanwhile
+		for _, r := range batch {
+			if _, ok := q.held[r]; ok { // absent if it was acknowledged meanwhile
 				q.held[r] = until
 			}
 		}
@@ -118,44 +118,43 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	})
 }
 
-// show makes messages visible in so many seconds.
-func (q *queue) show(ctx context.Context, url *string, some []string, in int32) error {
-	es := make([]types.ChangeMessageVisibilityBatchRequestEntry, len(some))
-	for i, r := range some {
-		es[i] = types.ChangeMessageVisibilityBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: aws.String(r[1:]), VisibilityTimeout: in}
+// setVisibility makes messages visible after inSeconds.
+func (q *queue) setVisibility(ctx context.Context, url *string, batch []string, inSeconds int32) error {
+	es := make([]types.ChangeMessageVisibilityBatchRequestEntry, len(batch))
+	for i, r := range batch {
+		es[i] = types.ChangeMessageVisibilityBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: aws.String(r[1:]), VisibilityTimeout: inSeconds}
 	}
-	return retried(ctx, q.s, es, func(e types.ChangeMessageVisibilityBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.ChangeMessageVisibilityBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+	return retryBatch(ctx, q.s, es, func(e types.ChangeMessageVisibilityBatchRequestEntry) *string { return e.Id }, func(ctx context.Context, es []types.ChangeMessageVisibilityBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.s.api.ChangeMessageVisibilityBatch(ctx, &api.ChangeMessageVisibilityBatchInput{QueueUrl: url, Entries: es})
 		if err != nil {
 			return nil, err
 		}
 		return out.Failed, nil
-	}, over)
+	}, isReceiptOver)
 }
 
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
 	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
-	by := q.current([]string{receipt})
-	return q.batches(ctx, by, func(ctx context.Context, url *string, some []string) error {
-		err := q.show(ctx, url, some, seconds(delay))
+	byLane := q.validReceipts([]string{receipt})
+	return q.eachBatch(ctx, byLane, func(ctx context.Context, url *string, batch []string) error {
+		err := q.setVisibility(ctx, url, batch, ceilSeconds(delay))
 		if err == nil {
-			q.let(some)
+			q.forgetReceipts(batch)
 		}
 		return err
 	})
 }
 
-// Depth adds up what SQS says of the three queues; approximate, and without
-// Oldest.
+// Depth sums the counts of the three queues. SQS returns approximate counts and no Oldest.
 func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
-	var of [3][3]int // lane: visible, delayed, in flight
+	var counts [3][3]int // by lane: visible, delayed, in flight
 	names := [...]types.QueueAttributeName{types.QueueAttributeNameApproximateNumberOfMessages, types.QueueAttributeNameApproximateNumberOfMessagesDelayed, types.QueueAttributeNameApproximateNumberOfMessagesNotVisible}
 	g, ctx := errgroup.WithContext(ctx)
-	for l := range of {
+	for l := range counts {
 		g.Go(func() error {
-			url, err := q.at(ctx, l)
+			url, err := q.queueURL(ctx, l)
 			if err != nil {
 				return err
 			}
@@ -166,7 +165,7 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 				return err
 			}
 			for i, name := range names {
-				if of[l][i], err = strconv.Atoi(out.Attributes[string(name)]); err != nil {
+				if counts[l][i], err = strconv.Atoi(out.Attributes[string(name)]); err != nil {
 					return translate(err)
 				}
 			}
@@ -176,10 +175,10 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	if err := g.Wait(); err != nil {
 		return d, err
 	}
-	late := of[backlog]
+	late := counts[backlog]
 	return engine.QueueDepth{
-		Ready: of[onTime][0] + late[0], Delayed: of[onTime][1] + late[1], InFlight: of[onTime][2] + late[2],
-		Dead:    of[dead][0] + of[dead][1] + of[dead][2],
+		Ready: counts[onTime][0] + late[0], Delayed: counts[onTime][1] + late[1], InFlight: counts[onTime][2] + late[2],
+		Dead:    counts[dead][0] + counts[dead][1] + counts[dead][2],
 		Backlog: late[0] + late[1] + late[2],
 	}, nil
 }

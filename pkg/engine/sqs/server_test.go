@@ -64,11 +64,11 @@ func TestMigrate(t *testing.T) {
 	must(t, s.Migrate(t.Context(), q))
 }
 
-// A body that somebody else put there is given to nobody, and dies.
+// Receive never returns a body that another program has sent. It becomes dead.
 func TestForeignBodies(t *testing.T) {
 	t.Parallel()
 	s, q := migrated(t, testConfig(t))
-	url, err := q.(*queue).at(t.Context(), onTime)
+	url, err := q.(*queue).queueURL(t.Context(), onTime)
 	must(t, err)
 	for _, body := range []string{"hello", "1%%%"} {
 		_, err = s.api.SendMessage(t.Context(), &api.SendMessageInput{QueueUrl: url, MessageBody: &body})

@@ -18,8 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Store makes queues of one account and region. Methods may be called from any
-// goroutine.
+// Store gives access to the queues of one account and region. Any goroutine may call its
+// methods.
 type Store struct {
 	cfg  Config
 	api  *api.Client
@@ -29,8 +29,8 @@ type Store struct {
 	queues map[string]*queue
 }
 
-// Open checks cfg and returns a Store; it does not look whether SQS is there. With
-// a region, queues are engine.Queue by Queue. Close it.
+// Open checks cfg and returns a Store. It does not check whether SQS answers. The caller
+// must Close the Store.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("sqs", &cfg); err != nil {
@@ -39,7 +39,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.checkEndpoint(); err != nil {
 		return nil, err
 	}
-	client, transport, err := cfg.client(ctx)
+	client, transport, err := cfg.newClient(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,22 +52,22 @@ func (c Config) checkEndpoint() error {
 	}
 	u, err := url.Parse(c.Endpoint)
 	if err != nil {
-		return bad("endpoint", "it is no http or https URL")
+		return configError("endpoint", "it is not an http or https URL")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	local := u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 	if u.Scheme == "http" && !local {
-		return bad("endpoint", "http sends credentials' signatures and messages in the clear: use https")
+		return configError("endpoint", "http sends messages and the signatures of credentials unencrypted: use https")
 	}
 	return nil
 }
 
-// Queue returns the delay queue of a name, whose messages are given out at most
-// maxReceives times, 1 to 1000. Processes that share it agree about that. The same
-// name is the same queue, whatever maxReceives says the second time.
+// Queue returns the delay queue of a name. Each message is received at most maxReceives
+// times, 1 to 1000. All processes that share the queue must use the same number. A second
+// call with the same name returns the same queue and ignores maxReceives.
 func (s *Store) Queue(name string, maxReceives int) (engine.Queue, error) {
 	if !queueName.MatchString(s.cfg.Prefix + name) {
-		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue "+s.cfg.Prefix+name+" has not 1 to 72 letters, digits, - and _")
+		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+" must have 1 to 72 letters, digits, - and _: change sqs.prefix")
 	}
 	return s.queue(name, maxReceives), nil
 }
@@ -79,20 +79,20 @@ func (s *Store) queue(name string, maxReceives int) *queue {
 	if q == nil {
 		q = &queue{s: s, maxReceives: min(max(maxReceives, 1), 1000), held: map[string]time.Time{}}
 		for l := range q.lanes {
-			q.lanes[l].name = s.cfg.Prefix + name + suffixes[l]
+			q.lanes[l].name = s.cfg.Prefix + name + laneSuffixes[l]
 		}
 		s.queues[name] = q
 	}
 	return q
 }
 
-// Close waits for requests that were left behind, a second more than Wait at most,
-// and closes connections.
+// Close waits for requests whose caller has left, at most a second more than Wait, and
+// closes the connections.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, q := range s.queues {
-		q.behind.Wait()
+		q.polls.Wait()
 	}
 	if c, ok := s.http.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -100,29 +100,29 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// A queue is several of SQS.
+// The lanes of a queue. Each is one queue of SQS.
 const (
 	onTime = iota
 	backlog
 	dead
 )
 
-var suffixes = [...]string{onTime: "", backlog: "-backlog", dead: "-dead"}
+var laneSuffixes = [...]string{onTime: "", backlog: "-backlog", dead: "-dead"}
 
-// retention is how long SQS keeps a message, the longest it can.
+// retention is how long SQS keeps a message. It is the longest time that SQS allows.
 const retention = 14 * 24 * time.Hour
 
-// Migrate makes the queues of q, a Queue of this store, and sets their attributes;
-// again is the same as once. Messages are not touched.
-func (s *Store) Migrate(ctx context.Context, q engine.Queue) error {
-	mine, ok := q.(*queue)
-	if !ok || mine.s != s {
+// Migrate creates the queues of dq, which must be a Queue of this Store, and sets their
+// attributes. It may be called again. It does not change messages.
+func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
+	q, ok := dq.(*queue)
+	if !ok || q.s != s {
 		return notify.Invalid("bad_queue", "", "the queue is of another engine")
 	}
 	redrive := ""
 	for _, l := range []int{dead, onTime, backlog} {
-		lane := &mine.lanes[l]
-		made, err := call(ctx, s, func(ctx context.Context) (*api.CreateQueueOutput, error) {
+		lane := &q.lanes[l]
+		created, err := call(ctx, s, func(ctx context.Context) (*api.CreateQueueOutput, error) {
 			return s.api.CreateQueue(ctx, &api.CreateQueueInput{QueueName: &lane.name})
 		})
 		if err != nil {
@@ -135,7 +135,7 @@ func (s *Store) Migrate(ctx context.Context, q engine.Queue) error {
 			attributes[string(types.QueueAttributeNameRedrivePolicy)] = redrive
 		}
 		if _, err := call(ctx, s, func(ctx context.Context) (*api.SetQueueAttributesOutput, error) {
-			return s.api.SetQueueAttributes(ctx, &api.SetQueueAttributesInput{QueueUrl: made.QueueUrl, Attributes: attributes})
+			return s.api.SetQueueAttributes(ctx, &api.SetQueueAttributesInput{QueueUrl: created.QueueUrl, Attributes: attributes})
 		}); err != nil {
 			return err
 		}
@@ -143,12 +143,12 @@ func (s *Store) Migrate(ctx context.Context, q engine.Queue) error {
 			continue
 		}
 		got, err := call(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
-			return s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: made.QueueUrl, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn}})
+			return s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: created.QueueUrl, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn}})
 		})
 		if err != nil {
 			return err
 		}
-		policy, err := json.Marshal(map[string]any{"deadLetterTargetArn": got.Attributes["QueueArn"], "maxReceiveCount": mine.maxReceives})
+		policy, err := json.Marshal(map[string]any{"deadLetterTargetArn": got.Attributes["QueueArn"], "maxReceiveCount": q.maxReceives})
 		if err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func (s *Store) Migrate(ctx context.Context, q engine.Queue) error {
 	return nil
 }
 
-// call bounds a request and translates its error.
+// call runs a request with a context bounded by Timeout, and translates its error.
 func call[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V, error)) (V, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -169,11 +169,11 @@ func call[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V,
 type lane struct {
 	name string
 	mu   sync.Mutex
-	url  string // empty: not asked for
+	url  string // empty: not known yet; guarded by mu
 }
 
-// at returns the URL of a lane's queue, which SQS gives for its name.
-func (q *queue) at(ctx context.Context, l int) (*string, error) {
+// queueURL returns the URL of a lane's queue. The first call asks SQS for it by name.
+func (q *queue) queueURL(ctx context.Context, l int) (*string, error) {
 	lane := &q.lanes[l]
 	lane.mu.Lock()
 	defer lane.mu.Unlock()

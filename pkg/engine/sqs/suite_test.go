@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// credentials is a file of those that a server on loopback takes: any.
+// credentials returns a file with credentials. A server on loopback accepts any.
 func credentials(t testing.TB) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "credentials")
@@ -61,7 +61,7 @@ func migrated(t testing.TB, cfg Config) (*Store, engine.Queue) {
 	must(t, s.Migrate(t.Context(), q))
 	t.Cleanup(func() {
 		for l := range q.(*queue).lanes {
-			if url, err := q.(*queue).at(context.Background(), l); err == nil {
+			if url, err := q.(*queue).queueURL(context.Background(), l); err == nil {
 				_, _ = s.api.DeleteQueue(context.Background(), &api.DeleteQueueInput{QueueUrl: url})
 			}
 		}

@@ -1,7 +1,6 @@
--- A counter has the number of the latest change. Whoever writes takes the lock of
--- its counter first and holds it until the commit, so that the order of versions
--- is the order in which changes become visible: a follower that has seen one can
--- miss none before it.
+-- A counter holds the number of the latest change. A writer first locks the row of its
+-- counter and keeps the lock until its commit. So changes become visible in the order of
+-- their versions: a follower that has seen a version misses none before it.
 CREATE TABLE counters (
     name     text COLLATE "C" PRIMARY KEY,
     value    bigint NOT NULL,
@@ -28,11 +27,11 @@ CREATE TABLE profiles (
     version bigint NOT NULL,
     doc     json NOT NULL -- not jsonb: what was stored comes back byte for byte
 );
--- The change table: a user changed twice is in it once, at the later version.
+-- The change table. A user that is changed twice is in it once, with the later version.
 CREATE UNIQUE INDEX profiles_by_version ON profiles (version);
 
--- put_profile is one round trip, so that the counter is held for the commit and
--- no more. expected is the version that must be stored; 0: there is no profile.
+-- put_profile is one round trip, so that the counter is locked only until the commit.
+-- expected is the version that must be stored; 0: there is no profile.
 CREATE FUNCTION put_profile(who text, what json, expected bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     given bigint := take_versions('profiles', 1);

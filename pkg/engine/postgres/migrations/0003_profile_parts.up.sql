@@ -1,6 +1,6 @@
--- A process that delivers holds the profiles of the users whose partitions of the log
--- it owns. So profiles lie in tables by the hash that chooses the partition: a process
--- reads the parts that it needs, not all users.
+-- A worker process keeps in memory the profiles of the users of its partitions of the log.
+-- So profiles are in tables by the hash that chooses the partition: a process reads only
+-- the parts that it needs.
 
 -- user_hash is the hash of pkg/notify.Partition: Kafka's murmur2 of the id, 31 bits.
 CREATE FUNCTION user_hash(who text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
@@ -55,9 +55,10 @@ END $$;
 INSERT INTO profiles_in_parts SELECT user_id, version, doc, user_part(user_id) FROM profiles;
 DROP TABLE profiles;
 ALTER TABLE profiles_in_parts RENAME TO profiles;
--- The change table: a user changed twice is in it once, at the later version.
+-- The change table. A user that is changed twice is in it once, with the later version.
 CREATE INDEX profiles_by_version ON profiles (version);
--- The suppression list. By the text: -> refuses a doc in which a text has \u0000.
+-- The suppression list. It searches the text of doc, because the operator -> fails on a doc
+-- with \u0000 in a text.
 CREATE INDEX profiles_suppressing ON profiles (user_id) WHERE strpos(doc::text, '"suppressed":{') > 0;
 
 CREATE OR REPLACE FUNCTION put_profile(who text, what json, expected bigint) RETURNS bigint LANGUAGE plpgsql AS $$
