@@ -154,7 +154,7 @@ func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims 
 		}
 		e, topic := f.Envelope, f.Envelope.Lane().Topic()
 		if repair.epoch > 0 {
-			e, topic = deadletter.Again(&f, repair.id.Index, repair.epoch), e.Lane().DLQTopic()
+			e, topic = deadletter.ReplayEnvelope(&f, repair.id.Index, repair.epoch), e.Lane().DLQTopic()
 		}
 		for _, id := range claims[repair] {
 			if row := claimRow(&f, &e, rows, id.Index, made); row != nil {

@@ -282,7 +282,7 @@ func TestReplayedOnes(t *testing.T) {
 	f, ids := p.chunk(3, notify.Push)
 	first := rowOf(&f, 3, 3)
 	first.Done, first.Default.State = true, notify.Failed
-	e := deadletter.Again(&f, ids[1].Index, 2)
+	e := deadletter.ReplayEnvelope(&f, ids[1].Index, 2)
 	again := notify.Row{Key: e.Key(), Count: 1, Digest: notify.ColumnDigest(e.Receivers), Index: []uint32{ids[1].Index}, StartedUpTo: 1, Starts: 1, Updated: 50}
 	p.put(first, again)
 	p.drifts(ids[1], api.DriftClaimGone, 50)
