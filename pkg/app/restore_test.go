@@ -76,7 +76,7 @@ func TestRestoreServers(t *testing.T) {
 	}
 	past := &recorded{chunks: slices.Clone(s.past.chunks)}
 	after := send(n, "after")
-	other := restorer{admin: n.admin, meta: s.store.Meta(), beats: s.beats, forget: s.store.Idem().Purge}
+	other := restorer{admin: n.admin, meta: s.store.Meta(), beats: s.beats, purgeKeys: s.store.Idem().Purge}
 	if _, err := other.run(ctx, taken, false); !isCode(err, "cluster_running") {
 		t.Errorf("while a process works: %v", err)
 	}
@@ -91,7 +91,7 @@ func TestRestoreServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer admin.Close()
-	r := restorer{admin: admin, meta: s.store.Meta(), beats: s.beats, forget: s.store.Idem().Purge}
+	r := restorer{admin: admin, meta: s.store.Meta(), beats: s.beats, purgeKeys: s.store.Idem().Purge}
 	if _, err := r.run(ctx, taken.Add(-time.Hour), false); !isCode(err, "no_checkpoint") {
 		t.Errorf("a snapshot from before every checkpoint: %v", err)
 	}
