@@ -10,9 +10,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// advise adds to an error what to do next, where the command that failed did
-// not: it knows better.
-func advise(c *cobra.Command, err error) error {
+// addAdvice adds next steps to an error of command c. An error that already has next
+// steps stays as it is: the command that made it knows more.
+func addAdvice(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -29,11 +29,11 @@ func advise(c *cobra.Command, err error) error {
 	case code == "listen":
 		next = []string{"notifyd " + c.Name() + " --set api.listen=127.0.0.1:PORT   (or api.admin, log.listen; port 0: any)"}
 	case code == "data_dir_locked", code == "store_locked":
-		next = []string{"stop that process, or give this one a folder of its own: --data-dir DIR"}
+		next = []string{"stop that process, or give this one another folder: --data-dir DIR"}
 	case code == "data_dir":
 		next = []string{"--data-dir DIR, a folder that can be written to"}
 	case code == "store_full":
-		next = []string{"make room on the volume of the data folder, and start it again: what was answered with 201 is kept"}
+		next = []string{"make room on the volume of the data folder, and start notifyd again: every request that was answered with 201 is kept"}
 	case c.Name() == "serve" && (code == "bad_key" || code == "secret_exposed" || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
 		next = []string{
 			"correct the file, or the setting that names it (notifyd config print --origin)",

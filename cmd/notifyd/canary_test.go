@@ -50,7 +50,7 @@ func TestNothingPrivateIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log output
-	n, err := app.New(l.Config, logger(&log, &l.Config))
+	n, err := app.New(l.Config, newLogger(&log, &l.Config))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestNothingPrivateIsTold(t *testing.T) {
 	if err := sim.SetReceipts(simulator.Receipts{Undelivered: 0.5, SendGridURL: "http://" + n.Addr() + "/v1/receipts/sendgrid"}); err != nil {
 		t.Fatal(err)
 	}
-	token, err := sign(filepath.Join(dir, "key.pem"), server.TokenSpec{Caller: "shop", Issuer: "notifyd", Audience: "notifyd", Scopes: api.Scopes[:], TTL: time.Hour})
+	token, err := signToken(filepath.Join(dir, "key.pem"), server.TokenSpec{Caller: "shop", Issuer: "notifyd", Audience: "notifyd", Scopes: api.Scopes[:], TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

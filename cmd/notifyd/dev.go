@@ -21,17 +21,17 @@ import (
 
 type devOptions struct {
 	configFlags
-	data       string
-	port       int
-	ephemeral  bool
-	fresh      bool
-	seed       string
-	context    string
-	ownContext bool // --context was given
-	ledger     string
-	simDir     string
-	latency    time.Duration
-	ready      time.Duration
+	data         string
+	port         int
+	ephemeral    bool
+	fresh        bool
+	seed         string
+	contextName  string
+	contextGiven bool // --context was given
+	ledger       string
+	simDir       string
+	latency      time.Duration
+	ready        time.Duration
 }
 
 func newDev(p *program) *cobra.Command {
@@ -47,22 +47,22 @@ none. Ctrl-C stops it: work in flight is finished; a second Ctrl-C ends it at on
   notifyd dev --ephemeral --port 0                    # beside another one, leaves nothing
   notifyd dev --latency 200ms --set logging.level=info`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o.ownContext = c.Flags().Changed("context")
+			o.contextGiven = c.Flags().Changed("context")
 			return runDev(c.Context(), p, &o)
 		},
 	}
 	o.add(c)
 	f := c.Flags()
 	f.StringVar(&o.data, "data-dir", "", "folder of the data (default: $XDG_DATA_HOME/notifyd/dev)")
-	f.IntVar(&o.port, "port", 7420, "port of the API; the four behind it are used too; 0: free ports for everything")
+	f.IntVar(&o.port, "port", 7420, "port of the API; the four ports after it are used too; 0: free ports for everything")
 	f.BoolVar(&o.ephemeral, "ephemeral", false, "keep nothing: data in a temporary folder, removed at the end")
 	f.BoolVar(&o.fresh, "fresh", false, "wipe the data first")
-	f.StringVar(&o.seed, "seed", "demo", "users to begin with, where they are missing: demo or none")
-	f.StringVar(&o.context, "context", "dev", "name of the notifyctl context to write; empty: none")
-	f.StringVar(&o.ledger, "ledger-file", "", "the simulators append every receiver they were sent to this file")
+	f.StringVar(&o.seed, "seed", "demo", "create the demo users that are missing: demo or none")
+	f.StringVar(&o.contextName, "context", "dev", "name of the notifyctl context to write; empty: none")
+	f.StringVar(&o.ledger, "ledger-file", "", "file to which the simulators append every receiver they were sent")
 	f.StringVar(&o.simDir, "simulator-dir", "", "use simulators that run elsewhere (notifyd simulate --dir)")
 	f.DurationVar(&o.latency, "latency", 5*time.Millisecond, "how long simulated providers take to answer")
-	f.DurationVar(&o.ready, "ready-timeout", 2*time.Minute, "give up when it is not ready by then, and say why; 0: never")
+	f.DurationVar(&o.ready, "ready-timeout", 2*time.Minute, "if dev is not ready within this time, print why and exit; 0: wait as long as it takes")
 	return c
 }
 
@@ -70,17 +70,17 @@ none. Ctrl-C stops it: work in flight is finished; a second Ctrl-C ends it at on
 func (o *devOptions) check() error {
 	switch {
 	case o.port < 0 || o.port > 65535-4:
-		return term.Usage("--port %d: it is 0, or 1 to %d: the four ports behind it are used too", o.port, 65535-4)
+		return term.Usage("--port %d: use 0, or 1 to %d: dev also uses the four ports after it", o.port, 65535-4)
 	case o.seed != "demo" && o.seed != "none":
-		return term.Usage("--seed %q: it is demo or none", o.seed)
+		return term.Usage("--seed %q: use demo or none", o.seed)
 	case o.latency < 0:
-		return term.Usage("--latency %s: it is not below 0", o.latency)
+		return term.Usage("--latency %s: use 0 or more", o.latency)
 	case o.ready < 0:
-		return term.Usage("--ready-timeout %s: it is not below 0", o.ready)
+		return term.Usage("--ready-timeout %s: use 0 or more", o.ready)
 	case o.ephemeral && o.fresh:
-		return term.Usage("--ephemeral begins with nothing; --fresh does not go with it")
+		return term.Usage("--ephemeral starts with an empty folder: leave out --fresh")
 	case o.ephemeral && o.data != "":
-		return term.Usage("--ephemeral keeps nothing; --data-dir does not go with it")
+		return term.Usage("--ephemeral uses a temporary folder: leave out --data-dir")
 	}
 	return nil
 }
@@ -95,34 +95,34 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		return err
 	}
 	defer cleanup()
-	// Before anything is opened, made or wiped.
+	// The lock comes before anything in the folder is opened, made or wiped.
 	self := app.Self()
 	lock, err := app.LockFolder(dir, self)
 	if err != nil {
-		return runsAlready(dir, err)
+		return alreadyRunningError(dir, err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := wipe(dir, o.fresh); err != nil {
+	if err := wipeFolder(dir, o.fresh); err != nil {
 		return err
 	}
 	steps := newProgress(p.err)
 	defer steps.stop()
 	steps.say("taking the ports")
-	ports, apiListener, err := devPorts(ctx, o.port)
+	ports, apiListener, err := listenDevPorts(ctx, o.port)
 	if err != nil {
 		return err
 	}
-	taken := false
+	nodeOwnsListener := false
 	defer func() {
-		if !taken {
-			_ = apiListener.Close() // nobody has it: the error is another one
+		if !nodeOwnsListener {
+			_ = apiListener.Close() // runDev returns the error that came before
 		}
 	}()
 	apiURL := "http://" + ports.api
 	self.API = apiURL
 	lock.Tell(self)
 
-	sim, simDir, err := simulators(o, dir, ports)
+	sim, simDir, err := newSimulators(o, dir, ports)
 	if err != nil {
 		return err
 	}
@@ -135,18 +135,18 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	}
 	self.Inbox = urls.Inbox
 	lock.Tell(self)
-	if err := writeBeside(filepath.Join(dir, besideFile), extra, apiURL); err != nil {
+	if err := writeSharedConfig(filepath.Join(dir, sharedConfigFile), extra, apiURL); err != nil {
 		return err
 	}
 	l, err := o.load(p, extra)
 	if err != nil {
 		return err
 	}
-	var last recent
+	var last recentLog
 	l.Config.Dev = true
-	log := logger(io.MultiWriter(p.err, &last), &l.Config)
-	p.standard(log)
-	taken = true
+	log := newLogger(io.MultiWriter(p.err, &last), &l.Config)
+	p.setStandardLogger(log)
+	nodeOwnsListener = true // app.New closes it, also when it fails
 	app.MakeRoomForFiles()
 	n, err := app.New(l.Config, log, app.WithListener(apiListener), app.WithProgress(steps.say))
 	if err != nil {
@@ -159,25 +159,26 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		context, err = writeContext(ctx, p, o, term.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
 	}
 	if err == nil {
-		// Before anything runs: a callback that was left from an earlier start
-		// must be signed as the simulated receiver expects.
+		// This comes before the node runs: a callback left over from an earlier start
+		// must be signed with the secret that the simulated receiver expects.
 		err = n.SeedCaller(ctx, "dev", []string{urls.Callback + "/"}, secret)
 	}
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
-	defer context.restore(o)
+	defer context.removeIfTemporary(o)
 	b := &banner{dir: dir, home: p.getenv("HOME"), api: apiURL, urls: urls, node: n, context: context, began: began}
 	steps.say("starting the workers")
 	err = b.run(ctx, p, o, sim, token, steps)
 	_ = os.Remove(filepath.Join(dir, runningFile))
-	if !interrupted(ctx, err) {
+	if !isRequestedStop(ctx, err) {
 		return err
 	}
 	return nil
 }
 
-// run runs the parts until ctx ends.
+// run runs the simulators and the node until ctx ends. The simulators outlive ctx: the
+// node still calls them while it drains.
 func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simulator.Simulator, token string, steps *progress) error {
 	g, gctx := errgroup.WithContext(ctx)
 	simCtx, stopSim := context.WithCancel(context.WithoutCancel(ctx))
@@ -186,7 +187,7 @@ func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simula
 		g.Go(func() error { return sim.Run(simCtx) })
 	}
 	g.Go(func() error {
-		defer stopSim() // after notifyd has drained, which needs its providers
+		defer stopSim() // the node has drained by now
 		return b.node.Run(gctx)
 	})
 	g.Go(func() error {
@@ -198,8 +199,9 @@ func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simula
 	return g.Wait()
 }
 
-// simulators makes them, unless they run elsewhere.
-func simulators(o *devOptions, dir string, ports devAddrs) (*simulator.Simulator, string, error) {
+// newSimulators makes the simulated providers and returns their folder. With
+// --simulator-dir they run in another process: it then returns nil and that folder.
+func newSimulators(o *devOptions, dir string, ports devAddrs) (*simulator.Simulator, string, error) {
 	if o.simDir != "" {
 		return nil, o.simDir, nil
 	}
@@ -229,19 +231,20 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	if dir = o.data; dir == "" {
 		dir = app.DataFolder(p.getenv, "dev")
 	}
-	// What restore made stands in the folder itself: dev would start empty beside it.
+	// notifyd restore and notifyd serve put the store into dir itself. notifyd dev would
+	// ignore that store and start with an empty one in dir/data.
 	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
 		return dir, cleanup, &term.Error{Exit: term.ExitUsage,
-			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; dev keeps its data in the folder data below its own", dir),
+			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; notifyd dev keeps its data in the subfolder data of its folder", dir),
 			Next: []string{"notifyd restore FILE --data-dir NEW/data, then notifyd dev --data-dir NEW", "notifyd serve --data-dir " + dir},
 		}
 	}
 	return dir, cleanup, app.MakeDataDir(dir)
 }
 
-// wipe removes only what notifyd made: a wrong --data-dir must not cost anybody
-// a folder.
-func wipe(dir string, fresh bool) error {
+// wipeFolder removes what notifyd dev made in dir, and nothing else: a wrong --data-dir
+// must not delete a user's files.
+func wipeFolder(dir string, fresh bool) error {
 	if !fresh {
 		return nil
 	}
@@ -253,8 +256,8 @@ func wipe(dir string, fresh bool) error {
 	return nil
 }
 
-// runsAlready says what to do when another process has the folder.
-func runsAlready(dir string, err error) error {
+// alreadyRunningError adds next steps to err if another process holds the lock of dir.
+func alreadyRunningError(dir string, err error) error {
 	if !app.Locked(err) {
 		return err
 	}
@@ -269,8 +272,9 @@ func runsAlready(dir string, err error) error {
 	return e
 }
 
-// running is what a dev server that is ready leaves in its folder for scripts.
-type running struct {
+// runningInfo is the content of running.json, which a dev server writes into its folder
+// once it is ready, for scripts.
+type runningInfo struct {
 	PID   int    `json:"pid"`
 	API   string `json:"api"`
 	Inbox string `json:"inbox"`
@@ -278,10 +282,10 @@ type running struct {
 
 const runningFile = "running.json"
 
-func (r running) write(dir string) error {
+func (r runningInfo) write(dir string) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(filepath.Join(dir, runningFile), b) // whole: scripts look for it
+	return atomicfile.WriteFile(filepath.Join(dir, runningFile), b) // scripts that poll must never read half of it
 }

@@ -13,26 +13,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// besideFile is what other processes are given, where the engines are servers, to
-// work beside this one: notifyd serve --config ENGINES --config FILE.
-const besideFile = "beside.yaml"
+// sharedConfigFile holds the settings with which other processes work on the same servers
+// as this one (engines: distributed): notifyd serve --config ENGINES --config FILE.
+const sharedConfigFile = "beside.yaml"
 
-// writeBeside writes the part of the configuration that other processes share.
-func writeBeside(name string, extra map[string]any, apiURL string) error {
+// writeSharedConfig writes the settings that other processes share: all of extra but the
+// addresses, the data folder and the logging of this process.
+func writeSharedConfig(name string, extra map[string]any, apiURL string) error {
 	out := map[string]any{"api.public_url": apiURL}
 	for key, value := range extra {
 		if key != "data_dir" && key != "log.listen" && !strings.HasPrefix(key, "api.") && !strings.HasPrefix(key, "logging.") {
 			out[key] = value
 		}
 	}
-	b, err := json.MarshalIndent(out, "", "  ") // which is YAML too
+	b, err := json.MarshalIndent(out, "", "  ") // JSON is YAML too
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(name, append(b, '\n'), 0o600)
 }
 
-// devConfig points the providers at the simulators, by the files they keep.
+// devConfig returns the settings of a dev server, which point the providers at the
+// simulators. It reads their addresses and credentials from simDir, and makes the signing
+// key if there is none. secret is the one with which callbacks are signed.
 func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simulator.URLs, secret string, err error) {
 	var s struct {
 		URLs        simulator.URLs        `json:"urls"`
@@ -55,7 +58,7 @@ func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simul
 	}
 	key := filepath.Join(dir, "key.pem")
 	if _, err := os.Stat(key); errors.Is(err, os.ErrNotExist) {
-		if err := makeKey(key); err != nil {
+		if err := writeSigningKey(key); err != nil {
 			return nil, s.URLs, "", err
 		}
 	}

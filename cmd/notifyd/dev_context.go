@@ -15,10 +15,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// devToken signs a token for the developer, and keeps it in dir.
+// devToken signs a token for the caller dev that is valid for 30 days, and writes it to
+// dir.
 func devToken(dir string) (token string, err error) {
 	d := app.Default()
-	token, err = sign(filepath.Join(dir, "key.pem"), server.TokenSpec{
+	token, err = signToken(filepath.Join(dir, "key.pem"), server.TokenSpec{
 		Caller: "dev", Scopes: api.Scopes[:], Issuer: d.Auth.Issuer, Audience: d.Auth.Audience, TTL: 30 * 24 * time.Hour,
 	})
 	if err != nil {
@@ -29,32 +30,34 @@ func devToken(dir string) (token string, err error) {
 
 // devContext is the context of notifyctl that a dev server wrote.
 type devContext struct {
-	getenv func(string) string
-	name   string // empty: none
-	chosen bool
-	now    term.Context
-	before string // that was chosen before
+	getenv   func(string) string
+	name     string // empty: no context was written
+	chosen   bool   // it was made notifyctl's current context
+	written  term.Context
+	previous string // name of the context that was current before
 }
 
-// writeContext writes it and chooses it. A context that another server answers
-// at is left alone: this one gets a name of its own then, and is not chosen.
+// writeContext writes x as a context of notifyctl and makes it the current one. If the
+// context of that name belongs to another server that still runs, and --context was not
+// given, writeContext leaves it alone: x then gets the port in its name and does not become
+// the current one.
 func writeContext(ctx context.Context, p *program, o *devOptions, x term.Context) (*devContext, error) {
-	c := &devContext{getenv: p.getenv, name: o.context, chosen: true, now: x}
-	if o.context == "" {
+	c := &devContext{getenv: p.getenv, name: o.contextName, chosen: true, written: x}
+	if o.contextName == "" {
 		return c, nil
 	}
 	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
 		return nil, err
 	}
-	if was, ok := cs.List[o.context]; ok && was.Server != x.Server && !o.ownContext && answers(ctx, was.Server) {
+	if was, ok := cs.List[o.contextName]; ok && was.Server != x.Server && !o.contextGiven && serverAnswers(ctx, was.Server) {
 		u, err := url.Parse(x.Server)
 		if err != nil {
 			return nil, err
 		}
-		c.name, c.chosen = o.context+"-"+u.Port(), false
+		c.name, c.chosen = o.contextName+"-"+u.Port(), false
 	}
-	c.before = cs.Current()
+	c.previous = cs.Current()
 	if err := cs.Set(c.name, x); err != nil {
 		return nil, err
 	}
@@ -64,8 +67,8 @@ func writeContext(ctx context.Context, p *program, o *devOptions, x term.Context
 	return c, cs.Use(c.name)
 }
 
-// answers reports whether a server is there.
-func answers(ctx context.Context, server string) bool {
+// serverAnswers reports whether the server's /healthz answers with 200 within a second.
+func serverAnswers(ctx context.Context, server string) bool {
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/healthz", nil)
@@ -77,30 +80,31 @@ func answers(ctx context.Context, server string) bool {
 	if err != nil {
 		return false
 	}
-	_ = resp.Body.Close() // nothing of it is read
+	_ = resp.Body.Close() // only the status counts
 	return resp.StatusCode == http.StatusOK
 }
 
-// restore takes back the context of a server that leaves nothing: its token is
-// gone with its folder. What somebody changed meanwhile stays.
-func (c *devContext) restore(o *devOptions) {
+// removeIfTemporary removes the context if the server was ephemeral or its context was not
+// chosen, and makes the previous one current again. A context that was changed since it was
+// written stays.
+func (c *devContext) removeIfTemporary(o *devOptions) {
 	if c.name == "" || !o.ephemeral && c.chosen {
 		return
 	}
 	cs, err := term.OpenContexts(c.getenv)
-	if err != nil || cs.List[c.name] != c.now {
+	if err != nil || cs.List[c.name] != c.written {
 		return
 	}
 	was := cs.Current()
 	if cs.Remove(c.name) != nil || was != c.name {
 		return
 	}
-	if _, err := cs.Get(c.before); err == nil {
-		_ = cs.Use(c.before) // a courtesy: notifyctl context use does it too
+	if _, err := cs.Get(c.previous); err == nil {
+		_ = cs.Use(c.previous) // best effort: notifyctl context use does the same
 	}
 }
 
-// String is the line of the banner.
+// String returns the context's line of the banner.
 func (c *devContext) String() string {
 	if c.chosen {
 		return fmt.Sprintf("%q written and chosen for notifyctl", c.name)

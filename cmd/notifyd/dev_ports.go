@@ -14,10 +14,11 @@ import (
 
 type devAddrs struct{ api, admin, kafka, control, callback string }
 
-// devPorts are five neighbours, so that they are easy to remember, or free ones.
-// The API's is open when it returns: the simulators are told where it is before
-// the server is there, and nobody else can get it in between.
-func devPorts(ctx context.Context, port int) (a devAddrs, api net.Listener, err error) {
+// listenDevPorts returns the five addresses of a dev server: port and the four after it, or
+// port 0, any free one, for each. It checks that the five are free, and returns the API's
+// listener open: the simulators need the API's address before the server starts, and no
+// other process may take the port in between. The caller closes the listener.
+func listenDevPorts(ctx context.Context, port int) (a devAddrs, api net.Listener, err error) {
 	addr := func(n int) string {
 		if port == 0 {
 			n = 0
@@ -30,7 +31,7 @@ func devPorts(ctx context.Context, port int) (a devAddrs, api net.Listener, err 
 	}
 	a.api = api.Addr().String()
 	if port == 0 {
-		return a, api, nil // each of the others listens on any
+		return a, api, nil // each other listener takes a free port when it opens
 	}
 	for _, other := range []struct{ what, addr string }{{"metrics", a.admin}, {"Kafka", a.kafka}, {"the inbox", a.control}, {"callbacks", a.callback}} {
 		l, err := app.Listen(ctx, other.what, other.addr)
@@ -44,6 +45,7 @@ func devPorts(ctx context.Context, port int) (a devAddrs, api net.Listener, err 
 	return a, api, nil
 }
 
+// portTaken adds next steps to err if err says that an address cannot be listened on.
 func portTaken(port int, err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "listen" {
 		return err
@@ -54,6 +56,6 @@ func portTaken(port int, err error) error {
 	}
 	return &term.Error{Exit: term.ExitUnavailable, Err: err, Next: []string{
 		fmt.Sprintf("notifyd dev --port %d   (%d to %d)", other, other, other+4),
-		"notifyd dev --port 0      (free ports, which the banner tells)",
+		"notifyd dev --port 0      (free ports; the banner shows them)",
 	}}
 }

@@ -7,24 +7,25 @@ import (
 	"time"
 )
 
-// quietFor is how long a start may take before it says what it does.
-const quietFor = time.Second
+// progressAfter is how long a start may take before notifyd dev prints the step it is in.
+const progressAfter = time.Second
 
-// progress says what a start is at: nothing where it is quick, else the step it
-// is in, and each one that follows.
+// progress prints the steps of a slow start: once progressAfter has passed, the current
+// step and each later one. A quick start prints nothing. Its methods may be called by
+// several goroutines; the timer's goroutine prints too.
 type progress struct {
 	out   io.Writer
 	timer *time.Timer
 
-	mu   sync.Mutex
+	mu   sync.Mutex // guards the fields below, and writes to out
 	step string
-	slow bool // quietFor is over
-	done bool
+	slow bool // progressAfter has passed
+	done bool // stop was called: nothing is printed any more
 }
 
 func newProgress(out io.Writer) *progress {
 	p := &progress{out: out}
-	p.timer = time.AfterFunc(quietFor, func() {
+	p.timer = time.AfterFunc(progressAfter, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.slow = true
@@ -33,7 +34,7 @@ func newProgress(out io.Writer) *progress {
 	return p
 }
 
-// say names the step that begins.
+// say sets the step that begins, and prints it if the start is slow.
 func (p *progress) say(step string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -43,13 +44,14 @@ func (p *progress) say(step string) {
 	}
 }
 
+// print prints the current step. The caller holds p.mu.
 func (p *progress) print() {
 	if !p.done && p.step != "" {
 		fmt.Fprintf(p.out, "notifyd dev is starting: %s ...\n", p.step)
 	}
 }
 
-// stop ends it; nothing is said any more.
+// stop ends the printing. It may be called more than once.
 func (p *progress) stop() {
 	p.timer.Stop()
 	p.mu.Lock()

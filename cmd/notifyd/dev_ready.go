@@ -17,13 +17,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// patience is how long a dev server may take to be ready before it says why it
-// is not.
-const patience = 5 * time.Second
+// explainAfter is how long a dev server may take to be ready before awaitReady prints why
+// it is not.
+const explainAfter = 5 * time.Second
 
-// awaitReady waits until ready returns nil. After a while it says what is in the
-// way, and again when that is another thing; after limit (0: never) that is its
-// error. It returns ctx's cause when ctx ends before.
+// awaitReady calls ready every 20 ms until it returns nil. After explainAfter it prints
+// ready's error to w, and prints it again whenever the reason changes. After limit it
+// returns that error; a limit of 0 means no limit. If ctx ends first, it returns ctx's cause.
 func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready func(context.Context) error) error {
 	began, said := time.Now(), ""
 	for {
@@ -41,9 +41,9 @@ func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready fun
 				Next: []string{"notifyd dev --ready-timeout 0   (waits as long as it takes)"},
 			}
 		}
-		if took >= patience {
+		if took >= explainAfter {
 			if text := reasonOf(err); text != said {
-				fmt.Fprintf(w, "notifyd dev is not ready after %.0fs: %s\n  It goes on, and refuses requests until that is over; notifyctl doctor tells more.\n", took.Seconds(), text)
+				fmt.Fprintf(w, "notifyd dev is not ready after %.0fs: %s\n  It keeps trying, and refuses requests until then; notifyctl doctor shows more.\n", took.Seconds(), text)
 				said = text
 			}
 		}
@@ -55,8 +55,8 @@ func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready fun
 	}
 }
 
-// reasonOf is an error with its code, without what changes from one time to the
-// next, like how long it has been so.
+// reasonOf returns the message and the code of an error. It leaves out details that change
+// from one check to the next, such as for how long something has been down.
 func reasonOf(err error) string {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok || e.Code == "" || e.Msg == "" {
@@ -65,10 +65,12 @@ func reasonOf(err error) string {
 	return e.Msg + " (" + e.Code + ")"
 }
 
-// devReady waits for the API, seeds users and prints the banner.
+// devReady waits until the node and its API are ready, seeds users, writes running.json and
+// prints the banner.
 func devReady(ctx context.Context, p *program, o *devOptions, b *banner, token string, steps *progress) error {
 	cl := &api.Client{BaseURL: b.api, Token: func(context.Context) (string, error) { return token, nil }, Retries: 3}
-	// The node first: it knows why, and a server logs what it refuses.
+	// The node is asked first: it knows why it is not ready, and the API would log each
+	// request that it refuses meanwhile.
 	if err := awaitReady(ctx, p.err, o.ready, func(ctx context.Context) error {
 		if err := b.node.Ready(ctx); err != nil {
 			return err
@@ -79,22 +81,22 @@ func devReady(ctx context.Context, p *program, o *devOptions, b *banner, token s
 	}
 	if o.seed == "demo" {
 		steps.say("seeding users")
-		if err := seed(ctx, cl); err != nil {
+		if err := seedDemoUsers(ctx, cl); err != nil {
 			return err
 		}
 	}
 	steps.stop()
-	if err := (running{os.Getpid(), b.api, b.urls.Inbox}).write(b.dir); err != nil {
+	if err := (runningInfo{os.Getpid(), b.api, b.urls.Inbox}).write(b.dir); err != nil {
 		return err
 	}
 	_, err := io.WriteString(p.out, b.text(o))
 	return err
 }
 
-// banner is what a dev server says of itself when it is ready.
+// banner holds what a dev server prints when it is ready.
 type banner struct {
 	dir     string
-	home    string // of the user; empty: not known
+	home    string // the user's home folder; empty: not known
 	api     string // URL
 	urls    simulator.URLs
 	node    *app.Node
@@ -102,8 +104,8 @@ type banner struct {
 	began   time.Time
 }
 
-// short writes a path with ~ for the user's folder, as shells read it.
-func (b *banner) short(path string) string {
+// shortPath writes a path with ~ for the user's home folder, as shells read it.
+func (b *banner) shortPath(path string) string {
 	if b.home == "" || b.home == string(filepath.Separator) {
 		return path
 	}
@@ -121,14 +123,14 @@ func (b *banner) text(o *devOptions) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "notifyd %s dev   ready in %.1fs   (simulated providers, loopback only)\n", version, time.Since(b.began).Seconds())
 	fmt.Fprintf(&w, "  API       %s   description: %s/openapi.yaml\n", b.api, b.api)
-	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, b.short(filepath.Join(b.dir, "token")))
+	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, b.shortPath(filepath.Join(b.dir, "token")))
 	fmt.Fprintf(&w, "  Inbox     %s   what the simulated providers were sent\n", b.urls.Inbox)
 	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks counts its calls, with a trigger's id shows each\n", b.urls.Callback)
 	fmt.Fprintf(&w, "  Metrics   http://%s/metrics\n", b.node.Admin())
 	if log := b.node.Kafka(); log != "" {
 		fmt.Fprintf(&w, "  Kafka     %s   read only: kcat -b %s -C -t notifications-push\n", log, log)
 	}
-	fmt.Fprintf(&w, "  Data      %s   (%s)\n", b.short(b.dir), kept)
+	fmt.Fprintf(&w, "  Data      %s   (%s)\n", b.shortPath(b.dir), kept)
 	if o.seed == "demo" {
 		fmt.Fprintf(&w, "  Seeded    %d users: ann, bob, cleo, dan (quiet hours), eve (no marketing), user-000 ... user-099\n", len(demoUsers()))
 	}
@@ -139,7 +141,7 @@ func (b *banner) text(o *devOptions) string {
 			ctl += " --context " + b.context.name
 		}
 	}
-	if o.context == "" {
+	if o.contextName == "" {
 		ctl += fmt.Sprintf(" --server %s --token-file %s/token", b.api, b.dir)
 	}
 	fmt.Fprintf(&w, "Try:  %s send --channel push --user ann --title Hello --body 'It works' --wait\n", ctl)

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// seed adds the demo users that are missing. Those that are there stay as they
-// are: somebody may have changed them.
-func seed(ctx context.Context, cl *api.Client) error {
+// seedDemoUsers adds the demo users that are missing. It does not overwrite the others: the
+// developer may have changed them.
+func seedDemoUsers(ctx context.Context, cl *api.Client) error {
 	for _, u := range demoUsers() {
 		_, err := cl.User(ctx, u.UserID)
 		if notify.KindOf(err) == notify.KindNotFound {
@@ -24,7 +24,7 @@ func seed(ctx context.Context, cl *api.Client) error {
 	return nil
 }
 
-// demoUsers are the users a dev server begins with.
+// demoUsers returns the users that a dev server starts with.
 func demoUsers() []api.User {
 	addresses := func(i uint64) map[string][]string {
 		return map[string][]string{

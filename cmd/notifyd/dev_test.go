@@ -390,7 +390,7 @@ func TestProgress(t *testing.T) {
 		q.say("opening the store")
 		s.say("opening the store")
 		q.stop()
-		time.Sleep(quietFor + time.Millisecond) // of the bubble
+		time.Sleep(progressAfter + time.Millisecond) // of the bubble
 		q.say("never said")
 		s.say("reading the log")
 		s.stop()

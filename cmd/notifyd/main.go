@@ -24,25 +24,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// linked is set by the linker (make build).
+// linked is the version; the linker sets it (make build).
 var linked string
 
 var version = term.Version(linked)
 
-// program is what commands use of the outside world.
+// program is what commands use of their environment; tests replace it.
 type program struct {
-	out, err io.Writer
-	getenv   func(string) string
-	environ  []string
-	standard func(*slog.Logger) // takes over the standard loggers of the process
+	out, err          io.Writer
+	getenv            func(string) string
+	environ           []string
+	setStandardLogger func(*slog.Logger) // takes over the standard loggers of the process
 }
 
 func main() {
-	ownFiles()
-	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ(), standard: takeOver}
+	restrictFileModes()
+	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ(), setStandardLogger: redirectStandardLoggers}
 	ctx, stop := signals()
 	c, err := newRoot(p).ExecuteContextC(ctx)
-	err = advise(c, err)
+	err = addAdvice(c, err)
 	stop()
 	if err != nil {
 		term.Report(p.err, err, "")
@@ -50,29 +50,29 @@ func main() {
 	os.Exit(term.ExitCode(err))
 }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM: the
-// process drains. The next one ends the process.
+// signals returns a context that ends at the first SIGINT or SIGTERM, upon which the
+// process drains. A second signal ends the process at once.
 func signals() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
-	go obey(ch, cancel, os.Exit)
+	go handleSignals(ch, cancel, os.Exit)
 	return ctx, cancel
 }
 
-// sameOrder is how long after a signal the next one is taken for the same
-// order: some supervisors signal the process and its group, and a drain would be
-// cut off when it has just begun.
-const sameOrder = 500 * time.Millisecond
+// sameSignalWithin is how long after the first signal another one counts as a copy of it.
+// Some supervisors signal both the process and its group; without this the copy would cut
+// off a drain that has just begun.
+const sameSignalWithin = 500 * time.Millisecond
 
-// obey calls drain at the first signal, and exit at the first one that comes
-// later than sameOrder behind it. Then it is done.
-func obey(signals <-chan os.Signal, drain func(), exit func(code int)) {
+// handleSignals calls drain at the first signal, and exit at the first one that comes at
+// least sameSignalWithin after it. Then it returns.
+func handleSignals(signals <-chan os.Signal, drain func(), exit func(code int)) {
 	<-signals
 	first := time.Now()
 	drain()
 	for s := range signals {
-		if time.Since(first) < sameOrder {
+		if time.Since(first) < sameSignalWithin {
 			continue
 		}
 		if s == syscall.SIGTERM {
@@ -125,8 +125,8 @@ func newVersion(p *program) *cobra.Command {
 	}
 }
 
-// logger writes to standard error; a daemon's output is its log.
-func logger(w io.Writer, cfg *app.Config) *slog.Logger {
+// newLogger returns a logger that writes to w, with secrets and addresses masked.
+func newLogger(w io.Writer, cfg *app.Config) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(cfg.Logging.Level)) // validated before
 	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: redact}
@@ -136,18 +136,18 @@ func logger(w io.Writer, cfg *app.Config) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, opts))
 }
 
-// recent keeps the last lines of the log, redacted as they are written, for
-// debug bundles. It may be written and read by many at once.
-type recent struct {
-	mu    sync.Mutex
-	lines []string
-	next  int
+// recentLog keeps the last lines of the log for debug bundles. The lines are redacted as in
+// the log. It is safe for concurrent use.
+type recentLog struct {
+	mu    sync.Mutex // guards the fields below
+	lines []string   // a ring once it has recentLines
+	next  int        // the oldest line, which the next Write replaces
 }
 
-// recentLines is how many lines are kept, recentBytes how much of one.
+// recentLines is how many lines recentLog keeps, recentBytes how much of each line.
 const recentLines, recentBytes = 500, 4096
 
-func (r *recent) Write(b []byte) (int, error) {
+func (r *recentLog) Write(b []byte) (int, error) {
 	line := string(bytes.TrimSuffix(b[:min(len(b), recentBytes)], []byte("\n")))
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -160,21 +160,22 @@ func (r *recent) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Lines returns them, the oldest first.
-func (r *recent) Lines() []string {
+// Lines returns the lines, the oldest first.
+func (r *recentLog) Lines() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append(slices.Clone(r.lines[r.next:]), r.lines[:r.next]...)
 }
 
-// takeOver makes the logger that of packages which use Go's standard ones: a line
-// of the log package is a warning, for nobody writes one there about nothing.
-func takeOver(log *slog.Logger) {
+// redirectStandardLoggers makes log the default logger of the packages log and slog, which
+// libraries write to. A line written with the package log becomes a warning: libraries
+// write one there only when something is wrong.
+func redirectStandardLoggers(log *slog.Logger) {
 	slog.SetLogLoggerLevel(slog.LevelWarn)
 	slog.SetDefault(log)
 }
 
-// interrupted says whether an error is only the end that was asked for.
-func interrupted(ctx context.Context, err error) bool {
+// isRequestedStop reports whether err is nil, or only says that ctx was cancelled.
+func isRequestedStop(ctx context.Context, err error) bool {
 	return err == nil || (ctx.Err() != nil && errors.Is(err, context.Canceled))
 }

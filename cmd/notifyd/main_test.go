@@ -57,7 +57,7 @@ func (o *output) String() string {
 func notifyd(t *testing.T, environ []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs output
-	p := &program{out: &out, err: &errs, environ: environ, standard: func(*slog.Logger) {}, getenv: func(name string) string {
+	p := &program{out: &out, err: &errs, environ: environ, setStandardLogger: func(*slog.Logger) {}, getenv: func(name string) string {
 		for _, kv := range slices.Backward(environ) {
 			if k, v, _ := strings.Cut(kv, "="); k == name {
 				return v
@@ -68,7 +68,7 @@ func notifyd(t *testing.T, environ []string, args ...string) (stdout, stderr str
 	root := newRoot(p)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(t.Context())
-	err = advise(c, err)
+	err = addAdvice(c, err)
 	if err != nil {
 		term.Report(p.err, err, "")
 	}
@@ -110,17 +110,17 @@ func TestCommands(t *testing.T) {
 	f(2, `^$`, `"boss" is no role; roles are all, api, worker, scheduler, dispatcher, operator`, "serve", "--role", "boss")
 	f(2, `^$`, `roles: worker: engines: embedded belong to one process`, "serve", "--role", "worker")
 	f(2, `^$`, `token needs --key and --caller\n  next:  notifyd token --help`, "token")
-	f(2, `^$`, `--port 70000: it is 0, or 1 to 65531.*\n  next:  notifyd dev --help`, "dev", "--port", "70000")
+	f(2, `^$`, `--port 70000: use 0, or 1 to 65531.*\n  next:  notifyd dev --help`, "dev", "--port", "70000")
 	f(2, `^$`, `error: invalid argument "abc" for "--port" flag: invalid syntax\n`, "dev", "--port", "abc")
-	f(2, `^$`, `--seed "foo": it is demo or none`, "dev", "--seed", "foo")
+	f(2, `^$`, `--seed "foo": use demo or none`, "dev", "--seed", "foo")
 	restored := t.TempDir()
 	if err := os.Mkdir(filepath.Join(restored, "store"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	f(2, `^$`, `holds the data of notifyd serve or of a restored backup(.|\n)*next:  notifyd restore FILE --data-dir NEW/data`, "dev", "--data-dir", restored)
-	f(2, `^$`, `--taken "yesterday" is not a time such as`, "restore-servers", "--taken", "yesterday")
+	f(2, `^$`, `--taken "yesterday": give the time when`, "restore-servers", "--taken", "yesterday")
 	f(2, `^$`, `engines: is embedded: notifyd restore FILE`, "restore-servers", "--taken", "2026-11-24T03:00:00Z")
-	f(2, `^$`, `--fresh does not go with it`, "dev", "--ephemeral", "--fresh")
+	f(2, `^$`, `leave out --fresh`, "dev", "--ephemeral", "--fresh")
 	f(1, `^$`, `providers.apns.key_file: stat /no/such.p8(.|\n)*next: (.|\n)*LoadCredential`, "serve", "--data-dir", t.TempDir(),
 		"--set", "providers.apns.key_file=/no/such.p8", "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
 	f(2, `^$`, `set one of auth.key_file,`, "serve", "--data-dir", t.TempDir(), "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
@@ -145,7 +145,7 @@ func TestUnwritableFolder(t *testing.T) {
 	}
 	dir := filepath.Join(file, "data")
 	key := filepath.Join(t.TempDir(), "key.pem")
-	if err := makeKey(key); err != nil {
+	if err := writeSigningKey(key); err != nil {
 		t.Fatal(err)
 	}
 	said := map[string]bool{}

@@ -19,10 +19,10 @@ func newMigrate(p *program) *cobra.Command {
 		Use: "migrate", Short: "Bring the engines to what this version needs",
 		Long: `migrate makes what processes with engines: distributed need: the topics of Kafka,
 the tables of Cassandra and PostgreSQL, the queues of SQS, and the rows that name
-the installation. Run it before the first start and before each new release; what
-is there stays as it is, and two at a time do no harm.`,
+the installation. Run it before the first start and before each new release. It
+leaves what exists as it is. Two that run at the same time do no harm.`,
 	}
-	add := func(to engine.Direction, short string, confirm bool) {
+	addDirection := func(to engine.Direction, short string, confirm bool) {
 		var cf configFlags
 		var wait time.Duration
 		var yes bool
@@ -34,15 +34,15 @@ is there stays as it is, and two at a time do no harm.`,
 					return err
 				}
 				if l.Config.Engines == app.EnginesEmbedded {
-					fmt.Fprintln(p.out, "embedded  the store carries its format and is opened, or refused, by serve; nothing to migrate")
+					fmt.Fprintln(p.out, "embedded  nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
 					return nil
 				}
 				if confirm && !yes {
-					return term.Usage("down drops every table with what is in it; say --yes if that is meant")
+					return term.Usage("down drops every table and its data; repeat it with --yes to confirm")
 				}
 				ctx, stop := context.WithTimeout(c.Context(), wait)
 				defer stop()
-				ms, err := app.Migrate(ctx, &l.Config, to, logger(io.Discard, &l.Config))
+				ms, err := app.Migrate(ctx, &l.Config, to, newLogger(io.Discard, &l.Config))
 				pending := printMigrations(p.out, ms)
 				if err != nil {
 					return err
@@ -54,19 +54,19 @@ is there stays as it is, and two at a time do no harm.`,
 			},
 		}
 		cf.add(one)
-		one.Flags().DurationVar(&wait, "timeout", 3*time.Minute, "how long all of it may take")
+		one.Flags().DurationVar(&wait, "timeout", 3*time.Minute, "how long the command may take")
 		if confirm {
 			one.Flags().BoolVar(&yes, "yes", false, "drop everything")
 		}
 		c.AddCommand(one)
 	}
-	add(engine.Look, "Say what is there and what is missing; exit 7 when something is", false)
-	add(engine.Up, "Make what is missing", false)
-	add(engine.Down, "Drop all tables with what is in them; topics and queues stay", true)
+	addDirection(engine.Look, "Print what exists and what is missing; exit 7 if something is missing", false)
+	addDirection(engine.Up, "Make what is missing", false)
+	addDirection(engine.Down, "Drop all tables and their data; topics and queues stay", true)
 	return c
 }
 
-// printMigrations writes a line each and returns how many are missing.
+// printMigrations writes one line per migration and returns how many are missing.
 func printMigrations(w io.Writer, ms []app.Migration) (pending int) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, m := range ms {

@@ -67,7 +67,7 @@ func TestBannerPaths(t *testing.T) {
 	t.Parallel()
 	f := func(home, path, want string) {
 		t.Helper()
-		if got := (&banner{home: home}).short(path); got != want {
+		if got := (&banner{home: home}).shortPath(path); got != want {
 			t.Errorf("%q below %q: %q, want %q", path, home, got, want)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 func TestRecentKeepsTheLastLines(t *testing.T) {
 	t.Parallel()
-	var r recent
+	var r recentLog
 	if got := r.Lines(); len(got) != 0 {
 		t.Errorf("got %q", got)
 	}

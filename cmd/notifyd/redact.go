@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// redact is a slog ReplaceAttr: it drops values under telling keys and masks
-// what looks like a secret or an address in all others.
+// redact is a slog ReplaceAttr. It drops the values of the keys in term.SecretKeys. In all
+// other values it masks what looks like a secret or an address.
 func redact(_ []string, a slog.Attr) slog.Attr {
 	if term.SecretKeys[strings.ToLower(a.Key)] {
 		return slog.String(a.Key, "[redacted]")

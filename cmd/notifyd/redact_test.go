@@ -26,7 +26,7 @@ func TestRedact(t *testing.T) {
 		cfg.Logging.Format = format
 		for name, secret := range secrets {
 			var b strings.Builder
-			log := logger(&b, &cfg)
+			log := newLogger(&b, &cfg)
 			log.Info("to " + secret + ".")
 			log.Info("m", "detail", "sent to "+secret+" now")
 			log.Info("m", "err", fmt.Errorf("call: %w", &url.Error{Op: "Post", URL: "https://x/" + secret, Err: errors.New(secret)}))
@@ -41,7 +41,7 @@ func TestRedact(t *testing.T) {
 	for _, key := range []string{"token", "Authorization", "password", "address", "body", "title", "variables", "phone", "email", "secret"} {
 		var b strings.Builder
 		cfg.Logging.Format = "json"
-		logger(&b, &cfg).Info("m", slog.Group("g", key, "canary"), key, []string{"canary"})
+		newLogger(&b, &cfg).Info("m", slog.Group("g", key, "canary"), key, []string{"canary"})
 		if strings.Contains(b.String(), "canary") {
 			t.Errorf("%s is logged: %s", key, &b)
 		}

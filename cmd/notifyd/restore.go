@@ -19,28 +19,28 @@ func newRestore(p *program) *cobra.Command {
 	var data string
 	var check bool
 	c := &cobra.Command{
-		Use: "restore FILE", Short: "Make a data folder of a backup (engines: embedded)", Args: cobra.ExactArgs(1),
-		Long: `restore unpacks what "notifyctl backup" saved as a new data folder, after every
-file was found to be what was backed up. The folder must not exist or be empty.
+		Use: "restore FILE", Short: "Unpack a backup into a new data folder (engines: embedded)", Args: cobra.ExactArgs(1),
+		Long: `restore checks that every file is as "notifyctl backup" saved it, and unpacks them
+into a new data folder. The folder must be empty or not exist.
 
-What a server did after the backup was made is not in it: what was delivered
-since then is delivered again if it was under way at that time, and what was
-cancelled since then is not cancelled. Never run a restored folder beside the
-server it came from: both would deliver.
+A backup does not hold what the server did after the backup was made. A notification
+that was under way at that time is delivered again. A notification that was cancelled
+later is not cancelled. Never run a restored folder beside the server it came from:
+both would deliver.
 
-The callers' signing secrets in a backup are sealed, and the key is not in it: the
-key file of the server it came from (secrets.key_file, or DIR.secrets-key beside its
-data folder DIR) has to be there before the first start.`,
+The callers' signing secrets in a backup are sealed, and the key is not in the backup.
+Before the first start, put the key file of the server it came from in place
+(secrets.key_file, or DIR.secrets-key beside its data folder DIR).`,
 		Example: `  notifyd restore nightly.backup --check
   notifyd restore nightly.backup --data-dir /srv/notifyd
   notifyd serve --data-dir /srv/notifyd
 
-  # of "notifyd dev": its data is in the folder data below its own
+  # a backup of "notifyd dev", which keeps its data in the subfolder data
   notifyd restore dev.backup --data-dir restored/data
   notifyd dev --data-dir restored`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if (data == "") != check {
-				return term.Usage("say where to: --data-dir DIR; or --check only reads the file")
+				return term.Usage("restore needs --data-dir DIR, or --check to only check the file")
 			}
 			f, err := os.Open(args[0])
 			if err != nil {
@@ -68,8 +68,8 @@ data folder DIR) has to be there before the first start.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&data, "data-dir", "", "the folder to make")
-	c.Flags().BoolVar(&check, "check", false, "only say whether FILE is whole")
+	c.Flags().StringVar(&data, "data-dir", "", "the new data folder")
+	c.Flags().BoolVar(&check, "check", false, "only check that FILE is whole")
 	return c
 }
 
@@ -89,13 +89,13 @@ It removes all idempotency keys from Redis: a repeat is a new request.
 What was accepted for now after the snapshot is in Kafka and is delivered again.
 What was scheduled, cancelled, moved or replayed after it is lost.
 
-It changes nothing and exits with 6 while a process works, and where Kafka lacks
+It changes nothing and exits with 6 if a process still works, or if Kafka lacks
 records that would be read again.`,
 		Example: `  notifyd restore-servers --taken 2026-11-24T03:00:00Z --config my.yaml`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			at, err := time.Parse(time.RFC3339, taken)
 			if err != nil {
-				return term.Usage("--taken %q is not a time such as 2026-11-24T03:00:00Z: when the snapshot of Cassandra began", taken)
+				return term.Usage("--taken %q: give the time when the snapshot of Cassandra began, such as 2026-11-24T03:00:00Z", taken)
 			}
 			l, err := cf.load(p, nil)
 			if err != nil {
@@ -103,7 +103,7 @@ records that would be read again.`,
 			}
 			ctx, stop := context.WithTimeout(c.Context(), wait)
 			defer stop()
-			r, err := app.RestoreCluster(ctx, &l.Config, at, acceptLoss, logger(io.Discard, &l.Config))
+			r, err := app.RestoreCluster(ctx, &l.Config, at, acceptLoss, newLogger(io.Discard, &l.Config))
 			if err != nil {
 				return err
 			}
@@ -113,8 +113,8 @@ records that would be read again.`,
 	}
 	cf.add(c)
 	c.Flags().StringVar(&taken, "taken", "", "when the snapshot of Cassandra began")
-	c.Flags().BoolVar(&acceptLoss, "accept-loss", false, "go on although Kafka lacks records; what it has of such a partition is read from its begin")
-	c.Flags().DurationVar(&wait, "timeout", 3*time.Minute, "how long all of it may take")
+	c.Flags().BoolVar(&acceptLoss, "accept-loss", false, "go on although Kafka lacks records; such a partition is read from the first record that Kafka has")
+	c.Flags().DurationVar(&wait, "timeout", 3*time.Minute, "how long the command may take")
 	return c
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// configFlags are the flags every command with a configuration has.
+// configFlags are the flags of every command that reads a configuration.
 type configFlags struct {
 	files []string
 	set   []string
@@ -35,7 +35,7 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 	if flags == nil {
 		flags = map[string]any{}
 	}
-	for _, kv := range f.set { // what the user says goes before what a command sets
+	for _, kv := range f.set { // --set overrides what the command itself sets in extra
 		key, value, ok := strings.Cut(kv, "=")
 		if !ok {
 			return app.Loaded{}, term.Usage("--set %q is not key=value", kv)
@@ -53,7 +53,7 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 	return l, nil
 }
 
-// configNext says what to do about a configuration that cannot be loaded.
+// configNext returns the next step for a configuration that cannot be loaded.
 func configNext(err error) string {
 	if errors.Is(err, fs.ErrPermission) { // the systemd unit runs notifyd as a user of its own
 		return "chmod 0644 FILE: the user that runs notifyd must be able to read it"
@@ -97,9 +97,9 @@ a second later or more, ends the process at once.`,
 			if err != nil {
 				return err
 			}
-			var last recent
-			log := logger(io.MultiWriter(p.err, &last), &l.Config)
-			p.standard(log)
+			var last recentLog
+			log := newLogger(io.MultiWriter(p.err, &last), &l.Config)
+			p.setStandardLogger(log)
 			app.MakeRoomForFiles()
 			n, err := app.New(l.Config, log, app.WithProgress(func(step string) { log.Info("starting", "step", step) }))
 			if err != nil {
@@ -107,7 +107,7 @@ a second later or more, ends the process at once.`,
 			}
 			n.Describe(app.About{Config: l.Print(), Log: last.Lines})
 			log.Info("ready", "api", n.Addr(), "admin", n.Admin(), "kafka", n.Kafka(), "data", l.Config.DataDir, "version", version)
-			if err := n.Run(c.Context()); !interrupted(c.Context(), err) {
+			if err := n.Run(c.Context()); !isRequestedStop(c.Context(), err) {
 				return err
 			}
 			log.Info("stopped")

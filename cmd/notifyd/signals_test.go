@@ -24,7 +24,7 @@ func TestSignals(t *testing.T) {
 			ch := make(chan os.Signal, 2)
 			drains, codes, done := 0, []int(nil), make(chan struct{})
 			go func() {
-				obey(ch, func() { drains++ }, func(code int) { codes = append(codes, code) })
+				handleSignals(ch, func() { drains++ }, func(code int) { codes = append(codes, code) })
 				close(done)
 			}()
 			began := time.Now()

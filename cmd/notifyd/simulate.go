@@ -34,7 +34,7 @@ everything received and an inbox.`,
 				lat = simulator.Lognormal(latency, p99)
 			}
 			if len(ports) != 0 && len(ports) != 4 {
-				return term.Usage("--listen wants four addresses: APNs, FCM, Twilio, SendGrid")
+				return term.Usage("--listen needs four addresses: APNs, FCM, Twilio, SendGrid")
 			}
 			for len(ports) < 4 {
 				ports = append(ports, "")
@@ -60,9 +60,9 @@ everything received and an inbox.`,
 	f.StringVar(&dir, "dir", "", "folder of keys, CA and credentials (default: $XDG_DATA_HOME/notifyd/simulator)")
 	f.StringVar(&control, "control", "127.0.0.1:0", "address of the control listener")
 	f.StringSliceVar(&ports, "listen", nil, "addresses of APNs, FCM, Twilio and SendGrid (default: free loopback ports)")
-	f.StringVar(&ledger, "ledger-file", "", "append every receiver received to this file")
+	f.StringVar(&ledger, "ledger-file", "", "file to which the simulators append every receiver they were sent")
 	f.StringVar(&receipts, "sendgrid-webhook", "", "URL of the event webhook")
 	f.DurationVar(&latency, "latency", 0, "median time to an answer")
-	f.DurationVar(&p99, "latency-p99", 0, "99th percentile of it; 0: every answer takes the median")
+	f.DurationVar(&p99, "latency-p99", 0, "99th percentile of the time to an answer; 0: every answer takes the median")
 	return c
 }

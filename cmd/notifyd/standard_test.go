@@ -22,7 +22,7 @@ func TestStandardLoggers(t *testing.T) {
 	var b output
 	cfg := app.Default()
 	cfg.Logging.Level, cfg.Logging.Format = "warn", "json"
-	takeOver(logger(&b, &cfg))
+	redirectStandardLoggers(newLogger(&b, &cfg))
 	log.Print("a line of a library")
 	slog.Warn("another", "n", 1)
 	for _, want := range []string{`"level":"WARN","msg":"a line of a library"`, `"msg":"another","n":1`} {

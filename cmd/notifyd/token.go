@@ -32,12 +32,12 @@ auth.jwks_url instead.`,
 				return term.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
 			}
 			if _, err := os.Stat(key); os.IsNotExist(err) {
-				if err := makeKey(key); err != nil {
+				if err := writeSigningKey(key); err != nil {
 					return err
 				}
 				fmt.Fprintf(p.err, "made a new key in %s\n", key)
 			}
-			token, err := sign(key, server.TokenSpec{Caller: caller, Users: users, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
+			token, err := signToken(key, server.TokenSpec{Caller: caller, Users: users, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
 			if err != nil {
 				return err
 			}
@@ -49,23 +49,24 @@ auth.jwks_url instead.`,
 	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
 	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
 	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, strings.Join(api.Scopes[:], ", "))
-	c.Flags().StringVar(&users, "users", "", "bind it to users whose ids begin so, e.g. shop: (claim users); it then has no scope of operators")
+	c.Flags().StringVar(&users, "users", "", "bind the token to users whose ids begin with this, e.g. shop: (claim users); it then has no operator scope")
 	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
 	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
-	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long it is good; at most 31 days")
+	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid; at most 31 days")
 	return c
 }
 
-func makeKey(path string) error {
+func writeSigningKey(path string) error {
 	key, err := server.NewSigningKey()
 	if err != nil {
 		return err
 	}
-	// Half a key would keep notifyd from starting, and another key ends all tokens.
+	// The write is atomic: with half a key notifyd would not start, and with a new key
+	// every token signed before would be invalid.
 	return atomicfile.WriteFile(path, key)
 }
 
-func sign(key string, spec server.TokenSpec) (string, error) {
+func signToken(key string, spec server.TokenSpec) (string, error) {
 	s, err := server.OpenSigner(key)
 	if err != nil {
 		return "", err

@@ -2,5 +2,5 @@
 
 package main
 
-// ownFiles does nothing: files have no mode here.
-func ownFiles() {}
+// restrictFileModes does nothing: this system has no umask.
+func restrictFileModes() {}

@@ -4,6 +4,7 @@ package main
 
 import "syscall"
 
-// ownFiles makes what this process writes, whichever library does, its user's alone: a
-// log, store, backup or archive that is moved out of its folder stays so.
-func ownFiles() { syscall.Umask(0o077) }
+// restrictFileModes makes every file that this process or a library in it writes readable
+// by its user alone. A log, store, backup or archive that is moved out of its folder keeps
+// that mode.
+func restrictFileModes() { syscall.Umask(0o077) }

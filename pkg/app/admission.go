@@ -10,16 +10,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// newAdmission makes what batches and fan-outs pass. It logs when an overload begins and
-// when it has ended.
+// newAdmission returns the admission control for batches and fan-outs. It logs when an
+// overload begins and when it ends.
 func newAdmission(n *Node) *limit.Admission {
 	cfg := limit.AdmissionConfig{Processors: runtime.GOMAXPROCS(0), MaxWait: n.cfg.Intake.BulkWait}
-	if n.servers != nil { // before an append counts as failed
+	if n.servers != nil { // well before an append times out
 		cfg.AppendTarget = n.cfg.Kafka.AppendTimeout / 4
 	}
 	cfg.Changed = func(o limit.Overload) {
 		if !o.Since.IsZero() {
-			n.log.Warn("overload: batches and fan-outs are refused until less of them comes", "expected_wait", o.Wait.Round(time.Millisecond), "bytes_ahead", o.Ahead)
+			n.log.Warn("overload: batches and fan-outs are refused until fewer of them arrive", "expected_wait", o.Wait.Round(time.Millisecond), "bytes_ahead", o.Ahead)
 			return
 		}
 		n.log.Warn("the overload has ended", "refused", o.Refused, "lasted", o.Lasted.Round(time.Millisecond))
@@ -27,7 +27,8 @@ func newAdmission(n *Node) *limit.Admission {
 	return limit.NewAdmission(cfg)
 }
 
-// bulkGate is nil for nil: the gate of the log is then for bulk lanes too.
+// bulkGate makes err a gate of the intake for bulk lanes. It returns nil for nil: bulk lanes
+// then use the gate of the log.
 func bulkGate(err func() error) intake.Gate {
 	if err == nil {
 		return nil
@@ -35,7 +36,7 @@ func bulkGate(err func() error) intake.Gate {
 	return gate(err)
 }
 
-// lookAtAdmission says whether large requests are refused.
+// lookAtAdmission adds whether batches and fan-outs are refused.
 func (d *doctor) lookAtAdmission() {
 	o := d.n.admission.Overload()
 	if o.Since.IsZero() {
@@ -47,10 +48,10 @@ func (d *doctor) lookAtAdmission() {
 		"for %s, %d batches and fan-outs refused; one would wait %s; singles of otp, alert and transactional are taken", time.Since(o.Since).Round(time.Second), o.Refused, o.Wait.Round(time.Millisecond))
 }
 
-// collectAdmission tells metrics how it stands.
+// collectAdmission collects the metrics of the admission control.
 func (c *nodeCollector) collectAdmission(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	o := c.n.admission.Overload()
-	gauge(descOverload, one(!o.Since.IsZero()))
+	gauge(descOverload, boolGauge(!o.Since.IsZero()))
 	gauge(descBulkWait, o.Wait.Seconds())
 	gauge(descBulkAhead, float64(o.Ahead))
 	gauge(descBulkAppend, float64(o.Append))

@@ -137,7 +137,7 @@ func TestArchiveOverServers(t *testing.T) {
 	send(other)
 	lines(2)
 	eventually(t, "the log may be trimmed behind both", func() bool { // a file is there before its position
-		at, err := other.groups.archived(t.Context(), time.Now())
+		at, err := other.groups.archivedOffsets(t.Context(), time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,24 +12,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// stagingName is the folder in which a backup is gathered.
+// stagingName is the folder, in the data folder, in which the files of a backup are gathered.
 const stagingName = "backup.staging"
 
-// Backup gathers a backup of everything the process keeps, while it works, and
-// returns what writes it. That must be closed. One is made at a time
-// (notify.KindConflict "backup_running").
+// Backup gathers a backup of all data of the process while it works, and returns a Snapshot
+// that writes it. The caller must close the Snapshot. If another backup is being made, it
+// returns notify.KindConflict ("backup_running").
 //
-// The order makes the copies fit, as they stand for moments that follow each
-// other: first what the groups have committed and the history has sealed, then
-// the store, then the records of the log. So every record below a commit has
-// its outcome in the store, every timer that left the store is a record of the
-// log, and no record is trimmed that the older history lacks. What happened
-// between the moments is in the backup twice, a timer and the record it became:
-// after a restore the claim of the first keeps the second from being sent, as
-// after a crash between the two.
+// The copies are of moments that follow each other, and their order makes them consistent:
+// first the commits of the groups and the sealed history, then the store, then the records of
+// the log. So every record below a commit has its outcome in the store, every timer that has
+// left the store is a record of the log, and no record is trimmed that the older history
+// lacks. Work that moved in between may be in the backup twice, as a timer and as the record
+// that the timer became. After a restore the claim of the first keeps the second from being
+// sent, as after a crash between the two.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
-	if n.own == nil {
-		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; notifyd restore-servers prepares restored ones"}
+	if n.embedded == nil {
+		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; after a restore, notifyd restore-servers prepares them for the first start"}
 	}
 	if !n.backingUp.TryLock() {
 		return nil, &notify.Error{Kind: notify.KindConflict, Code: "backup_running", Msg: "a backup is being made; one at a time"}
@@ -50,12 +49,12 @@ func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	defer n.own.broker.HoldTrim()()
+	defer n.embedded.broker.HoldTrim()()
 	for k, gather := range []func() error{
-		func() error { return n.own.broker.CopyState(filepath.Join(dir, "log")) },
-		func() error { return n.own.history.Snapshot(filepath.Join(dir, "history")) },
-		func() error { return n.own.store.Checkpoint(filepath.Join(dir, "store")) },
-		func() error { return n.own.broker.CopyRecords(filepath.Join(dir, "log")) },
+		func() error { return n.embedded.broker.CopyState(filepath.Join(dir, "log")) },
+		func() error { return n.embedded.history.Snapshot(filepath.Join(dir, "history")) },
+		func() error { return n.embedded.store.Checkpoint(filepath.Join(dir, "store")) },
+		func() error { return n.embedded.broker.CopyRecords(filepath.Join(dir, "log")) },
 	} {
 		if k > 0 && n.seams.gathered != nil {
 			n.seams.gathered()
@@ -67,7 +66,8 @@ func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	return s, nil
 }
 
-// Snapshot is a backup that was gathered and is not written yet.
+// Snapshot is a backup that was gathered and is ready to be written. Until it is closed no
+// other backup can be made.
 type Snapshot struct {
 	n        *Node
 	dir      string
@@ -84,7 +84,7 @@ func (s *Snapshot) Write(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// Close removes what was gathered.
+// Close removes the gathered files.
 func (s *Snapshot) Close() error {
 	defer s.n.backingUp.Unlock()
 	if err := os.RemoveAll(s.dir); err != nil {

@@ -241,7 +241,7 @@ func ends(t *testing.T, l *life) map[log.TopicPartition]int64 {
 // sealed reports whether the history has sealed all there is.
 func sealed(t *testing.T, l *life) bool {
 	t.Helper()
-	kept := l.own.history.Sealed()
+	kept := l.embedded.history.Sealed()
 	for tp, end := range ends(t, l) {
 		if kept[history.Part(tp)] < end {
 			return false
@@ -269,7 +269,7 @@ func committed(t *testing.T, l *life) {
 // safe trims what the node would.
 func safe(t *testing.T, l *life) {
 	t.Helper()
-	if err := l.own.broker.TrimOnce(l.groups.safe(l.own.history.Sealed())); err != nil {
+	if err := l.embedded.broker.TrimOnce(l.groups.trimOffsets(l.embedded.history.Sealed())); err != nil {
 		t.Error(err)
 	}
 }

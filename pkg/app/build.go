@@ -19,15 +19,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// builder makes the stages of a process over its stores.
+// builder builds the stages of a process over its stores.
 type builder struct{ *Node }
 
-// build makes the stages.
+// build builds the stages. It starts nothing.
 func (n builder) build() error {
 	cfg := &n.cfg
-	n.groups.shared, n.groups.admin, n.groups.log = n.own == nil, n.admin, n.log
+	n.groups.shared, n.groups.admin, n.groups.log = n.embedded == nil, n.admin, n.log
 	var err error
-	if n.prefs, err = users.New(n.st.prefs, users.Config{Shares: n.own == nil, Log: n.log}); err != nil {
+	if n.prefs, err = users.New(n.st.prefs, users.Config{Shares: n.embedded == nil, Log: n.log}); err != nil {
 		return err
 	}
 	cancels := n.st.cancels
@@ -37,7 +37,7 @@ func (n builder) build() error {
 	if n.cancels, err = users.NewCancels(cancels, users.Config{Log: n.log}); err != nil {
 		return err
 	}
-	n.asked = outcomehook.NewAsked(n.st.callers, n.log)
+	n.outcomeCallers = outcomehook.NewAsked(n.st.callers, n.log)
 	if n.feeds, err = deadletter.OpenFeeds(context.Background(), n.st.letters, n.st.meta); err != nil {
 		return err
 	}
@@ -54,16 +54,16 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	lanes := 1 // embedded, where what waits for one fsync shares the next one
+	lanes := 1 // embedded: writes that wait for one fsync share the next
 	if cfg.Engines == EnginesDistributed {
 		lanes = 3
 	}
-	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Lanes: lanes, Logger: n.log, Stalled: n.metrics.Stalled})
+	n.committer = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Lanes: lanes, Logger: n.log, Stalled: n.metrics.Stalled})
 	if err := n.followOperators(context.Background()); err != nil {
 		return err
 	}
 	calls := &n.parallel
-	if n.own == nil {
+	if n.embedded == nil {
 		calls.divide(n.provs, func(topic string) int { return n.st.spread(topic).Most() })
 	}
 	for _, l := range notify.Lanes() {
@@ -75,7 +75,7 @@ func (n builder) build() error {
 		return err
 	}
 	n.receipts = &receipts{
-		provs: n.provs, publicURL: cfg.publicURL(), history: n.st.history, status: n.st.status, prefs: n.prefs, asked: n.asked,
+		provs: n.provs, publicURL: cfg.publicURL(), history: n.st.history, status: n.st.status, prefs: n.prefs, outcomeCallers: n.outcomeCallers,
 		producer: n.producer, metrics: n.metrics, log: n.log,
 	}
 	if err := n.buildOutcomes(); err != nil {
@@ -91,7 +91,7 @@ func (n builder) build() error {
 	}
 	n.admission = newAdmission(n.Node)
 	n.intake, err = intake.New(intake.Stores{
-		Log: n.counted(), Partitions: func(topic string, base notify.Base) int { return n.st.spread(topic).Of(base[:]) }, Idem: n.st.idem, Campaigns: n.st.campaigns,
+		Log: n.intakeLog(), Partitions: func(topic string, base notify.Base) int { return n.st.spread(topic).Of(base[:]) }, Idem: n.st.idem, Campaigns: n.st.campaigns,
 		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: traceLater(n.tracer, n.later.schedules), LaterGate: gate(n.st.laterGate),
 		Clock: gate(n.clock.Err), BulkGate: bulkGate(n.st.bulkGate),
 	}, intake.Config{
@@ -111,9 +111,9 @@ func (n builder) build() error {
 	return n.buildServer()
 }
 
-// quietFetch is how long a fetch waits for data in groups whose records are not urgent, or that
-// mostly have nothing to read. A record that comes ends the wait at once; only a partition
-// that has just come or was paused waits for the fetch that is under way.
+// quietFetch is how long a fetch waits for data in groups whose records are not urgent, or
+// that mostly have nothing to read. A record that arrives ends the wait at once. Only a
+// partition that was just assigned, or was paused, waits until the current fetch ends.
 const quietFetch = time.Second
 
 // lane builds the two workers of a lane and their consumer groups.
@@ -122,13 +122,13 @@ func (n builder) lane(l notify.Lane, calls *callShare) error {
 	if n.seams.provider != nil {
 		prov = n.seams.provider(prov)
 	}
-	if n.taken != nil && n.cfg.Providers.Stub {
-		prov = tellsTaken{prov, n.taken}
+	if n.onStubCall != nil && n.cfg.Providers.Stub {
+		prov = observedProvider{prov, n.onStubCall}
 	}
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
 		group, hasty, opening, wait := l.RetryGroup(), (func() bool)(nil), (*worker.Opening)(nil), quietFetch
 		if role == worker.First {
-			group, opening, wait = l.Group(), openingOf(n.Node, l), 0 // its default
+			group, opening, wait = l.Group(), openingOf(n.Node, l), 0 // 0: the default of the group
 		}
 		if opening != nil {
 			hasty = opening.Hasty
@@ -136,13 +136,13 @@ func (n builder) lane(l notify.Lane, calls *callShare) error {
 		w := worker.New(worker.Config{
 			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.st.holds, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
-			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
+			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.committer,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.campaignHolds, Spread: func() notify.Spread { return n.st.spread(l.Topic()) }, Opening: opening, Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.firstCopyReceivers, Tells: n.outcomeCallers.Tells, Tracer: n.tracer,
 		})
 		c := log.GroupConfig{Group: group, FetchWait: wait, Hasty: hasty, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison}
 		if role == worker.First {
-			calls.follow(l, &c.Events)
+			calls.followLane(l, &c.Events)
 		}
 		if err := n.addGroup(c, w); err != nil {
 			return err
@@ -151,7 +151,7 @@ func (n builder) lane(l notify.Lane, calls *callShare) error {
 	return nil
 }
 
-// addGroup makes a consumer group over the topics of its name.
+// addGroup makes the consumer group c.Group over its topics (topicsOf) and adds it to n.groups.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	c.Owner, c.Counts = n.owner, func(topic string) []int { return n.st.spread(topic).Counts() }
 	assigned, gone := c.Events.Assigned, c.Events.Gone
@@ -165,29 +165,30 @@ func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	return nil
 }
 
-// preferences is what workers see of them: the snapshot to read, the service to
-// suppress and to know how old the snapshot is.
+// preferences is what workers use: the snapshot to read profiles, and the service to suppress
+// addresses and to know how old the snapshot is.
 type preferences struct {
 	*users.Snapshot
 	*users.Service
 }
 
-// followOperators reads what operators hold back, before the workers are made.
+// followOperators reads the lanes, campaigns and circuits that operators hold back. It must
+// run before the workers are built, so that none calls what is held.
 func (n builder) followOperators(ctx context.Context) (err error) {
 	if n.lanes, err = cluster.OpenLanes(ctx, n.st.meta, n.log, n.lookAtLane); err != nil {
 		return err
 	}
-	if n.campaigns, err = cluster.OpenCampaignHolds(ctx, n.st.meta, &n.held); err != nil {
+	if n.campaigns, err = cluster.OpenCampaignHolds(ctx, n.st.meta, &n.campaignHolds); err != nil {
 		return err
 	}
 	n.circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{
-		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.own != nil, Logger: n.log,
+		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.embedded != nil, Logger: n.log,
 	})
 	if err != nil {
 		return err
 	}
 	n.grants, err = cluster.OpenGrants(ctx, n.st.meta, n.st.id, n.log, cardWriter(n).worstProviders)
-	n.cards = &cluster.Cards{Owner: n.owner, Own: cardWriter(n).card}
+	n.cards = &cluster.Cards{Owner: n.owner, Own: cardWriter(n).buildCard}
 	if n.servers != nil {
 		n.cards.Beats = n.st.beats
 		n.servers.tails = cluster.NewTails(n.tail, n.cfg.instance(), n.st.broadcast, n.servers.standings, n.cards)
@@ -195,6 +196,7 @@ func (n builder) followOperators(ctx context.Context) (err error) {
 	return err
 }
 
+// refusals parses intake.refuse; Config.validate has refused unknown names.
 func refusals(in map[string][]string) map[notify.Channel][]notify.Category {
 	out := map[notify.Channel][]notify.Category{}
 	for name, cats := range in {

@@ -8,19 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider"
 )
 
-// callShare makes the part that this process has of the calls at a time of Twilio's accounts
-// go with the partitions of first attempts that it owns. The groups of retries have the same
-// partitions. The zero value divides nothing.
+// callShare divides the concurrent calls of Twilio's accounts among processes. This process's
+// share is the share of SMS partitions that it owns. It counts the partitions of the groups of
+// first attempts; those of retries have the same. The zero value divides nothing.
 type callShare struct {
 	channel    notify.Channel
 	partitions func(topic string) int
 	set        func(provider.Share) // nil: nothing is divided
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards owned, and orders calls of set
 	owned [2]float64 // partitions that this process owns, of the fast lane and of bulk
 }
 
-// divide begins to divide. Until the process owns a partition it has the least.
+// divide starts dividing, if there is a client for Twilio. Until the process owns a partition
+// it has the smallest share.
 func (s *callShare) divide(p *providers, partitions func(topic string) int) {
 	if p.twilio != nil {
 		s.channel, s.partitions, s.set = notify.SMS, partitions, p.twilio.SetShare
@@ -28,8 +29,9 @@ func (s *callShare) divide(p *providers, partitions func(topic string) int) {
 	}
 }
 
-// follow lets the events of the group that works on a lane's first attempts count.
-func (s *callShare) follow(l notify.Lane, e *log.GroupEvents) {
+// followLane sets e, the events of the group of a lane's first attempts, to count the
+// partitions that this process owns.
+func (s *callShare) followLane(l notify.Lane, e *log.GroupEvents) {
 	if s.set == nil || l.Channel != s.channel {
 		return
 	}
@@ -37,12 +39,12 @@ func (s *callShare) follow(l notify.Lane, e *log.GroupEvents) {
 	if l.Bulk {
 		lane = 1
 	}
-	e.Assigned = func(log.TopicPartition) { s.own(lane, 1) }
-	e.Gone = func(log.TopicPartition, bool) { s.own(lane, -1) }
+	e.Assigned = func(log.TopicPartition) { s.countOwned(lane, 1) }
+	e.Gone = func(log.TopicPartition, bool) { s.countOwned(lane, -1) }
 }
 
-// own counts partitions of a lane that came or went.
-func (s *callShare) own(lane int, by float64) {
+// countOwned adds by to the owned partitions of a lane, and sets the new shares.
+func (s *callShare) countOwned(lane int, by float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.owned[lane] += by
@@ -53,9 +55,10 @@ func (s *callShare) own(lane int, by float64) {
 	s.set(provider.Share{Fast: part(0), Bulk: part(1)})
 }
 
-// recount is called when the numbers of partitions may have been raised.
+// recount sets the shares again. It is called when the numbers of partitions may have been
+// raised.
 func (s *callShare) recount() {
 	if s.set != nil {
-		s.own(0, 0)
+		s.countOwned(0, 0)
 	}
 }

@@ -17,15 +17,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider"
 )
 
-// cardWriter knows what a process tells operators of itself.
+// cardWriter gathers what a process reports about itself to operators.
 type cardWriter struct{ *Node }
 
-// card is what this process tells operators of itself. It asks no server.
-func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
+// buildCard returns this process's card. It asks no server.
+func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 	host, _ := os.Hostname()
 	c.Process = api.Process{
 		Name: n.cfg.instance(), Host: host, Roles: n.roles, Release: n.cfg.Version, API: n.Addr(), Admin: n.Admin(),
-		StartedAt: n.started, State: n.state(ctx),
+		StartedAt: n.started, State: n.processState(ctx),
 	}
 	c.Providers = api.ProvidersNone
 	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
@@ -37,7 +37,7 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	}
 	c.Rates.Settings = []api.ProcessSettings{n.settings()}
 	c.Accounts = n.accounts()
-	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.calls(one.Name) })
+	c.Circuits = slices.DeleteFunc(n.circuits.Own(), func(one api.Circuit) bool { return !n.makesCallsOf(one.Name) })
 	n.groups.partitions(func(group string, p *log.PartitionStats) {
 		k := slices.IndexFunc(c.Groups, func(w cluster.GroupWork) bool { return w.Group == group && w.Topic == p.TP.Topic })
 		if k < 0 {
@@ -56,8 +56,8 @@ func (n cardWriter) card(ctx context.Context) (c cluster.Card) {
 	return c
 }
 
-// settings are the figures of this process's configuration, with the numbers of partitions,
-// shards and accounts that there are.
+// settings returns the figures of this process's configuration, with the actual numbers of
+// partitions, shards and accounts.
 func (n cardWriter) settings() api.ProcessSettings {
 	s := n.cfg.Settings()
 	s.Roles = n.roles
@@ -86,7 +86,7 @@ func (n cardWriter) settings() api.ProcessSettings {
 	return s
 }
 
-// accounts are the accounts of the providers that this process calls.
+// accounts returns the accounts at the providers that this process calls.
 func (n cardWriter) accounts() (out []api.Account) {
 	add := func(name string, ch notify.Channel, list []provider.AccountStatus) {
 		if !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }) {
@@ -115,7 +115,7 @@ func (n cardWriter) accounts() (out []api.Account) {
 	return out
 }
 
-// allAccounts is what GET /v1/ops/accounts says.
+// allAccounts answers GET /v1/ops/accounts.
 func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	cards := n.cards.All(ctx)
 	out := api.Accounts{Items: []api.Account{}, Missing: cluster.Missing(cards)}
@@ -128,15 +128,15 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-// worstProviders returns the worst kind of provider that any process calls, by the order of
-// api.ProviderModes. A missing process counts as it was when it last told. A process that
-// tells nothing counts as one that calls real providers: it may be of a release that does
-// not tell. So do all other processes together while no card of them has been read.
+// worstProviders returns the most real kind of providers that any process calls: the last one
+// in the order of api.ProviderModes. A missing process counts with its last card. A process
+// whose card names no kind counts as one that calls real providers, because a worker of an
+// older release names none. So do all other processes together until their cards are read.
 func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {
 		if unread := cards[i].State == api.ProcessUnknown; unread && len(cards) > 2 {
-			continue // the others are there as they were when they were read last
+			continue // the cards that were read last are in the list
 		}
 		mode := slices.Index(api.ProviderModes, cards[i].Providers)
 		if mode < 0 && cards[i].Providers != api.ProvidersNone {
@@ -147,17 +147,18 @@ func (n cardWriter) worstProviders(ctx context.Context) string {
 	return api.ProviderModes[worst]
 }
 
-// calls reports whether this process makes the calls that a circuit stands before. The
-// breakers of a process that makes none know nothing.
-func (n cardWriter) calls(circuit string) bool {
+// makesCallsOf reports whether this process makes the calls that a circuit breaker guards. The
+// breaker of a process that makes none has no information.
+func (n cardWriter) makesCallsOf(circuit string) bool {
 	if cluster.IsProviderCircuit(circuit) {
 		return n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 })
 	}
 	return n.does(func(t cluster.Tasks) bool { return t.Dispatcher })
 }
 
-// state is the state that this process tells of itself.
-func (n cardWriter) state(ctx context.Context) string {
+// processState returns the state of this process: draining, ready, or the code of the error
+// that keeps it from being ready.
+func (n cardWriter) processState(ctx context.Context) string {
 	if n.draining.Load() {
 		return api.ProcessDraining
 	}
@@ -171,8 +172,8 @@ func (n cardWriter) state(ctx context.Context) string {
 	return err.Error()
 }
 
-// rated is what GET /v1/ops/rates says.
-func (n cardWriter) rated(ctx context.Context) (any, error) {
+// allRates answers GET /v1/ops/rates.
+func (n cardWriter) allRates(ctx context.Context) (any, error) {
 	cards := n.cards.All(ctx)
 	if n.cards.Beats == nil {
 		return cards[0].Rates, nil
@@ -180,7 +181,7 @@ func (n cardWriter) rated(ctx context.Context) (any, error) {
 	return cluster.SumRates(cards), nil
 }
 
-// addMembers says of each lag which processes work on it, and how much they have in flight.
+// addMembers adds to each lag the processes that work on it, and how much each has in flight.
 func addMembers(lags []api.GroupLag, cards []cluster.Card) {
 	for i := range lags {
 		l := &lags[i]
@@ -197,7 +198,7 @@ func addMembers(lags []api.GroupLag, cards []cluster.Card) {
 	}
 }
 
-// allCircuits are the circuits of all processes. Setting one binds them all.
+// allCircuits are the circuits of all processes. Setting a circuit sets it in all of them.
 type allCircuits struct {
 	*cluster.Circuits
 	cards *cluster.Cards
@@ -216,7 +217,7 @@ func (c allCircuits) List(ctx context.Context) api.Circuits {
 	return out
 }
 
-// lookAtProcesses adds what the processes of the cluster found in themselves, and how each is.
+// lookAtProcesses adds the findings of all processes about themselves, and the state of each.
 func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 	for i := range cards {
 		d.Findings = append(d.Findings, cards[i].Findings...)
@@ -228,7 +229,7 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 		p := &cards[i].Process
 		switch {
 		case p.Missing():
-			level, then := "warn", "others of its roles do its work meanwhile"
+			level, then := "warn", "other processes with its roles do its work meanwhile"
 			if lacksRole(cards, p.Roles) {
 				level, then = "fail", "no other process has its roles, and its work waits"
 			}
@@ -237,7 +238,7 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 			d.Add("process", p.State != api.ProcessReady && p.State != api.ProcessDraining, "warn",
 				"notifyctl explain CODE says what keeps it from its work",
 				"%s: %s on %s, notifyd %s, API %s, up %s%s", p.State, strings.Join(p.Roles, ", "), p.Host, cmp.Or(p.Release, "of no release"), p.API,
-				time.Since(p.StartedAt).Round(time.Second), colon(p.Note))
+				time.Since(p.StartedAt).Round(time.Second), colonReason(p.Note))
 		}
 		d.Findings[len(d.Findings)-1].Process = p.Name
 	}

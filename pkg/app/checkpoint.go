@@ -17,15 +17,15 @@ import (
 // consumer group has committed. It is a row of Cassandra, so each snapshot of Cassandra
 // holds the checkpoints from before it. RestoreCluster sets the groups back to one of them.
 //
-// A checkpoint that is older than a snapshot fits it: a group commits a record only after
-// the rows that come of it are durable, so the snapshot has the rows of every record below
-// the checkpoint. What is above is read again.
+// A checkpoint that is older than a snapshot fits it. A group commits a record only after the
+// rows that result from it are durable, so the snapshot has the rows of every record below the
+// checkpoint. Records above it are read again.
 const (
 	checkpointEvery = time.Minute
-	// checkpointsKept bounds the rows, one for each minute of a day. The nodes of Cassandra
-	// are not copied at the same moment, so the newest checkpoint in their copies may be
-	// newer than the copy of some row. A snapshot of all nodes that takes less than a day
-	// still has a checkpoint from before its begin.
+	// checkpointsKept is the number of rows: one for each minute of a day. The nodes of
+	// Cassandra are not copied at the same moment, so the newest checkpoint in the copies may
+	// be newer than the copy of some row. A snapshot of all nodes that takes less than a day
+	// still has a checkpoint from before it began.
 	checkpointsKept = 24 * 60
 )
 
@@ -36,16 +36,17 @@ type checkpoint struct {
 	Groups positions         `json:"groups"`
 }
 
-// checkpointName names the row of the checkpoint of a minute. It is written again a day later.
+// checkpointName returns the row of the checkpoint of a minute. The row is overwritten a day
+// later.
 func checkpointName(at time.Time) string {
 	return fmt.Sprintf("checkpoint/%04d", at.Unix()/60%checkpointsKept)
 }
 
-// groupTopics returns every topic that a consumer group reads, in order.
+// groupTopics returns every topic that a consumer group reads, sorted.
 func groupTopics() []string {
 	topics := map[string]bool{}
-	for _, of := range topicsOf {
-		for _, t := range of {
+	for _, list := range topicsOf {
+		for _, t := range list {
 			topics[t] = true
 		}
 	}
@@ -71,7 +72,8 @@ func readCheckpoint(ctx context.Context, admin *log.Admin) (c checkpoint, err er
 	return c, nil
 }
 
-// writeCheckpoint writes one, unless this process's clock is off: its time would be wrong.
+// writeCheckpoint writes a checkpoint. If this process's clock is off it returns clock's error
+// instead, because the checkpoint's time would be wrong.
 func writeCheckpoint(ctx context.Context, admin *log.Admin, meta engine.Meta, clock func() error) error {
 	if err := clock(); err != nil {
 		return err
@@ -94,14 +96,14 @@ func keepCheckpoints(ctx context.Context, n *Node) error {
 		err := writeCheckpoint(call, n.admin, n.st.meta, n.clock.Err)
 		stop()
 		if err != nil && ctx.Err() == nil {
-			n.log.Warn("no checkpoint of the consumer groups is written; a restore reads more of the log again", "err", err)
+			n.log.Warn("the checkpoint of the consumer groups was not written; a restore would read more of the log again", "err", err)
 		}
 		notify.Sleep(ctx, checkpointEvery)
 	}
 	return nil
 }
 
-// readCheckpoints returns the checkpoints in the tables, the newest first.
+// readCheckpoints returns the stored checkpoints, newest first.
 func readCheckpoints(ctx context.Context, meta engine.Meta) (all []checkpoint, err error) {
 	for minute := range int64(checkpointsKept) {
 		name := checkpointName(time.Unix(60*minute, 0))

@@ -22,11 +22,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Config of a notifyd process. The tags of a field hold all there is to know about a
-// value: its key, its default, its range (see pkg/setting) and its documentation, which
-// `notifyd config example` prints. What involves more than one value is in validate.
+// Config is the configuration of a notifyd process. The tags of a field define a value: its
+// key, its default, its range (see pkg/setting) and its documentation, which
+// `notifyd config example` prints. Rules about more than one value are in validate.
 type Config struct {
-	// Version of the program. It is told, not configured.
+	// Version of the program. The command sets it; it cannot be configured.
 	Version string `koanf:"-"`
 	// Dev reports that "notifyd dev" runs the process. DataDir is then the folder "data"
 	// below the --data-dir of that command. Backups store it. It cannot be configured.
@@ -139,15 +139,16 @@ type Config struct {
 	} `koanf:"logging"`
 }
 
-// Lane of a channel.
+// Lane has the settings of a channel's lanes.
 type Lane struct {
 	InFlight int `koanf:"in_flight" min:"1" doc:"addresses at the provider at once"`
 	Window   int `koanf:"window" min:"1" doc:"receivers a claim window"`
 	Ahead    int `koanf:"ahead" min:"1" doc:"claim windows open per partition"`
 }
 
-// DefaultFor returns the defaults for an engine. With servers, topics and minutes have
-// the partition counts of the source's capacity sheet (pkg/tool/capacity). Embedded, one process owns all of them and fewer cost it less.
+// DefaultFor returns the defaults for an engine. With servers, the numbers of partitions and
+// timer shards are those of the capacity sheet (pkg/tool/capacity). Embedded, one process owns
+// all of them, and fewer cost it less.
 func DefaultFor(engines string) Config {
 	c := Default()
 	if engines == EnginesDistributed {
@@ -169,12 +170,12 @@ func Default() Config {
 	return c
 }
 
-// breaker is the configuration of every circuit breaker.
+// breaker returns the configuration of every circuit breaker.
 func (c *Config) breaker() limit.BreakerConfig {
 	return limit.BreakerConfig{ConfigOpenFor: c.Providers.ConfigOpenFor}
 }
 
-// providerMode is what workers call, one of api.ProviderModes.
+// providerMode returns which kind of providers the workers call, one of api.ProviderModes.
 func (c *Config) providerMode() string {
 	switch {
 	case c.Providers.Stub:
@@ -198,8 +199,8 @@ func (c *Config) lane(l notify.Lane) Lane {
 	return c.Workers.Email
 }
 
-// Settings returns the figures that bound how much a process does. It does not read the
-// file of accounts.
+// Settings returns the figures that limit how much a process does. It does not read the file
+// of accounts.
 func (c *Config) Settings() api.ProcessSettings {
 	s := api.ProcessSettings{TimerShards: c.Timers.Shards, CatchUpRate: c.Timers.CatchUpRate, CallerRate: c.API.Rate}
 	for _, ch := range notify.Channels {
@@ -219,7 +220,7 @@ func (c *Config) Settings() api.ProcessSettings {
 	return s
 }
 
-// order says whether a lane is one of strict order.
+// order returns whether a lane keeps strict order.
 func (c *Config) order(l notify.Lane) worker.Order {
 	if slices.Contains(c.Workers.Strict, l.String()) {
 		return worker.Strict
@@ -230,7 +231,7 @@ func (c *Config) order(l notify.Lane) worker.Order {
 // partitions returns the partition count of a channel's topics.
 func (c *Config) partitions(ch notify.Channel) int { return c.Log.Partitions[ch.String()] }
 
-// instance is the name of this process's place.
+// instance returns the configured name of this process, or else the name of the host.
 func (c *Config) instance() string {
 	if c.Instance != "" {
 		return c.Instance
@@ -241,7 +242,7 @@ func (c *Config) instance() string {
 	return "notifyd"
 }
 
-// publicURL is where providers reach the API.
+// publicURL returns the URL at which providers reach the API.
 func (c *Config) publicURL() string {
 	if c.API.PublicURL != "" {
 		return strings.TrimRight(c.API.PublicURL, "/")

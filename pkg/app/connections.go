@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// cassandra is how a cluster is reached: the one of cassandra.hosts but for what
-// a part says otherwise.
+// cassandra returns the configuration of a Cassandra cluster: the section cassandra, with the
+// hosts and the keyspace of part where part sets them.
 func (c *Config) cassandra(part cassandra.Cluster, logger *slog.Logger) (cassandra.Config, error) {
 	out := c.Cassandra
 	out.StatusTTL, out.Logger = c.History.Retention, logger
@@ -44,7 +44,7 @@ func (c *Config) redis(logger *slog.Logger) (out redis.Config, err error) {
 
 func (c *Config) postgres() (postgres.Config, error) {
 	out := c.Postgres
-	// The store reads these two itself: the password before each connection.
+	// The store reads these two files itself; the password file before each connection.
 	if err := errors.Join(checkSecret("postgres.password_file", out.PasswordFile), checkSecret("postgres.key_file", out.KeyFile)); err != nil {
 		return out, err
 	}
@@ -60,7 +60,7 @@ func (c *Config) openSQS(ctx context.Context) (*sqs.Store, error) {
 	return sqs.Open(ctx, c.SQS)
 }
 
-// egress is what callbacks may connect to.
+// egress returns the policy of which addresses and ports callbacks may connect to.
 func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 	prefixes := func(field string, list []string) (out []netip.Prefix) {
 		for _, s := range list {

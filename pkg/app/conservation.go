@@ -19,22 +19,22 @@ func newAuditor(n *Node) *conserve.Auditor {
 		d, err := n.later.queue.Depth(ctx)
 		return d.Ready + d.Delayed + d.InFlight, err
 	}
-	// In a process that does not follow the log into the history there is nothing to add
-	// up by.
+	// An embedded process without the operator role does not follow the log into the history,
+	// so it has nothing to audit against.
 	away := func() error {
-		if n.own != nil && !n.tasks.Operator {
+		if n.embedded != nil && !n.tasks.Operator {
 			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
 		}
 		return nil
 	}
-	lost := func(log.TopicPartition, int64) bool { return false } // servers tell of no losses
-	if n.own != nil {
-		lost = n.own.lost
+	lost := func(log.TopicPartition, int64) bool { return false } // servers do not report losses
+	if n.embedded != nil {
+		lost = n.embedded.isLost
 	}
 	return conserve.New(conserve.Config{
 		Log: conserve.OverLog{Admin: n.admin, Reader: n.reader, Gone: lost}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
 		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.shards.Now, First: notify.FirstTopics(), Settle: n.seams.settle,
-		Apart: n.own == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: held,
+		Apart: n.embedded == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: held,
 		Waiting: n.later.census.Set, Producer: n.producer, Away: away, Logger: n.log, Hit: killpoint.Hit,
 	})
 }

@@ -112,7 +112,7 @@ func TestAuditFindsDrift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := l.own.history.Find(ctx, id)
+	found, err := l.embedded.history.Find(ctx, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestAuditFindsDrift(t *testing.T) {
 		b, err := conserve.OverLog{Admin: l.admin, Reader: l.reader}.Bounds(ctx)
 		return err == nil && b[log.TopicPartition{Topic: found.Topic, Partition: found.LogPart}].Committed > found.Offset
 	})
-	rows, err := l.own.store.Status().Chunk(ctx, found.Envelope.Chunk)
+	rows, err := l.embedded.store.Status().Chunk(ctx, found.Envelope.Chunk)
 	if err != nil || len(rows) != 1 {
 		t.Fatal(len(rows), err)
 	}
@@ -129,7 +129,7 @@ func TestAuditFindsDrift(t *testing.T) {
 		t.Helper()
 		r := whole
 		edit(&r)
-		if err := l.own.store.Status().Put(ctx, []notify.Row{r}); err != nil {
+		if err := l.embedded.store.Status().Put(ctx, []notify.Row{r}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,7 +163,7 @@ func TestAuditFindsDrift(t *testing.T) {
 		}
 		tid = append(tid, 0, 0, 0, 0)
 		tm := engine.Timer{FireAt: fire, ID: tid, Kind: timer.KindEnvelope, Target: notify.LaneOf(e.Channel, e.Category).Topic(), Payload: notify.AppendEnvelope(nil, e)}
-		if err := l.own.store.Timers().Put(ctx, notify.SpreadOver(l.cfg.Timers.Shards), []engine.Timer{tm}); err != nil {
+		if err := l.embedded.store.Timers().Put(ctx, notify.SpreadOver(l.cfg.Timers.Shards), []engine.Timer{tm}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,12 +206,12 @@ func TestAuditFindsALostRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	id, _ := notify.ParseID(one.NotificationID)
-	found, err := l.own.history.Find(ctx, id)
+	found, err := l.embedded.history.Find(ctx, id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is claimed", func() bool {
-		rows, err := l.own.store.Status().Chunk(ctx, found.Envelope.Chunk)
+		rows, err := l.embedded.store.Status().Chunk(ctx, found.Envelope.Chunk)
 		return err == nil && len(rows) == 1 && rows[0].StartedUpTo == 1
 	})
 	rep := l.agrees(t, 1, 0, 1)
@@ -265,14 +265,14 @@ func TestAuditOfTriggersAndSchedules(t *testing.T) {
 		t.Errorf("%v", rep.Waiting)
 	}
 	var ps []engine.TimerPartition
-	if err := l.own.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
+	if err := l.embedded.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
 		ps = append(ps, engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, notify.SpreadOver(cfg.Timers.Shards))})
 		return nil
 	}); err != nil || len(ps) != 2 {
 		t.Fatal(ps, err)
 	}
 	for _, p := range ps {
-		if err := l.own.store.Timers().Drop(ctx, p); err != nil {
+		if err := l.embedded.store.Timers().Drop(ctx, p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -300,7 +300,7 @@ func TestReadOfTheLogEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ends, err := l.barrier(t.Context())
+	ends, err := l.firstTopicEnds(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -97,13 +97,13 @@ func TestDamagedLog(t *testing.T) {
 	}
 	// Nothing stands before the gap at the log's end, though no record follows.
 	eventually(t, "nothing is left to do", b.Idle)
-	ends, err := b.barrier(t.Context())
+	ends, err := b.firstTopicEnds(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer stop()
-	if err := b.own.history.Sync(ctx, ends); err != nil {
+	if err := b.embedded.history.Sync(ctx, ends); err != nil {
 		t.Errorf("history does not reach the end: %v", err)
 	}
 	sent, err := b.client.Send(t.Context(), push("user-0", "next"), "")

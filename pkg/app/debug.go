@@ -20,14 +20,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// About is what a node tells of itself in a debug bundle and cannot know.
+// About has parts of a debug bundle that the node itself does not know.
 type About struct {
 	Config string          // with origins, as Loaded.Print writes it
-	Log    func() []string // its last lines, redacted; nil: none are kept
+	Log    func() []string // returns the last lines of the log, redacted; nil: none are kept
 }
 
-// debug gathers what a report of a bug needs. What cannot be had is a text that
-// says why: a bundle is made when something is wrong.
+// debug gathers the data that a bug report needs. A part that cannot be read is replaced by a
+// text that says why: bundles are made when something is broken.
 func (n views) debug(ctx context.Context) (any, error) {
 	out := api.Debug{Texts: map[string]string{}, Binaries: map[string][]byte{}}
 	text := func(name string, make func(*bytes.Buffer) error) {
@@ -54,9 +54,9 @@ func (n views) debug(ctx context.Context) (any, error) {
 		}
 		return nil
 	})
-	text("metrics.txt", func(b *bytes.Buffer) error { return gather(b, n.metrics.Registry) })
+	text("metrics.txt", func(b *bytes.Buffer) error { return writeMetrics(b, n.metrics.Registry) })
 	text("offsets.txt", func(b *bytes.Buffer) error {
-		if err := offsets(ctx, b, n.admin); err != nil {
+		if err := writeOffsets(ctx, b, n.admin); err != nil {
 			return err
 		}
 		return json.NewEncoder(b).Encode(n.groups.lags())
@@ -71,7 +71,7 @@ func (n views) debug(ctx context.Context) (any, error) {
 	return out, nil
 }
 
-func gather(b *bytes.Buffer, registry *prometheus.Registry) error {
+func writeMetrics(b *bytes.Buffer, registry *prometheus.Registry) error {
 	families, err := registry.Gather()
 	for _, f := range families {
 		if _, err := expfmt.MetricFamilyToText(b, f); err != nil {
@@ -81,8 +81,8 @@ func gather(b *bytes.Buffer, registry *prometheus.Registry) error {
 	return err
 }
 
-// offsets writes where each partition of the log begins and ends.
-func offsets(ctx context.Context, b *bytes.Buffer, admin *log.Admin) error {
+// writeOffsets writes the first and the end offset of each partition of the log.
+func writeOffsets(ctx context.Context, b *bytes.Buffer, admin *log.Admin) error {
 	topics := []string{notify.TopicFailed, trigger.TopicDLQ}
 	for _, l := range notify.Lanes() {
 		topics = append(topics, l.Topic(), l.DLQTopic())

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// openDistributed opens the engines that are servers, which many processes
-// share. What they hold was made by Migrate.
+// openDistributed connects to the servers that are the engines, which many processes share.
+// Migrate must have made their topics, tables and rows.
 func (n opener) openDistributed(ctx context.Context) error {
 	if err := n.listen(ctx); err != nil {
 		return err
@@ -32,12 +32,13 @@ func (n opener) openDistributed(ctx context.Context) error {
 	return n.useServers(ctx)
 }
 
-// notMigrated is the error of engines that Migrate has not prepared.
+// notMigrated returns the error for something that Migrate has not made yet.
 func notMigrated(what string) error {
-	return &notify.Error{Kind: notify.KindConflict, Code: "not_migrated", Msg: what + " is not there; notifyd migrate up makes it"}
+	return &notify.Error{Kind: notify.KindConflict, Code: "not_migrated", Msg: what + " is missing; notifyd migrate up makes it"}
 }
 
-// useServers makes the engines that were opened those of the stages.
+// useServers fills n.st with the engines that open has opened, and checks that Migrate has
+// prepared them.
 func (n opener) useServers(ctx context.Context) (err error) {
 	st := &n.st
 	n.servers.standings = cluster.NewStandings(st.beats, n.owner)
@@ -85,18 +86,18 @@ func (n opener) useServers(ctx context.Context) (err error) {
 	if n.servers.probe, err = log.NewProbe(log.ProbeConfig{Conn: st.conn}); err != nil {
 		return err
 	}
-	// A delay is counted, and the minute of a timer is chosen, by this clock.
+	// Delays and the minutes of timers are computed from this process's clock.
 	st.laterGate = n.clock.Err
 	st.ready = func() error {
 		if !n.tasks.Scheduler {
-			return nil // what is due now needs no clock that agrees, and another process takes the rest
+			return nil // immediate work needs no exact clock, and another process takes scheduled work
 		}
-		// Engines that are away come back, and each has its own fallback meanwhile. A
-		// clock that is off does not right itself.
+		// An engine that is away does not make the process unready: it comes back, and there
+		// is a fallback meanwhile. A clock that is off does not correct itself.
 		return n.clock.Err()
 	}
 	return nil
 }
 
-// storeIDMeta names the installation, made by Migrate.
+// storeIDMeta is the row of engine.Meta with the id of the installation; Migrate writes it.
 const storeIDMeta = "store_id"

@@ -16,32 +16,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// doctor looks at everything that can be wrong with a process.
+// doctor collects findings about everything that can be wrong with a process.
 type doctor struct {
 	n *Node
 	engine.Findings
 }
 
-// views are what the API tells operators of this process.
+// views answers operators' requests about this process.
 type views struct{ *Node }
 
-// doctor is what GET /v1/ops/doctor says.
+// doctor answers GET /v1/ops/doctor.
 func (n views) doctor(ctx context.Context) (any, error) {
 	d := &doctor{n: n.Node}
-	d.look(ctx)
+	d.lookAtAll(ctx)
 	return d.Findings, nil
 }
 
-// used says how full what was added last is.
-func (d *doctor) used(part, of float64) {
+// setUsed sets how full the thing of the finding that was added last is.
+func (d *doctor) setUsed(part, of float64) {
 	if of > 0 {
 		share := part / of
 		d.Findings[len(d.Findings)-1].Used = &share
 	}
 }
 
-// circuitText says of a provider's circuit since when, why and until when it holds
-// calls back.
+// circuitText returns since when, why and until when a provider's circuit holds calls back.
 func circuitText(c *worker.Circuit, now time.Time) string {
 	text := c.State
 	if !c.Blocked.IsZero() && c.State == "closed" {
@@ -59,9 +58,9 @@ func circuitText(c *worker.Circuit, now time.Time) string {
 	return text
 }
 
-func (d *doctor) look(ctx context.Context) {
+func (d *doctor) lookAtAll(ctx context.Context) {
 	n := d.n
-	if n.own != nil {
+	if n.embedded != nil {
 		d.lookAtOwn()
 	} else {
 		d.lookAtServers(ctx)
@@ -72,14 +71,14 @@ func (d *doctor) look(ctx context.Context) {
 		bad, level := archiveLevel(s)
 		d.Add("archive", bad, level,
 			"make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
-			"%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
+			"%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), errSuffix(s.Err))
 	}
 	for _, l := range notify.Lanes() {
 		since, by, reason, paused := n.lanes.Paused(l)
 		if paused {
 			d.Add("lane "+l.String(), true, "warn",
-				"find out from who paused it whether it may go on, then notifyctl lane resume LANE",
-				"paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colon(reason), l)
+				"ask the operator who paused it whether it may go on, then notifyctl lane resume LANE",
+				"paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colonReason(reason), l)
 		}
 	}
 	for _, ch := range notify.Channels {
@@ -99,11 +98,11 @@ func (d *doctor) look(ctx context.Context) {
 	}
 }
 
-// lookAtSelf looks at what each process has of its own. It asks no server.
+// lookAtSelf adds findings about this process alone. It asks no server.
 func (d *doctor) lookAtSelf() {
 	n := d.n
 	d.lookAtAdmission()
-	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
+	if age := n.prefs.Age(time.Now()); n.embedded != nil || len(n.tasks.Lanes) > 0 {
 		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
 			"look at the store and at the load: bulk lanes stand until the snapshot is fresh",
 			"snapshot is %s old", age.Round(time.Millisecond))
@@ -113,7 +112,7 @@ func (d *doctor) lookAtSelf() {
 				"%s", circuitText(&c, time.Now()))
 		}
 	}
-	if n.own == nil {
+	if n.embedded == nil {
 		off := n.clock.Offset()
 		d.Add("clock", off.Abs() > cluster.MaxClockOffset, "fail",
 			"let NTP or chrony set this machine's clock, then wait a few seconds",
@@ -124,40 +123,40 @@ func (d *doctor) lookAtSelf() {
 			"compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
 			"the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
 	}
-	for _, what := range n.groups.held() {
+	for _, what := range n.groups.heldPartitions() {
 		d.Add("newer", true, "fail",
-			"upgrade this process: one of the newer release goes on where it stands",
+			"upgrade this process: a process of the newer release goes on at the record where this one stopped",
 			"%s", what)
 	}
 }
 
-// lookAtSpill looks at the buffer that takes otp and alert while the log is away.
+// lookAtSpill checks the spill buffer, which takes otp and alert while the log is away.
 func (d *doctor) lookAtSpill(ctx context.Context) {
-	waiting, text := true, "there is none: otp and alert get 503 too while the log is away"
+	waiting, text := true, "there is no spill buffer: otp and alert get 503 too while the log is away"
 	if d.n.st.spill != nil {
 		recs, bytes, oldest, err := d.n.st.spill.Stats(ctx)
 		if err != nil {
 			return
 		}
-		waiting, text = recs > 0, fmt.Sprintf("%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
+		waiting, text = recs > 0, fmt.Sprintf("%d records, %d bytes wait for the log%s", recs, bytes, oldestText(oldest))
 	}
 	d.Add("spill", waiting, "warn",
 		"nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
 		"%s", text)
 }
 
-// lookAtOwn looks at engines that belong to this process.
+// lookAtOwn checks the embedded engines.
 func (d *doctor) lookAtOwn() {
 	n := d.n
-	use := n.own.broker.Guard().Usage()
+	use := n.embedded.broker.Guard().Usage()
 	d.Add("log", use.Err != nil, "fail",
 		"look at the log's volume and at the log of notifyd, then restart: intake is closed until then",
-		"%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
-	d.used(float64(use.LogBytes), float64(use.CapBytes))
+		"%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), errSuffix(use.Err))
+	d.setUsed(float64(use.LogBytes), float64(use.CapBytes))
 	d.Add("log size", use.LogBytes > use.CapBytes*3/4, "warn",
-		"find who does not get on (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
+		"find the consumer group that makes no progress (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
 		"%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
-	losses := n.own.losses()
+	losses := n.embedded.losses()
 	damage := func(what any) {
 		d.Add("log damage", true, "fail",
 			"look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
@@ -166,10 +165,10 @@ func (d *doctor) lookAtOwn() {
 	for _, l := range losses {
 		damage(l)
 	}
-	for _, t := range n.own.broker.Truncated() {
+	for _, t := range n.embedded.broker.Truncated() {
 		damage(t)
 	}
-	for _, t := range n.own.broker.Torn() {
+	for _, t := range n.embedded.broker.Torn() {
 		d.Add("log tail", false, "", "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
 	}
 	settle := "" // how the report of losses ends
@@ -179,31 +178,31 @@ func (d *doctor) lookAtOwn() {
 	d.Add("log segments", len(losses) > 0, "fail",
 		"deal with each range named above; the detail says how the report ends",
 		"%d ranges of acknowledged records are lost to damage%s", len(losses), settle)
-	d.Add("positions", len(n.own.posLost) > 0, "fail",
+	d.Add("positions", len(n.embedded.lostGroupPositions) > 0, "fail",
 		"restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
-		"%s", n.own.positionsText())
+		"%s", n.embedded.positionsText())
 	d.Add("log durability", !n.cfg.Log.Sync, "warn",
 		"set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
 		"fsync before an acknowledgement: %v", n.cfg.Log.Sync)
-	err := n.own.store.Err()
+	err := n.embedded.store.Err()
 	d.Add("store", err != nil, "fail",
 		"look at the store's volume, then restart; with a fault of the disk restore a backup",
-		"pebble%s", suffix(err))
-	if disk, err := n.own.store.DiskUsage(); err == nil {
+		"pebble%s", errSuffix(err))
+	if disk, err := n.embedded.store.DiskUsage(); err == nil {
 		bad, level := diskLevel(disk.Available, n.cfg.Log.MinFreeMiB)
 		d.Add("disk", bad, level,
 			"make room on the volume of data_dir: at log.min_free_mib intake answers 503",
 			"%d MiB free of %d; intake stops at %d", disk.Available>>20, disk.Total>>20, n.cfg.Log.MinFreeMiB)
-		d.used(float64(disk.Total)-float64(disk.Available), float64(disk.Total))
+		d.setUsed(float64(disk.Total)-float64(disk.Available), float64(disk.Total))
 	}
-	damaged := n.own.history.Damaged()
+	damaged := n.embedded.history.Damaged()
 	d.Add("history", len(damaged) > 0, "fail",
-		"keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
-		"%d segments, %d damaged files", n.own.history.Stats().Segments, len(damaged))
+		"keep the files that the log of notifyd names for analysis, and restore them from a backup; ids in other files still answer",
+		"%d segments, %d damaged files", n.embedded.history.Stats().Segments, len(damaged))
 }
 
-// diskLevel says how bad it is that so many bytes are free: below what intake
-// needs it is broken, below 1 GiB or twice that it soon will be.
+// diskLevel returns how serious it is that only free bytes are left. Below the minimum intake
+// has stopped; below 1 GiB or twice the minimum it soon will.
 func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
 	least := uint64(minFreeMiB) << 20
 	switch {
@@ -215,29 +214,29 @@ func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
 	return false, ""
 }
 
-func suffix(err error) string {
+func errSuffix(err error) string {
 	if err == nil {
 		return ""
 	}
 	return ": " + err.Error()
 }
 
-func since(ms int64) string {
+func oldestText(ms int64) string {
 	if ms == 0 {
 		return ""
 	}
 	return ", oldest " + time.Since(time.UnixMilli(ms)).Round(time.Second).String()
 }
 
-// colon puts a reason behind a sentence, if there is one.
-func colon(reason string) string {
+// colonReason returns ": " and the reason, or "" if there is none.
+func colonReason(reason string) string {
 	if reason == "" {
 		return ""
 	}
 	return ": " + reason
 }
 
-// lag is what GET /v1/ops/lag says.
+// lag answers GET /v1/ops/lag.
 func (n views) lag(ctx context.Context) (any, error) {
 	ls := n.groups.lags()
 	if n.cards.Beats != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// lookAtServers looks at engines that are servers.
+// lookAtServers checks the servers that are the engines.
 func (d *doctor) lookAtServers(ctx context.Context) {
 	n := d.n
 	if len(n.servers.checks) > 0 { // else tests stand in for the servers
@@ -25,7 +25,7 @@ func (d *doctor) lookAtServers(ctx context.Context) {
 	}
 }
 
-// lookAtKafka looks at brokers and topics.
+// lookAtKafka checks brokers and topics.
 func (d *doctor) lookAtKafka(ctx context.Context) {
 	n := d.n
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
@@ -54,7 +54,7 @@ func (d *doctor) lookAtKafka(ctx context.Context) {
 	}
 }
 
-// lookAtCassandra looks at every cluster that is named, once.
+// lookAtCassandra checks each configured cluster once.
 func (d *doctor) lookAtCassandra(ctx context.Context) {
 	n := d.n
 	seen := map[string]bool{}
@@ -79,7 +79,7 @@ func (d *doctor) lookAtCassandra(ctx context.Context) {
 	}
 }
 
-// lookAtSecrets looks at how callers' signing secrets are stored.
+// lookAtSecrets checks how callers' signing secrets are stored.
 func (d *doctor) lookAtSecrets(ctx context.Context) {
 	n := d.n
 	r, err := n.sealed.Report(ctx)
@@ -88,16 +88,16 @@ func (d *doctor) lookAtSecrets(ctx context.Context) {
 		return
 	}
 	keys := n.sealed.Keys()
-	switch who := unopened(r); {
+	switch who := unopenedCallers(r); {
 	case who != "":
 		d.Add("secrets", true, "fail", n.sealed.Repair(), "signing secrets do not open, and callbacks wait: %s", who)
 	case len(r.Clear) > 0 && keys == nil:
 		d.Add("secrets", true, "warn", "give every process the same secrets.key_file, upgrade all of them first, then rotate: notifyctl caller rotate-secret CALLER",
-			"the signing secrets of %s are stored in clear, and are in every backup of PostgreSQL", named(r.Clear))
+			"the signing secrets of %s are stored in clear, and are in every backup of PostgreSQL", someNames(r.Clear))
 	case len(r.Clear)+len(r.Old) > 0:
 		d.Add("secrets", true, "warn", "notifyctl caller rotate-secret CALLER, or any other change of the caller, seals them",
-			"the signing secrets of %s are not sealed with the newest key of %s", named(slices.Concat(r.Clear, r.Old)), keys.File())
-	case keys != nil && n.own != nil && within(keys.File(), n.cfg.DataDir):
+			"the signing secrets of %s are not sealed with the newest key of %s", someNames(slices.Concat(r.Clear, r.Old)), keys.File())
+	case keys != nil && n.embedded != nil && isWithin(keys.File(), n.cfg.DataDir):
 		d.Add("secrets", true, "warn", "move the file to where the configuration is, name it in secrets.key_file, and restart",
 			"%s is in the data folder: a copy of the folder holds the key with what it seals (notifyctl backup leaves it out)", keys.File())
 	default:

@@ -16,24 +16,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// embeddedEngines are the engines that belong to one process, with what only they can:
-// the log is capped and trimmed, the history seals segments, all of it is backed
-// up. Nil where the engines are servers.
+// embeddedEngines are the engines of one process, for what only embedded engines can do: the
+// log is capped and trimmed, the history seals segments, and all data is backed up. It is nil
+// if the engines are servers.
 type embeddedEngines struct {
-	store   *pebble.Store
-	broker  *embedded.Broker
-	history *history.Store
-	posLost []string // positions the log had lost when it was opened
+	store              *pebble.Store
+	broker             *embedded.Broker
+	history            *history.Store
+	lostGroupPositions []string // positions of groups that the log had lost when it was opened
 }
 
 // SocketName is the unix socket in the data folder through which tools of the same user
 // read and write the embedded log.
 const SocketName = "kafka.sock"
 
-// openEmbedded opens the engines of this process, once their folder is ours.
+// openEmbedded locks the data folder and opens the engines in it.
 func (n opener) openEmbedded(ctx context.Context) error {
 	cfg := &n.cfg
-	n.own = &embeddedEngines{}
+	n.embedded = &embeddedEngines{}
 	err := MakeDataDir(cfg.DataDir)
 	if err != nil {
 		return err
@@ -42,14 +42,14 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	if n.lock, err = LockFolder(cfg.DataDir, self); err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.lock.Close) // called last: who gets the lock finds all of it free
+	n.closers = append(n.closers, n.lock.Close) // closed last: the next process may open everything at once
 	n.progress("opening the store")
-	if n.own.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
+	if n.embedded.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.own.store.Close)
-	// What a backup that was cut short left: links, which hold the room of files
-	// that are removed.
+	n.closers = append(n.closers, n.embedded.store.Close)
+	// A backup that was cut short leaves links. They keep removed files from freeing their
+	// disk space.
 	if err := os.RemoveAll(filepath.Join(cfg.DataDir, stagingName)); err != nil {
 		return BadDataDir(cfg.DataDir, err)
 	}
@@ -58,7 +58,7 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	}
 	self.API = "http://" + cfg.API.Listen
 	n.lock.Tell(self)
-	id, err := n.own.store.Meta().GetMeta(ctx, "store_id")
+	id, err := n.embedded.store.Meta().GetMeta(ctx, "store_id")
 	if err != nil {
 		return err
 	}
@@ -69,66 +69,66 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	host, port := "", 0
 	if !noPort(cfg.Log.Listen) {
 		if host, port, err = portOf(cfg.Log.Listen); err == nil {
-			err = free(ctx, "log.listen", cfg.Log.Listen)
+			err = checkPortFree(ctx, "log.listen", cfg.Log.Listen)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	n.progress("opening the history")
-	// Before the log: what is sealed says how far the log reached.
+	// The history is opened before the log: its sealed offsets say how far the log reached.
 	var archived func() map[history.Part]int64
 	if cfg.Archive.Dir != "" {
-		archived = func() map[history.Part]int64 { // asked once the process runs
+		archived = func() map[history.Part]int64 { // called only once the process runs: n.archive is set by then
 			at, _ := n.archive.Positions(context.Background()) // from memory, without an error
 			return at
 		}
 	}
-	n.own.history, err = history.Open(history.Config{
-		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		RemovalTime: n.removals.Begin("history", n.own.store.Meta()).Advance,
+	n.embedded.history, err = history.Open(history.Config{
+		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.firstTopicEnds, Log: n.log,
+		RemovalTime: n.removals.Begin("history", n.embedded.store.Meta()).Advance,
 		SegmentAge:  n.seams.historyAge, SegmentBytes: segmentBytes(cfg), Archived: archived, ArchiveWait: cfg.Archive.Wait,
 	})
 	if err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.own.history.Close)
+	n.closers = append(n.closers, n.embedded.history.Close)
 	n.progress("reading and checking the log")
-	n.own.broker, err = embedded.Open(embedded.Config{
+	n.embedded.broker, err = embedded.Open(embedded.Config{
 		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Host: host, Port: port, NoPort: noPort(cfg.Log.Listen),
 		Socket: filepath.Join(cfg.DataDir, SocketName), Topics: topics(cfg), StoreID: string(id),
 		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
-		SegmentBytes: n.seams.segment, Kept: n.own.kept(),
+		SegmentBytes: n.seams.segment, Kept: n.embedded.sealedOffsets(),
 	})
 	if err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.own.broker.Close)
-	n.useOwn()
-	if n.own.posLost, err = n.own.lostPositions(ctx); err != nil {
+	n.closers = append(n.closers, n.embedded.broker.Close)
+	n.useEmbedded()
+	if n.embedded.lostGroupPositions, err = n.embedded.lostPositions(ctx); err != nil {
 		return err
 	}
-	if len(n.own.posLost) > 0 {
-		n.log.Error("positions lost: the log knows no more how far these groups had read; what is still in the log is read again, and what was done is not done again",
-			"groups", strings.Join(n.own.posLost, ", "))
+	if len(n.embedded.lostGroupPositions) > 0 {
+		n.log.Error("positions lost: the log no longer knows how far these groups had read; they read all records that are still in the log again, and finished work is not done again",
+			"groups", strings.Join(n.embedded.lostGroupPositions, ", "))
 	}
-	for _, l := range n.own.broker.Losses() {
+	for _, l := range n.embedded.broker.Losses() {
 		if l.Kept < l.To && slices.Contains(notify.FirstTopics(), l.Topic) {
-			n.own.history.Lost(l.After, l.Before)
+			n.embedded.history.Lost(l.After, l.Before)
 		}
 	}
 	if len(id) == 0 {
-		if err := n.own.store.Meta().PutMeta(ctx, "store_id", []byte(n.own.broker.StoreID())); err != nil {
+		if err := n.embedded.store.Meta().PutMeta(ctx, "store_id", []byte(n.embedded.broker.StoreID())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// useOwn makes the engines of this process those of its stages.
-func (n opener) useOwn() {
-	store, broker, kept := n.own.store, n.own.broker, n.own.history
-	n.owner = broker.StoreID() // one process has the folder
+// useEmbedded fills n.st with the embedded engines.
+func (n opener) useEmbedded() {
+	store, broker, kept := n.embedded.store, n.embedded.broker, n.embedded.history
+	n.owner = broker.StoreID() // the lock allows one process, so the store's id is unique
 	spread := map[string]notify.Spread{}
 	for _, t := range notify.FirstTopics() {
 		spread[t] = notify.SpreadOver(broker.Partitions(t))
@@ -155,9 +155,9 @@ func (n opener) useOwn() {
 	}
 }
 
-// segmentBytes keeps what history has not sealed, and the log therefore cannot
-// trim, below half of the log's cap: else a log at its cap would stay there until
-// the tails are old enough to be sealed.
+// segmentBytes returns the size at which the history seals a segment. It keeps the unsealed
+// tails, which the log cannot trim, below half of the log's cap. Otherwise a log at its cap
+// would stay there until the tails are old enough to be sealed.
 func segmentBytes(cfg *Config) int64 {
 	tails := 0
 	for _, l := range notify.Lanes() {

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// watchStore ends the process at the first failure of its disk: what is durable
-// is not known then, and a new start reads it.
+// watchStore returns an error, which ends the process, at the first failure of the store's
+// disk. It is then unknown what is durable, and only a new start can read it.
 func (e *embeddedEngines) watchStore(ctx context.Context) error {
 	select {
 	case <-e.store.Failed():
@@ -24,8 +24,8 @@ func (e *embeddedEngines) watchStore(ctx context.Context) error {
 	}
 }
 
-// pump follows the first-attempt topics into history.
-func (e *embeddedEngines) pump(ctx context.Context, admin *log.Admin, reader *log.Reader) error {
+// followHistory appends the records of the first-attempt topics to the history until ctx ends.
+func (e *embeddedEngines) followHistory(ctx context.Context, admin *log.Admin, reader *log.Reader) error {
 	starts, err := admin.StartOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return err
@@ -49,15 +49,15 @@ func (e *embeddedEngines) pump(ctx context.Context, admin *log.Admin, reader *lo
 		if err := e.history.Append(ctx, hs...); err != nil {
 			return err
 		}
-		if len(hs) < len(recs) { // the last ones may be lost, and somebody waits for the end
+		if len(hs) < len(recs) { // the last records may be lost: advance, because Sync waits for the end
 			e.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
 		}
 		return nil
 	})
 }
 
-// kept is, of each partition, the offset below which the history is sealed.
-func (e *embeddedEngines) kept() map[string]map[int32]int64 {
+// sealedOffsets returns, by topic and partition, the offset below which the history is sealed.
+func (e *embeddedEngines) sealedOffsets() map[string]map[int32]int64 {
 	out := map[string]map[int32]int64{}
 	for p, at := range e.history.Sealed() {
 		if out[p.Topic] == nil {
@@ -68,14 +68,14 @@ func (e *embeddedEngines) kept() map[string]map[int32]int64 {
 	return out
 }
 
-// loss is a loss of the log with what it means.
+// loss is a loss of the log, with what it means for the topic's consumer.
 type loss struct {
 	embedded.Loss
-	group string // that consumes the topic; empty: none of ours
-	first bool   // of first attempts, which history keeps
+	group string // the group that consumes the topic; empty: none of notifyd's
+	first bool   // it is a topic of first attempts, which the history keeps
 }
 
-// losses of the log, and who had read what.
+// losses returns the losses of the log.
 func (e *embeddedEngines) losses() (out []loss) {
 	for _, l := range e.broker.Losses() {
 		out = append(out, loss{l, groupOf(l.Topic), slices.Contains(notify.FirstTopics(), l.Topic)})
@@ -83,7 +83,7 @@ func (e *embeddedEngines) losses() (out []loss) {
 	return out
 }
 
-// consumed is how many of the records had been done and committed.
+// consumed returns how many of the lost records had been handled and committed before.
 func (l *loss) consumed() int64 { return l.Below(l.Committed[l.group]) }
 
 func (l loss) String() string {
@@ -103,17 +103,17 @@ func (l loss) String() string {
 	return b.String()
 }
 
-// positionsText says what is known of where the consumer groups stood.
+// positionsText returns which positions of the consumer groups were lost.
 func (e *embeddedEngines) positionsText() string {
-	if len(e.posLost) == 0 {
+	if len(e.lostGroupPositions) == 0 {
 		return "of all consumer groups are there"
 	}
 	return fmt.Sprintf("positions lost: log/groups.log was removed or emptied before this start. %s. "+
-		"What is still in the log was read again; what had been done was not done again", strings.Join(e.posLost, ", "))
+		"What is still in the log was read again; what had been done was not done again", strings.Join(e.lostGroupPositions, ", "))
 }
 
-// lost reports whether the embedded log has lost a record of its files.
-func (e *embeddedEngines) lost(tp log.TopicPartition, offset int64) bool {
+// isLost reports whether the embedded log has lost a record to damage of its files.
+func (e *embeddedEngines) isLost(tp log.TopicPartition, offset int64) bool {
 	for _, x := range e.broker.Losses() {
 		if x.Topic == tp.Topic && x.Partition == tp.Partition && x.From <= offset && offset < x.To {
 			return true

@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Holder is who uses a data folder, as it says itself.
+// Holder describes the process that uses a data folder. That process writes it.
 type Holder struct {
 	PID     int       `json:"pid"`
 	Command string    `json:"command"` // "notifyd dev"
@@ -34,11 +34,11 @@ func (h Holder) String() string {
 	return s
 }
 
-// Lock keeps a folder for one process. The operating system frees it with the
-// process, however that ends: what a dead one left is no obstacle.
+// Lock keeps a folder for one process. The operating system frees it when the process ends in
+// whatever way, so a process that was killed leaves no lock.
 type Lock struct {
-	file io.Closer
-	told string // the file with the holder
+	file       io.Closer
+	holderPath string // the file in which the Holder is written
 }
 
 const (
@@ -46,9 +46,9 @@ const (
 	holderFile = "holder.json"
 )
 
-// LockFolder takes a folder that exists for this process, and writes down by
-// whom. When another one has it, the error is notify.KindUnavailable with code
-// "data_dir_locked", and names its holder.
+// LockFolder locks an existing folder for this process, and writes h into it. If another
+// process has the lock, it returns notify.KindUnavailable with code "data_dir_locked", which
+// names the holder.
 func LockFolder(dir string, h Holder) (*Lock, error) {
 	file, err := vfs.Default.Lock(filepath.Join(dir, lockFile))
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, os.ErrPermission) && !errors.Is(err, syscall.EACCES) {
@@ -65,32 +65,32 @@ func LockFolder(dir string, h Holder) (*Lock, error) {
 		}
 	}
 	l := &Lock{file, filepath.Join(dir, holderFile)}
-	_ = os.Remove(l.told) // of one that was killed
+	_ = os.Remove(l.holderPath) // a process that was killed may have left it
 	l.Tell(h)
 	return l, nil
 }
 
-// Tell changes what others read about the holder. It is a courtesy: a disk that
-// does not take it changes nothing.
+// Tell replaces the Holder that others read. It is best effort: errors are ignored, for the
+// lock does not depend on it.
 func (l *Lock) Tell(h Holder) {
 	b, err := json.Marshal(h)
 	if err != nil {
 		return
 	}
-	tmp := l.told + ".tmp"
+	tmp := l.holderPath + ".tmp"
 	if os.WriteFile(tmp, append(b, '\n'), 0o600) == nil {
-		_ = os.Rename(tmp, l.told)
+		_ = os.Rename(tmp, l.holderPath)
 	}
 }
 
-// Close gives the folder back.
+// Close frees the folder.
 func (l *Lock) Close() error {
-	_ = os.Remove(l.told)
+	_ = os.Remove(l.holderPath)
 	return l.file.Close()
 }
 
-// HolderOf is what the holder of a folder wrote down. It may be left from a
-// process that was killed; only LockFolder knows.
+// HolderOf returns the Holder that is written in a folder. A process that was killed may have
+// left it; only LockFolder knows whether the folder is in use.
 func HolderOf(dir string) (h Holder, ok bool) {
 	b, err := os.ReadFile(filepath.Join(dir, holderFile))
 	return h, err == nil && json.Unmarshal(b, &h) == nil && h.PID > 0
@@ -102,14 +102,14 @@ func Locked(err error) bool {
 	return ok && (e.Code == "data_dir_locked" || e.Code == "store_locked")
 }
 
-// MakeDataDir makes a folder that can be written to, or says
-// notify.KindUnavailable with code "data_dir". Only its owner may enter it, also if it
-// was there before: it holds addresses, contents and signing secrets.
+// MakeDataDir makes a folder, and returns notify.KindUnavailable with code "data_dir" if it
+// cannot be written to. It restricts the folder to its owner, also if it existed before: the
+// folder holds addresses, contents and signing secrets.
 func MakeDataDir(dir string) error {
-	err := atomicfile.MkdirAll(dir) // what is durable in it would be gone with its own name
+	err := atomicfile.MkdirAll(dir) // durable: without its name, everything in the folder would be lost
 	if err == nil {
-		// A volume may belong to somebody else, as with fsGroup: the folders that are
-		// made in it are 0700 all the same.
+		// A volume may belong to another user, as with fsGroup of Kubernetes. The folders that
+		// are made in it have mode 0700 even so.
 		if err = os.Chmod(dir, 0o700); errors.Is(err, os.ErrPermission) {
 			err = nil
 		}
@@ -121,7 +121,7 @@ func MakeDataDir(dir string) error {
 		}
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		return nil // full is not read-only: what is there can be delivered
+		return nil // a full disk is not read-only: stored notifications can still be delivered
 	}
 	if err != nil {
 		return BadDataDir(dir, err)
@@ -129,12 +129,12 @@ func MakeDataDir(dir string) error {
 	return nil
 }
 
-// BadDataDir is the error of a folder that cannot be written to.
+// BadDataDir returns the error for a folder that cannot be written to.
 func BadDataDir(dir string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot write to the data folder " + dir, Err: err}
 }
 
-// DataFolder is where a process without data_dir keeps its data.
+// DataFolder returns the folder in which a process without data_dir keeps its data.
 func DataFolder(getenv func(string) string, name string) string {
 	base := getenv("XDG_DATA_HOME")
 	if base == "" {
@@ -143,7 +143,7 @@ func DataFolder(getenv func(string) string, name string) string {
 	return filepath.Join(base, "notifyd", name)
 }
 
-// command is this process as its user started it.
+// command returns the program and its subcommand, as the user started this process.
 func command() string {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		return filepath.Base(os.Args[0]) + " " + os.Args[1]
@@ -151,5 +151,5 @@ func command() string {
 	return filepath.Base(os.Args[0])
 }
 
-// Self is this process as a holder.
+// Self returns the Holder that describes this process.
 func Self() Holder { return Holder{PID: os.Getpid(), Command: command(), Since: time.Now()} }

@@ -20,21 +20,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// groups are the consumer groups that this process may run: how far each has read, and
-// what of the log all of them are done with.
+// groups are the consumer groups that this process may run. It knows how far each has read,
+// and up to where all of them have finished the log.
 type groups struct {
 	list   []*log.Group
 	names  []string // of list
-	shared bool     // other processes have members too: how far they have read is in the log
+	shared bool     // other processes are members too, so only the brokers know the whole lag
 	admin  *log.Admin
 	log    *slog.Logger
 
-	archive *archive.Archiver // what it has not read is not trimmed; nil: there is none
+	archive *archive.Archiver // records that it has not read are not trimmed; nil: there is none
 
-	read atomic.Pointer[[]api.GroupLag] // of shared groups, as one process read them last for all
+	sharedLags atomic.Pointer[[]api.GroupLag] // lags of shared groups; one process reads them for all
 }
 
-// topicsOf are the topics of every group.
+// topicsOf has the topics that each consumer group reads.
 var topicsOf = func() map[string][]string {
 	of := map[string][]string{
 		history.WritersGroup:       notify.FirstTopics(),
@@ -47,9 +47,9 @@ var topicsOf = func() map[string][]string {
 	return of
 }()
 
-// connOf is how a group reaches the log. The groups of lanes that are not bulk read from
-// leaders, whatever the rack: at rest a follower gives a record out half a second later than
-// its leader does, and somebody waits for a code.
+// connOf returns the connection of a group to the log. Groups of lanes that are not bulk read
+// from partition leaders, whatever the rack. At rest a follower returns a record half a second
+// later than its leader, and a user may be waiting for a code.
 func connOf(group string, conn log.Conn) log.Conn {
 	for _, l := range notify.Lanes() {
 		if !l.Bulk && (group == l.Group() || group == l.RetryGroup()) {
@@ -59,7 +59,8 @@ func connOf(group string, conn log.Conn) log.Conn {
 	return conn
 }
 
-// groupOf is the group that works on a topic; the history's only copies.
+// groupOf returns the group that works on a topic. The history's group only copies records and
+// does not count.
 func groupOf(topic string) string {
 	for group, topics := range topicsOf {
 		if group != history.WritersGroup && slices.Contains(topics, topic) {
@@ -73,10 +74,10 @@ func (gs *groups) add(name string, g *log.Group) {
 	gs.list, gs.names = append(gs.list, g), append(gs.names, name)
 }
 
-// of returns a group by its name.
-func (gs *groups) of(name string) *log.Group { return gs.list[slices.Index(gs.names, name)] }
+// byName returns the group called name.
+func (gs *groups) byName(name string) *log.Group { return gs.list[slices.Index(gs.names, name)] }
 
-// partitions calls fn with where each partition of each group stands.
+// partitions calls fn with the statistics of each partition of each group in this process.
 func (gs *groups) partitions(fn func(group string, p *log.PartitionStats)) {
 	for i, g := range gs.list {
 		stats := g.Stats()
@@ -86,23 +87,23 @@ func (gs *groups) partitions(fn func(group string, p *log.PartitionStats)) {
 	}
 }
 
-// held says of each partition that stands at a record of a newer release where and why.
-func (gs *groups) held() (out []string) {
+// heldPartitions describes each partition that has stopped at a record of a newer release.
+func (gs *groups) heldPartitions() (out []string) {
 	gs.partitions(func(group string, p *log.PartitionStats) {
 		if p.Held != nil {
-			out = append(out, fmt.Sprintf("%s of %s stands: %v", p.TP, group, p.Held))
+			out = append(out, fmt.Sprintf("%s of group %s has stopped: %v", p.TP, group, p.Held))
 		}
 	})
 	slices.Sort(out)
 	return out
 }
 
-// lags returns how far the groups are behind, of shared groups as all processes together
-// are. In flight is only what this process works on.
+// lags returns the lag of each group; for shared groups that of all processes together.
+// InFlight and Paused count this process alone.
 func (gs *groups) lags() []api.GroupLag {
 	var out []api.GroupLag
 	if gs.shared {
-		last := gs.read.Load()
+		last := gs.sharedLags.Load()
 		if last == nil {
 			return nil
 		}
@@ -117,8 +118,8 @@ func (gs *groups) lags() []api.GroupLag {
 		switch {
 		case k >= 0:
 		case gs.shared:
-			return // it is not watched
-		default: // of a group that reads more than one topic, each by itself
+			return // this process does not watch the group
+		default: // a group that reads several topics has one lag for each
 			k = slices.IndexFunc(out, func(l api.GroupLag) bool { return l.Group == group }) + 1
 			out = slices.Insert(out, k, api.GroupLag{Group: group})
 		}
@@ -134,9 +135,9 @@ func (gs *groups) lags() []api.GroupLag {
 	return out
 }
 
-// watched returns the groups that a process with these tasks tells the lag of. The API and
-// operators tell of all of them, a worker of its own.
-func (gs *groups) watched(do cluster.Tasks) (names []string) {
+// watchedGroups returns the groups whose lag a process with these tasks reports. The API and
+// operators report all groups, a worker its own.
+func (gs *groups) watchedGroups(do cluster.Tasks) (names []string) {
 	if do.API || do.Operator {
 		return gs.names
 	}
@@ -146,13 +147,13 @@ func (gs *groups) watched(do cluster.Tasks) (names []string) {
 	return names
 }
 
-// take notes how far the named groups are behind, of what was read of all.
-func (gs *groups) take(all []api.GroupLag, names []string) {
+// setLags keeps the lags of the named groups, out of those of all groups.
+func (gs *groups) setLags(all []api.GroupLag, names []string) {
 	all = slices.DeleteFunc(all, func(l api.GroupLag) bool { return !slices.Contains(names, l.Group) })
-	gs.read.Store(&all)
+	gs.sharedLags.Store(&all)
 }
 
-// readLags asks the brokers how far each group is behind, over all processes.
+// readLags asks the brokers for the lag of each group, over all processes.
 func (gs *groups) readLags(ctx context.Context) (out []api.GroupLag, err error) {
 	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
 	defer stop()
@@ -189,8 +190,8 @@ func (gs *groups) readLags(ctx context.Context) (out []api.GroupLag, err error) 
 	return out, nil
 }
 
-// lagName names a lag in a list: by its group, and by the topic too where the group
-// reads more than one.
+// lagName returns the name of a lag in a list: the group, and the topic too if the group reads
+// several.
 func lagName(l *api.GroupLag, all []api.GroupLag) string {
 	if slices.ContainsFunc(all, func(o api.GroupLag) bool { return o.Group == l.Group && o.Topic != l.Topic }) {
 		return l.Group + " " + l.Topic
@@ -198,8 +199,8 @@ func lagName(l *api.GroupLag, all []api.GroupLag) string {
 	return l.Group
 }
 
-// allDone reports whether nothing of lags waits; a group that was assigned no topic
-// yet has not looked.
+// allDone reports whether no record waits or is in flight. A group that was assigned no topic
+// yet has not read anything, so it is not done.
 func allDone(lags []api.GroupLag) bool {
 	return !slices.ContainsFunc(lags, func(l api.GroupLag) bool { return l.Topic == "" || l.Lag > 0 || l.InFlight > 0 })
 }

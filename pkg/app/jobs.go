@@ -14,20 +14,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// buildJobs makes what runs operators' jobs.
+// buildJobs builds the audit log and the manager of operators' jobs.
 func (n builder) buildJobs() (err error) {
 	n.audit = &deadletter.AuditLog{Store: n.st.audit}
 	n.jobs, err = deadletter.NewManager(deadletter.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
 		Triggers: n.later.mender, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
-		Reconcile: n.auditor, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
+		Reconcile: n.auditor, Standing: n.standingText, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: killpoint.Hit,
 	})
 	return err
 }
 
-// triggerLetter reads a record of triggers-dlq into the index of dead letters. A
-// trigger is told from another failure of it by its generation.
+// triggerLetter decodes a record of triggers-dlq as a dead letter. The generation becomes the
+// epoch, which tells several failures of one trigger apart.
 func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 	var l trigger.DeadLetter
 	if err := json.Unmarshal(value, &l); err != nil {
@@ -47,7 +47,7 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 	}, nil
 }
 
-// buildOutcomes makes the group that tells callers of ends other than failures.
+// buildOutcomes builds the group that notifies callers of outcomes other than failures.
 func (n builder) buildOutcomes() error {
 	follower, err := outcomehook.NewFollower(outcomehook.FollowConfig{
 		Callers: n.st.callers, Triggers: n.later.triggers, State: n.receipts.stateOf, Log: n.producer, Logger: n.log,

@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// later is everything that happens later: the timer engine, scheduled
-// notifications, triggers and their dispatcher.
+// later has the stages of delayed work: the timer engine, scheduled notifications, triggers
+// and their dispatcher.
 type later struct {
 	timers     *timer.Engine
 	schedules  *schedule.Service
@@ -34,16 +34,16 @@ type later struct {
 	teller     *outcomehook.Teller // tells callers of failures, by triggers
 }
 
-// Names of the delay queues, and how often a message is received before it is
-// put aside as dead.
+// The delay queue of triggers, how often a message is received before it is put aside as dead,
+// and the time between two repairs of triggers.
 const (
 	triggerQueue    = "triggers"
-	triggerReceives = 1000 // a trigger ends by its own rules long before
+	triggerReceives = 1000 // a trigger ends by its own rules long before that
 	reconcileEvery  = time.Hour
 )
 
-// buildLater makes them. Over embedded stores one process owns every shard, and
-// needs no lease and no queue for near timers.
+// buildLater builds n.later. With embedded engines one process owns every shard, and needs no
+// lease and no queue for near timers.
 func (n builder) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
@@ -60,8 +60,8 @@ func (n builder) buildLater() error {
 	tc := timer.Config{
 		Store: n.st.timers, Schedules: n.st.schedules, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
 		Owner: n.owner, Spread: n.shards.Now, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
-		Publish:   traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
-		CaughtUp:  traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
+		Publish:   traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return routeDueTimers(ctx, ts, toLog, toQueue) }),
+		CaughtUp:  traceRelease(n.tracer, func(ctx context.Context, ts []engine.Timer) error { return routeDueTimers(ctx, ts, toLog, toBacklog) }),
 		Cancelled: cancelledTimers(n.producer),
 		Events:    timer.Events{Released: n.metrics.Released},
 	}
@@ -93,7 +93,7 @@ func (n builder) buildLater() error {
 		rows = tracedRows{rows, n.tracer}
 	}
 	callers := n.st.callers
-	if n.own == nil { // a server is asked less often, and may be away
+	if n.embedded == nil { // a cache: the server is asked less often, and may be away
 		callers = users.NewCallers(callers)
 	}
 	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)
@@ -125,12 +125,13 @@ type gate func() error
 
 func (g gate) Err() error { return g() }
 
-// shardsMeta is the row with that number.
+// shardsMeta is the row of engine.Meta with the number of timer shards.
 const shardsMeta = "timer_shards"
 
-// openShards reads over how many shards the timers of a store are spread. At its first
-// start that is the configured number. A process may be configured with a number that
-// counted before, or, over servers, with one that Migrate has not raised it to yet.
+// openShards reads the number of shards over which the timers of a store are spread. At the
+// store's first start it stores the configured number. Later the configuration may have an
+// earlier number, or, with servers, a higher one to which Migrate has not raised it yet. It
+// returns bad_config for any other number.
 func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog.Logger) (*cluster.Spread, error) {
 	want, alone := cfg.Timers.Shards, cfg.Engines != EnginesDistributed
 	shards, err := cluster.OpenSpread(ctx, meta, shardsMeta, want, alone)
@@ -149,14 +150,14 @@ func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog
 	}
 }
 
-// otherShards is the error about a number of shards that the timers were never spread over.
+// otherShards returns the error for a configured number of shards that never counted.
 func otherShards(want, has int) error {
 	return notify.Invalid("bad_config", "timers.shards", fmt.Sprintf("is %d, and the timers of this store are spread over %d shards: set it to %d", want, has, has))
 }
 
-// handOn hands due timers on by their kind. Those of an unknown one go with the
-// envelopes, which puts them aside.
-func handOn(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.Context, []engine.Timer) error) error {
+// routeDueTimers passes due timers of triggers to toQueue and all others to toLog. toLog puts
+// timers of an unknown kind aside.
+func routeDueTimers(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.Context, []engine.Timer) error) error {
 	isTrigger := func(t engine.Timer) bool { return t.Kind == trigger.TimerKind }
 	if !slices.ContainsFunc(ts, isTrigger) {
 		return toLog(ctx, ts)
@@ -175,10 +176,10 @@ func handOn(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.
 	return toLog(ctx, envelopes)
 }
 
-// cancelledTimers returns what records the outcome of timers whose schedule was cancelled, the
-// way every outcome is: their envelopes go through the log, marked, and a worker
-// writes CANCELLED without a call. So status, history and counts need to know
-// nothing of schedules.
+// cancelledTimers returns a function that records the outcome of timers whose schedule was
+// cancelled. It appends their envelopes to the log, marked as cancelled, and a worker writes
+// CANCELLED without a call. So the outcome takes the usual way, and status, history and counts
+// need not know schedules.
 func cancelledTimers(producer *log.Producer) func(context.Context, []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]log.Record, 0, len(ts))
@@ -199,7 +200,7 @@ type parker struct{ timers *timer.Engine }
 
 func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.timers.Park(ctx, ts) }
 
-// deadTriggers is the topic triggers-dlq.
+// deadTriggers appends to the topic triggers-dlq.
 type deadTriggers struct{ log timer.Log }
 
 func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error {
@@ -210,15 +211,15 @@ func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error
 	return d.log.Append(ctx, recs)
 }
 
-// reconcile repairs, every hour, what no longer leads to triggers.
+// reconcile repairs every hour triggers that no timer or message would wake any more.
 func (n runner) reconcile(ctx context.Context) error {
 	return n.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
 		n.metrics.Reconciled(found, err)
 		switch {
 		case err != nil:
-			n.log.Warn("reconcile", "err", err)
+			n.log.Warn("the repair of triggers failed; the next one tries again", "err", err)
 		case len(found) > 0:
-			n.log.Warn("reconcile found triggers that nothing led to", "found", found, "repaired", mended)
+			n.log.Warn("reconcile found triggers that no timer or message would have woken", "found", found, "repaired", mended)
 		}
 	})
 }

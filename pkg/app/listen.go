@@ -12,18 +12,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// patience is how long a taken port is tried again: a process that is being
-// restarted may still be on its way out.
-const patience = 3 * time.Second
+// portRetryFor is how long listening on a taken port is retried: the process before a restart
+// may still be stopping.
+const portRetryFor = 3 * time.Second
 
-// Listen listens on a TCP address. A port that is taken is tried again for 3 s;
-// then the error is notify.KindUnavailable with code "listen", and names what
-// the address is for, the port, and who holds it where the system tells.
+// Listen listens on a TCP address. It retries for 3 s if the port is taken. Then it returns
+// notify.KindUnavailable with code "listen", which names the purpose of the address, the port
+// and, if the system tells, the process that has it.
 func Listen(ctx context.Context, what, addr string) (net.Listener, error) {
-	return listen(ctx, what, addr, patience, func() {})
+	return listen(ctx, what, addr, portRetryFor, func() {})
 }
 
-// listen calls tried after each attempt that found the port taken.
+// listen does Listen with another patience. It calls tried after each attempt that found the
+// port taken.
 func listen(ctx context.Context, what, addr string, patience time.Duration, tried func()) (net.Listener, error) {
 	end := time.NewTimer(patience)
 	defer end.Stop()
@@ -57,8 +58,9 @@ func cannotListen(what, addr, holder string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: msg, Err: err}
 }
 
-// free waits until a port can be listened on, for what opens it itself.
-func free(ctx context.Context, what, addr string) error {
+// checkPortFree waits until a port can be listened on, and leaves it free. The embedded broker
+// opens the port itself.
+func checkPortFree(ctx context.Context, what, addr string) error {
 	if _, port, err := portOf(addr); err != nil || port == 0 {
 		return err
 	}
@@ -69,8 +71,8 @@ func free(ctx context.Context, what, addr string) error {
 	return l.Close()
 }
 
-// holderOfPort is the process that listens on a port of this machine, as "pid 7
-// (notifyd)"; empty: not known.
+// holderOfPort returns the process that listens on a port of this machine, as "pid 7
+// (notifyd)", or "" if it is not known.
 func holderOfPort(addr string) string {
 	_, text, err := net.SplitHostPort(addr)
 	if err != nil {

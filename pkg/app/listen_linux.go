@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// listenerOf is the process that listens on a TCP port, as far as this one may
-// look; 0: not known.
+// listenerOf returns the process that listens on a TCP port, or 0 if it is not known or this
+// process may not see it.
 func listenerOf(port uint64) (pid int, name string) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {

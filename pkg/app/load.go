@@ -24,9 +24,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// EnvPrefix begins every environment variable that sets a value:
-// NOTIFYD__API__LISTEN. The double underscore keeps clear of the variables a
-// Kubernetes service of the name notifyd injects.
+// EnvPrefix begins every environment variable that sets a value, such as
+// NOTIFYD__API__LISTEN. The double underscore avoids the variables that Kubernetes injects for
+// a service called notifyd.
 const EnvPrefix = "NOTIFYD__"
 
 // Loaded is a configuration and where each value came from.
@@ -44,7 +44,7 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	var problems []error
 	put := func(values map[string]any, from func(key string) string) {
 		for key := range values {
-			if !known(defaults, key) {
+			if !isKnownKey(defaults, key) {
 				problems = append(problems, fmt.Errorf("%s: unknown key %q%s", from(key), key, suggest(defaults, key)))
 				continue
 			}
@@ -76,7 +76,7 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 
 	cfg := DefaultFor(k.String("engines"))
 	err := k.UnmarshalWithConf("", &cfg, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
-		DecodeHook: mapstructure.ComposeDecodeHookFunc(unitless,
+		DecodeHook: mapstructure.ComposeDecodeHookFunc(refuseUnitless,
 			mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),
 		Result: &cfg, WeaklyTypedInput: true, TagName: "koanf",
 	}})
@@ -90,8 +90,8 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	return Loaded{cfg, origin}, errors.Join(problems...)
 }
 
-// unitless refuses a length of time that is a mere number: 5 would be 5 ns.
-func unitless(_, to reflect.Type, data any) (any, error) {
+// refuseUnitless refuses a duration without a unit: 5 would mean 5 ns.
+func refuseUnitless(_, to reflect.Type, data any) (any, error) {
 	if to != reflect.TypeFor[time.Duration]() {
 		return data, nil
 	}
@@ -117,9 +117,8 @@ func fromEnv(environ []string) (values map[string]any, names map[string]string) 
 	return values, names
 }
 
-// known reports whether key names a value, or lies inside one that is a map or
-// a list.
-func known(defaults map[string]setting.Field, key string) bool {
+// isKnownKey reports whether key names a value, or lies inside a value that is a map.
+func isKnownKey(defaults map[string]setting.Field, key string) bool {
 	for {
 		if f, ok := defaults[key]; ok {
 			return f.Value.Kind() == reflect.Map || f.Value.Kind() == reflect.Slice || f.Key == key
@@ -139,7 +138,7 @@ func suggest(defaults map[string]setting.Field, key string) string {
 	if best := term.Nearest(key, 3, slices.Collect(maps.Keys(defaults))); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
 	}
-	// The right name in another section, or the name of a section.
+	// Suggest keys of other sections with this name, or keys in a section of this name.
 	name := key[strings.LastIndexByte(key, '.')+1:]
 	var same []string
 	for k := range defaults {
@@ -158,7 +157,7 @@ func suggest(defaults map[string]setting.Field, key string) string {
 	return fmt.Sprintf("; there is %s%s", strings.Join(same, ", "), more)
 }
 
-// flatten returns the values of c by key, those of a file.
+// flatten returns the fields of c that a file can set, by key.
 func flatten(c Config) map[string]setting.Field {
 	out := map[string]setting.Field{}
 	for _, f := range setting.Fields(reflect.ValueOf(c)) {
@@ -169,7 +168,7 @@ func flatten(c Config) map[string]setting.Field {
 	return out
 }
 
-// documentation is what a file says of a value.
+// documentation returns the comment on a value in the example file.
 func documentation(f setting.Field) string {
 	text := f.Tag.Get("doc")
 	if allowed := f.Range(); allowed != "" {
@@ -190,12 +189,12 @@ func (l Loaded) Print() string {
 				origin = o
 			}
 		}
-		fmt.Fprintf(&b, "%-36s %-40s # %s\n", key+":", show(fs[key]), origin)
+		fmt.Fprintf(&b, "%-36s %-40s # %s\n", key+":", formatValue(fs[key]), origin)
 	}
 	return b.String()
 }
 
-func show(f setting.Field) string {
+func formatValue(f setting.Field) string {
 	v := f.Value
 	switch x := v.Interface().(type) {
 	case time.Duration:
@@ -218,7 +217,7 @@ func show(f setting.Field) string {
 // Example writes a complete configuration file with its documentation.
 func Example() string {
 	var doc yamlv3.Node
-	build(reflect.ValueOf(Default()), &doc)
+	buildExample(reflect.ValueOf(Default()), &doc)
 	var b bytes.Buffer
 	enc := yamlv3.NewEncoder(&b)
 	enc.SetIndent(2)
@@ -226,7 +225,7 @@ func Example() string {
 	return "# notifyd configuration with every key and its default.\n" + b.String()
 }
 
-func build(v reflect.Value, n *yamlv3.Node) {
+func buildExample(v reflect.Value, n *yamlv3.Node) {
 	n.Kind = yamlv3.MappingNode
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
@@ -237,7 +236,7 @@ func build(v reflect.Value, n *yamlv3.Node) {
 		val := &yamlv3.Node{}
 		f := v.Field(i)
 		if f.Kind() == reflect.Struct {
-			build(f, val)
+			buildExample(f, val)
 		} else if d, ok := f.Interface().(time.Duration); ok {
 			_ = val.Encode(d.String())
 		} else {

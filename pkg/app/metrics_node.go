@@ -12,15 +12,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// nodeCollector reads the gauges of the parts when they are asked for.
+// nodeCollector reads the metrics of a node's parts at each scrape.
 type nodeCollector struct{ n *Node }
 
-// collected are what nodeCollector reads.
-var collected []*prometheus.Desc
+// nodeDescs has the descriptions of all metrics of nodeCollector.
+var nodeDescs []*prometheus.Desc
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	d := prometheus.NewDesc("notifyd_"+name, help, labels, nil)
-	collected = append(collected, d)
+	nodeDescs = append(nodeDescs, d)
 	return d
 }
 
@@ -77,7 +77,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range collected {
+	for _, d := range nodeDescs {
 		ch <- d
 	}
 }
@@ -88,8 +88,8 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	if n.own != nil {
-		n.own.collect(gauge)
+	if n.embedded != nil {
+		n.embedded.collect(gauge)
 	}
 	c.collectShared(ch, gauge)
 	c.collectAdmission(gauge)
@@ -105,19 +105,19 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	now := time.Now()
 	for _, r := range n.health.Circuits(now) {
-		gauge(descCircuit, one(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
+		gauge(descCircuit, boolGauge(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
 	for _, l := range notify.Lanes() {
 		reasons, at, ok := n.deferred.OfLane(l)
 		for reason, d := range reasons {
 			gauge(descDeferred, float64(d.Receivers), l.String(), reason)
-			gauge(descDeferAge, max(now.Sub(d.Oldest), 0).Seconds()*one(d.Receivers > 0), l.String(), reason)
+			gauge(descDeferAge, max(now.Sub(d.Oldest), 0).Seconds()*boolGauge(d.Receivers > 0), l.String(), reason)
 		}
 		if ok && l == notify.Lanes()[0] {
 			gauge(descCountAge, now.Sub(at).Seconds())
 		}
 	}
-	// A process tells of what it does: of the rest it knows nothing that is new.
+	// A process reports only the work that it does; its data about the rest would be old.
 	if n.does(func(t cluster.Tasks) bool { return t.Scheduler }) {
 		c.collectTimers(ch, gauge)
 	}
@@ -149,7 +149,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	_, ahead := n.removals.Ahead()
 	gauge(descRemoval, ahead.Seconds())
 	for _, l := range notify.Lanes() {
-		gauge(descPaused, one(n.lanes.Gate(l).IsShut()), l.String())
+		gauge(descPaused, boolGauge(n.lanes.Gate(l).IsShut()), l.String())
 	}
 	if rep := n.auditor.Latest(); rep != nil {
 		for _, class := range api.DriftClasses {
@@ -166,7 +166,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectTimers are the metrics of the timer engine.
+// collectTimers collects the metrics of the timer engine.
 func (c *nodeCollector) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	st := c.n.later.timers.Stats()
 	gauge(descTimers, float64(st.Pending))
@@ -196,12 +196,12 @@ func (c *nodeCollector) collectTimers(ch chan<- prometheus.Metric, gauge func(d 
 	count(descTimerErr, st.PublishFailures)
 }
 
-// collect are the gauges of engines that belong to this process.
+// collect collects the metrics of the embedded engines.
 func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	use := e.broker.Guard().Usage()
 	gauge(descLogBytes, float64(use.LogBytes))
 	gauge(descLogCap, float64(use.CapBytes))
-	gauge(descLogOpen, one(use.Err == nil))
+	gauge(descLogOpen, boolGauge(use.Err == nil))
 	gauge(descLogFsync, use.Fsync.Seconds())
 	gauge(descFree, float64(use.Free))
 	consumed, lost := int64(0), int64(0)
@@ -217,8 +217,7 @@ func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labe
 	gauge(descStore, float64(e.store.Metrics().DiskBytes))
 }
 
-// ageOf is how many seconds lie between a moment (ms since 1970) and now; 0
-// without a moment.
+// ageOf returns the seconds from at (ms since 1970) to now, or 0 if at is 0.
 func ageOf(at int64, now time.Time) float64 {
 	if at == 0 {
 		return 0

@@ -19,21 +19,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Migration is one thing that the servers must have.
+// Migration is one thing that the servers must have, and whether they have it.
 type Migration struct {
 	Engine  string    // "kafka", "cassandra keyspace", "postgres", "sqs", "meta"
 	Step    string    // a topic, a step of a schema, a queue, a row
-	Applied bool      // it is there
+	Applied bool      // it exists
 	At      time.Time // since when; zero: not known
 }
 
-// Migrate brings the servers to what this build needs, and says how each step
-// stands afterwards. Topics and queues stay, also if it goes down. It may be run by several at a time, and again after it was
-// cut short. An engine that is not reached does not keep it from the others: the
-// errors of all are joined, each with its section.
+// Migrate brings the servers to what this build needs, and returns the state of each step
+// afterwards. It never removes topics and queues, also with engine.Down. Several processes may
+// run it at the same time, and it may be run again after it was cut short. If an engine cannot
+// be reached it goes on with the others. It joins the errors of all, each with its section.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
-		return nil, notify.Invalid("bad_config", "engines", "is embedded: the store carries its format and is opened, or refused, by serve; nothing to migrate")
+		return nil, notify.Invalid("bad_config", "engines", "is embedded: nothing to migrate: the store names its format, and notifyd serve opens it or refuses to start")
 	}
 	var out []Migration
 	var errs []error
@@ -47,19 +47,19 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 		{"kafka", cfg.kafkaSettings(), migrateKafka}, {"postgres", cfg.postgresSettings(), migratePostgres}, {"sqs", settings{}, migrateSQS},
 	} {
 		if failed[one.section] {
-			continue // its error is told once
+			continue // its error was added before
 		}
 		ms, err := one.run(ctx, cfg, to, logger)
 		out = append(out, ms...)
 		if err != nil {
 			failed[one.section] = true
 			if one.section != "sqs" {
-				err = explained(one.keys, err)
+				err = explainConfig(one.keys, err)
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", one.section, err))
 		}
 		if e, ok := errors.AsType[*notify.Error](err); ok && e.Field == prefixKey {
-			failed["kafka"] = true // no topics are made for it
+			failed["kafka"] = true // make no topics with the wrong prefix
 		}
 	}
 	if len(errs) > 0 {
@@ -67,13 +67,13 @@ func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog
 	}
 	ms, err := migratePartitions(ctx, cfg, to, logger)
 	if err != nil {
-		err = fmt.Errorf("kafka: %w", explained(cfg.kafkaSettings(), err))
+		err = fmt.Errorf("kafka: %w", explainConfig(cfg.kafkaSettings(), err))
 	}
 	return append(out, ms...), err
 }
 
-// migrator returns what makes topics and partitions.
-func migrator(cfg *Config, logger *slog.Logger) (*log.Admin, error) {
+// newTopicAdmin returns a client that makes topics and partitions.
+func newTopicAdmin(cfg *Config, logger *slog.Logger) (*log.Admin, error) {
 	conn, err := cfg.Kafka.Conn(logger)
 	if err != nil {
 		return nil, err
@@ -81,9 +81,9 @@ func migrator(cfg *Config, logger *slog.Logger) (*log.Admin, error) {
 	return log.NewAdmin(log.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
 }
 
-// migrateKafka makes topics. It never removes one: that is for who owns them.
+// migrateKafka makes topics. It never removes one: the owner of the brokers must do that.
 func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
-	a, err := migrator(cfg, logger)
+	a, err := newTopicAdmin(cfg, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger 
 	want := topics(cfg)
 	have, err := a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
 	if err == nil && to == engine.Up {
-		maps.Copy(want, have) // raisePartitions adds to topics that are there
+		maps.Copy(want, have) // existing topics stay as they are; raisePartitions adds partitions
 		if _, err = a.EnsureTopics(ctx, want); err == nil {
 			have, err = a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
 		}
@@ -106,7 +106,7 @@ func migrateKafka(ctx context.Context, cfg *Config, to engine.Direction, logger 
 	return out, nil
 }
 
-// migrateCassandra takes every keyspace once.
+// migrateCassandra migrates each configured keyspace once.
 func migrateCassandra(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) (out []Migration, err error) {
 	done := map[string]bool{}
 	for _, part := range []cassandra.Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
@@ -143,7 +143,7 @@ func migratePostgres(ctx context.Context, cfg *Config, to engine.Direction, _ *s
 	switch to {
 	case engine.Up:
 		_, err = pg.Migrate(ctx, engine.Up)
-	case engine.Down: // one step a call
+	case engine.Down: // each call undoes one step
 		for err == nil {
 			var undone []engine.Migration
 			if undone, err = pg.Migrate(ctx, engine.Down); len(undone) == 0 {
@@ -161,7 +161,7 @@ func migratePostgres(ctx context.Context, cfg *Config, to engine.Direction, _ *s
 	return out, err
 }
 
-// migrateSQS makes the queues, where SQS carries them.
+// migrateSQS makes the queues, if SQS is configured.
 func migrateSQS(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.Logger) (out []Migration, err error) {
 	if cfg.SQS.Region == "" || to == engine.Down {
 		return nil, nil
@@ -186,9 +186,9 @@ func migrateSQS(ctx context.Context, cfg *Config, to engine.Direction, _ *slog.L
 	return out, nil
 }
 
-// withMeta calls fn with the rows that every process over these engines must agree on, and
-// the time by the clock of the servers. It returns missing if they have no table yet, and
-// nothing if they are to be removed, for they go with their table.
+// withMeta calls fn with the rows that every process must agree on, and with the time by
+// Cassandra's clock. If the table does not exist yet, it returns the steps in missing as not
+// applied. For engine.Down it returns nothing: the rows are removed with their table.
 func withMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger, missing []string, fn func(engine.Meta, time.Time) ([]Migration, error)) (out []Migration, err error) {
 	if to == engine.Down {
 		return nil, nil
@@ -222,9 +222,10 @@ func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *
 	})
 }
 
-// migratePartitions adds partitions to topics, and writes over how many users are spread.
+// migratePartitions adds partitions to topics, and stores over how many of them users are
+// spread.
 func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
-	a, err := migrator(cfg, logger)
+	a, err := newTopicAdmin(cfg, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -238,12 +239,13 @@ func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, lo
 	})
 }
 
-// prefixMeta is the row with the topic prefix that an installation began with. Without the
-// row it began with none.
+// prefixMeta is the row of engine.Meta with the topic prefix of an installation. An
+// installation without the row has no prefix. prefixKey is the prefix's configuration key.
 const prefixMeta, prefixKey = "topic_prefix", "kafka.topic_prefix"
 
-// checkTopicPrefix returns an error if the installation began with another topic prefix:
-// what is in its topics would stay unread, and its positions would count for other topics.
+// checkTopicPrefix returns an error if the installation has another topic prefix than the
+// configuration. With another prefix the records in its topics would stay unread, and its
+// positions would be applied to other topics.
 func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
 	row, err := meta.GetMeta(ctx, prefixMeta)
 	if err == nil && string(row) != cfg.Kafka.TopicPrefix {
@@ -252,7 +254,7 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 	return err
 }
 
-// metaRows makes the rows that are missing, and raises the number of timer shards.
+// metaRows writes the rows that are missing, and raises the number of timer shards.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

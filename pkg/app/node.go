@@ -1,6 +1,17 @@
-// Package app turns a configuration into a running process: it opens the
-// engines, builds the stages, runs them and stops them in order. It is the only
-// package that knows more than one engine, and the only place that wires.
+// Package app turns a configuration into a running process: it opens the engines, builds the
+// stages over them, runs them and stops them in order. It is the only package that knows more
+// than one engine, and the only one that connects stages with each other.
+//
+// Flow: Load reads the configuration (load.go, validate.go). New opens the engines (open.go;
+// embedded.go, or distributed.go and openservers.go), which fill the fields of stores, and
+// then builds the stages (build.go, later.go, serve.go). Run runs them in three rings and
+// stops them from the outside in (run.go). Migrate, Backup and RestoreCluster are for
+// operators.
+//
+// New fails if the data folder is in use or damaged, if a server is not migrated, or if the
+// configuration is wrong. Later the first part that fails ends the process.
+//
+// Start reading at Node, New and RunAs.
 package app
 
 import (
@@ -40,100 +51,100 @@ type Node struct {
 	cfg Config
 	log *slog.Logger
 
-	st            stores
-	own           *embeddedEngines // nil: the engines are servers
-	servers       *servers         // nil: they are this process's own
-	owner         string           // names this process, unlike any other over the same stores
-	producer      *log.Producer
-	reader        *log.Reader
-	admin         *log.Admin
-	prefs         *users.Service
-	cancels       *users.Cancels
-	sealed        *users.SealedCallers // what st.callers is
-	shards        *cluster.Spread      // over which timers are spread
-	later         later
-	feeds         *deadletter.Feeds
-	archive       *archive.Archiver // nil: there is none
-	intake        *intake.Service
-	admission     *limit.Admission
-	server        *server.Server
-	verifier      *server.Verifier
-	health        *worker.Health
-	commit        *worker.Committer
-	solo          *worker.Solo
-	provs         *providers
-	parallel      callShare          // of providers.twilio.parallel
-	asked         *outcomehook.Asked // who is told of every end
-	groups        groups
-	receipts      *receipts
-	metrics       *metrics.Metrics
-	rates         *metrics.Rates
-	tail          *deadletter.Tail // the outcomes of this process
-	closers       []func() error   // of engines and clients of the log, in the order they were opened
-	lock          *Lock            // of the data folder
-	listener      net.Listener     // of the API; the server's once there is one
-	adminListener net.Listener     // likewise; nil: none
-	progress      func(step string)
-	served        bool // the server has run, and closed its listeners
-	removals      cluster.Removals
-	finished      func(*notify.Envelope)
-	taken         func(*notify.Call) // told of what stub providers accept; nil: nobody
-	backingUp     sync.Mutex
-	testing       chan struct{} // held by the test of a provider that runs
-	about         About
-	seams         seams
-	jobs          *deadletter.Manager
-	audit         *deadletter.AuditLog
-	auditor       *conserve.Auditor
-	deferred      *worker.DeferredCounter
-	clock         *cluster.Clock // nil: there are no servers to compare with
-	lanes         *cluster.Lanes
-	campaigns     *cluster.CampaignHolds
-	held          worker.Campaigns // as campaigns says
-	circuits      *cluster.Circuits
-	grants        *cluster.Grants
-	cards         *cluster.Cards // what all processes tell operators of themselves
-	started       time.Time
-	draining      atomic.Bool
-	tasks         cluster.Tasks // set by RunAs
-	roles         []string      // of tasks
-	tracer        *trace.Tracer // nil: no collector is configured
+	st             stores
+	embedded       *embeddedEngines // nil: the engines are servers
+	servers        *servers         // nil: the engines are embedded
+	owner          string           // unique name of this process among all over the same stores
+	producer       *log.Producer
+	reader         *log.Reader
+	admin          *log.Admin
+	prefs          *users.Service
+	cancels        *users.Cancels
+	sealed         *users.SealedCallers // the same as st.callers
+	shards         *cluster.Spread      // over which timers are spread
+	later          later
+	feeds          *deadletter.Feeds
+	archive        *archive.Archiver // nil: there is none
+	intake         *intake.Service
+	admission      *limit.Admission
+	server         *server.Server
+	verifier       *server.Verifier
+	health         *worker.Health
+	committer      *worker.Committer
+	solo           *worker.Solo
+	provs          *providers
+	parallel       callShare          // this process's share of providers.twilio.parallel
+	outcomeCallers *outcomehook.Asked // the callers that asked to be notified of every outcome
+	groups         groups
+	receipts       *receipts
+	metrics        *metrics.Metrics
+	rates          *metrics.Rates
+	tail           *deadletter.Tail // the outcomes of this process
+	closers        []func() error   // of engines and log clients, in the order in which they were opened
+	lock           *Lock            // of the data folder
+	listener       net.Listener     // of the API; the server owns it once there is one
+	adminListener  net.Listener     // of the admin routes; owned likewise; nil: none
+	progress       func(step string)
+	served         bool // Run has started, so the server closes its listeners itself
+	removals       cluster.Removals
+	onFinished     func(*notify.Envelope)
+	onStubCall     func(*notify.Call) // called with each call that a stub provider accepts; may be nil
+	backingUp      sync.Mutex
+	testTurn       chan struct{} // capacity 1; the test of a provider that runs holds its slot
+	about          About
+	seams          seams
+	jobs           *deadletter.Manager
+	audit          *deadletter.AuditLog
+	auditor        *conserve.Auditor
+	deferred       *worker.DeferredCounter
+	clock          *cluster.Clock // nil: there are no servers to compare with
+	lanes          *cluster.Lanes
+	campaigns      *cluster.CampaignHolds
+	campaignHolds  worker.Campaigns // the holds as workers see them; campaigns sets it
+	circuits       *cluster.Circuits
+	grants         *cluster.Grants
+	cards          *cluster.Cards // what all processes report about themselves
+	started        time.Time
+	draining       atomic.Bool
+	tasks          cluster.Tasks // set by RunAs, before any part runs
+	roles          []string      // of tasks
+	tracer         *trace.Tracer // nil: no collector is configured
 }
 
-// seams are what only tests change.
+// seams are hooks and settings that only tests change.
 type seams struct {
 	storeFS    vfs.FS        // of the store
 	historyAge time.Duration // when a history segment is sealed at the latest
 	segment    int64         // bytes of a segment of the log
-	gathered   func()        // between two parts of a backup
+	gathered   func()        // called between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
 	cancels    func(users.CancelStore) users.CancelStore
 	settle     time.Duration                            // between two looks of an audit
 	recount    time.Duration                            // between two counts of deferred receivers
 	traceQueue int                                      // spans that wait for the collector
 	traceEvery time.Duration                            // how long a span waits for others
-	servers    func(ctx context.Context, n *Node) error // in place of the servers: fills st but for what useServers does
+	servers    func(ctx context.Context, n *Node) error // replaces openServers: fills the fields of st that useServers does not
 }
 
-// Option is something a process is given that no configuration says.
+// Option sets something of a node that is not part of the configuration.
 type Option func(*Node)
 
-// WithListener makes the API use a listener that is open already, instead of
-// opening api.listen. The node closes it.
+// WithListener makes the API use an open listener instead of opening api.listen. The node
+// closes it, also if New fails.
 func WithListener(l net.Listener) Option { return func(n *Node) { n.listener = l } }
 
-// WithProgress calls f with each step of the start, before it is taken.
+// WithProgress makes New call f with each step of the start, before the step.
 func WithProgress(f func(step string)) Option { return func(n *Node) { n.progress = f } }
 
-// New opens the engines and builds everything; nothing runs before Run. Who
-// does not call Run must call Close. Another process in the data folder is an
-// error of code "data_dir_locked", before anything is opened.
+// New opens the engines and builds the stages. They do not run before Run. A caller that does
+// not call Run must call Close. If another process uses the data folder, New returns the error
+// "data_dir_locked" before it opens anything.
 func New(cfg Config, logger *slog.Logger, opts ...Option) (*Node, error) {
 	return newNode(cfg, logger, seams{}, opts...)
 }
 
 func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
-	n := &Node{removals: cluster.Removals{Log: logger}, testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail{}, started: time.Now(), seams: seams, progress: func(string) {}}
+	n := &Node{removals: cluster.Removals{Log: logger}, testTurn: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail{}, started: time.Now(), seams: seams, progress: func(string) {}}
 	for _, o := range opts {
 		o(n)
 	}
@@ -160,8 +171,8 @@ func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *N
 	return n, nil
 }
 
-// barrier returns the end of every first-attempt topic.
-func (n *Node) barrier(ctx context.Context) (map[history.Part]int64, error) {
+// firstTopicEnds returns the end offset of every partition of the first-attempt topics.
+func (n *Node) firstTopicEnds(ctx context.Context) (map[history.Part]int64, error) {
 	ends, err := n.admin.EndOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return nil, err
@@ -173,9 +184,9 @@ func (n *Node) barrier(ctx context.Context) (map[history.Part]int64, error) {
 	return out, nil
 }
 
-// seen reads the receivers of the envelope a row is about: from the log, or from
-// the history when that was trimmed.
-func (n *Node) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
+// firstCopyReceivers returns the indexes of the receivers of the envelope that a row belongs
+// to. It reads the envelope from the log or, if the log was trimmed, from the history.
+func (n *Node) firstCopyReceivers(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	seen := map[uint32]struct{}{}
 	var env notify.Envelope
 	rec, err := n.reader.Fetch(ctx, log.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset)
@@ -197,33 +208,32 @@ func (n *Node) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, 
 	return seen, nil
 }
 
-// Addr is where the API listens.
+// Addr returns the address at which the API listens.
 func (n *Node) Addr() string { return n.server.Addr() }
 
-// Admin is where metrics and pprof are; empty: nowhere.
+// Admin returns the address of metrics and pprof, or "" if they are off.
 func (n *Node) Admin() string { return n.server.AdminAddr() }
 
-// Kafka is where the log listens: the embedded one, for readers, or the first of the
-// brokers. Empty: the embedded log has no port.
+// Kafka returns the address of the log: that of the embedded log, for readers, or the first
+// broker. It returns "" if the embedded log has no port.
 func (n *Node) Kafka() string {
-	if n.own != nil && !n.own.broker.HasPort() {
+	if n.embedded != nil && !n.embedded.broker.HasPort() {
 		return ""
 	}
 	return n.st.conn.Brokers[0]
 }
 
-// KafkaSocket is the unix socket of the embedded log.
+// KafkaSocket returns the path of the embedded log's unix socket.
 func (n *Node) KafkaSocket() string { return filepath.Join(n.cfg.DataDir, SocketName) }
 
-// SeedCaller gives a caller callback URLs and a signing secret where it lacks
-// them. What it gave at an earlier start makes room for what it gives now, for
-// ports may be others; what somebody has set or taken away since stays so. Call
-// it before Run.
+// SeedCaller gives a caller callback URLs and a signing secret if it lacks them. It replaces
+// what it gave at an earlier start, because the ports may differ now. It keeps what an operator
+// has set or removed since. Call it before Run.
 func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
 	return seedCaller(ctx, n.st.meta, n.st.callers, id, urls, secret)
 }
 
-// Close frees what New opened, in the reverse order.
+// Close closes everything that New opened, in the reverse order.
 func (n *Node) Close() error {
 	var errs []error
 	switch {
@@ -232,7 +242,7 @@ func (n *Node) Close() error {
 	case n.server == nil:
 		for _, l := range []net.Listener{n.listener, n.adminListener} {
 			if l != nil {
-				_ = l.Close() // the server may have, before it gave up
+				_ = l.Close() // server.New may have closed it before it failed
 			}
 		}
 	}
@@ -243,7 +253,7 @@ func (n *Node) Close() error {
 	return errors.Join(errs...)
 }
 
-// silently is a closer that cannot fail.
+// silently makes f a closer that cannot fail.
 func silently(f func()) func() error {
 	return func() error {
 		f()

@@ -43,14 +43,14 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.becomes(t, sent.NotificationID, "DELIVERED")
-	store := a.own.broker.StoreID()
+	store := a.embedded.broker.StoreID()
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
 
 	b := run(t, cfg, seams{}, count)
-	if b.own.broker.StoreID() != store {
-		t.Errorf("the store's id is %s, was %s", b.own.broker.StoreID(), store)
+	if b.embedded.broker.StoreID() != store {
+		t.Errorf("the store's id is %s, was %s", b.embedded.broker.StoreID(), store)
 	}
 	again, err := b.client.Send(t.Context(), push("ann", "first"), "key-1")
 	if err != nil || again.NotificationID != sent.NotificationID {
@@ -309,7 +309,7 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		trimmed := false
-		sealed := l.own.history.Sealed()
+		sealed := l.embedded.history.Sealed()
 		for tp, at := range starts {
 			if at > sealed[history.Part(tp)] {
 				t.Fatalf("%v begins at %d, history is sealed to %d", tp, at, sealed[history.Part(tp)])
@@ -338,7 +338,7 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 		}
 		return false
 	})
-	if err := late.own.broker.TrimOnce(late.groups.safe(late.own.history.Sealed())); err != nil {
+	if err := late.embedded.broker.TrimOnce(late.groups.trimOffsets(late.embedded.history.Sealed())); err != nil {
 		t.Fatal(err)
 	}
 	starts, err := late.admin.StartOffsets(t.Context(), topic)

@@ -23,9 +23,9 @@ func (n opener) open() error {
 		return err
 	}
 	pc := log.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout, Partitions: n.st.partitions}
-	if n.own != nil {
-		// It cannot be away, and its disk can be slow.
-		pc.Brokers, pc.AppendTimeout, pc.Appended = log.OneBroker, 20*time.Second, n.own.broker.Appended
+	if n.embedded != nil {
+		// The embedded broker cannot be away, but its disk can be slow.
+		pc.Brokers, pc.AppendTimeout, pc.Appended = log.OneBroker, 20*time.Second, n.embedded.broker.Appended
 	}
 	var err error
 	if n.producer, err = log.NewProducer(pc); err != nil {
@@ -42,7 +42,7 @@ func (n opener) open() error {
 	return nil
 }
 
-// openAdmin makes the client that looks at the log from the outside.
+// openAdmin makes the client that reads offsets, commits and partitions of the log.
 func (n opener) openAdmin() (err error) {
 	if n.admin, err = log.NewAdmin(log.AdminConfig{Conn: n.st.conn}); err == nil {
 		n.closers = append(n.closers, silently(n.admin.Close))
@@ -50,8 +50,8 @@ func (n opener) openAdmin() (err error) {
 	return err
 }
 
-// listen opens where the API and the admin routes are served, before anything is
-// told where the API is: its port may be any.
+// listen opens the listeners of the API and of the admin routes. It runs early, and stores the
+// API's actual address in the configuration: with port 0 it is known only now.
 func (n opener) listen(ctx context.Context) (err error) {
 	cfg := &n.cfg
 	if n.listener == nil {
@@ -68,7 +68,8 @@ func (n opener) listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// linger keeps the meaning "0: none" that a configuration file has.
+// linger converts log.linger, in which 0 means none, to the producer's setting, in which 0
+// means the default and -1 none.
 func linger(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1
@@ -76,7 +77,7 @@ func linger(d time.Duration) time.Duration {
 	return d
 }
 
-// topics of the log with their partition counts.
+// topics returns the topics of the log with their partition counts.
 func topics(cfg *Config) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 1, notify.TopicOutcomes: 1, notify.TopicPoison: 1, trigger.TopicDLQ: 1}
 	for _, l := range notify.Lanes() {

@@ -17,15 +17,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// clusters are the Cassandra clusters, opened once each.
+// clusters are the Cassandra stores. Fields may share one store.
 type clusters struct {
 	main, status, timers, triggers *cassandra.Store
-	all                            []*cassandra.Store // each once
+	all                            []*cassandra.Store // each store once
 }
 
-// openServers connects to the servers that the configuration names. Cassandra must
-// be there; it and PostgreSQL are of this build's schema; Kafka, Redis and
-// PostgreSQL may be away for now.
+// openServers connects to the configured servers. Cassandra must be reachable. Kafka, Redis and
+// PostgreSQL may be away. It returns an error if Cassandra or PostgreSQL has another schema
+// than this build needs.
 func openServers(ctx context.Context, n *Node) (err error) {
 	cfg, st := &n.cfg, &n.st
 	if st.conn, err = cfg.Kafka.Conn(n.log); err != nil {
@@ -61,7 +61,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}
 	st.prefs, st.callers = pg.Prefs(), pg.Callers()
 	st.idem, st.spill, st.lease, st.beats, st.broadcast = rd.Idem(), rd.Spill(), rd.Lease(), rd.Heartbeats(), rd.Broadcast()
-	// Every process reads and writes outcome rows through the same filter.
+	// All processes must read and write outcome rows through the same filter.
 	filter, err := rd.Filter(redis.FilterConfig{Name: "outcomes", Rate: cfg.Redis.SeenRate, Window: cfg.Redis.SeenWindow})
 	if err != nil {
 		return err
@@ -79,19 +79,20 @@ func openServers(ctx context.Context, n *Node) (err error) {
 			return err
 		}
 		n.closers = append(n.closers, q.Close)
-		st.queue, st.bodies = q.Queue, nil // SQS shows no messages
+		st.queue, st.bodies = q.Queue, nil // SQS cannot list its messages
 		n.servers.checks = append(n.servers.checks, doctorSQS(q))
 	}
 	n.servers.checks = append(n.servers.checks, rd.Doctor, pg.Doctor)
-	// Before anything may own a timer: a clock that is off must never have owned one. The
-	// first question may set connections up, and takes too long then to say anything.
+	// This comes before the process may own a timer: with a clock that is off it must never
+	// own one. The first question may have to set up connections, and then takes too long to
+	// count, so each server is asked twice.
 	for range 2 {
 		n.clock.Ask(ctx)
 	}
 	return nil
 }
 
-// cassandraHistory is the history in Cassandra as its group writes it.
+// cassandraHistory implements history.Historian over Cassandra.
 type cassandraHistory struct {
 	*cassandra.History
 	to *cassandra.Store
@@ -112,8 +113,8 @@ func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]
 	}, fn)
 }
 
-// openCassandra opens every cluster that is named, one twice only where its
-// tables are apart.
+// openCassandra opens each configured cluster. Clusters with the same hosts and keyspace share
+// one store.
 func (n opener) openCassandra(ctx context.Context) (c clusters, err error) {
 	opened := map[string]*cassandra.Store{}
 	open := func(key string, part cassandra.Cluster) *cassandra.Store {
@@ -130,7 +131,7 @@ func (n opener) openCassandra(ctx context.Context) (c clusters, err error) {
 		}
 		s, serr := cassandra.Open(ctx, cc)
 		if serr != nil {
-			err = fmt.Errorf("%s: %w", key, explained(n.cfg.cassandraSettings(), serr))
+			err = fmt.Errorf("%s: %w", key, explainConfig(n.cfg.cassandraSettings(), serr))
 			return nil
 		}
 		n.closers = append(n.closers, s.Close)
@@ -157,10 +158,10 @@ func (n opener) openPostgres(ctx context.Context) (*postgres.Store, error) {
 	n.closers = append(n.closers, pg.Close)
 	switch err := pg.Check(ctx); {
 	case misconfigured(n.cfg.postgresSettings(), err) != nil:
-		return nil, explained(n.cfg.postgresSettings(), err)
+		return nil, explainConfig(n.cfg.postgresSettings(), err)
 	case notify.KindOf(err) == notify.KindUnavailable:
-		// Codes and alerts go out without it.
-		n.log.Error("PostgreSQL is away: until it is back nobody's preferences are known, bulk waits, and so does who is not named with an address", "err", err)
+		// The process starts without it: codes and alerts can be sent.
+		n.log.Error("PostgreSQL is away: until it is back preferences are not known, and bulk lanes and receivers without an address in the request wait", "err", err)
 	case err != nil:
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
@@ -168,7 +169,7 @@ func (n opener) openPostgres(ctx context.Context) (*postgres.Store, error) {
 	return pg, nil
 }
 
-// doctorSQS looks at the queues that dispatchers and schedulers read.
+// doctorSQS returns a check of the queues that dispatchers and schedulers read.
 func doctorSQS(s *sqs.Store) func(context.Context) engine.Findings {
 	return func(ctx context.Context) (fs engine.Findings) {
 		for _, of := range queues {

@@ -10,12 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/web"
 )
 
-// pageKeyMeta is where the store keeps the key of the operator page's sessions. The
-// key lets its holder read the token in a stolen cookie. It makes no session without
-// a token that is good.
+// pageKeyMeta is the row of engine.Meta with the key of the operator page's sessions. With the
+// key and a stolen cookie one can read the token in the cookie. The key alone makes no
+// session: that needs a valid token.
 const pageKeyMeta = "operator_page_key"
 
-// newPage makes the operator page over the API of this process.
+// newPage returns the operator page over of, the API of this process.
 func newPage(n *Node, of http.Handler, key []byte) http.Handler {
 	user := func(ctx context.Context, token string) (web.User, error) { // who a token speaks for
 		id, err := n.verifier.Verify(ctx, token)

@@ -14,29 +14,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// How the partitions of a channel's topics grow under load: notifyd migrate up makes them in
-// Kafka, and writes when they begin to count. Every process reads that row well before
-// (cluster.Spread). From then on the log spreads users over all of them
-// (log.ProducerConfig.Partitions); the new ones wait until the old ones have ended what
-// their users were sent before (worker.Opening).
+// How the partitions of a channel's topics are raised while processes run: notifyd migrate up
+// makes them in Kafka, and stores from when on they count. Every process reads that row well
+// before that time (cluster.Spread). From then on the producer spreads users over all of them
+// (log.ProducerConfig.Partitions). A new partition waits until the old one has finished what
+// the users of the new one were sent before (worker.Opening).
 
-// partitionsMeta is the row with the number of partitions of a channel's topics that users
-// are spread over.
+// partitionsMeta returns the row of engine.Meta with the number of partitions over which the
+// users of a channel are spread.
 func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
 
-// partitionsEvery is how often the rows are read; partitionsSettle is what two clocks may
-// differ by beyond the longest append, before the order of a user's notifications is lost
-// in a raise.
+// partitionsEvery is the time between two reads of the rows. partitionsSettle is by how much
+// the clocks of two processes may differ in a raise, beyond the longest append, without a loss
+// of the order of a user's notifications.
 const (
 	partitionsEvery  = 10 * time.Second
 	partitionsSettle = 500 * time.Millisecond
 )
 
-// spreads are over the partitions of each channel's topics.
+// spreads has, by channel, the number of partitions over which its users are spread.
 type spreads map[notify.Channel]*cluster.Spread
 
-// topicsOfChannel returns the topics of a channel, those of retries first: a raise makes
-// their partitions before anything can fail in a lane's.
+// topicsOfChannel returns the topics of a channel. A raise makes the partitions of retries
+// first, before a record of a new lane partition can fail.
 func topicsOfChannel(ch notify.Channel) (retries, lanes []string) {
 	for _, l := range notify.Lanes() {
 		if l.Channel == ch {
@@ -46,8 +46,8 @@ func topicsOfChannel(ch notify.Channel) (retries, lanes []string) {
 	return retries, lanes
 }
 
-// fewest returns the smallest number of partitions that one of the topics has.
-func fewest(have map[string]int, topics []string) int {
+// fewestPartitions returns the smallest number of partitions that one of the topics has.
+func fewestPartitions(have map[string]int, topics []string) int {
 	n := have[topics[0]]
 	for _, t := range topics {
 		n = min(n, have[t])
@@ -55,8 +55,9 @@ func fewest(have map[string]int, topics []string) int {
 	return n
 }
 
-// openPartitions reads over how many partitions of each channel users are spread. Before the
-// first raise that is how many there are.
+// openPartitions reads over how many partitions the users of each channel are spread. Before
+// the first raise that is the number of partitions in Kafka. It returns not_migrated if Kafka
+// has fewer.
 func openPartitions(ctx context.Context, meta engine.Meta, admin *log.Admin) (spreads, error) {
 	out := spreads{}
 	for _, ch := range notify.Channels {
@@ -64,7 +65,7 @@ func openPartitions(ctx context.Context, meta engine.Meta, admin *log.Admin) (sp
 		topics := slices.Concat(retries, lanes)
 		made := func(ctx context.Context) (int, error) {
 			have, err := admin.Partitions(ctx, topics...)
-			return fewest(have, lanes), err
+			return fewestPartitions(have, lanes), err
 		}
 		n, err := made(ctx)
 		if err != nil {
@@ -95,7 +96,7 @@ func (s spreads) ofTopics() map[string]*cluster.Spread {
 	return out
 }
 
-// usePartitions makes the stages ask for the numbers of s.
+// usePartitions makes the stages use the numbers of s.
 func usePartitions(n *Node, s spreads) {
 	of := s.ofTopics()
 	n.servers.partitions = s
@@ -138,7 +139,8 @@ func (s spreads) follow(ctx context.Context, read func(), warn func(error)) erro
 	return nil
 }
 
-// openingOf returns what holds new partitions of a lane back; nil where none are added.
+// openingOf returns the Opening that holds new partitions of a lane back. It returns nil with
+// embedded engines, whose partitions are never raised.
 func openingOf(n *Node, l notify.Lane) *worker.Opening {
 	if n.servers == nil {
 		return nil
@@ -150,7 +152,7 @@ func openingOf(n *Node, l notify.Lane) *worker.Opening {
 }
 
 // raisePartitions adds partitions to the topics of each channel that has fewer than
-// configured, and announces when they begin to count.
+// configured, and stores from when on they count.
 func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	for _, ch := range notify.Channels {
 		retries, lanes := topicsOfChannel(ch)
@@ -160,8 +162,9 @@ func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cf
 			if err != nil {
 				return out, err
 			}
-			// What is there before the first raise is stored before it is not all any more.
-			if _, err := cluster.OpenSpread(ctx, meta, name, fewest(have, lanes), false); err != nil {
+			// Before the first raise the row does not exist. It must have the old number
+			// before there are more partitions.
+			if _, err := cluster.OpenSpread(ctx, meta, name, fewestPartitions(have, lanes), false); err != nil {
 				return out, err
 			}
 		}

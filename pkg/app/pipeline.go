@@ -21,19 +21,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// PipelineConfig says what a Pipeline is.
+// PipelineConfig configures a Pipeline.
 type PipelineConfig struct {
 	Dir      string // holds everything; the caller makes and removes it
 	Stub     bool   // providers inside the process that accept at once, instead of simulators
 	Taken    func(*notify.Call)
 	Latency  time.Duration  // of the simulators
-	Profiles int            // users u00000000.. with a push address of 64 bytes, stored before
-	Set      map[string]any // keys of the configuration, over the pipeline's own
+	Profiles int            // how many users u00000000.. with a push address of 64 bytes to store first
+	Set      map[string]any // configuration by key; overrides the pipeline's own
 	Log      *slog.Logger
 }
 
-// Pipeline is a whole notifyd in this process, with providers beside it, for one
-// run of load: a folder of its own, free ports of loopback, a key and a token.
+// Pipeline is a whole notifyd in this process, with providers, for one load run. It has a
+// folder of its own, free loopback ports, a key and a token.
 type Pipeline struct {
 	Node  *Node
 	URL   string // of the API
@@ -43,25 +43,25 @@ type Pipeline struct {
 	sim *simulator.Simulator // nil with Stub
 }
 
-// pipelineCaller is who the load is sent as.
+// pipelineCaller is the caller in whose name the load is sent.
 const pipelineCaller = "load"
 
-// WithTaken calls f with every call that a stub provider accepts, from the
-// workers' goroutines. The call is lent.
-func WithTaken(f func(*notify.Call)) Option { return func(n *Node) { n.taken = f } }
+// WithTaken makes the node call f with every call that a stub provider accepts, on the workers'
+// goroutines. f must not keep the call after it returns.
+func WithTaken(f func(*notify.Call)) Option { return func(n *Node) { n.onStubCall = f } }
 
-// tellsTaken is a provider that tells of what it was given before it passes it on.
-type tellsTaken struct {
+// observedProvider reports each call before it passes the call on to its provider.
+type observedProvider struct {
 	worker.Provider
 	taken func(*notify.Call)
 }
 
-func (t tellsTaken) Send(ctx context.Context, call *notify.Call, report notify.Report) {
+func (t observedProvider) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	t.taken(call)
 	t.Provider.Send(ctx, call, report)
 }
 
-// NewPipeline opens everything. Whoever does not call Run must call Close.
+// NewPipeline builds a Pipeline. A caller that does not call Run must call Close.
 func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -85,7 +85,7 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 		"api.listen": "127.0.0.1:0", "api.admin": "127.0.0.1:0", "log.listen": "127.0.0.1:0",
 		"api.rate": 1e6, "api.burst": 1_000_000, "log.cap_mib": 4096,
 		"triggers.plain": true, "triggers.allow": []string{"127.0.0.0/8", "::1/128"}, "triggers.ports": []int{0},
-		"timers.jitter": "0s", // lateness is measured against the time that was asked for
+		"timers.jitter": "0s", // lateness is measured against the requested time
 		"logging.level": "warn",
 	}
 	listener, err := Listen(ctx, "api.listen", "127.0.0.1:0") // the simulators must know where receipts go
@@ -127,7 +127,7 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 	return p, err
 }
 
-// simulate makes the simulators and points the configuration at them.
+// simulate makes the simulators and adds to set the settings that point at them.
 func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]any) (err error) {
 	dir := filepath.Join(cfg.Dir, "simulator")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -149,8 +149,8 @@ func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]an
 	return err
 }
 
-// SimulatedProviders returns the settings that point the providers at simulators whose
-// keys are in simDir. It writes credentials that simulators keep in no file to dir.
+// SimulatedProviders returns the settings that point the providers at simulators whose keys
+// are in simDir. It writes to dir the credentials that simulators do not keep in a file.
 func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Credentials) (map[string]any, error) {
 	accounts, err := json.Marshal(c.Twilio)
 	if err != nil {
@@ -189,7 +189,7 @@ func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Creden
 	}, nil
 }
 
-// seed stores profiles.
+// seed stores the profiles of the first users.
 func (p *Pipeline) seed(ctx context.Context, users int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -203,14 +203,14 @@ func (p *Pipeline) seed(ctx context.Context, users int) error {
 					Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", uint64(u)*0x9e3779b97f4a7c15)}},
 				})
 			}
-			return p.Node.own.store.Prefs().PutMany(ctx, list)
+			return p.Node.embedded.store.Prefs().PutMany(ctx, list)
 		})
 	}
 	return g.Wait()
 }
 
-// Run runs notifyd until ctx ends, and the simulators until it has stopped: it
-// needs its providers to drain. It closes everything.
+// Run runs notifyd until ctx ends. The simulators run until notifyd has stopped, because it
+// calls them while it drains. Run closes everything.
 func (p *Pipeline) Run(ctx context.Context) error {
 	simCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var g errgroup.Group
@@ -222,7 +222,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 	return errors.Join(err, g.Wait())
 }
 
-// Ready waits until requests are taken.
+// Ready waits until the API takes requests.
 func (p *Pipeline) Ready(ctx context.Context) error {
 	cl := &api.Client{BaseURL: p.URL, Token: func(context.Context) (string, error) { return p.Token, nil }}
 	for {
@@ -236,7 +236,7 @@ func (p *Pipeline) Ready(ctx context.Context) error {
 	}
 }
 
-// Close frees what NewPipeline opened, where Run was not called.
+// Close closes what NewPipeline opened. Call it only if Run was not called.
 func (p *Pipeline) Close() error {
 	var errs []error
 	if p.Node != nil {

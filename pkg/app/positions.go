@@ -12,10 +12,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// The log keeps where each consumer group stands in one file. Without it a group
-// would begin anew, as if nothing had ever been read: what was done is known by
-// its rows and not done again, but nobody would hear that part of the data is
-// gone. So the store keeps a copy, which a start compares.
+// The log keeps the positions of the consumer groups in one file. Without the file each group
+// would start from the beginning. Finished work would not be done again, because its rows are
+// there, but the loss of data would go unnoticed. So the store keeps a copy, and each start
+// compares the two.
 
 // positions are offsets by group, then "topic/partition".
 type positions map[string]map[string]int64
@@ -25,9 +25,9 @@ const (
 	positionsEvery = 5 * time.Second
 )
 
-// lostPositions compares what the store remembers with what the log has. A
-// position that is merely behind is that of a power cut; one that is not there
-// was taken away.
+// lostPositions returns the positions that the store's copy has and the log does not. A
+// position that is only behind the copy is no loss: a power cut does that. A missing one means
+// that the file was removed or emptied.
 func (e *embeddedEngines) lostPositions(ctx context.Context) (lost []string, err error) {
 	raw, err := e.store.Meta().GetMeta(ctx, positionsName)
 	if err != nil || raw == nil {
@@ -48,9 +48,12 @@ func (e *embeddedEngines) lostPositions(ctx context.Context) (lost []string, err
 	return lost, nil
 }
 
-func place(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+func partitionKey(topic string, partition int32) string {
+	return fmt.Sprintf("%s/%d", topic, partition)
+}
 
-// positionsOf is what groups have committed; what stands at 0 has read nothing.
+// positionsOf converts the commits of groups. It leaves out positions at 0, which have read
+// nothing.
 func positionsOf(groups map[string]map[string]map[int32]int64) positions {
 	out := positions{}
 	for group, topics := range groups {
@@ -70,10 +73,10 @@ func (p positions) put(group, topic string, partition int32, at int64) {
 	if p[group] == nil {
 		p[group] = map[string]int64{}
 	}
-	p[group][place(topic, partition)] = at
+	p[group][partitionKey(topic, partition)] = at
 }
 
-// keepPositions writes the copy until ctx ends, and once then.
+// keepPositions writes the copy every positionsEvery until ctx ends, and once more then.
 func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger *slog.Logger) error {
 	tick := time.NewTicker(positionsEvery)
 	defer tick.Stop()
@@ -85,14 +88,14 @@ func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger 
 			gs.partitions(func(group string, p *log.PartitionStats) {
 				now.put(group, p.TP.Topic, p.TP.Partition, p.Committed)
 			})
-		case <-ctx.Done(): // the groups have ended, and committed for the last time
+		case <-ctx.Done(): // the groups have ended and made their last commits
 			all, err := e.broker.CommittedNow()
 			if err != nil {
 				return err
 			}
 			now = positionsOf(all)
 		}
-		raw, err := json.Marshal(now) // its keys are in order
+		raw, err := json.Marshal(now) // JSON sorts the keys, so equal positions give equal bytes
 		if err != nil {
 			return err
 		}
@@ -100,7 +103,7 @@ func (e *embeddedEngines) keepPositions(ctx context.Context, gs *groups, logger 
 			if err := e.store.Meta().PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
 				last = string(raw)
 			} else if e.store.Err() == nil { // a failed store ends the process by itself
-				logger.Warn("keeping the positions", "err", err)
+				logger.Warn("the copy of the groups' positions was not stored; the next write tries again", "err", err)
 			}
 		}
 		if ctx.Err() != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// providers are the clients of a process, by channel. A channel without a
-// configured provider answers ClassConfig: its breaker opens and pages.
+// providers are the provider clients of a process. A channel without a configured provider
+// answers every call with ClassConfig, so that its circuit breaker opens and alerts.
 type providers struct {
 	apns        *provider.APNs
 	fcm         *provider.FCM
@@ -40,7 +40,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		}
 		return p, nil
 	}
-	roots, err := trusted(cfg.Providers.CAFile)
+	roots, err := rootCAs(cfg.Providers.CAFile)
 	if err != nil {
 		return nil, err
 	}
@@ -142,16 +142,16 @@ func (p *providers) lane(l notify.Lane) worker.Provider {
 	return unconfigured{}
 }
 
-// unconfigured is the provider of a channel nobody has configured.
+// unconfigured is the provider of a channel that has no configured provider.
 type unconfigured struct{}
 
 func (unconfigured) Send(_ context.Context, call *notify.Call, report notify.Report) {
 	report(0, len(call.Items), notify.Result{Class: notify.ClassConfig, Code: "provider_not_configured"})
 }
 
-// stub accepts everything at once: benchmarks measure the product without a
-// provider's own cost. It copies each address, as a client does that writes it
-// into a request: the worker's buffers are not its own.
+// stub accepts everything at once, so that benchmarks measure notifyd without the cost of a
+// provider. It copies each address, as a real client does when it writes a request: the
+// worker owns the buffers.
 type stub struct{ requests *sync.Pool }
 
 func newStub() stub { return stub{&sync.Pool{New: func() any { return new([]byte) }}} }
@@ -190,8 +190,8 @@ func (p *providers) routeNames() (names []string) {
 	return names
 }
 
-// runs are the background parts of the clients.
-func (p *providers) runs() map[string]func(context.Context) error {
+// backgroundParts returns the Run functions of the clients, by name.
+func (p *providers) backgroundParts() map[string]func(context.Context) error {
 	out := map[string]func(context.Context) error{}
 	if p.apns != nil {
 		out["apns"] = p.apns.Run
@@ -208,7 +208,8 @@ func (p *providers) runs() map[string]func(context.Context) error {
 	return out
 }
 
-func trusted(file string) (*x509.CertPool, error) {
+// rootCAs returns the system's CAs and those of a PEM file, or nil if there is no file.
+func rootCAs(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
 	}
@@ -226,7 +227,7 @@ func trusted(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// withBody gives a request the body that was read from it.
+// withBody returns a copy of a request whose body can be read again.
 func withBody(r *http.Request, body []byte) *http.Request {
 	c := r.Clone(r.Context())
 	c.Body = io.NopCloser(bytes.NewReader(body))

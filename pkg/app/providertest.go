@@ -12,11 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// testTime bounds a test of a provider, below the server's WriteTimeout.
+// testTime is the time limit of a provider test; it is below the server's WriteTimeout.
 const testTime = 20 * time.Second
 
-// testProvider calls a provider as the workers of this process would, whether its
-// circuit is held or not: that is when an operator wants to know. One test runs at a
+// testProvider calls a provider as the workers of this process would. It ignores the circuit
+// breaker: an operator tests a provider above all when its circuit is open. One test runs at a
 // time.
 func (n views) testProvider(ctx context.Context, name string, in api.ProviderTestRequest) (out api.ProviderTest, err error) {
 	of, _, account := strings.Cut(name, ":")
@@ -50,7 +50,7 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 	}
 	switch {
 	case !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }):
-		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + ": ask one that has"}
+		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + ": ask a process that has"}
 	case test == nil && n.cfg.Providers.Stub:
 		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "providers.stub accepts everything here: there is no provider to test"}
 	case test == nil:
@@ -59,8 +59,8 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 	ctx, stop := context.WithTimeout(ctx, testTime)
 	defer stop()
 	select {
-	case n.testing <- struct{}{}:
-		defer func() { <-n.testing }()
+	case n.testTurn <- struct{}{}:
+		defer func() { <-n.testTurn }()
 	case <-ctx.Done():
 		return out, notify.Unavailable("providers", time.Second, ctx.Err())
 	}
@@ -81,7 +81,8 @@ func (n views) testProvider(ctx context.Context, name string, in api.ProviderTes
 	return out, nil
 }
 
-// testAddress checks where a test sends. A push address may lack its provider's prefix.
+// testAddress checks the address that a test sends to, and returns it. It adds the provider's
+// prefix to a push address that lacks it.
 func testAddress(ch notify.Channel, of, to string) (string, error) {
 	if to == "" {
 		return "", nil

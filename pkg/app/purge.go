@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	triggersKept = 30 * 24 * time.Hour // behind their end
-	purgeBatch   = 1000                // triggers of one call
+	triggersKept = 30 * 24 * time.Hour // after their end
+	purgeBatch   = 1000                // triggers that one call removes at most
 
 	// outcomesLonger is how much longer outcomes are kept than the history, so that an
 	// audit that still reads a removed segment finds its rows.
@@ -21,7 +21,7 @@ const (
 // purger removes old rows.
 type purger struct {
 	st       *stores
-	own      *embeddedEngines // nil: servers end rows of outcomes, cancels and campaigns by themselves
+	embedded *embeddedEngines // nil: servers expire rows of outcomes, cancels and campaigns by themselves
 	archive  *archive.Archiver
 	maxDelay time.Duration // of timers
 }
@@ -44,39 +44,39 @@ func (n runner) purges() parts {
 		_, err := n.jobs.Purge(ctx, now)
 		return err
 	})
-	if n.own != nil {
+	if n.embedded != nil {
 		add("purge of outcomes", p.outcomes)
-		add("purge of cancellations and campaigns", p.requests)
+		add("purge of cancellations and campaigns", p.cancelsAndCampaigns)
 	}
 	return ps
 }
 
 func newPurger(n *Node) *purger {
-	return &purger{st: &n.st, own: n.own, archive: n.archive, maxDelay: n.cfg.Timers.MaxDelay}
+	return &purger{st: &n.st, embedded: n.embedded, archive: n.archive, maxDelay: n.cfg.Timers.MaxDelay}
 }
 
-// outcomes forgets the outcomes, receipts among them, of what the history has
-// removed: behind its retention, and behind the archive, which history waits for. A
-// row that is not done is a claim of a record that may still be in the log, or of a
-// timer: it stays for as long as those can wait.
+// outcomes removes the outcome rows, receipts included, of requests that the history has
+// removed. The history removes after its retention, and after the archive has read. A row that
+// is not done is a claim whose record may still be in the log or in a timer, so it stays for
+// as long as those can wait.
 func (p *purger) outcomes(ctx context.Context, now time.Time) error {
-	closed := min(p.own.history.Kept(now).UnixMilli(), p.own.history.Oldest(now)) - outcomesLonger.Milliseconds()
-	_, err := p.own.store.PurgeOutcomes(ctx, closed, closed-p.maxDelay.Milliseconds())
+	closed := min(p.embedded.history.Kept(now).UnixMilli(), p.embedded.history.Oldest(now)) - outcomesLonger.Milliseconds()
+	_, err := p.embedded.store.PurgeOutcomes(ctx, closed, closed-p.maxDelay.Milliseconds())
 	return err
 }
 
-// requests forgets cancellations and campaigns that nothing can ask for any
-// more: a timer waits behind one for timers.max_delay, and its outcome is kept for
-// the retention of the history.
-func (p *purger) requests(ctx context.Context, now time.Time) error {
-	before := p.own.history.Kept(now).Add(-p.maxDelay - outcomesLonger).UnixMilli()
-	_, err := p.own.store.PurgeCancels(ctx, before)
-	_, err2 := p.own.store.PurgeCampaigns(ctx, before)
+// cancelsAndCampaigns removes cancellations and campaigns that cannot be needed any more. A
+// timer waits for up to timers.max_delay after them, and its outcome is kept for the retention
+// of the history.
+func (p *purger) cancelsAndCampaigns(ctx context.Context, now time.Time) error {
+	before := p.embedded.history.Kept(now).Add(-p.maxDelay - outcomesLonger).UnixMilli()
+	_, err := p.embedded.store.PurgeCancels(ctx, before)
+	_, err2 := p.embedded.store.PurgeCampaigns(ctx, before)
 	return errors.Join(err, err2)
 }
 
-// letters forgets dead letters whose retention is over. Where there is an
-// archive it keeps those that are not archived yet.
+// letters removes dead letters whose retention is over. If there is an archive it keeps those
+// that are not archived yet.
 func (p *purger) letters(ctx context.Context, now time.Time) error {
 	until := now.UnixMilli()
 	if p.archive != nil {
@@ -89,8 +89,8 @@ func (p *purger) letters(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// triggers forgets triggers that ended triggersKept ago. It returns when no
-// more are left or the next tick is due.
+// triggers removes triggers that ended at least triggersKept ago. It returns when none is left
+// or the next tick is due.
 func (p *purger) triggers(ctx context.Context, now time.Time) error {
 	for began := time.Now(); time.Since(began) < cluster.RemovalEvery; {
 		k, err := p.st.triggers.Purge(ctx, now.Add(-triggersKept).UnixMilli(), purgeBatch)

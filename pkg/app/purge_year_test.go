@@ -30,7 +30,7 @@ func TestYear(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer kept.Close()
-	n := &Node{own: &embeddedEngines{store: store, history: kept}, log: slog.New(slog.DiscardHandler)}
+	n := &Node{embedded: &embeddedEngines{store: store, history: kept}, log: slog.New(slog.DiscardHandler)}
 	n.cfg.Timers.MaxDelay = 60 * day
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -109,7 +109,7 @@ func TestYear(t *testing.T) {
 		write(now, d)
 		for _, purge := range []func() error{
 			func() error { return newPurger(n).outcomes(ctx, now) },
-			func() error { return newPurger(n).requests(ctx, now) },
+			func() error { return newPurger(n).cancelsAndCampaigns(ctx, now) },
 		} {
 			if err := purge(); err != nil {
 				t.Fatal(err)

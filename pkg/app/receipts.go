@@ -19,41 +19,41 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// receipts takes what providers confirm later.
+// receipts takes the receipts by which providers report the final outcome of a call.
 type receipts struct {
-	provs     *providers
-	publicURL string // where providers reach the API
-	history   history.Reader
-	status    engine.Status
-	prefs     *users.Service
-	asked     *outcomehook.Asked
-	producer  *log.Producer
-	metrics   *metrics.Metrics
-	log       *slog.Logger
+	provs          *providers
+	publicURL      string // where providers reach the API
+	history        history.Reader
+	status         engine.Status
+	prefs          *users.Service
+	outcomeCallers *outcomehook.Asked
+	producer       *log.Producer
+	metrics        *metrics.Metrics
+	log            *slog.Logger
 }
 
-// webhooks are those of the providers that confirm later.
+// webhooks returns the receipt handlers of the configured providers, by name.
 func (rs *receipts) webhooks() map[string]server.Receipt {
 	out := map[string]server.Receipt{}
 	if tw := rs.provs.twilio; tw != nil {
 		out["twilio"] = server.Receipt{Signature: provider.TwilioSignature, Take: func(r *http.Request, body []byte) error {
 			list, err := provider.ParseTwilio(withBody(r, body), tw.AuthToken, rs.publicURL)
-			return rs.received(r.Context(), notify.SMS, list, err)
+			return rs.storeReceipts(r.Context(), notify.SMS, list, err)
 		}}
 	}
 	if key := rs.provs.sendgridKey; key != nil {
 		out["sendgrid"] = server.Receipt{Signature: provider.SendGridSignature, Take: func(r *http.Request, body []byte) error {
 			list, err := provider.ParseSendGrid(withBody(r, body), key, time.Now())
-			return rs.received(r.Context(), notify.Email, list, err)
+			return rs.storeReceipts(r.Context(), notify.Email, list, err)
 		}}
 	}
 	return out
 }
 
-// received stores what receipts say: a row each, beside the rows of the calls
-// they are about, dead addresses on the suppression list, and an opt-out of marketing and
-// digest where the receiver told the provider to stop.
-func (rs *receipts) received(ctx context.Context, ch notify.Channel, list []provider.Receipt, err error) error {
+// storeReceipts stores receipts, each as a row beside the rows of its call. It puts dead
+// addresses on the suppression list. If the receiver told the provider to stop, it stores an
+// opt-out of marketing and digest.
+func (rs *receipts) storeReceipts(ctx context.Context, ch notify.Channel, list []provider.Receipt, err error) error {
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (rs *receipts) received(ctx context.Context, ch notify.Channel, list []prov
 		if (r.DeadAddress || r.OptedOut) && r.HasRef && r.Address != "" {
 			found, err := rs.history.Find(ctx, r.Ref.ID())
 			if err != nil {
-				rs.log.Warn("receipt of a dead address or an opt-out without its user", "err", err)
+				rs.log.Warn("the user of a receipt is not known: its dead address or opt-out was not stored", "err", err)
 				continue
 			}
 			if r.OptedOut {
@@ -94,8 +94,8 @@ func (rs *receipts) received(ctx context.Context, ch notify.Channel, list []prov
 	if err := rs.status.Put(ctx, rows); err != nil {
 		return err
 	}
-	// An error makes the provider send the receipt again; a failure told twice
-	// is one dead letter.
+	// An error makes the provider send the receipt again. That is harmless: a failure that is
+	// reported twice makes one dead letter.
 	if err := rs.endedByReceipt(ctx, ids, rows); err != nil {
 		return err
 	}
@@ -109,8 +109,8 @@ func (rs *receipts) received(ctx context.Context, ch notify.Channel, list []prov
 	return nil
 }
 
-// failedByReceipt tells the failed feed of a notification whose last address a
-// receipt declared unreachable.
+// failedByReceipt appends a notification to notifications-failed if the receipt says that its
+// last address is unreachable.
 func (rs *receipts) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Row) error {
 	found, err := rs.history.Find(ctx, id)
 	if err != nil {
@@ -138,7 +138,7 @@ func (rs *receipts) failedByReceipt(ctx context.Context, id notify.ID, row *noti
 	return rs.producer.Append(ctx, []log.Record{{Topic: notify.TopicFailed, Partition: -1, Key: found.User, Value: b}})
 }
 
-// stateOf is what all rows of a notification say together.
+// stateOf returns the outcome of a notification by all its rows.
 func (rs *receipts) stateOf(ctx context.Context, id notify.ID) (notify.Outcome, error) {
 	found, err := rs.history.Find(ctx, id)
 	if err != nil {
@@ -151,10 +151,10 @@ func (rs *receipts) stateOf(ctx context.Context, id notify.ID) (notify.Outcome, 
 	return notify.Fold(rows, id.Index, found.Pos), nil
 }
 
-// endedByReceipt tells of receipts, to the callers that asked for every end. A
-// failure goes the way of failures.
+// endedByReceipt appends receipts to the topic of outcomes, for callers that asked to be
+// notified of every outcome. It leaves out failures, which failedByReceipt reports.
 func (rs *receipts) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notify.Row) error {
-	if !rs.asked.Any() {
+	if !rs.outcomeCallers.Any() {
 		return nil
 	}
 	var recs []log.Record
@@ -171,7 +171,7 @@ func (rs *receipts) endedByReceipt(ctx context.Context, ids []notify.ID, rows []
 			return err
 		}
 		e := &found.Envelope
-		if !rs.asked.Tells(e.Caller) {
+		if !rs.outcomeCallers.Tells(e.Caller) {
 			continue
 		}
 		b, err := json.Marshal(notify.Ended{

@@ -49,7 +49,7 @@ func TestReconcileSurvivesKills(t *testing.T) {
 		t.Fatal(err)
 	}
 	var rows []notify.Row
-	if err := l.own.store.Status().Request(ctx, base.Base, func(r *notify.Row) error {
+	if err := l.embedded.store.Status().Request(ctx, base.Base, func(r *notify.Row) error {
 		rows = append(rows, *r)
 		return nil
 	}); err != nil {
@@ -67,7 +67,7 @@ func TestReconcileSurvivesKills(t *testing.T) {
 	for i := range rows {
 		rows[i].Done, rows[i].DoneUpTo, rows[i].StartedUpTo, rows[i].Starts = false, 0, rows[i].Count, 1
 	}
-	if err := l.own.store.Status().Put(ctx, rows); err != nil {
+	if err := l.embedded.store.Status().Put(ctx, rows); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.stop(); err != nil {

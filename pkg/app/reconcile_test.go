@@ -132,7 +132,7 @@ func TestReconcileNotifications(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := l.own.history.Find(ctx, id)
+		f, err := l.embedded.history.Find(ctx, id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func TestReconcileNotifications(t *testing.T) {
 			b, err := conserve.OverLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
 			return err == nil && b[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
 		})
-		rows, err := l.own.store.Status().Chunk(ctx, f.Envelope.Chunk)
+		rows, err := l.embedded.store.Status().Chunk(ctx, f.Envelope.Chunk)
 		if err != nil || len(rows) == 0 {
 			t.Fatal(len(rows), err)
 		}
@@ -159,7 +159,7 @@ func TestReconcileNotifications(t *testing.T) {
 		t.Helper()
 		r := whole[user]
 		edit(&r)
-		if err := l.own.store.Status().Put(ctx, []notify.Row{r}); err != nil {
+		if err := l.embedded.store.Status().Put(ctx, []notify.Row{r}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -182,7 +182,7 @@ func TestReconcileNotifications(t *testing.T) {
 		t.Fatal(err)
 	}
 	var chunks []notify.Row
-	if err := l.own.store.Status().Request(ctx, base.Base, func(r *notify.Row) error {
+	if err := l.embedded.store.Status().Request(ctx, base.Base, func(r *notify.Row) error {
 		chunks = append(chunks, *r)
 		return nil
 	}); err != nil {
@@ -201,7 +201,7 @@ func TestReconcileNotifications(t *testing.T) {
 			return b[log.TopicPartition{Topic: r.Topic, Partition: r.LogPart}].Committed <= r.Offset
 		})
 	})
-	if err := l.own.store.Status().Put(ctx, chunks); err != nil {
+	if err := l.embedded.store.Status().Put(ctx, chunks); err != nil {
 		t.Fatal(err)
 	}
 	// A row of what nobody accepted.
@@ -213,14 +213,14 @@ func TestReconcileNotifications(t *testing.T) {
 	later.ScheduledAt = &at
 	send("missing", later)
 	drop := map[engine.TimerPartition]bool{}
-	if err := l.own.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
+	if err := l.embedded.store.Timers().Pending(ctx, func(tm *engine.Timer) error {
 		drop[engine.TimerPartition{Bucket: tm.FireAt / 60_000, Shard: engine.ShardOf(tm.ID, notify.SpreadOver(l.cfg.Timers.Shards))}] = true
 		return nil
 	}); err != nil || len(drop) != 1 {
 		t.Fatal(drop, err)
 	}
 	for p := range drop {
-		if err := l.own.store.Timers().Drop(ctx, p); err != nil {
+		if err := l.embedded.store.Timers().Drop(ctx, p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -329,7 +329,7 @@ func TestReconcileBehindAPausedLane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := l.own.history.Find(ctx, id)
+	f, err := l.embedded.history.Find(ctx, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,12 +340,12 @@ func TestReconcileBehindAPausedLane(t *testing.T) {
 	if _, err := l.client.SetLane(ctx, "push", true, ""); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := l.own.store.Status().Chunk(ctx, f.Envelope.Chunk)
+	rows, err := l.embedded.store.Status().Chunk(ctx, f.Envelope.Chunk)
 	if err != nil || len(rows) != 1 {
 		t.Fatal(len(rows), err)
 	}
 	rows[0].Default = notify.Exception{State: notify.Deferred, Wake: time.Now().UnixMilli(), Code: "quiet_hours"}
-	if err := l.own.store.Status().Put(ctx, rows); err != nil {
+	if err := l.embedded.store.Status().Put(ctx, rows); err != nil {
 		t.Fatal(err)
 	}
 	plan, rep := l.reported(t)

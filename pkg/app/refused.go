@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settings are the keys of the configuration that decide whether a server takes us:
-// an error names one of them.
+// settings are the configuration keys that decide whether a server accepts a connection. An
+// error names one of them.
 type settings struct{ enabled, ca, name, cert, password string }
 
 func (c *Config) kafkaSettings() settings {
@@ -46,10 +46,9 @@ func secretKey(key, file string) string {
 	return key
 }
 
-// faults are what clients and servers say when the configuration is at fault, by the key
-// of settings that is. By their text, for a driver may keep no more of an error than
-// that. The certificate that has expired is not among them: that is the server's, and
-// may be renewed.
+// faults lists texts of errors of clients and servers that mean a wrong configuration, with the
+// key at fault. They are matched by text, because a driver may keep nothing else of an error.
+// A server's expired certificate is not among them: it may be renewed.
 var faults = []struct {
 	key  func(settings) string
 	msg  string
@@ -67,7 +66,7 @@ var faults = []struct {
 	{func(s settings) string { return s.name }, "the server does not go by this name", []string{
 		"remote error: tls: unrecognized name",
 	}},
-	{func(s settings) string { return s.cert }, "the server does not take our certificate", []string{
+	{func(s settings) string { return s.cert }, "the server refuses this client's certificate", []string{
 		"remote error: tls: bad certificate", "remote error: tls: unknown certificate", "remote error: tls: expired certificate",
 		"remote error: tls: revoked certificate", "remote error: tls: unsupported certificate", "remote error: tls: access denied",
 	}},
@@ -80,10 +79,10 @@ var faults = []struct {
 	{func(s settings) string { return s.password }, "the server asks for a password", []string{"NOAUTH"}},
 }
 
-// misconfigured returns the error that names the key which keeps a server from
-// taking us, or us from trusting it; nil: err says nothing of the kind, and the
-// server may be back in a moment. Such a process does not start: it would never
-// right itself, and the one before it still works.
+// misconfigured returns an error with the configuration key that is at fault, if err means
+// that the server refuses this client or is not trusted. It returns nil if err may pass by
+// itself. A process with a wrong configuration must not start: waiting does not help, and in a
+// rolling update the process before it still works.
 func misconfigured(s settings, err error) error {
 	if err == nil {
 		return nil
@@ -92,7 +91,7 @@ func misconfigured(s settings, err error) error {
 		return err
 	}
 	text := err.Error()
-	if strings.Contains(text, "all sentinels") { // each says something else, and some may be away
+	if strings.Contains(text, "all sentinels") { // the sentinels give different errors, and some may be away
 		return nil
 	}
 	for _, r := range faults {
@@ -103,8 +102,8 @@ func misconfigured(s settings, err error) error {
 	return nil
 }
 
-// explained is err, or in its place the one that names the key at fault.
-func explained(s settings, err error) error {
+// explainConfig returns the error of misconfigured, or err if that returns nil.
+func explainConfig(s settings, err error) error {
 	if bad := misconfigured(s, err); bad != nil {
 		return bad
 	}

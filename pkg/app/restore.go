@@ -18,15 +18,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// checkpointMargin is how much older than a snapshot its checkpoint has to be. The clocks of
-// the process that wrote it and of the machine that names the snapshot's begin may differ.
+// checkpointMargin is by how much a checkpoint must be older than the snapshot: the clock of
+// the process that wrote it may differ from the clock by which the snapshot's time was taken.
 const checkpointMargin = 2 * time.Second
 
 // Restored says what RestoreCluster did.
 type Restored struct {
 	Checkpoint time.Time       // that the consumer groups were set back to
 	Groups     []RestoredGroup // by name
-	Missing    []string        // what the log does not have, one line a partition or topic; only with acceptLoss
+	Missing    []string        // what the log lacks, a line per partition or topic; only with acceptLoss
 	Keys       int             // idempotency keys that were removed
 }
 
@@ -37,18 +37,19 @@ type RestoredGroup struct {
 }
 
 // RestoreCluster prepares servers for the first start after Cassandra was restored from a
-// snapshot whose copy of the first node began at taken. It sets every consumer group back to
-// the newest checkpoint from before that, so that what the snapshot lacks is done again out
-// of the log, and removes all idempotency keys, as they may answer for requests that the
-// snapshot lacks. It may be run again after an error.
+// snapshot. taken is when the copy of the first node began. It sets every consumer group back
+// to the newest checkpoint from before taken, so that work that the snapshot lacks is done
+// again from the log. It removes all idempotency keys, because they may answer for requests
+// that the snapshot lacks. It may be run again after an error.
 //
-// It changes nothing where it returns KindConflict "cluster_running" (a process works),
+// It changes nothing if it returns KindConflict "cluster_running" (a process works),
 // KindNotFound "no_checkpoint" (the tables have none from before taken) or KindConflict
 // "log_incomplete" (the log lacks records from the checkpoint on, or is older than the
-// tables). With acceptLoss the last is no error: such partitions are read from their begin.
+// tables). With acceptLoss the last is no error: such partitions are read from their first
+// record.
 func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLoss bool, logger *slog.Logger) (out Restored, err error) {
 	if cfg.Engines != EnginesDistributed {
-		return out, notify.Invalid("bad_config", "engines", "is embedded: notifyd restore FILE makes a data folder of a backup")
+		return out, notify.Invalid("bad_config", "engines", "is embedded: use notifyd restore FILE, which unpacks a backup into a data folder")
 	}
 	conn, err := cfg.Kafka.Conn(logger)
 	if err != nil {
@@ -65,7 +66,7 @@ func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLos
 	}
 	tables, err := cassandra.Open(ctx, cc)
 	if err != nil {
-		return out, fmt.Errorf("cassandra: %w", explained(cfg.cassandraSettings(), err))
+		return out, fmt.Errorf("cassandra: %w", explainConfig(cfg.cassandraSettings(), err))
 	}
 	defer func() { err = errors.Join(err, tables.Close()) }()
 	rc, err := cfg.redis(logger)
@@ -74,22 +75,22 @@ func RestoreCluster(ctx context.Context, cfg *Config, taken time.Time, acceptLos
 	}
 	rd, err := redis.Open(ctx, rc)
 	if err != nil {
-		return out, fmt.Errorf("redis: %w", explained(cfg.redisSettings(), err))
+		return out, fmt.Errorf("redis: %w", explainConfig(cfg.redisSettings(), err))
 	}
 	defer func() { err = errors.Join(err, rd.Close()) }()
-	return restorer{admin: admin, meta: tables.Meta(), beats: rd.Heartbeats(), forget: rd.Idem().Purge}.run(ctx, taken, acceptLoss)
+	return restorer{admin: admin, meta: tables.Meta(), beats: rd.Heartbeats(), purgeKeys: rd.Idem().Purge}.run(ctx, taken, acceptLoss)
 }
 
-// restorer is what RestoreCluster works on.
+// restorer has the parts of the servers that RestoreCluster changes.
 type restorer struct {
-	admin  *log.Admin
-	meta   engine.Meta
-	beats  engine.Heartbeats
-	forget func(ctx context.Context, now int64) (int, error) // idempotency keys that end by now, in ms
+	admin     *log.Admin
+	meta      engine.Meta
+	beats     engine.Heartbeats
+	purgeKeys func(ctx context.Context, now int64) (int, error) // removes idempotency keys that expire by now (ms since 1970)
 }
 
 func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (out Restored, err error) {
-	if err := r.stopped(ctx); err != nil {
+	if err := r.checkStopped(ctx); err != nil {
 		return out, err
 	}
 	all, err := readCheckpoints(ctx, r.meta)
@@ -104,7 +105,7 @@ func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (ou
 		}
 		return out, &notify.Error{Kind: notify.KindNotFound, Code: "no_checkpoint", Msg: fmt.Sprintf("the tables have no checkpoint from before %s: %s", taken.UTC().Format(time.RFC3339), have)}
 	}
-	l, err := r.look(ctx)
+	l, err := r.readLog(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -127,13 +128,14 @@ func (r restorer) run(ctx context.Context, taken time.Time, acceptLoss bool) (ou
 		}
 		out.Groups = append(out.Groups, g)
 	}
-	out.Keys, err = r.forget(ctx, math.MaxInt64)
+	out.Keys, err = r.purgeKeys(ctx, math.MaxInt64)
 	return out, err
 }
 
-// stopped returns an error while a process works. Members of consumer groups are workers
-// and operators; schedulers and dispatchers beat, and of the processes of the API one does.
-func (r restorer) stopped(ctx context.Context) error {
+// checkStopped returns an error while a process works. Workers and operators are members of
+// consumer groups. Schedulers and dispatchers send heartbeats, and so does one of the processes
+// with the role api.
+func (r restorer) checkStopped(ctx context.Context) error {
 	running := func(what string) error {
 		return &notify.Error{Kind: notify.KindConflict, Code: "cluster_running", Msg: what + ": stop every process first; one that was killed counts for 10 seconds more"}
 	}
@@ -158,13 +160,13 @@ func (r restorer) stopped(ctx context.Context) error {
 	return nil
 }
 
-// logState is what the log has.
+// logState says what the log holds.
 type logState struct {
 	ids          map[string]string // of topics, as the brokers gave them
 	starts, ends map[log.TopicPartition]int64
 }
 
-func (r restorer) look(ctx context.Context) (l logState, err error) {
+func (r restorer) readLog(ctx context.Context) (l logState, err error) {
 	topics := groupTopics()
 	if l.ids, err = r.admin.TopicIDs(ctx, topics...); err != nil {
 		return l, err
@@ -181,10 +183,10 @@ func (r restorer) look(ctx context.Context) (l logState, err error) {
 	return l, err
 }
 
-// offsets returns where each group goes on after a restore to c, and what the log lacks for
-// that. Newest is the newest checkpoint of the tables: a log that ends before it is older
-// than they are, and lacks what they handed on. A partition that does not fit is read from
-// its begin.
+// offsets returns the offsets at which each group goes on after a restore to checkpoint c, and
+// what the log lacks for that. newest is the newest checkpoint in the tables: a log that ends
+// before it is older than the tables, and lacks records that their rows have handed on. A
+// partition that does not fit is read from its first record.
 func (l logState) offsets(c, newest checkpoint) (to map[string]map[log.TopicPartition]int64, missing []string) {
 	to = map[string]map[log.TopicPartition]int64{}
 	lacks := map[string]bool{} // one line for all groups
@@ -194,10 +196,10 @@ func (l logState) offsets(c, newest checkpoint) (to map[string]map[log.TopicPart
 			if !slices.Contains(topics, tp.Topic) {
 				continue
 			}
-			at, last, end := c.Groups[group][place(tp.Topic, tp.Partition)], newest.Groups[group][place(tp.Topic, tp.Partition)], l.ends[tp]
+			at, last, end := c.Groups[group][partitionKey(tp.Topic, tp.Partition)], newest.Groups[group][partitionKey(tp.Topic, tp.Partition)], l.ends[tp]
 			switch {
 			case c.Topics[tp.Topic] != "" && c.Topics[tp.Topic] != l.ids[tp.Topic]:
-				lacks[fmt.Sprintf("the topic %s is another one, made after %s", tp.Topic, c.At.Format(time.RFC3339))] = true
+				lacks[fmt.Sprintf("the topic %s was made anew after %s", tp.Topic, c.At.Format(time.RFC3339))] = true
 				at = start
 			case at > 0 && at < start:
 				lacks[fmt.Sprintf("%s begins at %d, and %s had read up to %d", tp, start, group, at)] = true

@@ -76,7 +76,7 @@ func TestRestoreServers(t *testing.T) {
 	}
 	past := &recorded{chunks: slices.Clone(s.past.chunks)}
 	after := send(n, "after")
-	other := restorer{admin: n.admin, meta: s.store.Meta(), beats: s.beats, forget: s.store.Idem().Purge}
+	other := restorer{admin: n.admin, meta: s.store.Meta(), beats: s.beats, purgeKeys: s.store.Idem().Purge}
 	if _, err := other.run(ctx, taken, false); !isCode(err, "cluster_running") {
 		t.Errorf("while a process works: %v", err)
 	}
@@ -91,7 +91,7 @@ func TestRestoreServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer admin.Close()
-	r := restorer{admin: admin, meta: s.store.Meta(), beats: s.beats, forget: s.store.Idem().Purge}
+	r := restorer{admin: admin, meta: s.store.Meta(), beats: s.beats, purgeKeys: s.store.Idem().Purge}
 	if _, err := r.run(ctx, taken.Add(-time.Hour), false); !isCode(err, "no_checkpoint") {
 		t.Errorf("a snapshot from before every checkpoint: %v", err)
 	}
@@ -147,7 +147,7 @@ func TestRestoredOffsets(t *testing.T) {
 		"records were removed":        {at(7), at(9), "a", []int64{8}, []int64{10}, []int64{8}, "/0 begins at 8, and push-workers had read up to 7"},
 		"the log is older":            {at(7), at(7), "a", []int64{2}, []int64{6}, []int64{2}, "/0 ends at 6, and push-workers had read up to 7"},
 		"the log is older than later": {at(7), at(12), "a", []int64{2}, []int64{11}, []int64{2}, "/0 ends at 11, and push-workers had read up to 12"},
-		"another topic of the name":   {at(7), at(7), "b", []int64{0}, []int64{20}, []int64{0}, "is another one"},
+		"another topic of the name":   {at(7), at(7), "b", []int64{0}, []int64{20}, []int64{0}, "was made anew"},
 	} {
 		l := logState{ids: map[string]string{topic: "a"}, starts: map[log.TopicPartition]int64{}, ends: map[log.TopicPartition]int64{}}
 		for p := range c.starts {

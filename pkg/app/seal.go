@@ -16,20 +16,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// insideKeys is the name of the key file where it has to be in the data folder.
-const insideKeys = "secrets-key"
+// keyFileInside is the name of the key file if it must be in the data folder.
+const keyFileInside = "secrets-key"
 
-// besideKeys is where the key file of a data folder is by default: beside it, so that
-// a copy of the folder does not hold it.
-func besideKeys(dataDir string) (string, error) {
+// keyFileBeside returns the default path of the key file: beside the data folder, so that a
+// copy of the folder does not contain the key.
+func keyFileBeside(dataDir string) (string, error) {
 	dir, err := filepath.Abs(dataDir)
-	return dir + "." + insideKeys, err
+	return dir + "." + keyFileInside, err
 }
 
-// readDefaultKeys reads the key file of a data folder from where it is by default. It
-// returns fs.ErrNotExist, with the place beside the folder, where there is none.
+// readDefaultKeys reads the key file of a data folder from its default path, or else from
+// inside the folder. It returns fs.ErrNotExist, with the default path, if there is none.
 func readDefaultKeys(dataDir string) (*secrets.Keys, error) {
-	beside, err := besideKeys(dataDir)
+	beside, err := keyFileBeside(dataDir)
 	if err != nil {
 		return nil, err
 	}
@@ -37,17 +37,17 @@ func readDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return keys, err
 	}
-	if keys, inside := secrets.ReadKeys(filepath.Join(dataDir, insideKeys)); !errors.Is(inside, fs.ErrNotExist) {
+	if keys, inside := secrets.ReadKeys(filepath.Join(dataDir, keyFileInside)); !errors.Is(inside, fs.ErrNotExist) {
 		return keys, inside
 	}
 	return nil, err
 }
 
-// makeDefaultKeys makes the key file of a data folder. It is in the folder only where
-// it cannot be beside it, or might not stay there: where the folder is a volume of its
-// own, as in a container, what is beside it may go with the container.
+// makeDefaultKeys makes the key file of a data folder at its default path. It makes the file
+// inside the folder instead if the path cannot be written, or if the folder is a volume of its
+// own: a file beside the volume may be lost with the container.
 func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
-	beside, err := besideKeys(dataDir)
+	beside, err := keyFileBeside(dataDir)
 	if err != nil {
 		return nil, err
 	}
@@ -57,33 +57,33 @@ func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 			return keys, err
 		}
 	}
-	return secrets.MakeKeys(filepath.Join(dataDir, insideKeys))
+	return secrets.MakeKeys(filepath.Join(dataDir, keyFileInside))
 }
 
-// KeyAdvice says what a folder that was restored needs before its first start;
-// empty: nothing. keyID names the key that sealed the secrets of the backup.
+// KeyAdvice returns what an operator must do before the first start of a restored folder, or ""
+// for nothing. keyID names the key that sealed the secrets in the backup.
 func KeyAdvice(dataDir, keyID string) string {
 	keys, err := readDefaultKeys(dataDir)
 	if keyID == "" || err == nil && keys.Has(keyID) {
 		return ""
 	}
-	beside, err := besideKeys(dataDir)
+	beside, err := keyFileBeside(dataDir)
 	if err != nil {
-		beside = dataDir + "." + insideKeys
+		beside = dataDir + "." + keyFileInside
 	}
 	return fmt.Sprintf("the callers' signing secrets in it are sealed with key %s, which is not in the backup: before the first start copy the key file to %s, "+
 		"with mode 0600, or name it in secrets.key_file", keyID, beside)
 }
 
-// sealer reads, or makes, the keys of callers' secrets.
+// sealer reads or makes the keys that seal callers' secrets.
 type sealer struct{ *Node }
 
-// sealCallers puts the seal before the store of callers. It reads the key file, or
-// makes one where the engines are this process's own and nothing is sealed yet. What
-// was stored in clear, or with an older key, is sealed then.
+// sealCallers wraps the store of callers so that it seals and opens their secrets. It reads the
+// key file. With embedded engines it makes the file if nothing is sealed yet, and seals secrets
+// that were stored in clear or with an older key.
 func (n sealer) sealCallers(ctx context.Context) error {
 	keys, err := n.readKeys()
-	if n.own == nil {
+	if n.embedded == nil {
 		if err != nil {
 			return fmt.Errorf("secrets.key_file: %w", err)
 		}
@@ -103,9 +103,9 @@ func (n sealer) sealCallers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// It starts all the same: secrets can be made anew only while it runs, and triggers
-	// of these callers wait.
-	if who := unopened(report); who != "" {
+	// The process starts even so: an operator can rotate these secrets only while it runs. The
+	// triggers of these callers wait until then.
+	if who := unopenedCallers(report); who != "" {
 		n.log.Error("signing secrets cannot be opened: their callbacks wait", "callers", who, "do", n.sealed.Repair())
 	}
 	changed, err := n.sealed.Reseal(ctx)
@@ -115,21 +115,21 @@ func (n sealer) sealCallers(ctx context.Context) error {
 	return err
 }
 
-// readKeys reads the key file. It returns nil keys where the engines are servers and
-// none is named.
+// readKeys reads the key file. It returns nil keys if the engines are servers and no file is
+// configured.
 func (n sealer) readKeys() (*secrets.Keys, error) {
 	switch file := n.cfg.Secrets.KeyFile; {
 	case file != "":
 		return secrets.ReadKeys(file)
-	case n.own == nil:
+	case n.embedded == nil:
 		return nil, nil
 	}
 	return readDefaultKeys(n.cfg.DataDir)
 }
 
-// makeKeys makes the key file that is missing, unless the store holds what one that
-// was there has sealed. notifyd dev makes one all the same: SeedCaller gives its caller
-// another secret.
+// makeKeys makes the missing key file. It returns key_file_missing if the store has secrets
+// that an earlier key file has sealed. notifyd dev makes a new file even then, because
+// SeedCaller gives its caller a new secret.
 func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 	report, err := users.NewSealedCallers(n.st.callers, nil, n.log).Report(ctx)
 	if err != nil {
@@ -143,18 +143,18 @@ func (n sealer) makeKeys(ctx context.Context) (*secrets.Keys, error) {
 		return makeDefaultKeys(n.cfg.DataDir)
 	}
 	if file == "" {
-		if file, err = besideKeys(n.cfg.DataDir); err != nil {
+		if file, err = keyFileBeside(n.cfg.DataDir); err != nil {
 			return nil, err
 		}
 	}
 	return nil, &notify.Error{
 		Kind: notify.KindUnavailable, Code: "key_file_missing", Field: "secrets.key_file",
 		Msg: fmt.Sprintf("the key file %s is not there, and the signing secrets of %s are sealed with it: put it back from where it is kept; "+
-			"where it is lost, make another one (umask 077; openssl rand -base64 32 >%s), start, and run notifyctl caller rotate-secret CALLER for each", file, named(report.Other), file),
+			"where it is lost, make another one (umask 077; openssl rand -base64 32 >%s), start, and run notifyctl caller rotate-secret CALLER for each", file, someNames(report.Other), file),
 	}
 }
 
-// keyFileError is the error of a key file as the start tells it.
+// keyFileError returns the error of the start for an error of the key file.
 func keyFileError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" && e.Code != "secret_exposed" {
 		return err
@@ -162,8 +162,8 @@ func keyFileError(err error) error {
 	return fmt.Errorf("secrets.key_file: %w", err)
 }
 
-// named names a few callers.
-func named(callers []string) string {
+// someNames lists up to five callers and the number of the others.
+func someNames(callers []string) string {
 	const most = 5
 	if len(callers) > most {
 		return fmt.Sprintf("%s and %d more", strings.Join(callers[:most], ", "), len(callers)-most)
@@ -171,14 +171,14 @@ func named(callers []string) string {
 	return strings.Join(callers, ", ")
 }
 
-// unopened names the callers whose secrets do not open; empty: there is none.
-func unopened(r users.SealReport) string {
+// unopenedCallers lists the callers whose secrets cannot be opened, or returns "" for none.
+func unopenedCallers(r users.SealReport) string {
 	var parts []string
 	if len(r.Other) > 0 {
-		parts = append(parts, "sealed with another key: "+named(r.Other))
+		parts = append(parts, "sealed with another key: "+someNames(r.Other))
 	}
 	if len(r.Damaged) > 0 {
-		parts = append(parts, "damaged: "+named(r.Damaged))
+		parts = append(parts, "damaged: "+someNames(r.Damaged))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -190,8 +190,8 @@ func sealedBy(keys *secrets.Keys) string {
 	return fmt.Sprintf(", sealed with key %s of %s", keys.ID(), keys.File())
 }
 
-// within reports whether a file is in a folder.
-func within(file, dir string) bool {
+// isWithin reports whether a file is in a folder.
+func isWithin(file, dir string) bool {
 	at, err := os.Stat(dir)
 	for d := filepath.Dir(file); err == nil; d = filepath.Dir(d) {
 		if one, err := os.Stat(d); err == nil && os.SameFile(one, at) {

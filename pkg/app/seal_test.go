@@ -71,7 +71,7 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 	// the start that makes the key file.
 	const body, seededBody = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 	n := started()
-	must(n.own.store.Callers().Put(ctx, engine.Caller{ID: "shop", Secrets: []engine.CallerSecret{{Secret: "whsec_" + body}}}))
+	must(n.embedded.store.Callers().Put(ctx, engine.Caller{ID: "shop", Secrets: []engine.CallerSecret{{Secret: "whsec_" + body}}}))
 	must(n.Close())
 	must(os.Remove(keyFile))
 	if holding(t, cfg.DataDir, body) == "" {
@@ -81,7 +81,7 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 	if got := secretsOf(n); got != "whsec_"+body {
 		t.Errorf("of an earlier release: %q", got)
 	}
-	c, _, err := n.own.store.Callers().Get(ctx, "shop")
+	c, _, err := n.embedded.store.Callers().Get(ctx, "shop")
 	if err != nil || !c.Secrets[0].Sealed() {
 		t.Errorf("stored as %+v, %v", c, err)
 	}
@@ -164,7 +164,7 @@ func TestKeyFileInsideTheDataFolder(t *testing.T) {
 		}
 	}
 	must(MakeDataDir(cfg.DataDir))
-	inside, err := secrets.MakeKeys(filepath.Join(cfg.DataDir, insideKeys))
+	inside, err := secrets.MakeKeys(filepath.Join(cfg.DataDir, keyFileInside))
 	must(err)
 	n, err := newNode(cfg, slog.New(slog.DiscardHandler), seams{})
 	must(err)

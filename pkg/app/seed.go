@@ -12,20 +12,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// seeded is what SeedCaller gave a caller last. Secret is the digest of the secret.
+// seeded is what SeedCaller gave a caller last. Secret is a digest of the secret.
 type seeded struct {
 	URLs   []string `json:"urls"`
 	Secret string   `json:"secret"`
 }
 
-// digest stands for a secret of random bytes where it is only compared.
+// digest returns a digest of a secret of random bytes, for comparison alone.
 func digest(secret string) string {
 	sum := sha256.Sum256([]byte(secret))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// gave reports whether the secret is the one that was given last.
-func (s *seeded) gave(secret string) bool { return s.Secret == digest(secret) }
+// matches reports whether secret is the one that was given last.
+func (s *seeded) matches(secret string) bool { return s.Secret == digest(secret) }
 
 func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, id string, urls []string, secret string) error {
 	name := "seeded caller " + id
@@ -35,7 +35,7 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 		err = json.Unmarshal(raw, &last)
 	}
 	if err != nil {
-		return fmt.Errorf("what was seeded before: %w", err)
+		return fmt.Errorf("stored row %s: %w", name, err)
 	}
 	c, _, err := callers.Get(ctx, id)
 	if err != nil {
@@ -50,9 +50,9 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 		}
 		return meta.PutMeta(ctx, name, raw)
 	}
-	if last.apply(&c, urls, secret, time.Now().UnixMilli()) {
-		// Both, until it is done: a start that is cut here must not take what it
-		// did not write for taken away.
+	if last.applyTo(&c, urls, secret, time.Now().UnixMilli()) {
+		// The row has the old and the new URLs until the caller is stored. Otherwise, after a
+		// crash here, the next start would take URLs that were never written for removed ones.
 		if err := note(seeded{slices.Concat(last.URLs, urls), last.Secret}); err != nil {
 			return err
 		}
@@ -66,8 +66,8 @@ func seedCaller(ctx context.Context, meta engine.Meta, callers engine.Callers, i
 	return note(now)
 }
 
-// apply changes a caller, and reports whether it did.
-func (s *seeded) apply(c *engine.Caller, urls []string, secret string, now int64) (changed bool) {
+// applyTo changes a caller to have urls and secret, and reports whether it changed anything.
+func (s *seeded) applyTo(c *engine.Caller, urls []string, secret string, now int64) (changed bool) {
 	kept := slices.ContainsFunc(s.URLs, func(u string) bool { return slices.Contains(c.CallbackURLs, u) })
 	if first := s.Secret == ""; first || kept {
 		list := slices.DeleteFunc(slices.Clone(c.CallbackURLs), func(u string) bool {
@@ -81,11 +81,11 @@ func (s *seeded) apply(c *engine.Caller, urls []string, secret string, now int64
 		changed = !slices.Equal(list, c.CallbackURLs)
 		c.CallbackURLs = list
 	}
-	at := slices.IndexFunc(c.Secrets, func(one engine.CallerSecret) bool { return s.gave(one.Secret) })
+	at := slices.IndexFunc(c.Secrets, func(one engine.CallerSecret) bool { return s.matches(one.Secret) })
 	switch {
-	case !slices.ContainsFunc(c.Secrets, func(one engine.CallerSecret) bool { return !one.Sealed() }): // none that signs
+	case !slices.ContainsFunc(c.Secrets, func(one engine.CallerSecret) bool { return !one.Sealed() }): // it has no usable secret
 		c.Secrets = []engine.CallerSecret{{Secret: secret, Created: now}}
-	case at >= 0 && !s.gave(secret): // simulators made anew, with another one
+	case at >= 0 && !s.matches(secret): // the simulators were made anew, with another secret
 		c.Secrets = slices.Clone(c.Secrets)
 		c.Secrets[at].Secret = secret
 	default:

@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// noPort reports whether log.listen asks for no port.
+// noPort reports whether log.listen means that the embedded log has no port.
 func noPort(addr string) bool { return addr == "" || addr == "off" }
 
 func portOf(addr string) (host string, port int, err error) {
@@ -26,8 +26,8 @@ func portOf(addr string) (host string, port int, err error) {
 	return host, port, err
 }
 
-// countedLog tells the guard of the embedded log what intake adds, so that the
-// cap holds between two measures of the disk.
+// countedLog reports the bytes that intake appends to the guard of the embedded log, so that
+// the cap holds between two measurements of the disk.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)
@@ -42,7 +42,8 @@ func (l countedLog) Append(ctx context.Context, recs []log.Record) error {
 	return l.Log.Append(ctx, recs)
 }
 
-func (n builder) counted() intake.Log {
+// intakeLog returns the log for intake: the producer, wrapped as the engines need.
+func (n builder) intakeLog() intake.Log {
 	var log intake.Log = n.producer
 	if n.servers != nil && n.servers.probe != nil {
 		log = newPatientLog(log, n.servers.probe.Err)
@@ -79,11 +80,11 @@ func (n builder) buildServer() error {
 		shared = n.servers.limits
 	}
 	n.server, err = server.New(api, server.Deps{
-		SharedTokens: shared, Grants: n.grants, LoadLocal: n.own != nil && !cfg.callsReal(),
-		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.own == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
-		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
+		SharedTokens: shared, Grants: n.grants, LoadLocal: n.embedded != nil && !cfg.callsReal(),
+		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, OmitsFanouts: n.embedded == nil && !cfg.Cassandra.EveryReceiver, Status: n.st.status,
+		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.outcomeCallers.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: allCircuits{n.circuits, n.cards}, TestProvider: see.testProvider, CheckURL: n.later.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
-		Receipts: n.receipts.webhooks(), Tail: see.tailed(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).rated, Accounts: cardWriter(n).allAccounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,
+		Receipts: n.receipts.webhooks(), Tail: see.outcomeTail(), Doctor: see.doctor, Lag: see.lag, Rates: cardWriter(n).allRates, Accounts: cardWriter(n).allAccounts, Page: func(of http.Handler) http.Handler { return newPage(n.Node, of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: see.backup, Debug: see.debug, Ready: n.Ready,
 		Warnings: see.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge, Admission: n.admission,
 		Metrics: n.metrics.Registry, Hooks: n.metrics.HTTP(), Log: n.log, Tracer: n.tracer,
@@ -91,29 +92,29 @@ func (n builder) buildServer() error {
 	return err
 }
 
-// warnings are what is wrong although requests are taken.
+// warnings returns the codes of what is wrong although the API takes requests.
 func (n views) warnings() (codes []string) {
-	if n.own != nil && len(n.own.broker.Losses()) > 0 {
+	if n.embedded != nil && len(n.embedded.broker.Losses()) > 0 {
 		codes = append(codes, "log_damaged")
 	}
-	if n.own != nil && len(n.own.posLost) > 0 {
+	if n.embedded != nil && len(n.embedded.lostGroupPositions) > 0 {
 		codes = append(codes, "positions_lost")
 	}
-	if len(n.groups.held()) > 0 {
+	if len(n.groups.heldPartitions()) > 0 {
 		codes = append(codes, "store_newer")
 	}
 	return codes
 }
 
-// tailed is what sees outcomes as they happen: those of all processes.
-func (n views) tailed() server.Tail {
+// outcomeTail returns the tail of outcomes, of all processes.
+func (n views) outcomeTail() server.Tail {
 	if n.servers != nil {
 		return n.servers.tails
 	}
 	return n.tail
 }
 
-// backup is Backup for the server.
+// backup does Backup, with the type that the server needs.
 func (n views) backup(ctx context.Context) (server.Snapshot, error) {
 	s, err := n.Backup(ctx)
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// patientLog is the log of brokers, for intake: once an append has failed because
-// nobody answers, and the probe says the same, the next ones fail at once, so
-// that a request is refused, or spilled, in a millisecond and not after a second.
+// patientLog is the log for intake if the log is Kafka. Once an append has failed because no
+// broker answers, and the probe confirms it, further appends fail at once. So a request is
+// refused or spilled within a millisecond instead of a second.
 type patientLog struct {
 	intake.Log
-	away   func() error // what the probe says
-	failed *atomic.Bool // the last append
+	away   func() error // the result of the probe
+	failed *atomic.Bool // the last append failed because no broker answered
 }
 
 func newPatientLog(log intake.Log, away func() error) patientLog {

@@ -16,28 +16,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// servers is what a process over shared engines keeps beside its stages.
+// servers has what a process needs only if its engines are servers.
 type servers struct {
 	partitions  spreads
-	probe       *log.Probe // nil: the log says itself whether it is there
+	probe       *log.Probe // nil: appends alone show whether the log is there
 	historian   history.Historian
 	dispatchers *cluster.Peers
 	standings   *cluster.Standings
 	tails       *cluster.Tails
 	checks      []serverCheck
-	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
-	seen        *store.Seen                     // in front of outcome rows; nil: they are read
-	limits      *limit.Shared                   // nil: each process has its own
-	requests    func() map[requestKind]int64    // made of the servers; nil: not counted
+	listen      func(ctx context.Context) error // wakes the follower of preferences on a change; nil: it polls
+	seen        *store.Seen                     // the filter in front of outcome rows; nil: rows are always read
+	limits      *limit.Shared                   // limits over all processes; nil: each process has its own
+	requests    func() map[requestKind]int64    // counts the requests to the servers; nil: not counted
 }
 
-// serverCheck looks at one engine for the doctor.
+// serverCheck checks one engine for the doctor.
 type serverCheck func(ctx context.Context) engine.Findings
 
-// followEvery is how often what operators changed in another process is read.
+// followEvery is the time between two reads of what operators changed in other processes.
 const followEvery = time.Second
 
-// Pauses between two looks of the process that looks for all.
+// Pauses between two reads by the process that reads for all.
 const (
 	lagsEvery     = 2 * time.Second
 	deferredEvery = 5 * time.Second
@@ -49,7 +49,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	if s.probe != nil {
 		ps["log probe"] = s.probe.Run
 	}
-	if len(do.Lanes) == 0 { // nobody here calls anyone
+	if len(do.Lanes) == 0 { // this process calls no provider
 		delete(ps, "preferences")
 		delete(ps, "cancels")
 		delete(ps, "committer")
@@ -61,7 +61,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 	ps["partitions"] = func(ctx context.Context) error {
 		return s.partitions.follow(ctx, n.parallel.recount, func(err error) {
-			n.log.Warn("over how many partitions users are spread cannot be read", "err", err)
+			n.log.Warn("the number of partitions that users are spread over cannot be read; the next read tries again", "err", err)
 		})
 	}
 	ps["follower"], ps["card"] = n.follow, n.cards.Run
@@ -72,7 +72,7 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 		ps["clock"] = n.clock.Run
 	}
 	if do.Operator {
-		ps["group "+history.WritersGroup] = n.groups.of(history.WritersGroup).Run
+		ps["group "+history.WritersGroup] = n.groups.byName(history.WritersGroup).Run
 		for name, run := range n.purges() {
 			ps[name] = n.alone(name, run)
 		}
@@ -84,8 +84,8 @@ func (n runner) addServerParts(ps parts, do cluster.Tasks) {
 	}
 }
 
-// addFigures adds the parts that find out, in one process for all, what the servers would
-// be asked by each process else, and those that follow it.
+// addFigures adds the parts by which one process asks the servers for all, and the parts that
+// read its results in the others.
 func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	lags := &cluster.Figure[[]api.GroupLag]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "lags", Log: n.log}
 	deferred := &cluster.Figure[worker.DeferredCount]{Beats: n.st.beats, Lease: n.st.lease, Owner: n.owner, Name: "deferred", Log: n.log}
@@ -96,14 +96,13 @@ func (n runner) addFigures(ps parts, do cluster.Tasks) {
 	if do.Operator {
 		ps["deferred"] = deferred.Find(cmp.Or(n.deferred.Pause, deferredEvery), func(ctx context.Context) (worker.DeferredCount, error) { return n.deferred.Count(ctx, time.Now()) })
 	}
-	if names := n.groups.watched(do); len(names) > 0 {
-		ps["lags seen"] = lags.Follow(func(all []api.GroupLag) { n.groups.take(all, names) })
+	if names := n.groups.watchedGroups(do); len(names) > 0 {
+		ps["lags seen"] = lags.Follow(func(all []api.GroupLag) { n.groups.setLags(all, names) })
 	}
 }
 
-// follow applies what operators changed through another process: over how many shards
-// timers are spread, which lanes and campaigns are paused, which circuits of callers
-// are held, and which grants for load hold.
+// follow reads and applies every followEvery what operators changed through another process:
+// the number of timer shards, paused lanes and campaigns, held circuits, and load grants.
 func (n runner) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		notify.Sleep(ctx, followEvery)
@@ -119,7 +118,7 @@ func (n runner) follow(ctx context.Context) error {
 		}
 		stop()
 		if err != nil && ctx.Err() == nil {
-			n.log.Warn("what operators changed cannot be read", "err", err)
+			n.log.Warn("what operators changed through other processes cannot be read; the next read tries again", "err", err)
 		}
 	}
 	return nil

@@ -22,9 +22,8 @@ var (
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
-// collectShared reads what stands in front of engines that are servers: the
-// seen-filter and the shared limits; and how far the clock is off from theirs. With
-// embedded engines there are none, and all stays 0.
+// collectShared collects the metrics of the seen-filter, the shared limits, the requests to
+// servers and the clock. With embedded engines all are 0.
 func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen store.SeenStats
 	var limits limit.SharedStats
@@ -48,20 +47,21 @@ func (c *nodeCollector) collectShared(ch chan<- prometheus.Metric, gauge func(d 
 	} {
 		count(descSeen, keys, result)
 	}
-	gauge(descSeenOff, one(seen.Off))
+	gauge(descSeenOff, boolGauge(seen.Off))
 	count(descLimitFail, limits.Failed)
 	count(descLimitOwn, limits.Alone)
-	gauge(descLimitOff, one(limits.Off))
+	gauge(descLimitOff, boolGauge(limits.Off))
 	for r, n := range requests() {
 		count(descRequests, uint64(n), r.server, r.kind)
 	}
 	gauge(descClock, c.n.clock.Offset().Seconds())
 }
 
-// requestKind is the labels of descRequests.
+// requestKind has the labels of descRequests.
 type requestKind struct{ server, kind string }
 
-// requestCounts returns what was asked of Cassandra, by all stores of it, of Redis and of Kafka.
+// requestCounts returns the numbers of requests to Cassandra (over all its stores), Redis and
+// Kafka.
 func requestCounts(cs []*cassandra.Store, rd redis.Counts, k log.Counts) map[requestKind]int64 {
 	var sum cassandra.Counts
 	for _, s := range cs {
@@ -81,7 +81,7 @@ func requestCounts(cs []*cassandra.Store, rd redis.Counts, k log.Counts) map[req
 	}
 }
 
-func one(b bool) float64 {
+func boolGauge(b bool) float64 {
 	if b {
 		return 1
 	}

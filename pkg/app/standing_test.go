@@ -135,7 +135,7 @@ func TestStandingOfAnotherProcess(t *testing.T) {
 	front, operator := runAs(t, "api", cfg, seam), runAs(t, "operator", cfg, seam)
 	runAs(t, "worker:email", cfg, seam)
 	lane := notify.LaneOf(notify.Email, notify.OTP)
-	if why := operator.stands(lane); why != "" {
+	if why := operator.standingText(lane); why != "" {
 		t.Fatalf("held back before any call: %s", why)
 	}
 	send := func() string {
@@ -150,7 +150,7 @@ func TestStandingOfAnotherProcess(t *testing.T) {
 	}
 	front.becomes(t, send(), "DEFERRED")
 	const why = "the circuit of sendgrid is open (http_403)"
-	eventually(t, "the operator's process knows of the circuit", func() bool { return operator.stands(lane) == why })
+	eventually(t, "the operator's process knows of the circuit", func() bool { return operator.standingText(lane) == why })
 	waits := send()
 	eventually(t, "the API says what it waits for", func() bool {
 		line, err := front.client.Timeline(t.Context(), waits)

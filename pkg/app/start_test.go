@@ -48,7 +48,7 @@ func TestNothingIsCalledBeforeCancelsAreKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.own.store.Cancels().Put(t.Context(), engine.Cancel{Scope: sent.NotificationID, Caller: "test", At: time.Now().UnixMilli()}); err != nil {
+	if _, err := a.embedded.store.Cancels().Put(t.Context(), engine.Cancel{Scope: sent.NotificationID, Caller: "test", At: time.Now().UnixMilli()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.stop(); err != nil {
@@ -106,7 +106,7 @@ func TestEndOfAPart(t *testing.T) {
 		{"cancelled by something else", going, fmt.Errorf("reading: %w", context.Canceled), true},
 		{"failed", going, failed, true},
 	} {
-		if err := endOf(c.ctx, c.err); (err != nil) != c.failed {
+		if err := partError(c.ctx, c.err); (err != nil) != c.failed {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -129,7 +129,7 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var rows []notify.Row
-	if err := l.own.store.Status().Request(t.Context(), id.Base, func(r *notify.Row) error { rows = append(rows, *r); return nil }); err != nil {
+	if err := l.embedded.store.Status().Request(t.Context(), id.Base, func(r *notify.Row) error { rows = append(rows, *r); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	want := map[int]int{}
@@ -144,22 +144,22 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 		}
 		l.becomes(t, sent.NotificationID, "DELIVERED")
 	}
-	ends, err := l.barrier(t.Context())
+	ends, err := l.firstTopicEnds(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.own.history.Sync(t.Context(), ends); err != nil {
+	if err := l.embedded.history.Sync(t.Context(), ends); err != nil {
 		t.Fatal(err)
 	}
 	for i := range rows {
 		r := &rows[i]
-		if err := l.own.broker.TrimOnce(map[string]map[int32]int64{r.Topic: {r.LogPart: r.Offset + 1}}); err != nil {
+		if err := l.embedded.broker.TrimOnce(map[string]map[int32]int64{r.Topic: {r.LogPart: r.Offset + 1}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := l.reader.Fetch(t.Context(), log.TopicPartition{Topic: r.Topic, Partition: r.LogPart}, r.Offset); notify.KindOf(err) != notify.KindGone {
 			t.Fatalf("not trimmed: %v", err)
 		}
-		seen, err := l.seen(t.Context(), r)
+		seen, err := l.firstCopyReceivers(t.Context(), r)
 		if err != nil || len(seen) != want[i] {
 			t.Errorf("%d of %d receivers, %v", len(seen), want[i], err)
 		}

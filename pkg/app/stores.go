@@ -15,10 +15,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// stores are the engines of a process as its stages see them: one field a
-// contract, whoever keeps it. openEmbedded and openDistributed fill them.
+// stores are the engines of a process as its stages see them: one field for each contract,
+// whichever engine implements it. openEmbedded and openDistributed fill them.
 type stores struct {
-	id string // names the installation: the same in every process over the same stores
+	id string // of the installation; the same in every process over the same stores
 
 	status    engine.Status
 	history   history.Reader
@@ -29,7 +29,7 @@ type stores struct {
 	campaigns *store.Campaigns
 	idem      request.Idem
 	exclusive bool         // no other process can have idem open
-	spill     intake.Spill // nil: there is none, and critical messages are refused as others are while the log is away
+	spill     intake.Spill // nil: there is none, and otp and alert are refused like others while the log is away
 	letters   engine.DeadLetters
 	jobs      *store.Jobs
 	audit     *store.Audit
@@ -41,29 +41,29 @@ type stores struct {
 	triggers  engine.Triggers
 	limits    limit.Blocks
 	jobLease  engine.Lease      // of jobs
-	lease     engine.Lease      // of timer shards, and of what one process does for all; nil: this process is alone
-	beats     engine.Heartbeats // of those that share work
+	lease     engine.Lease      // of timer shards, and of parts that one process runs for all; nil: this process is alone
+	beats     engine.Heartbeats // of processes that share work
 	broadcast engine.Broadcast  // to other processes; nil: this process is alone
 
 	queue  func(name string, maxReceives int) (engine.Queue, error)
-	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // of a queue's messages; nil: they cannot be looked at
+	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // calls fn with a queue's messages; nil: the engine cannot list them
 
 	conn       log.Conn                              // of the log
 	spread     func(topic string) notify.Spread      // over the partitions of a lane's topic
 	partitions func(topic string) (n int, err error) // for keys now; see log.ProducerConfig. Nil: the numbers never change
-	gate       intake.Gate                           // whether the log takes more; nil: it says so itself
+	gate       intake.Gate                           // whether the log takes more; nil: appends show it
 	bulkGate   func() error                          // gate, for bulk lanes; nil: gate
 	laterGate  func() error
-	appended   func(bytes int)                                                           // is told what intake adds; nil: nobody is
-	ready      func() error                                                              // what keeps a process from its work; nil: nothing
-	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // of a chunk, from the history
+	appended   func(bytes int)                                                           // called with what intake appends; may be nil
+	ready      func() error                                                              // returns what keeps the process from its work
+	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // returns a chunk from the history
 }
 
-// nearQueue is the queue of near timers: where several processes write timers, the
-// owner of a shard hears through it of what a scan may have passed.
+// nearQueue is the queue of near timers, for when several processes write timers. Through it
+// the owner of a shard gets timers that its scan may have passed already.
 const (
 	nearQueue    = "near-timers"
-	nearReceives = 100 // its row is released by the sweeper when its message dies
+	nearReceives = 100 // when a message dies, the sweeper releases the timer by its row
 )
 
 // queues are the delay queues that every installation has.

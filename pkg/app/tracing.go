@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// newTracer makes the tracer; nil where no collector is configured.
+// newTracer returns the tracer, or nil if no collector is configured.
 func newTracer(n *Node) (*trace.Tracer, error) {
 	c := n.cfg.Tracing
 	if c.Endpoint == "" {
@@ -37,8 +37,8 @@ func newTracer(n *Node) (*trace.Tracer, error) {
 	return trace.New(c)
 }
 
-// collectorHeaders reads a file of headers. What is wrong with it is told without
-// its values.
+// collectorHeaders reads a file of HTTP headers. Its errors do not contain the values, which
+// may be secret.
 func collectorHeaders(file string) (map[string]string, error) {
 	if file == "" {
 		return nil, nil
@@ -67,10 +67,10 @@ func collectorHeaders(file string) (map[string]string, error) {
 	return headers, nil
 }
 
-// What follows stands between stages only where there is a tracer: without one
-// they call each other as ever.
+// The following wrappers are used only if there is a tracer. Without one the stages call each
+// other directly.
 
-// tracedLog makes a span of what a request appends.
+// tracedLog makes a span of each append of a request.
 type tracedLog struct {
 	intake.Log
 	tracer *trace.Tracer
@@ -80,10 +80,10 @@ func (l tracedLog) Append(ctx context.Context, recs []log.Record) error {
 	s := l.tracer.Start("append", trace.Of(ctx))
 	s.Int("notifyd.records", len(recs))
 	err := l.Log.Append(ctx, recs)
-	return ended(&s, err)
+	return endSpan(&s, err)
 }
 
-// tracedLater makes a span of what a request puts off.
+// tracedLater makes a span of each schedule that a request stores.
 type tracedLater struct {
 	intake.Later
 	tracer *trace.Tracer
@@ -93,7 +93,7 @@ func (l tracedLater) Put(ctx context.Context, ss []engine.Schedule, ts []engine.
 	s := l.tracer.Start("park", trace.Of(ctx))
 	s.Int("notifyd.timers", len(ts))
 	err := l.Later.Put(ctx, ss, ts)
-	return ended(&s, err)
+	return endSpan(&s, err)
 }
 
 func traceLater(t *trace.Tracer, to intake.Later) intake.Later {
@@ -103,7 +103,7 @@ func traceLater(t *trace.Tracer, to intake.Later) intake.Later {
 	return tracedLater{to, t}
 }
 
-// tracedRows makes a span of the index rows of triggers a request makes.
+// tracedRows makes a span of each write of triggers' index rows.
 type tracedRows struct {
 	trigger.Later
 	tracer *trace.Tracer
@@ -113,10 +113,10 @@ func (l tracedRows) Put(ctx context.Context, ts []engine.Timer) error {
 	s := l.tracer.Start("park", trace.Of(ctx))
 	s.Int("notifyd.timers", len(ts))
 	err := l.Later.Put(ctx, ts)
-	return ended(&s, err)
+	return endSpan(&s, err)
 }
 
-func ended(s *trace.Span, err error) error {
+func endSpan(s *trace.Span, err error) error {
 	if err != nil {
 		s.Fail(notify.KindOf(err).String())
 	}
@@ -124,12 +124,12 @@ func ended(s *trace.Span, err error) error {
 	return err
 }
 
-// maxReleased is how many spans a batch of due timers makes at most.
+// maxReleased is the most spans that a batch of due timers makes.
 const maxReleased = 64
 
-// traceRelease makes a span of each parked envelope that is handed on: a batch
-// holds those of many requests, one envelope those of many receivers. A trigger's
-// timer knows no trace; its row does, and its call makes a span.
+// traceRelease wraps to so that each parked envelope of a batch makes a span of its own: the
+// envelopes belong to different requests. A trigger's timer has no trace context; the
+// trigger's row has it, and the call of the trigger makes a span.
 func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
 	if t == nil {
 		return to
@@ -148,7 +148,7 @@ func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) erro
 		}
 		err := to(ctx, ts)
 		for i := range spans {
-			_ = ended(&spans[i], err)
+			_ = endSpan(&spans[i], err)
 		}
 		return err
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// keepFailed is how many of the latest records of notifications-failed stay for
-// services that read the topic; callers' feeds do not depend on it.
+// keepFailed is how many of the latest records of notifications-failed stay for other services
+// that read the topic. Callers' feeds do not depend on it.
 const keepFailed = 100_000
 
-// safe is what may be trimmed: behind what the groups have committed and, for
-// first attempts, behind what history has sealed.
-func (gs *groups) safe(sealed map[history.Part]int64) map[string]map[int32]int64 {
+// trimOffsets returns the offsets below which records may be trimmed: those that the groups
+// have committed and, for first attempts, that the history has sealed.
+func (gs *groups) trimOffsets(sealed map[history.Part]int64) map[string]map[int32]int64 {
 	out := map[string]map[int32]int64{}
 	gs.partitions(func(_ string, p *log.PartitionStats) {
 		if out[p.TP.Topic] == nil {
@@ -25,7 +25,7 @@ func (gs *groups) safe(sealed map[history.Part]int64) map[string]map[int32]int64
 		}
 		at := p.Committed
 		if p.TP.Topic == notify.TopicFailed || p.TP.Topic == trigger.TopicDLQ {
-			at -= keepFailed // others read it too
+			at -= keepFailed // other services read these topics too
 		}
 		if at > 0 {
 			out[p.TP.Topic][p.TP.Partition] = at
@@ -43,23 +43,24 @@ func (gs *groups) safe(sealed map[history.Part]int64) map[string]map[int32]int64
 	return out
 }
 
-// trimEvery is how often the log of servers is trimmed.
+// trimEvery is the time between two trims of Kafka's topics.
 const trimEvery = time.Minute
 
-// keepRead is how long records stay that other services read beside our groups, of
-// notifications-failed and the like. It is as long as rows of triggers are kept.
+// keepRead is how long records stay in topics that other services read too, such as
+// notifications-failed. It is as long as rows of triggers are kept.
 const keepRead = 30 * 24 * time.Hour
 
-// trim removes records that every group of ours has committed and that are older
-// than keep. What is not archived stays for archive.wait longer. Kafka's own retention is off for these topics: it would remove
-// what a paused lane, or a process that is down, has not read.
+// trim removes, every trimEvery, records that every group of notifyd has committed and that are
+// older than keep. Records that are not archived stay for archive.wait longer. Kafka's own
+// retention is off for these topics: it would remove records that a paused lane, or a process
+// that is down, has not read.
 func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, 30*time.Second)
 		err := gs.trimOnce(call, keep, time.Now())
 		stop()
 		if err != nil && ctx.Err() == nil {
-			gs.log.Warn("the log cannot be trimmed", "err", err)
+			gs.log.Warn("the log cannot be trimmed; the next trim tries again", "err", err)
 		}
 		notify.Sleep(ctx, trimEvery)
 	}
@@ -68,7 +69,7 @@ func (gs *groups) trim(ctx context.Context, keep time.Duration) error {
 
 func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Time) error {
 	var lanes, read []string
-	done := map[string][]map[log.TopicPartition]int64{} // what the groups of a topic have committed
+	done := map[string][]map[log.TopicPartition]int64{} // by topic, the commits of each of its groups
 	for _, g := range gs.names {
 		at, err := gs.admin.Committed(ctx, g)
 		if err != nil {
@@ -90,7 +91,7 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 	if err != nil {
 		return err
 	}
-	archived, err := gs.archived(ctx, now.Add(-keep))
+	archived, err := gs.archivedOffsets(ctx, now.Add(-keep))
 	if err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 			if until, waits := archived[tp]; waits {
 				at = min(at, until)
 			}
-			// One record stays: its age shows an audit how far the log reaches back.
+			// One more record stays: its age shows an audit how far back the log reaches.
 			if at--; at > starts[tp] {
 				below[tp] = at
 			}
@@ -122,9 +123,9 @@ func (gs *groups) trimOnce(ctx context.Context, keep time.Duration, now time.Tim
 	return gs.admin.DeleteRecords(ctx, below)
 }
 
-// archived returns, of the topics that the archive reads, the offset below which records from
-// before kept need not wait for it. It is empty where there is no archive.
-func (gs *groups) archived(ctx context.Context, kept time.Time) (map[log.TopicPartition]int64, error) {
+// archivedOffsets returns, for the topics that the archive reads, the offset below which
+// records from before kept need not wait for the archive. It is empty if there is no archive.
+func (gs *groups) archivedOffsets(ctx context.Context, kept time.Time) (map[log.TopicPartition]int64, error) {
 	if gs.archive == nil {
 		return nil, nil
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// problem is a value that is refused: its key, the value and the rule, and where
-// it was set.
+// problem is a value that is refused: its key, a text with the value and the rule, and where it
+// was set.
 type problem struct{ key, text, origin string }
 
 func (p problem) Error() string {
@@ -33,8 +33,8 @@ func (p problem) Error() string {
 	return s
 }
 
-// originOf says where a value, or those of a group that are not defaults, were
-// set; empty: nowhere but in the program.
+// originOf returns where a value, or the values of a section that are not defaults, were set.
+// It returns "" if all are defaults.
 func originOf(origin map[string]string, key string) string {
 	var from []string
 	for k, o := range origin {
@@ -46,8 +46,8 @@ func originOf(origin map[string]string, key string) string {
 	return strings.Join(from, ", ")
 }
 
-// undecodable are the values that are not of their key's kind. Only numbers,
-// switches and times are told: others may hold a secret.
+// undecodable returns a problem for each value that is not of its key's type. It shows only
+// numbers, switches and durations: other values may be secret.
 func undecodable(err error, fields map[string]setting.Field, get func(key string) any) (problems []problem) {
 	switch e := err.(type) { //nolint:errorlint // each is looked into below
 	case nil:
@@ -89,14 +89,14 @@ var queuePrefix = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
 // topicPrefix leaves room for the longest name of a topic or group: Kafka takes 249.
 var topicPrefix = regexp.MustCompile(`^[a-zA-Z0-9._-]{0,100}$`)
 
-// forms say what is wrong with a text: those of the tag "is".
+// forms has the checks of the tag "is". A check returns what is wrong with a text, or "".
 var forms = map[string]func(text string) string{
 	"address":   notAddress,
 	"loopback":  notLoopback,
 	"host:port": notHostPort,
 	"url": func(s string) string {
 		u, err := url.Parse(s)
-		return unless(err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https"), "%q is not an http or https URL", s)
+		return messageUnless(err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https"), "%q is not an http or https URL", s)
 	},
 	"collector": func(s string) string {
 		if err := trace.CheckEndpoint(s); err != nil {
@@ -106,27 +106,27 @@ var forms = map[string]func(text string) string{
 	},
 	"category": func(s string) string {
 		_, ok := notify.ParseCategory(s)
-		return unless(ok, "no category is called %q", s)
+		return messageUnless(ok, "no category is called %q", s)
 	},
 	"lane": func(s string) string {
 		_, ok := notify.ParseLane(s)
-		return unless(ok, "no lane is called %q", s)
+		return messageUnless(ok, "no lane is called %q", s)
 	},
 	"keyspace": func(s string) string {
-		return unless(cassandra.KeyspaceName.MatchString(s), "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", s)
+		return messageUnless(cassandra.KeyspaceName.MatchString(s), "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", s)
 	},
 	"queue": func(s string) string {
-		return unless(queuePrefix.MatchString(s), "%q is not of letters, digits, - and _, 71 at most", s)
+		return messageUnless(queuePrefix.MatchString(s), "%q is not of letters, digits, - and _, 71 at most", s)
 	},
 	"topic": func(s string) string {
-		return unless(topicPrefix.MatchString(s), "%q is not of letters, digits, ., - and _, 100 at most", s)
+		return messageUnless(topicPrefix.MatchString(s), "%q is not of letters, digits, ., - and _, 100 at most", s)
 	},
 	"prefix": func(s string) string {
-		return unless(!strings.ContainsAny(s, "{} \n\r"), "%q has braces, spaces or line breaks", s)
+		return messageUnless(!strings.ContainsAny(s, "{} \n\r"), "%q has braces, spaces or line breaks", s)
 	},
 }
 
-func unless(ok bool, format, value string) string {
+func messageUnless(ok bool, format, value string) string {
 	if ok {
 		return ""
 	}
@@ -138,7 +138,7 @@ func notAddress(s string) string {
 	if err == nil { // a number up to 65535, or the name of a service
 		_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
 	}
-	return unless(err == nil, "%q is not host:port", s)
+	return messageUnless(err == nil, "%q is not host:port", s)
 }
 
 func notLoopback(s string) string {
@@ -146,7 +146,7 @@ func notLoopback(s string) string {
 		return bad
 	}
 	host, _, _ := net.SplitHostPort(s)
-	return unless(noPort(s) || host == "localhost" || net.ParseIP(host).IsLoopback(),
+	return messageUnless(noPort(s) || host == "localhost" || net.ParseIP(host).IsLoopback(),
 		"%q is not a loopback address: anybody who reaches the log can read it; use 127.0.0.1:PORT, or off", s)
 }
 
@@ -155,10 +155,10 @@ func notHostPort(s string) string {
 	if i := strings.LastIndexByte(s, '@'); i >= 0 { // a URL may have a password before it
 		s = "..." + s[i:]
 	}
-	return unless(err == nil && host != "" && port != "", "%q is not host:port", s)
+	return messageUnless(err == nil && host != "" && port != "", "%q is not host:port", s)
 }
 
-// validate returns what is wrong with the values, in no order.
+// validate returns the problems of the configuration, in no order.
 func (c *Config) validate() (problems []problem) {
 	bad := func(key, format string, args ...any) {
 		problems = append(problems, problem{key: key, text: fmt.Sprintf(format, args...)})

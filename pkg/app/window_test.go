@@ -42,7 +42,7 @@ func TestAuditSeesWhatCameDue(t *testing.T) {
 			l.becomes(t, sent.NotificationID, "DELIVERED")
 			if name == "sealed" {
 				eventually(t, "the history has sealed it", func() bool {
-					for _, at := range l.own.history.Sealed() {
+					for _, at := range l.embedded.history.Sealed() {
 						if at > 0 {
 							return true
 						}

@@ -9,16 +9,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// How a part that one process runs for all is held: the lease is renewed often
-// enough that a part of a dead process goes on elsewhere within ten seconds.
+// The lease of a part that one process runs for all. After the process has died, another one
+// runs the part within ten seconds.
 const (
 	aloneTTL   = 8 * time.Second
 	aloneRenew = 2 * time.Second
 )
 
-// Alone returns run so that one process at a time runs it, by a lease of its name.
-// Without a lease (nil) this process is alone. The lease is for efficiency: run must bear
-// that another process runs it for a while beside this one.
+// Alone wraps run so that one process at a time runs it, guarded by a lease under name. With
+// a nil lease this process is the only one. The lease only avoids double work and is no
+// fencing: two processes may run the part at the same time for a while, and run must be safe
+// then.
 func Alone(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run
@@ -26,8 +27,8 @@ func Alone(lease engine.Lease, owner, name string, run func(context.Context) err
 	p := &soloPart{lease: lease, owner: owner, name: "part:" + name, run: run}
 	return func(ctx context.Context) error {
 		for ctx.Err() == nil {
-			if got, err := p.ask(ctx, lease.Acquire); err == nil && got {
-				if err := p.hold(ctx); err != nil {
+			if got, err := p.callLease(ctx, lease.Acquire); err == nil && got {
+				if err := p.runWhileHeld(ctx); err != nil {
 					return err
 				}
 			}
@@ -44,14 +45,16 @@ type soloPart struct {
 	run         func(context.Context) error
 }
 
-func (p *soloPart) ask(ctx context.Context, question func(ctx context.Context, name, owner string, ttl time.Duration) (bool, error)) (bool, error) {
+// callLease calls Acquire or Renew of the lease with a deadline of aloneRenew.
+func (p *soloPart) callLease(ctx context.Context, method func(ctx context.Context, name, owner string, ttl time.Duration) (bool, error)) (bool, error) {
 	ctx, stop := context.WithTimeout(ctx, aloneRenew)
 	defer stop()
-	return question(ctx, p.name, p.owner, aloneTTL)
+	return method(ctx, p.name, p.owner, aloneTTL)
 }
 
-// hold runs the part for as long as its lease can be renewed.
-func (p *soloPart) hold(ctx context.Context) error {
+// runWhileHeld runs the part until ctx ends, the part ends, or its lease is lost. It counts
+// the lease as lost aloneRenew before it would expire.
+func (p *soloPart) runWhileHeld(ctx context.Context) error {
 	held, lost := context.WithCancel(ctx)
 	defer lost()
 	ended := make(chan error, 1)
@@ -63,19 +66,19 @@ func (p *soloPart) hold(ctx context.Context) error {
 		select {
 		case err := <-ended:
 			if ctx.Err() == nil && held.Err() != nil {
-				return nil // it was stopped: the lease is another's
+				return nil // the lease was lost and the part stopped: do not release it
 			}
 			if ctx.Err() == nil && err == nil {
-				return errors.New("ended by itself")
+				return errors.New("the part returned before it was stopped")
 			}
 			call, stop := context.WithTimeout(context.WithoutCancel(ctx), aloneRenew)
-			_ = p.lease.Release(call, p.name, p.owner) // else it runs out
+			_ = p.lease.Release(call, p.name, p.owner) // if this fails, the lease expires
 			stop()
 			return err
 		case <-tick.C:
 		}
 		began := time.Now()
-		switch got, err := p.ask(held, p.lease.Renew); {
+		switch got, err := p.callLease(held, p.lease.Renew); {
 		case err == nil && got:
 			trusted = began.Add(aloneTTL - aloneRenew)
 		case err == nil || time.Now().After(trusted):

@@ -11,18 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// campaignHoldsMeta is where the store keeps which campaigns are held back.
+// campaignHoldsMeta names the row of engine.Meta with the campaigns that are held back.
 const campaignHoldsMeta = "campaign_holds"
 
-// maxCampaignHolds bounds the row of holds. Holds of campaigns that have ended count
-// until they are resumed.
+// maxCampaignHolds bounds the size of that row. The hold of a campaign that has ended counts
+// until an operator resumes the campaign.
 const maxCampaignHolds = 1000
 
-// CampaignHolds implements server.CampaignHolds: holds are in the store, and the
-// workers of every process follow them.
+// CampaignHolds implements server.CampaignHolds. The holds are stored, and the workers of
+// every process follow them.
 type CampaignHolds struct{ followed[api.CampaignHold] }
 
-// OpenCampaignHolds reads the holds before the workers are made, and tells them.
+// OpenCampaignHolds reads the holds and applies them to workers. Call it before the workers
+// run, so that none sends for a campaign that is held.
 func OpenCampaignHolds(ctx context.Context, meta engine.Meta, workers *worker.Campaigns) (*CampaignHolds, error) {
 	c := &CampaignHolds{}
 	c.meta, c.name, c.apply = meta, campaignHoldsMeta, func(stored map[string]api.CampaignHold) {

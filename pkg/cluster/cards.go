@@ -18,58 +18,58 @@ import (
 const (
 	cardGroup = "cards"
 	cardBeat  = 5 * time.Second  // between two cards of a process
-	cardLate  = 3 * cardBeat     // the age of a card from which its process is missing
-	cardTTL   = 10 * time.Minute // how long a process that has not left stays listed as missing
-	cardReads = time.Second      // the least between two reads, however many operators ask
-	cardCall  = 2 * time.Second  // the longest that a read or a beat may take
+	cardLate  = 3 * cardBeat     // a process whose card is older is missing
+	cardTTL   = 10 * time.Minute // how long a process that died stays listed as missing
+	cardReads = time.Second      // the shortest time between two reads, however many operators ask
+	cardCall  = 2 * time.Second  // time limit of a read or a beat
 
 	maxCard         = 16 << 10 // bytes
 	maxCardCircuits = 64
 )
 
-// Card is what a process tells operators of itself.
+// Card is what a process reports about itself to operators.
 type Card struct {
 	api.Process
-	Owner    string          `json:"-"` // unlike that of any other process; All says it
+	Owner    string          `json:"-"` // unique among processes; All sets it
 	Rates    api.Rates       `json:"rates"`
 	Circuits []api.Circuit   `json:"circuits"`
-	Accounts []api.Account   `json:"accounts,omitempty"` // of providers that it calls
+	Accounts []api.Account   `json:"accounts,omitempty"` // at the providers that it calls
 	Groups   []GroupWork     `json:"groups"`
-	Findings engine.Findings `json:"findings"` // about this process alone; to others it tells those that are not ok
+	Findings engine.Findings `json:"findings"` // about this process alone; a card sent to others omits those of level ok
 }
 
-// GroupWork is what a process has of a consumer group's topic.
+// GroupWork is a process's share of the work of a consumer group on a topic.
 type GroupWork struct {
 	Group string `json:"group"`
 	Topic string `json:"topic"`
 	api.GroupMember
 }
 
-// Cards give operators one view of all processes. Each process beats with its card every 5 s.
-// Cards are read only when an operator asks, so what they cost at rest grows with the
-// processes, not with their square. A process that ends takes its card back; one that dies
-// stays listed as missing for 10 minutes, or until a process of its name has started.
-// Its methods may be called from many goroutines.
+// Cards give operators one view of all processes. Each process sends a heartbeat with its
+// card every 5 s. A process reads the cards only when an operator asks, so the cost at rest
+// grows with the number of processes and not with its square. A process that stops removes
+// its card. A process that died stays listed as missing for 10 minutes, or until a process of
+// the same name has started. The methods are safe for concurrent use.
 type Cards struct {
-	Beats engine.Heartbeats // nil: there is one process
-	Owner string            // this process
-	Own   func(context.Context) Card
+	Beats engine.Heartbeats          // nil: there is one process
+	Owner string                     // this process
+	Own   func(context.Context) Card // returns this process's card
 
-	mu     sync.Mutex
-	tried  time.Time // when the last read was tried
-	failed error     // of the last read
-	read   time.Time // when others was read
-	others []held    // nobody changes them
+	mu          sync.Mutex // guards the fields below
+	readTriedAt time.Time  // of the last read, whether it failed or not
+	readErr     error      // of the last read
+	readAt      time.Time  // when otherCards was read
+	otherCards  []peerCard // replaced by each read; the elements never change
 }
 
-// held is the card of another process.
-type held struct {
+// peerCard is the card of another process.
+type peerCard struct {
 	Card
 	owner string
-	age   time.Duration // when it was read
+	age   time.Duration // as of Cards.readAt
 }
 
-// Run beats with this process's card until ctx ends.
+// Run sends this process's card every cardBeat until ctx ends. Then it removes the card.
 func (c *Cards) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, cardCall)
@@ -80,18 +80,19 @@ func (c *Cards) Run(ctx context.Context) error {
 	}
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), cardCall)
 	defer stop()
-	_ = c.Beats.Leave(call, cardGroup, c.Owner) // else this process is listed as missing
+	_ = c.Beats.Leave(call, cardGroup, c.Owner) // if this fails, the process is listed as missing
 	return nil
 }
 
-// encode returns the card as JSON of at most maxCard bytes. What it leaves out, the note says.
+// encode returns the card as JSON of at most maxCard bytes. If it must leave something out,
+// the card's note says what.
 func (c *Card) encode() []byte {
 	out, circuits, accounts := *c, len(c.Circuits), len(c.Accounts)
 	out.Findings = slices.DeleteFunc(slices.Clone(c.Findings), func(f engine.Finding) bool { return f.Level == "ok" })
 	findings := len(out.Findings)
-	if circuits > maxCardCircuits { // those that hold calls back first
+	if circuits > maxCardCircuits { // keep those that hold calls back
 		out.Circuits = slices.Clone(c.Circuits)
-		slices.SortStableFunc(out.Circuits, func(a, b api.Circuit) int { return closed(&a) - closed(&b) })
+		slices.SortStableFunc(out.Circuits, func(a, b api.Circuit) int { return circuitRank(&a) - circuitRank(&b) })
 		out.Circuits = out.Circuits[:maxCardCircuits]
 	}
 	for {
@@ -122,7 +123,7 @@ func (c *Card) encode() []byte {
 			out.Circuits = out.Circuits[:len(out.Circuits)/2]
 		case len(out.Findings) > 0:
 			out.Findings = out.Findings[:len(out.Findings)/2]
-		default: // of a configuration with names of kilobytes
+		default: // names in the configuration are kilobytes long
 			out.Process = api.Process{Name: clip(out.Name), State: clip(out.State), StartedAt: out.StartedAt}
 		}
 	}
@@ -130,27 +131,28 @@ func (c *Card) encode() []byte {
 
 func clip(s string) string { return s[:min(len(s), 100)] }
 
-func closed(c *api.Circuit) int {
+// circuitRank sorts circuits that hold calls back, or that an operator holds, before others.
+func circuitRank(c *api.Circuit) int {
 	if c.State == "closed" && !c.Pinned {
 		return 1
 	}
 	return 0
 }
 
-// All returns the cards of all processes by name, this process's as it is now. Of a missing
-// one it returns the process alone. While the cards cannot be read, it returns those that
-// were read last and one more, of state unknown.
+// All returns the cards of all processes, sorted by name. This process's card is made anew.
+// The card of a missing process has no more than the process. If the cards cannot be read,
+// All returns those that it read last and one more, of state unknown.
 func (c *Cards) All(ctx context.Context) []Card {
 	own := c.Own(ctx)
 	if c.Beats == nil {
 		return []Card{own}
 	}
 	c.mu.Lock()
-	if time.Since(c.tried) >= cardReads {
+	if time.Since(c.readTriedAt) >= cardReads {
 		c.readLocked(ctx)
 	}
-	since, failed := time.Since(c.read), c.failed
-	all := append([]held{{own, c.Owner, -since}}, c.others...)
+	since, failed := time.Since(c.readAt), c.readErr
+	all := append([]peerCard{{own, c.Owner, -since}}, c.otherCards...)
 	c.mu.Unlock()
 
 	for i := range all {
@@ -162,7 +164,7 @@ func (c *Cards) All(ctx context.Context) []Card {
 			h.Rates, h.Circuits, h.Accounts, h.Findings, h.Groups = api.Rates{}, nil, nil, nil, nil
 		}
 	}
-	var there []held
+	var there []peerCard
 	for i := range all {
 		if !all[i].replaced(all) {
 			there = append(there, all[i])
@@ -172,7 +174,7 @@ func (c *Cards) All(ctx context.Context) []Card {
 	for i := range there {
 		one, owner := there[i].Card, there[i].owner
 		one.Owner = owner
-		if slices.ContainsFunc(there, func(o held) bool { return o.Name == one.Name && o.owner != owner }) {
+		if slices.ContainsFunc(there, func(o peerCard) bool { return o.Name == one.Name && o.owner != owner }) {
 			one.Name += "-" + owner[max(0, len(owner)-4):]
 		}
 		one.Circuits, one.Accounts, one.Findings = slices.Clone(one.Circuits), slices.Clone(one.Accounts), slices.Clone(one.Findings)
@@ -194,36 +196,37 @@ func (c *Cards) All(ctx context.Context) []Card {
 	return out
 }
 
-// replaced reports whether a process is missing because another one of its name has been
-// started in its place.
-func (h *held) replaced(by []held) bool {
-	lastTold := time.Now().Add(-h.age)
-	return h.State == api.ProcessMissing && slices.ContainsFunc(by, func(o held) bool {
-		return o.State != api.ProcessMissing && o.Name == h.Name && o.StartedAt.After(lastTold)
+// replaced reports whether a missing process has a successor: a process of the same name that
+// started after the missing one sent its last card.
+func (h *peerCard) replaced(by []peerCard) bool {
+	lastCard := time.Now().Add(-h.age)
+	return h.State == api.ProcessMissing && slices.ContainsFunc(by, func(o peerCard) bool {
+		return o.State != api.ProcessMissing && o.Name == h.Name && o.StartedAt.After(lastCard)
 	})
 }
 
-// readLocked reads the cards of the others. After an error those that were read last stay.
-// The read outlives its request, for others are answered from it too.
+// readLocked reads the cards of the other processes. The caller holds c.mu. After an error
+// the cards of the read before stay. The read goes on when the request of ctx ends, because
+// other requests wait for its result.
 func (c *Cards) readLocked(ctx context.Context) {
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), cardCall)
 	defer stop()
 	beats, _, err := c.Beats.Alive(call, cardGroup, 0)
-	c.tried, c.failed = time.Now(), err
+	c.readTriedAt, c.readErr = time.Now(), err
 	if err != nil {
 		return
 	}
-	c.read, c.others = c.tried, nil
+	c.readAt, c.otherCards = c.readTriedAt, nil
 	for _, b := range beats {
-		h := held{owner: b.Owner, age: b.Age}
+		h := peerCard{owner: b.Owner, age: b.Age}
 		if b.Owner != c.Owner && json.Unmarshal([]byte(b.Value), &h.Card) == nil {
 			h.Name = cmp.Or(h.Name, b.Owner)
-			c.others = append(c.others, h)
+			c.otherCards = append(c.otherCards, h)
 		}
 	}
 }
 
-// Missing returns the processes of cards that did not answer.
+// Missing returns the processes among cards that are missing.
 func Missing(cards []Card) (out []api.Process) {
 	for i := range cards {
 		if p := &cards[i].Process; p.Missing() {
@@ -233,8 +236,8 @@ func Missing(cards []Card) (out []api.Process) {
 	return out
 }
 
-// SumRates returns the rates of all cards: rates added up, the worst quantiles of lateness,
-// and the series as far as every process has told it.
+// SumRates combines the rates of all cards. It adds up the rates, takes the worst quantiles
+// of lateness, and adds up the series up to the last step that every process has reported.
 func SumRates(cards []Card) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}, Settings: []api.ProcessSettings{}}
 	for i := range cards {
@@ -247,7 +250,7 @@ func SumRates(cards []Card) api.Rates {
 				continue
 			}
 			sum := &out.Rates[k]
-			if mine, theirs := one.Reached+one.Failed, sum.Reached+sum.Failed; mine+theirs > 0 { // a mean by what each called
+			if mine, theirs := one.Reached+one.Failed, sum.Reached+sum.Failed; mine+theirs > 0 { // the mean, weighted by the calls of each
 				sum.CallSeconds = (one.CallSeconds*mine + sum.CallSeconds*theirs) / (mine + theirs)
 			}
 			sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+one.Accepted, sum.Reached+one.Reached, sum.Failed+one.Failed, sum.Other+one.Other
@@ -272,8 +275,8 @@ func SumRates(cards []Card) api.Rates {
 	return out
 }
 
-// sumSeries adds series up at the times of the longest one. Each process takes its steps at
-// times of its own, so a step counts for the first time at or before its end.
+// sumSeries adds the series up at the times of the longest one. Each process has steps at
+// other times, so at each time it adds the first step of a process that ends then or later.
 func sumSeries(cards []Card) []api.RatePoint {
 	out := []api.RatePoint{}
 	var long []api.RatePoint
@@ -291,9 +294,9 @@ func sumSeries(cards []Card) []api.RatePoint {
 			}
 			k := slices.IndexFunc(s, func(p api.RatePoint) bool { return !p.At.Before(at.At) })
 			switch {
-			case k < 0: // this process has not told so much yet
+			case k < 0: // the last card of this process has no step so late
 				return out
-			case s[k].At.Sub(at.At) < 2*cardBeat: // else it had not started
+			case s[k].At.Sub(at.At) < 2*cardBeat: // else the process had not started at that time
 				sum.Accepted, sum.Ended = sum.Accepted+s[k].Accepted, sum.Ended+s[k].Ended
 			}
 		}

@@ -16,54 +16,54 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Rows of the store: which providers' routes operators hold open, and since when (ms
-// since 1970); and which callers' circuits are held, and resets.
+// Rows of engine.Meta. held_routes has the providers' routes that operators hold open, and
+// since when (ms since 1970). pinned_circuits has the holds and resets of callers' circuits.
 const (
 	routeHoldsMeta = "held_routes"
 	pinsMeta       = "pinned_circuits"
 )
 
-// What stands before the name of a circuit: it is of a provider's route or of a caller's
-// callbacks.
+// Prefixes of a circuit's name: it belongs to a provider's route or to a caller's callbacks.
 const (
-	ofProvider = "provider:"
-	ofCaller   = "caller:"
+	providerPrefix = "provider:"
+	callerPrefix   = "caller:"
 )
 
-// circuitWait bounds a change of a circuit, which goes on when its request ends: the
-// audit log says already that it was made.
+// circuitWait is the time limit of a change of a circuit. The change goes on when its request
+// ends, because the audit log already has it.
 const circuitWait = 5 * time.Second
 
-// pin is what an operator did to a caller's circuit.
-type pin struct {
+// circuitPin is what an operator did to a caller's circuit.
+type circuitPin struct {
 	At int64  `json:"at_ms"`
 	To string `json:"to"` // "open", "closed" or "reset"
 }
 
-// CircuitConfig is what Circuits work on.
+// CircuitConfig configures Circuits.
 type CircuitConfig struct {
 	Meta    engine.Meta
 	Routes  []string // of all providers
 	Health  *worker.Health
 	Callers *trigger.Dispatcher
-	// Alone: no other process calls back, so that pins need not be stored. They end with
-	// the process then.
+	// Alone says that no other process makes callbacks. Pins are then not stored, and end
+	// with the process.
 	Alone  bool
 	Logger *slog.Logger
 }
 
-// Circuits are the breakers of providers' routes and of callers' callbacks, in this
-// process.
+// Circuits show the circuit breakers of this process, of providers' routes and of callers'
+// callbacks, and let operators hold and reset them in every process.
 type Circuits struct {
 	cfg     CircuitConfig
 	holds   followed[int64]
-	pins    followed[pin]
-	applied map[string]pin // of pins; nobody but pins.apply has it
+	pins    followed[circuitPin]
+	applied map[string]circuitPin // pins that were applied here, by caller; only applyPins uses it, with pins.mu held
 }
 
-// OpenCircuits applies the routes that are held. Pins of callers come with Follow.
+// OpenCircuits returns the circuits, and holds the routes that are stored as held. Follow
+// applies the pins of callers.
 func OpenCircuits(ctx context.Context, cfg CircuitConfig) (*Circuits, error) {
-	c := &Circuits{cfg: cfg, applied: map[string]pin{}}
+	c := &Circuits{cfg: cfg, applied: map[string]circuitPin{}}
 	c.holds.meta, c.holds.name, c.holds.apply = cfg.Meta, routeHoldsMeta, c.applyHolds
 	c.pins.meta, c.pins.name, c.pins.apply = cfg.Meta, pinsMeta, c.applyPins
 	return c, c.holds.Follow(ctx)
@@ -85,28 +85,28 @@ func (c *Circuits) applyHolds(stored map[string]int64) {
 			since = time.UnixMilli(ms)
 		}
 		if c.cfg.Health.Hold(route, since) {
-			c.cfg.Logger.Warn("circuit "+map[bool]string{true: "held open", false: "let go"}[held]+" by an operator", "route", route)
+			c.cfg.Logger.Warn("circuit "+map[bool]string{true: "held open", false: "released"}[held]+" by an operator", "route", route)
 		}
 	}
 }
 
-func (c *Circuits) applyPins(stored map[string]pin) {
+func (c *Circuits) applyPins(stored map[string]circuitPin) {
 	for caller, p := range stored {
 		if c.applied[caller] != p {
 			c.applied[caller] = p
-			c.setCaller(caller, p.To)
+			c.applyToCaller(caller, p.To)
 		}
 	}
 }
 
-// IsProviderCircuit reports whether a circuit of this name stands before a provider's route.
-func IsProviderCircuit(name string) bool { return strings.HasPrefix(name, ofProvider) }
+// IsProviderCircuit reports whether a circuit of this name belongs to a provider's route.
+func IsProviderCircuit(name string) bool { return strings.HasPrefix(name, providerPrefix) }
 
-// Own returns the breakers of this process by name.
+// Own returns the circuit breakers of this process, sorted by name.
 func (c *Circuits) Own() []api.Circuit {
 	var out []api.Circuit
 	for _, r := range c.cfg.Health.Circuits(time.Now()) {
-		one := api.Circuit{Name: ofProvider + r.Route, State: r.State, Pinned: r.Held, Reason: r.Reason, Code: r.Code, Since: orNil(r.Since)}
+		one := api.Circuit{Name: providerPrefix + r.Route, State: r.State, Pinned: r.Held, Reason: r.Reason, Code: r.Code, Since: timeOrNil(r.Since)}
 		if !r.Blocked.IsZero() {
 			one.State, one.Until = "open", &r.Blocked
 			if one.Reason == "" {
@@ -127,12 +127,12 @@ func (c *Circuits) Own() []api.Circuit {
 
 func callerCircuit(c trigger.Circuit) api.Circuit {
 	return api.Circuit{
-		Name: ofCaller + c.Caller, State: c.State.String(), Pinned: c.Hold != limit.NotHeld,
-		InFlight: c.InFlight, Limit: c.Limit, Queued: c.Queued, Since: orNil(c.Since), Until: orNil(c.Until),
+		Name: callerPrefix + c.Caller, State: c.State.String(), Pinned: c.Hold != limit.NotHeld,
+		InFlight: c.InFlight, Limit: c.Limit, Queued: c.Queued, Since: timeOrNil(c.Since), Until: timeOrNil(c.Until),
 	}
 }
 
-func orNil(t time.Time) *time.Time {
+func timeOrNil(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
@@ -141,11 +141,12 @@ func orNil(t time.Time) *time.Time {
 
 // Set implements server.Circuits.
 func (c *Circuits) Set(ctx context.Context, name, to string) (api.Circuit, error) {
-	route, isRoute := strings.CutPrefix(name, ofProvider)
-	caller, isCaller := strings.CutPrefix(name, ofCaller)
+	route, isRoute := strings.CutPrefix(name, providerPrefix)
+	caller, isCaller := strings.CutPrefix(name, callerPrefix)
 	switch {
 	case isRoute && to != "open" && to != "reset":
-		// Held closed, calls would go on to a provider that refuses them.
+		// A provider's circuit that is held closed would let calls go on to a provider that
+		// refuses them.
 		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit is held open or reset, not closed")
 	case isRoute && !slices.Contains(c.cfg.Routes, route), !isRoute && (!isCaller || caller == ""):
 		return api.Circuit{}, notify.NotFound("circuit")
@@ -161,13 +162,13 @@ func (c *Circuits) Set(ctx context.Context, name, to string) (api.Circuit, error
 	if to != "open" && to != "closed" {
 		to = "reset"
 	}
-	if err := c.keepPin(ctx, caller, to); err != nil {
+	if err := c.storePin(ctx, caller, to); err != nil {
 		return api.Circuit{}, err
 	}
-	return callerCircuit(c.setCaller(caller, to)), nil
+	return callerCircuit(c.applyToCaller(caller, to)), nil
 }
 
-// holdRoute holds a route open in every process, or lets it go.
+// holdRoute holds a route open in every process, or releases it.
 func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.Circuit, error) {
 	if err := c.holds.set(ctx, func(all map[string]int64) bool {
 		if _, is := all[route]; is == held {
@@ -183,34 +184,34 @@ func (c *Circuits) holdRoute(ctx context.Context, route string, held bool) (api.
 		return api.Circuit{}, err
 	}
 	for _, one := range c.Own() {
-		if one.Name == ofProvider+route {
+		if one.Name == providerPrefix+route {
 			return one, nil
 		}
 	}
 	return api.Circuit{}, notify.NotFound("circuit")
 }
 
-// keepPin tells the other processes. No pin is lost when several processes keep one
-// at the same moment.
-func (c *Circuits) keepPin(ctx context.Context, caller, to string) error {
+// storePin stores a pin, so that the other processes apply it. Concurrent changes by other
+// processes are not lost.
+func (c *Circuits) storePin(ctx context.Context, caller, to string) error {
 	if c.cfg.Alone {
 		return nil
 	}
-	return c.pins.set(ctx, func(all map[string]pin) bool {
+	return c.pins.set(ctx, func(all map[string]circuitPin) bool {
 		now := time.Now().UnixMilli()
-		maps.DeleteFunc(all, func(_ string, p pin) bool { // every process has seen it long ago
+		maps.DeleteFunc(all, func(_ string, p circuitPin) bool { // every process has applied it by now
 			return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
 		})
-		all[caller] = pin{now, to}
+		all[caller] = circuitPin{now, to}
 		return true
 	})
 }
 
-// setCaller holds a caller's circuit in this process, or lets it go.
-func (c *Circuits) setCaller(caller, to string) (now trigger.Circuit) {
+// applyToCaller holds a caller's circuit open or closed in this process, or resets it.
+func (c *Circuits) applyToCaller(caller, to string) (now trigger.Circuit) {
 	switch to {
 	case "open":
-		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen) // an error only of other pins
+		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldOpen) // it fails only for other values
 	case "closed":
 		now, _ = c.cfg.Callers.HoldCircuit(caller, limit.HeldClosed)
 	default:

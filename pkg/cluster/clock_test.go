@@ -12,8 +12,8 @@ import (
 
 // set makes a clock's last reading say that it is that far ahead.
 func (c *Clock) set(off time.Duration) {
-	r := read(off)
-	c.last.Store(&r)
+	r := newReading(off)
+	c.medianReading.Store(&r)
 }
 
 // The reference is the median of the servers that answer: one that is wrong stops no
@@ -88,7 +88,7 @@ func TestClockThatIsSet(t *testing.T) {
 	for _, by := range []time.Duration{time.Hour, -time.Hour} {
 		var k Clock
 		k.set(0)
-		k.last.Load().wall = k.last.Load().wall.Add(-by)
+		k.medianReading.Load().wall = k.medianReading.Load().wall.Add(-by)
 		if off := k.Offset().Round(time.Minute); off != by || k.Err() == nil {
 			t.Errorf("set by %s: %s off, %v", by, off, k.Err())
 		}

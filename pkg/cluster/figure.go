@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	figureLook = 2 * time.Second // between two looks at what the finder told
-	figureTTL  = time.Minute     // of what was told; it is told anew long before
+	figureInterval = 2 * time.Second // between two reads of the value
+	figureTTL      = time.Minute     // of the value; it is renewed long before
 )
 
-// Figure is a value that one process finds out for all: how far the consumer groups are
-// behind, for one. If each process asked the servers by itself, what they are asked at rest
-// would grow with processes times partitions. The process that holds the lease of the
-// figure's name finds it out and beats with it; the others read it when it has changed.
+// Figure is a value that one process finds out for all, such as the lag of the consumer
+// groups. If each process asked the servers itself, the load at rest would grow with
+// processes times partitions. The process that holds the lease under the figure's name finds
+// the value out and publishes it as a heartbeat. The others read it when it has changed.
 type Figure[T any] struct {
 	Beats engine.Heartbeats
 	Lease engine.Lease
@@ -27,11 +27,11 @@ type Figure[T any] struct {
 	Log   *slog.Logger
 }
 
-func (f *Figure[T]) group() string { return "figure:" + f.Name }
+func (f *Figure[T]) groupName() string { return "figure:" + f.Name }
 
 // Find returns a part that calls ask in one process at a time, with a pause between two
-// calls, and tells the other processes what it returned. After an error of ask they keep
-// what they know.
+// calls, and publishes the result to the other processes. After an error of ask they keep
+// the last value.
 func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, error)) func(context.Context) error {
 	return Alone(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
 		for ctx.Err() == nil {
@@ -41,34 +41,34 @@ func (f *Figure[T]) Find(pause time.Duration, ask func(context.Context) (T, erro
 				raw, err = json.Marshal(v)
 			}
 			if err == nil {
-				call, stop := context.WithTimeout(ctx, figureLook)
-				_, err = f.Beats.Beat(call, f.group(), f.Owner, string(raw), figureTTL)
+				call, stop := context.WithTimeout(ctx, figureInterval)
+				_, err = f.Beats.Beat(call, f.groupName(), f.Owner, string(raw), figureTTL)
 				stop()
 			}
 			if err != nil && ctx.Err() == nil {
-				f.Log.Warn("what one process finds out for all cannot be told", "figure", f.Name, "err", err)
+				f.Log.Warn("a figure could not be found out or published; the other processes keep its last value", "figure", f.Name, "err", err)
 			}
 			notify.Sleep(ctx, pause)
 		}
-		call, stop := context.WithTimeout(context.WithoutCancel(ctx), figureLook)
+		call, stop := context.WithTimeout(context.WithoutCancel(ctx), figureInterval)
 		defer stop()
-		_ = f.Beats.Leave(call, f.group(), f.Owner) // else its time runs out
+		_ = f.Beats.Leave(call, f.groupName(), f.Owner) // if this fails, the value expires
 		return nil
 	})
 }
 
-// Follow returns a part that calls take with each value that the finder tells.
+// Follow returns a part that calls take with each new value.
 func (f *Figure[T]) Follow(take func(T)) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for known := int64(0); ctx.Err() == nil; notify.Sleep(ctx, figureLook) {
-			call, stop := context.WithTimeout(ctx, figureLook)
-			told, version, err := f.Beats.Alive(call, f.group(), known)
+		for known := int64(0); ctx.Err() == nil; notify.Sleep(ctx, figureInterval) {
+			call, stop := context.WithTimeout(ctx, figureInterval)
+			told, version, err := f.Beats.Alive(call, f.groupName(), known)
 			stop()
 			if err != nil || version == known {
-				continue // while Redis is away, what was known stays
+				continue // while Redis is away, the last value stays
 			}
 			known = version
-			var last *engine.Heartbeat // a finder that was paused may have told something too
+			var last *engine.Heartbeat // the youngest: a former finder that was paused may have beaten too
 			for i := range told {
 				if last == nil || told[i].Age < last.Age {
 					last = &told[i]

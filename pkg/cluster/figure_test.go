@@ -80,7 +80,7 @@ func TestTheLatestFigureCounts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := &Figure[int]{Beats: memory.NewHeartbeats(), Name: "lag"}
 			for i, owner := range names {
-				if _, err := f.Beats.Beat(t.Context(), f.group(), owner, fmt.Sprint(i), figureTTL); err != nil {
+				if _, err := f.Beats.Beat(t.Context(), f.groupName(), owner, fmt.Sprint(i), figureTTL); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(time.Second)

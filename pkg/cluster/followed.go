@@ -7,36 +7,38 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// followed is a map that operators change through one process, and that every process
-// over the same store follows. It is one row of engine.Meta.
+// followed is a map that operators change through one process, and that every process over
+// the same store follows. The map is stored as one row of engine.Meta.
 type followed[V any] struct {
 	meta engine.Meta
 	name string // of the row
-	// apply makes what is stored so in this process. It is called with mu held.
+	// apply makes the stored map take effect in this process. It is called with mu held,
+	// and must not change the map.
 	apply func(stored map[string]V)
 
-	mu     sync.Mutex
-	stored map[string]V // as read last; nobody changes the map
+	mu     sync.Mutex   // guards stored, and orders calls of apply
+	stored map[string]V // as of the last read; replaced, never changed
 }
 
-// Follow reads what any process has changed, and applies it.
+// Follow reads the stored map and applies it.
 func (f *followed[V]) Follow(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	stored, _, err := engine.ReadMetaMap[V](ctx, f.meta, f.name)
-	return f.takeLocked(stored, err)
+	return f.applyLocked(stored, err)
 }
 
-// set changes the stored map and applies it. The change is durable when set returns nil,
-// whatever other processes change at the same moment. For change see engine.ChangeMetaMap.
+// set changes the stored map and applies it. Once set returns nil the change is durable, also
+// if other processes change the map at the same moment. engine.ChangeMetaMap says what change
+// must do.
 func (f *followed[V]) set(ctx context.Context, change func(all map[string]V) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	stored, err := engine.ChangeMetaMap(ctx, f.meta, f.name, change)
-	return f.takeLocked(stored, err)
+	return f.applyLocked(stored, err)
 }
 
-func (f *followed[V]) takeLocked(stored map[string]V, err error) error {
+func (f *followed[V]) applyLocked(stored map[string]V, err error) error {
 	if err == nil {
 		f.stored = stored
 		f.apply(stored)
@@ -44,7 +46,7 @@ func (f *followed[V]) takeLocked(stored map[string]V, err error) error {
 	return err
 }
 
-// get returns a value as it was read last.
+// get returns the value of a key as of the last read.
 func (f *followed[V]) get(key string) (v V, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

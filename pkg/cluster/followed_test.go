@@ -54,7 +54,7 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		circuits.pins.apply = func(map[string]pin) {} // there is no dispatcher
+		circuits.pins.apply = func(map[string]circuitPin) {} // there is no dispatcher
 		return process{lanes, circuits}, m
 	}
 	a, between := start()
@@ -96,7 +96,7 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 
 	pinned := func(p process, caller, to string) {
 		t.Helper()
-		if err := p.keepPin(ctx, caller, to); err != nil {
+		if err := p.storePin(ctx, caller, to); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,7 +104,7 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 	pinned(a, "bank", "closed")
 	between.other = func() { pinned(b, "shop", "reset") }
 	pinned(a, "news", "open")
-	all, _, err := engine.ReadMetaMap[pin](ctx, shared, pinsMeta)
+	all, _, err := engine.ReadMetaMap[circuitPin](ctx, shared, pinsMeta)
 	if err != nil || len(all) != 3 || all["bank"].To != "closed" || all["shop"].To != "reset" || all["news"].To != "open" {
 		t.Errorf("pins are %+v, %v", all, err)
 	}

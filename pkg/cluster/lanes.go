@@ -11,33 +11,33 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// lanesMeta is where the store keeps which lanes are paused.
+// lanesMeta names the row of engine.Meta with the lanes that are paused.
 const lanesMeta = "paused_lanes"
 
-// pause is why a lane claims nothing.
-type pause struct {
+// lanePause says who paused a lane, when and why.
+type lanePause struct {
 	At     int64  `json:"at_ms"` // ms since 1970
 	By     string `json:"by"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// Lanes pauses lanes: what operators want is in the store, and the gates before the
-// workers follow it. It implements server.Lanes.
+// Lanes pauses lanes and implements server.Lanes. The pauses are stored, and the gates that
+// the workers of every process ask follow them.
 type Lanes struct {
-	followed[pause]
-	gates map[notify.Lane]*worker.Gate
-	log   *slog.Logger
-	look  func(notify.Lane, *api.Lane)
+	followed[lanePause]
+	gates     map[notify.Lane]*worker.Gate
+	log       *slog.Logger
+	addStatus func(notify.Lane, *api.Lane)
 }
 
-// OpenLanes reads what was paused before the workers are made. look adds to a lane what
-// else this process knows of it.
-func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, look func(notify.Lane, *api.Lane)) (*Lanes, error) {
-	l := &Lanes{gates: map[notify.Lane]*worker.Gate{}, log: log, look: look}
+// OpenLanes returns the lanes with the stored pauses applied. Call it before the workers run.
+// addStatus adds to a lane what else this process knows of it.
+func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, addStatus func(notify.Lane, *api.Lane)) (*Lanes, error) {
+	l := &Lanes{gates: map[notify.Lane]*worker.Gate{}, log: log, addStatus: addStatus}
 	for _, lane := range notify.Lanes() {
 		l.gates[lane] = &worker.Gate{}
 	}
-	l.meta, l.name, l.apply = meta, lanesMeta, func(stored map[string]pause) {
+	l.meta, l.name, l.apply = meta, lanesMeta, func(stored map[string]lanePause) {
 		for lane, gate := range l.gates {
 			_, shut := stored[lane.String()]
 			gate.Set(shut)
@@ -47,25 +47,25 @@ func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, look fun
 	return l, err
 }
 
-// Gate is what the workers of a lane ask before they claim.
+// Gate returns the gate that the workers of a lane ask before they claim.
 func (l *Lanes) Gate(lane notify.Lane) *worker.Gate { return l.gates[lane] }
 
-// Set pauses a lane or lets it go on; durable when it returns nil, whatever other
-// processes set at the same moment. A lane that is paused already keeps who paused
-// it first.
+// Set pauses or resumes a lane. Once it returns nil the change is durable, also if other
+// processes change lanes at the same moment. A lane that is already paused keeps the
+// operator, time and reason of the first pause.
 func (l *Lanes) Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error) {
 	lane, ok := notify.ParseLane(name)
 	if !ok {
 		return api.Lane{}, notify.NotFound("lane")
 	}
 	changed := false
-	if err := l.set(ctx, func(all map[string]pause) bool {
+	if err := l.set(ctx, func(all map[string]lanePause) bool {
 		_, is := all[name]
 		if changed = is != *to.Paused; !changed {
 			return false
 		}
 		if *to.Paused {
-			all[name] = pause{At: time.Now().UnixMilli(), By: by, Reason: to.Reason}
+			all[name] = lanePause{At: time.Now().UnixMilli(), By: by, Reason: to.Reason}
 		} else {
 			delete(all, name)
 		}
@@ -74,7 +74,7 @@ func (l *Lanes) Set(ctx context.Context, name, by string, to api.LaneChange) (ap
 		return api.Lane{}, err
 	}
 	if changed {
-		l.log.Warn("lane "+map[bool]string{true: "paused", false: "goes on"}[*to.Paused], "lane", name, "by", by, "reason", to.Reason)
+		l.log.Warn("lane "+map[bool]string{true: "paused", false: "resumed"}[*to.Paused], "lane", name, "by", by, "reason", to.Reason)
 	}
 	return l.lane(lane), nil
 }
@@ -87,7 +87,7 @@ func (l *Lanes) List() (out []api.Lane) {
 	return out
 }
 
-// Paused says why a lane claims nothing; ok is false when it does.
+// Paused returns when, by whom and why a lane was paused. ok is false if it is not paused.
 func (l *Lanes) Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool) {
 	p, ok := l.get(lane.String())
 	return time.UnixMilli(p.At).UTC(), p.By, p.Reason, ok
@@ -98,6 +98,6 @@ func (l *Lanes) lane(lane notify.Lane) api.Lane {
 	if since, by, reason, ok := l.Paused(lane); ok {
 		out.Paused, out.Since, out.By, out.Reason = true, &since, by, reason
 	}
-	l.look(lane, &out)
+	l.addStatus(lane, &out)
 	return out
 }

@@ -17,44 +17,45 @@ const (
 	peerTTL  = 10 * time.Second
 )
 
-// Peers knows which processes do the same as this one, so that a limit that is
-// meant for all of them together can be divided. A newcomer counts at once; one
-// that is gone only after peerTTL of looks without it, so that an emptied Redis
-// gives nobody the whole limit.
+// Peers knows which processes do the same work as this one, to divide a limit that holds for
+// all of them together. A new process counts at once. A process that disappears still counts
+// for peerTTL, so that after Redis was emptied no process takes the whole limit.
 type Peers struct {
 	beats engine.Heartbeats
 	group string
 	self  string
 
-	version int64 // of the group, as of the last look; of the goroutine that looks: After's, then Run's
+	// version is the group's version as of the last read. The goroutine of After owns it
+	// until After starts that of Run, which owns it from then on.
+	version int64
 
-	mu       sync.Mutex
-	alive    []string             // as of the last look
-	gone     map[string]time.Time // not among alive any more, and when each was last; monotonic
-	answered time.Time            // of the last look
-	names    []string             // alive, gone and self, in order
+	mu       sync.Mutex           // guards the fields below
+	alive    []string             // as of the last read
+	gone     map[string]time.Time // disappeared processes, and when each was last seen; monotonic
+	lastRead time.Time            // the last read that succeeded
+	names    []string             // alive, gone and self, sorted
 }
 
-// NewPeers returns the peers of a group as self sees them; it knows nobody before After
-// or Run.
+// NewPeers returns the peers of a group as the process self sees them. Before After or Run it
+// knows only self.
 func NewPeers(beats engine.Heartbeats, group, self string) *Peers {
 	return &Peers{beats: beats, group: group, self: self, gone: map[string]time.Time{}, names: []string{self}}
 }
 
-// Run beats and looks until ctx ends.
+// Run beats and reads the group every peerBeat until ctx ends. Then it leaves the group.
 func (p *Peers) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		_ = p.look(ctx) // while nobody answers, what was known stays
+		_ = p.beatAndRead(ctx) // while Redis is away, the names stay as they are
 		notify.Sleep(ctx, peerBeat)
 	}
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), peerBeat)
 	defer stop()
-	_ = p.beats.Leave(call, p.group, p.self) // else its time runs out
+	_ = p.beats.Leave(call, p.group, p.self) // if this fails, the heartbeat expires
 	return nil
 }
 
-// look beats once and notes who is there.
-func (p *Peers) look(ctx context.Context) error {
+// beatAndRead beats once, and reads the members of the group if they have changed.
+func (p *Peers) beatAndRead(ctx context.Context) error {
 	call, stop := context.WithTimeout(ctx, peerBeat)
 	defer stop()
 	version, err := p.beats.Beat(call, p.group, p.self, "", peerTTL)
@@ -65,24 +66,24 @@ func (p *Peers) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.note(members, version != p.version, time.Now())
+	p.update(members, version != p.version, time.Now())
 	p.version = version
 	return nil
 }
 
-// note notes a look at now: if changed, members are those that are alive, else they are
-// those of the look before.
-func (p *Peers) note(members []engine.Heartbeat, changed bool, now time.Time) {
+// update takes the result of a read at now. If changed, members are the processes that are
+// alive; otherwise they are the same as at the read before.
+func (p *Peers) update(members []engine.Heartbeat, changed bool, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	last := p.answered
-	if now.Sub(last) > 3*peerBeat { // none could be seen meanwhile
+	last := p.lastRead
+	if now.Sub(last) > 3*peerBeat { // Redis was away: no process could be seen, so their time starts again
 		last = now
 		for owner := range p.gone {
 			p.gone[owner] = now
 		}
 	}
-	p.answered = now
+	p.lastRead = now
 	if changed {
 		for _, owner := range p.alive {
 			p.gone[owner] = last
@@ -106,11 +107,11 @@ func (p *Peers) note(members []engine.Heartbeat, changed bool, now time.Time) {
 	}
 }
 
-// others reports whether another process does the same.
-func (p *Peers) others() bool { return len(p.Names()) > 1 }
+// hasOthers reports whether there is another process in the group.
+func (p *Peers) hasOthers() bool { return len(p.Names()) > 1 }
 
-// Share is this process's part of a limit: those of all add up to it, as long as
-// it is not below their number.
+// Share returns this process's part of a limit. The parts of all processes add up to the
+// limit, unless it is less than their number: each then gets 1.
 func (p *Peers) Share(limit int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,19 +122,19 @@ func (p *Peers) Share(limit int) int {
 	return max(part, 1)
 }
 
-// After runs a part that uses shares: beside others only once they all have seen
-// this process and what they began before has ended, which takes a call's
-// longest time. A process that is alone begins at once.
+// After wraps a part that uses shares of a limit. If there are other processes, it starts run
+// only after they all have seen this process and the calls that they began with larger shares
+// have ended; calls is the longest time of a call. If there are none, it starts run at once.
 func (p *Peers) After(calls time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for p.look(ctx) != nil && ctx.Err() == nil {
+		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {
 			notify.Sleep(ctx, peerBeat)
 		}
 		beating := make(chan struct{})
 		on, stop := context.WithCancel(context.WithoutCancel(ctx))
 		go func() { defer close(beating); _ = p.Run(on) }()
 		defer func() { stop(); <-beating }()
-		if p.others() {
+		if p.hasOthers() {
 			notify.Sleep(ctx, calls+3*peerBeat)
 		}
 		if ctx.Err() != nil {
@@ -143,7 +144,7 @@ func (p *Peers) After(calls time.Duration, run func(context.Context) error) func
 	}
 }
 
-// Names are those that are there, this process among them, in order.
+// Names returns the processes of the group, this one among them, sorted.
 func (p *Peers) Names() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -64,7 +64,7 @@ func TestSharesAddUp(t *testing.T) {
 		for _, name := range []string{"a", "b", "c"} {
 			_ = beats.Leave(t.Context(), "dispatchers", name)
 		}
-		a.look(t.Context())
+		a.beatAndRead(t.Context())
 		if n := sum(100, a, b, c); n > 100 {
 			t.Errorf("%d of 100 after the heartbeats were forgotten", n)
 		}

@@ -11,36 +11,37 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// How removal goes on when this machine's clock is ahead of what it was when
-// removal ran last: the clock jumped, or notifyd was down.
+// How removal catches up if this machine's clock is ahead of the time by which removal ran
+// last: the clock jumped, or notifyd was down.
 const (
-	removalNear    = time.Hour          // ahead by up to this: removal follows at once
-	removalHold    = 24 * time.Hour     // of running before it catches up: time to correct a clock that is wrong
-	removalCatchUp = 5 * 24 * time.Hour // of running, at most, until it has caught up
-	removalPace    = 7                  // at least so many times the time passed are caught up meanwhile
+	removalNear    = time.Hour          // up to this far ahead, removal follows the clock at once
+	removalHold    = 24 * time.Hour     // running time before removal catches up, in which an operator can correct the clock
+	removalCatchUp = 5 * 24 * time.Hour // the most running time until removal has caught up
+	removalPace    = 7                  // while it catches up, it gains at least so many times the time that passes
 )
 
-// RemovalEvery is how often a part removes, and it is stored how far removal is.
+// RemovalEvery is the time between two removals of a part, and between two stores of how far
+// removal has come.
 const RemovalEvery = 10 * time.Minute
 
-// Removal is the time that one part removes by. It is never ahead of the clock, and
-// it goes on with the time that passes while notifyd runs, not with the clock: a
-// clock that jumps forward by more than a retention would remove everything at once.
-// Its methods may be called from any goroutine.
+// Removal is the time by which one part removes old data. It is never ahead of the clock. It
+// advances with the time that passes while notifyd runs, not with the clock: otherwise a
+// clock that jumps forward by more than a retention would remove everything at once. Its
+// methods are safe for concurrent use.
 type Removal struct {
 	part  string
 	meta  engine.Meta
 	log   *slog.Logger
 	clock func() (wall time.Time, up time.Duration) // up never jumps
 
-	mu     sync.Mutex
-	loaded bool
-	at     time.Time     // what is over at this time may be removed
-	held   time.Duration // how long it was held of removalHold
-	gap    time.Duration // how far the clock was ahead when it began to catch up; 0: it does not
-	up     time.Duration // when at was advanced last
-	noted  time.Duration // when at was stored last
-	ahead  time.Duration // of the clock, above removalNear; 0: removal follows it
+	mu          sync.Mutex    // guards the fields below
+	loaded      bool          // the stored time was read
+	removeUpTo  time.Time     // data that is over at this time may be removed
+	heldFor     time.Duration // how much of removalHold has passed
+	catchUpFrom time.Duration // how far the clock was ahead when catching up began; 0: it does not catch up
+	advancedAt  time.Duration // up when removeUpTo was advanced last
+	storedAt    time.Duration // up when removeUpTo was stored last
+	ahead       time.Duration // how far the clock is ahead of removeUpTo; 0: up to removalNear, removal follows the clock
 }
 
 // removalRow is the stored form of a Removal.
@@ -51,7 +52,7 @@ type removalRow struct {
 
 func (r *Removal) row() string { return "removal " + r.part }
 
-// Advance returns the time to remove by now. After an error nothing may be removed.
+// Advance returns the time by which to remove now. After an error nothing may be removed.
 func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,72 +62,73 @@ func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 			return time.Time{}, err
 		}
 	}
-	passed := up - r.up
-	r.up, r.at = up, r.at.Add(passed)
-	before, ahead := r.ahead, wall.Sub(r.at)
-	if ahead > removalNear && r.held < removalHold {
-		r.held += passed
+	passed := up - r.advancedAt
+	r.advancedAt, r.removeUpTo = up, r.removeUpTo.Add(passed)
+	before, ahead := r.ahead, wall.Sub(r.removeUpTo)
+	if ahead > removalNear && r.heldFor < removalHold {
+		r.heldFor += passed
 	} else if ahead > removalNear {
-		if r.gap == 0 {
-			r.gap = ahead
+		if r.catchUpFrom == 0 {
+			r.catchUpFrom = ahead
 		}
-		more := max(removalPace, float64(r.gap)/float64(removalCatchUp)) * float64(passed)
-		r.at = r.at.Add(time.Duration(min(more, float64(ahead))))
+		more := max(removalPace, float64(r.catchUpFrom)/float64(removalCatchUp)) * float64(passed)
+		r.removeUpTo = r.removeUpTo.Add(time.Duration(min(more, float64(ahead))))
 	}
-	if r.ahead = wall.Sub(r.at); r.ahead <= removalNear {
-		r.at, r.held, r.gap, r.ahead = wall, 0, 0, 0
+	if r.ahead = wall.Sub(r.removeUpTo); r.ahead <= removalNear {
+		r.removeUpTo, r.heldFor, r.catchUpFrom, r.ahead = wall, 0, 0, 0
 	}
 	if before == 0 && r.ahead > 0 {
 		r.log.Warn("the clock is ahead of the time that removal goes by: notifyd was down, or the clock jumped; if it is wrong, set it right before removal catches up",
-			"part", r.part, "ahead", r.ahead.Round(time.Second), "catches_up_in", (removalHold - r.held).Round(time.Minute))
+			"part", r.part, "ahead", r.ahead.Round(time.Second), "catches_up_in", (removalHold - r.heldFor).Round(time.Minute))
 	} else if before > 0 && r.ahead == 0 {
 		r.log.Info("removal follows the clock again", "part", r.part)
 	}
-	if up-r.noted >= RemovalEvery {
-		if err := r.note(ctx); err != nil {
+	if up-r.storedAt >= RemovalEvery {
+		if err := r.storeRow(ctx); err != nil {
 			return time.Time{}, err
 		}
-		r.noted = up
+		r.storedAt = up
 	}
-	return r.at, nil
+	return r.removeUpTo, nil
 }
 
-// load reads how far removal was. Where it never ran it begins with the clock.
+// load reads the stored time. If removal never ran, it starts with the clock's time.
 func (r *Removal) load(ctx context.Context, wall time.Time, up time.Duration) error {
 	raw, err := r.meta.GetMeta(ctx, r.row())
 	if err != nil {
 		return err
 	}
-	r.at = wall
+	r.removeUpTo = wall
 	if raw != nil {
 		var row removalRow
 		if err := json.Unmarshal(raw, &row); err != nil {
 			return fmt.Errorf("stored row %s: %w", r.row(), err)
 		}
-		r.at, r.held = time.UnixMilli(row.At), time.Duration(row.Held)*time.Millisecond
+		r.removeUpTo, r.heldFor = time.UnixMilli(row.At), time.Duration(row.Held)*time.Millisecond
 	}
-	r.loaded, r.noted = true, up-RemovalEvery
+	r.loaded, r.storedAt = true, up-RemovalEvery
 	return nil
 }
 
-// note stores how far removal is. A start that finds an earlier time removes less.
-func (r *Removal) note(ctx context.Context) error {
-	raw, err := json.Marshal(removalRow{At: r.at.UnixMilli(), Held: r.held.Milliseconds()})
+// storeRow stores how far removal has come. A start that finds an older row only removes
+// less.
+func (r *Removal) storeRow(ctx context.Context) error {
+	raw, err := json.Marshal(removalRow{At: r.removeUpTo.UnixMilli(), Held: r.heldFor.Milliseconds()})
 	if err != nil {
 		return err
 	}
 	return r.meta.PutMeta(ctx, r.row(), raw)
 }
 
-// Removals are the removals by the parts that run in this process.
+// Removals holds the Removal of each part that runs in this process.
 type Removals struct {
 	Log *slog.Logger
 
-	mu  sync.Mutex
-	all map[string]*Removal
+	mu  sync.Mutex          // guards all; locked before a Removal's mu
+	all map[string]*Removal // by part
 }
 
-// Begin begins the removal of a part. It goes on from the time stored in meta.
+// Begin returns the Removal of a part, which goes on from the time stored in meta.
 func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	began := time.Now()
 	r := &Removal{part: part, meta: meta, log: rs.Log, clock: func() (time.Time, time.Duration) {
@@ -142,8 +144,8 @@ func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	return r
 }
 
-// end forgets the removal of a part that does not run here any more.
-func (rs *Removals) end(r *Removal) {
+// forget drops the Removal of a part that does not run here any more.
+func (rs *Removals) forget(r *Removal) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if rs.all[r.part] == r {
@@ -151,12 +153,12 @@ func (rs *Removals) end(r *Removal) {
 	}
 }
 
-// Every calls purge every RemovalEvery until its context ends, with the time that
-// this part removes by. A purge that fails is tried again with the next tick.
+// Every returns a function that calls purge every RemovalEvery until its context ends, with
+// the time by which the part removes. A purge that fails is tried again at the next tick.
 func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.Context, now time.Time) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		r := rs.Begin(part, meta)
-		defer rs.end(r)
+		defer rs.forget(r)
 		t := time.NewTicker(RemovalEvery)
 		defer t.Stop()
 		for {
@@ -176,8 +178,8 @@ func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.
 	}
 }
 
-// Ahead is how far the clock is ahead of the removal that is furthest behind, and of
-// which part that is; 0: all follow the clock.
+// Ahead returns the part whose removal is furthest behind the clock, and by how much. It
+// returns 0 if all follow the clock.
 func (rs *Removals) Ahead() (part string, ahead time.Duration) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

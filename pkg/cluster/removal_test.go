@@ -110,8 +110,8 @@ func TestClockThatJumps(t *testing.T) {
 		if went > 10*RemovalEvery && went > removalNear+RemovalEvery {
 			t.Fatalf("removal went on by %v in %v", went, RemovalEvery)
 		}
-		if p.right.Sub(began) == days/2 && (p.r.ahead != 40*days || p.r.held < removalHold/3) {
-			t.Fatalf("%v behind, held for %v", p.r.ahead, p.r.held)
+		if p.right.Sub(began) == days/2 && (p.r.ahead != 40*days || p.r.heldFor < removalHold/3) {
+			t.Fatalf("%v behind, held for %v", p.r.ahead, p.r.heldFor)
 		}
 	})
 	p.follows()
@@ -137,8 +137,8 @@ func TestRemovalCatchesUp(t *testing.T) {
 			p.run(removalHold/5, nil)
 			p.start()
 		}
-		if _, err := p.r.Advance(p.t.Context()); err != nil || p.r.held < removalHold-6*RemovalEvery {
-			t.Fatalf("down for %v: held for %v of %v", down, p.r.held, removalHold)
+		if _, err := p.r.Advance(p.t.Context()); err != nil || p.r.heldFor < removalHold-6*RemovalEvery {
+			t.Fatalf("down for %v: held for %v of %v", down, p.r.heldFor, removalHold)
 		}
 		p.run(removalCatchUp+RemovalEvery, nil)
 		p.follows()
@@ -167,7 +167,7 @@ func TestPurgesGoByRemoval(t *testing.T) {
 		defer stop()
 		rs, keys, meta := &Removals{Log: slog.New(slog.DiscardHandler)}, &purgedKeys{}, memory.New().Meta()
 		last := time.Now().Add(-40 * days)
-		if err := (&Removal{part: "purge of idempotency keys", meta: meta, at: last}).note(ctx); err != nil {
+		if err := (&Removal{part: "purge of idempotency keys", meta: meta, removeUpTo: last}).storeRow(ctx); err != nil {
 			t.Fatal(err)
 		}
 		ended := make(chan error)

@@ -8,11 +8,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Roles of a process. RoleWorker may name a channel or a lane: worker:push is
-// both lanes of push, worker:push-bulk one.
+// Roles of a process. RoleWorker may name a channel or a lane: worker:push means both lanes
+// of push, worker:push-bulk one of them.
 const (
 	RoleAll        = "all"
-	RoleAPI        = "api"        // takes requests, and drains what they spilled
+	RoleAPI        = "api"        // takes requests, and drains the spill buffer
 	RoleWorker     = "worker"     // calls providers: first attempts and retries of its lanes
 	RoleScheduler  = "scheduler"  // releases what is due
 	RoleDispatcher = "dispatcher" // calls the URLs of triggers
@@ -22,16 +22,17 @@ const (
 // Roles lists the roles a process may take.
 var Roles = []string{RoleAll, RoleAPI, RoleWorker, RoleScheduler, RoleDispatcher, RoleOperator}
 
-// Tasks are what a process does.
+// Tasks says what a process does.
 type Tasks struct {
 	API, Scheduler, Dispatcher, Operator bool
 	Lanes                                []notify.Lane // whose workers it runs
 }
 
-// ParseRoles turns roles into tasks: each may be given more than once.
+// ParseRoles returns the tasks of roles. A role may be given more than once. It returns an
+// error for an unknown role, channel or lane, and if there is no role.
 func ParseRoles(roles []string) (t Tasks, err error) {
 	if len(roles) == 0 {
-		return t, fmt.Errorf("no role is named; roles are %s", strings.Join(Roles, ", "))
+		return t, fmt.Errorf("no role is given; roles are %s", strings.Join(Roles, ", "))
 	}
 	for _, role := range roles {
 		name, what, some := strings.Cut(strings.TrimSpace(role), ":")

@@ -12,33 +12,32 @@ import (
 )
 
 const (
-	// spreadTrust is how long a process goes by a number of parts that it has read.
+	// spreadTrust is how long a process uses a number of parts after it has read it.
 	spreadTrust = 30 * time.Second
-	// spreadLead is how far ahead a raise is announced. Until then every process has read
-	// it, or has stopped trusting what it had read before. What is above spreadTrust is the
-	// greatest difference of two clocks that does no harm.
+	// spreadLead is how long before it counts a raise is stored. By then every process has
+	// read the new number, or has stopped using the old one. The part above spreadTrust is
+	// the greatest difference of two clocks that does no harm.
 	spreadLead = 2 * spreadTrust
 )
 
-// Spread is the number of parts that something is spread over. It is a row of engine.Meta
-// that every process over the same store follows. Its methods may be called from any
-// goroutine.
+// Spread is the number of parts that something is spread over, such as timers over shards. It
+// is a row of engine.Meta that every process over the same store follows. Its methods are
+// safe for concurrent use.
 type Spread struct {
 	meta  engine.Meta
 	name  string // of the row
 	alone bool
-	// made returns how many parts there are, of which a raise is made before it is
-	// announced; nil: that cannot be asked.
-	made func(ctx context.Context) (int, error)
+	// countMade returns how many parts exist; see MadeBefore. nil: that cannot be asked.
+	countMade func(ctx context.Context) (int, error)
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards the fields below
 	stored notify.Spread
-	read   time.Time // when the read that returned stored began; monotonic
+	readAt time.Time // when the read of stored began; monotonic
 }
 
-// OpenSpread reads the number of parts that is stored under a name of meta, and stores
-// first if there is none. With alone, no other process uses the store, and what was read
-// counts for good.
+// OpenSpread reads the number of parts that is stored under name in meta, and stores first if
+// there is none. alone says that no other process uses the store: the number that was read
+// then never becomes too old to use.
 func OpenSpread(ctx context.Context, meta engine.Meta, name string, first int, alone bool) (*Spread, error) {
 	s := &Spread{meta: meta, name: name, alone: alone}
 	for {
@@ -52,41 +51,42 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, first int, a
 	}
 }
 
-// MadeBefore tells s how to find out how many parts there are, where a raise makes its
-// parts before it is announced. While the row cannot be read, s then goes on with the
-// number that it knows for as long as there are no more parts than that. It must be called
-// before s is used.
-func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.made = parts }
+// MadeBefore sets a function that counts the parts that exist, such as the queues of a delay
+// queue. It is for parts that a raise makes before it stores their new number. While the row
+// cannot be read, s then goes on with the number that it knows, as long as there are not more
+// parts than that. Call it before s is used.
+func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
-// Follow reads what is stored.
+// Follow reads the stored number.
 func (s *Spread) Follow(ctx context.Context) error {
 	began := time.Now()
 	stored, err := ReadSpread(ctx, s.meta, s.name)
 	if err != nil {
 		stored = s.Last()
-		if s.made == nil || stored.Most() == 0 {
+		if s.countMade == nil || stored.Most() == 0 {
 			return err
 		}
-		if there, merr := s.made(ctx); merr != nil || there > stored.Most() {
+		if there, merr := s.countMade(ctx); merr != nil || there > stored.Most() {
 			return errors.Join(err, merr)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !began.Before(s.read) {
-		s.stored, s.read = stored, began
+	if !began.Before(s.readAt) {
+		s.stored, s.readAt = stored, began
 	}
 	return nil
 }
 
-// Last returns the number of parts as it was read last, however long ago that was.
+// Last returns the number of parts as of the last read, however long ago that was.
 func (s *Spread) Last() notify.Spread {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stored
 }
 
-// ReadSpread returns what is stored under a name of meta; the zero Spread when nothing is.
+// ReadSpread returns the Spread that is stored under name in meta, or the zero Spread if there
+// is none.
 func ReadSpread(ctx context.Context, meta engine.Meta, name string) (s notify.Spread, err error) {
 	row, err := meta.GetMeta(ctx, name)
 	if err == nil && len(row) > 0 {
@@ -97,21 +97,21 @@ func ReadSpread(ctx context.Context, meta engine.Meta, name string) (s notify.Sp
 	return s, err
 }
 
-// Now returns the number of parts as it was read last. If that was too long ago, another
-// number may count meanwhile, and Now returns notify.KindUnavailable (spread_unknown).
+// Now returns the number of parts as of the last read. If that was spreadTrust ago or longer,
+// another number may count by now, and it returns notify.KindUnavailable (spread_unknown).
 func (s *Spread) Now() (notify.Spread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if age := time.Since(s.read); age >= spreadTrust && !s.alone {
+	if age := time.Since(s.readAt); age >= spreadTrust && !s.alone {
 		return notify.Spread{}, notify.Unavailable("spread_unknown", time.Second, fmt.Errorf("%s was read last %s ago", s.name, age.Round(time.Second)))
 	}
 	return s.stored, nil
 }
 
-// RaiseSpread raises the number of parts that is stored under a name of meta to parts, for
-// requests made spreadLead after now or later. It returns what is stored then. A number
-// that is not greater than what is stored changes nothing. now is the time by the clocks
-// of the processes over meta.
+// RaiseSpread raises the number of parts that is stored under name in meta. The new number
+// counts for requests made spreadLead after now or later. now must be the time by the clocks
+// of the processes. It returns what is stored then. A number that is not greater than the
+// stored one changes nothing. It returns raised_lately if an earlier raise does not count yet.
 func RaiseSpread(ctx context.Context, meta engine.Meta, name string, parts int, now time.Time) (notify.Spread, error) {
 	for {
 		was, err := ReadSpread(ctx, meta, name)

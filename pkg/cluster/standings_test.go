@@ -74,7 +74,7 @@ func TestStandingIsShared(t *testing.T) {
 		members(0)
 		// A process that was killed is forgotten, although its time is far away.
 		killed := NewStandings(beats, "killed")
-		killed.tell(ctx, false, []notify.Lane{lane}, func(notify.Lane) (server.Standing, bool) {
+		killed.beat(ctx, false, []notify.Lane{lane}, func(notify.Lane) (server.Standing, bool) {
 			return server.Standing{Account: "gone", Until: time.Now().Add(time.Hour)}, true
 		})
 		want(operator, "gone")

@@ -18,55 +18,55 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// Bounds of a tail. Each process that answers has an equal part of the bounds that hold over
-// all processes.
+// Bounds of a tail. A bound over all processes is divided equally among the processes that
+// answer.
 const (
 	tailOutcomes = 2000                   // outcomes a second, over all processes
 	tailMessages = 250                    // messages a second, over all processes
 	tailBytes    = 32 << 10               // of a message
-	tailPause    = 100 * time.Millisecond // the least between two messages of a process
-	tailAnswer   = 2 * time.Second        // the most: without outcomes a process says that it is there
-	tailSilent   = 3 * tailAnswer         // a process that sends nothing for so long does not answer
+	tailPause    = 100 * time.Millisecond // the shortest time between two messages of a process
+	tailAnswer   = 2 * time.Second        // the longest: without outcomes a process sends an empty message
+	tailSilent   = 3 * tailAnswer         // a process that sends nothing for so long counts as missing
 
-	mostTails       = 16 // that other processes answer, of the whole cluster
-	mostCallerTails = 4  // of them, with the same caller in the filter
+	mostTails       = 16 // tails in the whole cluster that other processes answer
+	mostCallerTails = 4  // of these, tails with the same caller in the filter
 	tailPrefix      = "tail:"
 )
 
-// Tails show the outcomes of all processes to clients that watch one of them. The process
-// that is asked tells the others its wish through Standings, and listens to a channel while
-// a tail is open. Each process with workers then sends what its own tail takes, in batches,
-// as long as it hears of the wish. While no tail is open nothing is sent, and there is no
-// connection. Its methods may be called from many goroutines.
+// Tails show the outcomes of all processes to a client of one of them. The process that the
+// client asks tells the others its wish through Standings, and listens to a broadcast channel
+// while the tail is open. Each process with workers then sends the outcomes that pass the
+// filter, in batches, as long as it sees the wish. While no tail is open nothing is sent, and
+// there is no connection. The methods are safe for concurrent use.
 type Tails struct {
-	own       server.Tail // of this process
+	own       server.Tail // outcomes of this process
 	wire      engine.Broadcast
 	standings *Standings
 	cards     *Cards
 	owner     string
-	name      string        // of this process, as its messages say it
-	changed   chan struct{} // Run looks at the fields below
+	name      string        // of this process, in its messages
+	changed   chan struct{} // capacity 1; a value makes Run look at the fields below
 
-	mu      sync.Mutex
-	opened  int                  // tails since the start; it numbers them
-	open    map[string]*openTail // by the name of its wish
-	workers []Card               // of processes that see outcomes, read while a tail is open; nil: not known
-	deaf    error                // why the channel is not heard; nil: it is, or is about to be
-	asked   map[tailID]tailWish  // what other processes wish
-	heard   time.Time            // when the latest look at wishes began
+	mu           sync.Mutex           // guards the fields below
+	opened       int                  // how many tails were opened since the start; numbers them
+	open         map[string]*openTail // by the name of its wish
+	workers      []Card               // processes with workers, read while a tail is open; nil: not known
+	listenErr    error                // why Listen failed; nil: it listens, or is about to
+	othersWishes map[tailID]tailWish  // wishes of other processes that this one answers
+	wishesReadAt time.Time            // when the latest successful read of wishes began
 }
 
 // tailID names a wish.
 type tailID struct{ owner, name string }
 
-// tailWish is what the process that shows a tail tells the others.
+// tailWish asks the other processes to send outcomes for a tail.
 type tailWish struct {
 	Filter  api.TailFilter `json:"filter"`
-	Opened  int64          `json:"opened"`  // ms since 1970: of too many the earliest are answered
-	Workers int            `json:"workers"` // that the bounds are divided by
+	Opened  int64          `json:"opened"`  // ms since 1970; if there are too many tails, the earliest are answered
+	Workers int            `json:"workers"` // how many processes the bounds are divided by
 }
 
-// pace returns the pause between two messages of a process, and how many outcomes one
+// pace returns the pause between two messages of a process, and how many outcomes a message
 // carries at most.
 func (w *tailWish) pace() (every time.Duration, most int) {
 	n := time.Duration(max(w.Workers, 1))
@@ -74,23 +74,24 @@ func (w *tailWish) pace() (every time.Duration, most int) {
 	return every, max(int(tailOutcomes*every/time.Second/n), 1)
 }
 
-// answered returns the wishes that processes answer. All processes choose the same ones.
-func answered(wishes map[tailID]tailWish) []tailID {
+// answeredWishes returns the wishes that are answered, within mostTails and mostCallerTails.
+// All processes choose the same ones.
+func answeredWishes(wishes map[tailID]tailWish) []tailID {
 	order := slices.SortedFunc(maps.Keys(wishes), func(a, b tailID) int {
 		return cmp.Or(cmp.Compare(wishes[a].Opened, wishes[b].Opened), strings.Compare(a.owner, b.owner), strings.Compare(a.name, b.name))
 	})
 	var out []tailID
 	callers := map[string]int{}
 	for _, id := range order {
-		of := wishes[id].Filter.Caller
-		if callers[of]++; callers[of] <= mostCallerTails && len(out) < mostTails {
+		caller := wishes[id].Filter.Caller
+		if callers[caller]++; callers[caller] <= mostCallerTails && len(out) < mostTails {
 			out = append(out, id)
 		}
 	}
 	return out
 }
 
-// tailMessage is what a process sends to the one that shows a tail.
+// tailMessage is a batch of outcomes, sent to the process that shows a tail.
 type tailMessage struct {
 	Tail    string            `json:"tail"` // the name of the wish
 	Owner   string            `json:"owner"`
@@ -101,31 +102,32 @@ type tailMessage struct {
 
 // openTail is a tail that this process shows.
 type openTail struct {
-	name    string
-	wish    tailWish // but for Workers
-	inbox   chan tailMessage
-	missed  atomic.Int64 // outcomes that came faster than they were read
-	crowded atomic.Bool  // too many tails are open, and the others do not answer this one
+	name         string
+	wish         tailWish         // Workers is guarded by Tails.mu; the rest never changes
+	inbox        chan tailMessage // from deliver to shownTail.run
+	missedEvents atomic.Int64     // outcomes that came faster than the client read them
+	crowded      atomic.Bool      // too many tails are open, and the others do not answer this one
 }
 
-// NewTails returns the tails of all processes as the process of a name shows them. own are
-// its outcomes.
+// NewTails returns the tails of the process called name. own gives this process's outcomes.
+// It sets itself as the tails of s, so call it before s.Share runs.
 func NewTails(own server.Tail, name string, wire engine.Broadcast, s *Standings, c *Cards) *Tails {
 	t := &Tails{own: own, wire: wire, standings: s, cards: c, owner: s.owner, name: name, changed: make(chan struct{}, 1), open: map[string]*openTail{}}
 	s.tails = t
 	return t
 }
 
-func (t *Tails) change() {
+// signalChange makes Run look at the fields again. It does not block.
+func (t *Tails) signalChange() {
 	select {
 	case t.changed <- struct{}{}:
 	default:
 	}
 }
 
-// wishes returns the wishes of this process, by name; none before it is known how many
-// processes the bounds are divided by.
-func (t *Tails) wishes() map[string]tailWish {
+// ownWishes returns the wishes of this process, by name. It returns none until it knows by
+// how many processes the bounds are divided.
+func (t *Tails) ownWishes() map[string]tailWish {
 	if t == nil {
 		return nil
 	}
@@ -136,7 +138,7 @@ func (t *Tails) wishes() map[string]tailWish {
 	}
 	workers := 1
 	for workers < len(t.workers) {
-		workers *= 2 // so that the wish seldom changes: each change is read by all
+		workers *= 2 // a power of two seldom changes, and every process reads each change
 	}
 	all := map[tailID]tailWish{}
 	for name, o := range t.open {
@@ -144,7 +146,7 @@ func (t *Tails) wishes() map[string]tailWish {
 		all[tailID{t.owner, name}] = o.wish
 	}
 	out := map[string]tailWish{}
-	for _, id := range answered(all) {
+	for _, id := range answeredWishes(all) {
 		out[id.name] = all[id]
 	}
 	for name, o := range t.open {
@@ -155,51 +157,53 @@ func (t *Tails) wishes() map[string]tailWish {
 	return out
 }
 
-// wished takes what all processes wish.
-func (t *Tails) wished(all map[tailID]tailWish) {
+// setOthersWishes takes the wishes of all processes, this one included. It keeps those of the
+// others that are answered, and notes which tails of this process are not.
+func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.asked = map[tailID]tailWish{}
-	for _, id := range answered(all) {
-		t.asked[id] = all[id]
+	t.othersWishes = map[tailID]tailWish{}
+	for _, id := range answeredWishes(all) {
+		t.othersWishes[id] = all[id]
 	}
 	for name, o := range t.open {
 		id := tailID{t.owner, name}
 		if _, told := all[id]; told {
-			_, is := t.asked[id]
+			_, is := t.othersWishes[id]
 			o.crowded.Store(!is)
 		}
-		delete(t.asked, id)
+		delete(t.othersWishes, id)
 	}
-	t.change()
+	t.signalChange()
 }
 
-// current notes that a look at the wishes that began at the time has succeeded.
-func (t *Tails) current(began time.Time) {
+// noteWishesRead notes that a read of the wishes, which began at began, has succeeded.
+func (t *Tails) noteWishesRead(began time.Time) {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.heard = began
+	t.wishesReadAt = began
 }
 
-// due returns the wishes that this process answers now, and whether it shows a tail. Wishes
-// that have not been looked at for the ttl of their heartbeats are over.
-func (t *Tails) due() (asked map[tailID]tailWish, shows bool) {
+// answeredNow returns the wishes that this process answers now, and whether it shows a tail.
+// If the wishes were not read for the TTL of their heartbeats, they count as over.
+func (t *Tails) answeredNow() (asked map[tailID]tailWish, shows bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if time.Since(t.heard) < standingTTL {
-		asked = maps.Clone(t.asked)
+	if time.Since(t.wishesReadAt) < standingTTL {
+		asked = maps.Clone(t.othersWishes)
 	}
 	return asked, len(t.open) > 0
 }
 
-// Run answers the tails of other processes if this one works lanes, and hears their
-// answers while it shows a tail, until ctx ends.
+// Run answers the wishes of other processes if this one works lanes, and listens to their
+// answers while this one shows a tail, until ctx ends. It returns after all goroutines that
+// it started have ended.
 func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 	type answering struct {
 		wish atomic.Pointer[tailWish]
@@ -211,7 +215,7 @@ func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 	hears, stopHearing := false, func() {}
 	defer func() { stopHearing() }()
 	for ctx.Err() == nil {
-		asked, shows := t.due()
+		asked, shows := t.answeredNow()
 		if len(lanes) == 0 {
 			asked = nil
 		}
@@ -229,7 +233,7 @@ func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 				var on context.Context
 				on, a.stop = context.WithCancel(ctx)
 				answers[id] = a
-				parts.Go(func() { t.answer(on, id, &a.wish) })
+				parts.Go(func() { t.sendOutcomes(on, id, &a.wish) })
 			}
 			a.wish.Store(&w)
 		}
@@ -237,17 +241,17 @@ func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 		case shows && !hears:
 			on, stop := context.WithCancel(ctx)
 			stopHearing = stop
-			parts.Go(func() { t.hear(on) })
+			parts.Go(func() { t.listen(on) })
 			parts.Go(func() { t.followWorkers(on) })
 		case !shows && hears:
 			stopHearing()
 			t.mu.Lock()
-			t.workers, t.deaf = nil, nil
+			t.workers, t.listenErr = nil, nil
 			t.mu.Unlock()
 		}
 		hears = shows
 		var over <-chan time.Time
-		if len(answers) > 0 { // their wishes may be over without a word
+		if len(answers) > 0 { // while Redis is away, wishes end without a signal
 			over = time.After(standingBeat)
 		}
 		select {
@@ -261,8 +265,9 @@ func (t *Tails) Run(ctx context.Context, lanes []notify.Lane) error {
 
 func tailChannel(owner string) string { return "tails:" + owner }
 
-// answer sends this process's outcomes to the process that shows a tail, until ctx ends.
-func (t *Tails) answer(ctx context.Context, id tailID, wish *atomic.Pointer[tailWish]) {
+// sendOutcomes sends this process's outcomes to the process that shows the tail id, until ctx
+// ends.
+func (t *Tails) sendOutcomes(ctx context.Context, id tailID, wish *atomic.Pointer[tailWish]) {
 	events, missed := t.own.Subscribe(ctx, wish.Load().Filter)
 	m, size, counted := tailMessage{Tail: id.name, Owner: t.owner, Name: t.name}, 0, int64(0)
 	due := time.NewTimer(0)
@@ -275,7 +280,7 @@ func (t *Tails) answer(ctx context.Context, id tailID, wish *atomic.Pointer[tail
 				return
 			}
 			var b []byte
-			if len(m.Events) < most { // else it need not be made
+			if len(m.Events) < most { // otherwise b stays empty, and the outcome counts as dropped
 				b, _ = json.Marshal(&e)
 			}
 			if len(b) == 0 || size+len(b) > tailBytes {
@@ -296,7 +301,7 @@ func (t *Tails) answer(ctx context.Context, id tailID, wish *atomic.Pointer[tail
 				err = t.wire.Send(call, tailChannel(id.owner), b)
 			}
 			stop()
-			if sent = time.Now(); err != nil { // the next message counts these
+			if sent = time.Now(); err != nil { // the next message counts these outcomes as dropped
 				m.Dropped += int64(len(m.Events))
 			} else {
 				m.Dropped = 0
@@ -306,12 +311,13 @@ func (t *Tails) answer(ctx context.Context, id tailID, wish *atomic.Pointer[tail
 	}
 }
 
-// hear takes the answers to the tails of this process until ctx ends.
-func (t *Tails) hear(ctx context.Context) {
+// listen receives the answers to the tails of this process until ctx ends. After an error it
+// waits, up to 5 s, and tries again.
+func (t *Tails) listen(ctx context.Context) {
 	set := func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.deaf = err
+		t.listenErr = err
 	}
 	for pause := (notify.Pause{Most: 5 * time.Second}); ; {
 		err := t.wire.Listen(ctx, tailChannel(t.owner), func() { set(nil); pause = notify.Pause{Most: 5 * time.Second} }, t.deliver)
@@ -323,7 +329,8 @@ func (t *Tails) hear(ctx context.Context) {
 	}
 }
 
-// deliver hands a message to its tail, which must not hold the others up.
+// deliver hands a message to its tail. If the tail's inbox is full it drops the message and
+// counts its outcomes, so that a slow tail does not hold up the others.
 func (t *Tails) deliver(raw []byte) {
 	var m tailMessage
 	if json.Unmarshal(raw, &m) != nil {
@@ -338,11 +345,11 @@ func (t *Tails) deliver(raw []byte) {
 	select {
 	case o.inbox <- m:
 	default:
-		o.missed.Add(int64(len(m.Events)) + m.Dropped)
+		o.missedEvents.Add(int64(len(m.Events)) + m.Dropped)
 	}
 }
 
-// followWorkers reads which processes have workers until ctx ends.
+// followWorkers reads every cardBeat which processes have workers, until ctx ends.
 func (t *Tails) followWorkers(ctx context.Context) {
 	for {
 		cards := slices.DeleteFunc(t.cards.All(ctx), func(c Card) bool {
@@ -354,7 +361,7 @@ func (t *Tails) followWorkers(ctx context.Context) {
 		t.workers = append([]Card{}, cards...)
 		t.mu.Unlock()
 		if grown {
-			t.standings.tellNow()
+			t.standings.requestBeat()
 		}
 		if !notify.Sleep(ctx, cardBeat) {
 			return
@@ -362,8 +369,9 @@ func (t *Tails) followWorkers(ctx context.Context) {
 	}
 }
 
-// Subscribe implements server.Tail. Beside the outcomes of all processes it tells which
-// processes they are of, and which do not answer.
+// Subscribe implements server.Tail. Its channel has the outcomes of all processes, and events
+// that say which processes send outcomes and which do not answer. The returned function
+// counts the events that were missed because the channel was full.
 func (t *Tails) Subscribe(ctx context.Context, f api.TailFilter) (<-chan api.Event, func() int64) {
 	own, missed := t.own.Subscribe(ctx, f)
 	o := &openTail{inbox: make(chan tailMessage, 64), wish: tailWish{Filter: f, Opened: time.Now().UnixMilli()}}
@@ -372,8 +380,8 @@ func (t *Tails) Subscribe(ctx context.Context, f api.TailFilter) (<-chan api.Eve
 	o.name = fmt.Sprint(tailPrefix, t.opened)
 	t.open[o.name] = o
 	t.mu.Unlock()
-	t.change()
-	t.standings.tellNow()
+	t.signalChange()
+	t.standings.requestBeat()
 	out := make(chan api.Event, 1024)
 	go func() {
 		defer close(out)
@@ -382,30 +390,31 @@ func (t *Tails) Subscribe(ctx context.Context, f api.TailFilter) (<-chan api.Eve
 		t.mu.Lock()
 		delete(t.open, o.name)
 		t.mu.Unlock()
-		t.change()
-		t.standings.tellNow()
+		t.signalChange()
+		t.standings.requestBeat()
 	}()
-	return out, func() int64 { return missed() + o.missed.Load() }
+	return out, func() int64 { return missed() + o.missedEvents.Load() }
 }
 
-// shownTail puts the outcomes of all processes together. One goroutine has it.
+// shownTail merges the outcomes of all processes for one client. The goroutine that Subscribe
+// starts owns it.
 type shownTail struct {
-	t       *Tails
-	o       *openTail
-	out     chan<- api.Event
-	names   map[string]string // of processes, by owner
-	answers map[string]*tailAnswers
-	dropped map[string]int64 // outcomes that the bounds left out, by owner, not told yet
-	told    string           // the processes that were told last
+	t             *Tails
+	o             *openTail
+	out           chan<- api.Event
+	names         map[string]string       // names of processes, by owner
+	answers       map[string]*tailAnswers // by owner
+	dropped       map[string]int64        // outcomes that the bounds left out and the client was not told of, by owner
+	toldProcesses string                  // the processes that the client was told of last
 }
 
-// tailAnswers is what is known of a process that is to answer.
+// tailAnswers says when a process that should answer has answered.
 type tailAnswers struct {
-	last time.Time // its last message; before the first one, when it was listed
-	any  bool
+	last         time.Time // its last message; before the first one, when the process was first listed
+	answeredOnce bool
 }
 
-// run ends when own is closed.
+// run merges the outcomes of own and of the inbox until own is closed.
 func (s *shownTail) run(own <-chan api.Event) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -416,7 +425,7 @@ func (s *shownTail) run(own <-chan api.Event) {
 				return
 			}
 			s.show(&e, s.t.owner)
-			continue // nothing else has changed
+			continue // the list of processes has not changed
 		case m := <-s.o.inbox:
 			a := s.answers[m.Owner]
 			if a == nil {
@@ -426,11 +435,12 @@ func (s *shownTail) run(own <-chan api.Event) {
 			if s.names[m.Owner] == "" {
 				s.names[m.Owner] = m.Name
 			}
-			first := !a.any
-			a.last, a.any = time.Now(), true
+			first := !a.answeredOnce
+			a.last, a.answeredOnce = time.Now(), true
 			for _, raw := range m.Events {
 				var e api.Event
-				// A filter binds whatever comes: it is what the caller may see.
+				// The filter is applied here again, whatever another process sent: it limits
+				// what the caller may see.
 				if json.Unmarshal(raw, &e) == nil && e.Type == api.EventOutcome && s.o.wish.Filter.Takes(&e) {
 					s.show(&e, m.Owner)
 				}
@@ -450,13 +460,13 @@ func (s *shownTail) run(own <-chan api.Event) {
 
 func (s *shownTail) show(e *api.Event, owner string) {
 	e.Process = s.names[owner]
-	if !s.try(e) {
-		s.o.missed.Add(1)
+	if !s.trySend(e) {
+		s.o.missedEvents.Add(1)
 	}
 }
 
-// try reports whether there was room for an event.
-func (s *shownTail) try(e *api.Event) bool {
+// trySend sends an event to the client if there is room, and reports whether there was.
+func (s *shownTail) trySend(e *api.Event) bool {
 	select {
 	case s.out <- *e:
 		return true
@@ -465,35 +475,36 @@ func (s *shownTail) try(e *api.Event) bool {
 	}
 }
 
+// tellDropped sends the client a gap for each process whose outcomes the bounds left out.
 func (s *shownTail) tellDropped() {
 	for owner, n := range s.dropped {
-		if s.try(&api.Event{Type: api.EventGap, At: time.Now().UTC(), Process: s.names[owner], Dropped: n}) {
+		if s.trySend(&api.Event{Type: api.EventGap, At: time.Now().UTC(), Process: s.names[owner], Dropped: n}) {
 			delete(s.dropped, owner)
 		}
 	}
 }
 
-// tellProcesses tells which processes the outcomes are of, once it is known of all, and
-// whenever it has changed.
+// tellProcesses tells the client which processes send outcomes and which are missing: once
+// that is known of all of them, and whenever it has changed.
 func (s *shownTail) tellProcesses() {
 	e := api.Event{Type: api.EventProcesses, At: time.Now().UTC(), Processes: []string{}}
-	if !s.roster(&e) {
+	if !s.addProcesses(&e) {
 		return
 	}
 	said := strings.Join(e.Processes, " ")
 	for i := range e.Missing {
 		said += " -" + e.Missing[i].Name
 	}
-	if said != s.told && s.try(&e) {
-		s.told = said
+	if said != s.toldProcesses && s.trySend(&e) {
+		s.toldProcesses = said
 	}
 }
 
-// roster adds to e the processes that answer and the others. It returns false while
-// it is not known of one of them.
-func (s *shownTail) roster(e *api.Event) bool {
+// addProcesses adds to e the processes that answer and those that do not. It returns false
+// while it is not yet known whether one of them answers.
+func (s *shownTail) addProcesses(e *api.Event) bool {
 	s.t.mu.Lock()
-	workers, deaf := s.t.workers, s.t.deaf
+	workers, deaf := s.t.workers, s.t.listenErr
 	s.t.mu.Unlock()
 	if workers == nil {
 		return false
@@ -501,7 +512,7 @@ func (s *shownTail) roster(e *api.Event) bool {
 	others := ""
 	switch {
 	case s.o.crowded.Load():
-		others = fmt.Sprintf("%d tails are open, or %d of this caller: this one shows the process that was asked alone", mostTails, mostCallerTails)
+		others = fmt.Sprintf("%d tails are open, or %d of this caller: this tail shows only the process that was asked", mostTails, mostCallerTails)
 	case deaf != nil:
 		others = deaf.Error()
 	}
@@ -524,7 +535,7 @@ func (s *shownTail) roster(e *api.Event) bool {
 			p := c.Process
 			p.State, p.AgeSeconds = api.ProcessMissing, now.Sub(a.last).Seconds()
 			e.Missing = append(e.Missing, p)
-		case a.any:
+		case a.answeredOnce:
 			e.Processes = append(e.Processes, c.Name)
 		default:
 			known = false

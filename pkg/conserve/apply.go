@@ -12,12 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Apply repairs findings [from, from+n) of a report that was checked, however long
-// ago, and returns what became of each. Each is looked at again, and repaired only
-// if it is still what was found. After an error, or a crash, all of them can be
-// applied again.
+// Apply repairs findings [from, from+n) of a report that Check accepted, however long ago,
+// and returns what became of each. It looks at each again, and repairs it only if it is
+// still as it was found. After an error or a crash, all of them can be applied again.
 func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]deadletter.Repair, error) {
-	rep, err := read(report)
+	rep, err := parseReport(report)
 	if err != nil {
 		return nil, err
 	}
@@ -37,9 +36,9 @@ func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int
 			notifications = append(notifications, i)
 		}
 	}
-	// A page of triggers at a time: a report may be applied as one piece.
+	// Triggers are repaired a page at a time: n may cover the whole report.
 	for at := 0; at < len(triggers); at += a.cfg.Page {
-		done, err := a.triggers.mend(ctx, triggers[at:min(at+a.cfg.Page, len(triggers))])
+		done, err := a.triggers.mendFindings(ctx, triggers[at:min(at+a.cfg.Page, len(triggers))])
 		if err != nil {
 			return nil, err
 		}
@@ -49,24 +48,27 @@ func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int
 			}
 		}
 	}
-	if err := mendNotifications(ctx, a, fs, notifications, rep.Made, out); err != nil {
+	if err := appendRepairs(ctx, a, fs, notifications, rep.Made, out); err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-// again is what a repair appends: one record for all receivers of a chunk, or one
-// for a receiver that was replayed.
-type again struct {
+// repairRecord names a record that a repair appends: the original envelope of a chunk, for
+// all its receivers, or the envelope of one receiver that was replayed.
+type repairRecord struct {
 	chunk notify.Chunk
-	id    notify.ID // of the receiver; epoch 0: of the first one of the chunk
+	id    notify.ID // of the receiver; at epoch 0, of the first receiver of the chunk
 	epoch uint16
 }
 
 // batchSize bounds the records of one append: a chunk is up to 1 MiB.
 const batchSize = 16
 
-func mendNotifications(ctx context.Context, a *Auditor, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
+// appendRepairs repairs the findings of notifications: fs[i] for each i of which. made is
+// when the report was made (ms since 1970); a claim that it writes carries that time. For
+// each finding that it repairs it clears out[i].Why.
+func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(which))
 	for _, i := range which {
 		id, err := notify.ParseID(fs[i].ID)
@@ -78,26 +80,27 @@ func mendNotifications(ctx context.Context, a *Auditor, fs []Finding, which []in
 	if len(ids) == 0 {
 		return nil
 	}
-	drift, err := a.books.Again(ctx, ids)
+	drift, err := a.notifications.Recheck(ctx, ids)
 	if err != nil {
 		return err
 	}
-	still := make(map[string]*Finding, len(drift))
+	still := make(map[string]*Finding, len(drift)) // the drift of now, by notification
 	for i := range drift {
 		f := findingOf(&drift[i])
 		still[f.ID] = &f
 	}
-	// Together what one record repairs: all of its claims come before it, for once
-	// it is in the log its row is the worker's.
-	var order []again
-	of := map[again][]notify.ID{} // those whose receivers are to be claimed
+	// Findings that one record repairs are grouped. All their claims must be stored before
+	// that record is appended: once it is in the log, the worker owns its row.
+	var order []repairRecord
+	claims := map[repairRecord][]notify.ID{} // receivers to be claimed before the record
 	for k, i := range which {
 		f, now := &fs[i], still[fs[i].ID]
-		// A crash between a claim and its record leaves it claimed by this report.
+		// An earlier Apply of this report may have crashed between the claim and the record.
+		// The claim then carries the time of this report, and only the record is missing.
 		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
 			continue
 		}
-		what, ok, err := what(ctx, a, ids[k])
+		rec, ok, err := repairRecordFor(ctx, a, ids[k])
 		if err != nil {
 			return err
 		}
@@ -105,16 +108,16 @@ func mendNotifications(ctx context.Context, a *Auditor, fs []Finding, which []in
 			continue
 		}
 		out[i].Why = ""
-		if _, ok := of[what]; !ok {
-			order, of[what] = append(order, what), nil
+		if _, ok := claims[rec]; !ok {
+			order, claims[rec] = append(order, rec), nil
 		}
 		if f.Class == RecordAlone {
-			of[what] = append(of[what], ids[k])
+			claims[rec] = append(claims[rec], ids[k])
 		}
 	}
 	for len(order) > 0 {
 		n := min(len(order), batchSize)
-		if err := appendRecords(ctx, a, order[:n], of, made); err != nil {
+		if err := appendRecords(ctx, a, order[:n], claims, made); err != nil {
 			return err
 		}
 		order = order[n:]
@@ -122,44 +125,47 @@ func mendNotifications(ctx context.Context, a *Auditor, fs []Finding, which []in
 	return nil
 }
 
-func what(ctx context.Context, a *Auditor, id notify.ID) (again, bool, error) {
-	f, rows, ok, err := a.found(ctx, id)
+// repairRecordFor returns the record that repairs a notification. It returns false if the
+// notification is no longer kept.
+func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecord, bool, error) {
+	f, rows, ok, err := a.findWithRows(ctx, id)
 	if !ok || err != nil {
-		return again{}, false, err
+		return repairRecord{}, false, err
 	}
-	out := again{chunk: f.Envelope.Chunk, id: id, epoch: notify.Fold(rows, id.Index, f.Pos).Epoch}
-	if out.epoch == 0 { // of whichever receiver
-		out.id.Index = firstOf(&f.Envelope)
+	out := repairRecord{chunk: f.Envelope.Chunk, id: id, epoch: notify.Fold(rows, id.Index, f.Pos).Epoch}
+	if out.epoch == 0 { // one record repairs all receivers: each must give the same key
+		out.id.Index = firstIndex(&f.Envelope)
 	}
 	return out, true, nil
 }
 
-// append claims what is to be claimed, and then appends the records.
-func appendRecords(ctx context.Context, a *Auditor, list []again, of map[again][]notify.ID, made int64) error {
-	claims := map[notify.RowKey]notify.Row{}
+// appendRecords stores the rows that claim the receivers in claims, and then appends the
+// records of list.
+func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims map[repairRecord][]notify.ID, made int64) error {
+	rowsToPut := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))
-	for _, what := range list {
-		f, rows, ok, err := a.found(ctx, what.id)
+	for _, repair := range list {
+		f, rows, ok, err := a.findWithRows(ctx, repair.id)
 		if err != nil {
 			return err
 		}
-		if !ok { // since the look before
+		if !ok { // it was purged since repairRecordFor found it
 			continue
 		}
 		e, topic := f.Envelope, f.Envelope.Lane().Topic()
-		if what.epoch > 0 {
-			e, topic = deadletter.Again(&f, what.id.Index, what.epoch), e.Lane().DLQTopic()
+		if repair.epoch > 0 {
+			e, topic = deadletter.ReplayEnvelope(&f, repair.id.Index, repair.epoch), e.Lane().DLQTopic()
 		}
-		for _, id := range of[what] {
-			if row := claim(&f, &e, rows, id.Index, made); row != nil {
-				row.Stamp = engine.StampBeside // the record's worker owns the row
-				claims[row.Key] = *row
+		for _, id := range claims[repair] {
+			if row := claimRow(&f, &e, rows, id.Index, made); row != nil {
+				row.Stamp = engine.StampBeside // any row that the record's worker writes later replaces it
+				rowsToPut[row.Key] = *row
 			}
 		}
 		recs = append(recs, log.Record{Topic: topic, Partition: f.LogPart, Value: notify.AppendEnvelope(nil, &e)})
 	}
-	if len(claims) > 0 {
-		if err := a.cfg.Status.Put(ctx, slices.Collect(maps.Values(claims))); err != nil {
+	if len(rowsToPut) > 0 {
+		if err := a.cfg.Status.Put(ctx, slices.Collect(maps.Values(rowsToPut))); err != nil {
 			return err
 		}
 		a.cfg.Hit("reconcile-claimed-before-append")
@@ -170,12 +176,12 @@ func appendRecords(ctx context.Context, a *Auditor, list []again, of map[again][
 	return a.cfg.Producer.Append(ctx, recs)
 }
 
-// claim is the row by which all receivers that have no outcome were started: that
-// of the record which was passed, or a new one. nil: they were claimed already, or
-// the row is of a copy with other receivers.
-func claim(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
+// claimRow returns a row that claims every receiver of e that has no outcome: the existing
+// row that lacks the receiver's outcome, or a new one. It returns nil if they are claimed
+// already, or if the row belongs to a copy of the chunk with other receivers.
+func claimRow(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
 	pos := columnPosition(&f.Envelope, index)
-	var last *notify.Row // the latest that has the receiver and not its outcome
+	var last *notify.Row // the latest row that has the receiver but not its outcome
 	for i := range rows {
 		row := &rows[i]
 		if row.Key.Kind != notify.RowOutcome || row.Key.Epoch != e.Epoch {
@@ -208,7 +214,8 @@ func claim(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32,
 	return &row
 }
 
-// columnPosition is the place of a receiver in the column of its original.
+// columnPosition returns the position of the receiver with this index in the receivers
+// column of its original envelope.
 func columnPosition(e *notify.Envelope, index uint32) (pos uint32) {
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for rd.Next(&rec) && rec.Index != index {

@@ -55,20 +55,20 @@ func newPlant(t *testing.T) *plant {
 func (p *plant) build(hit func(string)) {
 	p.cfg.Hit = hit
 	p.r = New(p.cfg)
-	p.r.books, p.r.triggers = p, (*ofTriggers)(p)
+	p.r.notifications, p.r.triggers = p, (*ofTriggers)(p)
 }
 
 type ofTriggers plant
 
-func (o *ofTriggers) find(_ context.Context, rep *Report) error {
+func (o *ofTriggers) findDrift(_ context.Context, rep *Report) error {
 	rep.Rows += o.triggers.Rows
 	for _, f := range o.triggers.Findings {
-		rep.add(f, 1, 1000)
+		rep.addFinding(f, 1, 1000)
 	}
 	return nil
 }
 
-func (o *ofTriggers) mend(_ context.Context, fs []Finding) ([]bool, error) {
+func (o *ofTriggers) mendFindings(_ context.Context, fs []Finding) ([]bool, error) {
 	out := make([]bool, len(fs))
 	for i := range fs {
 		out[i] = fs[i].Version == 1 // others changed
@@ -93,7 +93,7 @@ func (p *plant) Notifications(_ context.Context, since time.Time, _ int) (api.Co
 	return out, nil
 }
 
-func (p *plant) Again(_ context.Context, ids []notify.ID) (out []api.Drift, err error) {
+func (p *plant) Recheck(_ context.Context, ids []notify.ID) (out []api.Drift, err error) {
 	for _, id := range ids {
 		if d, ok := p.drift[id]; ok {
 			out = append(out, d)
@@ -282,7 +282,7 @@ func TestReplayedOnes(t *testing.T) {
 	f, ids := p.chunk(3, notify.Push)
 	first := rowOf(&f, 3, 3)
 	first.Done, first.Default.State = true, notify.Failed
-	e := deadletter.Again(&f, ids[1].Index, 2)
+	e := deadletter.ReplayEnvelope(&f, ids[1].Index, 2)
 	again := notify.Row{Key: e.Key(), Count: 1, Digest: notify.ColumnDigest(e.Receivers), Index: []uint32{ids[1].Index}, StartedUpTo: 1, Starts: 1, Updated: 50}
 	p.put(first, again)
 	p.drifts(ids[1], api.DriftClaimGone, 50)

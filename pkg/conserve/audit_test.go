@@ -135,7 +135,7 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestWhoLeavesKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(Config{})
-		a.one <- struct{}{} // one is under way
+		a.turn <- struct{}{} // one is under way
 		ctx, cancel := context.WithCancel(t.Context())
 		left := make(chan error)
 		go func() {
@@ -147,7 +147,7 @@ func TestWhoLeavesKeepsNoPlace(t *testing.T) {
 		if err := <-left; !errors.Is(err, context.Canceled) {
 			t.Errorf("%v", err)
 		}
-		<-a.one
+		<-a.turn
 	})
 }
 
@@ -173,7 +173,7 @@ func TestOneCopyIsCounted(t *testing.T) {
 			r.bounds = map[log.TopicPartition]Bounds{{Topic: "notifications-push"}: {End: end}}
 			for _, offset := range []int64{2, 5, 7} {
 				f := engine.Found{Topic: "notifications-push", Offset: offset}
-				again, err := r.again(&f)
+				again, err := r.isRepeatedCopy(&f)
 				if err != nil || again != (offset != tc.counted) {
 					t.Errorf("the copy at %d: a repeat is %v, %v", offset, again, err)
 				}

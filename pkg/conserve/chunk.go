@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Where the evidence of what is pending lies.
+// Where the evidence that a receiver is pending was found; doc.go explains each.
 const (
 	inLog      = "log"
 	inClaim    = "claimed"
@@ -22,17 +22,18 @@ const (
 	inSpill    = "spilled"
 )
 
-// codeBehind is the code of the worker's deferrals in a lane of strict order.
+// codeBehind is the code of a deferral by which the worker, in a lane of strict order, puts
+// a receiver off behind an earlier one of the same user.
 const codeBehind = "behind"
 
-// original counts a chunk: what its rows say is terminal, and what leads on. The
-// rest is suspected.
-func (r *run) original(ctx context.Context, f *engine.Found) error {
-	again, err := r.again(f)
+// countOriginal counts the receivers of an original chunk: as terminal by its rows, or as
+// pending by evidence. It adds each other receiver to the suspects.
+func (r *run) countOriginal(ctx context.Context, f *engine.Found) error {
+	repeated, err := r.isRepeatedCopy(f)
 	if err != nil {
 		return err
 	}
-	if again {
+	if repeated {
 		r.rep.Repeated++
 		return nil
 	}
@@ -44,92 +45,95 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 	}
 	l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 	l.Accepted += int64(e.Count)
-	if plain(rows, e.Count) {
-		r.ended(l, rows[0].Default.State.String(), int64(e.Count))
+	if allTerminal(rows, e.Count) {
+		r.addTerminal(l, rows[0].Default.State.String(), int64(e.Count))
 		return nil
 	}
 	c := newChunk(f, rows)
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		if err := r.receiver(ctx, f, c, l, rec.Index, pos); err != nil {
+		if err := r.countReceiver(ctx, f, c, l, rec.Index, pos); err != nil {
 			return err
 		}
 	}
-	if r.waiting >= r.cfg.Batch {
-		return r.confirm(ctx)
+	if r.suspectCount >= r.cfg.Batch {
+		return r.confirmSuspects(ctx)
 	}
 	return nil
 }
 
-// again reports whether another copy of a chunk is counted in place of this one. A
-// copy that was appended after the audit began is not read: where the history holds
-// that one, the first that is read is counted.
-func (r *run) again(f *engine.Found) (bool, error) {
+// isRepeatedCopy reports whether another copy of the chunk is counted instead of f. The
+// history chooses one copy to count. If it chose one that was appended after the audit
+// began, the audit does not read that copy; it then counts the first copy that it reads.
+func (r *run) isRepeatedCopy(f *engine.Found) (bool, error) {
 	at, err := r.cfg.History.Counted(f)
 	if err != nil || at == f.Offset {
 		return false, err
 	}
 	b, known := r.bounds[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}]
-	if !known || at < b.End || r.late[f.Envelope.Chunk] {
+	if !known || at < b.End || r.countedLate[f.Envelope.Chunk] {
 		return true, nil
 	}
-	r.late[f.Envelope.Chunk] = true
+	r.countedLate[f.Envelope.Chunk] = true
 	return false, nil
 }
 
-// receiver counts a receiver of a chunk, or suspects it.
-func (r *run) receiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Ledger, index, pos uint32) error {
+// countReceiver counts one receiver of a chunk as terminal or pending. A receiver without
+// outcome and evidence becomes a suspect.
+func (r *run) countReceiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Ledger, index, pos uint32) error {
 	if state := notify.StateOf(c.rows, index, pos); state.Terminal() {
-		r.ended(l, state.String(), 1)
+		r.addTerminal(l, state.String(), 1)
 		return nil
 	}
-	st := c.stands(index, pos, placeOf(f).at)
-	where, err := r.evidence(ctx, c, &st, index)
+	st := c.locate(index, pos, originalRecordOf(f).position)
+	where, err := r.findEvidence(ctx, c, &st, index)
 	switch {
 	case err != nil:
 		return err
 	case where != "":
-		r.waits(l, where, 1)
+		r.addPending(l, where, 1)
 	default:
-		r.suspect(f, st, index, pos)
+		r.addSuspect(f, st, index, pos)
 	}
 	return nil
 }
 
-// one looks at one receiver as original does at all of a chunk.
-func (r *run) one(ctx context.Context, id notify.ID) error {
-	f, rows, ok, err := r.a.found(ctx, id)
+// countOne counts the receiver of one notification, as countOriginal counts all receivers of
+// a chunk.
+func (r *run) countOne(ctx context.Context, id notify.ID) error {
+	f, rows, ok, err := r.a.findWithRows(ctx, id)
 	if !ok || err != nil {
 		return err
 	}
 	e := &f.Envelope
-	return r.receiver(ctx, &f, newChunk(&f, rows), r.ledger(e.Caller, e.Channel.String(), e.Accepted), id.Index, f.Pos)
+	return r.countReceiver(ctx, &f, newChunk(&f, rows), r.ledger(e.Caller, e.Channel.String(), e.Accepted), id.Index, f.Pos)
 }
 
-// plain reports whether one finished row says the same terminal state of all
-// receivers of a chunk: of most chunks it does.
-func plain(rows []notify.Row, count uint32) bool {
+// allTerminal reports whether one finished row gives all receivers of a chunk the same
+// terminal state. Most chunks are so, and need no look at each receiver.
+func allTerminal(rows []notify.Row, count uint32) bool {
 	return len(rows) == 1 && rows[0].Done && len(rows[0].Exceptions) == 0 && rows[0].Count == count &&
 		rows[0].Key.Kind == notify.RowOutcome && rows[0].Index == nil && rows[0].Default.State.Terminal()
 }
 
-// chunk is an original with its rows.
+// chunk is an original chunk with its rows.
 type chunk struct {
-	env    notify.Envelope // without its column
+	env    notify.Envelope // set by newChunk only
 	rows   []notify.Row
-	sorted []*notify.Row // outcomes of our own calls, in the order in which they happened
-	parked map[parkedKey]map[uint32]bool
+	sorted []*notify.Row                 // outcome rows (no receipts), in the order in which they happened
+	parked map[parkedKey]map[uint32]bool // what parkedIndexes has read so far
 }
 
-// newChunk takes what was found and its rows.
+// newChunk returns the chunk of an original that was found, with its own rows.
 func newChunk(f *engine.Found, rows []notify.Row) *chunk {
 	c := ownRows(rows, notify.ColumnDigest(f.Envelope.Receivers))
 	c.env = f.Envelope
 	return c
 }
 
-// ownRows leaves out the row of another copy of the chunk: of a request that was
-// split differently the second time. Positions in it mean other receivers.
+// ownRows returns the chunk without the rows of another copy of it, whose receivers have
+// another digest. A request that was repeated may have been split differently the second
+// time; positions in such a row mean other receivers.
 func ownRows(rows []notify.Row, digest uint64) *chunk {
 	c := &chunk{}
 	for i := range rows {
@@ -148,53 +152,57 @@ func ownRows(rows []notify.Row, digest uint64) *chunk {
 	return c
 }
 
-// home is a record of the log.
-type home struct {
+// logPosition names a record of the log.
+type logPosition struct {
 	tp     log.TopicPartition
 	offset int64
 }
 
-// stand is where a receiver that is not terminal must be: in a record of the
-// log, or handed on under a key (of which the first index is not known).
-type stand struct {
-	home
-	claimed  bool
-	handed   bool
-	key      envelopeKey
-	wake     int64
-	behind   bool
-	answered map[envelopeKey]home // by the records whose rows have settled it: those and earlier ones lead nowhere
-	updated  int64                // the latest of its rows
+// whereabouts says where a receiver that is not terminal must be by its rows: in a record of
+// the log, or, if it was handed on, in a timer or record of the envelope key.
+type whereabouts struct {
+	logPosition
+	claimed     bool // a worker has claimed it, in the record at logPosition
+	handedOn    bool // it was put off until wakeAt, under key; logPosition does not count
+	key         envelopeKey
+	wakeAt      int64 // ms since 1970
+	waitsBehind bool  // it was put off behind another receiver of its user
+	// answeredAt holds, by envelope, the record whose row has settled the receiver. That
+	// record and earlier copies of it are no evidence: a worker drops them.
+	answeredAt  map[envelopeKey]logPosition
+	lastUpdated int64 // when its latest row was written, ms since 1970
 }
 
-// envelopeKey is a RowKey within its chunk, without the first index.
+// envelopeKey names an envelope within its chunk: a RowKey without the first index, which is
+// not known of an envelope that a row has only handed on.
 type envelopeKey struct{ epoch, attempt, deferrals uint16 }
 
 func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt, k.Deferrals} }
 
-// stands walks the rows of the latest epoch of a receiver, each of which answers
-// the one before.
-func (c *chunk) stands(index, pos uint32, original home) stand {
-	st := stand{home: original, answered: map[envelopeKey]home{}}
+// locate returns where a receiver must be. It walks the receiver's rows in the order in
+// which they happened; each row answers the envelope that the row before handed on.
+// original is the record of the original chunk.
+func (c *chunk) locate(index, pos uint32, original logPosition) whereabouts {
+	st := whereabouts{logPosition: original, answeredAt: map[envelopeKey]logPosition{}}
 	epoch := uint16(0)
 	for _, row := range c.sorted {
 		p, ok := positionOf(row, index, pos)
 		if !ok {
 			continue
 		}
-		st.updated = max(st.updated, row.Updated)
-		if row.Key.Epoch != epoch { // a replay begins anew
+		st.lastUpdated = max(st.lastUpdated, row.Updated)
+		if row.Key.Epoch != epoch { // a replay starts over
 			epoch = row.Key.Epoch
-			st.handed, st.claimed, st.behind = false, false, false
+			st.handedOn, st.claimed, st.waitsBehind = false, false, false
 		}
 		if !row.Done && p >= row.DoneUpTo {
-			st.handed, st.behind = false, false
+			st.handedOn, st.waitsBehind = false, false
 			st.claimed = p < row.StartedUpTo
-			st.home = homeOf(row)
+			st.logPosition = rowPosition(row)
 			st.key = keyOf(&row.Key)
 			continue
 		}
-		st.answered[keyOf(&row.Key)] = homeOf(row)
+		st.answeredAt[keyOf(&row.Key)] = rowPosition(row)
 		ex := row.At(p)
 		if len(ex) == 0 {
 			ex = []notify.Exception{row.Default}
@@ -205,12 +213,12 @@ func (c *chunk) stands(index, pos uint32, original home) stand {
 			if x.State != notify.Deferred {
 				continue
 			}
-			if first { // its addresses go on together, at the time of the last
+			if first { // a receiver's addresses are handed on together, at the latest wake time
 				first = false
-				st.handed, st.claimed, st.behind, st.wake = true, false, x.Code == codeBehind, 0
+				st.handedOn, st.claimed, st.waitsBehind, st.wakeAt = true, false, x.Code == codeBehind, 0
 				st.key = envelopeKey{row.Key.Epoch, row.Key.Attempt, row.Key.Deferrals + 1}
 			}
-			st.wake = max(st.wake, x.Wake)
+			st.wakeAt = max(st.wakeAt, x.Wake)
 			if x.Retry {
 				st.key = envelopeKey{row.Key.Epoch, row.Key.Attempt + 1, 0}
 			}
@@ -219,10 +227,12 @@ func (c *chunk) stands(index, pos uint32, original home) stand {
 	return st
 }
 
-func homeOf(row *notify.Row) home {
-	return home{log.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
+func rowPosition(row *notify.Row) logPosition {
+	return logPosition{log.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
 }
 
+// positionOf returns the position of a receiver in the column of a row. It returns false if
+// the row does not have the receiver. pos is the receiver's position in the original.
 func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 	if len(row.Index) > 0 {
 		return row.PosOf(index)
@@ -230,39 +240,42 @@ func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 	return pos, pos < row.Count
 }
 
-// evidence is the cheap look: by offsets, and by the timer's own key.
-func (r *run) evidence(ctx context.Context, c *chunk, st *stand, index uint32) (string, error) {
-	if !st.handed {
+// findEvidence returns where the evidence is that a receiver is pending, or "" for none. It
+// does so cheaply: by the offsets that were read when the audit began, or by the key of the
+// timer. "" therefore only means suspicion.
+func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index uint32) (string, error) {
+	if !st.handedOn {
 		b, ok := r.bounds[st.tp]
 		switch {
 		case !ok || st.offset < max(b.Committed, b.Start) || r.cfg.Log.Lost(st.tp, st.offset):
 			return "", nil
-		case st.offset >= b.End && st.updated < r.now.UnixMilli(): // else of after the beginning
+		case st.offset >= b.End && st.lastUpdated < r.now.UnixMilli(): // older than the audit, yet past the end that it read: the log lost it
 			return "", nil
 		case st.claimed:
 			return inClaim, nil
 		}
 		return inLog, nil
 	}
-	parked, err := r.parked(ctx, c, parkedKey{st.key, st.wake}, index)
+	parked, err := r.parkedIndexes(ctx, c, parkedKey{st.key, st.wakeAt}, index)
 	switch {
 	case err != nil || !parked[index]:
 		return "", err
-	case st.behind:
+	case st.waitsBehind:
 		return inHold, nil
 	}
 	return inTimer, nil
 }
 
+// parkedKey names the timers that hold a parked envelope of a chunk.
 type parkedKey struct {
 	envelopeKey
 	wake int64
 }
 
-// parked returns the indexes of a chunk that timers of a key hold. That of a
-// single is one read; else the first index, which decides the shard, is not
-// known, and every shard is asked once a key.
-func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (map[uint32]bool, error) {
+// parkedIndexes returns the receivers' indexes that the timers of k hold. For a chunk of one
+// receiver it reads one shard. Otherwise the envelope's first index, which decides the
+// shard, is not known: it reads every shard, once for each k.
+func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index uint32) (map[uint32]bool, error) {
 	if got, ok := c.parked[k]; ok {
 		return got, nil
 	}
@@ -286,7 +299,7 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 		err := timersAt(k.wake, prefix, 64, func(after engine.TimerCursor, n int) ([]engine.Timer, error) {
 			return r.cfg.Timers.Scan(ctx, p, after, k.wake, n)
 		}, func(t *engine.Timer) error {
-			return indexes(t.Payload, func(_ *notify.Envelope, x uint32) { got[x] = true })
+			return eachReceiver(t.Payload, func(_ *notify.Envelope, x uint32) { got[x] = true })
 		})
 		if err != nil {
 			return nil, err
@@ -299,8 +312,9 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 	return got, nil
 }
 
-// timersAt calls fn with the timers at a time whose ids begin with prefix, which is
-// no whole id. It asks scan for n timers behind a cursor.
+// timersAt calls fn with each timer that fires at this time and whose id begins with prefix.
+// prefix must be shorter than an id: the scan starts behind it. It asks scan for n timers at
+// a time.
 func timersAt(at int64, prefix []byte, n int, scan func(after engine.TimerCursor, n int) ([]engine.Timer, error), fn func(*engine.Timer) error) error {
 	after := engine.TimerCursor{FireAt: at, ID: prefix}
 	for {
@@ -323,16 +337,16 @@ func timersAt(at int64, prefix []byte, n int, scan func(after engine.TimerCursor
 	}
 }
 
-// timerPrefix is how the worker names the timers of derived envelopes, up to
-// their first index.
+// timerPrefix returns the beginning of the ids that the worker gives the timers of derived
+// envelopes, up to their first index.
 func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
 	b := c.TimerID(0)
 	return append(b, byte(k.epoch>>8), byte(k.epoch), byte(k.attempt>>8), byte(k.attempt), byte(k.deferrals>>8), byte(k.deferrals))
 }
 
-// indexes calls fn with each receiver of an encoded envelope. It skips a value that
+// eachReceiver calls fn with each receiver of an encoded envelope. It skips a value that
 // is no envelope, and returns notify.ErrNewer for one of a newer release.
-func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) error {
+func eachReceiver(value []byte, fn func(e *notify.Envelope, index uint32)) error {
 	var e notify.Envelope
 	if ok, err := decode(value, &e); !ok {
 		return err
@@ -344,13 +358,13 @@ func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) error {
 	return nil
 }
 
-// class names what is wrong with a receiver that stands there.
-func (st *stand) class() (class, detail string) {
+// driftClass returns the class of the drift of a receiver that is not where it must be.
+func (st *whereabouts) driftClass() (class, detail string) {
 	switch {
-	case st.handed:
-		return api.DriftHandonGone, "it was put off until " + stamp(st.wake) + ", and neither a timer nor a record of the log leads on"
+	case st.handedOn:
+		return api.DriftHandonGone, "it was put off until " + formatMs(st.wakeAt) + ", and neither a timer nor a record of the log holds it"
 	case st.claimed:
-		return api.DriftClaimGone, "a worker has claimed it, and its record " + st.home.String() + " is not in the log, or was passed"
+		return api.DriftClaimGone, "a worker has claimed it, and its record " + st.logPosition.String() + " is not in the log, or its consumer group has committed past it"
 	}
-	return api.DriftRecordGone, "no outcome, and its record " + st.home.String() + " is not in the log, or was passed"
+	return api.DriftRecordGone, "no outcome, and its record " + st.logPosition.String() + " is not in the log, or its consumer group has committed past it"
 }

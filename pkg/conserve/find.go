@@ -11,30 +11,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
-// triggerSource finds what is wrong with triggers, and repairs it.
+// triggerSource finds what is wrong with triggers, and repairs them.
 type triggerSource interface {
-	find(ctx context.Context, rep *Report) error
-	// mend returns which of the findings it repaired: those that are still what was
-	// found, however long ago.
-	mend(ctx context.Context, fs []Finding) ([]bool, error)
+	findDrift(ctx context.Context, rep *Report) error
+	// mendFindings repairs the findings that are still as they were found, however long
+	// ago, and returns which of them it repaired.
+	mendFindings(ctx context.Context, fs []Finding) ([]bool, error)
 }
 
-// triggerChecks goes by the rows of triggers.
+// triggerChecks is the triggerSource that reads the rows of triggers.
 type triggerChecks struct{ *Auditor }
 
-// find reads every row that something is owed to (engine.TriggerOpen).
-func (a triggerChecks) find(ctx context.Context, rep *Report) error {
+// findDrift classifies every row of a trigger that is open (engine.TriggerOpen), and adds
+// findings to rep.
+func (a triggerChecks) findDrift(ctx context.Context, rep *Report) error {
 	now, waiting := time.Now(), map[string]int{}
-	err := rowsOf(ctx, a.Auditor, engine.TriggerOpen, func(rows []engine.Trigger) (bool, error) {
+	err := eachTriggerPage(ctx, a.Auditor, engine.TriggerOpen, func(rows []engine.Trigger) (bool, error) {
 		rep.Rows += len(rows)
 		for i := range rows {
 			t := &rows[i]
-			class, err := a.class(ctx, t, now)
+			class, err := a.classify(ctx, t, now)
 			if err != nil {
 				return false, err
 			}
 			if class != "" {
-				rep.add(Finding{
+				rep.addFinding(Finding{
 					Kind: KindTrigger, Class: class, ID: t.ID, Caller: t.Caller, State: triggerStates[t.State], Version: t.Version,
 					Gen: t.Gen, NextAt: t.NextAt, LeaseUntil: t.LeaseUntil,
 				}, 1, a.cfg.MaxListed)
@@ -51,15 +52,15 @@ func (a triggerChecks) find(ctx context.Context, rep *Report) error {
 	return err
 }
 
-// dueMargin is more than any wait that stays in the queue without a timer (a
-// dispatcher holds a message for up to engine.MaxQueueDelay).
+// dueMargin is longer than a trigger may wait in the queue without a timer: a dispatcher
+// holds a message for up to engine.MaxQueueDelay.
 const dueMargin = engine.MaxQueueDelay + time.Minute
 
-// class says what is wrong with a row; "": nothing.
-func (a triggerChecks) class(ctx context.Context, t *engine.Trigger, now time.Time) (string, error) {
+// classify returns the class of what is wrong with a row, or "" if nothing is.
+func (a triggerChecks) classify(ctx context.Context, t *engine.Trigger, now time.Time) (string, error) {
 	tm, ok := a.cfg.Triggers.Timer(t)
 	if !ok {
-		a.cfg.Logger.Error("a trigger whose id cannot be read", slog.String("id", t.ID))
+		a.cfg.Logger.Error("the id of a trigger cannot be read", slog.String("id", t.ID))
 		return Unreadable, nil
 	}
 	past := now.Add(-a.cfg.Grace).UnixMilli()
@@ -71,17 +72,17 @@ func (a triggerChecks) class(ctx context.Context, t *engine.Trigger, now time.Ti
 	case t.State == engine.TriggerFailed && t.NextAt != 0 && t.Ended < past:
 		return LetterOwed, nil
 	case t.State != engine.TriggerPending, t.NextAt <= now.Add(dueMargin).UnixMilli(), t.NextAt > now.Add(a.cfg.Ahead).UnixMilli():
-		// What is due about now may be in the queue and nowhere else.
+		// A trigger that is due about now may be in the queue alone, without a timer.
 		return "", nil
 	}
-	if has, err := timed(ctx, a.Auditor, &tm); err != nil || has {
+	if has, err := hasTimer(ctx, a.Auditor, &tm); err != nil || has {
 		return "", err
 	}
 	return Missing, nil
 }
 
-func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
-	place := map[string]int{} // in fs
+func (a triggerChecks) mendFindings(ctx context.Context, fs []Finding) ([]bool, error) {
+	place := map[string]int{} // index in fs, by the trigger's id
 	var ids []string
 	for i := range fs {
 		if repairs[KindTrigger][fs[i].Class] {
@@ -94,7 +95,7 @@ func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
 	}
 	rows, err := a.cfg.Rows.Get(ctx, ids)
 	if err != nil {
-		return nil, away("trigger_store", err)
+		return nil, retryable("trigger_store", err)
 	}
 	now := time.Now()
 	var timers, letters, again []engine.Trigger
@@ -103,9 +104,9 @@ func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
 		if t.ID == "" || t.Version != f.Version {
 			continue
 		}
-		class, err := a.class(ctx, &t, now)
+		class, err := a.classify(ctx, &t, now)
 		if err != nil {
-			return nil, away("timer_store", err)
+			return nil, retryable("timer_store", err)
 		}
 		if class != f.Class {
 			continue
@@ -126,9 +127,9 @@ func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
 	return done, err
 }
 
-// findTimers looks through the timers up to Ahead. It finds minutes that nobody
-// released and timers without their trigger and, if asked for them, notifications
-// that nobody released.
+// findTimers reads the timers up to Ahead from now. It adds to rep minutes that no scheduler
+// has released, timers whose trigger is missing and, if notifications is set, notifications
+// whose timer no scheduler has released.
 func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool) error {
 	now := time.Now()
 	shards, err := a.cfg.Shards()
@@ -147,8 +148,8 @@ func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool
 		open := false
 		for _, m := range minutes {
 			if end := (m + 1) * 60_000; !open && end < now.Add(-a.cfg.Open).UnixMilli() {
-				open = true // the oldest says it; the others are behind it
-				rep.add(Finding{Kind: KindTrigger, Class: OpenBucket, Shard: shard, Minute: m, Owner: state.Owner, Closed: state.Closed}, 1, a.cfg.MaxListed)
+				open = true // the oldest minute is enough: later ones wait behind it
+				rep.addFinding(Finding{Kind: KindTrigger, Class: OpenBucket, Shard: shard, Minute: m, Owner: state.Owner, Closed: state.Closed}, 1, a.cfg.MaxListed)
 			}
 			if err := findInMinute(ctx, a, engine.TimerPartition{Bucket: m, Shard: shard}, now, rep, notifications); err != nil {
 				return err
@@ -158,6 +159,7 @@ func findTimers(ctx context.Context, a *Auditor, rep *Report, notifications bool
 	return nil
 }
 
+// findInMinute does findTimers for one minute of one shard.
 func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now time.Time, rep *Report, notifications bool) error {
 	past := now.Add(-a.cfg.Grace)
 	var cursor engine.TimerCursor
@@ -167,12 +169,12 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 			return err
 		}
 		var ids []string
-		var of []Finding
+		var orphans []Finding // what is found of ids[i] if it has no row
 		for i := range ts {
 			t := &ts[i]
 			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Bucket, NextAt: t.FireAt}); {
 			case t.Kind == timer.KindEnvelope && notifications && t.FireAt <= past.UnixMilli():
-				if err := late(ctx, a, t, f, rep); err != nil {
+				if err := findLateTimer(ctx, a, t, f, rep); err != nil {
 					return err
 				}
 			case t.Kind == engine.TimerOfTrigger:
@@ -180,10 +182,10 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 				base, _, ok := a.cfg.Triggers.Lead(t.Payload)
 				if !ok {
 					f.Class = Unreadable
-					rep.add(f, 1, a.cfg.MaxListed)
-				} else if base.Time().Before(past) { // a create that is under way has it for a moment
+					rep.addFinding(f, 1, a.cfg.MaxListed)
+				} else if base.Time().Before(past) { // a create writes the timer a moment before the row
 					f.ID = a.cfg.Triggers.ID(base)
-					ids, of = append(ids, f.ID), append(of, f)
+					ids, orphans = append(ids, f.ID), append(orphans, f)
 				}
 			}
 		}
@@ -193,7 +195,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 		}
 		for i := range rows {
 			if rows[i].ID == "" {
-				rep.add(of[i], 1, a.cfg.MaxListed)
+				rep.addFinding(orphans[i], 1, a.cfg.MaxListed)
 			}
 		}
 		if len(ts) < a.cfg.Page {
@@ -203,10 +205,10 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 	}
 }
 
-// late finds a notification whose timer nobody has released, if its schedule was
-// neither cancelled nor moved away from the timer: else the timer goes with its
-// minute.
-func late(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Report) error {
+// findLateTimer adds a finding for a timer of a notification that no scheduler has released.
+// It adds none if the schedule was cancelled, or moved to another timer: such a timer is
+// removed with its minute.
+func findLateTimer(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Report) error {
 	var e notify.Envelope
 	if notify.DecodeEnvelope(t.Payload, &e) != nil {
 		return nil
@@ -224,20 +226,22 @@ func late(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Repo
 			return nil
 		}
 	}
-	f.Kind, f.Class, f.ID, f.Caller = KindNotification, Late, e.ID(firstOf(&e)).String(), e.Caller
-	f.Detail = "its timer is due, and nobody has released it"
-	rep.add(f, int(max(e.Count, 1)), a.cfg.MaxListed)
+	f.Kind, f.Class, f.ID, f.Caller = KindNotification, Late, e.ID(firstIndex(&e)).String(), e.Caller
+	f.Detail = "its timer is due, and no scheduler has released it"
+	rep.addFinding(f, int(max(e.Count, 1)), a.cfg.MaxListed)
 	return nil
 }
 
-func firstOf(e *notify.Envelope) uint32 {
+// firstIndex returns the index of the first receiver of an envelope.
+func firstIndex(e *notify.Envelope) uint32 {
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	rd.Next(&rec)
 	return rec.Index
 }
 
-// away makes an error of a store one that a job waits for and tries again.
-func away(what string, err error) error {
+// retryable makes an error of a store retryable (notify.KindUnavailable): a job waits and
+// tries again. An error that has a kind of its own stays as it is.
+func retryable(what string, err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// OverLog is the log of the topics that workers read, as an audit reads it.
+// OverLog implements Log over the topics that workers read.
 type OverLog struct {
 	Admin  *log.Admin
 	Reader *log.Reader
@@ -32,7 +32,8 @@ func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, err
 			}
 		}
 	}
-	// The start before the end: else a partition could seem to end before it starts.
+	// The starts are read before the ends. In the other order a partition that is trimmed
+	// meanwhile could seem to end before it starts.
 	starts, err := l.Admin.StartOffsets(ctx, topics...)
 	if err != nil {
 		return nil, err
@@ -48,8 +49,8 @@ func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, err
 	return out, nil
 }
 
-// errRead ends a read that has what it wanted.
-var errRead = errors.New("read to the end")
+// errReadDone ends the reader once Read has every record that it wants.
+var errReadDone = errors.New("read to the end")
 
 // Read implements Log.
 func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
@@ -65,7 +66,7 @@ func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64
 	}
 	err := l.Reader.Run(ctx, at, func(tp log.TopicPartition, recs []log.Record) error {
 		if !left[tp] {
-			return nil // of after the end
+			return nil // behind to[tp]
 		}
 		for i := range recs {
 			if recs[i].Offset < to[tp] {
@@ -79,15 +80,15 @@ func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64
 			}
 		}
 		if len(left) == 0 {
-			return errRead
+			return errReadDone
 		}
 		return nil
 	})
 	switch {
-	case errors.Is(err, errRead):
+	case errors.Is(err, errReadDone):
 		return nil
 	case err == nil:
-		return context.Cause(ctx) // Run ended because ctx did
+		return context.Cause(ctx) // Run returns nil when ctx ends
 	}
 	return err
 }

@@ -16,61 +16,63 @@ import (
 
 // Classes of findings: Finding.Class.
 const (
-	// Missing: nothing will wake it. A trigger's timer is written; of a scheduled
-	// notification the content is gone with its timer: left for people.
+	// Missing: its timer is missing, so nothing will wake it. The repair writes the timer of
+	// a trigger. The content of a scheduled notification is lost with its timer: a person
+	// must decide.
 	Missing = "missing"
-	// Late: due longer ago than the grace. A trigger is enqueued anew, under the
-	// next generation; a notification goes once a scheduler releases its timer.
+	// Late: it has been due for longer than the grace. The repair enqueues a trigger again,
+	// under the next generation. A notification is sent once a scheduler releases its timer.
 	Late = "late"
-	// Stuck: a notification was put off, and neither a timer nor a record leads
-	// on. It is handed on again.
+	// Stuck: a notification was put off, and neither a timer nor a record holds it. The
+	// repair hands it on again.
 	Stuck = "stuck"
-	// Orphan: a timer of a trigger that was never answered. It is dropped when it
-	// fires.
+	// Orphan: a timer whose trigger has no row, because the request was never answered. The
+	// timer is dropped when it fires.
 	Orphan = "orphan"
-	// ClaimExpired: a dispatcher or a worker claimed it and will not end it. A
-	// trigger is enqueued anew, a notification resumed.
+	// ClaimExpired: a dispatcher or a worker has claimed it and will not finish. The repair
+	// enqueues a trigger again, and resumes a notification.
 	ClaimExpired = "claim_expired"
-	// LetterOwed: a trigger failed, and its record in triggers-dlq is not known to
-	// be written. The record is written.
+	// LetterOwed: a trigger failed, and its record in triggers-dlq may not have been
+	// written. The repair writes it.
 	LetterOwed = "dead_letter_owed"
-	// OpenBucket: a minute in the past holds timers: its shard has no owner, or one
-	// that does not get on. A scheduler must run.
+	// OpenBucket: a minute in the past still holds timers. Its shard has no owner, or an
+	// owner that makes no progress. A scheduler must run.
 	OpenBucket = "open_bucket"
-	// StatusAlone: outcome rows of what neither history nor log know. Left for
-	// people.
+	// StatusAlone: there are outcome rows of a request that neither the history nor the log
+	// knows. A person must decide.
 	StatusAlone = "status_alone"
-	// RecordAlone: it was accepted, its record was passed, and no row has its
-	// outcome. It is claimed, and resumed.
+	// RecordAlone: it was accepted, the group has committed past its record, and no row has
+	// its outcome. The repair claims it and resumes it.
 	RecordAlone = "record_alone"
-	// Unreadable: a trigger's row or timer of another release, or a damaged one.
-	// Left for people.
+	// Unreadable: a row or timer of a trigger was written by another release, or is damaged.
+	// A person must decide.
 	Unreadable = "unreadable"
 )
 
-// classOf is what an audit's drift is in a report.
+// classOf maps classes of an audit's drift to classes of findings.
 var classOf = map[string]string{
 	api.DriftScheduleGone: Missing, api.DriftHandonGone: Stuck, api.DriftClaimGone: ClaimExpired,
 	api.DriftRowAlone: StatusAlone, api.DriftRecordGone: RecordAlone,
 }
 
-// Kinds of what a finding is about.
+// Kinds of findings: Finding.Kind.
 const (
 	KindNotification = "notification"
 	KindTrigger      = "trigger"
 )
 
-// repairs says what can be repaired here.
+// repairs says, by kind and class, which findings this package can repair.
 var repairs = map[string]map[string]bool{
 	KindTrigger:      {Late: true, ClaimExpired: true, Missing: true, LetterOwed: true},
 	KindNotification: {Stuck: true, ClaimExpired: true, RecordAlone: true},
 }
 
-// Finding is one thing that does not fit: of a trigger its row, of a notification
-// its latest outcome row and what is wrong in words.
+// Finding describes one trigger or notification for which the sum does not hold. It has the
+// fields of the trigger's row, or when the notification's latest outcome row was written,
+// and says in words what is wrong.
 type Finding = api.ReconcileFinding
 
-// Report is what was found at a moment.
+// Report lists findings, as of one moment. Its digest shows whether it was altered.
 type Report api.ReconcileReport
 
 func newReport(now time.Time) Report {
@@ -84,8 +86,8 @@ func (r Report) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// list lists a finding, or notes that there are more than most.
-func (r *Report) list(f Finding, most int) {
+// listFinding lists a finding, or marks the report as truncated if it has most findings.
+func (r *Report) listFinding(f Finding, most int) {
 	if len(r.Findings) < most {
 		r.Findings = append(r.Findings, f)
 	} else {
@@ -93,36 +95,37 @@ func (r *Report) list(f Finding, most int) {
 	}
 }
 
-// add counts a finding of n receivers or of one trigger, and lists it.
-func (r *Report) add(f Finding, n, most int) {
+// addFinding lists a finding and counts it: n receivers, or one trigger.
+func (r *Report) addFinding(f Finding, n, most int) {
 	r.Counts[f.Class] += n
-	r.list(f, most)
+	r.listFinding(f, most)
 }
 
-// read returns a report as it was made, or what is wrong with it.
-func read(b []byte) (rep Report, err error) {
+// parseReport decodes a report. It returns bad_report if b is no report, and bad_digest if the
+// report was altered.
+func parseReport(b []byte) (rep Report, err error) {
 	switch {
 	case json.Unmarshal(b, &rep) != nil || rep.Digest == "":
-		err = notify.Invalid("bad_report", "report", "a report of a plan, unchanged")
+		err = notify.Invalid("bad_report", "report", "it is not a report as a plan of reconcile returns it")
 	case rep.Digest != rep.digest():
-		err = notify.Invalid("bad_digest", "report", "the report is not what it was when it was made")
+		err = notify.Invalid("bad_digest", "report", "the report was altered since it was made: use it unchanged, or make another")
 	}
 	return rep, err
 }
 
-// Report looks at all triggers that are not over, and at the notifications that
-// were accepted since then (zero: all that are kept); it changes nothing. It takes
-// as long as an audit does. An error means that a store or the log was away.
+// Report checks all open triggers, and the notifications that were accepted since then
+// (zero: all that are kept). It changes nothing. It takes as long as an audit. It returns an
+// error if a store or the log is away.
 func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findings, error) {
 	began := time.Now()
 	rep := newReport(began)
-	if err := a.triggers.find(ctx, &rep); err != nil {
+	if err := a.triggers.findDrift(ctx, &rep); err != nil {
 		return deadletter.Findings{}, err
 	}
 	if err := findTimers(ctx, a, &rep, true); err != nil {
 		return deadletter.Findings{}, err
 	}
-	ledger, err := a.books.Notifications(ctx, since, a.cfg.MaxListed)
+	ledger, err := a.notifications.Notifications(ctx, since, a.cfg.MaxListed)
 	if err != nil {
 		return deadletter.Findings{}, err
 	}
@@ -131,7 +134,7 @@ func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findi
 		rep.Since = since.UnixMilli()
 	}
 	for i := range ledger.Findings {
-		rep.list(findingOf(&ledger.Findings[i]), a.cfg.MaxListed)
+		rep.listFinding(findingOf(&ledger.Findings[i]), a.cfg.MaxListed)
 	}
 	for class, n := range ledger.Classes {
 		rep.Counts[classOf[class]] += int(n)
@@ -139,7 +142,7 @@ func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findi
 	rep.Made, rep.Took = time.Now().UnixMilli(), time.Since(began)
 	rep.Digest = rep.digest()
 	b, err := json.Marshal(&rep)
-	return findings(&rep, b), err
+	return summarize(&rep, b), err
 }
 
 func findingOf(d *api.Drift) Finding {
@@ -148,8 +151,8 @@ func findingOf(d *api.Drift) Finding {
 	}
 }
 
-// findings is what there is to know of a report.
-func findings(rep *Report, b []byte) deadletter.Findings {
+// summarize returns what package deadletter needs to know of a report, whose JSON is b.
+func summarize(rep *Report, b []byte) deadletter.Findings {
 	out := deadletter.Findings{Report: b, Digest: rep.Digest, Counts: rep.Counts, Listed: len(rep.Findings)}
 	for i := range rep.Findings {
 		if repairs[rep.Findings[i].Kind][rep.Findings[i].Class] {
@@ -159,33 +162,33 @@ func findings(rep *Report, b []byte) deadletter.Findings {
 	return out
 }
 
-// Check says whether a report may be applied: notify.KindInvalid for one that was
-// altered, notify.KindConflict for one that is older than MaxAge.
+// Check returns nil if a report may be applied. It returns notify.KindInvalid for a report
+// that was altered, and notify.KindConflict for one that is older than MaxAge.
 func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
-	rep, err := read(report)
+	rep, err := parseReport(report)
 	if err != nil {
 		return deadletter.Findings{}, err
 	}
 	if time.Since(time.UnixMilli(rep.Made)) > a.cfg.MaxAge {
 		return deadletter.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "the report is too old: make another"}
 	}
-	return findings(&rep, nil), nil
+	return summarize(&rep, nil), nil
 }
 
-// Triggers looks at all triggers that are not over. It changes nothing. An error
-// means that a store was away.
+// Triggers checks all open triggers. It changes nothing. It returns an error if a store is
+// away.
 func (a *Auditor) Triggers(ctx context.Context) (Report, error) {
 	rep := newReport(time.Now())
-	err := a.triggers.find(ctx, &rep)
+	err := a.triggers.findDrift(ctx, &rep)
 	if err == nil {
 		err = findTimers(ctx, a, &rep, false)
 	}
 	return rep, err
 }
 
-// MendTriggers looks at all triggers every interval and repairs what it finds,
-// until ctx ends. It tells told of each time: of the findings and of the repairs
-// by class. What failed is tried again the next time.
+// MendTriggers checks all open triggers every interval and repairs what it finds, until ctx
+// ends. After each check it calls told with the numbers of findings and of repairs by class.
+// The next check tries again what failed.
 func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told func(found, mended map[string]int, err error)) error {
 	for notify.Sleep(ctx, interval) {
 		rep, err := a.Triggers(ctx)
@@ -200,12 +203,12 @@ func (a *Auditor) MendTriggers(ctx context.Context, interval time.Duration, told
 	return nil
 }
 
-// Mend repairs what is still so of findings of triggers, and counts by class what it
-// repaired. An error in the middle leaves the rest for the next report.
+// Mend repairs the findings of triggers that are still as they were found, and returns how
+// many it repaired by class. After an error the remaining ones are left for the next report.
 func (a *Auditor) Mend(ctx context.Context, fs []Finding) (map[string]int, error) {
 	mended := map[string]int{}
 	for page := range slices.Chunk(fs, a.cfg.Page) {
-		done, err := a.triggers.mend(ctx, page)
+		done, err := a.triggers.mendFindings(ctx, page)
 		if err != nil {
 			return mended, err
 		}
@@ -218,7 +221,7 @@ func (a *Auditor) Mend(ctx context.Context, fs []Finding) (map[string]int, error
 	return mended, nil
 }
 
-// triggerStates are the states of triggers as the API spells them.
+// triggerStates holds the names of the triggers' states in the API.
 var triggerStates = map[engine.TriggerState]string{
 	engine.TriggerPending: "PENDING", engine.TriggerInFlight: "IN_FLIGHT", engine.TriggerFired: "FIRED",
 	engine.TriggerFailed: "FAILED", engine.TriggerCancelled: "CANCELLED", engine.TriggerExpired: "EXPIRED",

@@ -17,35 +17,36 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// group is what a ledger is of.
-type group struct {
+// ledgerKey names the group that a ledger adds up.
+type ledgerKey struct {
 	caller, channel string
-	hour            int64 // ms since 1970
+	hour            int64 // its beginning, ms since 1970
 }
 
-const others = "(others)"
+// otherCallers is the caller of the group for callers past Config.MaxGroups.
+const otherCallers = "(others)"
 
 const hour = int64(time.Hour / time.Millisecond)
 
-// run is one audit.
+// run is one audit. The goroutine that runs it owns all fields.
 type run struct {
-	a     *Auditor
-	cfg   *Config
-	now   time.Time
-	since int64
-	rep   api.Conservation
-	most  int // findings of a class that are listed
+	a           *Auditor
+	cfg         *Config
+	now         time.Time
+	since       int64
+	rep         api.Conservation
+	maxFindings int // how many findings of a class are listed
 
-	bounds   map[log.TopicPartition]Bounds
-	groups   map[group]*api.Ledger
-	listed   map[string]int // findings by class
-	suspects map[place]*suspect
-	waiting  int                   // receivers among the suspects
-	late     map[notify.Chunk]bool // counted, and the history holds a copy of after the beginning
+	bounds       map[log.TopicPartition]Bounds
+	groups       map[ledgerKey]*api.Ledger
+	listed       map[string]int // how many findings are listed, by class
+	suspects     map[originalRecord]*suspect
+	suspectCount int                   // receivers of all suspects
+	countedLate  map[notify.Chunk]bool // chunks counted by another copy than the history's, which is later than the audit
 }
 
 func newRun(a *Auditor, since time.Time, findings int) *run {
-	r := &run{a: a, cfg: &a.cfg, most: findings, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}, late: map[notify.Chunk]bool{}}
+	r := &run{a: a, cfg: &a.cfg, maxFindings: findings, groups: map[ledgerKey]*api.Ledger{}, listed: map[string]int{}, suspects: map[originalRecord]*suspect{}, countedLate: map[notify.Chunk]bool{}}
 	if !since.IsZero() {
 		r.since = since.UnixMilli()
 		r.rep.Since = &since
@@ -55,15 +56,15 @@ func newRun(a *Auditor, since time.Time, findings int) *run {
 	return r
 }
 
-// through takes the steps, one run at a time.
-func (r *run) through(ctx context.Context, steps ...func(context.Context) error) (api.Conservation, error) {
+// runSteps waits for its turn, takes the steps and returns the result.
+func (r *run) runSteps(ctx context.Context, steps ...func(context.Context) error) (api.Conservation, error) {
 	if err := r.cfg.Away(); err != nil {
 		return api.Conservation{}, err
 	}
 	select {
-	case r.a.one <- struct{}{}:
-		defer func() { <-r.a.one }()
-	case <-ctx.Done(): // who went away does not keep its place in the line
+	case r.a.turn <- struct{}{}:
+		defer func() { <-r.a.turn }()
+	case <-ctx.Done():
 		return api.Conservation{}, ctx.Err()
 	}
 	r.now = time.Now()
@@ -73,16 +74,17 @@ func (r *run) through(ctx context.Context, steps ...func(context.Context) error)
 			return api.Conservation{}, err
 		}
 	}
-	r.finish()
+	r.sumUp()
 	r.rep.TookMS = time.Since(r.now).Milliseconds()
 	return r.rep, nil
 }
 
+// ledger returns the ledger for a caller, a channel and the hour of accepted (ms since 1970).
 func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
-	g := group{caller, channel, accepted - accepted%hour}
+	g := ledgerKey{caller, channel, accepted - accepted%hour}
 	l := r.groups[g]
 	if l == nil && len(r.groups) >= r.cfg.MaxGroups {
-		g.caller = others
+		g.caller = otherCallers
 		l = r.groups[g]
 	}
 	if l == nil {
@@ -92,22 +94,23 @@ func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
 	return l
 }
 
-// ended counts n that are terminal in a state.
-func (r *run) ended(l *api.Ledger, state string, n int64) {
+// addTerminal counts n receivers that are terminal in a state.
+func (r *run) addTerminal(l *api.Ledger, state string, n int64) {
 	l.Terminal += n
 	r.rep.States[state] += n
 }
 
-// waits counts n that are pending, with evidence somewhere.
-func (r *run) waits(l *api.Ledger, where string, n int64) {
+// addPending counts n pending receivers. where says which evidence was found.
+func (r *run) addPending(l *api.Ledger, where string, n int64) {
 	l.Pending += n
 	r.rep.Waiting[where] += n
 }
 
-// drift counts n of a class and lists the first.
-func (r *run) drift(n int64, d api.Drift) {
+// addDrift counts n receivers or triggers of d's class, and lists d unless maxFindings of the
+// class are listed.
+func (r *run) addDrift(n int64, d api.Drift) {
 	r.rep.Classes[d.Class] += n
-	if r.listed[d.Class] >= r.most {
+	if r.listed[d.Class] >= r.maxFindings {
 		r.rep.Truncated = true
 		return
 	}
@@ -115,7 +118,8 @@ func (r *run) drift(n int64, d api.Drift) {
 	r.rep.Findings = append(r.rep.Findings, d)
 }
 
-func (r *run) finish() {
+// sumUp adds the groups and classes up in the result.
+func (r *run) sumUp() {
 	for g, l := range r.groups {
 		r.rep.Groups = append(r.rep.Groups, api.ConservationGroup{Caller: g.caller, Channel: g.channel, Hour: time.UnixMilli(g.hour).UTC(), Ledger: *l})
 		r.rep.Accepted += l.Accepted
@@ -134,24 +138,24 @@ func (r *run) finish() {
 	}
 }
 
-// begin reads where the log stands, and waits until the history has followed.
-func (r *run) begin(ctx context.Context) (err error) {
-	r.bounds, err = r.follow(ctx)
+// readBounds reads the offsets of the log, and waits until the history has read up to them.
+func (r *run) readBounds(ctx context.Context) (err error) {
+	r.bounds, err = r.followLog(ctx)
 	return err
 }
 
-// follow waits until the history has read what the log has now, and returns where
-// the log stands.
-func (r *run) follow(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
+// followLog reads the offsets of the log, waits until the history has read up to them, and
+// returns them.
+func (r *run) followLog(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
 	bounds, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return bounds, r.cfg.History.Sync(ctx, r.ends(bounds))
+	return bounds, r.cfg.History.Sync(ctx, r.firstTopicEnds(bounds))
 }
 
-// ends is where the topics of first attempts end.
-func (r *run) ends(bounds map[log.TopicPartition]Bounds) map[history.Part]int64 {
+// firstTopicEnds returns where the topics of first attempts end.
+func (r *run) firstTopicEnds(bounds map[log.TopicPartition]Bounds) map[history.Part]int64 {
 	out := map[history.Part]int64{}
 	for tp, b := range bounds {
 		if slices.Contains(r.cfg.First, tp.Topic) {
@@ -161,17 +165,18 @@ func (r *run) ends(bounds map[log.TopicPartition]Bounds) map[history.Part]int64 
 	return out
 }
 
-// settle waits until what was on its way between two places has arrived.
-func (r *run) settle(ctx context.Context) error {
+// waitSettle waits until work that was between two places, such as a timer and the log, has
+// arrived.
+func (r *run) waitSettle(ctx context.Context) error {
 	if !notify.Sleep(ctx, r.cfg.Settle) {
 		return ctx.Err()
 	}
 	return nil
 }
 
-// timers calls fn with every timer, in the direction in which they go: those of the
-// cold tier first.
-func (r *run) timers(ctx context.Context, fn func(*engine.Timer) error) error {
+// eachTimer calls fn with every timer. It reads the cold tier first: timers move from there
+// to the near one, so none is missed.
+func (r *run) eachTimer(ctx context.Context, fn func(*engine.Timer) error) error {
 	if err := r.cfg.Cold.Pending(ctx, fn); err != nil {
 		return err
 	}
@@ -188,18 +193,18 @@ func decode(value []byte, e *notify.Envelope) (ok bool, err error) {
 	return err == nil, nil
 }
 
-// originals streams every original chunk there was when the audit began: the
-// sealed ones, then those of the log behind. Where the log is trimmed meanwhile,
-// what it held is sealed.
-func (r *run) originals(ctx context.Context) error {
-	ends := r.ends(r.bounds)
-	at := map[history.Part]int64{} // what was read
+// countOriginals counts every original chunk that existed when the audit began. It reads the
+// sealed history, and then the log after it. If the log is trimmed meanwhile, the trimmed
+// part has been sealed, and countOriginals starts again behind what it has read.
+func (r *run) countOriginals(ctx context.Context) error {
+	ends := r.firstTopicEnds(r.bounds)
+	at := map[history.Part]int64{} // the next offset to read
 	for {
 		sealed, err := r.cfg.History.Chunks(ctx, at, r.since, func(f *engine.Found) error {
 			if end, ok := ends[history.Part{Topic: f.Topic, Partition: f.LogPart}]; ok && f.Offset >= end {
-				return nil // of after the beginning
+				return nil // appended after the audit began
 			}
-			return r.original(ctx, f)
+			return r.countOriginal(ctx, f)
 		})
 		if err != nil {
 			return err
@@ -220,25 +225,25 @@ func (r *run) originals(ctx context.Context) error {
 			if ok, err := decode(rec.Value, &f.Envelope); !ok || f.Envelope.Derived() {
 				return err
 			}
-			// What was scheduled comes to the log long after its request.
+			// A scheduled notification comes to the log long after its request.
 			if max(f.Envelope.Chunk.Base.Time().UnixMilli(), rec.Time.UnixMilli()) < r.since {
 				return nil
 			}
 			f.Topic, f.LogPart, f.Offset = tp.Topic, tp.Partition, rec.Offset
-			return r.original(ctx, &f)
+			return r.countOriginal(ctx, &f)
 		})
 		if err == nil || notify.KindOf(err) != notify.KindGone {
 			return err
 		}
-		if err := r.gone(ctx, at, ends, sealed); err != nil {
+		if err := r.readLostPart(ctx, at, ends, sealed); err != nil {
 			return err
 		}
 	}
 }
 
-// gone reads, of what the log does not hold any more although it is not sealed,
-// the part that the history has in its tails. Nobody trims that far: it was lost.
-func (r *run) gone(ctx context.Context, at, ends, sealed map[history.Part]int64) error {
+// readLostPart reads records that the log has lost before they were sealed, as far as the
+// history still has them in its tails. Trimming never removes unsealed records.
+func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Part]int64) error {
 	now, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
 		return err
@@ -253,14 +258,14 @@ func (r *run) gone(ctx context.Context, at, ends, sealed map[history.Part]int64)
 			return err
 		}
 		if kept[p] >= start {
-			continue // sealed meanwhile, and trimmed then: the next turn reads it there
+			continue // sealed and then trimmed meanwhile: the next round reads the sealed history
 		}
 		from := max(at[p], sealed[p])
 		if err := r.cfg.History.Unsealed(p, from, start, func(f *engine.Found) error {
 			if f.Envelope.Chunk.Base.Time().UnixMilli() < r.since {
 				return nil
 			}
-			return r.original(ctx, f)
+			return r.countOriginal(ctx, f)
 		}); err != nil {
 			return err
 		}
@@ -269,8 +274,8 @@ func (r *run) gone(ctx context.Context, at, ends, sealed map[history.Part]int64)
 	return nil
 }
 
-// spilled counts what waits for the log.
-func (r *run) spilled(ctx context.Context) error {
+// countSpilled counts the receivers in the spill buffer, which wait for the log.
+func (r *run) countSpilled(ctx context.Context) error {
 	recs, err := r.cfg.Spill.Peek(ctx, maxSpilled)
 	if err != nil {
 		return err
@@ -289,11 +294,11 @@ func (r *run) spilled(ctx context.Context) error {
 			return err
 		}
 		if slices.ContainsFunc(held, func(h history.Held) bool { return h.Chunk == e.Chunk }) {
-			continue // drained, and not dropped from here yet
+			continue // it is in the log, and about to be removed from the buffer
 		}
 		l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 		l.Accepted += int64(e.Count)
-		r.waits(l, inSpill, int64(e.Count))
+		r.addPending(l, inSpill, int64(e.Count))
 	}
 	return nil
 }
@@ -301,12 +306,11 @@ func (r *run) spilled(ctx context.Context) error {
 // maxSpilled is more records than the bounded spill buffer holds.
 const maxSpilled = 1 << 24
 
-// rowsAlone finds outcomes of what nobody accepted: the history, which has every
-// original, does not know their request. What it has not read yet is looked at
-// again once it has.
-func (r *run) rowsAlone(ctx context.Context) error {
+// findRowsAlone finds outcome rows whose request the history, which has every original, does
+// not know. It looks at each again once the history has caught up with the log.
+func (r *run) findRowsAlone(ctx context.Context) error {
 	from := max(r.since, r.cfg.History.Kept(r.now).Add(time.Hour).UnixMilli())
-	alone := map[notify.Base]string{} // their callers
+	alone := map[notify.Base]string{} // the request's caller, by base
 	var last notify.Base
 	err := r.cfg.Status.Scan(ctx, from, r.now.UnixMilli()+1, func(row *notify.Row) error {
 		r.rep.Rows++
@@ -328,7 +332,7 @@ func (r *run) rowsAlone(ctx context.Context) error {
 	if err != nil || len(alone) == 0 {
 		return err
 	}
-	if _, err := r.follow(ctx); err != nil {
+	if _, err := r.followLog(ctx); err != nil {
 		return err
 	}
 	for _, base := range slices.SortedFunc(maps.Keys(alone), func(a, b notify.Base) int { return slices.Compare(a[:], b[:]) }) {
@@ -340,9 +344,9 @@ func (r *run) rowsAlone(ctx context.Context) error {
 			r.rep.Confirmed++
 			continue
 		}
-		r.drift(1, api.Drift{
+		r.addDrift(1, api.Drift{
 			Class: api.DriftRowAlone, ID: notify.ID{Base: base}.String(), Caller: alone[base],
-			Detail: "its rows are there, and neither the history nor the log knows the request",
+			Detail: "it has outcome rows, but neither the history nor the log knows the request",
 		})
 	}
 	return nil

@@ -17,18 +17,18 @@ import (
 
 const (
 	schedulePage = 500
-	// underWay is how long a request may take from its schedule's row to its last
-	// timer, and a release from a timer to the history.
-	underWay = time.Minute
+	// inProgressFor is how long a request may take from its schedule's row to its last
+	// timer, and how long a release may take from the timer to the history.
+	inProgressFor = time.Minute
 	// maxUnanswered is how many requests without an answer a report names.
 	maxUnanswered = 100
 )
 
-// schedules counts what was scheduled and has not reached the log: what the log
-// has was counted there.
-func (r *run) schedules(ctx context.Context) error {
+// countSchedules counts the receivers of schedules that have not reached the log.
+// countOriginals has counted those in the log.
+func (r *run) countSchedules(ctx context.Context) error {
 	var after notify.Base
-	var again []notify.Base
+	var incomplete []notify.Base // schedules with missing receivers, to be looked at again
 	for {
 		vs, err := r.cfg.Schedules.List(ctx, "", after, schedulePage)
 		if err != nil {
@@ -36,17 +36,17 @@ func (r *run) schedules(ctx context.Context) error {
 		}
 		for i := range vs {
 			v := &vs[i]
-			// What is due later is looked at when it was made, and when it has come due.
+			// A schedule belongs to the audited time if it was made, or became due, in it.
 			due := v.FireAt >= r.since && v.FireAt <= r.now.UnixMilli()
-			if v.Created < r.since && !due || v.Created > r.now.Add(-underWay).UnixMilli() && v.FireAt < r.now.UnixMilli() {
+			if v.Created < r.since && !due || v.Created > r.now.Add(-inProgressFor).UnixMilli() && v.FireAt < r.now.UnixMilli() {
 				continue
 			}
-			missing, err := r.scheduled(ctx, v, true)
+			missing, err := r.countSchedule(ctx, v, true)
 			if err != nil {
 				return err
 			}
-			if missing > 0 && len(again) < r.cfg.Batch {
-				again = append(again, v.Base)
+			if missing > 0 && len(incomplete) < r.cfg.Batch {
+				incomplete = append(incomplete, v.Base)
 			}
 		}
 		if len(vs) < schedulePage {
@@ -54,53 +54,53 @@ func (r *run) schedules(ctx context.Context) error {
 		}
 		after = vs[len(vs)-1].Base
 	}
-	if len(again) == 0 {
+	if len(incomplete) == 0 {
 		return nil
 	}
-	// Between its timers and the history something may have been on its way.
-	if err := r.settle(ctx); err != nil {
+	// A chunk may have been on its way from its timer to the history.
+	if err := r.waitSettle(ctx); err != nil {
 		return err
 	}
-	if _, err := r.follow(ctx); err != nil {
+	if _, err := r.followLog(ctx); err != nil {
 		return err
 	}
-	for _, base := range again {
+	for _, base := range incomplete {
 		v, err := r.cfg.Schedules.Get(ctx, base)
 		if notify.KindOf(err) == notify.KindNotFound {
-			continue // forgotten meanwhile
+			continue // purged meanwhile
 		}
 		if err != nil {
 			return err
 		}
-		missing, err := r.scheduled(ctx, &v, false)
+		missing, err := r.countSchedule(ctx, &v, false)
 		if err != nil {
 			return err
 		}
-		r.unscheduled(&v, missing)
+		r.countMissing(&v, missing)
 	}
 	return nil
 }
 
-// scheduled counts the receivers of a schedule that its timers hold and the log
-// does not, and returns how many neither does. What is missing at the first look
-// is counted at the last.
-func (r *run) scheduled(ctx context.Context, v *schedule.View, first bool) (missing int64, err error) {
+// countSchedule counts the receivers of a schedule that are in its timers and not in the
+// log. It returns how many are in neither. If some are missing at the first look, it counts
+// nothing: the second look counts the schedule.
+func (r *run) countSchedule(ctx context.Context, v *schedule.View, first bool) (missing int64, err error) {
 	now, ts, err := r.cfg.Schedules.Timers(ctx, *v)
 	*v = now
 	if err != nil {
 		return 0, err
 	}
-	waits := v.State == engine.SchedulePending && v.FireAt > r.now.Add(underWay).UnixMilli()
+	waits := v.State == engine.SchedulePending && v.FireAt > r.now.Add(inProgressFor).UnixMilli()
 	inLog := map[notify.Chunk]bool{}
-	sum := int64(0)
-	if total := weight(ts); !waits || total < int64(v.Accepted) {
+	inLogSum := int64(0)                                               // receivers in the log
+	if total := totalWeight(ts); !waits || total < int64(v.Accepted) { // else its timers hold all receivers
 		held, err := r.cfg.History.Of(v.Base)
 		if err != nil {
 			return 0, err
 		}
 		for _, h := range held {
 			inLog[h.Chunk] = true
-			sum += int64(h.Count)
+			inLogSum += int64(h.Count)
 		}
 	}
 	parked := int64(0)
@@ -113,31 +113,33 @@ func (r *run) scheduled(ctx context.Context, v *schedule.View, first bool) (miss
 			parked += int64(e.Count)
 		}
 	}
-	missing = max(int64(v.Accepted)-sum-parked, 0)
+	missing = max(int64(v.Accepted)-inLogSum-parked, 0)
 	if first && missing > 0 {
 		return missing, nil
 	}
 	l := r.ledger(v.Caller, v.Channel.String(), v.Created)
 	l.Accepted += parked
 	if v.State == engine.ScheduleCancelled {
-		r.ended(l, notify.Cancelled.String(), parked)
+		r.addTerminal(l, notify.Cancelled.String(), parked)
 		return missing, nil
 	}
-	r.waits(l, inSchedule, parked)
+	r.addPending(l, inSchedule, parked)
 	return missing, nil
 }
 
-func weight(ts []engine.Timer) (n int64) {
+// totalWeight returns how many receivers the timers hold.
+func totalWeight(ts []engine.Timer) (n int64) {
 	for i := range ts {
 		n += int64(ts[i].Weight)
 	}
 	return n
 }
 
-// unscheduled says of receivers of a schedule that neither its timers nor the log
-// hold them. Where a schedule is stored before its timers, one of an earlier start
-// that nobody moved may have been cut between, and was not answered.
-func (r *run) unscheduled(v *schedule.View, missing int64) {
+// countMissing counts receivers of a schedule that are neither in its timers nor in the log
+// as lost. If schedules are stored apart from their timers (Config.Apart), a schedule from
+// before this start that was never moved is listed as unanswered instead: a crash came
+// between the two writes, so its request was never answered.
+func (r *run) countMissing(v *schedule.View, missing int64) {
 	id := notify.ID{Base: v.Base}.String()
 	if missing == 0 {
 		r.rep.Confirmed++
@@ -152,37 +154,38 @@ func (r *run) unscheduled(v *schedule.View, missing int64) {
 	l := r.ledger(v.Caller, v.Channel.String(), v.Created)
 	l.Accepted += missing
 	l.Lost += missing
-	r.drift(missing, api.Drift{
+	r.addDrift(missing, api.Drift{
 		Class: api.DriftScheduleGone, ID: id, Caller: v.Caller, State: notify.Scheduled.String(),
-		Detail: fmt.Sprintf("%d of %d receivers due at %s are in no timer and not in the log", missing, v.Accepted, stamp(v.FireAt)),
+		Detail: fmt.Sprintf("%d of %d receivers due at %s are in no timer and not in the log", missing, v.Accepted, formatMs(v.FireAt)),
 	})
 }
 
-// place is a record of an original chunk.
-type place struct {
-	chunk notify.Chunk
-	at    home
+// originalRecord names an original chunk and its record of the log.
+type originalRecord struct {
+	chunk    notify.Chunk
+	position logPosition
 }
 
-// suspect is a chunk with receivers that have neither outcome nor evidence.
+// suspect is an original chunk with receivers that have neither outcome nor evidence.
 type suspect struct {
-	digest uint64          // of its receivers
-	env    notify.Envelope // without content and column
-	left   []*receiver
+	digest    uint64          // of the chunk's receivers column
+	env       notify.Envelope // without content and column
+	receivers []*suspectReceiver
 }
 
-type receiver struct {
-	index, pos uint32
-	stand      stand
-	still      int // rounds in which it stood still
+type suspectReceiver struct {
+	index, pos  uint32
+	stand       whereabouts // as of the last round
+	stillRounds int         // rounds in a row in which its rows did not change
 }
 
-func placeOf(f *engine.Found) place {
-	return place{f.Envelope.Chunk, home{log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
+func originalRecordOf(f *engine.Found) originalRecord {
+	return originalRecord{f.Envelope.Chunk, logPosition{log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
 }
 
-func (r *run) suspect(f *engine.Found, st stand, index, pos uint32) {
-	p := placeOf(f)
+// addSuspect adds a receiver to the suspects. st is where it must be by its rows.
+func (r *run) addSuspect(f *engine.Found, st whereabouts, index, pos uint32) {
+	p := originalRecordOf(f)
 	s := r.suspects[p]
 	if s == nil {
 		e := &f.Envelope
@@ -191,39 +194,39 @@ func (r *run) suspect(f *engine.Found, st stand, index, pos uint32) {
 		}}
 		r.suspects[p] = s
 	}
-	st.answered = nil // made anew at the next look
-	s.left = append(s.left, &receiver{index: index, pos: pos, stand: st})
-	r.waiting++
+	st.answeredAt = nil // saves memory: each round computes it again
+	s.receivers = append(s.receivers, &suspectReceiver{index: index, pos: pos, stand: st})
+	r.suspectCount++
 }
 
-// lead is an envelope that leads on: what of a chunk's suspects it holds.
-type lead struct {
-	key     envelopeKey
-	where   string
-	at      home // in the log
-	indexes map[uint32]bool
+// pendingEnvelope is evidence for suspects: an envelope in a timer, in the spill buffer or in
+// the log that holds some of them.
+type pendingEnvelope struct {
+	key      envelopeKey
+	where    string          // inTimer, inSpill or inLog
+	position logPosition     // if it is in the log
+	indexes  map[uint32]bool // of the suspects that it holds
 }
 
-// met reports whether an outcome has answered it. One more record of an answered
-// envelope, behind the one that was, leads on: the worker hands on again what the
-// outcome says.
-func (l *lead) met(st *stand) bool {
-	by, ok := st.answered[l.key]
-	return ok && (l.where != inLog || l.at.tp != by.tp || l.at.offset <= by.offset)
+// answeredBy reports whether the receiver's rows have answered the envelope already, so that
+// it is no evidence. A further copy in the log, behind the record that was answered, still
+// is evidence: the worker that reads it hands on again what the row has handed on.
+func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
+	by, ok := st.answeredAt[l.key]
+	return ok && (l.where != inLog || l.position.tp != by.tp || l.position.offset <= by.offset)
 }
 
-// maxRounds bounds the looks at what does not stand still. What has moved that
-// often is at work.
+// maxRounds bounds the rounds for a suspect whose rows keep changing. It is being worked on.
 const maxRounds = 12
 
-// confirm looks at the suspects again until each is terminal, leads on, or has
-// stood still for as many rounds as it takes to call it drift.
-func (r *run) confirm(ctx context.Context) error {
+// confirmSuspects looks at the suspects again, round by round, until each is terminal, has
+// evidence, or has stood still for Config.Rounds rounds and is drift.
+func (r *run) confirmSuspects(ctx context.Context) error {
 	for round := 1; len(r.suspects) > 0; round++ {
-		if err := r.settle(ctx); err != nil {
+		if err := r.waitSettle(ctx); err != nil {
 			return err
 		}
-		leads, err := r.leads(ctx)
+		leads, err := r.readPendingEnvelopes(ctx)
 		if err != nil {
 			return err
 		}
@@ -233,66 +236,67 @@ func (r *run) confirm(ctx context.Context) error {
 				return err
 			}
 			c := ownRows(rows, s.digest)
-			left := s.left[:0]
-			for _, x := range s.left {
-				if !r.decide(p, s, c, x, leads[p.chunk], round) {
+			left := s.receivers[:0]
+			for _, x := range s.receivers {
+				if !r.decideSuspect(p, s, c, x, leads[p.chunk], round) {
 					left = append(left, x)
 				}
 			}
-			if s.left = left; len(left) == 0 {
+			if s.receivers = left; len(left) == 0 {
 				delete(r.suspects, p)
 			}
 		}
 	}
-	r.waiting = 0
+	r.suspectCount = 0
 	return nil
 }
 
-// decide counts a receiver where it belongs; false: it is to be looked at again.
-func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, round int) bool {
+// decideSuspect counts a suspect as terminal, pending or lost. It returns false, and counts
+// nothing, if the next round must look at it again.
+func (r *run) decideSuspect(p originalRecord, s *suspect, c *chunk, x *suspectReceiver, leads []pendingEnvelope, round int) bool {
 	l := r.ledger(s.env.Caller, s.env.Channel.String(), s.env.Accepted)
 	out := notify.Fold(c.rows, x.index, x.pos)
 	if out.State.Terminal() {
-		r.ended(l, out.State.String(), 1)
+		r.addTerminal(l, out.State.String(), 1)
 		r.rep.Confirmed++
 		return true
 	}
-	st := c.stands(x.index, x.pos, p.at)
+	st := c.locate(x.index, x.pos, p.position)
 	for i := range leads {
 		ev := &leads[i]
-		if !ev.indexes[x.index] || ev.met(&st) {
+		if !ev.indexes[x.index] || ev.answeredBy(&st) {
 			continue
 		}
 		where := ev.where
 		if where == inLog && st.claimed {
 			where = inClaim
 		}
-		r.waits(l, where, 1)
+		r.addPending(l, where, 1)
 		r.rep.Confirmed++
 		return true
 	}
-	if st.updated != x.stand.updated || st.key != x.stand.key || st.handed != x.stand.handed {
-		x.still = 0
+	if st.lastUpdated != x.stand.lastUpdated || st.key != x.stand.key || st.handedOn != x.stand.handedOn {
+		x.stillRounds = 0
 	} else {
-		x.still++
+		x.stillRounds++
 	}
-	x.stand, x.stand.answered = st, nil
+	x.stand, x.stand.answeredAt = st, nil
 	switch {
-	case x.still >= r.cfg.Rounds:
+	case x.stillRounds >= r.cfg.Rounds:
 		l.Lost++
-		class, detail := st.class()
-		r.drift(1, api.Drift{Class: class, ID: s.env.ID(x.index).String(), Caller: s.env.Caller, State: out.State.String(), Detail: detail, Updated: st.updated})
+		class, detail := st.driftClass()
+		r.addDrift(1, api.Drift{Class: class, ID: s.env.ID(x.index).String(), Caller: s.env.Caller, State: out.State.String(), Detail: detail, Updated: st.lastUpdated})
 		return true
 	case round >= maxRounds:
-		r.waits(l, inClaim, 1)
+		r.addPending(l, inClaim, 1)
 		return true
 	}
 	return false
 }
 
-// leads reads everything that could lead on to a suspect: timers, the spill
-// buffer, and what of the log is not committed.
-func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
+// readPendingEnvelopes reads all evidence for suspects: timers, the spill buffer, and the
+// part of the log that is not committed.
+func (r *run) readPendingEnvelopes(ctx context.Context) (map[notify.Chunk][]pendingEnvelope, error) {
 	wanted := map[notify.Chunk]map[uint32]bool{}
 	for p, s := range r.suspects {
 		w := wanted[p.chunk]
@@ -300,29 +304,29 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 			w = map[uint32]bool{}
 			wanted[p.chunk] = w
 		}
-		for _, x := range s.left {
+		for _, x := range s.receivers {
 			w[x.index] = true
 		}
 	}
-	out := map[notify.Chunk][]lead{}
-	add := func(value []byte, where string, at home) error {
-		var one *lead
-		return indexes(value, func(e *notify.Envelope, index uint32) {
+	out := map[notify.Chunk][]pendingEnvelope{}
+	add := func(value []byte, where string, at logPosition) error {
+		var one *pendingEnvelope
+		return eachReceiver(value, func(e *notify.Envelope, index uint32) {
 			if !wanted[e.Chunk][index] {
 				return
 			}
 			if one == nil {
 				key := e.Key()
-				out[e.Chunk] = append(out[e.Chunk], lead{keyOf(&key), where, at, map[uint32]bool{}})
+				out[e.Chunk] = append(out[e.Chunk], pendingEnvelope{keyOf(&key), where, at, map[uint32]bool{}})
 				one = &out[e.Chunk][len(out[e.Chunk])-1]
 			}
 			one.indexes[index] = true
 		})
 	}
-	// What is released goes from the timers to the log: the log is read behind
-	// them. What is parked goes the other way; the next round meets it.
-	if err := r.timers(ctx, func(t *engine.Timer) error {
-		return cmp.Or(add(t.Payload, inTimer, home{}), ctx.Err())
+	// A release moves work from the timers to the log, so the log is read after them.
+	// Parking moves work the other way; the next round finds it.
+	if err := r.eachTimer(ctx, func(t *engine.Timer) error {
+		return cmp.Or(add(t.Payload, inTimer, logPosition{}), ctx.Err())
 	}); err != nil {
 		return nil, err
 	}
@@ -331,7 +335,7 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		return nil, err
 	}
 	for i := range spilled {
-		if err := add(spilled[i].Value, inSpill, home{}); err != nil {
+		if err := add(spilled[i].Value, inSpill, logPosition{}); err != nil {
 			return nil, err
 		}
 	}
@@ -350,7 +354,7 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 			if rec.Lost() {
 				return nil
 			}
-			return add(rec.Value, inLog, home{tp, rec.Offset})
+			return add(rec.Value, inLog, logPosition{tp, rec.Offset})
 		})
 		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Kind != notify.KindGone {
 			return out, err
@@ -358,8 +362,8 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 	}
 }
 
-func (h home) String() string {
+func (h logPosition) String() string {
 	return fmt.Sprintf("%s/%d@%d", h.tp.Topic, h.tp.Partition, h.offset)
 }
 
-func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
+func formatMs(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }

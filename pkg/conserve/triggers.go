@@ -10,32 +10,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Where the evidence of a trigger that is pending lies.
+// Where the evidence that a trigger is pending was found.
 const (
-	triggerTimer = "trigger_timer" // a timer leads to it
-	triggerQueue = "trigger_queue" // a message does
+	triggerTimer = "trigger_timer" // it has a timer
+	triggerQueue = "trigger_queue" // it has a message in the delay queue
 	triggerClaim = "trigger_claim" // a dispatcher has claimed it
-	// triggerUnknown: nothing is known to lead to it, while the queue holds messages
-	// that it does not show.
+	// triggerUnknown: none was found, but the queue holds messages that it cannot list.
 	triggerUnknown = "trigger_unknown"
-	triggerEnded   = "ended" // none is needed
+	triggerEnded   = "ended" // it is terminal and needs none
 )
 
 const (
-	// idSlack is how much older than its row's time an id may be: clocks differ, and
-	// an id of the server's own is as old as what it tells of.
+	// idSlack is by how much the time in a trigger's id may be before the row's creation:
+	// clocks differ, and the id of a trigger that the server makes by itself has the time
+	// of the event that it reports.
 	idSlack = time.Hour
-	// releasedFor is how long after its time a timer is believed to be about to be
-	// released. A timer that was released stays until its minute is closed.
-	releasedFor = 10 * time.Second
-	// triggerBatch is how many triggers without evidence are looked at together.
+	// releaseGrace is how long after its fire time a timer counts as evidence. A released
+	// timer stays stored until its minute is closed, so a later one proves nothing.
+	releaseGrace = 10 * time.Second
+	// triggerBatch is how many triggers without evidence are confirmed together.
 	triggerBatch = 20_000
 )
 
-// rows calls fn with every page of the triggers in a state, the newest id first,
-// until fn returns false. The cursor is the last id of a page, whatever is in it: a
-// page of rows that need nothing hides none behind it.
-func rowsOf(ctx context.Context, a *Auditor, state engine.TriggerState, fn func([]engine.Trigger) (more bool, err error)) error {
+// eachTriggerPage calls fn with every page of the triggers in a state, newest id first, until
+// fn returns false or the pages end.
+func eachTriggerPage(ctx context.Context, a *Auditor, state engine.TriggerState, fn func([]engine.Trigger) (more bool, err error)) error {
 	var after engine.TriggerCursor
 	for {
 		rows, err := a.cfg.Rows.List(ctx, "", state, after, a.cfg.Page)
@@ -52,8 +51,8 @@ func rowsOf(ctx context.Context, a *Auditor, state engine.TriggerState, fn func(
 	}
 }
 
-// timed reports whether a timer is stored, near or cold.
-func timed(ctx context.Context, a *Auditor, want *engine.Timer) (has bool, err error) {
+// hasTimer reports whether a timer is stored, in the near or the cold tier.
+func hasTimer(ctx context.Context, a *Auditor, want *engine.Timer) (has bool, err error) {
 	shards, err := a.cfg.Shards()
 	if err != nil {
 		return false, err
@@ -76,121 +75,125 @@ func timed(ctx context.Context, a *Auditor, want *engine.Timer) (has bool, err e
 	return has, err
 }
 
-func over(t *engine.Trigger) bool { return t.Ended != 0 || t.State >= engine.TriggerFired }
+// isOver reports whether a trigger is terminal.
+func isOver(t *engine.Trigger) bool { return t.Ended != 0 || t.State >= engine.TriggerFired }
 
 // triggerRun is the part of a run that audits triggers.
 type triggerRun struct {
 	*run
-	suspects []engine.Trigger // without payload and log: only the row's version counts
+	suspects []engine.Trigger // without payload and log, to save memory
 }
 
-// all counts every trigger that was made since then or is open, whenever it was made.
-func (r *triggerRun) all(ctx context.Context) error {
+// countTriggers counts every trigger that was made since r.since, and every open one.
+func (r *triggerRun) countTriggers(ctx context.Context) error {
 	if r.cfg.Rows == nil {
 		return nil
 	}
-	err := r.look(ctx, 0, func(t *engine.Trigger) (mine, more bool) {
+	err := r.countState(ctx, 0, func(t *engine.Trigger) (mine, more bool) {
 		return t.Created >= r.since, t.Created >= r.since-idSlack.Milliseconds()
 	})
 	if err != nil {
 		return err
 	}
-	return r.look(ctx, engine.TriggerOpen, func(t *engine.Trigger) (mine, more bool) { return t.Created < r.since, true })
+	return r.countState(ctx, engine.TriggerOpen, func(t *engine.Trigger) (mine, more bool) { return t.Created < r.since, true })
 }
 
-// look counts the triggers in a state for which of returns mine. It stops when of
-// returns that there are no more.
-func (r *triggerRun) look(ctx context.Context, state engine.TriggerState, of func(*engine.Trigger) (mine, more bool)) error {
-	err := rowsOf(ctx, r.a, state, func(rows []engine.Trigger) (bool, error) {
+// countState counts the triggers in a state for which choose returns mine. It stops at the
+// first one for which choose returns no more.
+func (r *triggerRun) countState(ctx context.Context, state engine.TriggerState, choose func(*engine.Trigger) (mine, more bool)) error {
+	err := eachTriggerPage(ctx, r.a, state, func(rows []engine.Trigger) (bool, error) {
 		for i := range rows {
-			mine, more := of(&rows[i])
+			mine, more := choose(&rows[i])
 			if !more {
 				return false, nil
 			}
 			if !mine {
 				continue
 			}
-			where, err := r.evidence(ctx, &rows[i])
+			where, err := r.findTriggerEvidence(ctx, &rows[i])
 			if err != nil {
 				return false, err
 			}
-			r.take(&rows[i], where)
+			r.countOrSuspect(&rows[i], where)
 		}
 		if len(r.suspects) >= triggerBatch {
-			return true, r.confirm(ctx)
+			return true, r.confirmTriggers(ctx)
 		}
 		return true, nil
 	})
 	if err != nil {
 		return err
 	}
-	return r.confirm(ctx)
+	return r.confirmTriggers(ctx)
 }
 
-// take counts a trigger that has evidence, and suspects another.
-func (r *triggerRun) take(t *engine.Trigger, where string) {
+// countOrSuspect counts a trigger that has evidence. It adds one without (where is "") to
+// the suspects.
+func (r *triggerRun) countOrSuspect(t *engine.Trigger, where string) {
 	if where != "" {
-		r.count(t, where)
+		r.countTrigger(t, where)
 		return
 	}
 	t.Payload, t.Log = nil, nil
 	r.suspects = append(r.suspects, *t)
 }
 
-func (r *triggerRun) count(t *engine.Trigger, where string) {
+// countTrigger counts a trigger as terminal, as pending if where is not "", or else as lost.
+func (r *triggerRun) countTrigger(t *engine.Trigger, where string) {
 	r.rep.Triggers++
 	l := r.ledger(t.Caller, "trigger", t.Created)
 	l.Accepted++
 	state := triggerStates[t.State]
 	switch {
-	case over(t):
-		r.ended(l, state, 1)
+	case isOver(t):
+		r.addTerminal(l, state, 1)
 	case where != "":
-		r.waits(l, where, 1)
+		r.addPending(l, where, 1)
 	default:
 		l.Lost++
-		r.drift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "neither a timer nor the queue leads to it; notifyctl reconcile repairs what is due"})
+		r.addDrift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "it waits, and has neither a timer nor a message in the queue; notifyctl reconcile repairs it once it is due"})
 	}
 }
 
-// evidence is the cheap look: the row, and its timer by its key.
-func (r *triggerRun) evidence(ctx context.Context, t *engine.Trigger) (string, error) {
+// findTriggerEvidence returns where the evidence for a trigger is, or "" for none. It does so
+// cheaply, by the row and by the key of the timer, so "" only means suspicion.
+func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger) (string, error) {
 	now := time.Now()
 	switch {
-	case over(t):
+	case isOver(t):
 		return triggerEnded, nil
 	case t.State == engine.TriggerInFlight && t.LeaseUntil > now.UnixMilli():
 		return triggerClaim, nil
-	case t.NextAt < now.Add(-releasedFor).UnixMilli():
+	case t.NextAt < now.Add(-releaseGrace).UnixMilli():
 		return "", nil
 	}
 	tm, ok := r.cfg.Triggers.Timer(t)
 	if !ok {
 		return "", nil
 	}
-	if has, err := timed(ctx, r.a, &tm); err != nil || !has {
+	if has, err := hasTimer(ctx, r.a, &tm); err != nil || !has {
 		return "", err
 	}
 	return triggerTimer, nil
 }
 
-// generation is what a message or a timer leads to.
+// generation names the generation of a trigger that a message or a timer belongs to.
 type generation struct {
 	base notify.Base
 	gen  uint32
 }
 
-// confirm reads every timer and the queue, and then the rows again, until each
-// suspect has ended, has evidence, or has stood still for as many rounds as it takes
-// to call it drift.
-func (r *triggerRun) confirm(ctx context.Context) error {
-	still := map[string]int{}
+// confirmTriggers reads every timer and the queue, and then the suspects' rows again, round by
+// round, until each suspect is terminal, has evidence, or has stood still for Config.Rounds
+// rounds and is drift.
+func (r *triggerRun) confirmTriggers(ctx context.Context) error {
+	still := map[string]int{} // rounds in which the row did not change, by id
 	for len(r.suspects) > 0 {
-		if err := r.settle(ctx); err != nil {
+		if err := r.waitSettle(ctx); err != nil {
 			return err
 		}
 		before := r.suspects
-		met, err := r.leads(ctx)
+		leadTo, err := r.readTriggerLeads(ctx)
 		if err != nil {
 			return err
 		}
@@ -208,30 +211,30 @@ func (r *triggerRun) confirm(ctx context.Context) error {
 			if t.ID == "" {
 				continue // purged: it was terminal
 			}
-			where, err := r.evidence(ctx, t)
+			where, err := r.findTriggerEvidence(ctx, t)
 			if err != nil {
 				return err
 			}
 			if where == "" {
-				where = met(t)
+				where = leadTo(t)
 			}
 			if t.Version != before[i].Version {
 				still[t.ID] = 0
 			}
 			if still[t.ID]++; where == "" && still[t.ID] >= r.cfg.Rounds {
-				r.count(t, "")
+				r.countTrigger(t, "")
 				continue
 			}
-			r.take(t, where)
+			r.countOrSuspect(t, where)
 		}
 	}
 	return nil
 }
 
-// leads reads everything that could lead to the suspects, and returns a function that
-// says what leads to one.
-func (r *triggerRun) leads(ctx context.Context) (func(*engine.Trigger) string, error) {
-	of := func(t *engine.Trigger) (g generation, ok bool) {
+// readTriggerLeads reads all evidence for the suspects, and returns a function that says
+// where the evidence for one of them is ("": there is none).
+func (r *triggerRun) readTriggerLeads(ctx context.Context) (func(*engine.Trigger) string, error) {
+	generationOf := func(t *engine.Trigger) (g generation, ok bool) {
 		tm, ok := r.cfg.Triggers.Timer(t)
 		if ok {
 			g.base, g.gen, _ = r.cfg.Triggers.Lead(tm.Payload)
@@ -240,36 +243,36 @@ func (r *triggerRun) leads(ctx context.Context) (func(*engine.Trigger) string, e
 	}
 	wanted := make(map[notify.Base]bool, len(r.suspects))
 	for i := range r.suspects {
-		if g, ok := of(&r.suspects[i]); ok {
+		if g, ok := generationOf(&r.suspects[i]); ok {
 			wanted[g.base] = true
 		}
 	}
-	met := map[generation]string{}
-	meet := func(body []byte, where string) error {
+	found := map[generation]string{}
+	note := func(body []byte, where string) error {
 		if base, gen, ok := r.cfg.Triggers.Lead(body); ok && wanted[base] {
-			met[generation{base, gen}] = where
+			found[generation{base, gen}] = where
 		}
 		return nil
 	}
-	// From the timers to the queue: the direction in which they go.
-	err := r.timers(ctx, func(t *engine.Timer) error {
-		if t.Kind != engine.TimerOfTrigger || t.FireAt <= time.Now().Add(-releasedFor).UnixMilli() {
+	// The timers are read before the queue: a release moves work in that direction.
+	err := r.eachTimer(ctx, func(t *engine.Timer) error {
+		if t.Kind != engine.TimerOfTrigger || t.FireAt <= time.Now().Add(-releaseGrace).UnixMilli() {
 			return nil
 		}
-		return meet(t.Payload, triggerTimer)
+		return note(t.Payload, triggerTimer)
 	})
 	if err != nil {
 		return nil, err
 	}
 	held := 0
 	if r.cfg.Queue != nil {
-		err = r.cfg.Queue(ctx, func(body []byte) error { return meet(body, triggerQueue) })
+		err = r.cfg.Queue(ctx, func(body []byte) error { return note(body, triggerQueue) })
 	} else {
 		held, err = r.cfg.Held(ctx)
 	}
 	return func(t *engine.Trigger) string {
-		g, ok := of(t)
-		if where := met[g]; !ok || where != "" || held == 0 {
+		g, ok := generationOf(t)
+		if where := found[g]; !ok || where != "" || held == 0 {
 			return where
 		}
 		return triggerUnknown

@@ -38,7 +38,7 @@ func TestAuditReadsWhatItAsksFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRun(New(Config{Rows: store, Triggers: trigger.Mender{}}), now.Add(-24*time.Hour), 100)
-	err := (&triggerRun{run: r}).all(t.Context())
+	err := (&triggerRun{run: r}).countTriggers(t.Context())
 	if err != nil || r.rep.Triggers != 2 || r.rep.States["FIRED"] != 1 || r.rep.Waiting[triggerClaim] != 1 {
 		t.Errorf("%d triggers are looked at: %v, %v, %v", r.rep.Triggers, r.rep.States, r.rep.Waiting, err)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Audit is Run, and keeps what it found for Latest.
+// Audit calls Run, and keeps the result for Latest.
 func (a *Auditor) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
 	rep, err := a.Run(ctx, since)
 	if err == nil {
@@ -16,11 +16,12 @@ func (a *Auditor) Audit(ctx context.Context, since time.Time) (api.Conservation,
 	return rep, err
 }
 
-// Latest returns what the latest Audit found; nil: there was none since the start.
+// Latest returns the result of the latest Audit, or nil if there was none since the start.
 func (a *Auditor) Latest() *api.Conservation { return a.latest.Load() }
 
-// Watch audits the window before now every so often until ctx ends, and warns of drift.
-// every 0: never; window 0: all that is kept.
+// Watch audits at the interval every until ctx ends, and logs drift. Each audit covers what
+// was accepted in the window before it; a window of 0 means all that is kept. With every 0
+// it never audits.
 func (a *Auditor) Watch(ctx context.Context, every, window time.Duration) error {
 	if every == 0 {
 		<-ctx.Done()
@@ -42,9 +43,9 @@ func (a *Auditor) Watch(ctx context.Context, every, window time.Duration) error 
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			a.cfg.Logger.Warn("audit", "err", err)
+			a.cfg.Logger.Warn("the audit failed; the next one tries again", "err", err)
 		case rep.Drift > 0:
-			a.cfg.Logger.Error("audit found drift: what was accepted is neither ended nor on its way", "drift", rep.Drift, "classes", rep.Classes, "first", rep.Findings[0].ID)
+			a.cfg.Logger.Error("the audit found drift: accepted notifications or triggers have neither an outcome nor a record or timer", "drift", rep.Drift, "classes", rep.Classes, "first", rep.Findings[0].ID)
 		}
 	}
 }

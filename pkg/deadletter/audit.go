@@ -15,16 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// AuditLog chains what operators do: each row's hash covers the row before, so
-// that a row changed, taken out or put in between is noticed. A cut end is
-// noticed by whoever kept the hash of a later row.
+// AuditLog records what operators do, as a hash chain: each row's hash covers the row before.
+// Verify notices a row that was changed, removed or inserted. It notices that the end was cut
+// off only if the caller kept the hash of a later row.
 type AuditLog struct {
 	Store *store.Audit
 	Now   func() time.Time // nil: time.Now
 }
 
-// Record adds a row. When it returns an error, what was to be recorded must not
-// be done.
+// Record adds a row. If it returns an error, the caller must not do what it wanted to record.
 func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, error) {
 	now := time.Now
 	if l.Now != nil {
@@ -32,41 +31,42 @@ func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, er
 	}
 	a.At = now().UTC()
 	row, err := l.Store.Append(ctx, func(last engine.AuditRow) (engine.AuditRow, error) {
-		a.Seq, a.Hash = 0, "" // they stand beside the document
+		a.Seq, a.Hash = 0, "" // they are stored beside the document, not in it
 		doc, err := json.Marshal(a)
 		if err != nil {
 			return engine.AuditRow{}, err
 		}
-		return engine.AuditRow{Prev: last.Hash, Hash: chain(last.Seq+1, last.Hash, doc), Doc: doc}, nil
+		return engine.AuditRow{Prev: last.Hash, Hash: chainHash(last.Seq+1, last.Hash, doc), Doc: doc}, nil
 	})
 	if err != nil {
 		return a, err
 	}
 	a.Seq, a.Hash = row.Seq, hex.EncodeToString(row.Hash)
-	if told, ok := ctx.Value(witness{}).(func(api.AuditRow)); ok {
+	if told, ok := ctx.Value(witnessKey{}).(func(api.AuditRow)); ok {
 		told(a)
 	}
 	return a, nil
 }
 
-type witness struct{}
+type witnessKey struct{}
 
-// Witness returns a context under which told hears of each row that is recorded,
-// when it is: who asks for a change can then be told under which row it stands.
+// Witness returns a context under which Record calls told with each row that it has recorded.
+// A handler uses it to tell an operator the audit row of a change.
 func Witness(ctx context.Context, told func(api.AuditRow)) context.Context {
-	return context.WithValue(ctx, witness{}, told)
+	return context.WithValue(ctx, witnessKey{}, told)
 }
 
-func chain(seq uint64, prev, doc []byte) []byte {
+// chainHash returns the hash of a row. prev is the hash of the row before.
+func chainHash(seq uint64, prev, doc []byte) []byte {
 	h := sha256.New()
-	_ = binary.Write(h, binary.BigEndian, seq) // a hash takes all
+	_ = binary.Write(h, binary.BigEndian, seq) // writing to a hash never fails
 	h.Write([]byte{byte(len(prev))})
 	h.Write(prev)
 	h.Write(doc)
 	return h.Sum(nil)
 }
 
-// Acts returns rows behind after, oldest first.
+// Acts returns up to max rows with a Seq above after, oldest first.
 func (l *AuditLog) Acts(ctx context.Context, after uint64, max int) ([]api.AuditRow, error) {
 	rows, err := l.Store.Rows(ctx, after, max)
 	if err != nil {
@@ -88,17 +88,18 @@ func (l *AuditLog) Last(ctx context.Context) (uint64, error) {
 	return row.Seq, err
 }
 
-// Verify reads the whole chain. With expect, "<seq>:<hash>" of an earlier head,
-// that row must still be what it was.
+// Verify reads the whole chain and reports the first row that breaks it. expect, if not empty,
+// is "<seq>:<hash>" of an earlier head, which must still be in the chain.
 func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, error) {
-	return verify(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
+	return verifyChain(expect, func(after uint64) ([]engine.AuditRow, error) { return l.Store.Rows(ctx, after, 500) })
 }
 
-// verify is Verify of the rows that read returns, those behind after, some at a time.
-func verify(expect string, read func(after uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
+// verifyChain does Verify for the rows that read returns. read returns some of the rows with a
+// Seq above after, and none at the end.
+func verifyChain(expect string, read func(after uint64) ([]engine.AuditRow, error)) (api.AuditCheck, error) {
 	var v api.AuditCheck
 	var prev []byte
-	met := expect == ""
+	found := expect == ""
 	for {
 		rows, err := read(v.Rows)
 		if err != nil {
@@ -110,7 +111,7 @@ func verify(expect string, read func(after uint64) ([]engine.AuditRow, error)) (
 				v.Broken, v.Why = v.Rows+1, "the row is missing"
 			case !bytes.Equal(r.Prev, prev):
 				v.Broken, v.Why = r.Seq, "it does not follow the row before"
-			case !bytes.Equal(r.Hash, chain(r.Seq, prev, r.Doc)):
+			case !bytes.Equal(r.Hash, chainHash(r.Seq, prev, r.Doc)):
 				v.Broken, v.Why = r.Seq, "it was changed"
 			}
 			if v.Broken != 0 {
@@ -118,14 +119,14 @@ func verify(expect string, read func(after uint64) ([]engine.AuditRow, error)) (
 			}
 			v.Rows, prev = r.Seq, r.Hash
 			v.Head = hex.EncodeToString(r.Hash)
-			met = met || expect == fmt.Sprintf("%d:%s", r.Seq, v.Head)
+			found = found || expect == fmt.Sprintf("%d:%s", r.Seq, v.Head)
 		}
 		if len(rows) == 0 {
 			break
 		}
 	}
-	if !met {
-		v.Broken, v.Why = v.Rows+1, "the row that was expected is not there: the end was cut off, or all of it written anew"
+	if !found {
+		v.Broken, v.Why = v.Rows+1, "the expected row is missing: the end of the log was cut off, or the log was rewritten"
 	}
 	return v, nil
 }

@@ -32,7 +32,7 @@ func TestAuditVerify(t *testing.T) {
 			t.Fatal(err)
 		}
 		all = change(all)
-		v, err := verify(expect, func(after uint64) ([]engine.AuditRow, error) {
+		v, err := verifyChain(expect, func(after uint64) ([]engine.AuditRow, error) {
 			return all[min(int(after), len(all)):min(int(after)+500, len(all))], nil
 		})
 		if err != nil || v.Broken != broken || (broken != 0) != (v.Why != "") {
@@ -46,12 +46,12 @@ func TestAuditVerify(t *testing.T) {
 	})
 	f("changed, with its hash", 602, "", func(rs []engine.AuditRow) []engine.AuditRow {
 		rs[600].Doc = []byte(`{"actor":"bob"}`)
-		rs[600].Hash = chain(601, rs[600].Prev, rs[600].Doc)
+		rs[600].Hash = chainHash(601, rs[600].Prev, rs[600].Doc)
 		return rs
 	})
 	f("changed, with its hash and what the next one says of it", 602, "", func(rs []engine.AuditRow) []engine.AuditRow {
 		rs[600].Doc = []byte(`{"actor":"bob"}`)
-		rs[600].Hash = chain(601, rs[600].Prev, rs[600].Doc)
+		rs[600].Hash = chainHash(601, rs[600].Prev, rs[600].Doc)
 		rs[601].Prev = rs[600].Hash
 		return rs
 	})

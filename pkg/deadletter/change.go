@@ -11,12 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// By is who asks for a change, and why.
+// By says who asks for a change, and why.
 type By struct {
 	Caller, Context, Reason, Request string
 }
 
-// Change is what an operator does to a job.
+// Change is an operator's change of a job's state.
 type Change string
 
 // The changes.
@@ -27,38 +27,39 @@ const (
 	Approve Change = "approve"
 )
 
-// Changes are all of them.
+// Changes lists all changes.
 var Changes = []Change{Pause, Resume, Cancel, Approve}
 
-// steps say of each change what the state is then, and what is said where the job's
-// state does not allow it (api.JobChanges).
-var steps = map[Change]struct{ to, whyNo string }{
-	Pause:   {JobPaused, "only a running one can be paused"},
-	Resume:  {JobRunning, "only a paused, stopped or failed one can be resumed"},
+// changeRules has for each change the state it leads to, and the text of the error if the
+// job's state does not allow it (api.JobChanges).
+var changeRules = map[Change]struct{ to, whyNo string }{
+	Pause:   {JobPaused, "only a running job can be paused"},
+	Resume:  {JobRunning, "only a paused, stopped or failed job can be resumed"},
 	Cancel:  {JobCancelled, "it is over"},
-	Approve: {JobRunning, "it waits for no approval"},
+	Approve: {JobRunning, "it does not wait for an approval"},
 }
 
-// next returns the next state, or the error of one that is not possible.
-func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
-	step, ok := steps[c]
+// nextState returns the state to which c leads. It returns notify.KindConflict if the job's
+// state does not allow c, and notify.KindForbidden if operators approve their own job.
+func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
+	step, ok := changeRules[c]
 	switch {
 	case !ok:
 		return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
 	case !slices.Contains(api.JobChanges[j.State], string(c)):
 		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + step.whyNo}
 	case c == Approve && by.Caller == spec.By:
-		return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "another operator than " + spec.By + ", who made it, must approve it"}
+		return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "an operator other than " + spec.By + ", who made the job, must approve it"}
 	}
 	return step.to, nil
 }
 
-// Do changes a job. notify.KindConflict: its state does not allow that;
-// notify.KindForbidden: an approval by who made it.
+// Do changes a job. It returns notify.KindConflict if the job's state does not allow c, and
+// notify.KindForbidden if operators approve their own job.
 func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
-		j, err := m.job(ctx, id)
+		j, err := m.getJob(ctx, id)
 		if err != nil {
 			return api.Job{}, err
 		}
@@ -66,7 +67,7 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, 
 		if err != nil {
 			return api.Job{}, err
 		}
-		state, err := c.next(&j, &spec, by)
+		state, err := c.nextState(&j, &spec, by)
 		if err != nil {
 			return api.Job{}, err
 		}
@@ -82,7 +83,7 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, 
 		res.Why = ""
 		switch c {
 		case Resume:
-			res.begin(position(j.Cursor))
+			res.resetGuard(cursorPosition(j.Cursor))
 		case Approve:
 			res.Approved = by.Caller
 		case Pause, Cancel:
@@ -93,58 +94,59 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, 
 		}
 		j, err = m.cfg.Jobs.Put(ctx, j)
 		if notify.KindOf(err) == notify.KindConflict && err != nil {
-			continue // its runner has just moved on
+			continue // its runner has just saved it: read it again
 		}
 		if err != nil {
 			return api.Job{}, err
 		}
 		m.wake()
 		if c == Cancel {
-			if err := m.release(ctx, &j); err != nil {
-				return api.Job{}, err // Run does it
+			if err := m.giveBackAfterRun(ctx, &j); err != nil {
+				return api.Job{}, err // Run gives the marks back later
 			}
 		}
-		return view(&j)
+		return apiJob(&j)
 	}
 }
 
-// release gives back what a cancelled job holds, once its runner has ended.
-func (m *Manager) release(ctx context.Context, j *engine.Job) error {
-	if ended := m.runs(j.ID); ended != nil {
+// giveBackAfterRun gives back the marks of a cancelled job once its runner has ended.
+func (m *Manager) giveBackAfterRun(ctx context.Context, j *engine.Job) error {
+	if ended := m.runnerEnded(j.ID); ended != nil {
 		select {
 		case <-ended:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	_, err := m.giveBack(ctx, j)
+	_, err := m.giveBackMarks(ctx, j)
 	return err
 }
 
-// runs returns what is closed when the job's runner in this process has ended; nil:
-// there is none.
-func (m *Manager) runs(id string) <-chan struct{} {
+// runnerEnded returns a channel that is closed when the job's runner in this process has
+// ended, or nil if there is no runner.
+func (m *Manager) runnerEnded(id string) <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.running[id]
 }
 
-// freed reports whether a cancelled job holds no marks any more.
-func (m *Manager) freed(ctx context.Context, j *engine.Job) bool {
-	if m.runs(j.ID) != nil {
-		return false // its end wakes Run
+// freeMarks gives back the marks of a cancelled job unless it still runs. It returns true once
+// the job holds none.
+func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
+	if m.runnerEnded(j.ID) != nil {
+		return false // when the runner ends it wakes Run
 	}
-	done, err := m.giveBack(ctx, j)
+	done, err := m.giveBackMarks(ctx, j)
 	if err != nil && ctx.Err() == nil {
-		m.cfg.Logger.Warn("letters of a cancelled job are still marked as replayed, will try again", "job", j.ID, "err", err)
+		m.cfg.Logger.Warn("dead letters of a cancelled job are still marked as replayed; the next round tries again", "job", j.ID, "err", err)
 	}
 	return done && err == nil
 }
 
-// giveBack makes letters dead again that a job had marked which will never run
-// again, and may not have published: its process died in between, or the log was
-// away. done is false while another process runs it. Repeated, it changes nothing.
-func (m *Manager) giveBack(ctx context.Context, j *engine.Job) (done bool, err error) {
+// giveBackMarks makes letters dead again that a cancelled job has marked as replayed but may
+// not have published, because its process died in between or the log was away. done is false
+// while another process runs the job. It may be repeated.
+func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, err error) {
 	if j.Kind != KindReplay {
 		return true, nil
 	}
@@ -153,30 +155,31 @@ func (m *Manager) giveBack(ctx context.Context, j *engine.Job) (done bool, err e
 		return false, err
 	}
 	defer func() {
-		_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
+		_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // if this fails, the lease expires
 	}()
-	return true, m.unmark(ctx, j)
+	return true, m.unmarkBatch(ctx, j)
 }
 
-// unmark moves the letters of the batch behind the cursor back that carry a job's
-// mark. Nobody may run it meanwhile.
-func (m *Manager) unmark(ctx context.Context, j *engine.Job) error {
+// unmarkBatch makes the letters after the job's cursor dead again that carry the job's mark.
+// A batch is the most that can be marked there. The caller holds the job's lease, so that no
+// runner marks letters meanwhile.
+func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
 	if err != nil || !ok {
 		return err
 	}
-	at := position(now.Cursor)
-	es, err := entries(ctx, m, j.ID, at, maxBatch)
+	at := cursorPosition(now.Cursor)
+	es, err := readEntries(ctx, m, j.ID, at, maxBatch)
 	if err != nil {
 		return err
 	}
-	letters, err := letters(ctx, m, es)
+	letters, err := readLetters(ctx, m, es)
 	if err != nil {
 		return err
 	}
 	var moves []engine.LetterMove
 	for _, d := range letters {
-		if d != nil && d.State == engine.LetterReplayed && ours(d, j.ID) {
+		if d != nil && d.State == engine.LetterReplayed && markedByJob(d, j.ID) {
 			moves = append(moves, engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: d.State, FromJob: d.Job, To: engine.LetterDead})
 		}
 	}
@@ -184,10 +187,9 @@ func (m *Manager) unmark(ctx context.Context, j *engine.Job) error {
 	return err
 }
 
-// Purge forgets, with their reports, jobs that ended longer than Keep before now,
-// and the oldest of those that are over while there are more than Most. What can
-// still run, or be resumed, stays. It returns how many went, and records them in
-// one row of the audit log.
+// Purge deletes jobs, with their reports, that ended longer than Keep before now, and the
+// oldest ended jobs beyond the newest Most. A job that still runs or can be resumed stays. It
+// records the purge in one row of the audit log, and returns how many jobs it deleted.
 func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20) // newest first
 	if err != nil {
@@ -210,7 +212,7 @@ func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	}
 	last := &jobs[old[0]]
 	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
-		Actor: "notifyd", Action: "jobs.purge", Target: last.ID, Reason: "over for longer than jobs.keep, or more than jobs.most; the newest of them is named",
+		Actor: "notifyd", Action: "jobs.purge", Target: last.ID, Reason: "ended longer ago than jobs.keep, or more than jobs.most; the target is the newest of them",
 		Counts: map[string]int{"jobs": len(old)},
 	}); err != nil {
 		return 0, err
@@ -219,7 +221,7 @@ func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 		switch err := m.cfg.Jobs.Drop(ctx, jobs[i].ID, jobs[i].Version); {
 		case err == nil:
 			n++
-		case notify.KindOf(err) == notify.KindConflict: // it changed meanwhile: the next time
+		case notify.KindOf(err) == notify.KindConflict: // it changed meanwhile: the next Purge looks again
 		default:
 			return n, err
 		}

@@ -23,16 +23,16 @@ import (
 // DeadLetterGroup is the consumer group that indexes notifications-failed.
 const DeadLetterGroup = "dead-letter-index"
 
-// Indexer turns the records of notifications-failed into dead letters. A dead
-// letter is an index row, derived: read twice, it is one.
+// Indexer turns the records of notifications-failed into dead letters. A dead letter is a row
+// of the index that follows from the record, so a record that is read twice makes one row.
 type Indexer struct {
 	Store     engine.DeadLetters
 	Retention time.Duration // how long a dead letter is kept; default 30 days
 	Logger    *slog.Logger
-	// Decode reads records of other topics than notifications-failed, by topic.
+	// Decode decodes the records of topics other than notifications-failed, by topic.
 	Decode map[string]func(value []byte) (engine.DeadLetter, error)
-	// Undecodable is told of each record that is no failure this build reads. It
-	// is passed over, not put aside: the topic keeps it. May be nil.
+	// Undecodable is called for each record that cannot be decoded. The indexer skips the
+	// record; the topic keeps it. May be nil.
 	Undecodable func(topic string)
 }
 
@@ -59,13 +59,13 @@ func (p indexPartition) Handle(ctx context.Context, msgs []*log.Msg) error {
 			return err // the group stops the partition at m
 		}
 		if err != nil {
-			p.x.Logger.Error("undecodable failure", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", err)
+			p.x.Logger.Error("a record of a failure cannot be decoded and is skipped", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", err)
 			if f := p.x.Undecodable; f != nil {
 				f(m.Topic)
 			}
 			continue
 		}
-		if d.Epoch > 0 && d.Channel != ChannelTrigger { // it failed before it was replayed
+		if d.Epoch > 0 && d.Channel != ChannelTrigger { // a replay failed: keep when the original failed
 			was, err := p.x.Store.Get(ctx, d.ID, d.Epoch-1)
 			switch {
 			case err == nil:
@@ -80,7 +80,7 @@ func (p indexPartition) Handle(ctx context.Context, msgs []*log.Msg) error {
 	}
 	if len(ds) > 0 {
 		if err := p.x.Store.Put(ctx, ds); err != nil {
-			return err // the group hands the batch over again
+			return err // the group calls Handle again with the same batch
 		}
 	}
 	for _, m := range msgs {
@@ -96,6 +96,8 @@ func (p indexPartition) retention() time.Duration {
 	return 30 * 24 * time.Hour
 }
 
+// deadLetter decodes a record of notifications-failed. It returns notify.ErrNewer for a record
+// of a newer release.
 func deadLetter(value []byte) (engine.DeadLetter, error) {
 	var f notify.Failure
 	if err := json.Unmarshal(value, &f); err != nil {
@@ -129,47 +131,45 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	}, nil
 }
 
-// feedsKey is the Meta row with how far each caller has read its feed.
+// feedsKey names the row of engine.Meta that holds how far each caller has read its feed.
 const feedsKey = "dead_letter_feeds"
 
-// feedPage is how many dead letters are looked at together, feedPages how many
-// times for one caller.
+// OldestUnseen reads up to feedPages pages of feedPage dead letters for each caller.
 const (
 	feedPage  = 100
 	feedPages = 10
 )
 
-// Feeds are dead letters that remember how far each caller has been handed its
-// feed, also over a restart: what lies behind that nobody has seen. Within a
-// process both who stores dead letters and who serves feeds must use the same one;
-// several processes join what each of them knows whenever one saves it. It may be
-// called from any goroutine.
+// Feeds wraps the dead letters and stores how far each caller has read its feed; no caller
+// has seen the letters after that. Within a process the indexer and the server of feeds must
+// share one Feeds. Several processes merge what they know whenever one of them saves. It is
+// safe for concurrent use.
 type Feeds struct {
 	engine.DeadLetters
 	meta engine.Meta
 
-	mu   sync.Mutex
-	seen map[string]uint64 // Seq, by every caller that has had a dead letter
+	mu   sync.Mutex        // guards seen; held while it is saved
+	seen map[string]uint64 // Seq that was read last, by caller; has every caller that ever had a dead letter
 }
 
-// OpenFeeds reads how far the callers were.
+// OpenFeeds returns the Feeds over store, with the stored positions of the callers.
 func OpenFeeds(ctx context.Context, store engine.DeadLetters, meta engine.Meta) (*Feeds, error) {
 	f := &Feeds{DeadLetters: store, meta: meta, seen: map[string]uint64{}}
 	err := f.Join(ctx)
 	return f, err
 }
 
-// Put implements engine.DeadLetters. A caller is known before its first dead
-// letter is stored: a crash in between leaves a caller without any.
+// Put implements engine.DeadLetters. It stores a caller before the caller's first dead letter,
+// so that a crash in between leaves a caller without letters and not the reverse.
 func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
-	if err := f.know(ctx, ds); err != nil {
+	if err := f.storeCallers(ctx, ds); err != nil {
 		return err
 	}
 	return f.DeadLetters.Put(ctx, ds)
 }
 
-// know makes the callers of ds known, durably.
-func (f *Feeds) know(ctx context.Context, ds []engine.DeadLetter) error {
+// storeCallers stores the callers of ds that have had no dead letter before.
+func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var fresh []string
@@ -184,14 +184,14 @@ func (f *Feeds) know(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 	err := f.saveLocked(ctx)
 	if err != nil {
-		for _, caller := range fresh { // the next Put has to store them
+		for _, caller := range fresh { // so that the next Put stores them
 			delete(f.seen, caller)
 		}
 	}
 	return err
 }
 
-// Feed implements engine.DeadLetters: what it returns is seen.
+// Feed implements engine.DeadLetters. The letters that it returns count as seen.
 func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) ([]engine.DeadLetter, error) {
 	ds, err := f.DeadLetters.Feed(ctx, caller, after, max)
 	if err != nil || len(ds) == 0 {
@@ -206,16 +206,16 @@ func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) 
 	return ds, err
 }
 
-// Callers are those that ever had a dead letter, in no order.
+// Callers returns every caller that ever had a dead letter, in no order.
 func (f *Feeds) Callers() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Collect(maps.Keys(f.seen))
 }
 
-// saveLocked stores what this process knows beside what the others have stored: of
-// each caller the farther place counts. Two processes that save at the same moment
-// lose nothing. After an error f.seen is unchanged, and the row may be stored.
+// saveLocked merges f.seen into the stored row; for each caller the greater position counts.
+// Two processes that save at the same moment lose nothing. The caller holds f.mu. After an
+// error f.seen is unchanged, and the row may have been stored.
 func (f *Feeds) saveLocked(ctx context.Context) error {
 	joined, err := engine.ChangeMetaMap(ctx, f.meta, feedsKey, func(all map[string]uint64) bool {
 		changed := false
@@ -232,8 +232,8 @@ func (f *Feeds) saveLocked(ctx context.Context) error {
 	return err
 }
 
-// Join reads what other processes have saved. A process that only counts unseen
-// dead letters calls it from time to time.
+// Join merges the positions that other processes have saved into f. A process that only counts
+// unseen dead letters calls it from time to time.
 func (f *Feeds) Join(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -244,10 +244,10 @@ func (f *Feeds) Join(ctx context.Context) error {
 	return err
 }
 
-// OldestUnseen is when the oldest dead letter failed (ms since 1970) that was
-// neither handed to its caller by the feed, nor replayed or discarded; 0: there
-// is none. It reads a page a caller: more than 1,000 replayed ones in a row hide
-// what is behind them.
+// OldestUnseen returns when the oldest unseen dead letter failed (ms since 1970), or 0 if
+// there is none. A letter is unseen if its caller has not read it by the feed and it was
+// neither replayed nor discarded. For each caller it reads at most 1,000 letters: letters
+// after 1,000 replayed ones in a row are not found.
 func (f *Feeds) OldestUnseen(ctx context.Context) (oldest int64, err error) {
 	f.mu.Lock()
 	seen := maps.Clone(f.seen)
@@ -264,6 +264,8 @@ func (f *Feeds) OldestUnseen(ctx context.Context) (oldest int64, err error) {
 	return oldest, nil
 }
 
+// firstDead returns when the caller's first letter after a position failed that is still
+// dead, or 0 if there is none.
 func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (failed int64, err error) {
 	for range feedPages {
 		ds, err := f.DeadLetters.Feed(ctx, caller, after, feedPage)
@@ -283,24 +285,25 @@ func (f *Feeds) firstDead(ctx context.Context, caller string, after uint64) (fai
 	return 0, nil
 }
 
-// Tail hands outcomes to watchers. It never holds a worker up: a watcher
-// that does not keep up misses events, and is told how many.
+// Tail publishes outcomes to watchers. It never blocks a worker: a watcher that does not keep
+// up misses events, and can ask how many.
 type Tail struct {
-	mu       sync.Mutex
+	mu       sync.Mutex // guards watchers, and sends to and closing of their channels
 	watchers map[*watcher]struct{}
-	n        atomic.Int32
+	n        atomic.Int32 // len(watchers), readable without mu
 }
 
 type watcher struct {
 	filter api.TailFilter
-	ch     chan api.Event
+	ch     chan api.Event // closed when the subscription's context ends
 	missed atomic.Int64
 }
 
-// Watching reports whether anybody watches; while not, events need not be made.
+// Watching reports whether there is a watcher. If there is none, a worker need not make
+// events.
 func (t *Tail) Watching() bool { return t.n.Load() > 0 }
 
-// Publish hands e to the watchers whose filter takes it.
+// Publish sends e to each watcher whose filter takes it.
 func (t *Tail) Publish(e *api.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -316,8 +319,8 @@ func (t *Tail) Publish(e *api.Event) {
 	}
 }
 
-// Subscribe returns the events that f takes until ctx ends, and a function that tells
-// how many were missed so far.
+// Subscribe returns a channel with the events that f takes, which is closed when ctx ends, and
+// a function that returns how many were missed so far.
 func (t *Tail) Subscribe(ctx context.Context, f api.TailFilter) (events <-chan api.Event, missed func() int64) {
 	w := &watcher{filter: f, ch: make(chan api.Event, 1024)}
 	t.mu.Lock()

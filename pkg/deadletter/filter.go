@@ -21,18 +21,19 @@ const ChannelTrigger = "trigger"
 // MaxIDs is how many ids a filter may list.
 const MaxIDs = 10_000
 
-// Matcher is a filter that was checked.
+// Matcher is a filter that was checked. It is not safe for concurrent use.
 type Matcher struct {
-	filter api.LetterFilter
-	ids    map[string]bool
-	least  int
-	most   int
-	where  *gojq.Code
-	looked int           // letters that where was asked about
-	spent  time.Duration // and how long it took
+	filter      api.LetterFilter
+	ids         map[string]bool // nil: any id
+	minAttempts int
+	maxAttempts int
+	where       *gojq.Code    // nil: the filter has no expression
+	evaluated   int           // how many letters where was evaluated for
+	evalTime    time.Duration // how long that took
 }
 
-// NewMatcher checks a filter. It returns notify.KindInvalid, which names the field.
+// NewMatcher checks a filter and compiles its expression. It returns notify.KindInvalid, with
+// the field's name, if the filter is wrong.
 func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ChannelTrigger && !ok {
 		return nil, notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
@@ -60,16 +61,17 @@ func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 		}
 	}
 	var err error
-	if m.least, m.most, err = attempts(f.Attempts); err != nil {
+	if m.minAttempts, m.maxAttempts, err = parseAttempts(f.Attempts); err != nil {
 		return nil, err
 	}
 	if f.Where != "" {
-		m.where, err = where(f.Where)
+		m.where, err = compileWhere(f.Where)
 	}
 	return m, err
 }
 
-func attempts(s string) (least, most int, err error) {
+// parseAttempts returns the range of attempts that a filter such as ">=3" means.
+func parseAttempts(s string) (least, most int, err error) {
 	const open = 1<<31 - 1
 	if s == "" {
 		return 0, open, nil
@@ -94,8 +96,8 @@ func attempts(s string) (least, most int, err error) {
 	return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
 }
 
-// Named reports whether a letter is what the texts and times of the filter name: what a
-// list of the index looks at. Attempts, ids and the expression are left to Matches.
+// Named reports whether a letter has the texts and times that the filter names. It does not
+// look at attempts, ids and the expression; Matches does.
 func (m *Matcher) Named(d *engine.DeadLetter) bool {
 	f := &m.filter
 	for _, p := range [...][2]string{
@@ -112,26 +114,28 @@ func (m *Matcher) Named(d *engine.DeadLetter) bool {
 	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
 }
 
-// Matches reports whether a letter is selected; not for use by several at a time.
+// Matches reports whether the filter selects a letter. It returns an error if the filter's
+// expression fails or takes too long.
 func (m *Matcher) Matches(ctx context.Context, d *engine.DeadLetter) (bool, error) {
-	if !m.Named(d) || d.Attempts < m.least || d.Attempts > m.most || m.ids != nil && !m.ids[LetterID(d)] {
+	if !m.Named(d) || d.Attempts < m.minAttempts || d.Attempts > m.maxAttempts || m.ids != nil && !m.ids[LetterID(d)] {
 		return false, nil
 	}
 	if m.where == nil {
 		return true, nil
 	}
-	return m.selects(ctx, d)
+	return m.evalWhere(ctx, d)
 }
 
-// walk calls fn with the letters up to a place in the index that a filter selects, of
-// those that of is true of: only about them an expression is asked.
-func walk(ctx context.Context, letters engine.DeadLetters, f *api.LetterFilter, upTo uint64, of func(*engine.DeadLetter) bool, fn func(*engine.DeadLetter) error) error {
+// walkSelected calls fn with each letter, up to position upTo of the index, for which eligible
+// returns true and which the filter selects. It evaluates the filter's expression only for
+// eligible letters.
+func walkSelected(ctx context.Context, letters engine.DeadLetters, f *api.LetterFilter, upTo uint64, eligible func(*engine.DeadLetter) bool, fn func(*engine.DeadLetter) error) error {
 	m, err := NewMatcher(f)
 	if err != nil {
 		return err
 	}
 	return letters.Walk(ctx, 0, upTo, func(d *engine.DeadLetter) error {
-		if !of(d) {
+		if !eligible(d) {
 			return nil
 		}
 		ok, err := m.Matches(ctx, d)
@@ -142,7 +146,7 @@ func walk(ctx context.Context, letters engine.DeadLetters, f *api.LetterFilter, 
 	})
 }
 
-// LetterID is the id of what failed: of a notification, or of a trigger.
+// LetterID returns the id of the notification or trigger that failed.
 func LetterID(d *engine.DeadLetter) string {
 	if d.Channel == ChannelTrigger {
 		return triggerPrefix + d.ID.Base.String()
@@ -166,11 +170,13 @@ func ParseLetterID(s string) (notify.ID, error) {
 
 const maxGroups = 10_000
 
-// group is how letters failed: those with the same one are counted together.
-type group struct{ channel, provider, class, code, template string }
+// letterGroupKey is the way in which letters failed. Top counts letters with the same key
+// together.
+type letterGroupKey struct{ channel, provider, class, code, template string }
 
-// Top reads the index once. Of more than 10,000 ways to fail those met first are
-// counted one by one.
+// Top reads the index once and counts the letters by the way in which they failed. It keeps
+// the first 10,000 ways apart and counts the others together. It returns the most common ways,
+// up to most.
 func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.LetterTop, error) {
 	upTo, err := m.cfg.Letters.Last(ctx)
 	if err != nil {
@@ -178,13 +184,13 @@ func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.Le
 	}
 	now := time.Now().UnixMilli()
 	hour := time.Hour.Milliseconds()
-	groups := map[group]*api.LetterGroup{}
+	groups := map[letterGroupKey]*api.LetterGroup{}
 	out := api.LetterTop{States: map[string]int{}, Channels: map[string]int{}, Callers: map[string]int{}}
-	err = walk(ctx, m.cfg.Letters, &f, upTo, func(*engine.DeadLetter) bool { return true }, func(d *engine.DeadLetter) error {
+	err = walkSelected(ctx, m.cfg.Letters, &f, upTo, func(*engine.DeadLetter) bool { return true }, func(d *engine.DeadLetter) error {
 		out.Total++
-		count(out.States, d.State)
-		count(out.Channels, d.Channel)
-		count(out.Callers, d.Caller)
+		countKind(out.States, d.State)
+		countKind(out.Channels, d.Channel)
+		countKind(out.Callers, d.Caller)
 		soon := d.State == engine.LetterDead && d.Until-now < endsSoon.Milliseconds()
 		if d.State == engine.LetterDead && (out.Next == 0 || d.Until < out.Next) {
 			out.Next = d.Until
@@ -196,7 +202,7 @@ func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.Le
 			out.Oldest = d.LastFailed
 		}
 		provider, _, _ := strings.Cut(d.Provider, ":") // not each of its accounts
-		key := group{d.Channel, provider, d.Class, d.Code, d.Template}
+		key := letterGroupKey{d.Channel, provider, d.Class, d.Code, d.Template}
 		g := groups[key]
 		if g == nil {
 			if len(groups) >= maxGroups {
@@ -211,7 +217,7 @@ func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.Le
 		}
 		g.Count++
 		g.First, g.Last = min(g.First, d.LastFailed), max(g.Last, d.LastFailed)
-		count(g.Callers, d.Caller)
+		countKind(g.Callers, d.Caller)
 		g.Sample = LetterID(d)
 		if soon {
 			g.EndsSoon++

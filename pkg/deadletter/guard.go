@@ -13,29 +13,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// batchSize is how many may go next; 0: the canary's outcomes come first.
+// batchSize returns how many letters the next batch may have. It returns 0 if the outcomes of
+// the canary must be awaited first.
 func (r *runner) batchSize(at int) int {
 	spec := &r.spec.Spec
-	n := batchAt(r.limit())
+	n := batchSizeAt(r.currentRate())
 	if spec.Kind == KindReplay && spec.Canary > 0 && !r.res.CanaryOK {
 		n = min(n, r.res.From+spec.Canary-at)
 	}
 	return max(n, 0)
 }
 
-// batchAt is how many letters go together at a rate: a fifth of a second's.
-func batchAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
+// batchSizeAt returns the size of a batch at a rate: as many letters as a fifth of a second
+// has.
+func batchSizeAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
 
-// startPace begins the rate anew with nothing saved up. More than a batch is never
-// saved, else a job that waited would come back with seconds of its rate at once.
-func (r *runner) startPace() {
-	burst := batchAt(r.spec.Spec.Rate)
-	r.pace = rate.NewLimiter(rate.Limit(r.limit()), burst)
+// resetPace starts the rate limit again with an empty bucket. The bucket holds at most one
+// batch: otherwise a job that has waited would send seconds' worth of letters at once.
+func (r *runner) resetPace() {
+	burst := batchSizeAt(r.spec.Spec.Rate)
+	r.pace = rate.NewLimiter(rate.Limit(r.currentRate()), burst)
 	r.pace.AllowN(time.Now(), burst)
 }
 
-// limit is the rate of this moment.
-func (r *runner) limit() float64 {
+// currentRate returns the rate of this moment in letters a second; a ramp starts at a tenth.
+func (r *runner) currentRate() float64 {
 	spec := &r.spec.Spec
 	if spec.RampMs <= 0 {
 		return spec.Rate
@@ -44,16 +46,18 @@ func (r *runner) limit() float64 {
 	return max(spec.Rate*min(0.1+0.9*part, 1), 0.01)
 }
 
-func (r *runner) wait(ctx context.Context, n int) error {
-	r.pace.SetLimit(rate.Limit(r.limit()))
+// waitPace waits until the rate allows n letters. Meanwhile it checks that the job still runs.
+func (r *runner) waitPace(ctx context.Context, n int) error {
+	r.pace.SetLimit(rate.Limit(r.currentRate()))
 	res := r.pace.ReserveN(time.Now(), n)
 	for d := res.Delay(); d > 0; d = res.Delay() {
-		// At a low rate an operator's change must not wait for the next letter.
+		// At a low rate the wait is long: check in between whether an operator has changed
+		// the job.
 		if err := pause(ctx, min(d, 4*r.m.cfg.Poll)); err != nil {
 			return err
 		}
 		if d > 4*r.m.cfg.Poll {
-			if err := r.alive(ctx); err != nil {
+			if err := r.checkStillRunning(ctx); err != nil {
 				return err
 			}
 		}
@@ -66,33 +70,34 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// maxWatched bounds the letters whose outcomes are followed.
+// maxWatched bounds the letters whose outcomes are followed. Beyond it the oldest are dropped.
 const maxWatched = 2000
 
-// watch follows what becomes of replayed letters.
-type watch struct {
+// outcomeWatch follows the outcomes of replayed letters. The job's runner owns it.
+type outcomeWatch struct {
 	m      *Manager
-	open   []observed
-	looked time.Time
+	open   []replayedLetter // without a final state yet
+	looked time.Time        // when readOutcomes was called last
 }
 
-type observed struct {
-	chunk notify.Chunk
-	index uint32
-	epoch uint16
-	old   bool // from before an operator's last start: no matter of the guard's
+type replayedLetter struct {
+	chunk     notify.Chunk
+	index     uint32
+	epoch     uint16
+	unguarded bool // it was sent before an operator started the job last, so the guard ignores it
 }
 
-func (w *watch) add(o observed) {
+// follow adds a letter to those that are followed.
+func (w *outcomeWatch) follow(o replayedLetter) {
 	if len(w.open) >= maxWatched {
 		w.open = w.open[1:]
 	}
 	w.open = append(w.open, o)
 }
 
-// look calls settled with the final state of each letter that has settled since
-// the last look.
-func (w *watch) look(ctx context.Context, settled func(o observed, state notify.State)) error {
+// readOutcomes calls settled with the final state of each letter that has got one since the
+// last call.
+func (w *outcomeWatch) readOutcomes(ctx context.Context, settled func(o replayedLetter, state notify.State)) error {
 	w.looked = time.Now()
 	type key struct {
 		index uint32
@@ -100,24 +105,24 @@ func (w *watch) look(ctx context.Context, settled func(o observed, state notify.
 	}
 	rows := map[notify.Chunk]map[key][]notify.Row{}
 	rest := w.open[:0:0]
-	var ended []observed
+	var ended []replayedLetter
 	var states []notify.State
 	for _, o := range w.open {
-		of, ok := rows[o.chunk]
+		byReplay, ok := rows[o.chunk]
 		if !ok {
 			all, err := w.m.cfg.Status.Chunk(ctx, o.chunk)
 			if err != nil {
 				return err
 			}
-			of = map[key][]notify.Row{}
+			byReplay = map[key][]notify.Row{}
 			for i := range all {
-				if k := &all[i].Key; k.Epoch > 0 { // of replays, which have one receiver each
-					of[key{k.First, k.Epoch}] = append(of[key{k.First, k.Epoch}], all[i])
+				if k := &all[i].Key; k.Epoch > 0 { // a replay, which has one receiver
+					byReplay[key{k.First, k.Epoch}] = append(byReplay[key{k.First, k.Epoch}], all[i])
 				}
 			}
-			rows[o.chunk] = of
+			rows[o.chunk] = byReplay
 		}
-		switch out := notify.Fold(of[key{o.index, o.epoch}], o.index, 0); out.State {
+		switch out := notify.Fold(byReplay[key{o.index, o.epoch}], o.index, 0); out.State {
 		case notify.Accepted, notify.Deferred, notify.Scheduled, notify.None:
 			rest = append(rest, o)
 		default:
@@ -131,19 +136,19 @@ func (w *watch) look(ctx context.Context, settled func(o observed, state notify.
 	return nil
 }
 
-// observe looks, however long what it needs is away, and keeps count.
-func (r *runner) observe(ctx context.Context) error {
-	return r.insist(ctx, func() error {
-		return r.watch.look(ctx, func(o observed, state notify.State) {
+// updateOutcomes reads new outcomes and counts them. While the store is away it waits.
+func (r *runner) updateOutcomes(ctx context.Context) error {
+	return r.retryWhileAway(ctx, func() error {
+		return r.watch.readOutcomes(ctx, func(o replayedLetter, state notify.State) {
 			countState(&r.res.Outcomes, state)
-			if !o.old {
+			if !o.unguarded {
 				countState(&r.res.Guarded, state)
 			}
 		})
 	})
 }
 
-// countState adds one final state.
+// countState counts one final state in o.
 func countState(o *api.Outcomes, state notify.State) {
 	switch state {
 	case notify.Sent, notify.Delivered:
@@ -161,9 +166,10 @@ func countState(o *api.Outcomes, state notify.State) {
 	}
 }
 
-// missed is how many letters reached no receiver, and what became of them in words. A
-// letter that was sent only to become EXPIRED is not missed.
-func missed(o api.Outcomes, expired string) (n int, words string) {
+// missedOutcomes returns how many letters reached no receiver, and the counts of their states
+// in words. With the policy ExpiredFail letters are sent to become EXPIRED, so it does not
+// count these.
+func missedOutcomes(o api.Outcomes, expired string) (n int, words string) {
 	if expired == ExpiredFail {
 		o.Expired = 0
 	}
@@ -177,12 +183,14 @@ func missed(o api.Outcomes, expired string) (n int, words string) {
 	return o.Missed(), strings.Join(said, ", ")
 }
 
-func settled(o *api.Outcomes) int { return o.Reached + o.Missed() }
+// settledCount returns how many letters have a final state.
+func settledCount(o *api.Outcomes) int { return o.Reached + o.Missed() }
 
-// tooMany is the guard's verdict over n outcomes.
-func (r *runner) tooMany(of string, n int) error {
+// checkMissed returns a guardStop if more than AbortIf of n letters reached no receiver. prefix
+// is put before its text.
+func (r *runner) checkMissed(prefix string, n int) error {
 	limit, g := r.spec.Spec.AbortIf, &r.res.Guarded
-	missed, words := missed(*g, r.spec.Spec.Expired)
+	missed, words := missedOutcomes(*g, r.spec.Spec.Expired)
 	if limit < 0 || n == 0 || float64(missed) <= limit*float64(n) {
 		return nil
 	}
@@ -190,89 +198,91 @@ func (r *runner) tooMany(of string, n int) error {
 	if missed > g.Refailed {
 		what = "reached nobody: " + words
 	}
-	return stop{of + fmt.Sprintf("%d of %d %s (limit %.0f%%)", missed, n, what, limit*100)}
+	return guardStop{prefix + fmt.Sprintf("%d of %d %s (limit %.0f%%)", missed, n, what, limit*100)}
 }
 
-// guardFrom is how many outcomes the guard wants before it judges.
+// guardFrom is how many outcomes the guard needs before it may stop the job.
 const guardFrom = 20
 
-// guard looks at outcomes while the job goes on.
-func (r *runner) guard(ctx context.Context) error {
+// checkGuard reads new outcomes, at most once per Poll, and returns a guardStop if too many
+// letters reached no receiver.
+func (r *runner) checkGuard(ctx context.Context) error {
 	if r.spec.Spec.Kind != KindReplay || time.Since(r.watch.looked) < r.m.cfg.Poll {
 		return nil
 	}
-	if err := r.observe(ctx); err != nil {
+	if err := r.updateOutcomes(ctx); err != nil {
 		return err
 	}
-	if settled(&r.res.Guarded) < guardFrom {
+	if settledCount(&r.res.Guarded) < guardFrom {
 		return nil
 	}
-	of := ""
+	prefix := ""
 	if !r.res.CanaryOK && r.spec.Spec.Canary > 0 {
-		of = "canary: "
+		prefix = "canary: "
 	}
-	return r.tooMany(of, settled(&r.res.Guarded))
+	return r.checkMissed(prefix, settledCount(&r.res.Guarded))
 }
 
-// canary waits for the outcomes of the first ones, and judges them.
-func (r *runner) canary(ctx context.Context) error {
+// awaitCanary waits until every letter of the canary has an outcome. It returns a guardStop if
+// too many reached no receiver, or if one has no outcome after CanaryWait.
+func (r *runner) awaitCanary(ctx context.Context) error {
 	spec := &r.spec.Spec
 	until := time.Now().Add(r.m.cfg.CanaryWait)
 	for {
-		if err := r.observe(ctx); err != nil {
+		if err := r.updateOutcomes(ctx); err != nil {
 			return err
 		}
-		if err := r.tooMany("canary: ", max(spec.Canary, 1)); err != nil {
+		if err := r.checkMissed("canary: ", max(spec.Canary, 1)); err != nil {
 			return err
 		}
 		if len(r.watch.open) == 0 {
-			if err := r.tooMany("canary: ", settled(&r.res.Guarded)); err != nil { // of fewer than asked for
+			if err := r.checkMissed("canary: ", settledCount(&r.res.Guarded)); err != nil { // the set may have fewer letters than the canary
 				return err
 			}
 			break
 		}
 		if time.Now().After(until) {
-			return stop{fmt.Sprintf("canary: %d of %d have no outcome after %s", len(r.watch.open), spec.Canary, r.m.cfg.CanaryWait)}
+			return guardStop{fmt.Sprintf("canary: %d of %d have no outcome after %s", len(r.watch.open), spec.Canary, r.m.cfg.CanaryWait)}
 		}
-		if err := r.idle(ctx, r.m.cfg.Poll); err != nil {
+		if err := r.waitAndCheck(ctx, r.m.cfg.Poll); err != nil {
 			return err
 		}
 	}
 	r.res.CanaryOK = true
-	r.ramp, r.began = time.Now(), time.Now() // the wait is no part of the rate
-	r.startPace()
-	return r.save(ctx, position(r.j.Cursor), nil)
+	r.ramp, r.began = time.Now(), time.Now() // the wait counts neither for the ramp nor for ActiveMs
+	r.resetPace()
+	return r.saveCursor(ctx, cursorPosition(r.j.Cursor), nil)
 }
 
-// again watches anew what was published before this process, or an operator,
-// began, and had no outcome yet: else nobody would count it. What is known for
-// sure is counted up to Known.To; all behind that is counted again.
-func (r *runner) again(ctx context.Context) error {
-	at, known := position(r.j.Cursor), &r.res.Known
+// rewatch follows letters again that were published before this runner started and may have
+// had no outcome yet. Without it their outcomes would not be counted. The saved counts are
+// complete up to Known.To; rewatch counts all letters after that again.
+func (r *runner) rewatch(ctx context.Context) error {
+	at, known := cursorPosition(r.j.Cursor), &r.res.Known
 	if r.spec.Spec.Kind != KindReplay {
 		return nil
 	}
 	r.res.Outcomes, r.res.Guarded = known.Outcomes, known.Guarded
 	for from := known.To; from < at; {
-		es, err := entries(ctx, r.m, r.j.ID, from, min(at-from, maxBatch))
+		es, err := readEntries(ctx, r.m, r.j.ID, from, min(at-from, maxBatch))
 		if err != nil {
 			return err
 		}
 		if len(es) == 0 {
-			return fmt.Errorf("the job's set ends at %d of %d", from, r.spec.Planned)
+			return fmt.Errorf("the stored set of the job ends at entry %d of %d", from, r.spec.Planned)
 		}
-		letters, err := letters(ctx, r.m, es)
+		letters, err := readLetters(ctx, r.m, es)
 		if err != nil {
 			return err
 		}
 		for i, d := range letters {
-			if d != nil && d.State == engine.LetterReplayed && ours(d, r.j.ID) && d.Channel != ChannelTrigger {
-				r.watch.add(observed{chunk: d.Chunk, index: d.ID.Index, epoch: markedEpoch(d), old: from+i < r.res.From})
+			if d != nil && d.State == engine.LetterReplayed && markedByJob(d, r.j.ID) && d.Channel != ChannelTrigger {
+				r.watch.follow(replayedLetter{chunk: d.Chunk, index: d.ID.Index, epoch: markedEpoch(d), unguarded: from+i < r.res.From})
 			}
 		}
 		from += len(es)
-		if len(r.watch.open) > maxWatched/2 { // most of an old job has settled
-			if err := r.observe(ctx); err != nil {
+		if len(r.watch.open) > maxWatched/2 { // make room: most letters of an old job have an outcome
+			if err := r.updateOutcomes(ctx); err != nil {
 				return err
 			}
 		}
@@ -280,19 +290,20 @@ func (r *runner) again(ctx context.Context) error {
 	return nil
 }
 
-// settleFor is how long a job that has published everything looks for the last
-// outcomes; they are for its report, not for its guard.
+// settleFor is how long a job waits for the last outcomes once it has published everything.
+// They are for its report; the guard ignores them.
 const settleFor = 20 * time.Second
 
-func (r *runner) settle(ctx context.Context) error {
+// awaitLastOutcomes waits up to settleFor until every letter that is followed has an outcome.
+func (r *runner) awaitLastOutcomes(ctx context.Context) error {
 	for until := time.Now().Add(settleFor); ; {
-		if err := r.observe(ctx); err != nil {
+		if err := r.updateOutcomes(ctx); err != nil {
 			return err
 		}
 		if len(r.watch.open) == 0 || time.Now().After(until) {
 			return nil
 		}
-		if err := r.idle(ctx, r.m.cfg.Poll); err != nil {
+		if err := r.waitAndCheck(ctx, r.m.cfg.Poll); err != nil {
 			return err
 		}
 	}

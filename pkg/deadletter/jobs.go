@@ -18,19 +18,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// States of a job. A paused, stopped or failed one can be resumed.
+// States of a job. A paused, stopped or failed job can be resumed.
 const (
 	JobWaiting   = "waiting" // for another operator's approval
 	JobRunning   = "running"
 	JobPaused    = "paused"  // by an operator
 	JobStopped   = "stopped" // by its own guard; Why says why
-	JobFailed    = "failed"  // by an error that waiting does not mend
+	JobFailed    = "failed"  // by an error that does not go away by waiting
 	JobDone      = "done"
 	JobCancelled = "cancelled"
 )
 
-// jobSpec and jobResult are what engine.Job keeps. Their fields have the names that they
-// have in api.Job, which view reads from both.
+// jobSpec and jobResult are the JSON documents in engine.Job. Their fields have the same names
+// as in api.Job, because apiJob decodes both documents into it.
 type jobSpec struct {
 	Spec     api.JobSpec `json:"spec"`
 	Digest   string      `json:"digest"`
@@ -50,41 +50,41 @@ type jobResult struct {
 	Failed   int            `json:"failed"`
 	Outcomes api.Outcomes   `json:"outcomes"`
 	ActiveMs int64          `json:"active_ms"`
-	// Since the job was last started by an operator: a guard that has stopped it
-	// begins anew.
-	From     int  `json:"from"`      // position
-	CanaryOK bool `json:"canary_ok"` // its canary went well
-	// Guarded counts the outcomes that the guard judges: of letters sent since From.
+	// From is the position at which an operator started or resumed the job last. The guard
+	// and the canary start over there.
+	From     int  `json:"from"`
+	CanaryOK bool `json:"canary_ok"` // the canary since From went well
+	// Guarded counts the outcomes that the guard judges: those of letters sent since From.
 	Guarded api.Outcomes `json:"guarded"`
-	// The counts of outcomes when the last one of all letters below To was known.
-	Known known `json:"known"`
+	// Known has the counts of when every letter below Known.To had an outcome.
+	Known knownOutcomes `json:"known"`
 }
 
-type known struct {
+type knownOutcomes struct {
 	To       int          `json:"to"` // position
 	Outcomes api.Outcomes `json:"outcomes"`
 	Guarded  api.Outcomes `json:"guarded"`
 }
 
-// Log takes records; nil means that every one is durable.
+// Log appends records. Append returns nil once every record is durable.
 type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Finder returns the receiver of a notification; notify.KindNotFound or
-// KindGone: it is no longer kept.
+// Finder finds the receiver of a notification. Find returns notify.KindNotFound or KindGone if
+// the notification is no longer kept.
 type Finder interface {
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 }
 
-// Triggers enqueues triggers that failed for good once more. done is false for
-// one that is not FAILED any more.
+// Triggers enqueues a trigger again that has failed for good. done is false if the trigger is
+// not FAILED any more.
 type Triggers interface {
 	Requeue(ctx context.Context, id string) (done bool, err error)
 }
 
-// ManagerConfig of a Manager. Jobs, Letters, Status, History, Log, Lease, Owner
-// and Audit are required.
+// ManagerConfig configures a Manager. Jobs, Letters, Status, History, Log, Lease, Owner and
+// Audit are required.
 type ManagerConfig struct {
 	Jobs     *store.Jobs
 	Letters  engine.DeadLetters
@@ -95,41 +95,42 @@ type ManagerConfig struct {
 	Lease    engine.Lease
 	Owner    string // of leases: this process
 	Audit    *AuditLog
-	// Reconcile finds and repairs; nil: jobs of this kind are refused.
+	// Reconcile finds and repairs drift. nil: jobs of this kind are refused.
 	Reconcile Reconciler
-	// Standing says why no call of a lane can be made now, "" when one can; nil:
-	// circuits are not looked at.
+	// Standing returns why no call of a lane can be made now, or "" if one can. nil: replays
+	// do not look at circuit breakers.
 	Standing func(notify.Lane) string
-	// Unreachable returns the code with which a letter's receiver would be suppressed
-	// if it were sent now, "" if nothing known speaks against it. A plan asks for every
-	// letter, so it must not wait. nil: plans do not tell.
+	// Unreachable returns the code with which a letter's receiver would be suppressed if it
+	// were sent now, or "" if nothing is known against it. A plan calls it for every letter,
+	// so it must not block. nil: plans do not count unreachable receivers.
 	Unreachable func(*engine.DeadLetter) string
-	// ApproveAbove is the size of a plan from which another operator must approve
-	// it; 0: never.
+	// ApproveAbove is the number of entries above which another operator must approve a
+	// plan. 0: no plan needs approval.
 	ApproveAbove int
-	// Keep is how long a job that is over is kept, with its report; Most how many at
-	// most. 0: for ever, and all.
+	// Keep is how long an ended job is kept, with its report; 0: without limit. Most is how
+	// many ended jobs are kept; 0: all.
 	Keep time.Duration
 	Most int
-	// CanaryWait is the longest the outcomes of a canary are awaited.
+	// CanaryWait is how long the outcomes of a canary are awaited at most.
 	CanaryWait time.Duration `default:"3m"`
-	// Poll is the time between two looks for work and for outcomes.
+	// Poll is the time between two reads of outcomes; a quarter of the time between two
+	// searches for jobs.
 	Poll   time.Duration `default:"250ms"`
 	Logger *slog.Logger  `default:"discard"`
-	Hit    func(string)  // named points for tests; nil: none
+	Hit    func(string)  // called at named points, for tests; nil: not called
 }
 
-// Manager makes plans, and runs the jobs that carry them out: one mechanism for
-// replay, discard, export and reconcile. Safe for concurrent use.
+// Manager makes plans, and runs the jobs that carry them out. Replay, discard, export and
+// reconcile share this mechanism. It is safe for concurrent use.
 type Manager struct {
 	cfg  ManagerConfig
-	kick chan struct{}
+	kick chan struct{} // capacity 1; a value makes Run look for jobs at once
 
-	mu      sync.Mutex
-	running map[string]chan struct{} // closed when its runner has ended
+	mu      sync.Mutex               // guards running
+	running map[string]chan struct{} // runners in this process, by job; closed when the runner has ended
 }
 
-// NewManager returns a Manager; nothing runs before Run.
+// NewManager returns a Manager. It starts no goroutine; Run carries out jobs.
 func NewManager(cfg ManagerConfig) (*Manager, error) {
 	if cfg.Jobs == nil || cfg.Letters == nil || cfg.Status == nil || cfg.History == nil || cfg.Log == nil || cfg.Lease == nil || cfg.Owner == "" || cfg.Audit == nil {
 		return nil, errors.New("ops: Jobs, Letters, Status, History, Log, Lease, Owner and Audit are required")
@@ -141,14 +142,13 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 	return &Manager{cfg: cfg, kick: make(chan struct{}, 1), running: map[string]chan struct{}{}}, nil
 }
 
-// Plan reads the index and says what a job of this spec would do. It changes
-// nothing.
+// Plan reads the index and returns what a job of this spec would do. It changes nothing.
 func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
 	if spec.Kind == KindReconcile {
 		return planReconcile(ctx, m, spec)
 	}
 	p := planner{letters: m.cfg.Letters, now: time.Now, unreachable: m.cfg.Unreachable}
-	s, err := p.make(ctx, spec)
+	s, err := p.buildSet(ctx, spec)
 	if err != nil {
 		return api.Plan{}, err
 	}
@@ -158,9 +158,9 @@ func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) 
 
 const maxName = 128
 
-// Apply starts the job of a plan. The set is read again: when it is not the one
-// of the digest, the plan is stale and nothing happens (notify.KindConflict,
-// "stale_plan"). The same name again returns the job that has it, and false.
+// Apply starts the job of a plan. It reads the set again. If the set no longer has the digest
+// of the plan, it returns notify.KindConflict ("stale_plan") and changes nothing. If a job has
+// the same name already, it returns that job and false.
 func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, bool, error) {
 	if len(r.Name) > maxName {
 		return api.Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
@@ -171,8 +171,9 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 	if r.Name == "" {
 		r.Name = r.Digest
 	}
-	// Before the set is read again: applying it once more finds it changed.
-	if old, ok, err := m.named(ctx, r.Spec.Kind, r.Name); err != nil || ok {
+	// This comes before the set is read again: the job that has the name may have changed
+	// the set already.
+	if old, ok, err := m.findByName(ctx, r.Spec.Kind, r.Name); err != nil || ok {
 		if err == nil && old.Digest != r.Digest {
 			err = &notify.Error{Kind: notify.KindConflict, Code: "name_taken", Field: "name", Msg: "job " + old.ID + " has this name and another plan"}
 		}
@@ -191,7 +192,7 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 	if spec.Approval {
 		j.State = JobWaiting
 	}
-	filter, _ := json.Marshal(spec.Spec.Filter) // of strings and numbers
+	filter, _ := json.Marshal(spec.Spec.Filter) // strings and numbers always marshal
 	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
 		Actor: by.Caller, Action: "job.apply " + j.Kind, Target: j.ID, Context: by.Context, Reason: by.Reason, Request: by.Request,
 		Filter: filter, Digest: r.Digest, Counts: map[string]int{"entries": s.plan.Entries, "send": s.plan.Send},
@@ -209,12 +210,13 @@ func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, 
 		return api.Job{}, false, err
 	}
 	m.wake()
-	out, err := view(&got)
+	out, err := apiJob(&got)
 	return out, created, err
 }
 
-// freeze makes the set of a plan again, and holds it against the digest.
-func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*set, error) {
+// freeze builds the set of a plan again and compares it with the digest. It returns stale_plan
+// if they differ.
+func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*frozenSet, error) {
 	if r.Spec.Kind == KindReconcile {
 		return freezeReport(m, r)
 	}
@@ -222,7 +224,7 @@ func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*set, error) {
 		return nil, notify.Invalid("not_frozen", "spec.up_to", "the spec of a plan, unchanged: POST /v1/ops/plans makes one")
 	}
 	p := planner{letters: m.cfg.Letters, now: time.Now, keep: true}
-	s, err := p.make(ctx, r.Spec)
+	s, err := p.buildSet(ctx, r.Spec)
 	if err != nil {
 		return nil, err
 	}
@@ -236,14 +238,15 @@ func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*set, error) {
 	return s, nil
 }
 
-func (m *Manager) named(ctx context.Context, kind, name string) (api.Job, bool, error) {
+// findByName returns the job of a kind that has this name.
+func (m *Manager) findByName(ctx context.Context, kind, name string) (api.Job, bool, error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 	if err != nil {
 		return api.Job{}, false, err
 	}
 	for i := range jobs {
 		if jobs[i].Kind == kind && jobs[i].Name == name {
-			j, err := view(&jobs[i])
+			j, err := apiJob(&jobs[i])
 			return j, true, err
 		}
 	}
@@ -258,7 +261,7 @@ func (m *Manager) List(ctx context.Context, max int) ([]api.Job, error) {
 	}
 	out := make([]api.Job, 0, len(jobs))
 	for i := range jobs {
-		j, err := view(&jobs[i])
+		j, err := apiJob(&jobs[i])
 		if err != nil {
 			return nil, err
 		}
@@ -267,17 +270,18 @@ func (m *Manager) List(ctx context.Context, max int) ([]api.Job, error) {
 	return out, nil
 }
 
-// Get returns a job; notify.KindNotFound when there is none.
+// Get returns a job, or notify.KindNotFound.
 func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
-	j, err := m.job(ctx, id)
+	j, err := m.getJob(ctx, id)
 	if err != nil {
 		return api.Job{}, err
 	}
-	return view(&j)
+	return apiJob(&j)
 }
 
-// Report returns lines of a job's report behind after, each a JSON document: what
-// was not replayed and why; what was exported. next is where to go on, 0 at the end.
+// Report returns up to max lines of a job's report after position after. Each line is a JSON
+// document: a letter that was not replayed and why, or a letter that was exported. next is
+// the after of the next call, or 0 at the end.
 func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) (lines []json.RawMessage, next uint64, err error) {
 	if _, err := m.Get(ctx, id); err != nil {
 		return nil, 0, err
@@ -287,7 +291,7 @@ func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) 
 		return nil, 0, err
 	}
 	for _, e := range es {
-		if e.At >= setAt {
+		if e.At >= setPagesFrom {
 			return lines, 0, nil
 		}
 		lines, next = append(lines, e.Doc), e.At
@@ -298,6 +302,7 @@ func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) 
 	return lines, next, nil
 }
 
+// wake makes Run look for jobs at once. It does not block.
 func (m *Manager) wake() {
 	select {
 	case m.kick <- struct{}{}:
@@ -305,24 +310,26 @@ func (m *Manager) wake() {
 	}
 }
 
-func position(cursor []byte) int {
+// cursorPosition decodes a job's cursor: how many entries of its set are done.
+func cursorPosition(cursor []byte) int {
 	if len(cursor) != 8 {
 		return 0
 	}
 	return int(binary.BigEndian.Uint64(cursor))
 }
 
-// readJob reads what a job keeps.
+// readJob decodes the documents of a job.
 func readJob(j *engine.Job) (spec jobSpec, res jobResult, err error) {
 	err = errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res))
 	return spec, res, err
 }
 
-func view(j *engine.Job) (out api.Job, err error) {
+// apiJob returns a job as the API shows it.
+func apiJob(j *engine.Job) (out api.Job, err error) {
 	if err := errors.Join(json.Unmarshal(j.Spec, &out), json.Unmarshal(j.Result, &out)); err != nil {
 		return api.Job{}, fmt.Errorf("job %s: %w", j.ID, err)
 	}
-	out.ID, out.Kind, out.Name, out.State, out.Position = j.ID, j.Kind, j.Name, j.State, position(j.Cursor)
+	out.ID, out.Kind, out.Name, out.State, out.Position = j.ID, j.Kind, j.Name, j.State, cursorPosition(j.Cursor)
 	out.Created, out.Updated = j.Created, j.Updated
 	if out.ActiveMs > 0 {
 		out.Reached = float64(out.Done) / (float64(out.ActiveMs) / 1000)
@@ -330,8 +337,8 @@ func view(j *engine.Job) (out api.Job, err error) {
 	return out, nil
 }
 
-// job reads a job; notify.KindNotFound when there is none.
-func (m *Manager) job(ctx context.Context, id string) (engine.Job, error) {
+// getJob reads a job. It returns notify.KindNotFound if there is none.
+func (m *Manager) getJob(ctx context.Context, id string) (engine.Job, error) {
 	j, ok, err := m.cfg.Jobs.Get(ctx, id)
 	if err == nil && !ok {
 		err = notify.NotFound("job")

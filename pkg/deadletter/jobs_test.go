@@ -626,7 +626,7 @@ func TestWaitSavesNoRate(t *testing.T) {
 			t.Helper()
 			was := r.calls()
 			time.Sleep(time.Duration(seconds) * time.Second)
-			if n, most := r.calls()-was, seconds*perSecond+batchAt(perSecond); n == 0 || n > most {
+			if n, most := r.calls()-was, seconds*perSecond+batchSizeAt(perSecond); n == 0 || n > most {
 				t.Errorf("%d were sent in %d s at %d/s", n, seconds, perSecond)
 			}
 		}
@@ -661,10 +661,10 @@ func TestCanaryReachesNobody(t *testing.T) {
 					t.Fatalf("%s %q after %d were sent", j.State, j.Why, r.calls())
 				}
 				o := j.Outcomes
-				if o.Reached != 0 || o.Refailed != 0 || settled(&o) == 0 || settled(&o)+o.Open != 10 {
+				if o.Reached != 0 || o.Refailed != 0 || settledCount(&o) == 0 || settledCount(&o)+o.Open != 10 {
 					t.Errorf("%+v", o)
 				}
-				if n := map[string]int{"suppressed": o.Suppressed, "expired": o.Expired, "cancelled": o.Cancelled, "unknown": o.Unknown}[word]; n != settled(&o) {
+				if n := map[string]int{"suppressed": o.Suppressed, "expired": o.Expired, "cancelled": o.Cancelled, "unknown": o.Unknown}[word]; n != settledCount(&o) {
 					t.Errorf("%d are counted as %s: %+v", n, word, o)
 				}
 
@@ -679,7 +679,7 @@ func TestCanaryReachesNobody(t *testing.T) {
 					t.Fatal(err)
 				}
 				j = r.until(j.ID, JobDone)
-				if o := j.Outcomes; o.Reached != 90 || settled(&o) != 100 {
+				if o := j.Outcomes; o.Reached != 90 || settledCount(&o) != 100 {
 					t.Errorf("%+v", o)
 				}
 			})
@@ -1028,12 +1028,12 @@ func TestManyLetters(t *testing.T) {
 		return nil
 	})
 	p := planner{letters: walk, now: time.Now}
-	s, err := p.make(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: n})
+	s, err := p.buildSet(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: n})
 	if err != nil || s.plan.Entries != n || len(s.entries) != 0 {
 		t.Fatal(len(s.entries), err)
 	}
 	p.keep = true
-	kept, err := p.make(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: n})
+	kept, err := p.buildSet(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: n})
 	if err != nil || kept.plan.Digest != s.plan.Digest {
 		t.Fatal(err)
 	}
@@ -1062,7 +1062,7 @@ func TestManyLetters(t *testing.T) {
 			}
 		}
 	})
-	_, err = (&planner{letters: over, now: time.Now, most: 1000}).make(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: 1})
+	_, err = (&planner{letters: over, now: time.Now, most: 1000}).buildSet(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: 1})
 	wantCode(t, err, notify.KindInvalid, "too_many")
 }
 

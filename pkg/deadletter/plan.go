@@ -21,17 +21,17 @@ const (
 	KindReplay    = "replay"    // dead letters are sent again
 	KindDiscard   = "discard"   // dead letters are put aside for good
 	KindExport    = "export"    // dead letters are copied into the job's report
-	KindReconcile = "reconcile" // what no longer fits together is repaired
+	KindReconcile = "reconcile" // drift is repaired
 )
 
 // Policies of a replay.
 const (
-	ExpiredSkip = "skip" // what is past its deadline is left as it is
+	ExpiredSkip = "skip" // a letter past its deadline is skipped
 	ExpiredSend = "send" // it is sent without the deadline
-	ExpiredFail = "fail" // it is sent with it, and becomes EXPIRED
+	ExpiredFail = "fail" // it is sent with its deadline, and becomes EXPIRED
 
 	CollapseNone   = "none"
-	CollapseLatest = "latest-per-recipient" // of one user, channel and template only the latest failure is sent
+	CollapseLatest = "latest-per-recipient" // only the latest failure of a user, channel and template is sent
 
 	OrderOffset = "offset" // in the order they failed
 	OrderDue    = "due"    // in the order they were accepted
@@ -47,7 +47,7 @@ const (
 	maxCanary  = 1000
 )
 
-// checkSpec fills in defaults and refuses what breaks a rule.
+// checkSpec fills in defaults. It returns notify.KindInvalid for a wrong field.
 func checkSpec(s *api.JobSpec) error {
 	if !slices.Contains([]string{KindReplay, KindDiscard, KindExport, KindReconcile}, s.Kind) {
 		return notify.Invalid("bad_kind", "kind", "replay, discard, export or reconcile")
@@ -56,7 +56,7 @@ func checkSpec(s *api.JobSpec) error {
 		return nil
 	}
 	if s.Filter.Empty() && !s.Filter.All {
-		return notify.Invalid("no_filter", "filter", "a filter is missing; all says that every dead letter is meant")
+		return notify.Invalid("no_filter", "filter", "the filter is empty; set all to select every dead letter")
 	}
 	if s.Rate == 0 {
 		s.Rate = 50
@@ -70,11 +70,11 @@ func checkSpec(s *api.JobSpec) error {
 	if s.Kind != KindReplay {
 		return nil
 	}
-	def := func(v *string, is string, of ...string) bool {
+	oneOf := func(v *string, byDefault string, others ...string) bool {
 		if *v == "" {
-			*v = is
+			*v = byDefault
 		}
-		return slices.Contains(append(of, is), *v)
+		return slices.Contains(append(others, byDefault), *v)
 	}
 	if s.Canary == 0 {
 		s.Canary = 10
@@ -94,13 +94,13 @@ func checkSpec(s *api.JobSpec) error {
 		return notify.Invalid("out_of_range", "abort_if", "at most 1; negative: never")
 	case s.MaxReplays < 1 || s.MaxReplays > 1000:
 		return notify.Invalid("out_of_range", "max_replays", "from 1 to 1,000")
-	case !def(&s.Expired, ExpiredSkip, ExpiredSend, ExpiredFail):
+	case !oneOf(&s.Expired, ExpiredSkip, ExpiredSend, ExpiredFail):
 		return notify.Invalid("bad_expired", "expired", "skip, send or fail")
-	case !def(&s.Collapse, CollapseNone, CollapseLatest):
+	case !oneOf(&s.Collapse, CollapseNone, CollapseLatest):
 		return notify.Invalid("bad_collapse", "collapse", "none or latest-per-recipient")
-	case !def(&s.Order, OrderOffset, OrderDue):
+	case !oneOf(&s.Order, OrderOffset, OrderDue):
 		return notify.Invalid("bad_order", "order", "offset or due")
-	case !def(&s.OpenCircuit, CircuitStop, CircuitWait):
+	case !oneOf(&s.OpenCircuit, CircuitStop, CircuitWait):
 		return notify.Invalid("bad_open_circuit", "open_circuit", "stop or wait")
 	}
 	return nil
@@ -115,50 +115,52 @@ const (
 	SkipDiscarded = "already_discarded"
 	SkipGone      = "letter_gone"  // retention took it
 	SkipContent   = "content_gone" // the notification itself is no longer kept
-	SkipReached   = "reached"      // a later report says that it arrived
+	SkipReached   = "reached"      // by its rows it has another outcome than a failure by now
 	SkipUnknown   = "unknown"      // it may have arrived, and force_resend is not set
 	SkipTrigger   = "no_triggers"  // this server cannot enqueue triggers
 )
 
 const (
-	maxKinds = 200 // of one count; the rest is counted as "other"
+	maxKinds = 200 // different keys of one count; further ones count as "other"
 	endsSoon = 24 * time.Hour
 )
 
-func count(m map[string]int, k string) {
+func countKind(m map[string]int, k string) {
 	if _, ok := m[k]; !ok && len(m) >= maxKinds {
 		k = "other"
 	}
 	m[k]++
 }
 
-// entry is one place of a frozen set.
-type entry struct {
-	ord       uint64
-	key       int64  // to order by
-	who       uint64 // to collapse by
-	collapsed bool
+// setEntry is one letter of a frozen set.
+type setEntry struct {
+	ord       uint64 // position of the letter in the index
+	key       int64  // sort key with OrderDue
+	who       uint64 // hash of user, channel, template and caller, with CollapseLatest
+	collapsed bool   // a later entry has the same who: skip this one
 }
 
-// set is a frozen set and what was counted on the way. It keeps what a job
-// needs: 8 to 32 bytes an entry, and only while a job is made.
-type set struct {
+// frozenSet is the set of letters that a job acts on, and the plan with its counts. An entry
+// takes up to 32 bytes, and only while the job is made.
+type frozenSet struct {
 	plan    api.Plan
-	entries []entry
-	report  json.RawMessage // of a reconcile, in their place
+	entries []setEntry
+	report  json.RawMessage // of a reconcile, instead of entries
 }
 
-// planner reads the index once.
+// planner builds a frozenSet by reading the index once.
 type planner struct {
 	letters engine.DeadLetters
 	now     func() time.Time
-	keep    bool // the entries, for a job
-	most    int  // entries; 0: MaxEntries
+	keep    bool // keep the entries, for a job
+	most    int  // how many entries a set may have; 0: MaxEntries
 
 	unreachable func(*engine.DeadLetter) string // nil: not asked
 }
 
-func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
+// buildSet returns the letters that spec selects up to spec.UpTo, or, if that is 0, up to the
+// present end of the index. It returns notify.KindInvalid for a wrong spec or too many letters.
+func (p *planner) buildSet(ctx context.Context, spec api.JobSpec) (*frozenSet, error) {
 	if err := checkSpec(&spec); err != nil {
 		return nil, err
 	}
@@ -169,29 +171,29 @@ func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
 			return nil, err
 		}
 	}
-	s := &set{plan: api.Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
+	s := &frozenSet{plan: api.Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
 	for _, k := range []string{"class", "caller", "channel", "provider", "template", "code"} {
 		s.plan.Counts[k] = map[string]int{}
 	}
 	h := sha256.New()
-	_ = json.NewEncoder(h).Encode(spec) // of strings and numbers: cannot fail
+	_ = json.NewEncoder(h).Encode(spec) // strings and numbers always encode
 	most := p.most
 	if most == 0 {
 		most = MaxEntries
 	}
 	collapse := spec.Collapse == CollapseLatest
-	latest := map[uint64]int{} // by user, channel and template: place in entries
-	codes := map[int]string{}  // by place in entries: the code under which Unreach counted it; a later letter may collapse it
+	latest := map[uint64]int{} // index in entries of the latest letter, by who
+	codes := map[int]string{}  // by index in entries, the code under which Unreach counted a letter that may still collapse
 	mine := func(d *engine.DeadLetter) bool { return selectable(&spec, d) }
-	err := walk(ctx, p.letters, &spec.Filter, spec.UpTo, mine, func(d *engine.DeadLetter) error {
+	err := walkSelected(ctx, p.letters, &spec.Filter, spec.UpTo, mine, func(d *engine.DeadLetter) error {
 		if s.plan.Entries++; s.plan.Entries > most {
-			return notify.Invalid("too_many", "filter", fmt.Sprintf("it selects more than %d: narrow it", most))
+			return notify.Invalid("too_many", "filter", fmt.Sprintf("it selects more than %d dead letters: narrow it", most))
 		}
-		digest(h, d)
+		hashLetter(h, d)
 		s.count(d, now)
 		reason := ""
 		if spec.Kind == KindReplay {
-			reason = before(&spec, d, now)
+			reason = skipReason(&spec, d, now)
 		}
 		code := ""
 		if spec.Kind == KindReplay && reason == "" && p.unreachable != nil {
@@ -199,7 +201,7 @@ func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
 				s.plan.Unreach[code]++
 			}
 		}
-		e := entry{ord: d.Ord}
+		e := setEntry{ord: d.Ord}
 		if spec.Order == OrderDue {
 			e.key = d.ID.Base.Time().UnixMilli()
 		}
@@ -235,12 +237,12 @@ func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
 	s.plan.EtaMs = int64(float64(s.plan.Send) / spec.Rate * 1000)
 	s.plan.Digest = hex.EncodeToString(h.Sum(nil)[:16])
 	if spec.Order == OrderDue {
-		slices.SortStableFunc(s.entries, func(a, b entry) int { return int(min(max(a.key-b.key, -1), 1)) })
+		slices.SortStableFunc(s.entries, func(a, b setEntry) int { return int(min(max(a.key-b.key, -1), 1)) })
 	}
 	return s, nil
 }
 
-// selectable says which states a kind of job is about.
+// selectable reports whether a kind of job acts on letters in the state of d.
 func selectable(spec *api.JobSpec, d *engine.DeadLetter) bool {
 	switch {
 	case spec.Kind == KindExport, d.State == engine.LetterDead:
@@ -251,8 +253,8 @@ func selectable(spec *api.JobSpec, d *engine.DeadLetter) bool {
 	return false
 }
 
-// before is the reason why a letter is not replayed, as far as the letter tells.
-func before(spec *api.JobSpec, d *engine.DeadLetter, now int64) string {
+// skipReason returns why a letter is not replayed, or "", by what the letter itself says.
+func skipReason(spec *api.JobSpec, d *engine.DeadLetter, now int64) string {
 	switch {
 	case int(d.Epoch) >= spec.MaxReplays && d.Channel != ChannelTrigger:
 		return SkipExhausted
@@ -264,24 +266,26 @@ func before(spec *api.JobSpec, d *engine.DeadLetter, now int64) string {
 	return ""
 }
 
-func (s *set) count(d *engine.DeadLetter, now int64) {
+// count counts a letter in the counts of the plan.
+func (s *frozenSet) count(d *engine.DeadLetter, now int64) {
 	c := s.plan.Counts
-	count(c["class"], d.Class)
-	count(c["caller"], d.Caller)
-	count(c["channel"], d.Channel)
-	count(c["code"], d.Code)
+	countKind(c["class"], d.Class)
+	countKind(c["caller"], d.Caller)
+	countKind(c["channel"], d.Channel)
+	countKind(c["code"], d.Code)
 	if d.Provider != "" {
-		count(c["provider"], d.Provider)
+		countKind(c["provider"], d.Provider)
 	}
 	if d.Template != "" {
-		count(c["template"], d.Template)
+		countKind(c["template"], d.Template)
 	}
 	if d.Until-now < endsSoon.Milliseconds() {
 		s.plan.EndsSoon++
 	}
 }
 
-func digest(h hash.Hash, d *engine.DeadLetter) {
+// hashLetter adds a letter to the digest of a plan: its identity and state.
+func hashLetter(h hash.Hash, d *engine.DeadLetter) {
 	b := make([]byte, 0, 64)
 	b = binary.BigEndian.AppendUint64(b, d.Ord)
 	b = append(b, d.ID.Base[:]...)
@@ -291,15 +295,18 @@ func digest(h hash.Hash, d *engine.DeadLetter) {
 	h.Write(b)
 }
 
-// A job keeps its set in pages, as entries of its own behind those of its report.
+// A job stores its set in pages of pageSize entries, as job entries from setPagesFrom on. The
+// lines of its report come before.
 const (
-	pageSize = 8192
-	setAt    = uint64(1) << 63
+	pageSize     = 8192
+	setPagesFrom = uint64(1) << 63
 )
 
-func (s *set) pages() (out []engine.JobEntry) {
+// pages encodes the set. An entry is the varint of the difference to the ord before, shifted
+// left by one; the lowest bit says that the entry is collapsed.
+func (s *frozenSet) pages() (out []engine.JobEntry) {
 	if s.report != nil {
-		return []engine.JobEntry{{At: setAt + 1, Doc: s.report}}
+		return []engine.JobEntry{{At: setPagesFrom + 1, Doc: s.report}}
 	}
 	for page := range slices.Chunk(s.entries, pageSize) {
 		b := make([]byte, 0, 3*len(page))
@@ -312,13 +319,13 @@ func (s *set) pages() (out []engine.JobEntry) {
 			b = binary.AppendVarint(b, v)
 			last = int64(e.ord)
 		}
-		out = append(out, engine.JobEntry{At: setAt + uint64(len(out)) + 1, Doc: b})
+		out = append(out, engine.JobEntry{At: setPagesFrom + uint64(len(out)) + 1, Doc: b})
 	}
 	return out
 }
 
-func readPage(b []byte) ([]entry, error) {
-	var out []entry
+func readPage(b []byte) ([]setEntry, error) {
+	var out []setEntry
 	last := int64(0)
 	for len(b) > 0 {
 		v, n := binary.Varint(b)
@@ -326,21 +333,21 @@ func readPage(b []byte) ([]entry, error) {
 			return nil, fmt.Errorf("set of a job: %w", notify.ErrCorrupt)
 		}
 		last += v >> 1
-		out = append(out, entry{ord: uint64(last), collapsed: v&1 == 1})
+		out = append(out, setEntry{ord: uint64(last), collapsed: v&1 == 1})
 		b = b[n:]
 	}
 	return out, nil
 }
 
-// entries returns up to n entries of a job's set from a position on.
-func entries(ctx context.Context, m *Manager, id string, at, n int) ([]entry, error) {
-	var out []entry
+// readEntries returns up to n entries of a job's set, from position at on.
+func readEntries(ctx context.Context, m *Manager, id string, at, n int) ([]setEntry, error) {
+	var out []setEntry
 	for page := at / pageSize; len(out) < n; page++ {
-		es, err := m.cfg.Jobs.Entries(ctx, id, setAt+uint64(page), 1)
+		es, err := m.cfg.Jobs.Entries(ctx, id, setPagesFrom+uint64(page), 1)
 		if err != nil {
 			return nil, err
 		}
-		if len(es) == 0 || es[0].At != setAt+uint64(page)+1 {
+		if len(es) == 0 || es[0].At != setPagesFrom+uint64(page)+1 {
 			break
 		}
 		all, err := readPage(es[0].Doc)
@@ -356,8 +363,8 @@ func entries(ctx context.Context, m *Manager, id string, at, n int) ([]entry, er
 	return out, nil
 }
 
-// letters returns the letters of entries; nil for one that is gone.
-func letters(ctx context.Context, m *Manager, es []entry) ([]*engine.DeadLetter, error) {
+// readLetters returns the letters of entries, with nil for a letter that is gone.
+func readLetters(ctx context.Context, m *Manager, es []setEntry) ([]*engine.DeadLetter, error) {
 	out := make([]*engine.DeadLetter, len(es))
 	place := make(map[uint64]int, len(es))
 	lo, hi := ^uint64(0), uint64(0)
@@ -375,7 +382,7 @@ func letters(ctx context.Context, m *Manager, es []entry) ([]*engine.DeadLetter,
 	if len(es) > 0 && hi-lo < uint64(8*len(es)) {
 		return out, m.cfg.Letters.Walk(ctx, lo-1, hi, take)
 	}
-	for _, e := range es { // far apart
+	for _, e := range es { // the entries are far apart: read each by itself
 		if err := m.cfg.Letters.Walk(ctx, e.ord-1, e.ord, take); err != nil {
 			return nil, err
 		}

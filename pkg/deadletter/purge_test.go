@@ -22,7 +22,7 @@ func TestPurge(t *testing.T) {
 			t.Helper()
 			at := now.Add(-ago).UnixMilli()
 			j := engine.Job{ID: name, Kind: KindExport, Name: name, State: state, Created: at, Updated: at, Spec: []byte("{}"), Result: []byte("{}")}
-			if _, _, err := r.store.Jobs().Create(t.Context(), j, engine.JobEntry{At: 1, Doc: []byte(`{}`)}, engine.JobEntry{At: setAt + 1, Doc: []byte{2}}); err != nil {
+			if _, _, err := r.store.Jobs().Create(t.Context(), j, engine.JobEntry{At: 1, Doc: []byte(`{}`)}, engine.JobEntry{At: setPagesFrom + 1, Doc: []byte{2}}); err != nil {
 				t.Fatal(err)
 			}
 		}

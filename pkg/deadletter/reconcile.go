@@ -10,30 +10,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Reconciler finds what no longer fits together, and repairs it.
+// Reconciler finds drift and repairs it; package conserve implements it.
 type Reconciler interface {
-	// Report looks at what was accepted since then (zero: all that is kept), and
-	// changes nothing.
+	// Report checks what was accepted since then (zero: all that is kept). It changes
+	// nothing.
 	Report(ctx context.Context, since time.Time) (Findings, error)
-	// Check reads a report: notify.KindInvalid if it is not what it was when it was
-	// made, notify.KindConflict if it is stale.
+	// Check decodes a report. It returns notify.KindInvalid if the report was altered, and
+	// notify.KindConflict if it is stale.
 	Check(report json.RawMessage) (Findings, error)
-	// Apply repairs findings [from, from+n) of a report that was checked, however
-	// long ago, each only while it is still as the report lists it: repeated, it
-	// changes nothing more. It returns what became of each.
+	// Apply repairs findings [from, from+n) of a report that Check accepted, however long
+	// ago, and returns what became of each. It repairs a finding only if it is still as the
+	// report lists it, so it may be repeated.
 	Apply(ctx context.Context, report json.RawMessage, from, n int) ([]Repair, error)
 }
 
-// Findings are a reconciler's report, and what there is to know of it.
+// Findings are a reconciler's report and its figures.
 type Findings struct {
 	Report json.RawMessage
 	Digest string         // of the report
 	Counts map[string]int // by class
-	Listed int            // findings that it lists
-	Mend   int            // of them, those that can be repaired
+	Listed int            // how many findings it lists
+	Mend   int            // how many of these can be repaired
 }
 
-// Repair is what became of a finding. Why is empty where it was repaired.
+// Repair is what became of a finding. Why is empty if it was repaired.
 type Repair struct {
 	Kind  string `json:"kind"`
 	Class string `json:"class"`
@@ -43,10 +43,10 @@ type Repair struct {
 
 // Why a finding was not repaired.
 const (
-	SkipChanged = "changed"        // it is not any more what was found
-	SkipPeople  = "left_as_it_is"  // nothing here can repair it
+	SkipChanged = "changed"        // it is not any more as it was found
+	SkipPeople  = "left_as_it_is"  // it cannot be repaired automatically
 	repairPage  = 2000             // findings between two saves of the cursor
-	repairLease = "ops-job/repair" // one reconcile at a time, of whichever process
+	repairLease = "ops-job/repair" // shared by all reconcile jobs, so that one runs at a time
 )
 
 func planReconcile(ctx context.Context, m *Manager, spec api.JobSpec) (api.Plan, error) {
@@ -78,36 +78,36 @@ func reconcilePlan(f *Findings) api.Plan {
 	return p
 }
 
-func freezeReport(m *Manager, r *api.JobRequest) (*set, error) {
+func freezeReport(m *Manager, r *api.JobRequest) (*frozenSet, error) {
 	if m.cfg.Reconcile == nil {
 		return nil, notify.Unavailable("reconcile", 0, nil)
 	}
 	if len(r.Report) == 0 {
-		return nil, notify.Invalid("no_report", "report", "the report of the plan, unchanged")
+		return nil, notify.Invalid("no_report", "report", "send the report of the plan, unchanged")
 	}
 	f, err := m.cfg.Reconcile.Check(r.Report)
 	if err != nil {
 		return nil, err
 	}
 	if f.Digest != r.Digest {
-		return nil, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan", Field: "digest", Msg: "the report is another one than the digest's"}
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan", Field: "digest", Msg: "the report does not have this digest: send the digest and the report of the same plan"}
 	}
-	return &set{plan: reconcilePlan(&f), report: r.Report}, nil
+	return &frozenSet{plan: reconcilePlan(&f), report: r.Report}, nil
 }
 
-// reconcile repairs what the report lists, page by page. After a crash it goes on
-// behind the last page it saved; what it had repaired of the next is found
-// repaired.
-func (r *runner) reconcile(ctx context.Context) error {
-	es, err := r.m.cfg.Jobs.Entries(ctx, r.j.ID, setAt, 1)
+// runReconcile repairs the findings of the report, page by page. After a crash it goes on
+// after the last page that was saved; findings of the next page that were repaired already
+// are then reported as changed.
+func (r *runner) runReconcile(ctx context.Context) error {
+	es, err := r.m.cfg.Jobs.Entries(ctx, r.j.ID, setPagesFrom, 1)
 	if err != nil || len(es) == 0 {
 		return err
 	}
-	for at := position(r.j.Cursor); at < r.spec.Planned; at = position(r.j.Cursor) {
+	for at := cursorPosition(r.j.Cursor); at < r.spec.Planned; at = cursorPosition(r.j.Cursor) {
 		n := min(repairPage, r.spec.Planned-at)
 		var done []Repair
-		if err := r.insist(ctx, func() error {
-			return r.holding(ctx, func(ctx context.Context) (err error) {
+		if err := r.retryWhileAway(ctx, func() error {
+			return r.renewingLease(ctx, func(ctx context.Context) (err error) {
 				done, err = r.m.cfg.Reconcile.Apply(ctx, es[0].Doc, at, n)
 				return err
 			})
@@ -127,7 +127,7 @@ func (r *runner) reconcile(ctx context.Context) error {
 			}
 		}
 		r.m.cfg.Hit("job-repaired-before-cursor")
-		if err := r.save(ctx, at+n, lines); err != nil {
+		if err := r.saveCursor(ctx, at+n, lines); err != nil {
 			return err
 		}
 	}

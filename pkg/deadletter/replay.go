@@ -16,8 +16,8 @@ import (
 // causeReplay is the Cause of a replayed envelope.
 const causeReplay = "replay"
 
-// line is a line of a job's report: an entry that was not acted on, and why.
-type line struct {
+// reportLine is a line of a job's report: a letter that was not acted on, and why.
+type reportLine struct {
 	ID     string `json:"id"`
 	Epoch  uint16 `json:"epoch"`
 	Caller string `json:"caller,omitempty"`
@@ -25,15 +25,15 @@ type line struct {
 	Why    string `json:"why"`
 }
 
-// batch acts on entries, and returns their lines. Repeated, also by another
-// process after a crash, it does the same again: what it had marked is its own,
-// and is published under the same keys.
-func (r *runner) batch(ctx context.Context, at int, es []entry) ([]engine.JobEntry, error) {
-	letters, err := letters(ctx, r.m, es)
+// runBatch acts on entries, and returns their lines of the report. It may be repeated, also by
+// another process after a crash: it recognizes the letters that it has marked before, and
+// publishes them again under the same keys.
+func (r *runner) runBatch(ctx context.Context, at int, es []setEntry) ([]engine.JobEntry, error) {
+	letters, err := readLetters(ctx, r.m, es)
 	if err != nil {
 		return nil, err
 	}
-	b := &batch{r: r, at: at, es: es, letters: letters, why: make([]string, len(es))}
+	b := &letterBatch{r: r, at: at, es: es, letters: letters, why: make([]string, len(es))}
 	switch r.spec.Spec.Kind {
 	case KindExport:
 		return b.export()
@@ -48,23 +48,23 @@ func (r *runner) batch(ctx context.Context, at int, es []entry) ([]engine.JobEnt
 	return b.lines()
 }
 
-// batch is what is known of some entries.
-type batch struct {
+// letterBatch is some entries of a job's set that are acted on together.
+type letterBatch struct {
 	r       *runner
-	at      int
-	es      []entry
-	letters []*engine.DeadLetter
-	why     []string // an entry is not acted on; "": it is
+	at      int // position of the first entry in the set
+	es      []setEntry
+	letters []*engine.DeadLetter // by entry; nil: the letter is gone
+	why     []string             // by entry, why it is not acted on; "": it is
 }
 
-func (b *batch) lines() (out []engine.JobEntry, err error) {
+func (b *letterBatch) lines() (out []engine.JobEntry, err error) {
 	res := &b.r.res
 	for i, why := range b.why {
 		if why == "" {
 			res.Done++
 			continue
 		}
-		l := line{Result: "skipped", Why: why}
+		l := reportLine{Result: "skipped", Why: why}
 		switch {
 		case why == SkipExhausted:
 			l.Result = "exhausted"
@@ -87,13 +87,13 @@ func (b *batch) lines() (out []engine.JobEntry, err error) {
 	return out, nil
 }
 
-func (b *batch) export() (out []engine.JobEntry, err error) {
+func (b *letterBatch) export() (out []engine.JobEntry, err error) {
 	for i, d := range b.letters {
 		if d == nil {
 			b.r.res.Skipped[SkipGone]++
 			continue
 		}
-		doc, err := json.Marshal(exported{LetterID(d), d})
+		doc, err := json.Marshal(exportLine{LetterID(d), d})
 		if err != nil {
 			return nil, err
 		}
@@ -103,24 +103,24 @@ func (b *batch) export() (out []engine.JobEntry, err error) {
 	return out, nil
 }
 
-type exported struct {
+type exportLine struct {
 	Letter string `json:"letter_id"`
 	*engine.DeadLetter
 }
 
-// ours reports whether a letter was moved by this job; forced ones carry the
-// epoch they were sent under behind the job's id.
-func ours(d *engine.DeadLetter, job string) bool {
+// markedByJob reports whether this job has marked a letter. If the letter was sent under
+// another epoch than the next one, the mark is the job's id, "@" and that epoch.
+func markedByJob(d *engine.DeadLetter, job string) bool {
 	return d.Job == job || strings.HasPrefix(d.Job, job+"@")
 }
 
-// state is why a letter's own state forbids acting on it; mine: this job has
-// marked it before.
-func (b *batch) state(d *engine.DeadLetter) (why string, mine bool) {
+// checkState returns why the state of a letter forbids acting on it, or "". mine is true if
+// this job has marked the letter before.
+func (b *letterBatch) checkState(d *engine.DeadLetter) (why string, mine bool) {
 	switch {
 	case d == nil:
 		return SkipGone, false
-	case ours(d, b.r.j.ID):
+	case markedByJob(d, b.r.j.ID):
 		return "", true
 	case d.State == engine.LetterDiscarded:
 		return SkipDiscarded, false
@@ -130,18 +130,19 @@ func (b *batch) state(d *engine.DeadLetter) (why string, mine bool) {
 	return "", false
 }
 
-func (b *batch) discard(ctx context.Context) error {
-	return b.mark(ctx, engine.LetterDiscarded, func(i int) (bool, error) {
-		why, mine := b.state(b.letters[i])
+func (b *letterBatch) discard(ctx context.Context) error {
+	return b.moveLetters(ctx, engine.LetterDiscarded, func(i int) (bool, error) {
+		why, mine := b.checkState(b.letters[i])
 		b.why[i] = why
 		return why == "" && !mine, nil
 	}, nil)
 }
 
-// mark moves the letters that want says to a state, by this job.
-func (b *batch) mark(ctx context.Context, to string, want func(int) (bool, error), epoch func(int) uint16) error {
+// moveLetters moves the letters for which want returns true to a state, in the name of this
+// job. epoch returns the epoch under which a letter is sent; nil: letters are not sent.
+func (b *letterBatch) moveLetters(ctx context.Context, to string, want func(int) (bool, error), epoch func(int) uint16) error {
 	var moves []engine.LetterMove
-	var of []int
+	var places []int // index in b.letters, by move
 	for i, d := range b.letters {
 		ok, err := want(i)
 		if err != nil {
@@ -155,37 +156,37 @@ func (b *batch) mark(ctx context.Context, to string, want func(int) (bool, error
 			by += "@" + strconv.Itoa(int(epoch(i)))
 		}
 		moves = append(moves, engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: d.State, FromJob: d.Job, To: to, Job: by})
-		of = append(of, i)
+		places = append(places, i)
 	}
 	moved, err := b.r.m.cfg.Letters.Move(ctx, moves)
 	if err != nil {
 		return err
 	}
 	for k, ok := range moved {
-		if !ok { // between the look and now somebody else acted on it
-			b.why[of[k]] = SkipReplayed
+		if !ok { // another job or operator has moved it since it was read
+			b.why[places[k]] = SkipReplayed
 		}
 	}
 	return nil
 }
 
-// replay sends letters again: first they are marked, in the ledger; then their
-// envelopes are published, under keys that follow from the letter alone; behind
-// that the cursor moves. A crash in between repeats the publishing, which the
-// worker takes for the copy it is.
-func (b *batch) replay(ctx context.Context) error {
-	if err := b.circuits(ctx); err != nil {
+// replay sends letters again. First it marks them in the index, which is the ledger of
+// replays. Then it publishes their envelopes under keys that follow from the letters alone.
+// The caller moves the cursor last. After a crash in between the envelopes are published
+// again, and the worker drops them as duplicates.
+func (b *letterBatch) replay(ctx context.Context) error {
+	if err := b.awaitCircuits(ctx); err != nil {
 		return err
 	}
 	spec := &b.r.spec.Spec
 	now := time.Now().UnixMilli()
 	recs := make([]*log.Record, len(b.es))
-	obs := make([]observed, len(b.es))
+	obs := make([]replayedLetter, len(b.es)) // to be followed; epoch 0: not a notification
 	chunks := map[notify.Chunk][]notify.Row{}
-	var last engine.Found // letters of one chunk come together
-	err := b.mark(ctx, engine.LetterReplayed, func(i int) (bool, error) {
+	var last engine.Found // the chunk that was found last: letters of one chunk often come together
+	err := b.moveLetters(ctx, engine.LetterReplayed, func(i int) (bool, error) {
 		d := b.letters[i]
-		why, mine := b.state(d)
+		why, mine := b.checkState(d)
 		forced := why == SkipReplayed && spec.ForceResend
 		switch {
 		case b.es[i].collapsed:
@@ -196,7 +197,7 @@ func (b *batch) replay(ctx context.Context) error {
 		case mine:
 			why = ""
 		default:
-			why = before(spec, d, now)
+			why = skipReason(spec, d, now)
 		}
 		if why != "" {
 			b.why[i] = why
@@ -230,13 +231,13 @@ func (b *batch) replay(ctx context.Context) error {
 			epoch = markedEpoch(d)
 		} else {
 			out := notify.Fold(rows, d.ID.Index, found.Pos)
-			if why, epoch = again(d, &out, spec.ForceResend); why != "" {
+			if why, epoch = replayEpoch(d, &out, spec.ForceResend); why != "" {
 				b.why[i] = why
 				return false, nil
 			}
 		}
-		recs[i] = record(&found, d, epoch, spec.Expired, b.r.j.ID, b.r.spec.By)
-		obs[i] = observed{chunk: chunk, index: d.ID.Index, epoch: epoch}
+		recs[i] = replayRecord(&found, d, epoch, spec.Expired, b.r.j.ID, b.r.spec.By)
+		obs[i] = replayedLetter{chunk: chunk, index: d.ID.Index, epoch: epoch}
 		return !mine, nil
 	}, func(i int) uint16 {
 		if obs[i].epoch == 0 { // a trigger
@@ -272,20 +273,20 @@ func (b *batch) replay(ctx context.Context) error {
 	}
 	for i := range obs {
 		if b.why[i] == "" && obs[i].epoch > 0 {
-			b.r.watch.add(obs[i])
+			b.r.watch.follow(obs[i])
 		}
 	}
 	return nil
 }
 
-// again decides by what is known of a notification now: why it is not sent, or
-// under which epoch it is.
-func again(d *engine.DeadLetter, out *notify.Outcome, force bool) (why string, epoch uint16) {
+// replayEpoch decides by the present outcome of a notification whether its letter is sent. It
+// returns why it is not, or else the epoch under which it is sent.
+func replayEpoch(d *engine.DeadLetter, out *notify.Outcome, force bool) (why string, epoch uint16) {
 	if out.Epoch > d.Epoch && (out.State != notify.Unknown || !force) {
 		return SkipReplayed, 0
 	}
 	switch out.State {
-	case notify.Failed, notify.Accepted: // Accepted: the row is gone, the letter says enough
+	case notify.Failed, notify.Accepted: // Accepted: the outcome row is gone, but the letter says that it failed
 	case notify.Unknown:
 		if !force {
 			return SkipUnknown, 0
@@ -296,7 +297,7 @@ func again(d *engine.DeadLetter, out *notify.Outcome, force bool) (why string, e
 	return "", max(d.Epoch, out.Epoch) + 1
 }
 
-// markedEpoch is the epoch under which this job has begun to send a letter.
+// markedEpoch returns the epoch under which the job that marked a letter sends it.
 func markedEpoch(d *engine.DeadLetter) uint16 {
 	if _, at, ok := strings.Cut(d.Job, "@"); ok {
 		if n, err := strconv.ParseUint(at, 10, 16); err == nil {
@@ -306,8 +307,9 @@ func markedEpoch(d *engine.DeadLetter) uint16 {
 	return d.Epoch + 1
 }
 
-// find returns the receiver; last is the chunk found before.
-func (b *batch) find(ctx context.Context, last *engine.Found, id notify.ID) (engine.Found, error) {
+// find returns the receiver of a notification. last is the chunk that was found before; find
+// uses it if the notification is in the same one, and replaces it otherwise.
+func (b *letterBatch) find(ctx context.Context, last *engine.Found, id notify.ID) (engine.Found, error) {
 	if last.ID.Fan && last.ID.Base == id.Base {
 		rd, rec := notify.ReadReceivers(last.Envelope.Receivers), notify.Receiver{}
 		for pos := uint32(0); rd.Next(&rec) && rec.Index <= id.Index; pos++ {
@@ -325,11 +327,11 @@ func (b *batch) find(ctx context.Context, last *engine.Found, id notify.ID) (eng
 	return f, err
 }
 
-// record is the envelope of one receiver under the next epoch. Its key follows
-// from the notification and the epoch: the same letter replayed twice, by whomever,
-// is one row.
-func record(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, by string) *log.Record {
-	e := Again(f, d.ID.Index, epoch)
+// replayRecord returns the record that sends one receiver again under an epoch. Its key
+// follows from the notification and the epoch, so that a letter that is replayed twice under
+// the same epoch has one outcome row.
+func replayRecord(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, by string) *log.Record {
+	e := ReplayEnvelope(f, d.ID.Index, epoch)
 	if expired == ExpiredSend && e.Expires != 0 && e.Expires <= time.Now().UnixMilli() {
 		e.Expires = 0
 	}
@@ -346,9 +348,9 @@ func record(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, b
 	}
 }
 
-// Again is the envelope that sends one receiver of a chunk once more, under an
-// epoch: the same for the same.
-func Again(f *engine.Found, index uint32, epoch uint16) notify.Envelope {
+// ReplayEnvelope returns the envelope that sends one receiver of a chunk again under an epoch.
+// The same arguments always give the same envelope.
+func ReplayEnvelope(f *engine.Found, index uint32, epoch uint16) notify.Envelope {
 	e := f.Envelope
 	e.Parent = notify.ColumnDigest(e.Receivers)
 	var w notify.ReceiverWriter
@@ -365,8 +367,9 @@ func Again(f *engine.Found, index uint32, epoch uint16) notify.Envelope {
 	return e
 }
 
-// circuits stops or holds the job while no call of a letter's lane can be made.
-func (b *batch) circuits(ctx context.Context) error {
+// awaitCircuits waits while no call of the lane of one of the letters can be made. With the
+// policy CircuitStop it returns a guardStop instead.
+func (b *letterBatch) awaitCircuits(ctx context.Context) error {
 	if b.r.m.cfg.Standing == nil {
 		return nil
 	}
@@ -389,9 +392,9 @@ func (b *batch) circuits(ctx context.Context) error {
 		case why == "":
 			return nil
 		case b.r.spec.Spec.OpenCircuit == CircuitStop:
-			return stop{"a circuit is open: " + why}
+			return guardStop{"a circuit is open: " + why}
 		}
-		if err := b.r.idle(ctx, 4*b.r.m.cfg.Poll); err != nil {
+		if err := b.r.waitAndCheck(ctx, 4*b.r.m.cfg.Poll); err != nil {
 			return err
 		}
 	}

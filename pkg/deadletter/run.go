@@ -18,31 +18,31 @@ import (
 )
 
 const (
-	maxBatch   = 500
-	leaseTime  = 30 * time.Second
-	leaseRenew = 10 * time.Second
+	maxBatch   = 500              // letters
+	leaseTime  = 30 * time.Second // of a job's lease
+	leaseRenew = 10 * time.Second // between two renewals
 )
 
-// Run carries out every job that is running, also those that an earlier process
-// left, until ctx ends; then each ends behind its batch.
+// Run carries out every job in state running, also jobs that an earlier process left, until
+// ctx ends. Then each runner ends after its batch, and Run returns.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	t := time.NewTicker(4 * m.cfg.Poll)
 	defer t.Stop()
-	free := map[string]bool{} // cancelled jobs that hold no marks any more
+	free := map[string]bool{} // cancelled jobs that hold no marks any more, by id
 	for {
 		jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 		if err != nil && ctx.Err() == nil {
-			m.cfg.Logger.Warn("jobs cannot be listed", "err", err)
+			m.cfg.Logger.Warn("the jobs cannot be listed; the next round tries again", "err", err)
 		}
 		for i := range jobs {
 			switch j := &jobs[i]; {
 			case j.State == JobRunning:
 				m.start(ctx, &wg, *j)
 			case j.State == JobCancelled && !free[j.ID]:
-				// Who cancelled it has gone, or the process has died, in between.
-				free[j.ID] = m.freed(ctx, j)
+				// Do gives the marks back itself, unless its request or process ended first.
+				free[j.ID] = m.freeMarks(ctx, j)
 			}
 		}
 		select {
@@ -56,14 +56,15 @@ func (m *Manager) Run(ctx context.Context) error {
 
 func leaseOf(job string) string { return "ops-job/" + job }
 
-// start runs a job unless somebody does.
+// start starts a runner for a job, unless this process or another one has a runner for it.
 func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.running[j.ID] != nil {
 		return
 	}
-	// The job is its owner: two of one lease exclude each other here as well.
+	// The owner contains the job's id, so that two jobs of this process that share a lease
+	// exclude each other too.
 	lease, owner := leaseOf(j.ID), m.cfg.Owner+"/"+j.ID
 	if j.Kind == KindReconcile {
 		lease = repairLease
@@ -76,49 +77,50 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.running[j.ID] = ended
 	wg.Go(func() {
 		defer func() {
-			// While it still counts as running: the next runner's lease, of the same
-			// owner, must not be given away.
-			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, owner) // else it runs out
+			// The lease is released while the job still is in m.running. Otherwise this
+			// could release the lease of the job's next runner, which has the same owner.
+			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, owner) // if this fails, the lease expires
 			m.mu.Lock()
 			delete(m.running, j.ID)
 			m.mu.Unlock()
 			close(ended)
-			m.wake() // it may have been resumed meanwhile
+			m.wake() // an operator may have resumed the job meanwhile
 		}()
 		r := runner{m: m, j: j, lease: lease, owner: owner, renewed: time.Now()}
 		if err := r.run(ctx); err != nil && ctx.Err() == nil {
-			m.cfg.Logger.Error("job", "job", j.ID, "err", err)
+			m.cfg.Logger.Error("the runner of a job ended with an error; it is started again", "job", j.ID, "err", err)
 		}
 	})
 }
 
-// runner carries out one job. j is its own copy: every write of it is a compare
-// and swap, so an operator's change is never overwritten.
+// runner carries out one job. Its goroutine owns all fields. j is its own copy of the job: it
+// writes the job by compare and swap, so it never overwrites an operator's change.
 type runner struct {
 	m       *Manager
-	j       engine.Job
+	j       engine.Job // as saved last
 	spec    jobSpec
 	res     jobResult
 	lease   string
 	owner   string
-	renewed time.Time
-	began   time.Time // of the ActiveMs under way
-	watch   watch
+	renewed time.Time // when the lease was renewed last
+	began   time.Time // ActiveMs counts the time up to here
+	watch   outcomeWatch
 	pace    *rate.Limiter
-	ramp    time.Time
+	ramp    time.Time // when the ramp of the rate began
 }
 
 var (
 	errLeft = errors.New("the job is not running any more, or not here")
 )
 
-// stop is a guard's reason to stop a job.
-type stop struct{ why string }
+// guardStop is an error that stops a job, by a guard or an open circuit breaker. why becomes
+// the job's Why.
+type guardStop struct{ why string }
 
-func (s stop) Error() string { return s.why }
+func (s guardStop) Error() string { return s.why }
 
 func (r *runner) run(ctx context.Context) error {
-	// Under the lease: what was listed may be old.
+	// Read the job again now that the lease is held: the listed one may be old.
 	j, ok, err := r.m.cfg.Jobs.Get(ctx, r.j.ID)
 	if err != nil || !ok || j.State != JobRunning {
 		return err
@@ -131,26 +133,27 @@ func (r *runner) run(ctx context.Context) error {
 		r.res.Skipped = map[string]int{}
 	}
 	r.began, r.ramp = time.Now(), time.Now()
-	r.watch = watch{m: r.m}
+	r.watch = outcomeWatch{m: r.m}
 	switch r.spec.Spec.Kind {
 	case KindReconcile:
-		err = r.reconcile(ctx)
+		err = r.runReconcile(ctx)
 	default:
-		err = r.letters(ctx)
+		err = r.runLetters(ctx)
 	}
-	switch why := (stop{}); {
+	switch why := (guardStop{}); {
 	case errors.Is(err, errLeft), ctx.Err() != nil:
-		return nil // it goes on where its cursor is
+		return nil // the next runner goes on at the cursor
 	case errors.As(err, &why):
-		return r.end(ctx, JobStopped, why.why)
+		return r.endJob(ctx, JobStopped, why.why)
 	case err != nil:
-		return r.end(ctx, JobFailed, err.Error())
+		return r.endJob(ctx, JobFailed, err.Error())
 	}
-	return r.end(ctx, JobDone, "")
+	return r.endJob(ctx, JobDone, "")
 }
 
-// end writes the last state, and a row of the audit log with the counts.
-func (r *runner) end(ctx context.Context, state, why string) error {
+// endJob records the end of the job with its counts in the audit log, and saves its last
+// state.
+func (r *runner) endJob(ctx context.Context, state, why string) error {
 	r.res.Why = why
 	counts := map[string]int{"planned": r.spec.Planned, "done": r.res.Done, "exhausted": r.res.Exhaust, "failed": r.res.Failed, "refailed": r.res.Outcomes.Refailed}
 	for k, n := range map[string]int{"suppressed": r.res.Outcomes.Suppressed, "expired": r.res.Outcomes.Expired, "cancelled": r.res.Outcomes.Cancelled, "unknown": r.res.Outcomes.Unknown} {
@@ -167,22 +170,23 @@ func (r *runner) end(ctx context.Context, state, why string) error {
 		return err
 	}
 	r.j.State = state
-	r.began = time.Now() // behind the last batch only outcomes were awaited
-	err := r.save(ctx, position(r.j.Cursor), nil)
+	r.began = time.Now() // the wait for outcomes after the last batch does not count as active
+	err := r.saveCursor(ctx, cursorPosition(r.j.Cursor), nil)
 	if errors.Is(err, errLeft) {
 		return nil
 	}
 	return err
 }
 
-// save moves the cursor: with the counts and the report's lines, both or none.
-// An operator's change stands, and ends the runner.
-func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) error {
+// saveCursor moves the cursor to position at, and stores the counts and the report's lines in
+// the same write. If an operator has changed the job, that change is kept, and saveCursor
+// returns errLeft, which ends the runner.
+func (r *runner) saveCursor(ctx context.Context, at int, lines []engine.JobEntry) error {
 	now := time.Now()
 	r.res.ActiveMs += now.Sub(r.began).Milliseconds()
 	r.began = now
 	if r.res.Outcomes.Open = len(r.watch.open); r.res.Outcomes.Open == 0 {
-		r.res.Known = known{at, r.res.Outcomes, r.res.Guarded}
+		r.res.Known = knownOutcomes{at, r.res.Outcomes, r.res.Guarded}
 	}
 	mine := r.j
 	mine.Cursor = binary.BigEndian.AppendUint64(nil, uint64(at))
@@ -199,27 +203,27 @@ func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) erro
 			if got.State != JobRunning {
 				return errLeft
 			}
-			return r.keep(ctx)
+			return r.keepLease(ctx)
 		case notify.KindOf(err) == notify.KindConflict:
 			was, ok, gerr := r.m.cfg.Jobs.Get(ctx, mine.ID)
 			if gerr != nil || !ok {
 				return errors.Join(errLeft, gerr)
 			}
-			if position(was.Cursor) != position(r.j.Cursor) {
-				return errLeft // somebody else runs it
+			if cursorPosition(was.Cursor) != cursorPosition(r.j.Cursor) {
+				return errLeft // another runner has taken the job over
 			}
 			var theirs jobResult
 			if err := json.Unmarshal(was.Result, &theirs); err != nil {
 				return err
 			}
-			if was.State != JobRunning && mine.State != JobDone { // what is done is done
+			if was.State != JobRunning && mine.State != JobDone { // a job that has finished stays done
 				mine.State, r.res.Why = was.State, theirs.Why
 			}
 			r.res.Approved = theirs.Approved
-			if theirs.From != r.res.From { // resumed, before this runner had noticed the pause
-				r.res.begin(theirs.From)
+			if theirs.From != r.res.From { // it was paused and resumed before this runner noticed
+				r.res.resetGuard(theirs.From)
 				for i := range r.watch.open {
-					r.watch.open[i].old = true
+					r.watch.open[i].unguarded = true
 				}
 			}
 			mine.Version = was.Version
@@ -233,8 +237,9 @@ func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) erro
 	}
 }
 
-// keep renews the lease now and then. Who lost it leaves.
-func (r *runner) keep(ctx context.Context) error {
+// keepLease renews the lease if leaseRenew has passed. It returns errLeft if the lease is lost,
+// or could not be renewed for leaseTime.
+func (r *runner) keepLease(ctx context.Context) error {
 	if time.Since(r.renewed) < leaseRenew {
 		return nil
 	}
@@ -254,8 +259,9 @@ func (r *runner) keep(ctx context.Context) error {
 	return nil
 }
 
-// holding renews the lease while f runs, which may take longer than it lasts.
-func (r *runner) holding(ctx context.Context, f func(context.Context) error) error {
+// renewingLease runs f, which may take longer than the lease lasts, and renews the lease
+// meanwhile. If the lease is lost it cancels f's context and returns errLeft.
+func (r *runner) renewingLease(ctx context.Context, f func(context.Context) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -285,58 +291,59 @@ func (r *runner) holding(ctx context.Context, f func(context.Context) error) err
 	return err
 }
 
-// alive reports what an operator did while the job only waited.
-func (r *runner) alive(ctx context.Context) error {
+// checkStillRunning returns errLeft if an operator has changed the job's state, or if the lease
+// is lost.
+func (r *runner) checkStillRunning(ctx context.Context) error {
 	j, ok, err := r.m.cfg.Jobs.Get(ctx, r.j.ID)
 	if err == nil && (!ok || j.State != JobRunning) {
 		return errLeft
 	}
 	if err != nil {
-		return nil // the store is away: asked again
+		return nil // the store is away: the next check asks again
 	}
-	return r.keep(ctx)
+	return r.keepLease(ctx)
 }
 
-// idle waits, and reports what an operator did meanwhile.
-func (r *runner) idle(ctx context.Context, d time.Duration) error {
-	return errors.Join(pause(ctx, d), r.alive(ctx))
+// waitAndCheck waits for d, and then does checkStillRunning.
+func (r *runner) waitAndCheck(ctx context.Context, d time.Duration) error {
+	return errors.Join(pause(ctx, d), r.checkStillRunning(ctx))
 }
 
-// letters goes through the frozen set in batches.
-func (r *runner) letters(ctx context.Context) error {
+// runLetters acts on the letters of the frozen set, batch by batch.
+func (r *runner) runLetters(ctx context.Context) error {
 	spec := &r.spec.Spec
-	r.startPace()
-	if err := r.again(ctx); err != nil {
+	r.resetPace()
+	if err := r.rewatch(ctx); err != nil {
 		return err
 	}
-	for at := position(r.j.Cursor); at < r.spec.Planned; at = position(r.j.Cursor) {
+	for at := cursorPosition(r.j.Cursor); at < r.spec.Planned; at = cursorPosition(r.j.Cursor) {
 		n := r.batchSize(at)
 		if n == 0 {
-			if err := r.canary(ctx); err != nil {
+			if err := r.awaitCanary(ctx); err != nil {
 				return err
 			}
 			continue
 		}
-		es, err := entries(ctx, r.m, r.j.ID, at, n)
+		es, err := readEntries(ctx, r.m, r.j.ID, at, n)
 		if err != nil {
 			return err
 		}
 		if len(es) == 0 {
-			return fmt.Errorf("the job's set ends at %d of %d", at, r.spec.Planned)
+			return fmt.Errorf("the stored set of the job ends at entry %d of %d", at, r.spec.Planned)
 		}
-		if err := r.wait(ctx, len(es)); err != nil {
+		if err := r.waitPace(ctx, len(es)); err != nil {
 			return err
 		}
 		var lines []engine.JobEntry
-		err = r.insist(ctx, func() (err error) { lines, err = r.batch(ctx, at, es); return err })
+		err = r.retryWhileAway(ctx, func() (err error) { lines, err = r.runBatch(ctx, at, es); return err })
 		if err != nil {
 			return err
 		}
 		r.m.cfg.Hit("job-published-before-cursor")
-		if err := r.save(ctx, at+len(es), lines); err != nil {
+		if err := r.saveCursor(ctx, at+len(es), lines); err != nil {
 			return err
 		}
-		if err := r.guard(ctx); err != nil {
+		if err := r.checkGuard(ctx); err != nil {
 			return err
 		}
 	}
@@ -344,16 +351,17 @@ func (r *runner) letters(ctx context.Context) error {
 		return nil
 	}
 	if !r.res.CanaryOK && spec.Canary > 0 {
-		if err := r.canary(ctx); err != nil {
+		if err := r.awaitCanary(ctx); err != nil {
 			return err
 		}
 	}
-	return r.settle(ctx)
+	return r.awaitLastOutcomes(ctx)
 }
 
-// insist repeats f while something it needs is away. A batch that is repeated
-// does the same again: its letters are marked, and its records have the same keys.
-func (r *runner) insist(ctx context.Context, f func() error) error {
+// retryWhileAway calls f until it does not fail because a store or the log is away. Each time
+// it starts from the same counts. A batch may be repeated: its letters are marked, and its
+// records have the same keys.
+func (r *runner) retryWhileAway(ctx context.Context, f func() error) error {
 	was := r.res.copy()
 	for {
 		err := f()
@@ -361,15 +369,15 @@ func (r *runner) insist(ctx context.Context, f func() error) error {
 			return err
 		}
 		r.res = was.copy()
-		r.m.cfg.Logger.Warn("job waits", "job", r.j.ID, "err", err)
-		if err := r.idle(ctx, max(r.m.cfg.Poll, notify.RetryAfterOf(err))); err != nil {
+		r.m.cfg.Logger.Warn("the job waits because something it needs is away", "job", r.j.ID, "err", err)
+		if err := r.waitAndCheck(ctx, max(r.m.cfg.Poll, notify.RetryAfterOf(err))); err != nil {
 			return err
 		}
 	}
 }
 
-// begin makes the guard begin anew at a position.
-func (r *jobResult) begin(at int) {
+// resetGuard makes the guard and the canary start over at a position.
+func (r *jobResult) resetGuard(at int) {
 	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = at, false, api.Outcomes{}, api.Outcomes{}
 }
 

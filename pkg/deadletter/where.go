@@ -15,26 +15,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Whoever may look may send an expression, and it runs in the server's process.
-// jq has no bound of memory, and a single step of it may take any: values that
-// share their parts (reduce range(40) as $i (1; [., .])) are written or compared
-// in full by one step, which no deadline cuts. So what makes values larger is left
-// out: an expression selects, with paths, comparisons and the functions below.
-// Some operators and functions need more time, or return more, for larger operands.
-// The functions of wherefuncs.go replace them.
+// Anyone who may read dead letters may send an expression, and it runs in the server's
+// process. jq has no limit of memory, and one step may need any amount: a value that shares
+// its parts (reduce range(40) as $i (1; [., .])) is written or compared in full by one step,
+// and a deadline cannot interrupt a step. So an expression must not use what makes values
+// larger. It selects with paths, comparisons and the functions below. Operators and functions
+// that need more time or return more for larger operands are replaced by those of
+// wherefuncs.go.
 const (
 	maxWhere  = 4096
-	maxRegexp = 256 // bytes; one of more may compile into many megabytes
+	maxRegexp = 256 // bytes; a longer one may compile into many megabytes
 
 	whereTime = 100 * time.Millisecond // for one letter
-	// For a walk over letters: a start, and so much more for each.
+	// A walk over letters may take whereStart, and whereEach for each letter.
 	whereStart = 5 * time.Second
 	whereEach  = time.Millisecond
 )
 
-// whereFuncs are the functions of an expression, by their name and number of
-// arguments. Those that bounded has are replaced by it; none of the others returns
-// more than it is given.
+// whereFuncs lists the functions that an expression may call, with their number of arguments.
+// boundedFuncs replaces some of them; none of the others returns more than it is given.
 var whereFuncs = strings.Fields(`
 	not/0 empty/0 length/0 utf8bytelength/0 type/0 tostring/0 tonumber/0 fromjson/0 keys/0 now/0 fromdate/0 fromdateiso8601/0
 	ascii_downcase/0 ascii_upcase/0 trim/0 ltrim/0 rtrim/0 abs/0 floor/0 ceil/0 round/0 first/0 last/0
@@ -42,8 +41,9 @@ var whereFuncs = strings.Fields(`
 	any/0 any/1 any/2 all/0 all/1 all/2 isempty/1 first/1 last/1 select/1 IN/1 IN/2
 	has/1 in/1 contains/1 inside/1 startswith/1 endswith/1 ltrimstr/1 rtrimstr/1 index/1 rindex/1 test/1 test/2`)
 
-// where compiles an expression, without an environment and without modules.
-func where(expr string) (*gojq.Code, error) {
+// compileWhere compiles an expression, without an environment and without modules. It returns
+// notify.KindInvalid for one that is too long, no jq, or not allowed.
+func compileWhere(expr string) (*gojq.Code, error) {
 	if len(expr) > maxWhere {
 		return nil, notify.Invalid("too_long", "where", "at most 4,096 bytes")
 	}
@@ -51,8 +51,8 @@ func where(expr string) (*gojq.Code, error) {
 	if err != nil {
 		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
 	}
-	if not := refusal(reflect.ValueOf(q)); not != "" {
-		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("an expression selects with paths, comparisons and functions that make nothing larger: no %s", not))
+	if not := refusedPart(reflect.ValueOf(q)); not != "" {
+		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("use only paths, comparisons and functions that do not make values larger; not allowed: %s", not))
 	}
 	code, err := gojq.Compile(q, boundedOptions()...)
 	if err != nil {
@@ -61,9 +61,10 @@ func where(expr string) (*gojq.Code, error) {
 	return code, nil
 }
 
-// refusal walks a parsed expression, and returns what may not be part of one, in the
-// words of a message; "" when all may. It replaces in it what bounded has.
-func refusal(v reflect.Value) (not string) {
+// refusedPart walks a parsed expression. It returns the first part that is not allowed, in the
+// words of a message, or "" if all is allowed. On the way it replaces operators and functions
+// by those of boundedFuncs.
+func refusedPart(v reflect.Value) (not string) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if v.IsNil() {
@@ -77,21 +78,21 @@ func refusal(v reflect.Value) (not string) {
 		case *gojq.Func:
 			not = callRefusal(part)
 		case *gojq.String:
-			not = text(part)
+			not = refusedString(part)
 		case *gojq.Array:
-			not = list(part.Query)
+			not = refusedArray(part.Query)
 		}
 		if not != "" {
 			return not
 		}
-		return refusal(v.Elem())
+		return refusedPart(v.Elem())
 	case reflect.Slice:
 		for i := 0; i < v.Len() && not == ""; i++ {
-			not = refusal(v.Index(i))
+			not = refusedPart(v.Index(i))
 		}
 	case reflect.Struct:
 		for i := 0; i < v.NumField() && not == ""; i++ {
-			not = refusal(v.Field(i))
+			not = refusedPart(v.Field(i))
 		}
 	}
 	return not
@@ -104,7 +105,7 @@ func queryRefusal(q *gojq.Query) string {
 	case len(q.FuncDefs) > 0:
 		return "definitions (def)"
 	case slices.ContainsFunc(q.Patterns, func(p *gojq.Pattern) bool { return p.Name == "" }):
-		return "patterns behind as but names"
+		return "a pattern after as that is not a single name"
 	case q.Term != nil:
 		return ""
 	}
@@ -143,48 +144,47 @@ func callRefusal(f *gojq.Func) string {
 	case f.Name == "$ENV":
 		return f.Name
 	case strings.HasPrefix(f.Name, "$"), strings.HasPrefix(f.Name, "where/"):
-		return "" // one that as has named, compiling refuses the others; or an operator
+		return "" // a variable, which the compiler checks, or a function of boundedFuncs
 	case !slices.Contains(whereFuncs, name):
 		return name
 	}
 	if f.Name == "test" {
 		for _, arg := range f.Args {
-			if !literal(arg) || arg.Term.Type != gojq.TermTypeString || len(arg.Term.Str.Str) > maxRegexp {
-				return fmt.Sprintf("test of anything but a text of up to %d bytes", maxRegexp)
+			if !isLiteral(arg) || arg.Term.Type != gojq.TermTypeString || len(arg.Term.Str.Str) > maxRegexp {
+				return fmt.Sprintf("test with anything but a constant text of up to %d bytes", maxRegexp)
 			}
 		}
 	}
-	if _, ok := bounded["where/"+f.Name]; ok {
+	if _, ok := boundedFuncs["where/"+f.Name]; ok {
 		f.Name = "where/" + f.Name
 	}
 	return ""
 }
 
-// text refuses strings that hold other values: "\(.) \(.)" is twice as long.
-func text(t *gojq.String) string {
+// refusedString refuses strings with interpolation: "\(.) \(.)" is twice as long as its input.
+func refusedString(t *gojq.String) string {
 	if t != nil && t.Queries != nil {
 		return `\(...) in a string`
 	}
 	return ""
 }
 
-// list admits the list of constants that IN and inside are asked about, and none
-// that holds values.
-func list(q *gojq.Query) string {
+// refusedArray allows arrays of constants, which IN and inside take, and refuses all others.
+func refusedArray(q *gojq.Query) string {
 	switch {
-	case q == nil, literal(q):
+	case q == nil, isLiteral(q):
 		return ""
 	case q.Term == nil && q.Op == gojq.OpComma && len(q.Patterns) == 0 && len(q.FuncDefs) == 0:
-		if not := list(q.Left); not != "" {
+		if not := refusedArray(q.Left); not != "" {
 			return not
 		}
-		return list(q.Right)
+		return refusedArray(q.Right)
 	}
-	return "arrays but of constants"
+	return "an array of anything but constants"
 }
 
-// literal reports whether q is a text, a number, true, false or null.
-func literal(q *gojq.Query) bool {
+// isLiteral reports whether q is a constant: a text, a number, true, false or null.
+func isLiteral(q *gojq.Query) bool {
 	if q == nil || q.Term == nil || len(q.Term.SuffixList) > 0 || len(q.FuncDefs) > 0 {
 		return false
 	}
@@ -192,14 +192,15 @@ func literal(q *gojq.Query) bool {
 	case gojq.TermTypeNull, gojq.TermTypeTrue, gojq.TermTypeFalse, gojq.TermTypeNumber:
 		return true
 	case gojq.TermTypeString:
-		return text(t.Str) == ""
+		return refusedString(t.Str) == ""
 	}
 	return false
 }
 
-// selects reports whether the expression is true of a letter. One that fails, or
-// that takes too long, is an error: it must not select less than was meant.
-func (m *Matcher) selects(ctx context.Context, d *engine.DeadLetter) (bool, error) {
+// evalWhere reports whether the expression is true for a letter. It returns an error if the
+// expression fails or takes too long; to skip the letter instead would select fewer letters
+// than the operator meant.
+func (m *Matcher) evalWhere(ctx context.Context, d *engine.DeadLetter) (bool, error) {
 	b, err := json.Marshal(d)
 	if err != nil {
 		return false, err
@@ -221,9 +222,9 @@ func (m *Matcher) selects(ctx context.Context, d *engine.DeadLetter) (bool, erro
 	if err, bad := out.(error); bad {
 		return false, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "the expression failed for " + LetterID(d), Err: err}
 	}
-	m.looked++
-	if m.spent += time.Since(began); m.spent > whereStart+time.Duration(m.looked)*whereEach {
-		return false, notify.Invalid("bad_where", "where", fmt.Sprintf("the expression takes too long: %s for %d dead letters", m.spent.Round(time.Millisecond), m.looked))
+	m.evaluated++
+	if m.evalTime += time.Since(began); m.evalTime > whereStart+time.Duration(m.evaluated)*whereEach {
+		return false, notify.Invalid("bad_where", "where", fmt.Sprintf("the expression takes too long: %s for %d dead letters", m.evalTime.Round(time.Millisecond), m.evaluated))
 	}
 	yes, isBool := out.(bool)
 	return ok && isBool && yes, nil

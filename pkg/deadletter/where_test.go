@@ -103,7 +103,7 @@ func TestWhereEnds(t *testing.T) {
 	if _, err := m.Matches(t.Context(), &d); err != nil {
 		t.Fatal(err)
 	}
-	m.looked, m.spent = 3000, whereStart+3001*whereEach
+	m.evaluated, m.evalTime = 3000, whereStart+3001*whereEach
 	_, err = m.Matches(t.Context(), &d)
 	wantCode(t, err, notify.KindInvalid, "bad_where")
 }

@@ -12,20 +12,20 @@ import (
 	"github.com/itchyny/gojq"
 )
 
-// Bounds of one step of an expression. A deadline cuts between steps only, so each
-// step has to be short and to make little.
+// Bounds of one step of an expression. A deadline interrupts an expression only between two
+// steps, so each step must be short and make small values.
 const (
 	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson reads
 	maxWhereNumber   = 64       // bytes of a text that tonumber reads
 	maxWhereContains = 10_000   // comparisons of one contains or inside
-	maxWhereAtOnce   = 4        // expressions that run at a time in the process
+	maxWhereAtOnce   = 4        // expressions that run at the same time in the process
 )
 
-// whereSlots holds a token for each expression that runs. It is of the process, as
-// the cores are that expressions take.
+// whereSlots holds a token for each expression that runs. It is global because the cores that
+// it protects are shared by the whole process.
 var whereSlots = make(chan struct{}, maxWhereAtOnce)
 
-// enterWhere waits for one of the process's slots for expressions.
+// enterWhere waits for a slot of whereSlots. leave frees the slot.
 func enterWhere(ctx context.Context) (leave func(), err error) {
 	select {
 	case whereSlots <- struct{}{}:
@@ -35,10 +35,10 @@ func enterWhere(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// bounded replaces operators and functions of jq that split, join, repeat or compare
-// whole values by ones that take numbers and texts. The names are none that the
-// grammar of jq can write, so an expression reaches them by the operator alone.
-var bounded = map[string]func(v any, args []any) any{
+// boundedFuncs replaces operators and functions of jq that split, join, repeat or compare
+// whole values by functions that take numbers and texts. The grammar of jq cannot write their
+// names, so an expression reaches them only through the operator or function they replace.
+var boundedFuncs = map[string]func(v any, args []any) any{
 	"where/tostring": func(v any, _ []any) any {
 		switch v.(type) {
 		case string, nil, bool, int, float64:
@@ -63,7 +63,7 @@ var bounded = map[string]func(v any, args []any) any{
 		}
 		f, err := strconv.ParseFloat(s, 64)
 		if err != nil || len(s) > maxWhereNumber {
-			return errors.New("tonumber of a text that is no number")
+			return errors.New("tonumber: the text is not a number")
 		}
 		return f
 	},
@@ -74,7 +74,7 @@ var bounded = map[string]func(v any, args []any) any{
 		}
 		var out any
 		if err := json.Unmarshal([]byte(s), &out); err != nil {
-			return errors.New("fromjson of a text that is no JSON")
+			return errors.New("fromjson: the text is not JSON")
 		}
 		return out
 	},
@@ -95,13 +95,13 @@ var bounded = map[string]func(v any, args []any) any{
 		case args[1] == nil:
 			return args[0]
 		}
-		return numbers("+", args, func(a, b float64) any { return a + b })
+		return onNumbers("+", args, func(a, b float64) any { return a + b })
 	},
 	"where/-": func(_ any, args []any) any {
-		return numbers("-", args, func(a, b float64) any { return a - b })
+		return onNumbers("-", args, func(a, b float64) any { return a - b })
 	},
 	"where//": func(_ any, args []any) any {
-		return numbers("/", args, func(a, b float64) any {
+		return onNumbers("/", args, func(a, b float64) any {
 			if b == 0 {
 				return errors.New("division by zero")
 			}
@@ -109,7 +109,7 @@ var bounded = map[string]func(v any, args []any) any{
 		})
 	},
 	"where/%": func(_ any, args []any) any {
-		return numbers("%", args, func(a, b float64) any {
+		return onNumbers("%", args, func(a, b float64) any {
 			if b = math.Trunc(b); b == 0 {
 				return errors.New("division by zero")
 			}
@@ -118,9 +118,9 @@ var bounded = map[string]func(v any, args []any) any{
 	},
 }
 
-// boundedOptions makes bounded known to a compiler.
+// boundedOptions returns the compiler options that define boundedFuncs.
 func boundedOptions() (out []gojq.CompilerOption) {
-	for name, f := range bounded {
+	for name, f := range boundedFuncs {
 		n := 0
 		switch name {
 		case "where/contains", "where/inside", "where/index", "where/rindex":
@@ -133,7 +133,8 @@ func boundedOptions() (out []gojq.CompilerOption) {
 	return out
 }
 
-func numbers(op string, args []any, of func(a, b float64) any) any {
+// onNumbers applies of to two numbers, or returns an error if an argument is none.
+func onNumbers(op string, args []any, of func(a, b float64) any) any {
 	a, aOK := gojq.ToFloat64(args[0])
 	b, bOK := gojq.ToFloat64(args[1])
 	if !aOK || !bOK {
@@ -164,9 +165,9 @@ func containsWithin(v, part any) any {
 	return yes
 }
 
-// contains reports what jq's contains does. A text contains its substrings. An array
-// contains part if each element of part is contained in some element of the array. An
-// object contains part if it does so for each key of part. left is how many more values may be compared.
+// contains does what jq's contains does. A text contains its substrings. An array contains
+// part if each element of part is contained in some element of the array. An object contains
+// part if it does so for each key of part. left is how many more values may be compared.
 func contains(v, part any, left *int) (bool, error) {
 	if *left--; *left < 0 {
 		return false, errors.New("contains and inside compare at most 10,000 values")

@@ -83,7 +83,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// post is the reference; it returns calls per second.
+// post measures the reference and returns its calls per second.
 func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 	header := r.header.Clone()
 	header.Del("Accept-Encoding") // the transport's own business
@@ -126,7 +126,7 @@ type parker struct{ *timer.Engine }
 
 func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.Park(ctx, ts) }
 
-// noDead fails the run when a trigger fails.
+// noDead makes the run fail if a trigger fails.
 type noDead struct{}
 
 func (noDead) Append(_ context.Context, rs []trigger.DeadRecord) error {
@@ -174,14 +174,14 @@ func (l *pipeline) close() {
 	forget(l.dir)
 }
 
-// fired is what one run showed.
+// fired is the result of one run.
 type fired struct {
 	rate float64 // calls per second, from the moment they were due
 	cost float64 // processor ns a call in that time
 }
 
 // fire registers n triggers that are due at one moment and waits until all have
-// fired. What registering costs is not in it.
+// fired. The result leaves out the cost of registering them.
 func (l *pipeline) fire(ctx context.Context, n int) fired {
 	due := time.Now().Add(2*time.Second + time.Duration(n)*100*time.Microsecond).Truncate(time.Millisecond)
 	at := due.UTC()

@@ -169,7 +169,7 @@ func (m *meter) count() int64 {
 	return m.done
 }
 
-// driven is what one run showed.
+// driven is the result of one run.
 type driven struct {
 	rate                   float64 // durable outcomes per second while load was offered
 	cores                  float64
@@ -178,8 +178,8 @@ type driven struct {
 	rssFrom, rssTo         float64
 }
 
-// drive offers a step for a while and watches what comes out. Everything accepted
-// must come out, or the run fails.
+// drive offers a step for a while and counts the outcomes. The run fails if anything that
+// was accepted gets no outcome.
 func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
 	s := load.One(name, length, st)
@@ -239,8 +239,8 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	return d
 }
 
-// inTime ends an open loop that is far behind its rate: what is not sent by then
-// is not sent at all, and the rate says so.
+// inTime ends an open loop that is far behind its rate. Requests that are not sent by then
+// are never sent, and the measured rate shows it.
 type inTime struct {
 	load.Target
 	until time.Time

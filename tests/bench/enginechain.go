@@ -43,7 +43,7 @@ const chainCallers = 256
 // their turn, and be refused (intake.bulk_wait).
 const fanoutCallers = 16
 
-// chainNeed is P11's: what the chain must hold of its floor.
+// chainNeed is the bound of P11: the part of its floor that the chain must reach.
 var chainNeed = ratioOf(0.6)
 
 // serverChain is a node with all roles on real servers, and the bare clients of the floor.
@@ -216,7 +216,7 @@ func (c *serverChain) pair(ctx context.Context, w chainWork) chainPair {
 	return p
 }
 
-// run offers a step for d and waits for the durable end of all that was accepted.
+// run offers a step for d and waits until everything that was accepted has its durable end.
 func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r chainRun) {
 	s := w.step
 	s.Workers = cmp.Or(s.Workers, chainCallers)
@@ -253,7 +253,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	return r
 }
 
-// ended is how many have their durable end.
+// ended returns how many have their durable end.
 func (c *serverChain) ended(ctx context.Context, w chainWork) int64 {
 	if w.step.Target != load.Trigger {
 		return c.m.count()
@@ -335,7 +335,7 @@ func acceptAll(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// shareOf is how many of all the i-th of n does, so that they do all of them together.
+// shareOf returns the i-th of n shares of all; the shares add up to all.
 func shareOf(all float64, n, i int) int {
 	return int(all)*(i+1)/n - int(all)*i/n
 }
