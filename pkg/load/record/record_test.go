@@ -317,7 +317,7 @@ func TestSkewIsFitted(t *testing.T) {
 		}
 	}
 	once := skewOf(map[uint64]uint32{1: 1, 2: 1, 3: 1})
-	if u := usersOf(&once, 1, load.Single); u.Pick != "each" || u.Count != 3 {
+	if u := stepUsers(&once, 1, load.Single); u.Pick != "each" || u.Count != 3 {
 		t.Errorf("three users with a message each: %+v", u)
 	}
 }

@@ -170,7 +170,7 @@ func TestMerge(t *testing.T) {
 			if g != w {
 				t.Errorf("%s %s: %+v, want %+v", stepName(&got.StepSnapshot), kindNames[k], g, w)
 			}
-			if a, b := encoded(&got.Histograms, k), encoded(&want.Histograms, k); a != b {
+			if a, b := encodedHistogram(&got.Histograms, k), encodedHistogram(&want.Histograms, k); a != b {
 				t.Errorf("%s %s: the histograms differ", stepName(&got.StepSnapshot), kindNames[k])
 			}
 		}
@@ -272,9 +272,9 @@ func TestMergeRefuses(t *testing.T) {
 	}
 	p := func(i, n int) *load.Result { return &load.Result{Segment: load.Segment{I: i, N: n}} }
 	f("at least two", p(1, 1))
-	f("are 2, and one of them is 1 of 3", p(1, 3), p(2, 3))
+	f("there are 2, but one of them is 1 of 3", p(1, 3), p(2, 3))
 	f("there twice", p(1, 2), p(1, 2))
-	f("3 of 2 is none", p(3, 2), p(1, 2))
+	f("3 of 2 is not a valid segment", p(3, 2), p(1, 2))
 	other := p(2, 2)
 	other.Scenario.Digest = "x"
 	f("different scenarios", p(1, 2), other)

@@ -12,7 +12,7 @@ import (
 
 // WriteComparison writes a comparison for people, at most 80 columns wide.
 func WriteComparison(w io.Writer, a, b string, c *Comparison) error {
-	p := &page{}
+	p := &textPage{}
 	p.para("A", a)
 	p.para("B", b)
 	for _, n := range c.Notes {

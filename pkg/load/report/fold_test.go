@@ -71,7 +71,7 @@ func TestFold(t *testing.T) {
 			want.Once = 3
 		}
 		var got all
-		if err := fold(reflect.ValueOf(&got).Elem(), []reflect.Value{reflect.ValueOf(a), reflect.ValueOf(b)}, "each", shared); err != nil {
+		if err := foldValues(reflect.ValueOf(&got).Elem(), []reflect.Value{reflect.ValueOf(a), reflect.ValueOf(b)}, "each", shared); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(got, want) {

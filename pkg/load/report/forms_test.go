@@ -149,7 +149,7 @@ func writeForJava(out string, log []byte, r *load.Result) error {
 	for i := range r.Steps {
 		s := &r.Steps[i]
 		for k, kind := range map[kind]string{response: "response", service: "service", lag: "lag", endToEnd: "end_to_end"} {
-			h, err := load.DecodeHistogram(encoded(&s.Histograms, k))
+			h, err := load.DecodeHistogram(encodedHistogram(&s.Histograms, k))
 			if err != nil {
 				return err
 			}
@@ -221,7 +221,7 @@ func TestStore(t *testing.T) {
 	if err != nil || len(list) != 4 || list[0].ID != third || list[1].ID != second || list[2].ID != first || list[3].Damaged == "" {
 		t.Fatalf("list: %+v, %v", list, err)
 	}
-	if list[1].P99 != overall(measured(r), response).P99 || list[1].Verdict != load.Valid || list[1].Accepted != r.Totals.Acked {
+	if list[1].P99 != overallQuantiles(measuredSteps(r), response).P99 || list[1].Verdict != load.Valid || list[1].Accepted != r.Totals.Acked {
 		t.Errorf("entry: %+v", list[1])
 	}
 	f := func(id, want, wantErr string) {
