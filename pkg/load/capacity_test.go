@@ -88,7 +88,7 @@ func TestSearchEnds(t *testing.T) {
 			}
 			return tr
 		})
-		if tries > maxTries {
+		if tries > maxTrials {
 			t.Fatalf("seed %d: %d tries", seed, tries)
 		}
 		if rate > 0 && !held[rate] {
@@ -194,7 +194,7 @@ func TestSlope(t *testing.T) {
 			c.seconds = append(c.seconds, SecondRow{Length: time.Second, Sent: 100, Acked: 100, Backlog: b})
 		}
 		c.seconds = append(c.seconds, SecondRow{Length: time.Second, Draining: true, Backlog: 9999})
-		return c.slope(c.slopeOver())
+		return c.backlogSlope(c.defaultSlopeWindow())
 	}
 	if v, ok := slope(10, 20, 30, 40, 50, 60, 70); !ok || math.Abs(v-0.1) > 1e-9 {
 		t.Errorf("it grows by a tenth: %v %v", v, ok)

@@ -191,7 +191,7 @@ func TestWalk(t *testing.T) {
 				u -= maxUsers
 			}
 		}
-		if got := p.walk([]byte("before"), 99_999_990, 7, maxUsers, 50); string(got) != string(want) {
+		if got := p.appendUsers([]byte("before"), 99_999_990, 7, maxUsers, 50); string(got) != string(want) {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
@@ -277,16 +277,16 @@ func BenchmarkBodies(b *testing.B) {
 func TestRunRecords(t *testing.T) {
 	t.Parallel()
 	one, many := NewHistogram(), NewHistogram()
-	r := run{h: many}
+	r := bucketRun{h: many}
 	for i := range 200_000 {
 		v := time.Duration(notify.Mix(uint64(i))>>(20+i%40)) / 3
 		for j := range 3 {
-			put(one, v+time.Duration(j), 1)
+			recordValue(one, v+time.Duration(j), 1)
 			r.add(v + time.Duration(j))
 		}
 	}
 	r.add(-5)
-	put(one, -5, 1)
+	recordValue(one, -5, 1)
 	r.flush()
 	a, b := QuantilesOf(one), QuantilesOf(many)
 	if a.Max, b.Max = 0, 0; a != b { // of which the exact value is kept

@@ -217,8 +217,8 @@ func TestEndToEndParts(t *testing.T) {
 	c := &coordinator{run: r, endToEnd: map[*stepRun]*endTimes{}}
 	st := &stepRun{}
 	for _, when := range []time.Duration{0, time.Second, 2 * time.Second, 9*time.Minute + 59*time.Second, time.Hour} {
-		d := &due{intended: when, step: st}
-		c.took(d, r.began.Add(when+30*time.Millisecond), 2)
+		d := &dueMoment{intended: when, step: st}
+		c.recordArrival(d, r.began.Add(when+30*time.Millisecond), 2)
 	}
 	parts := c.endToEnd[st].briefs()
 	if len(parts) != 300 || parts[0].Count != 4 || parts[1].Count != 2 || parts[2].Count != 0 || parts[299].Count != 4 {
@@ -338,14 +338,14 @@ func TestProcessFaultsFollowEachOther(t *testing.T) {
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	o := NewObserver()
-	p := &promises{keep: true}
+	p := &promises{keepIDs: true}
 	a, b := notify.NewBase(time.Now()), notify.NewBase(time.Now())
 	o.Take(call(a, 0, 100))
 	o.Take(call(a, 100, 1000))
 	o.Take(call(b, 0, 500))
 	joined := int64(0)
 	times := func() {
-		if err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
+		if err := o.joinArrivals(t.Context(), p, func(_ *dueMoment, _ time.Time, n int64) { joined += n }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -355,17 +355,17 @@ func TestObserver(t *testing.T) {
 	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: 1000}, 0)
 	st := &stepRun{Step: d.step, data: d}
 	for _, base := range []notify.Base{a, b} {
-		p.add(st, &Request{Size: 1000}, &Ack{Accepted: 1000, Base: base, Count: 1000})
+		p.addAck(st, &Request{Size: 1000}, &Ack{Accepted: 1000, Base: base, Count: 1000})
 	}
 	if times(); joined != 1500 {
 		t.Errorf("%d joined", joined)
 	}
-	delivered, ids, err := o.missing(t.Context(), p, 3)
+	delivered, ids, err := o.listMissing(t.Context(), p, 3)
 	if err != nil || delivered != 1500 || len(ids) != 3 || ids[0] != (notify.ID{Base: b, Index: 500, Fan: true}).String() {
 		t.Errorf("%v %d %v", err, delivered, ids)
 	}
 	o.Take(call(a, 999, 1000))
-	got, _ := o.came(t.Context(), true)
+	got, _ := o.countArrivals(t.Context(), true)
 	if got.ids != 1500 || got.duplicates != 1 || len(got.examples) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -378,15 +378,15 @@ func TestLateness(t *testing.T) {
 	c := &coordinator{run: r, endToEnd: map[*stepRun]*endTimes{}}
 	st := &stepRun{}
 	at := r.began.Add(time.Minute)
-	d := &due{at: at.UnixNano(), step: st}
-	c.took(d, at.Add(-20*time.Millisecond), 1)
-	c.took(d, at.Add(30*time.Millisecond), 8)
-	c.took(d, at.Add(2*time.Second), 1)
+	d := &dueMoment{scheduledAt: at.UnixNano(), step: st}
+	c.recordArrival(d, at.Add(-20*time.Millisecond), 1)
+	c.recordArrival(d, at.Add(30*time.Millisecond), 8)
+	c.recordArrival(d, at.Add(2*time.Second), 1)
 	e := c.endToEnd[st]
 	q := SignedQuantiles(e.late, e.early)
 	near := func(got int64, want time.Duration) bool { return got > int64(want)*99/100 && got < int64(want)*101/100 }
-	if e.early.TotalCount() != 1 || e.after != 1 || q.Count != 10 || !near(-q.Min, 20*time.Millisecond) || !near(q.P50, 30*time.Millisecond) || !near(q.Max, 2*time.Second) {
-		t.Errorf("%+v, %d late", q, e.after)
+	if e.early.TotalCount() != 1 || e.afterLimit != 1 || q.Count != 10 || !near(-q.Min, 20*time.Millisecond) || !near(q.P50, 30*time.Millisecond) || !near(q.Max, 2*time.Second) {
+		t.Errorf("%+v, %d late", q, e.afterLimit)
 	}
 }
 

@@ -115,7 +115,7 @@ func TestOpenLoop(t *testing.T) {
 // half a slot ago. In real time: in a bubble, no time passes while it works.
 func TestBulkSleeps(t *testing.T) {
 	res := drive(t, One("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
-	if s := &res.Steps[0]; s.Lag.P50 < int64(slot)/4 || res.Totals.Sent != 1_000_000 {
+	if s := &res.Steps[0]; s.Lag.P50 < int64(bulkSlot)/4 || res.Totals.Sent != 1_000_000 {
 		t.Errorf("sent %d, the middle one %v after it was due", res.Totals.Sent, time.Duration(s.Lag.P50))
 	} else if s.Response.P50 < s.Lag.P50 {
 		t.Errorf("a response of %v from when a message was due, sent %v after that", time.Duration(s.Response.P50), time.Duration(s.Lag.P50))
@@ -410,13 +410,13 @@ func TestNewRefuses(t *testing.T) {
 		"no simulators": func() (Scenario, Config) {
 			s := One("t", time.Second, Step{Rate: 1}).WithDefaults()
 			s.Phases[0].Faults = []FaultSpec{{Do: "hang"}}
-			return s, Config{Target: dry{}}
+			return s, Config{Target: dryTarget{}}
 		},
 		"no callback": func() (Scenario, Config) {
-			return One("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dry{}}
+			return One("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dryTarget{}}
 		},
 		"segment": func() (Scenario, Config) {
-			return One("t", time.Second, Step{Rate: 1}), Config{Target: dry{}, Segment: Segment{3, 2}}
+			return One("t", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Segment: Segment{3, 2}}
 		},
 	} {
 		s, cfg := f()

@@ -14,20 +14,20 @@ import (
 
 // The targets.
 const (
-	Null     = "null"        // makes the bodies and sends nothing: calibration
+	Null     = "null"        // makes the bodies and sends nothing, for calibration
 	Single   = "http-single" // one notification a request
 	Batch    = "http-batch"  // different notifications in a request
-	Fanout   = "http-fanout" // one content, many receivers
-	Kafka    = "kafka"       // envelopes straight into the topics, without the API
-	Schedule = "schedule"    // single notifications for later
-	Trigger  = "trigger"     // callbacks for later
+	Fanout   = "http-fanout" // one content for many receivers
+	Kafka    = "kafka"       // envelopes written to the topics, without the API
+	Schedule = "schedule"    // single scheduled notifications
+	Trigger  = "trigger"     // scheduled callbacks
 )
 
 var targets = []string{Null, Single, Batch, Fanout, Kafka, Schedule, Trigger}
 
-// Scenario is one run: phases one after the other, in each of them steps side by
-// side. The comment of a field is its documentation: `notifyctl load schema`
-// prints it. A key that is not here is an error.
+// Scenario describes one run: phases one after the other, and in each of them steps side by side.
+// The doc tags of the fields are their documentation, which `notifyctl load schema` prints. A
+// file with an unknown key is refused.
 type Scenario struct {
 	Name       string      `yaml:"name" doc:"what the run is called"`
 	About      string      `yaml:"about,omitempty" doc:"what it shows, for people"`
@@ -43,7 +43,7 @@ type Scenario struct {
 	Short      *Short      `yaml:"short,omitempty" doc:"what --short makes of it; default a tenth of rates and times"`
 }
 
-// PhaseSpec is one stretch of a run.
+// PhaseSpec is one phase of a run.
 type PhaseSpec struct {
 	Name     string      `yaml:"name" doc:"tag of what happens in it"`
 	Duration Duration    `yaml:"duration,omitempty" doc:"none: until every step has sent its count"`
@@ -53,7 +53,7 @@ type PhaseSpec struct {
 	Faults   []FaultSpec `yaml:"faults,omitempty" doc:"what goes wrong meanwhile"`
 }
 
-// Step is one stream of messages.
+// Step is one stream of messages of the same kind.
 type Step struct {
 	Name      string     `yaml:"name,omitempty" doc:"tag of what it sends; default its target"`
 	Target    string     `yaml:"target,omitempty" doc:"where to" enum:"null|http-single|http-batch|http-fanout|kafka|schedule|trigger"`
@@ -83,7 +83,7 @@ type Share struct {
 	Category string  `yaml:"category" doc:"of the message" enum:"otp|alert|transactional|marketing|digest"`
 }
 
-// Users says who messages are for.
+// Users says which users get the messages.
 type Users struct {
 	Count Number  `yaml:"count,omitempty" doc:"how many there are; default 5M"`
 	Pick  string  `yaml:"pick,omitempty" doc:"each: all in turn; uniform: at random; zipf: some far more often; hot: one of them very often" enum:"each|uniform|zipf|hot"`
@@ -98,7 +98,7 @@ type Payload struct {
 	Text  string `yaml:"text,omitempty" doc:"the same for all, instead"`
 }
 
-// LaterSpec says when what is scheduled is due.
+// LaterSpec says when scheduled messages are due.
 type LaterSpec struct {
 	Share  float64  `yaml:"share,omitempty" doc:"of the requests, 0 to 1; default 1"`
 	After  Duration `yaml:"after,omitempty" doc:"how long after they are sent"`
@@ -106,7 +106,7 @@ type LaterSpec struct {
 	Spread Duration `yaml:"spread,omitempty" doc:"drawn evenly and added"`
 }
 
-// ServerSpec says what the run is aimed at.
+// ServerSpec says which server the run loads.
 type ServerSpec struct {
 	Mode      string         `yaml:"mode,omitempty" doc:"context: a server that runs, of the context or the flags; pipeline: notifyd in this process; process: in one of its own, which faults can kill" enum:"context|pipeline|process"`
 	Providers string         `yaml:"providers,omitempty" doc:"pipeline: simulators, over their protocols; or stub, inside the process" enum:"simulators|stub"`
@@ -115,7 +115,7 @@ type ServerSpec struct {
 	Set       map[string]any `yaml:"set,omitempty" doc:"keys of notifyd's configuration, e.g. log.linger: 10ms"`
 }
 
-// FaultSpec is something that goes wrong for a while.
+// FaultSpec is a fault that lasts for a while.
 type FaultSpec struct {
 	Name    string   `yaml:"name,omitempty" doc:"of its marker"`
 	At      Duration `yaml:"at,omitempty" doc:"after the phase's beginning"`
@@ -136,13 +136,13 @@ type FaultSpec struct {
 	Latency    LatencySpec `yaml:"latency,omitempty" doc:"latency, drip: how long"`
 }
 
-// LatencySpec is a distribution: constant, or lognormal with a p99.
+// LatencySpec is a distribution of latencies: constant, or lognormal with a p99.
 type LatencySpec struct {
 	Median Duration `yaml:"median" doc:"half are faster"`
 	P99    Duration `yaml:"p99,omitempty" doc:"none: all take the median"`
 }
 
-// Objective is what `load capacity` holds while it raises the rate.
+// Objective is what `notifyctl load capacity` requires of each rate that it tries.
 type Objective struct {
 	Step    string      `yaml:"step,omitempty" doc:"whose rate is raised; default all steps"`
 	From    Number      `yaml:"from,omitempty" doc:"messages a second to begin with; default a tenth of the rate"`
@@ -153,7 +153,7 @@ type Objective struct {
 	Holds   []Threshold `yaml:"holds,omitempty" doc:"thresholds; default lost == 0, failed == 0, backlog_slope < 0.01"`
 }
 
-// Short is what --short makes of a scenario: factors, above 0.
+// Short holds the factors by which --short shrinks a scenario. They are above 0.
 type Short struct {
 	Rate  float64  `yaml:"rate,omitempty" doc:"of rates; default 0.1"`
 	Time  float64  `yaml:"time,omitempty" doc:"of all times of phases, steps and faults; default 0.1"`
@@ -167,7 +167,7 @@ func One(name string, length time.Duration, s Step) Scenario {
 	return Scenario{Name: name, Duration: Duration(length), Steps: []Step{s}}
 }
 
-// WithDefaults fills in what is not set.
+// WithDefaults returns a copy with the defaults of all fields that are not set.
 func (s Scenario) WithDefaults() Scenario {
 	if len(s.Phases) == 0 {
 		s.Phases = []PhaseSpec{{Name: "main", Duration: s.Duration, Steps: s.Steps}}
@@ -243,7 +243,7 @@ func (s Step) withDefaults() Step {
 	return s
 }
 
-// bodies is the target whose bodies a step sends.
+// bodies returns the target whose bodies the step makes: that of As for a null step.
 func (s *Step) bodies() string {
 	if s.Target == Null {
 		return s.As
@@ -251,10 +251,10 @@ func (s *Step) bodies() string {
 	return s.Target
 }
 
-// closed reports whether the step sends as fast as it can.
+// closed reports whether the step is a closed loop: it sends as fast as its workers go.
 func (s *Step) closed() bool { return s.Arrival.Shape == "" }
 
-// Source returns what a Result keeps of a scenario.
+// Source returns the form of the scenario that a Result keeps.
 func (s *Scenario) Source() (Source, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)

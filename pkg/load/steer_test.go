@@ -19,21 +19,21 @@ func TestSteerClock(t *testing.T) {
 		s, at := newSteer(), time.Duration(0)
 		for range rng.IntN(6) {
 			at += time.Duration(rng.IntN(5000)) * time.Millisecond
-			s.set(at, rng.IntN(3) == 0, 0.1+3*rng.Float64())
+			s.setPace(at, rng.IntN(3) == 0, 0.1+3*rng.Float64())
 		}
 		begin := time.Duration(rng.IntN(5000)) * time.Millisecond
 		for range 50 {
 			c := time.Duration(rng.Int64N(int64(20 * time.Second)))
-			due, _ := s.when(begin, c)
+			due, _ := s.runTimeOf(begin, c)
 			if due == never {
-				if s.over(begin, time.Hour) > c {
+				if s.clockBetween(begin, time.Hour) > c {
 					t.Fatalf("seed %d: %v is never due, and the clock passes it", seed, c)
 				}
 				continue
 			}
 			// Rounded to nanoseconds, of a pace of 0.1 at the least.
-			if got := s.over(begin, due); got < c-10 || got > c+10 {
-				t.Fatalf("seed %d: %v is due at %v, when it is %v: %+v", seed, c, due, got, s.bends)
+			if got := s.clockBetween(begin, due); got < c-10 || got > c+10 {
+				t.Fatalf("seed %d: %v is due at %v, when it is %v: %+v", seed, c, due, got, s.paceChanges)
 			}
 		}
 	}
@@ -160,22 +160,22 @@ func TestPausedOthers(t *testing.T) {
 func TestSteerPausedAtTheBegin(t *testing.T) {
 	t.Parallel()
 	s := newSteer()
-	s.set(time.Second, true, 1)
+	s.setPace(time.Second, true, 1)
 	for _, begin := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
-		if due, _ := s.when(begin, 0); due != never {
+		if due, _ := s.runTimeOf(begin, 0); due != never {
 			t.Errorf("paused since 1s, a phase from %v sends its first at %v", begin, due)
 		}
 	}
-	s.set(3*time.Second, true, 2) // the rate changes meanwhile
-	s.set(5*time.Second, false, 2)
+	s.setPace(3*time.Second, true, 2) // the rate changes meanwhile
+	s.setPace(5*time.Second, false, 2)
 	for begin, want := range map[time.Duration]time.Duration{
 		0: 0, time.Second: 4 * time.Second, 2 * time.Second: 3 * time.Second, 4 * time.Second: time.Second, 6 * time.Second: 0,
 	} {
-		if due, _ := s.when(begin, 0); due != want {
+		if due, _ := s.runTimeOf(begin, 0); due != want {
 			t.Errorf("it went on at 5s: a phase from %v sends its first at %v, want %v", begin, due, want)
 		}
 	}
-	if due, _ := s.when(0, time.Second); due != time.Second {
+	if due, _ := s.runTimeOf(0, time.Second); due != time.Second {
 		t.Errorf("what was due when the pause began is due at %v", due)
 	}
 }

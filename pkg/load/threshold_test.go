@@ -15,7 +15,7 @@ func (f fixed) value(m *metric, final bool) (float64, bool) {
 		key += "/" + p
 	}
 	v, ok := f[key]
-	return v, ok && (final || !m.atEnd())
+	return v, ok && (final || !m.knownAtEnd())
 }
 
 func TestThresholds(t *testing.T) {
@@ -96,11 +96,11 @@ func TestWindows(t *testing.T) {
 			have["error_rate"] = 0
 		}
 		for _, w := range ws {
-			w.look(have, time.Duration(s)*time.Second, false)
+			w.update(have, time.Duration(s)*time.Second, false)
 		}
 	}
 	for _, w := range ws {
-		w.look(have, 20*time.Second, true)
+		w.update(have, 20*time.Second, true)
 	}
 	if st := ws[0].state; st.OK || st.Since != 10*time.Second || st.Value != 1e8 {
 		t.Errorf("window: %+v", st)

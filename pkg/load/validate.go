@@ -10,22 +10,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// expectDuplicates stands among the states of Scenario.Expect.
+// expectDuplicates may stand among the states in Scenario.Expect.
 const expectDuplicates = "duplicates"
 
-// checker collects nothing: the first thing that is wrong ends it.
-type checker struct{ err error }
+// scenarioChecker keeps the first error that it finds.
+type scenarioChecker struct{ err error }
 
-func (c *checker) check(ok bool, field, format string, args ...any) {
+func (c *scenarioChecker) check(ok bool, field, format string, args ...any) {
 	if c.err == nil && !ok {
 		c.err = notify.Invalid(codeScenario, field, fmt.Sprintf(format, args...))
 	}
 }
 
-// Validate reports the first thing that is wrong with a scenario whose defaults
-// are filled in, as an error of notify.KindInvalid that names the field.
+// Validate checks a scenario whose defaults are filled in. It returns the first mistake as an error
+// of notify.KindInvalid that names the field.
 func (s *Scenario) Validate() error {
-	var c checker
+	var c scenarioChecker
 	names, phases := map[string]string{}, map[string]bool{}
 	c.check(len(s.Phases) > 0, "phases", "there are none")
 	for i := range s.Phases {
@@ -60,7 +60,7 @@ func (s *Scenario) Validate() error {
 		for i, t := range list {
 			cond, err := ParseThreshold(t.Expr)
 			if err == nil {
-				err = cond.knows(names, phases)
+				err = cond.checkNames(names, phases)
 			}
 			if c.err == nil && err != nil {
 				c.err = notify.Invalid(codeScenario, fmt.Sprintf("%s[%d]", field, i), err.Error())
@@ -84,7 +84,7 @@ func (s *Scenario) Validate() error {
 	return c.err
 }
 
-func (s *Step) validate(c *checker, at string, p *PhaseSpec) {
+func (s *Step) validate(c *scenarioChecker, at string, p *PhaseSpec) {
 	c.check(s.Name != "" && !strings.ContainsAny(s.Name, "{},= "), at+".name", "is a word without spaces")
 	c.check(slices.Contains(targets, s.Target), at+".target", "%q is not one of %s", s.Target, strings.Join(targets, ", "))
 	c.check(s.As == "" || s.Target == Null && (s.As == Single || s.As == Batch || s.As == Fanout), at+".as", "is for target null: http-single, http-batch or http-fanout")
@@ -133,7 +133,7 @@ func (s *Step) validate(c *checker, at string, p *PhaseSpec) {
 	s.Arrival.validate(c, at+".arrival", p)
 }
 
-func (a *Arrival) validate(c *checker, at string, p *PhaseSpec) {
+func (a *Arrival) validate(c *scenarioChecker, at string, p *PhaseSpec) {
 	shapes := []string{"", "constant", "poisson", "ramp", "steps", "spike", "sine", "trace"}
 	c.check(slices.Contains(shapes, a.Shape), at, "%q is not one of %s", a.Shape, strings.Join(shapes[1:], ", "))
 	switch a.Shape {
@@ -158,7 +158,7 @@ func (a *Arrival) validate(c *checker, at string, p *PhaseSpec) {
 	}
 }
 
-func (f *FaultSpec) validate(c *checker, at string, s *Scenario, p *PhaseSpec) {
+func (f *FaultSpec) validate(c *scenarioChecker, at string, s *Scenario, p *PhaseSpec) {
 	n := 0
 	for _, v := range []string{f.Process, f.Do, f.Action} {
 		if v != "" {
@@ -179,7 +179,7 @@ func (f *FaultSpec) validate(c *checker, at string, s *Scenario, p *PhaseSpec) {
 	c.check(slices.Contains(providers, f.Provider), at+".provider", "%q is not one of %s", f.Provider, strings.Join(providers[1:], ", "))
 }
 
-// overlaps reports whether two faults of the process are there at the same time.
+// overlaps reports whether two faults of the process would be active at the same time.
 func (f *FaultSpec) overlaps(o *FaultSpec) bool {
 	ends := func(f *FaultSpec) Duration {
 		if f.For == 0 {
@@ -190,14 +190,14 @@ func (f *FaultSpec) overlaps(o *FaultSpec) bool {
 	return f.Process != "" && o.Process != "" && f.At < ends(o) && o.At < ends(f)
 }
 
-func (s *ServerSpec) validate(c *checker) {
+func (s *ServerSpec) validate(c *scenarioChecker) {
 	c.check(slices.Contains([]string{"", "context", "pipeline", "process"}, s.Mode), "server.mode", "%q is not context, pipeline or process", s.Mode)
 	c.check(slices.Contains([]string{"", "simulators", "stub"}, s.Providers), "server.providers", "%q is not simulators or stub", s.Providers)
 	c.check(s.Providers != "stub" || s.Mode == "pipeline", "server.providers", "stub needs server.mode pipeline")
 	c.check(s.Profiles <= maxUsers && (s.Profiles == 0 || s.Mode == "pipeline"), "server.profiles", "up to 100M, with server.mode pipeline")
 }
 
-// Length is how long all phases take; 0 where counts say it.
+// Length returns how long all phases take. It returns 0 if a phase ends by counts.
 func (s *Scenario) Length() time.Duration {
 	sum := time.Duration(0)
 	for i := range s.Phases {

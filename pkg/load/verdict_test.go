@@ -54,7 +54,7 @@ func TestLate(t *testing.T) {
 	t.Parallel()
 	f := func(wake, response time.Duration, want bool) {
 		t.Helper()
-		if late(wake, response) != want {
+		if isLateWake(wake, response) != want {
 			t.Errorf("%v of %v: late is %t", wake, response, !want)
 		}
 	}
