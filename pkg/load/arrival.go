@@ -16,19 +16,19 @@ import (
 // the generator.
 type Arrival struct {
 	Shape   string   `yaml:"shape,omitempty" doc:"how the rate changes" enum:"constant|poisson|ramp|steps|spike|sine|trace"`
-	Poisson bool     `yaml:"poisson,omitempty" doc:"with any shape: at random moments, at that rate on average"`
-	Rate    Number   `yaml:"rate,omitempty" doc:"constant, poisson, spike, sine: messages a second; default the step's"`
+	Poisson bool     `yaml:"poisson,omitempty" doc:"messages come at random moments, with the rate of the shape on average"`
+	Rate    Number   `yaml:"rate,omitempty" doc:"constant, poisson, spike, sine: messages a second; default the rate of the step"`
 	From    Number   `yaml:"from,omitempty" doc:"ramp: messages a second at the beginning"`
-	To      Number   `yaml:"to,omitempty" doc:"ramp: at the end of over; it stays so"`
-	Over    Duration `yaml:"over,omitempty" doc:"ramp: how long it rises or falls; default the phase"`
-	Levels  []Level  `yaml:"levels,omitempty" doc:"steps: one after the other; the last one stays"`
+	To      Number   `yaml:"to,omitempty" doc:"ramp: messages a second at the end of over, and from then on"`
+	Over    Duration `yaml:"over,omitempty" doc:"ramp: how long the rate rises or falls; default the phase"`
+	Levels  []Level  `yaml:"levels,omitempty" doc:"steps: the rates one after the other; the last one stays"`
 	Peak    Number   `yaml:"peak,omitempty" doc:"spike, sine: messages a second at the highest"`
 	At      Duration `yaml:"at,omitempty" doc:"spike: when it begins"`
 	For     Duration `yaml:"for,omitempty" doc:"spike: how long it lasts; default 1s"`
-	Period  Duration `yaml:"period,omitempty" doc:"sine: of one wave; default the phase"`
-	File    string   `yaml:"file,omitempty" doc:"trace: a line has seconds since the beginning, not falling; behind them, if there are several requests, how many; and behind that, if not the step's size, how many messages each has, at most that size"`
-	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count come evenly over this time; default 100ms"`
-	Factor  float64  `yaml:"factor,omitempty" doc:"trace: how many requests there are for each of the file, e.g. 0.1 or 2; default 1"`
+	Period  Duration `yaml:"period,omitempty" doc:"sine: length of one wave; default the phase"`
+	File    string   `yaml:"file,omitempty" doc:"trace: file with lines of one to three numbers: seconds since the start, never falling; number of requests, default 1; messages of each request, at most and by default the size of the step"`
+	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count are spread evenly over this time; default 100ms"`
+	Factor  float64  `yaml:"factor,omitempty" doc:"trace: factor on the requests of the file, e.g. 0.1 or 2; default 1"`
 }
 
 // Level is one rate of an arrival of shape steps.

@@ -45,7 +45,7 @@ func (s Scenario) With(o Overrides) Scenario {
 	return s
 }
 
-// fittingSize returns the size of a request, reduced to the number of messages and, for a fan-out,
+// fittingSize returns the size of a request. For a fan-out it is at most the number of messages and
 // of users.
 func fittingSize(st *Step) int {
 	size := st.Size
