@@ -303,7 +303,7 @@ func BenchmarkView(b *testing.B) {
 	for _, size := range [][2]int{{80, 24}, {160, 48}} {
 		b.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(b *testing.B) {
 			s := open(b, size[0], size[1], 57, nil)
-			snap := long(s.snap)
+			snap := long(s.snapshot)
 			s.fake.Put(snap)
 			b.ReportAllocs()
 			before := cpu(b)

@@ -130,7 +130,7 @@ func TestSteer(t *testing.T) {
 	s.press("p", "y")
 	w := open(t, 80, 24, 38, nil)
 	w.press("p", "y", "+", "y")
-	if got(s) != "paused false" || got(w) != "" || !strings.Contains(w.text(), "nobody can pause this run") {
+	if got(s) != "paused false" || got(w) != "" || !strings.Contains(w.text(), "this run cannot be paused") {
 		t.Errorf("over: %s, watched: %s\n%s", got(s), got(w), w.text())
 	}
 }
@@ -156,7 +156,7 @@ func TestFilter(t *testing.T) {
 	f := func(filter string, want int) {
 		t.Helper()
 		s.filter = filter
-		if got := len(s.steps()); got != want {
+		if got := len(s.filteredSteps()); got != want {
 			t.Errorf("%q chooses %d steps, want %d", filter, got, want)
 		}
 	}
@@ -182,11 +182,11 @@ func TestFilter(t *testing.T) {
 func TestWindowAndPanels(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 57, nil)
-	if n := len(s.rows()); n != 57 {
+	if n := len(s.windowRows()); n != 57 {
 		t.Errorf("%d seconds", n)
 	}
 	s.press("]")
-	if n := len(s.rows()); n != 30 {
+	if n := len(s.windowRows()); n != 30 {
 		t.Errorf("a window of 30 s has %d seconds", n)
 	}
 	s.press("[", "[")
@@ -239,11 +239,11 @@ func TestStretch(t *testing.T) {
 			}
 		}
 	}
-	same(stretch([]float64{1, 2, 3}, 3, 3), 1, 2, 3)
-	same(stretch([]float64{1, 2, 3}, 6, 3), 1, 1, 2, 2, 3, 3)
-	same(stretch([]float64{1, 3, 5, 7}, 2, 4), 2, 6)
-	same(stretch([]float64{5, 6}, 4, 4), 5, 6) // the first half is not there yet
-	same(stretch(nil, 4, 4))
+	same(resample([]float64{1, 2, 3}, 3, 3), 1, 2, 3)
+	same(resample([]float64{1, 2, 3}, 6, 3), 1, 1, 2, 2, 3, 3)
+	same(resample([]float64{1, 3, 5, 7}, 2, 4), 2, 6)
+	same(resample([]float64{5, 6}, 4, 4), 5, 6) // the first half is not there yet
+	same(resample(nil, 4, 4))
 }
 
 // TestHeatKeepsEverything: whatever the size, each response is drawn in one cell.
