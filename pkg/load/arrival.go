@@ -283,7 +283,7 @@ type poissonArrival struct {
 	seed uint64
 
 	mu      sync.Mutex // guards the fields below; all workers of a step use them
-	gapSums []float64  // sum of the gaps before request k*markEvery
+	gapSums []float64  // element k: sum of the gaps before request k*gapSumEvery
 	next    int64      // 1 + the request that was asked for last
 	sum     float64    // of the gaps before request next
 }

@@ -311,7 +311,7 @@ func trialOf(res *Result) (Trial, error) {
 	case t.Why == "" && code == SinkBound:
 		t.Why = "the server did not take what was offered"
 	case t.Why == "" && !sentInFull(res):
-		t.Why = "not all that was due was sent"
+		t.Why = "not all due messages were sent"
 	case t.Why == "":
 		t.Why = "requests waited for a free worker"
 	}

@@ -158,12 +158,12 @@ func parseMetric(s string) (metric, error) {
 		m.tags[k] = v
 	}
 	if len(m.tags) > 0 && !isTime && !slices.Contains(stepMetrics, m.name) {
-		return m, fmt.Errorf("%s is of the whole run: it has no tags", m.name)
+		return m, fmt.Errorf("%s is a metric of the whole run, so it has no tags", m.name)
 	}
 	if f[3] != "" {
 		d, err := time.ParseDuration(f[3])
 		if err != nil || d < time.Second {
-			return m, fmt.Errorf("%q is not a window of a second or more", f[3])
+			return m, fmt.Errorf("%q is not a window: give a time of a second or more, such as 10s", f[3])
 		}
 		if !slices.Contains([]string{"lag", "service", "response", "rate", "error_rate", "backlog_slope"}, m.name) {
 			return m, fmt.Errorf("%s has no windows", m.name)

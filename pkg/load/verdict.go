@@ -93,7 +93,7 @@ func Judge(e *Evidence) Verdict {
 	case e.Share > 1:
 		say(GeneratorBound, "the scenario asks for %.2f times what this machine generates without a server", e.Share)
 	case e.Share > maxGeneratorShare && !e.Closed:
-		say(GeneratorBound, "generating takes %.0f%% of what this machine can, above %.0f%%", e.Share*100, maxGeneratorShare*100)
+		say(GeneratorBound, "generating takes %.0f%% of what this machine can generate; the limit is %.0f%%", e.Share*100, maxGeneratorShare*100)
 	}
 	if sent < minSentShare && !usedUp {
 		say(GeneratorBound, "%.1f%% of what was due was sent: the workers took %.0f%% of their time to make and start requests", sent*100, (1-e.Waiting)*100)
@@ -105,7 +105,7 @@ func Judge(e *Evidence) Verdict {
 		say(GeneratorBound, "its process had all its CPUs busy in %d of %d seconds", e.Starved, e.Seconds)
 	}
 	if e.BacklogSlope > maxSlope {
-		say(SinkBound, "the backlog grew by %.0f%% of the rate to the end", e.BacklogSlope*100)
+		say(SinkBound, "the backlog grew by %.0f%% of the accepted rate in the last third of sending", e.BacklogSlope*100)
 	}
 	if e.Sent > 0 && float64(e.Failed)/float64(e.Sent) > maxFailedShare {
 		say(SinkBound, "%.1f%% failed or were rejected", 100*float64(e.Failed)/float64(e.Sent))
@@ -123,18 +123,18 @@ func Judge(e *Evidence) Verdict {
 	}
 	switch {
 	case e.Messages < minMessages:
-		say(Inconclusive, "too few messages: %d", e.Messages)
+		say(Inconclusive, "too few messages: %d; the least is %d", e.Messages, minMessages)
 	case e.Sending < minSending:
-		say(Inconclusive, "%v are too short", e.Sending.Round(time.Millisecond))
+		say(Inconclusive, "%v of sending are too short: the least is %v", e.Sending.Round(time.Millisecond), minSending)
 	}
 	if e.Steal > maxSteal {
-		say(Inconclusive, "others took %.0f%% of the machine's time", e.Steal*100)
+		say(Inconclusive, "others took %.0f%% of the machine's time (steal)", e.Steal*100)
 	}
 	if e.Steered != "" {
-		say(Inconclusive, "its arrivals were changed by hand: %s", e.Steered)
+		say(Inconclusive, "the arrivals were changed by hand: %s", e.Steered)
 	}
 	if e.Partial {
-		say(Inconclusive, "it was stopped early")
+		say(Inconclusive, "the run was stopped early")
 	}
 	v.Code = cmp.Or(v.Code, Valid)
 	return v

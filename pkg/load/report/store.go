@@ -129,7 +129,7 @@ func slug(name string) string {
 	return s[:min(len(s), 40)]
 }
 
-// List returns the runs, the latest first. A folder that is missing has no runs. A folder that is missing has no runs.
+// List returns the runs, the latest first. A folder that is missing has no runs.
 func (s Store) List() ([]Entry, error) {
 	dirs, err := os.ReadDir(s.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -198,7 +198,7 @@ func (s Store) Folder(id string) (string, error) {
 	case 1:
 		return filepath.Join(s.Dir, found[0]), nil
 	}
-	return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is in the names of several runs: %s", id, strings.Join(found[:min(4, len(found))], ", ")))
+	return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q matches several runs: %s", id, strings.Join(found[:min(4, len(found))], ", ")))
 }
 
 const codeNotFound = "run_not_found"

@@ -97,7 +97,7 @@ func (p *textPage) writeHead(r *load.Result) {
 	p.para("", detail)
 	if r.Partial {
 		why := cmp.Or(r.Stopped, "it was stopped")
-		p.para("PARTIAL", "these are the figures until then: "+why)
+		p.para("PARTIAL", "the figures end where the run was stopped: "+why)
 	}
 }
 
@@ -189,7 +189,7 @@ func (p *textPage) writeLedger(r *load.Result) {
 	p.b.WriteByte('\n')
 	l := &r.Ledger
 	if !l.Checked {
-		p.para("ledger", "not asked: what was accepted was not checked for delivery")
+		p.para("ledger", "none: the delivery of accepted messages was not checked")
 		return
 	}
 	p.para("ledger", fmt.Sprintf("lost %s, duplicates %s, reordered %s, early %s, late %s, unexpected %s",
@@ -210,7 +210,7 @@ func (p *textPage) writeEvents(r *load.Result) {
 		name := "errors"
 		for i, e := range list {
 			if i == shown {
-				p.line("%-12s%d kinds more", "", len(list)-i)
+				p.line("%-12s%d more kinds", "", len(list)-i)
 				break
 			}
 			p.line("%-12s%12s  %s %s  (%s)", name, term.Count(e.Count), term.Clean(e.Class), term.Clean(e.Code), term.Clean(e.Step))
