@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Every shape is a pure function: at rises, by is its inverse, and the sum over
-// the phase is the integral of the rate.
+// TestSchedules checks that every shape is a pure function: dueTime never falls, countDue is its
+// inverse, and the count over the phase is the integral of the rate.
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "trace")
@@ -72,7 +72,7 @@ func TestSchedules(t *testing.T) {
 				}
 			}
 		}
-		// Asked in another order, and by another instance, it says the same.
+		// Another order of calls and another instance give the same times.
 		other, err := newSchedule(&c.a, c.size, length, 42)
 		if err != nil {
 			t.Fatal(err)
@@ -88,7 +88,7 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// The gaps of poisson are exponential: as many of each length as that has.
+// TestPoissonGaps checks that the gaps are distributed exponentially.
 func TestPoissonGaps(t *testing.T) {
 	t.Parallel()
 	s, err := newSchedule(&Arrival{Shape: "poisson", Rate: 1e6}, 1, 0, 1)
@@ -117,8 +117,8 @@ func TestPoissonGaps(t *testing.T) {
 	}
 }
 
-// The rate is not rounded to an interval of whole nanoseconds: 3M/s for an hour
-// is 10.8 billion messages.
+// TestScheduleIsExact checks that the rate is not rounded to an interval of whole nanoseconds. 3M/s
+// for an hour is 10.8 billion messages.
 func TestScheduleIsExact(t *testing.T) {
 	t.Parallel()
 	s, err := newSchedule(&Arrival{Shape: "constant", Rate: 3e6}, 1, 0, 0)
@@ -143,8 +143,8 @@ func TestTraceRefuses(t *testing.T) {
 	}
 }
 
-// A trace of many requests a line is not held request by request, and its products of
-// times and counts do not overflow.
+// TestTraceOfManyRequests checks that a line with many requests needs no memory per request, and
+// that products of times and counts do not overflow.
 func TestTraceOfManyRequests(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "trace")
@@ -166,8 +166,8 @@ func TestTraceOfManyRequests(t *testing.T) {
 	}
 }
 
-// The requests of a trace have the sizes that it says, whichever segment sends them, and
-// what is intended counts them. Each message has a number of its own, without gaps.
+// TestTraceSizes checks that requests of a trace have the sizes of their lines in every segment, and
+// that the intended messages count them. Each message has its own number, without gaps.
 func TestTraceSizes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trace")
 	if err := os.WriteFile(file, []byte("0.1 3 10\n0.1 2 7\n0.4\n0.9 5 900\n"), 0o600); err != nil {
@@ -205,7 +205,7 @@ func TestTraceSizes(t *testing.T) {
 	}
 }
 
-// seqs keeps the numbers of messages.
+// seqs collects the numbers of messages.
 type seqs struct {
 	mu sync.Mutex
 	of []uint64

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestPromisesTravel: what an agent promised is what the controller asks for.
+// TestPromisesTravel checks that the controller asks the ledger for what an agent promised.
 func TestPromisesTravel(t *testing.T) {
 	t.Parallel()
 	steps := []*stepRun{{}, {}}
@@ -60,7 +60,7 @@ func FuzzPromises(f *testing.F) {
 	})
 }
 
-// absent are agents that only their frames tell of.
+// absent is a Remote with two agents that do nothing: the test feeds their frames.
 type absent struct{}
 
 func (absent) Run(context.Context, func(int, *Frame) error) {}
@@ -71,7 +71,7 @@ func (absent) Sent(context.Context, int) error { return nil }
 func (absent) Steer(SteerState)                {}
 func (absent) Agents() []Agent                 { return []Agent{{Name: "a"}, {Name: "b"}} }
 
-// TestDamagedFrame: nothing of it is taken.
+// TestDamagedFrame checks that nothing of a damaged frame is used.
 func TestDamagedFrame(t *testing.T) {
 	t.Parallel()
 	r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Remote: absent{}})

@@ -113,7 +113,7 @@ func TestPromisesModel(t *testing.T) {
 	})
 }
 
-// TestPromisesForget: what has come in full takes no memory.
+// TestPromisesForget checks that promises that have arrived completely take no memory.
 func TestPromisesForget(t *testing.T) {
 	t.Parallel()
 	p := &promises{keepIDs: true, shards: 1}
@@ -131,7 +131,7 @@ func TestPromisesForget(t *testing.T) {
 	}
 }
 
-// handled calls a handler instead of a server.
+// handled is an http.RoundTripper that calls a handler instead of a server.
 type handled struct{ http.Handler }
 
 func (h handled) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -142,8 +142,9 @@ func (h handled) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// TestShards: two simulators count as one. What came at both is a duplicate and counts
-// once, of a fan-out and of a single; what came at neither is missing.
+// TestShards checks that two simulators count as one ledger. A message that arrived at both is a
+// duplicate and counts once, be it of a fan-out or a single. A message that arrived at neither is
+// missing.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	ledgers := []*simulator.Ledger{simulator.NewLedger(t.TempDir(), 1<<14), simulator.NewLedger(t.TempDir(), 1<<14)}
@@ -195,7 +196,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestLedgerIncomplete: a ledger whose disk failed proves nothing, and the run says so.
+// TestLedgerIncomplete checks that a run fails if the disk of the ledger failed.
 func TestLedgerIncomplete(t *testing.T) {
 	t.Parallel()
 	s := NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: handled{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

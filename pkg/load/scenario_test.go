@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Every scenario of the repository is understood, in each of its forms, fits the
-// schema, and says what it shows.
+// TestScenariosOfTheRepository checks that every scenario of the repository can be read in each of
+// its forms, fits the schema, and has an about.
 func TestScenariosOfTheRepository(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../scenarios/*.yaml")
@@ -68,8 +68,8 @@ func asJSON(t *testing.T, v any) (out any) {
 	return out
 }
 
-// schemaForTest reads the schema with a library that knows most of JSON Schema:
-// its definitions are moved to where it looks for them.
+// schemaForTest compiles the schema with a library that knows most of JSON Schema. It moves the
+// definitions to where that library expects them.
 func schemaForTest(t *testing.T) *openapi3.Schema {
 	t.Helper()
 	b, err := Schema()
@@ -121,8 +121,7 @@ func TestSchemaRefuses(t *testing.T) {
 	}
 }
 
-// What is wrong with a file is said with its field and line, and what was meant.
-// processFaults is a scenario with these faults.
+// processFaults returns a scenario with these faults.
 func processFaults(list string) string {
 	return "name: x\nserver: {mode: process}\nphases: [{name: p, duration: 9s, faults: [" + list + "]}]"
 }
@@ -198,7 +197,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// Anchors and merges are how phases share steps.
+// TestAnchors checks that phases can share steps by anchors and merges.
 func TestAnchors(t *testing.T) {
 	t.Parallel()
 	s, err := ParseScenario([]byte(`
@@ -219,7 +218,7 @@ phases:
 	}
 }
 
-// TestDurationLeavesWarmupsAlone: --duration is the length of what is measured.
+// TestDurationLeavesWarmupsAlone checks that --duration does not change warm-ups.
 func TestDurationLeavesWarmupsAlone(t *testing.T) {
 	t.Parallel()
 	s := Scenario{Name: "s", Phases: []PhaseSpec{{Name: "warm", Warmup: true, Duration: Duration(5 * time.Second)}, {Name: "main", Duration: Duration(time.Minute)}}}

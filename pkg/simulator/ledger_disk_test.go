@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestLedgerOrderBeyondMemory: with more users than memory holds the order is compared
-// later, and to the same end.
+// TestLedgerOrderBeyondMemory checks that with more users than memory holds the order is compared
+// later, with the same result.
 func TestLedgerOrderBeyondMemory(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -33,8 +33,8 @@ func TestLedgerOrderBeyondMemory(t *testing.T) {
 	})
 }
 
-// TestLedgerManyAtOnce: who records while another one writes is counted all the same, and
-// memory stays within its bound. Half of the ids come twice, the second time from disk.
+// TestLedgerManyAtOnce checks that calls which record while another call writes are counted, and
+// that memory stays within its bound. Half of the ids come twice, the second time from disk.
 func TestLedgerManyAtOnce(t *testing.T) {
 	t.Parallel()
 	const each, workers = 20_000, 4
@@ -73,8 +73,8 @@ func TestLedgerManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestLedgerDiskFails: what does not fit on disk stays in memory, and is counted; the
-// summary says it.
+// TestLedgerDiskFails checks that receivers stay in memory and are counted if the disk fails, and
+// that the summary reports the error.
 func TestLedgerDiskFails(t *testing.T) {
 	t.Parallel()
 	l := NewLedger(filepath.Join(t.TempDir(), "none"), 1<<16)

@@ -26,7 +26,7 @@ func hitOf(id, addr string, o Outcome) *ledgerEntry {
 
 func testLedger() *Ledger { return NewLedger("", 1<<30) }
 
-// TestSince: who asks for what is new gets no more, of each form of ids.
+// TestSince checks that Since yields new ids only, for each form of ids.
 func TestSince(t *testing.T) {
 	t.Parallel()
 	l := testLedger()
@@ -281,8 +281,8 @@ func TestLedgerOrder(t *testing.T) {
 	}
 }
 
-// TestLedgerFile: what was counted is counted again after a restart, also when
-// the writer was cut off within a line.
+// TestLedgerFile checks that a restart counts the lines of the file again, even if the last line was
+// cut off.
 func TestLedgerFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ledger.ndjson")
@@ -348,7 +348,7 @@ func TestLedgerFile(t *testing.T) {
 	}
 }
 
-// requestsAside compares two summaries but for HTTP requests, which the file does not hold.
+// requestsAside compares two summaries without HTTP requests, which the file does not hold.
 func requestsAside(a, b Summary) bool {
 	a.Requests, b.Requests = 0, 0
 	for _, s := range []Summary{a, b} {

@@ -22,7 +22,7 @@ func sortedWords(s string) []string {
 	return w
 }
 
-// picks runs n calls past one rule and returns which it picked.
+// picks shows n calls to one rule and returns which of them it picked.
 func picks(t *testing.T, seed uint64, r Rule, n int) []int {
 	rs := newRules(seed, time.Now)
 	if _, err := rs.add(r); err != nil {
@@ -58,8 +58,8 @@ func TestRuleRate(t *testing.T) {
 	}
 }
 
-// TestRuleCount: "the next one" is one, also for requests that all looked before
-// any of them was picked.
+// TestRuleCount checks that a rule with count 1 picks one request, even if several requests come at
+// the same time.
 func TestRuleCount(t *testing.T) {
 	t.Parallel()
 	a := &activeRule{Rule: Rule{Count: 1, Rate: 1}}
@@ -197,8 +197,8 @@ func TestScriptedErrors(t *testing.T) {
 	}
 }
 
-// TestAmbiguous: what was reset, or never answered, after the body was read
-// counts as delivered; what was dropped does not.
+// TestAmbiguous checks that a request counts as delivered if it was reset or never answered after
+// its body was read, and does not if it was dropped.
 func TestAmbiguous(t *testing.T) {
 	t.Parallel()
 	s := start(t, Config{Receipts: Receipts{Off: true}, APNs: APNsConfig{TokenFloor: -1}})
@@ -235,7 +235,7 @@ func TestAmbiguous(t *testing.T) {
 			if m := s.Inbox()[0]; m.Outcome != tc.outcome {
 				t.Errorf("%s %s: %+v", v.provider, tc.do, m)
 			}
-			// The caller cannot know, sends again, and only where it was taken is that a duplicate.
+			// The caller does not know and sends again: a duplicate only if the first was taken.
 			before := s.Ledger().Summary().Duplicates
 			if got := do(t, c, v.send(id)); got.status != v.accepted {
 				t.Errorf("%s after %s: %+v", v.provider, tc.do, got)

@@ -33,8 +33,8 @@ var t0 = time.Date(2026, 11, 26, 9, 0, 0, 0, time.UTC)
 
 const seconds = 30
 
-// hour is a period of work: single messages whose rate swings, a campaign, batches of
-// several sizes, and reminders for later.
+// hour returns an hour of traffic: single messages whose rate swings, a campaign, batches of several
+// sizes, and scheduled reminders.
 func hour(rng *rand.Rand) (ms []Message) {
 	at := func(s, ms int) time.Time {
 		return t0.Add(time.Duration(s)*time.Second + time.Duration(ms)*time.Millisecond)
@@ -85,7 +85,7 @@ func record(t *testing.T, ms []Message) (*Recorder, string) {
 	return r, file
 }
 
-// replayed counts what arrives.
+// replayed counts the messages that arrive.
 type replayed struct {
 	mu       sync.Mutex
 	began    time.Time
@@ -115,8 +115,8 @@ func (r *replayed) Send(_ context.Context, q *load.Request) (load.Ack, error) {
 	return load.Ack{Accepted: q.Size}, nil
 }
 
-// What is replayed arrives as it was recorded: within 1% of each second of each channel and
-// category, or one message where a second has fewer than 100.
+// A replay sends what was recorded: within 1% in each second of each channel and category, or
+// within one message if a second has fewer than 100.
 func TestReplayArrivesAsRecorded(t *testing.T) {
 	ms := hour(rand.New(rand.NewPCG(1, 2)))
 	_, file := record(t, ms)
@@ -184,7 +184,7 @@ func (sink) Send(_ context.Context, q *load.Request) (load.Ack, error) {
 	return load.Ack{Accepted: q.Size}, nil
 }
 
-// A scenario says what kinds there were, how large texts were and when they were due.
+// A scenario holds the kinds of messages, the lengths of texts and the delays of scheduled ones.
 func TestScenarioSaysWhatWasRecorded(t *testing.T) {
 	t.Parallel()
 	_, file := record(t, hour(rand.New(rand.NewPCG(1, 2))))
@@ -247,7 +247,7 @@ func TestBatches(t *testing.T) {
 	f(6, func(i int) string { return fmt.Sprint(i) }, "http-single 6 of 0; ")
 }
 
-// Nothing of the input stands in a file that is written.
+// No file holds any text of the input.
 func TestNothingStandsInClear(t *testing.T) {
 	t.Parallel()
 	var ms []Message
@@ -296,8 +296,8 @@ func envelope(n int, text string) notify.Envelope {
 	}
 }
 
-// The exponent that is fitted to messages drawn by Zipf is theirs; of an even
-// distribution there is none.
+// The fit finds the exponent of messages that were drawn by Zipf, and none for an even
+// distribution.
 func TestSkewIsFitted(t *testing.T) {
 	t.Parallel()
 	const users, messages = 20_000, 400_000
@@ -347,7 +347,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// outcomes is an archive of one file.
+// outcomes returns an archive with one file.
 func outcomes(t *testing.T, written time.Time, lines ...archive.Outcome) fs.FS {
 	t.Helper()
 	var raw strings.Builder
@@ -371,7 +371,7 @@ func outcomes(t *testing.T, written time.Time, lines ...archive.Outcome) fs.FS {
 	return fstest.MapFS{"outcomes/d/10-1.json": {Data: manifest}, "outcomes/d/10-1.ndjson.zst": {Data: []byte(raw.String())}}
 }
 
-// An archive and a server tell of the same messages alike.
+// An archive and a server give the same scenario for the same messages.
 func TestArchiveAndServer(t *testing.T) {
 	t.Parallel()
 	var lines []archive.Outcome
@@ -418,7 +418,7 @@ func TestArchiveAndServer(t *testing.T) {
 	}
 }
 
-// pages is a server with a history, seven a page.
+// pages is a server whose history has seven messages a page.
 type pages struct{ items []api.Status }
 
 func (p *pages) Notifications(_ context.Context, q api.NotificationQuery) (api.UserHistory, error) {

@@ -84,7 +84,7 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// TestFreeze: a frozen screen keeps its snapshot; the run's end shows the last one.
+// TestFreeze checks that a frozen screen keeps its snapshot until the end of the run.
 func TestFreeze(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 38, nil)
@@ -107,7 +107,7 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// TestSteer: the first change asks, since it ends the measurement; later ones do not.
+// TestSteer checks that only the first change asks for confirmation, as it ends the measurement.
 func TestSteer(t *testing.T) {
 	t.Parallel()
 	got := func(s *screen) string { return strings.Join(s.fake.steered, ", ") }
@@ -207,7 +207,7 @@ func TestWindowAndPanels(t *testing.T) {
 	}
 }
 
-// TestDrawnOnlyWhenChanged: between snapshots a screen costs nothing.
+// TestDrawnOnlyWhenChanged checks that nothing is drawn between snapshots.
 func TestDrawnOnlyWhenChanged(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 38, nil)
@@ -246,7 +246,7 @@ func TestStretch(t *testing.T) {
 	same(resample(nil, 4, 4))
 }
 
-// TestHeatKeepsEverything: whatever the size, each response is drawn in one cell.
+// TestHeatKeepsEverything checks that each response is in exactly one cell, at any size.
 func TestHeatKeepsEverything(t *testing.T) {
 	t.Parallel()
 	cols := at(t, 57).Heat
@@ -273,8 +273,8 @@ func TestHeatKeepsEverything(t *testing.T) {
 	}
 }
 
-// TestReplay: at its end a replay is what the run was; on the way its sums grow, and
-// going back is as if one had not been further.
+// TestReplay checks that a replay ends with the figures of the run, that its sums grow on the way,
+// and that seeking back gives the same snapshot as before.
 func TestReplay(t *testing.T) {
 	t.Parallel()
 	r := result(t)
@@ -357,7 +357,7 @@ func TestReplayKeys(t *testing.T) {
 	}
 }
 
-// TestReplayOfNothing: a run without seconds is drawn, too.
+// TestReplayOfNothing checks that a run without seconds is drawn, too.
 func TestReplayOfNothing(t *testing.T) {
 	t.Parallel()
 	p := NewReplay(&load.Result{}, nil)
@@ -368,8 +368,8 @@ func TestReplayOfNothing(t *testing.T) {
 	}
 }
 
-// TestLines: each second is one line, once, in both formats, and none steers a
-// terminal.
+// TestLines checks that each second is written once, as one line, in both formats, and without
+// terminal escapes.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	for _, format := range []Format{Text, JSONL} {
@@ -478,14 +478,14 @@ type Feed struct {
 // NewFeed returns a Feed without a snapshot.
 func NewFeed() *Feed { return &Feed{done: make(chan struct{})} }
 
-// Put shows a snapshot, which nobody may change any more. It never waits.
+// Put publishes a snapshot, which must not be changed any more. It never waits.
 func (f *Feed) Put(s *load.Snapshot) { f.latest.Store(s) }
 
 // End says that no snapshot will follow.
 func (f *Feed) End() { f.once.Do(func() { close(f.done) }) }
 
-// Latest is part of Source.
+// Latest implements Source.
 func (f *Feed) Latest() *load.Snapshot { return f.latest.Load() }
 
-// Done is part of Source.
+// Done implements Source.
 func (f *Feed) Done() <-chan struct{} { return f.done }
