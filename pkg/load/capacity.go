@@ -39,12 +39,12 @@ const (
 
 // Trial is the outcome of one rate.
 type Trial struct {
-	Rate      float64 `json:"rate"`
-	Confirm   bool    `json:"confirm,omitempty"`
-	Held      bool    `json:"held"`
-	Generator bool    `json:"generator_bound,omitempty"` // the generator was the limit, so the trial says nothing about the server
-	Disturbed bool    `json:"disturbed,omitempty"`       // the generator was disturbed, so the rate is tried again
-	Why       string  `json:"why,omitempty"`             // why the rate did not hold
+	Rate           float64 `json:"rate"`
+	Confirm        bool    `json:"confirm,omitempty"`
+	Held           bool    `json:"held"`
+	GeneratorBound bool    `json:"generator_bound,omitempty"` // the generator was the limit, so the trial says nothing about the server
+	Disturbed      bool    `json:"disturbed,omitempty"`       // the generator was disturbed, so the rate is tried again
+	Why            string  `json:"why,omitempty"`             // why the rate did not hold
 }
 
 // maxTrials ends a search whose trials contradict each other because of noise.
@@ -98,7 +98,7 @@ func (s *Search) Tell(t Trial) {
 		// says which of the two it was.
 		if s.lowestMissed == 0 || s.nextRate < s.lowestMissed {
 			s.lowestMissed, s.limit = s.nextRate, LimitObjective
-			if t.Generator {
+			if t.GeneratorBound {
 				s.limit = LimitGenerator
 			}
 		}
@@ -247,11 +247,11 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 			return out, err
 		}
 		t.Rate, t.Confirm = rate, confirm
-		if t.Generator {
+		if t.GeneratorBound {
 			ours = &res.Verdict
 		}
 		// The machine may have been busy with something else for a moment: try once more.
-		t.Disturbed = t.Generator && sentInFull(res) && !repeated
+		t.Disturbed = t.GeneratorBound && sentInFull(res) && !repeated
 		repeated = t.Disturbed
 		out.Trials = append(out.Trials, t)
 		if said != nil {
@@ -304,7 +304,7 @@ func trialOf(res *Result) (Trial, error) {
 		t.Held = true
 		return t, nil
 	case code == GeneratorBound:
-		if t.Generator = true; t.Why != "" {
+		if t.GeneratorBound = true; t.Why != "" {
 			t.Why += ", and "
 		}
 		t.Why += "the generator is the limit"

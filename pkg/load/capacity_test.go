@@ -48,7 +48,7 @@ func TestSearch(t *testing.T) {
 	if _, limit, tries := search(NewSearch(100, 0, 0.05, 30), upTo(0)); limit != LimitNothing || tries != 3 { // 100, 50, 30
 		t.Errorf("the least: %s after %d", limit, tries)
 	}
-	rate, limit, _ := search(NewSearch(100, 0, 0.05, 0), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
+	rate, limit, _ := search(NewSearch(100, 0, 0.05, 0), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, GeneratorBound: r > 5000} })
 	if rate < 4750 || rate > 5000 || limit != LimitGenerator {
 		t.Errorf("the generator's bound: %v (%s)", rate, limit)
 	}
@@ -83,7 +83,7 @@ func TestSearchEnds(t *testing.T) {
 			if r <= 0 || math.IsInf(r, 0) || math.IsNaN(r) {
 				t.Fatalf("seed %d: tries %v", seed, r)
 			}
-			tr := Trial{Held: rng.IntN(3) > 0, Generator: rng.IntN(5) == 0}
+			tr := Trial{Held: rng.IntN(3) > 0, GeneratorBound: rng.IntN(5) == 0}
 			if confirm && tr.Held {
 				held[r] = true
 			}

@@ -24,7 +24,7 @@ import (
 // Message describes one message, or some receivers of a fan-out, as a source reports it.
 type Message struct {
 	Trigger  bool        // a callback: it has no channel, category or user
-	Fan      bool        // a part of a fan-out
+	Fanout   bool        // a part of a fan-out
 	Base     notify.Base // the request of a fan-out
 	Count    int         // receivers that this call reports; 1 unless Fan
 	Channel  notify.Channel
@@ -33,7 +33,7 @@ type Message struct {
 	Trace    string // trace id of the request, the same for all messages of a batch; empty: not known
 	User     []byte // not set for a fan-out; Add does not keep it
 	Accepted time.Time
-	Later    time.Duration // from Accepted until it was due; 0: due at once
+	DueAfter time.Duration // from Accepted until it was due; 0: due at once
 	Bytes    int           // length of its text; 0: not known
 }
 
@@ -54,9 +54,9 @@ type Recorder struct {
 // stream identifies the messages that become one step. They become two steps if some of
 // them were sent in batches and some alone.
 type stream struct {
-	trigger, fan, later bool
-	channel             notify.Channel
-	category            notify.Category
+	trigger, fanout, later bool
+	channel                notify.Channel
+	category               notify.Category
 }
 
 // momentKey identifies the messages that one caller sent in one millisecond.
@@ -125,8 +125,8 @@ func (r *Recorder) Add(m *Message) {
 	if m.Accepted.Before(r.since) || !m.Accepted.Before(r.until) {
 		return
 	}
-	later := m.Later > 0 || m.Trigger // a callback is always scheduled, even one that is due at once
-	st := stream{m.Trigger, m.Fan, later, m.Channel, m.Category}
+	later := m.DueAfter > 0 || m.Trigger // a callback is always scheduled, even one that is due at once
+	st := stream{m.Trigger, m.Fanout, later, m.Channel, m.Category}
 	s := r.streams[st]
 	if s == nil {
 		s = &streamStats{users: map[uint64]uint32{}}
@@ -137,9 +137,9 @@ func (r *Recorder) Add(m *Message) {
 		s.bytes.add(float64(m.Bytes))
 	}
 	if later {
-		s.later.add(m.Later.Seconds())
+		s.later.add(m.DueAfter.Seconds())
 	}
-	if m.Fan {
+	if m.Fanout {
 		f := r.fanouts[fanoutKey{st, m.Base}]
 		if f == nil {
 			f = &fanoutStats{ms: at}

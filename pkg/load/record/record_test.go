@@ -53,14 +53,14 @@ func hour(rng *rand.Rand) (ms []Message) {
 			}
 		}
 		if s%5 == 0 {
-			ms = append(ms, Message{Channel: notify.SMS, Category: notify.OTP, Caller: "shop", User: []byte("eve-1"), Count: 1, Accepted: at(s, 999), Later: 4 * time.Second, Bytes: 20},
-				Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), Later: time.Second, Bytes: 99})
+			ms = append(ms, Message{Channel: notify.SMS, Category: notify.OTP, Caller: "shop", User: []byte("eve-1"), Count: 1, Accepted: at(s, 999), DueAfter: 4 * time.Second, Bytes: 20},
+				Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), DueAfter: time.Second, Bytes: 99})
 		}
 	}
 	for _, size := range []int{400, 1300, 90} { // in chunks
 		base := notify.NewBase(t0)
 		for range 10 {
-			ms = append(ms, Message{Fan: true, Base: base, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", Count: size / 10, Accepted: at(size%20, 500), Bytes: 200})
+			ms = append(ms, Message{Fanout: true, Base: base, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", Count: size / 10, Accepted: at(size%20, 500), Bytes: 200})
 		}
 	}
 	rng.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
@@ -254,7 +254,7 @@ func TestNothingStandsInClear(t *testing.T) {
 	var secrets []string
 	for i := range 200 {
 		m := Message{Channel: notify.Email, Category: notify.Alert, Caller: fmt.Sprintf("caller%03d", i%7), User: fmt.Appendf(nil, "person-%03d@example.com", i), Count: 1, Accepted: t0.Add(time.Duration(i) * 17 * time.Millisecond)}
-		m.Fan, m.Base = i%3 == 0, notify.NewBase(t0)
+		m.Fanout, m.Base = i%3 == 0, notify.NewBase(t0)
 		ms = append(ms, m)
 		secrets = append(secrets, m.Caller, string(m.User), m.Base.String(), fmt.Sprint(notify.HashUser(m.User)), fmt.Sprintf("%x", notify.HashUser(m.User)))
 	}

@@ -73,11 +73,11 @@ func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conser
 // addEnvelope counts the messages of a record that was appended at came.
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
-		Fan: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
+		Fanout: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
 		Trace: env.Trace, User: env.LogKey(), Accepted: time.UnixMilli(env.Accepted), Bytes: len(env.Content.Body) + len(env.Content.HTML),
 	}
 	if later := came.Sub(m.Accepted); later >= minLater {
-		m.Later = later
+		m.DueAfter = later
 	}
 	r.Add(&m)
 }
@@ -119,7 +119,7 @@ func (m *Message) setFromOutcome(id, channel, category string) error {
 	if err != nil || known != [2]bool{true, true} {
 		return notify.Invalid("bad_outcome", "", "this release does not know the id, channel or category of a message")
 	}
-	m.Fan, m.Base, m.Count = of.Fan, of.Base, 1
+	m.Fanout, m.Base, m.Count = of.Fan, of.Base, 1
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (r *Recorder) Server(ctx context.Context, c Client) error {
 				return err
 			}
 			if s.ScheduledAt != nil {
-				m.Later = max(s.ScheduledAt.Sub(s.AcceptedAt), 0)
+				m.DueAfter = max(s.ScheduledAt.Sub(s.AcceptedAt), 0)
 			}
 			r.Add(&m)
 		}
@@ -169,7 +169,7 @@ func (r *Recorder) addTriggers(ctx context.Context, c Client) error {
 			if t.CreatedAt.Before(r.since) {
 				return nil
 			}
-			r.Add(&Message{Trigger: true, Count: 1, Caller: t.Caller, Accepted: t.CreatedAt, Later: max(t.FireAt.Sub(t.CreatedAt), 0), Bytes: t.PayloadBytes})
+			r.Add(&Message{Trigger: true, Count: 1, Caller: t.Caller, Accepted: t.CreatedAt, DueAfter: max(t.FireAt.Sub(t.CreatedAt), 0), Bytes: t.PayloadBytes})
 		}
 		if q.Cursor = page.Cursor; q.Cursor == "" {
 			return nil

@@ -50,14 +50,14 @@ const (
 
 // Row compares one figure of two runs.
 type Row struct {
-	Step   string  `json:"step,omitempty"` // empty: the figure is of the whole run
-	Figure string  `json:"figure"`
-	Unit   string  `json:"unit"` // ns, /s, count or share
-	A      float64 `json:"a"`
-	B      float64 `json:"b"`
-	Noise  float64 `json:"noise,omitempty"` // three standard errors, in Unit
-	Change Change  `json:"change"`
-	Why    string  `json:"why,omitempty"` // why it was not judged
+	Step            string  `json:"step,omitempty"` // empty: the figure is of the whole run
+	Figure          string  `json:"figure"`
+	Unit            string  `json:"unit"` // ns, /s, count or share
+	A               float64 `json:"a"`
+	B               float64 `json:"b"`
+	Noise           float64 `json:"noise,omitempty"` // three standard errors, in Unit
+	Change          Change  `json:"change"`
+	UnjudgedBecause string  `json:"why,omitempty"` // why it was not judged
 }
 
 // Comparison is the result of Compare.
@@ -100,7 +100,7 @@ func Compare(a, b *load.Result, rules Rules) Comparison {
 	for i := range c.Rows {
 		row := &c.Rows[i]
 		if !c.Judged && row.Change != Unjudged {
-			row.Change, row.Why = Unjudged, "verdict"
+			row.Change, row.UnjudgedBecause = Unjudged, "verdict"
 		}
 		if row.Change == Worse {
 			c.Regressions++
@@ -144,7 +144,7 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 // addRow appends a row and judges it. The figure of B is the same from low to high, and below or
 // above otherwise. If why is not empty, the row is unjudged for that reason.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
-	row.Change, row.Why = Same, why
+	row.Change, row.UnjudgedBecause = Same, why
 	switch {
 	case why != "":
 		row.Change = Unjudged
