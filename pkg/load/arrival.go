@@ -11,27 +11,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says when messages are due. Every shape is a pure function of time (and
-// of the seed, with poisson): the time of message i does not depend on the server,
-// nor on when the generator got round to it.
+// Arrival says when messages are due. Every shape is a pure function of time, and with poisson
+// also of the seed. The due time of message i depends neither on the server nor on the speed of
+// the generator.
 type Arrival struct {
 	Shape   string   `yaml:"shape,omitempty" doc:"how the rate changes" enum:"constant|poisson|ramp|steps|spike|sine|trace"`
-	Poisson bool     `yaml:"poisson,omitempty" doc:"with any shape: at random moments, at that rate on average"`
-	Rate    Number   `yaml:"rate,omitempty" doc:"constant, poisson, spike, sine: messages a second; default the step's"`
+	Poisson bool     `yaml:"poisson,omitempty" doc:"messages come at random moments, with the rate of the shape on average"`
+	Rate    Number   `yaml:"rate,omitempty" doc:"constant, poisson, spike, sine: messages a second; default the rate of the step"`
 	From    Number   `yaml:"from,omitempty" doc:"ramp: messages a second at the beginning"`
-	To      Number   `yaml:"to,omitempty" doc:"ramp: at the end of over; it stays so"`
-	Over    Duration `yaml:"over,omitempty" doc:"ramp: how long it rises or falls; default the phase"`
-	Levels  []Level  `yaml:"levels,omitempty" doc:"steps: one after the other; the last one stays"`
+	To      Number   `yaml:"to,omitempty" doc:"ramp: messages a second at the end of over, and from then on"`
+	Over    Duration `yaml:"over,omitempty" doc:"ramp: how long the rate rises or falls; default the phase"`
+	Levels  []Level  `yaml:"levels,omitempty" doc:"steps: the rates one after the other; the last one stays"`
 	Peak    Number   `yaml:"peak,omitempty" doc:"spike, sine: messages a second at the highest"`
 	At      Duration `yaml:"at,omitempty" doc:"spike: when it begins"`
 	For     Duration `yaml:"for,omitempty" doc:"spike: how long it lasts; default 1s"`
-	Period  Duration `yaml:"period,omitempty" doc:"sine: of one wave; default the phase"`
-	File    string   `yaml:"file,omitempty" doc:"trace: a line has seconds since the beginning, not falling; behind them, if there are several requests, how many; and behind that, if not the step's size, how many messages each has, at most that size"`
-	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count come evenly over this time; default 100ms"`
-	Factor  float64  `yaml:"factor,omitempty" doc:"trace: how many requests there are for each of the file, e.g. 0.1 or 2; default 1"`
+	Period  Duration `yaml:"period,omitempty" doc:"sine: length of one wave; default the phase"`
+	File    string   `yaml:"file,omitempty" doc:"trace: file with lines of one to three numbers: seconds since the start, never falling; number of requests, default 1; messages of each request, at most and by default the size of the step"`
+	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count are spread evenly over this time; default 100ms"`
+	Factor  float64  `yaml:"factor,omitempty" doc:"trace: factor on the requests of the file, e.g. 0.1 or 2; default 1"`
 }
 
-// Level is one rate of an arrival of steps.
+// Level is one rate of an arrival of shape steps.
 type Level struct {
 	Rate Number   `yaml:"rate" doc:"messages a second"`
 	For  Duration `yaml:"for" doc:"how long"`
@@ -52,9 +52,9 @@ func (a Arrival) withDefaults(rate float64) Arrival {
 	return a
 }
 
-// String says what it is in a few words.
+// String describes the arrival in a few words.
 func (a Arrival) String() string {
-	r := func(n Number) string { return compact(float64(n)) + "/s" }
+	r := func(n Number) string { return compactNumber(float64(n)) + "/s" }
 	s := a.Shape
 	switch a.Shape {
 	case "":
@@ -81,8 +81,8 @@ func (a Arrival) String() string {
 	return s
 }
 
-// compact writes 5M for 5000000.
-func compact(v float64) string {
+// compactNumber formats a number with a unit: 5M for 5000000.
+func compactNumber(v float64) string {
 	for _, u := range []struct {
 		of   float64
 		name string
@@ -94,15 +94,16 @@ func compact(v float64) string {
 	return strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64)
 }
 
-// schedule says when request i is due, from the beginning of its step. at is
-// monotone; by returns how many are due at t or before.
+// schedule says when the requests of a step are due. dueTime returns the due time of request i,
+// since the step began; it never falls as i grows. countDue returns how many requests are due
+// at t or before.
 type schedule interface {
-	at(i int64) time.Duration
-	by(t time.Duration) int64
+	dueTime(i int64) time.Duration
+	countDue(t time.Duration) int64
 }
 
-// newSchedule compiles an arrival of messages into one of requests of size
-// messages each, over a phase of length (0: without end).
+// newSchedule turns an arrival of messages into a schedule of requests with size messages each,
+// for a phase of this length (0: without end). It returns an error if it cannot read a trace.
 func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (schedule, error) {
 	per := float64(size)
 	var base schedule
@@ -111,79 +112,79 @@ func newSchedule(a *Arrival, size int, length time.Duration, seed uint64) (sched
 		base = newFlat(float64(a.Rate) / per)
 	case "ramp":
 		over := cmp.Or(a.Over.of(), length)
-		base = newPieces([]piece{{length: over.Seconds(), from: float64(a.From) / per, to: float64(a.To) / per}})
+		base = newPieces([]ratePiece{{length: over.Seconds(), from: float64(a.From) / per, to: float64(a.To) / per}})
 	case "steps":
-		var ps []piece
+		var ps []ratePiece
 		for _, l := range a.Levels {
-			ps = append(ps, piece{length: l.For.of().Seconds(), from: float64(l.Rate) / per, to: float64(l.Rate) / per})
+			ps = append(ps, ratePiece{length: l.For.of().Seconds(), from: float64(l.Rate) / per, to: float64(l.Rate) / per})
 		}
 		base = newPieces(ps)
 	case "spike":
 		lo, hi := float64(a.Rate)/per, float64(a.Peak)/per
-		base = newPieces([]piece{{length: a.At.of().Seconds(), from: lo, to: lo}, {length: a.For.of().Seconds(), from: hi, to: hi}, {length: 1, from: lo, to: lo}})
+		base = newPieces([]ratePiece{{length: a.At.of().Seconds(), from: lo, to: lo}, {length: a.For.of().Seconds(), from: hi, to: hi}, {length: 1, from: lo, to: lo}})
 	case "sine":
 		period := cmp.Or(a.Period.of(), length)
 		mean := (float64(a.Rate) + float64(a.Peak)) / 2 / per
-		base = &wave{mean: mean, swing: float64(a.Peak)/per - mean, period: period.Seconds()}
+		base = &sineWave{mean: mean, swing: float64(a.Peak)/per - mean, period: period.Seconds()}
 	case "trace":
 		return readTrace(a.File, a.Slot.of(), a.Factor)
 	default:
 		return nil, fmt.Errorf("no arrival is called %q", a.Shape)
 	}
 	if a.Poisson || a.Shape == "poisson" {
-		return &poisson{rate: base.(intensity), seed: seed, marks: []float64{0}}, nil
+		return &poissonArrival{rate: base.(intensity), seed: seed, gapSums: []float64{0}}, nil
 	}
 	return base, nil
 }
 
-// intensity is a schedule by its rate: n(t) requests are due by t seconds, and
-// t(n) is its inverse.
+// intensity is a schedule given by its rate. countAt(t) is how many requests, as a fraction, are
+// due by t seconds, and timeOf(n) is its inverse.
 type intensity interface {
-	n(t float64) float64
-	t(n float64) float64
+	countAt(t float64) float64
+	timeOf(n float64) float64
 }
 
 func seconds(t float64) time.Duration { return time.Duration(math.Round(t * 1e9)) }
 
-// dueBy counts the i with at(i) <= t: it begins at a guess and corrects it.
-func dueBy(s interface{ at(int64) time.Duration }, t time.Duration, guess float64) int64 {
+// dueBy counts the i with dueTime(i) <= t. It starts at a guess and corrects it.
+func dueBy(s interface{ dueTime(int64) time.Duration }, t time.Duration, guess float64) int64 {
 	if t < 0 {
 		return 0
 	}
 	n := max(int64(guess), 0)
-	for n > 0 && s.at(n-1) > t {
+	for n > 0 && s.dueTime(n-1) > t {
 		n--
 	}
-	for s.at(n) <= t {
+	for s.dueTime(n) <= t {
 		n++
 	}
 	return n
 }
 
-// flat is a constant rate.
-type flat struct{ rate, period float64 } // a second, ns
+// constantRate is a schedule with one rate.
+type constantRate struct{ rate, period float64 } // requests a second, ns between two
 
-func newFlat(rate float64) flat { return flat{rate, 1e9 / rate} }
+func newFlat(rate float64) constantRate { return constantRate{rate, 1e9 / rate} }
 
-func (f flat) n(t float64) float64 { return t * f.rate }
-func (f flat) t(n float64) float64 { return n / f.rate }
+func (f constantRate) countAt(t float64) float64 { return t * f.rate }
+func (f constantRate) timeOf(n float64) float64  { return n / f.rate }
 
-// at multiplies once and rounds once: an interval rounded to whole nanoseconds
-// would be a rate of its own.
-func (f flat) at(i int64) time.Duration { return time.Duration(float64(i)*f.period + 0.5) }
-func (f flat) by(t time.Duration) int64 { return dueBy(f, t, f.n(t.Seconds())+1) }
+// dueTime multiplies once and rounds once. Adding intervals rounded to whole nanoseconds would
+// change the rate.
+func (f constantRate) dueTime(i int64) time.Duration  { return time.Duration(float64(i)*f.period + 0.5) }
+func (f constantRate) countDue(t time.Duration) int64 { return dueBy(f, t, f.countAt(t.Seconds())+1) }
 
-// piece is a stretch over which the rate changes evenly.
-type piece struct {
+// ratePiece is a stretch of time over which the rate changes evenly.
+type ratePiece struct {
 	length, from, to float64 // seconds, requests a second
 	begin, before    float64 // computed: seconds and requests before it
 }
 
-// pieces are one after the other; the last one goes on at its last rate.
-type pieces []piece
+// ratePieces follow one another. The last piece continues at its last rate.
+type ratePieces []ratePiece
 
-func newPieces(ps []piece) pieces {
-	var out pieces
+func newPieces(ps []ratePiece) ratePieces {
+	var out ratePieces
 	begin, before, last := 0.0, 0.0, 0.0
 	for _, p := range ps {
 		last = p.to
@@ -195,10 +196,10 @@ func newPieces(ps []piece) pieces {
 		before += (p.from + p.to) / 2 * p.length
 		out = append(out, p)
 	}
-	return append(out, piece{length: math.Inf(1), from: last, to: last, begin: begin, before: before})
+	return append(out, ratePiece{length: math.Inf(1), from: last, to: last, begin: begin, before: before})
 }
 
-func (ps pieces) n(t float64) float64 {
+func (ps ratePieces) countAt(t float64) float64 {
 	for i := len(ps) - 1; ; i-- {
 		p := &ps[i]
 		if t < p.begin && i > 0 {
@@ -212,7 +213,7 @@ func (ps pieces) n(t float64) float64 {
 	}
 }
 
-func (ps pieces) t(n float64) float64 {
+func (ps ratePieces) timeOf(n float64) float64 {
 	for i := range ps {
 		p := &ps[i]
 		if i+1 < len(ps) && n >= ps[i+1].before {
@@ -227,42 +228,42 @@ func (ps pieces) t(n float64) float64 {
 		case rest <= 0:
 			return p.begin
 		case math.Abs(a) < 1e-12 && p.from <= 0:
-			return math.Inf(1) // a rate of 0 to the end: never
+			return math.Inf(1) // the rate is 0 to the end: never due
 		case math.Abs(a) < 1e-12:
 			return p.begin + rest/p.from
 		}
-		// from*d + a/2*d*d = rest, solved so that it is exact for small a as well.
+		// Solve from*d + a/2*d*d = rest. This form of the solution is exact for small a, too.
 		return p.begin + 2*rest/(p.from+math.Sqrt(max(p.from*p.from+2*a*rest, 0)))
 	}
 	return math.Inf(1)
 }
 
-// never is the time of what is never due.
+// never is the due time of a request that is never due.
 const never = time.Duration(math.MaxInt64)
 
-func (ps pieces) at(i int64) time.Duration {
-	t := ps.t(float64(i))
+func (ps ratePieces) dueTime(i int64) time.Duration {
+	t := ps.timeOf(float64(i))
 	if t > 1e9 { // 30 years
 		return never
 	}
 	return seconds(t)
 }
-func (ps pieces) by(t time.Duration) int64 { return dueBy(ps, t, ps.n(t.Seconds())+1) }
+func (ps ratePieces) countDue(t time.Duration) int64 { return dueBy(ps, t, ps.countAt(t.Seconds())+1) }
 
-// wave swings about a mean, from its lowest.
-type wave struct{ mean, swing, period float64 }
+// sineWave swings about a mean rate. It starts at its lowest rate.
+type sineWave struct{ mean, swing, period float64 }
 
-func (w *wave) n(t float64) float64 {
+func (w *sineWave) countAt(t float64) float64 {
 	return w.mean*t - w.swing*w.period/(2*math.Pi)*math.Sin(2*math.Pi*t/w.period)
 }
 
-func (w *wave) t(n float64) float64 {
+func (w *sineWave) timeOf(n float64) float64 {
 	// n(t) rises and stays within swing*period/2pi of mean*t.
 	slack := math.Abs(w.swing)*w.period/(2*math.Pi)/w.mean + 1e-9
 	lo, hi := max(n/w.mean-slack, 0), n/w.mean+slack
 	for range 60 {
 		mid := (lo + hi) / 2
-		if w.n(mid) < n {
+		if w.countAt(mid) < n {
 			lo = mid
 		} else {
 			hi = mid
@@ -271,58 +272,59 @@ func (w *wave) t(n float64) float64 {
 	return hi
 }
 
-func (w *wave) at(i int64) time.Duration { return seconds(w.t(float64(i))) }
-func (w *wave) by(t time.Duration) int64 { return dueBy(w, t, w.n(t.Seconds())+1) }
+func (w *sineWave) dueTime(i int64) time.Duration  { return seconds(w.timeOf(float64(i))) }
+func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countAt(t.Seconds())+1) }
 
-// poisson puts requests at random moments of an intensity: request i is where
-// the sum of i+1 exponential gaps, each a pure function of seed and number, lies.
-// Sums are remembered every markEvery requests, so that any i is found with few
-// additions.
-type poisson struct {
+// poissonArrival puts requests at random moments of an intensity. Request i is due where the sum
+// of i+1 exponential gaps lies. Each gap is a pure function of the seed and its number. The sum
+// is stored every gapSumEvery requests, so that any i needs few additions.
+type poissonArrival struct {
 	rate intensity
 	seed uint64
 
-	mu    sync.Mutex
-	marks []float64 // sum of the gaps before request k*markEvery
-	next  int64     // the request whose sum was asked last, plus 1
-	sum   float64   // of the gaps up to it
+	mu      sync.Mutex // guards the fields below; all workers of a step use them
+	gapSums []float64  // element k: sum of the gaps before request k*gapSumEvery
+	next    int64      // 1 + the request that was asked for last
+	sum     float64    // of the gaps before request next
 }
 
-const markEvery = 1024
+const gapSumEvery = 1024
 
-func (p *poisson) gap(i int64) float64 {
+func (p *poissonArrival) gapAfter(i int64) float64 {
 	u := float64(notify.Mix(p.seed^notify.Mix(uint64(i)))>>11) / (1 << 53) // [0, 1)
 	return -math.Log1p(-u)
 }
 
-func (p *poisson) at(i int64) time.Duration {
+func (p *poissonArrival) dueTime(i int64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for k := i / markEvery; int64(len(p.marks)) <= k; {
-		from := int64(len(p.marks)-1) * markEvery
-		sum := p.marks[len(p.marks)-1]
-		for j := from; j < from+markEvery; j++ {
-			sum += p.gap(j)
+	for k := i / gapSumEvery; int64(len(p.gapSums)) <= k; {
+		from := int64(len(p.gapSums)-1) * gapSumEvery
+		sum := p.gapSums[len(p.gapSums)-1]
+		for j := from; j < from+gapSumEvery; j++ {
+			sum += p.gapAfter(j)
 		}
-		p.marks = append(p.marks, sum)
+		p.gapSums = append(p.gapSums, sum)
 	}
-	// Whoever asks in order pays one gap a request.
-	if i < p.next || i-p.next >= markEvery || p.next == 0 {
-		p.next, p.sum = i/markEvery*markEvery, p.marks[i/markEvery]
+	// Continue from the last request, so that asking in order costs one gap a request.
+	if i < p.next || i-p.next >= gapSumEvery || p.next == 0 {
+		p.next, p.sum = i/gapSumEvery*gapSumEvery, p.gapSums[i/gapSumEvery]
 	}
 	for ; p.next <= i; p.next++ {
-		p.sum += p.gap(p.next)
-		if p.next%markEvery == markEvery-1 { // the same sum, whichever way it was reached
-			if k := p.next/markEvery + 1; k < int64(len(p.marks)) {
-				p.sum = p.marks[k]
+		p.sum += p.gapAfter(p.next)
+		if p.next%gapSumEvery == gapSumEvery-1 { // use the stored sum, so that rounding does not depend on the order of calls
+			if k := p.next/gapSumEvery + 1; k < int64(len(p.gapSums)) {
+				p.sum = p.gapSums[k]
 			}
 		}
 	}
-	t := p.rate.t(p.sum)
+	t := p.rate.timeOf(p.sum)
 	if t > 1e9 {
 		return never
 	}
 	return seconds(t)
 }
 
-func (p *poisson) by(t time.Duration) int64 { return dueBy(p, t, p.rate.n(t.Seconds())) }
+func (p *poissonArrival) countDue(t time.Duration) int64 {
+	return dueBy(p, t, p.rate.countAt(t.Seconds()))
+}

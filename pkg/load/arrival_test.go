@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Every shape is a pure function: at rises, by is its inverse, and the sum over
-// the phase is the integral of the rate.
+// TestSchedules checks that every shape is a pure function: dueTime never falls, countDue is its
+// inverse, and the count over the phase is the integral of the rate.
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "trace")
@@ -52,43 +52,43 @@ func TestSchedules(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		n := s.by(length - 1)
+		n := s.countDue(length - 1)
 		if math.Abs(float64(n)-c.total) > c.slack {
 			t.Errorf("%s: %d requests in %v, want %v", name, n, length, c.total)
 		}
 		last := time.Duration(-1)
 		for i := range n {
-			at := s.at(i)
+			at := s.dueTime(i)
 			if at < last || at >= length {
 				t.Fatalf("%s: request %d at %v after one at %v", name, i, at, last)
 			}
 			last = at
 			if i%97 == 0 {
-				if got := s.by(at); got <= i {
+				if got := s.countDue(at); got <= i {
 					t.Fatalf("%s: by(at(%d)) = %d", name, i, got)
 				}
-				if got := s.by(at - 1); got > i {
+				if got := s.countDue(at - 1); got > i {
 					t.Fatalf("%s: by(at(%d)-1) = %d", name, i, got)
 				}
 			}
 		}
-		// Asked in another order, and by another instance, it says the same.
+		// Another order of calls and another instance give the same times.
 		other, err := newSchedule(&c.a, c.size, length, 42)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, i := range []int64{n - 1, n / 2, 0, n / 3, n - 1} {
-			if a, b := s.at(i), other.at(i); a != b {
+			if a, b := s.dueTime(i), other.dueTime(i); a != b {
 				t.Errorf("%s: request %d at %v and at %v", name, i, a, b)
 			}
 		}
-		if got := s.by(-1); got != 0 {
+		if got := s.countDue(-1); got != 0 {
 			t.Errorf("%s: %d before the beginning", name, got)
 		}
 	}
 }
 
-// The gaps of poisson are exponential: as many of each length as that has.
+// TestPoissonGaps checks that the gaps are distributed exponentially.
 func TestPoissonGaps(t *testing.T) {
 	t.Parallel()
 	s, err := newSchedule(&Arrival{Shape: "poisson", Rate: 1e6}, 1, 0, 1)
@@ -99,7 +99,7 @@ func TestPoissonGaps(t *testing.T) {
 	var short, long int
 	last := time.Duration(0)
 	for i := range int64(n) {
-		at := s.at(i)
+		at := s.dueTime(i)
 		switch gap := at - last; {
 		case gap < 693: // the median of the mean 1,000 ns
 			short++
@@ -112,20 +112,20 @@ func TestPoissonGaps(t *testing.T) {
 		t.Errorf("%d of %d gaps below the median, %d above the highest tenth", short, n, long)
 	}
 	other, _ := newSchedule(&Arrival{Shape: "poisson", Rate: 1e6}, 1, 0, 2)
-	if other.at(100) == s.at(100) {
+	if other.dueTime(100) == s.dueTime(100) {
 		t.Error("the seed does not matter")
 	}
 }
 
-// The rate is not rounded to an interval of whole nanoseconds: 3M/s for an hour
-// is 10.8 billion messages.
+// TestScheduleIsExact checks that the rate is not rounded to an interval of whole nanoseconds. 3M/s
+// for an hour is 10.8 billion messages.
 func TestScheduleIsExact(t *testing.T) {
 	t.Parallel()
 	s, err := newSchedule(&Arrival{Shape: "constant", Rate: 3e6}, 1, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := s.at(3e6 * 3600); got != time.Hour {
+	if got := s.dueTime(3e6 * 3600); got != time.Hour {
 		t.Errorf("message 10.8 billion is due at %v", got)
 	}
 }
@@ -143,8 +143,8 @@ func TestTraceRefuses(t *testing.T) {
 	}
 }
 
-// A trace of many requests a line is not held request by request, and its products of
-// times and counts do not overflow.
+// TestTraceOfManyRequests checks that a line with many requests needs no memory per request, and
+// that products of times and counts do not overflow.
 func TestTraceOfManyRequests(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "trace")
@@ -155,19 +155,19 @@ func TestTraceOfManyRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := tr.at(300_000_000_000); got != 30*time.Minute {
+	if got := tr.dueTime(300_000_000_000); got != 30*time.Minute {
 		t.Errorf("the middle one is due at %v", got)
 	}
-	if got := tr.by(time.Hour - 1); got != 600_000_000_000 {
+	if got := tr.countDue(time.Hour - 1); got != 600_000_000_000 {
 		t.Errorf("%d due before the end", got)
 	}
-	if got := tr.at(600_000_000_002); got != never {
+	if got := tr.dueTime(600_000_000_002); got != never {
 		t.Errorf("one behind the last at %v", got)
 	}
 }
 
-// The requests of a trace have the sizes that it says, whichever segment sends them, and
-// what is intended counts them. Each message has a number of its own, without gaps.
+// TestTraceSizes checks that requests of a trace have the sizes of their lines in every segment, and
+// that the intended messages count them. Each message has its own number, without gaps.
 func TestTraceSizes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trace")
 	if err := os.WriteFile(file, []byte("0.1 3 10\n0.1 2 7\n0.4\n0.9 5 900\n"), 0o600); err != nil {
@@ -205,7 +205,7 @@ func TestTraceSizes(t *testing.T) {
 	}
 }
 
-// seqs keeps the numbers of messages.
+// seqs collects the numbers of messages.
 type seqs struct {
 	mu sync.Mutex
 	of []uint64

@@ -7,30 +7,29 @@ import (
 	"time"
 )
 
-// calibrate finds out what this machine generates without a server: for each
-// kind of body, on all CPUs, for d.
+// calibrate measures the rate that this machine generates without a server. It runs each kind of
+// body on all CPUs for d, and stores the rates in c.calibrated.
 func calibrate(ctx context.Context, c *coordinator, d time.Duration) {
 	began := time.Now()
 	known := map[string]float64{}
 	for _, s := range c.run.steps {
 		rate, ok := known[s.Name]
 		if !ok {
-			rate = generate(ctx, s, d)
+			rate = generateBodies(ctx, s, d)
 			known[s.Name] = rate
 		}
 		c.calibrated[s] = rate
 	}
-	c.calTook = time.Since(began)
+	c.calibrationTook = time.Since(began)
 }
 
-// generate makes the bodies of a step for d and records them, and returns
-// messages per second.
-func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
+// generateBodies makes and records the bodies of a step for d. It returns messages per second.
+func generateBodies(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	var wg sync.WaitGroup
 	var total int64
 	var mu sync.Mutex
 	began := time.Now()
-	kafka, _ := s.target.(*KafkaTarget) // it makes its envelopes itself
+	kafka, _ := s.target.(*KafkaTarget) // a Kafka target encodes envelopes instead of bodies
 	for w := range processors() {
 		wg.Go(func() {
 			rec := newRecorder()
@@ -42,7 +41,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 					if kafka == nil {
 						body = s.data.request(body[:0], i, i*uint64(s.Size), s.Size, 0)
 					} else if _, _, err := kafka.records(&Request{Step: s.Step, Seq: i * uint64(s.Size), Size: s.Size, WantIDs: s.run.wantIDs(), data: s.data}); err != nil {
-						return // it will say so when it sends
+						return // sending will report the same error
 					}
 					rec.record(&sample{intended: sent, taken: sent, sent: sent, done: sent, messages: s.Size, ack: Ack{Accepted: s.Size}})
 					n += int64(s.Size)
@@ -57,19 +56,21 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	return float64(total) / time.Since(began).Seconds()
 }
 
-// evidence gathers what the verdict follows from.
-func evidence(c *coordinator, all *window, workers float64, length time.Duration, draining bool) {
+// addEvidence adds the figures of one second to the evidence of the verdict. all holds the counts
+// of all steps, workers the mean number of workers that ran, length the length of the second.
+// The coordinator's goroutine calls it.
+func addEvidence(c *coordinator, all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
 	response := time.Duration(all.response.ValueAtQuantile(99))
-	behind := late(time.Duration(all.lag.ValueAtQuantile(99)), response)
+	behind := isLateWake(time.Duration(all.lag.ValueAtQuantile(99)), response)
 	wake := all.wake
-	probed := c.probe.swap()
+	probed := c.probe.takeWindow()
 	defer c.probe.giveBack(probed)
-	if behind && wake.TotalCount() == 0 { // no worker waited for its time, so none can tell
+	if behind && wake.TotalCount() == 0 { // no worker waited for a due time: use the wake-ups of the probe
 		wake = probed.wake
 	}
 	busy := h.Busy
-	if c.run.feeds == nil { // agents have said the same of themselves
+	if c.run.feeds == nil { // agents report these figures for themselves
 		if wake.TotalCount() > 0 {
 			h.LagP99 = time.Duration(wake.ValueAtQuantile(99))
 		}
@@ -78,29 +79,29 @@ func evidence(c *coordinator, all *window, workers float64, length time.Duration
 		}
 		h.Busy = min(busy, 1)
 		h.Embedded = c.run.cfg.Embedded
-		h.CalibratedRate, h.GeneratorShare = share(c, all)
+		h.CalibratedRate, h.GeneratorShare = generatorShare(c, all)
 	}
 	if draining || all.requests == 0 && workers == 0 {
 		return
 	}
-	c.measured++
-	if late(h.LagP99, response) {
-		c.late++
+	c.measuredSeconds++
+	if isLateWake(h.LagP99, response) {
+		c.lateWakeSeconds++
 	} else if behind {
-		c.queued++
+		c.queuedSeconds++
 	}
 	if h.CPU >= starvedShare*h.CPUs {
-		c.starved++
+		c.starvedSeconds++
 	}
 	if h.LagP99 > c.worstWake {
-		c.worstWake, c.sums.WorstLagSecond = h.LagP99, c.second
+		c.worstWake, c.healthSums.WorstLagSecond = h.LagP99, c.secondIndex
 	}
-	s := &c.sums
+	s := &c.healthSums
 	s.CPU += h.CPU
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	s.Busy += busy // an answer that took seconds counts in the one in which it came, for all of them
+	s.Busy += busy // an answer that took several seconds counts wholly in the second in which it came
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
 	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
 	s.LagP99, s.GeneratorShare = max(s.LagP99, h.LagP99), max(s.GeneratorShare, h.GeneratorShare)
@@ -109,13 +110,13 @@ func evidence(c *coordinator, all *window, workers float64, length time.Duration
 	s.CPUSeconds += h.CPU * length.Seconds()
 }
 
-// share is how much of the calibrated rate the running steps ask for, and what
-// that rate is for their mixture.
-func share(c *coordinator, all *window) (rate, share float64) {
+// generatorShare returns the share of the calibrated rate that the running steps ask for, and the
+// calibrated rate of their mixture.
+func generatorShare(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {
 		cal := c.calibrated[s]
-		if end := time.Duration(s.ended.Load()); cal <= 0 || s.begin.Load() < 0 || end != 0 && end <= c.last {
+		if end := time.Duration(s.ended.Load()); cal <= 0 || s.begin.Load() < 0 || end != 0 && end <= c.secondEnd {
 			continue
 		}
 		want := s.rates.Intended

@@ -10,49 +10,49 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Search finds the highest rate that holds: doubled until one does not, then
-// halved between, then confirmed for longer. It is a pure state machine: ask Next
-// for the rate to try and Tell what came of it, until Next says that it is done.
+// Search finds the highest rate that holds. It doubles the rate until one does not hold, then
+// bisects, then confirms the result with a longer trial. It is a state machine without side
+// effects: call Next for the rate to try, and Tell with the outcome, until Next returns done.
 type Search struct {
 	from, most, within, least float64
 
-	good, bad float64 // highest that held, lowest that did not; bad 0: none yet
-	rate      float64 // to try
-	confirm   bool    // the trial is the long one
-	done      bool
-	limit     Limit
-	tries     int
+	highestHeld, lowestMissed float64 // highest rate that held, and lowest that did not; 0: none yet
+	nextRate                  float64 // rate of the next trial
+	confirm                   bool    // the next trial is the long one
+	done                      bool
+	limit                     Limit
+	trials                    int
 }
 
-// Limit says why a search ended where it did.
+// Limit says why a search ended.
 type Limit string
 
 // The limits.
 const (
-	LimitObjective Limit = "objective" // more does not hold
-	LimitGenerator Limit = "generator" // more cannot be generated here
-	LimitMost      Limit = "most"      // nobody asked for more
-	LimitNothing   Limit = "nothing"   // not even the lowest rate tried holds
-	LimitUnsteady  Limit = "unsteady"  // what held once did not hold again: nothing was confirmed
-	LimitStopped   Limit = "stopped"   // somebody ended the search
+	LimitObjective Limit = "objective" // a higher rate does not hold
+	LimitGenerator Limit = "generator" // this generator cannot offer a higher rate
+	LimitMost      Limit = "most"      // the search reached objective.most
+	LimitNothing   Limit = "nothing"   // not even the lowest rate held
+	LimitUnsteady  Limit = "unsteady"  // no rate held a second time, so none was confirmed
+	LimitStopped   Limit = "stopped"   // the user stopped the search
 )
 
-// Trial is what became of a rate.
+// Trial is the outcome of one rate.
 type Trial struct {
-	Rate      float64 `json:"rate"`
-	Confirm   bool    `json:"confirm,omitempty"`
-	Held      bool    `json:"held"`
-	Generator bool    `json:"generator_bound,omitempty"` // it says nothing of the server
-	Disturbed bool    `json:"disturbed,omitempty"`       // for that reason it is tried again
-	Why       string  `json:"why,omitempty"`             // it did not hold
+	Rate           float64 `json:"rate"`
+	Confirm        bool    `json:"confirm,omitempty"`
+	Held           bool    `json:"held"`
+	GeneratorBound bool    `json:"generator_bound,omitempty"` // the generator was the limit, so the trial says nothing about the server
+	Disturbed      bool    `json:"disturbed,omitempty"`       // the generator was disturbed, so the rate is tried again
+	Why            string  `json:"why,omitempty"`             // why the rate did not hold
 }
 
-// maxTries ends a search that noise keeps from ending.
-const maxTries = 40
+// maxTrials ends a search whose trials contradict each other because of noise.
+const maxTrials = 40
 
-// NewSearch begins at from, not beyond most (0: no bound), goes down to least (0: a
-// thousandth of from), and ends when the answer is known within a share. from is
-// above 0; within from 0.001 to 1.
+// NewSearch returns a search that begins at from. It does not go beyond most (0: no bound) or below
+// least (0: 1/1024 of from). It ends when the answer is known within the share within, 0.001 to
+// 1. from is above 0.
 func NewSearch(from, most, within, least float64) *Search {
 	if most <= 0 {
 		most = math.Inf(1)
@@ -61,82 +61,83 @@ func NewSearch(from, most, within, least float64) *Search {
 		least = from / 1024
 	}
 	from = min(from, most)
-	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), rate: from}
+	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), nextRate: from}
 }
 
-// Next returns the rate to try, and whether the trial is the long one.
-func (s *Search) Next() (rate float64, confirm, done bool) { return s.rate, s.confirm, s.done }
+// Next returns the rate to try, and whether the trial is the long one. done says that the search
+// has ended.
+func (s *Search) Next() (rate float64, confirm, done bool) { return s.nextRate, s.confirm, s.done }
 
-// Found returns the highest rate that was confirmed, and what limits it; 0 where
-// none was.
+// Found returns the highest rate that was confirmed, and what limits it. The rate is 0 if no rate
+// was confirmed.
 func (s *Search) Found() (rate float64, limit Limit) {
 	if s.limit == LimitNothing || s.limit == LimitUnsteady || !s.done {
 		return 0, s.limit
 	}
-	return s.good, s.limit
+	return s.highestHeld, s.limit
 }
 
-// Tell says what became of the rate that Next named.
+// Tell reports the outcome of the rate that Next returned.
 func (s *Search) Tell(t Trial) {
 	if s.done {
 		return
 	}
-	s.tries++
+	s.trials++
 	switch {
 	case t.Held && s.confirm:
-		s.good, s.done = s.rate, true
+		s.highestHeld, s.done = s.nextRate, true
 		s.limit = cmp.Or(s.limit, LimitObjective)
 		return
 	case t.Held:
-		s.good = s.rate
-		if s.rate >= s.most {
+		s.highestHeld = s.nextRate
+		if s.nextRate >= s.most {
 			s.limit = LimitMost
 		}
 	default:
-		// What the generator cannot offer bounds the search like what the server
-		// cannot take, but the answer says whose bound it is.
-		if s.bad == 0 || s.rate < s.bad {
-			s.bad, s.limit = s.rate, LimitObjective
-			if t.Generator {
+		// A rate that the generator cannot offer ends the search upwards, too. The limit
+		// says which of the two it was.
+		if s.lowestMissed == 0 || s.nextRate < s.lowestMissed {
+			s.lowestMissed, s.limit = s.nextRate, LimitObjective
+			if t.GeneratorBound {
 				s.limit = LimitGenerator
 			}
 		}
 		if s.confirm {
 			s.confirm = false
-			// It held for a moment and not for long: not good after all.
-			s.good = 0
-			if low := s.rate * (1 - 2*s.within); low > s.least {
-				s.good = low // to be confirmed as well
+			// The rate held for a short trial, but not for the long one.
+			s.highestHeld = 0
+			if low := s.nextRate * (1 - 2*s.within); low > s.least {
+				s.highestHeld = low // must be confirmed, too
 			}
 		}
 	}
-	s.choose()
+	s.chooseNext()
 }
 
-func (s *Search) choose() {
-	if s.tries >= maxTries {
+func (s *Search) chooseNext() {
+	if s.trials >= maxTrials {
 		s.limit, s.done = LimitUnsteady, true
 		return
 	}
 	switch {
-	case s.good == 0 && s.bad > 0: // below what was begun with
-		if s.bad <= s.least {
+	case s.highestHeld == 0 && s.lowestMissed > 0: // no rate has held yet: go down
+		if s.lowestMissed <= s.least {
 			s.limit, s.done = LimitNothing, true
 			return
 		}
-		s.rate = max(s.bad/2, s.least)
-	case s.bad == 0 && s.good < s.most:
-		s.rate = min(2*s.good, s.most)
-	case s.bad > 0 && s.bad > s.good*(1+s.within) && !math.IsInf(s.bad, 1):
-		s.rate = (s.good + s.bad) / 2
+		s.nextRate = max(s.lowestMissed/2, s.least)
+	case s.lowestMissed == 0 && s.highestHeld < s.most:
+		s.nextRate = min(2*s.highestHeld, s.most)
+	case s.lowestMissed > 0 && s.lowestMissed > s.highestHeld*(1+s.within) && !math.IsInf(s.lowestMissed, 1):
+		s.nextRate = (s.highestHeld + s.lowestMissed) / 2
 	default:
-		s.rate, s.confirm = s.good, true
+		s.nextRate, s.confirm = s.highestHeld, true
 	}
 }
 
-// AtRate returns the scenario of one trial: every phase but warm-ups as long as
-// length, the objective's step (all where it names none) at rate together, its
-// conditions as thresholds.
+// AtRate returns the scenario of one trial. Every phase but warm-ups takes length. The steps of the
+// objective (all, if it names none) have this rate together. The conditions of the objective are
+// the thresholds.
 func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	s = s.WithDefaults()
 	o := s.objective()
@@ -164,7 +165,7 @@ func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
 	return s
 }
 
-// objective is the scenario's, with its defaults.
+// objective returns the objective of the scenario with its defaults.
 func (s *Scenario) objective() Objective {
 	var o Objective
 	if s.Objective != nil {
@@ -191,20 +192,20 @@ func (s *Scenario) objective() Objective {
 	return o
 }
 
-// Capacity is what a search found.
+// Capacity is the result of a search.
 type Capacity struct {
 	Scenario string    `json:"scenario"`
-	Rate     float64   `json:"rate"`                // messages/s that held; 0: none did
-	MissedAt float64   `json:"missed_at,omitempty"` // the lowest rate that did not hold: the limit lies between; 0: all held
+	Rate     float64   `json:"rate"`                // highest messages/s that held; 0: none did
+	MissedAt float64   `json:"missed_at,omitempty"` // lowest rate that did not hold, so the limit is below it; 0: all rates held
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
-	Verdict  Verdict   `json:"verdict"` // of the confirmation
+	Verdict  Verdict   `json:"verdict"` // verdict of the confirmation
 }
 
-// Uncertainty is by what share the limit may lie above Rate; ok is false where no rate was
-// missed.
+// Uncertainty returns the share by which the limit may lie above Rate. It returns false if every
+// rate held.
 func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	if c.Rate <= 0 || c.MissedAt <= c.Rate {
 		return 0, false
@@ -212,16 +213,17 @@ func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	return c.MissedAt/c.Rate - 1, true
 }
 
-// FindCapacity tries rates with run, which runs one trial's scenario, until the
-// search is done. A condition that has no figure, though messages were accepted, is
-// an error of notify.KindInvalid: no rate would ever hold it.
+// FindCapacity searches for the highest rate that holds. It calls run with the scenario of each
+// trial, and said, if it is not nil, with each outcome. It returns an error of
+// notify.KindInvalid if a condition has no value although messages were accepted: no rate could
+// ever meet it.
 func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Trial)) (Capacity, error) {
 	s = s.WithDefaults()
 	o := s.objective()
 	out := Capacity{Scenario: s.Name, Started: time.Now().UTC()}
-	// With fewer messages a trial says nothing of anybody.
-	search := NewSearch(float64(o.From), float64(o.Most), o.Within, fewest/o.Hold.of().Seconds())
-	var ours *Verdict // of the last trial that the generator bounded
+	// Below this rate a trial has too few messages for a verdict.
+	search := NewSearch(float64(o.From), float64(o.Most), o.Within, minMessages/o.Hold.of().Seconds())
+	var ours *Verdict // verdict of the last trial in which the generator was the limit
 	for repeated := false; ; {
 		rate, confirm, done := search.Next()
 		if done {
@@ -245,11 +247,11 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 			return out, err
 		}
 		t.Rate, t.Confirm = rate, confirm
-		if t.Generator {
+		if t.GeneratorBound {
 			ours = &res.Verdict
 		}
-		// The machine may have been busy with something else for a moment: once more.
-		t.Disturbed = t.Generator && offered(res) && !repeated
+		// The machine may have been busy with something else for a moment: try once more.
+		t.Disturbed = t.GeneratorBound && sentInFull(res) && !repeated
 		repeated = t.Disturbed
 		out.Trials = append(out.Trials, t)
 		if said != nil {
@@ -263,25 +265,24 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 		out.Rate, out.Limit = search.Found()
 	}
 	if out.Rate > 0 {
-		out.MissedAt = search.bad
+		out.MissedAt = search.lowestMissed
 	}
-	if out.Rate == 0 && ours != nil { // nothing held, and not for the server's sake alone
+	if out.Rate == 0 && ours != nil { // no rate held, and the generator was the limit of at least one
 		out.Verdict = *ours
 	}
 	out.Seconds = time.Since(out.Started).Seconds()
 	return out, nil
 }
 
-// offered reports whether what was due was sent.
-func offered(r *Result) bool {
-	return float64(r.Totals.Sent) >= sentEnough*float64(r.Totals.Intended)
+// sentInFull reports whether the intended messages were sent, up to a small share.
+func sentInFull(r *Result) bool {
+	return float64(r.Totals.Sent) >= minSentShare*float64(r.Totals.Intended)
 }
 
-// trialOf says whether a rate held. A generator that wakes late makes every figure
-// worse and none better: what holds although it did, holds. A rate at which every worker
-// waits does not hold, even if all was sent in the end: the queue of requests that are due
-// grows for as long as the rate lasts, and an objective without response times does not
-// show it.
+// trialOf decides whether a rate held. A generator that wakes late makes every figure worse and
+// none better, so a rate that holds all the same does hold. A rate at which every worker waits
+// does not hold, even if everything was sent in the end: the queue of due requests grows for as
+// long as the rate lasts, and an objective without response times does not show it.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {
@@ -289,7 +290,7 @@ func trialOf(res *Result) (Trial, error) {
 		case th.OK || t.Why != "":
 		case !th.Known && res.Totals.Acked > 0:
 			return t, notify.Invalid(codeScenario, "objective.holds",
-				th.Expr+" has no figure in such a run: a slope needs a hold of 3s or more, and what was delivered a ledger, of simulators")
+				th.Expr+" has no value in such a run: a slope needs a hold of 3s or more, and metrics of deliveries need simulators")
 		default:
 			t.Why = th.Expr
 		}
@@ -299,18 +300,18 @@ func trialOf(res *Result) (Trial, error) {
 		t.Why = fmt.Sprintf("%d were still on their way when the drain's time was over", left)
 	}
 	switch code := res.Verdict.Code; {
-	case t.Why == "" && offered(res) && code != SinkBound && code != ConcurrencyBound:
+	case t.Why == "" && sentInFull(res) && code != SinkBound && code != ConcurrencyBound:
 		t.Held = true
 		return t, nil
 	case code == GeneratorBound:
-		if t.Generator = true; t.Why != "" {
+		if t.GeneratorBound = true; t.Why != "" {
 			t.Why += ", and "
 		}
 		t.Why += "the generator is the limit"
 	case t.Why == "" && code == SinkBound:
 		t.Why = "the server did not take what was offered"
-	case t.Why == "" && !offered(res):
-		t.Why = "not all that was due was sent"
+	case t.Why == "" && !sentInFull(res):
+		t.Why = "not all due messages were sent"
 	case t.Why == "":
 		t.Why = "requests waited for a free worker"
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// search plays a server that holds up to a rate.
+// search runs a search against a server that holds up to a rate.
 func search(s *Search, holds func(rate float64, confirm bool) Trial) (found float64, limit Limit, tries int) {
 	for {
 		r, confirm, done := s.Next()
@@ -48,13 +48,13 @@ func TestSearch(t *testing.T) {
 	if _, limit, tries := search(NewSearch(100, 0, 0.05, 30), upTo(0)); limit != LimitNothing || tries != 3 { // 100, 50, 30
 		t.Errorf("the least: %s after %d", limit, tries)
 	}
-	rate, limit, _ := search(NewSearch(100, 0, 0.05, 0), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
+	rate, limit, _ := search(NewSearch(100, 0, 0.05, 0), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, GeneratorBound: r > 5000} })
 	if rate < 4750 || rate > 5000 || limit != LimitGenerator {
 		t.Errorf("the generator's bound: %v (%s)", rate, limit)
 	}
 }
 
-// What held for a moment and not for long is not the answer.
+// TestSearchConfirms checks that a rate that holds only in a short trial is not the result.
 func TestSearchConfirms(t *testing.T) {
 	t.Parallel()
 	confirmed := 0.0
@@ -72,7 +72,8 @@ func TestSearchConfirms(t *testing.T) {
 	}
 }
 
-// Whatever the server does, the search ends, and says only what was confirmed.
+// TestSearchEnds checks that every search ends and returns only a confirmed rate, whatever the server
+// does.
 func TestSearchEnds(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(500) {
@@ -82,13 +83,13 @@ func TestSearchEnds(t *testing.T) {
 			if r <= 0 || math.IsInf(r, 0) || math.IsNaN(r) {
 				t.Fatalf("seed %d: tries %v", seed, r)
 			}
-			tr := Trial{Held: rng.IntN(3) > 0, Generator: rng.IntN(5) == 0}
+			tr := Trial{Held: rng.IntN(3) > 0, GeneratorBound: rng.IntN(5) == 0}
 			if confirm && tr.Held {
 				held[r] = true
 			}
 			return tr
 		})
-		if tries > maxTries {
+		if tries > maxTrials {
 			t.Fatalf("seed %d: %d tries", seed, tries)
 		}
 		if rate > 0 && !held[rate] {
@@ -115,8 +116,8 @@ func TestAtRate(t *testing.T) {
 	}
 }
 
-// TestFindCapacity: a generator that wakes late bounds nothing that holds; what misses
-// the objective meanwhile is tried once more.
+// TestFindCapacity checks that a rate that holds counts although the generator woke late, and that a
+// rate that missed meanwhile is tried once more.
 func TestFindCapacity(t *testing.T) {
 	t.Parallel()
 	s := One("t", time.Second, Step{Rate: 100})
@@ -167,11 +168,11 @@ func TestFindCapacity(t *testing.T) {
 			t.Errorf("%s: %+v %v", what, c, err)
 		}
 	}
-	// Ten messages a second, a hundred in a trial, is the least.
+	// The lowest rate is ten messages a second: a hundred in a trial.
 	if c, err = find(func(_ float64, _ int, r *Result) { miss(r) }); err != nil || c.Rate != 0 || c.Limit != LimitNothing || c.Trials[len(c.Trials)-1].Rate != 10 {
 		t.Errorf("nothing: %+v %v", c, err)
 	}
-	// The lowest rate misses, and the generator bounded the higher rates.
+	// The lowest rate misses, and the generator was the limit of the higher rates.
 	c, err = find(func(rate float64, _ int, r *Result) {
 		if miss(r); rate > 10 {
 			r.Verdict = late
@@ -185,7 +186,7 @@ func TestFindCapacity(t *testing.T) {
 	}
 }
 
-// TestSlope: what is in flight goes up and down, and does not grow.
+// TestSlope checks that a backlog that goes up and down with the messages in flight has no slope.
 func TestSlope(t *testing.T) {
 	t.Parallel()
 	slope := func(backlogs ...int64) (float64, bool) {
@@ -194,7 +195,7 @@ func TestSlope(t *testing.T) {
 			c.seconds = append(c.seconds, SecondRow{Length: time.Second, Sent: 100, Acked: 100, Backlog: b})
 		}
 		c.seconds = append(c.seconds, SecondRow{Length: time.Second, Draining: true, Backlog: 9999})
-		return c.slope(c.slopeOver())
+		return c.backlogSlope(c.defaultSlopeWindow())
 	}
 	if v, ok := slope(10, 20, 30, 40, 50, 60, 70); !ok || math.Abs(v-0.1) > 1e-9 {
 		t.Errorf("it grows by a tenth: %v %v", v, ok)
@@ -210,8 +211,8 @@ func TestSlope(t *testing.T) {
 	}
 }
 
-// TestCapacityOfALimitedServer: a server that takes 20,000 messages a second is found
-// within 5%, and what was found says how far the limit may lie above it.
+// TestCapacityOfALimitedServer checks that the limit of a server with 20,000 messages a second is
+// found within 5%, and that the uncertainty covers it.
 func TestCapacityOfALimitedServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Overrides replace values of every step; zero ones do not.
+// Overrides replaces values of every step. A zero value replaces nothing.
 type Overrides struct {
 	Rate, Count Number
 	Duration    time.Duration // of every phase but warm-ups
 	Workers     int
 }
 
-// With returns the scenario with some values replaced.
+// With returns a copy of the scenario with some values replaced.
 func (s Scenario) With(o Overrides) Scenario {
-	s = s.WithDefaults() // its phases are a copy
+	s = s.WithDefaults() // WithDefaults copies the phases
 	if o.Duration > 0 && s.Objective != nil {
 		trial := *s.Objective
 		trial.Hold, trial.Confirm = Duration(o.Duration), 0
@@ -39,14 +39,15 @@ func (s Scenario) With(o Overrides) Scenario {
 			if o.Workers > 0 {
 				st.Workers = o.Workers
 			}
-			st.Size = fit(st)
+			st.Size = fittingSize(st)
 		}
 	}
 	return s
 }
 
-// fit keeps a request from being larger than what there is to send.
-func fit(st *Step) int {
+// fittingSize returns the size of a request. For a fan-out it is at most the number of messages and
+// of users.
+func fittingSize(st *Step) int {
 	size := st.Size
 	if st.bodies() == Fanout {
 		if st.Count > 0 {
@@ -57,12 +58,12 @@ func fit(st *Step) int {
 	return max(size, 1)
 }
 
-// Scaled returns the scenario with all rates and counts multiplied.
+// Scaled returns a copy of the scenario with all rates and counts multiplied by f.
 func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
 
-// Shortened returns the scenario's short form: to see in seconds that it works.
-// Thresholds of times are left out, unless the form names its own: what is
-// squeezed into a moment says nothing of a rate held.
+// Shortened returns the short form of the scenario, which shows within seconds that it works.
+// It drops thresholds of times, unless Short has its own: latencies of a run of seconds say
+// nothing about a rate that is held for longer.
 func (s Scenario) Shortened() Scenario {
 	var sh Short
 	if s.Short != nil {
@@ -82,7 +83,7 @@ func (s Scenario) Shortened() Scenario {
 		for _, n := range []*Number{&short.From, &short.Most} {
 			*n = Number(float64(*n) * sh.Rate)
 		}
-		for _, d := range []*Duration{&short.Hold, &short.Confirm} { // a slope takes three seconds
+		for _, d := range []*Duration{&short.Hold, &short.Confirm} { // a slope needs at least three seconds
 			*d = max(Duration(float64(*d)*sh.Time), Duration(3*time.Second))
 		}
 		out.Objective = &short
@@ -156,7 +157,7 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 				d(&later.Spread)
 				st.Scheduled = &later
 			}
-			st.Size = fit(st)
+			st.Size = fittingSize(st)
 		}
 		faults := make([]FaultSpec, len(p.Faults))
 		for k, f := range p.Faults {
@@ -169,25 +170,25 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 	return s
 }
 
-// DryConfig has targets that take everything and controls that do nothing: to
-// compile a scenario without running it.
+// DryConfig returns a configuration for compiling a scenario without running it. Its targets
+// accept everything and its controls do nothing.
 func DryConfig() Config {
-	return Config{Target: dry{}, Faults: dry{}, Process: dry{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
+	return Config{Target: dryTarget{}, Faults: dryTarget{}, Process: dryTarget{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
 }
 
-type dry struct{}
+type dryTarget struct{}
 
-func (dry) Send(_ context.Context, r *Request) (Ack, error) { return Ack{Accepted: r.Size}, nil }
+func (dryTarget) Send(_ context.Context, r *Request) (Ack, error) { return Ack{Accepted: r.Size}, nil }
 
-func (dry) Begin(context.Context, *FaultSpec) (func(context.Context) error, error) {
+func (dryTarget) Begin(context.Context, *FaultSpec) (func(context.Context) error, error) {
 	return func(context.Context) error { return nil }, nil
 }
 
-func (dry) Fault(context.Context, *FaultSpec) (func(context.Context) error, error) {
+func (dryTarget) Fault(context.Context, *FaultSpec) (func(context.Context) error, error) {
 	return func(context.Context) error { return nil }, nil
 }
 
-// steps are those of all phases.
+// steps returns the steps of all phases.
 func (s *Scenario) steps() (list []*Step) {
 	for i := range s.Phases {
 		for j := range s.Phases[i].Steps {
@@ -197,7 +198,7 @@ func (s *Scenario) steps() (list []*Step) {
 	return list
 }
 
-// OnlyNull reports whether nothing is sent anywhere.
+// OnlyNull reports whether all steps have target null, so that nothing is sent to a server.
 func (s *Scenario) OnlyNull() bool {
 	return !slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target != Null })
 }
@@ -207,7 +208,7 @@ func (s *Scenario) Uses(target string) bool {
 	return slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target == target })
 }
 
-// Workers is how many requests may be under way at once.
+// Workers returns the most requests that may be under way at once.
 func (s *Scenario) Workers() int {
 	most := 0
 	for i := range s.Phases {
@@ -220,7 +221,7 @@ func (s *Scenario) Workers() int {
 	return most
 }
 
-// ProviderLatency is that of simulators the run starts; default 5 ms.
+// ProviderLatency returns the latency of simulators that the run starts; default 5 ms.
 func (s *ServerSpec) ProviderLatency() time.Duration {
 	if s.Latency == 0 {
 		return 5 * time.Millisecond

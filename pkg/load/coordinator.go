@@ -10,52 +10,52 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// coordinator looks at the recorders, ten times a second at most, and makes what
-// everybody else sees. Only its goroutine touches its fields, but for those behind
-// mu.
+// coordinator collects the figures of the recorders once a second, and makes a snapshot ten times
+// a second. The goroutine of start owns its fields until the stop function has returned; then the
+// goroutine of Run.Run does. Fields behind a mutex are for other goroutines, too.
 type coordinator struct {
 	run        *Run
-	thresholds []*watched
+	thresholds []*watchedThreshold
 	health     func() Health
 	abort      func()
 
-	calibrated map[*stepRun]float64 // messages/s against the null sink
-	calTook    time.Duration
+	calibrated      map[*stepRun]float64 // messages/s against the null sink
+	calibrationTook time.Duration
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the fields up to sentAll
 	phase   int
-	began   time.Duration // of the phase
+	began   time.Duration // start of the phase
 	state   State
 	markers []Marker
 	faults  []FaultResult
-	settled settled
+	settled drainResult
 	sentAll time.Duration // when the drain began; 0: not yet
 
-	said      atomic.Pointer[Server] // by the server, last
-	second    int
-	last      time.Duration // end of the last second
-	seconds   []SecondRow
-	heat      []HeatColumn
-	sums      HealthSummary
-	nowHealth Health
-	came      came
-	lastCame  int64
-	rates     Rates
-	intended  int64 // at the end of the last second
-	server    Server
-	recent    [][]recentStep // per second, where a threshold has a window
-	window    time.Duration  // the longest of them
-	measured  int            // seconds that count: not of the drain
-	late      int            // measured seconds in which the generator woke late
-	queued    int            // measured seconds in which it woke on time, and requests started late
-	starved   int
-	worstWake time.Duration
-	probe     *recorder  // of Run.probe
-	timing    sync.Mutex // guards endToEnd: settle joins, too
-	endToEnd  map[*stepRun]*endTimes
-	intervals []Interval
-	inter     map[*stepRun]*window
-	interFrom time.Duration
+	serverSaid      atomic.Pointer[Server] // latest answer of the server; another goroutine stores it
+	secondIndex     int
+	secondEnd       time.Duration // end of the last complete second
+	seconds         []SecondRow
+	heat            []HeatColumn
+	healthSums      HealthSummary
+	nowHealth       Health
+	came            arrivalCounts
+	lastCame        int64
+	rates           Rates
+	intended        int64 // messages intended by the end of the last second
+	server          Server
+	recent          [][]recentStep // figures by second, kept if a threshold has a window
+	longestWindow   time.Duration  // longest window of the thresholds
+	measuredSeconds int            // seconds that count for the evidence: without the drain
+	lateWakeSeconds int            // measured seconds in which the generator woke late
+	queuedSeconds   int            // measured seconds in which it woke on time, but requests started late
+	starvedSeconds  int
+	worstWake       time.Duration
+	probe           *recorder  // filled by probe
+	endToEndMu      sync.Mutex // guards endToEnd, because Run.settleLedger joins arrivals, too
+	endToEnd        map[*stepRun]*endTimes
+	intervals       []Interval
+	intervalCounts  map[*stepRun]*window
+	intervalStart   time.Duration
 }
 
 type recentStep struct {
@@ -66,7 +66,7 @@ type recentStep struct {
 func newCoordinator(r *Run) (*coordinator, error) {
 	c := &coordinator{
 		run: r, state: StateCalibrating, calibrated: map[*stepRun]float64{}, abort: func() {},
-		probe: newRecorder(), endToEnd: map[*stepRun]*endTimes{}, inter: map[*stepRun]*window{},
+		probe: newRecorder(), endToEnd: map[*stepRun]*endTimes{}, intervalCounts: map[*stepRun]*window{},
 	}
 	var err error
 	if c.thresholds, err = newWatched(r.s.Thresholds); err != nil {
@@ -75,19 +75,20 @@ func newCoordinator(r *Run) (*coordinator, error) {
 	for _, w := range c.thresholds {
 		for _, m := range []*metric{&w.cond.left, w.cond.right} {
 			if m != nil {
-				c.window = max(c.window, m.window)
+				c.longestWindow = max(c.longestWindow, m.window)
 			}
 		}
 	}
 	if c.health = r.cfg.health; r.feeds != nil {
-		c.health = func() Health { return r.feeds.health(c.last) }
+		c.health = func() Health { return r.feeds.health(c.secondEnd) }
 	} else if c.health == nil {
 		c.health = newSampler().sample
 	}
 	return c, nil
 }
 
-// start runs the coordinator until the function it returns was called.
+// start runs the coordinator in its own goroutine. The function that it returns stops it and waits
+// for its end.
 func (c *coordinator) start(ctx context.Context) (stop func()) {
 	c.setState(StateRunning)
 	end := make(chan struct{})
@@ -114,7 +115,7 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 				return
 			}
 			now := c.run.since(time.Now())
-			if now-c.last >= time.Second && (c.run.feeds == nil || now-c.last >= silence || c.run.feeds.complete(c.last)) {
+			if now-c.secondEnd >= time.Second && (c.run.feeds == nil || now-c.secondEnd >= silence || c.run.feeds.complete(c.secondEnd)) {
 				c.rotate(ctx)
 			}
 			s := c.snapshot(now)
@@ -134,21 +135,21 @@ func (c *coordinator) setState(s State) {
 	c.state = s
 }
 
-func (c *coordinator) drains() {
+func (c *coordinator) startDrain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state, c.sentAll = StateDraining, c.run.since(time.Now())
 }
 
-// drained reports whether most of a second that ends now is of the drain: the last
-// one of the sending ends a moment after it.
-func (c *coordinator) drained(length time.Duration) bool {
+// isDrainSecond reports whether most of the second that ends now belongs to the drain. The last
+// second of sending ends a moment after the drain has begun.
+func (c *coordinator) isDrainSecond(length time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sentAll > 0 && c.sentAll-c.last < length/2
+	return c.sentAll > 0 && c.sentAll-c.secondEnd < length/2
 }
 
-func (c *coordinator) enter(i int) {
+func (c *coordinator) enterPhase(i int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.phase, c.began = i, c.run.since(time.Now())
@@ -181,41 +182,41 @@ func (c *coordinator) faultEnded(n int, err error) {
 	c.mark(Marker{At: at, Kind: "heal", Text: name})
 }
 
-// live is what a step has counted so far.
-func (s *stepRun) live() tally {
-	t := s.total.tally
+// currentTally returns the counts of the step so far, including the current second.
+func (s *stepRun) currentTally() tally {
+	t := s.totalCounts.tally
 	for _, r := range s.recs {
-		l := r.look()
+		l := r.currentTally()
 		t.add(&l)
 	}
 	return t
 }
 
-// rotate ends a second: it takes the windows of all recorders.
+// rotate ends a second: it takes the windows of all recorders and adds them up.
 func (c *coordinator) rotate(ctx context.Context) {
 	now := c.run.elapsed()
-	// At the end it may be no time at all since the last look, and yet something was
-	// recorded in it.
-	length := max(now-c.last, 1)
+	// The last call may come right after the one before, and still find recorded figures. The
+	// length must not be 0.
+	length := max(now-c.secondEnd, 1)
 	c.nowHealth = c.health()
 	all := newWindow()
-	row := SecondRow{Second: c.second, Length: length, Health: c.nowHealth}
+	row := SecondRow{Second: c.secondIndex, Length: length, Health: c.nowHealth}
 	var heat [HeatBuckets]int64
 	var recent []recentStep
 	workers := 0.0
 	for _, s := range c.run.steps {
-		s.second.reset()
+		s.lastSecond.reset()
 		for _, r := range s.recs {
-			w := r.swap()
-			s.second.merge(w)
+			w := r.takeWindow()
+			s.lastSecond.merge(w)
 			r.giveBack(w)
 		}
-		d := s.second
+		d := s.lastSecond
 		s.rates = Rates{Sent: PerSecond(d.sent, length), Acked: PerSecond(d.acked, length), Failed: PerSecond(d.failed+d.rejected, length)}
 		if b := time.Duration(s.begin.Load()); b >= 0 && b < now {
-			from := max(c.last, b)
+			from := max(c.secondEnd, b)
 			s.rates.Intended = PerSecond(s.intended(now)-s.intended(from), length)
-			if end := time.Duration(s.ended.Load()); end == 0 || end > c.last {
+			if end := time.Duration(s.ended.Load()); end == 0 || end > c.secondEnd {
 				to := now
 				if end > 0 {
 					to = min(end, now)
@@ -227,7 +228,7 @@ func (c *coordinator) rotate(ctx context.Context) {
 			s.row = SecondStep{Name: s.Name}
 			continue
 		}
-		s.total.merge(d)
+		s.totalCounts.merge(d)
 		s.row = SecondStep{Name: s.Name, Sent: d.sent, Acked: d.acked, Failed: d.failed + d.rejected, Response: brief(d.response), Service: brief(d.service)}
 		row.Steps = append(row.Steps, s.row)
 		all.merge(d)
@@ -235,14 +236,14 @@ func (c *coordinator) rotate(ctx context.Context) {
 			heat[i] += n
 		}
 		c.keepInterval(s, d)
-		if c.window > 0 {
+		if c.longestWindow > 0 {
 			keep := newWindow()
 			keep.merge(d)
 			recent = append(recent, recentStep{s, keep})
 		}
 	}
-	row.Draining = c.drained(length)
-	evidence(c, all, workers, length, row.Draining)
+	row.Draining = c.isDrainSecond(length)
+	addEvidence(c, all, workers, length, row.Draining)
 	c.askOthers(ctx)
 	intended := int64(0)
 	for _, s := range c.run.steps {
@@ -265,20 +266,20 @@ func (c *coordinator) rotate(ctx context.Context) {
 	c.followFaults(row.Backlog, now)
 	c.mu.Unlock()
 	c.seconds = append(c.seconds, row)
-	c.heat = append(c.heat, HeatColumn{Second: c.second, Counts: heat})
+	c.heat = append(c.heat, HeatColumn{Second: c.secondIndex, Counts: heat})
 	c.recent = append(c.recent, recent)
-	if keep := int(c.window/time.Second) + 2; len(c.recent) > keep {
+	if keep := int(c.longestWindow/time.Second) + 2; len(c.recent) > keep {
 		c.recent = slices.Delete(c.recent, 0, len(c.recent)-keep)
 	}
-	c.second++
-	c.last = now
-	c.judge(now, false)
+	c.secondIndex++
+	c.secondEnd = now
+	c.judgeThresholds(now, false)
 	if f := c.run.cfg.Report; f != nil {
 		f(frameOf(c, now))
 	}
 }
 
-// PerSecond returns the rate of n in d, 0 where d is below a millisecond.
+// PerSecond returns the rate of n in d. It returns 0 if d is below a millisecond.
 func PerSecond(n int64, d time.Duration) float64 {
 	if d < time.Millisecond {
 		return 0
@@ -294,36 +295,35 @@ func brief(h *hdrhistogram.Histogram) Brief {
 	return Brief{h.TotalCount(), v[50], v[99], h.Max()}
 }
 
-// askServer asks the server, beside the coordinator: one that hangs must not stand
-// in its way.
+// askServer asks the server for its figures. It runs in a goroutine of its own, so that a server
+// that hangs does not hold up the coordinator.
 func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	if s, err := f(ctx, last); err == nil { // callers without the scope learn nothing
+	if s, err := f(ctx, last); err == nil { // a token without the scope gets an error: then the figures stay unknown
 		s.Known = true
-		c.said.Store(&s)
+		c.serverSaid.Store(&s)
 	}
 }
 
-// askOthers asks the ledger, which may not hold the run up, and takes what the
-// server said last.
+// askOthers asks the ledger, for at most two seconds, and takes the latest answer of the server.
 func (c *coordinator) askOthers(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
 	if l := c.run.cfg.Ledger; l != nil {
-		if got, err := l.came(ctx, false); err == nil {
+		if got, err := l.countArrivals(ctx, false); err == nil {
 			c.came = got
 		}
-		_ = l.times(ctx, &c.run.promised, c.took) // what failed is asked for again, at the latest in the end
+		_ = l.joinArrivals(ctx, &c.run.promised, c.recordArrival) // after an error the next call reads the same arrivals again
 	}
-	if s := c.said.Load(); s != nil {
+	if s := c.serverSaid.Load(); s != nil {
 		c.server = *s
 	}
 	c.server.Backlog = c.backlog()
 }
 
-// delivered is what came. Of a segment it is what the others sent, too, until its
-// own is known in the end.
+// delivered returns how many messages arrived. For a segment this includes the messages of other
+// segments, until the ledger is settled.
 func (c *coordinator) delivered() int64 {
 	if c.run.cfg.Segment.N > 1 && c.settled.Checked {
 		return c.settled.Delivered
@@ -331,7 +331,7 @@ func (c *coordinator) delivered() int64 {
 	return c.came.ids
 }
 
-// backlog is what was acknowledged and did not come.
+// backlog returns how many acknowledged messages have not arrived.
 func (c *coordinator) backlog() int64 {
 	if c.run.cfg.Ledger == nil {
 		return 0
@@ -339,11 +339,11 @@ func (c *coordinator) backlog() int64 {
 	return max(c.run.promised.total()-c.delivered(), 0)
 }
 
-// followFaults keeps the backlog's peak, and when it was back.
+// followFaults updates the peak of the backlog of each fault, and when it was drained. mu is held.
 func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 	for i := range c.faults {
 		f := &c.faults[i]
-		if f.Began >= c.last && f.BacklogPeak == 0 {
+		if f.Began >= c.secondEnd && f.BacklogPeak == 0 {
 			f.BacklogBefore = backlog
 		}
 		if f.Drained >= 0 {
@@ -356,19 +356,20 @@ func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 	}
 }
 
-// judge looks at the thresholds.
-func (c *coordinator) judge(now time.Duration, final bool) {
+// judgeThresholds judges all thresholds, marks those that changed, and ends the run if one with
+// Abort is missed.
+func (c *coordinator) judgeThresholds(now time.Duration, final bool) {
 	steered := false
 	if s := c.run.steer; s != nil {
 		st, _ := s.state()
 		steered = st.Changed
 	}
 	for _, w := range c.thresholds {
-		if final && steered && !w.cond.ledger() { // of a rate that nobody planned
+		if final && steered && !w.cond.holdsAtAnyRate() { // the figures belong to no planned rate
 			w.state.Value, w.state.Known, w.state.OK = 0, false, false
 			continue
 		}
-		if !w.look(c, now, final) {
+		if !w.update(c, now, final) {
 			continue
 		}
 		text := w.Expr

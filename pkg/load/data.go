@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// kind is what one request asks for.
+// kind says what one request asks for.
 type kind uint8
 
 const (
@@ -19,18 +19,18 @@ const (
 	kindTrigger
 )
 
-// data makes the bodies of a step: a pure function of the seed and the sequence
-// number, and, where something is for later, of the run's start.
+// data makes the bodies of a step. A body is a pure function of the seed, of the sequence number
+// and, if it is scheduled, of the run's start.
 type data struct {
 	step     *Step
 	seed     uint64
 	users    uint64
-	shift    uint64 // where the seed begins in the users
-	stride   uint64 // between the users of neighbours: coprime to users
+	shift    uint64 // number of the first user, from the seed
+	stride   uint64 // distance between the users of consecutive messages; coprime to users
 	variants []variant
 	bounds   []float64 // upper bounds of the shares of the variants
-	pool     []byte    // text to cut payloads from
-	callback string    // where triggers lead, with a trailing ?due=
+	textPool []byte    // text from which payloads are cut
+	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
 	zipf     zipf
 }
@@ -38,19 +38,19 @@ type data struct {
 // variant is one channel and category of a mix.
 type variant struct {
 	channel, category string
-	head              []byte // up to the text
+	head              []byte // body up to the text
 
-	// Where all but the user is the same: a receiver of a fan-out with the comma
-	// behind it, the end of a single from its receiver on, and a single as a whole.
-	// Without text: it is not so.
+	// Patterns for bodies that differ in the user only: a receiver of a fan-out with the comma
+	// after it, the end of a single message from its receiver on, and a whole single message. A
+	// pattern without text is not used.
 	receiver, tail, whole pattern
 }
 
 func newData(s *Step, seed uint64) *data {
 	d := &data{step: s, seed: notify.Mix(seed ^ notify.Mix(hashText(s.Name))), users: uint64(s.Users.Count)}
 	d.shift = notify.Mix(d.seed) % d.users
-	// A stride that shares no factor with users visits every user once before it
-	// repeats one: a fan-out has no duplicates, and load spreads.
+	// A stride that shares no factor with users visits every user before it repeats one. So a
+	// fan-out has no duplicates, and the load spreads over all users.
 	for d.stride = (2_654_435_761%d.users | 1) % max(d.users, 2); gcd(d.stride, d.users) != 1; d.stride++ {
 	}
 	shares := s.Mix
@@ -72,9 +72,9 @@ func newData(s *Step, seed uint64) *data {
 		d.bounds = append(d.bounds, acc)
 	}
 	if s.Payload.Text != "" {
-		d.pool = strconv.AppendQuote(nil, s.Payload.Text)
+		d.textPool = strconv.AppendQuote(nil, s.Payload.Text)
 	} else {
-		d.pool = words(d.seed, max(s.Payload.Bytes, s.Payload.Max)+1<<14)
+		d.textPool = words(d.seed, max(s.Payload.Bytes, s.Payload.Max)+1<<14)
 	}
 	for i := range d.variants {
 		d.patterns(&d.variants[i])
@@ -90,14 +90,14 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// hashText is the same in every process, unlike maphash.
+// hashText returns the same hash in every process, unlike maphash.
 func hashText(s string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(s))
 	return h.Sum64()
 }
 
-// What is drawn for a number, each from numbers of its own.
+// The independent random draws for a sequence number.
 const (
 	drawVariant = iota + 1
 	drawUser
@@ -109,12 +109,12 @@ const (
 	drawTrigger
 )
 
-// draw returns a number from 0 to 1, 1 excluded.
+// draw returns a random number in [0, 1), which is a pure function of the seed, what and n.
 func (d *data) draw(what, n uint64) float64 {
 	return float64(notify.Mix(d.seed^notify.Mix(what<<56^n))>>11) / (1 << 53)
 }
 
-// words is text without anything JSON escapes.
+// words returns text without characters that JSON escapes.
 func words(seed uint64, n int) []byte {
 	const letters = "etaoinshrdlucmfwypvbgkqjxz"
 	b := make([]byte, n)
@@ -126,13 +126,13 @@ func words(seed uint64, n int) []byte {
 			continue
 		}
 		word++
-		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // common ones more often, as in text
+		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // common letters more often, as in text
 	}
 	return b
 }
 
-// zipf draws ranks whose share falls with rank^-skew, by the inverse of its
-// continuous form: one draw, no state.
+// zipf draws ranks whose share falls with rank^-skew. It inverts the continuous form of the
+// distribution, which takes one draw and no state.
 type zipf struct{ users, skew, top float64 }
 
 func newZipf(users, skew float64) zipf {
@@ -149,8 +149,8 @@ func (z zipf) rank(u float64) uint64 {
 	return min(uint64(max(x-1, 0)), uint64(z.users)-1)
 }
 
-// ZipfShare returns the share of messages that the top users of a step get which picks its
-// users by zipf.
+// ZipfShare returns the share of the messages that the top users get, in a step that picks users
+// users by zipf with this skew.
 func ZipfShare(users, skew, top float64) float64 {
 	if math.Abs(skew-1) < 1e-9 {
 		return math.Log(top+1) / math.Log(users+1)
@@ -158,23 +158,23 @@ func ZipfShare(users, skew, top float64) float64 {
 	return (math.Pow(top+1, 1-skew) - 1) / newZipf(users, skew).top
 }
 
-// nth is user n of the walk through all users.
-func (d *data) nth(n uint64) uint64 { return (d.shift + n%d.users*d.stride) % d.users }
+// userAt returns the user at position n of the walk through all users.
+func (d *data) userAt(n uint64) uint64 { return (d.shift + n%d.users*d.stride) % d.users }
 
-// user is the number of the user of message seq.
+// user returns the number of the user of message seq.
 func (d *data) user(seq uint64) uint64 {
 	switch d.step.Users.Pick {
 	case "uniform":
 		return uint64(d.draw(drawUser, seq) * float64(d.users))
 	case "zipf":
-		return d.nth(d.zipf.rank(d.draw(drawUser, seq)))
+		return d.userAt(d.zipf.rank(d.draw(drawUser, seq)))
 	case "hot":
 		if d.draw(drawHot, seq) < d.step.Users.Share {
-			return d.nth(0)
+			return d.userAt(0)
 		}
 		return uint64(d.draw(drawUser, seq) * float64(d.users))
 	}
-	return d.nth(seq)
+	return d.userAt(seq)
 }
 
 func (d *data) variant(n uint64) *variant {
@@ -190,7 +190,7 @@ func (d *data) variant(n uint64) *variant {
 	return &d.variants[len(d.variants)-1]
 }
 
-// kind is what request n asks for.
+// kind returns what request n asks for.
 func (d *data) kind(n uint64) kind {
 	switch d.step.bodies() {
 	case Batch, Kafka:
@@ -206,7 +206,8 @@ func (d *data) kind(n uint64) kind {
 	return kindSingle
 }
 
-// later returns when what request n asks for is due; false: at once.
+// later returns when the messages of request n are scheduled. It returns false if they are due at
+// once.
 func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
 	l := d.step.Scheduled
 	if l == nil || l.Share < 1 && d.draw(drawLater, n) >= l.Share {
@@ -217,10 +218,10 @@ func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
 		due = l.At.of()
 	}
 	due += time.Duration(d.draw(drawSpread, n) * float64(l.Spread))
-	return d.origin.Add(due).Truncate(time.Millisecond), true // the API's precision
+	return d.origin.Add(due).Truncate(time.Millisecond), true // the precision of the API
 }
 
-// request appends the body of request n, whose first message is seq.
+// request appends the body of request n, whose first message has number seq.
 func (d *data) request(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
 	switch d.kind(n) {
 	case kindTrigger:
@@ -251,11 +252,10 @@ func (d *data) fanout(b []byte, n, seq uint64, size int, intended time.Duration)
 		b = appendTime(b, due)
 	}
 	b = append(b, `,"receivers":[`...)
-	// The walk goes on from user to user by adding: two divisions a receiver
-	// would be a third of what one costs.
-	u := d.nth(seq)
+	// Find the next user by adding: two divisions would be a third of the cost of a receiver.
+	u := d.userAt(seq)
 	if v.receiver.text != nil {
-		b = v.receiver.walk(b, u, d.stride, d.users, size)
+		b = v.receiver.appendUsers(b, u, d.stride, d.users, size)
 		return append(b[:len(b)-1], `]}`...)
 	}
 	for range size {
@@ -281,7 +281,7 @@ func (d *data) item(b []byte, seq uint64, due time.Time, later bool) []byte {
 	b = append(b, v.head...)
 	b = d.text(b, seq)
 	if d.step.Ordered && v.channel == "push" {
-		// The round in which the user's turn comes again is its sequence.
+		// The sequence number of a user is the number of the round through all users.
 		b = append(b, `,"data":{"usr":"`...)
 		b = appendUser(b, u)
 		b = append(b, `","seq":"`...)
@@ -307,7 +307,7 @@ func (d *data) item(b []byte, seq uint64, due time.Time, later bool) []byte {
 func (d *data) text(b []byte, n uint64) []byte {
 	p := &d.step.Payload
 	if p.Text != "" {
-		return append(b, d.pool...)
+		return append(b, d.textPool...)
 	}
 	size := p.Bytes
 	if p.Max > size {
@@ -315,12 +315,12 @@ func (d *data) text(b []byte, n uint64) []byte {
 	}
 	at := int(d.draw(drawText, n) * (1 << 14))
 	b = append(b, '"')
-	b = append(b, d.pool[at:at+size]...)
+	b = append(b, d.textPool[at:at+size]...)
 	return append(b, '"')
 }
 
-// trigger appends the registration of a callback. Its URL says when it is due,
-// for the receiver to see how late it is called.
+// trigger appends the registration of a callback. Its URL says when it is due, so that the
+// receiver can measure its lateness.
 func (d *data) trigger(b []byte, n, seq uint64, intended time.Duration) []byte {
 	due, later := d.later(n, intended)
 	if !later {

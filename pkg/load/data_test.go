@@ -25,8 +25,8 @@ func dataOf(t *testing.T, st Step, seed uint64) *data {
 	return d
 }
 
-// The data of a run is a pure function of seed and sequence, and a fan-out has
-// no user twice.
+// TestData checks that data is a pure function of seed and sequence, and that a fan-out has no user
+// twice.
 func TestData(t *testing.T) {
 	t.Parallel()
 	st := Step{Target: Fanout, Rate: 1, Size: 10_007, Users: Users{Count: 10_007}, Addresses: true}
@@ -68,7 +68,7 @@ func TestData(t *testing.T) {
 	}
 }
 
-// Bodies are JSON that the API's types read back.
+// TestBodies checks that bodies are JSON which the types of the API read.
 func TestBodies(t *testing.T) {
 	t.Parallel()
 	later := &LaterSpec{After: Duration(time.Minute)}
@@ -110,8 +110,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// Bodies that are made one after the other are those that are made one by one, of a
-// segment too.
+// TestSingles checks that singleBodies makes the same bodies as request, for segments, too.
 func TestSingles(t *testing.T) {
 	t.Parallel()
 	whole := 0
@@ -147,7 +146,7 @@ func TestSingles(t *testing.T) {
 	}
 }
 
-// BenchmarkSingles is the making of one message after the other, and of each by itself.
+// BenchmarkSingles compares making bodies one after the other with making each by itself.
 func BenchmarkSingles(b *testing.B) {
 	s := One("t", time.Second, Step{Target: Null, Rate: 1, Payload: Payload{Text: "Your order is on its way."}}).WithDefaults()
 	d := newData(&s.Phases[0].Steps[0], 1)
@@ -166,7 +165,7 @@ func BenchmarkSingles(b *testing.B) {
 	run("alone", func(n uint64) { buf = d.request(buf[:0], n, n, 1, 0) })
 }
 
-// TestEightDigits: every half of a number is written as it is.
+// TestEightDigits compares eightDigits with formatted numbers.
 func TestEightDigits(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(10_000) {
@@ -178,8 +177,7 @@ func TestEightDigits(t *testing.T) {
 	}
 }
 
-// TestWalk: the users of a fan-out in one go are those one by one, ids or more, and
-// nothing behind them or before.
+// TestWalk checks that appendUsers writes the same bytes as append for each user, and no other bytes.
 func TestWalk(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{`"u00000000",`, `00000000,`, `"uid-00000000",`, `"user-00000000",`, `{"user_id":"u00000000","address":"u00000000@example.invalid"},`} {
@@ -191,13 +189,13 @@ func TestWalk(t *testing.T) {
 				u -= maxUsers
 			}
 		}
-		if got := p.walk([]byte("before"), 99_999_990, 7, maxUsers, 50); string(got) != string(want) {
+		if got := p.appendUsers([]byte("before"), 99_999_990, 7, maxUsers, 50); string(got) != string(want) {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
 }
 
-// Who gets messages follows the distribution asked for.
+// TestUsers checks that messages are spread over users as the step asks.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	const n, users = 100_000, 1000
@@ -247,7 +245,7 @@ func TestMixShares(t *testing.T) {
 	}
 }
 
-// BenchmarkBodies is the making alone.
+// BenchmarkBodies measures making bodies, without sending.
 func BenchmarkBodies(b *testing.B) {
 	for name, st := range map[string]Step{
 		"fanout":       {Target: Fanout, Size: 50_000},
@@ -267,26 +265,26 @@ func BenchmarkBodies(b *testing.B) {
 				n++
 			}
 			b.SetBytes(int64(len(body)))
-			// Of the processor, which is not the clock's on a machine with others.
+			// CPU time: on a shared machine the clock also counts the time of others.
 			b.ReportMetric(float64(processCPU()-began)/float64(n)/float64(size), "cpu-ns/message")
 		})
 	}
 }
 
-// Recording by runs is recording one by one.
+// TestRunRecords checks that bucketRun records the same as recordValue for each value.
 func TestRunRecords(t *testing.T) {
 	t.Parallel()
 	one, many := NewHistogram(), NewHistogram()
-	r := run{h: many}
+	r := bucketRun{h: many}
 	for i := range 200_000 {
 		v := time.Duration(notify.Mix(uint64(i))>>(20+i%40)) / 3
 		for j := range 3 {
-			put(one, v+time.Duration(j), 1)
+			recordValue(one, v+time.Duration(j), 1)
 			r.add(v + time.Duration(j))
 		}
 	}
 	r.add(-5)
-	put(one, -5, 1)
+	recordValue(one, -5, 1)
 	r.flush()
 	a, b := QuantilesOf(one), QuantilesOf(many)
 	if a.Max, b.Max = 0, 0; a != b { // of which the exact value is kept

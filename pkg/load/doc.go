@@ -1,28 +1,31 @@
-// Package load drives notifyd and says what it saw.
+// Package load sends load to notifyd and measures how notifyd handles it.
 //
-// A Scenario has phases one after the other, and in each of them steps side by
-// side. The load is open: when a message is due is a pure function of time
-// (arrival.go), and what it is a pure function of the seed and its number
-// (data.go), so a slow server does not slow the schedule down, and a run can be
-// repeated or split over machines. Workers take requests in order of their due
-// time; a request that starts late is sent all the same, and its latency counts
-// from when it was due.
+// A Scenario has phases that run one after the other. The steps of a phase run side by side.
+// The load is open: the due time of a message is a pure function of time (arrival.go), and its
+// content is a pure function of the seed and of its number (data.go). So a slow server does not
+// slow the schedule down, and a run can be repeated or split over machines. Workers take
+// requests in the order of their due times. A request that starts late is still sent, and its
+// latency counts from its due time.
 //
-//	Scenario -> Run -> step.go     workers: make, wait, send, record
-//	                   coordinator.go  once a second: takes the workers' histograms,
-//	                                   judges thresholds, asks the ledger
-//	                   snapshot.go     what everybody else sees: immutable
-//	                   promises.go     joins what was accepted with what came
-//	                   remote.go       other processes send: puts their frames where
-//	                                   the workers would have recorded
-//	                   ledger.go       in the end: what became of each message
-//	                   verdict.go      whether the figures are the server's
+//	Scenario -> Run -> step.go     workers: make a request, wait, send, record
+//	                   coordinator.go  once a second: collects the histograms of the
+//	                                   workers, judges thresholds, asks the ledger
+//	                   snapshot.go     the immutable view of the run for everyone else
+//	                   promises.go     matches accepted messages with their arrivals
+//	                   remote.go       if agents send: stores their frames where the
+//	                                   workers of this process would have recorded
+//	                   ledger.go       after sending: the outcome of each message
+//	                   verdict.go      whether the figures are those of the server
 //
-// Three histograms are kept a step: lag (sent - due), service (done - sent: the
-// server's), response (done - due: what a caller would feel). The ledger adds
-// end-to-end (delivered - due) and, for what is scheduled, signed lateness.
+// Each step has three histograms: lag (sent - due), service (done - sent: time in the server)
+// and response (done - due: what a caller would feel). The ledger adds end-to-end times
+// (delivered - due) and, for scheduled messages, signed lateness.
 //
-// What came first of every accepted id is read from the ledger of the simulated
-// providers, while the run goes on: end-to-end times are not sampled, and lost and
-// duplicate are counted, not estimated. promises.go joins the two in bounded memory.
+// The simulated providers keep a ledger of the messages that they received. The run reads it
+// while it sends, and matches the first arrival of every accepted id with its acknowledgement,
+// in bounded memory. So end-to-end times are not sampled, and lost and duplicate messages are
+// counted, not estimated.
+//
+// What may go wrong: the generator, not the server, may be the limit. Then the verdict says so,
+// and the figures do not count. Start reading at Run.Run.
 package load

@@ -7,43 +7,43 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// took records when something promised came.
-func (c *coordinator) took(d *due, at time.Time, n int64) {
-	c.timing.Lock()
-	defer c.timing.Unlock()
+// recordArrival records the end-to-end time, or the lateness, of n promised messages that arrived.
+func (c *coordinator) recordArrival(d *dueMoment, at time.Time, n int64) {
+	c.endToEndMu.Lock()
+	defer c.endToEndMu.Unlock()
 	e := c.endToEnd[d.step]
 	if e == nil {
 		e = &endTimes{endToEnd: NewHistogram(), late: NewHistogram(), early: NewHistogram()}
 		c.endToEnd[d.step] = e
 	}
-	if d.at == 0 {
-		put(e.endToEnd, c.run.since(at)-d.intended, n)
-		put(e.part(d.intended, c.run.s.Length()), c.run.since(at)-d.intended, n)
+	if d.scheduledAt == 0 {
+		recordValue(e.endToEnd, c.run.since(at)-d.intended, n)
+		recordValue(e.partOf(d.intended, c.run.s.Length()), c.run.since(at)-d.intended, n)
 		return
 	}
-	late := time.Duration(at.UnixNano() - d.at)
+	late := time.Duration(at.UnixNano() - d.scheduledAt)
 	if late < 0 {
-		put(e.early, -late, n)
+		recordValue(e.early, -late, n)
 		return
 	}
-	put(e.late, late, n)
+	recordValue(e.late, late, n)
 	if late > LateAfter {
-		e.after += n
+		e.afterLimit += n
 	}
 }
 
-// endTimes are what the ledger says of one step.
+// endTimes holds the times of one step that the ledger gives.
 type endTimes struct {
 	endToEnd, late, early *hdrhistogram.Histogram
-	after                 int64                     // late by more than LateAfter
-	parts                 []*hdrhistogram.Histogram // of endToEnd, see StepResult.EndToEndParts; nil: empty
+	afterLimit            int64                     // messages that were late by more than LateAfter
+	parts                 []*hdrhistogram.Histogram // endToEnd by due time, see StepResult.EndToEndParts; nil: an empty part
 }
 
-const mostParts = 300
+const maxParts = 300
 
-// part returns the histogram of the messages due at the time of one that is.
-func (e *endTimes) part(due, length time.Duration) *hdrhistogram.Histogram {
-	i := min(max(int(due/max(length/mostParts, time.Second)), 0), mostParts-1)
+// partOf returns the histogram of the part of the run in which a message was due.
+func (e *endTimes) partOf(due, length time.Duration) *hdrhistogram.Histogram {
+	i := min(max(int(due/max(length/maxParts, time.Second)), 0), maxParts-1)
 	for len(e.parts) <= i {
 		e.parts = append(e.parts, nil)
 	}
@@ -64,17 +64,17 @@ func (e *endTimes) briefs() (list []Brief) {
 	return list
 }
 
-// intervalLength is how much of a run an Interval holds.
+// intervalLength is the length of an Interval.
 const intervalLength = 10 * time.Second
 
 func (c *coordinator) keepInterval(s *stepRun, d *window) {
-	w := c.inter[s]
+	w := c.intervalCounts[s]
 	if w == nil {
 		w = newWindow()
-		c.inter[s] = w
+		c.intervalCounts[s] = w
 	}
 	w.merge(d)
-	if c.run.since(time.Now())-c.interFrom >= intervalLength {
+	if c.run.since(time.Now())-c.intervalStart >= intervalLength {
 		c.endIntervals()
 	}
 }
@@ -82,7 +82,7 @@ func (c *coordinator) keepInterval(s *stepRun, d *window) {
 func (c *coordinator) endIntervals() {
 	now := c.run.since(time.Now())
 	for _, s := range c.run.steps {
-		w := c.inter[s]
+		w := c.intervalCounts[s]
 		if w == nil || w.requests == 0 {
 			continue
 		}
@@ -92,22 +92,22 @@ func (c *coordinator) endIntervals() {
 		}{{"lag", w.lag}, {"service", w.service}, {"response", w.response}} {
 			text, err := EncodeHistogram(k.h)
 			if err != nil {
-				continue // it has no room for the count: the totals say it
+				continue // the encoding cannot hold such counts; the totals still hold them
 			}
 			c.intervals = append(c.intervals, Interval{
-				Start: c.interFrom, Length: now - c.interFrom, Step: s.Name, Phase: s.phase.Name, Kind: k.kind, Max: k.h.Max(), Histogram: text,
+				Start: c.intervalStart, Length: now - c.intervalStart, Step: s.Name, Phase: s.phase.Name, Kind: k.kind, Max: k.h.Max(), Histogram: text,
 			})
 		}
 		w.reset()
 	}
-	c.interFrom = now
+	c.intervalStart = now
 }
 
-// slope is the share of the rate acked by which the backlog grew over the last d of
-// sending, at least: that of the line through the ends of its seconds, without what
-// two standard errors may make of it. What goes up and down with what is in flight
-// does not grow. It takes three seconds to know.
-func (c *coordinator) slope(d time.Duration) (float64, bool) {
+// backlogSlope returns the growth of the backlog over the last d of sending, as a share of the
+// acknowledged rate. It fits a line through the backlogs of the seconds and moves its slope
+// towards 0 by two standard errors: a backlog that only goes up and down with the messages in
+// flight does not grow. It returns false if there are fewer than three seconds.
+func (c *coordinator) backlogSlope(d time.Duration) (float64, bool) {
 	var at, backlog []float64 // seconds, messages; the latest first
 	acked, length := int64(0), time.Duration(0)
 	for i := len(c.seconds) - 1; i >= 0 && length < d; i-- {
@@ -122,7 +122,7 @@ func (c *coordinator) slope(d time.Duration) (float64, bool) {
 	if len(at) < 3 || acked == 0 {
 		return 0, false
 	}
-	v, off := line(at, backlog)
+	v, off := fitLine(at, backlog)
 	v = math.Copysign(max(math.Abs(v)-2*off, 0), v) * length.Seconds() / float64(acked)
 	if math.IsNaN(v) {
 		return 0, false
@@ -130,9 +130,8 @@ func (c *coordinator) slope(d time.Duration) (float64, bool) {
 	return v, true
 }
 
-// line is the slope of the least squares' line through points, and its standard
-// error.
-func line(x, y []float64) (slope, off float64) {
+// fitLine returns the slope of the least-squares line through points, and its standard error.
+func fitLine(x, y []float64) (slope, off float64) {
 	n := float64(len(x))
 	var mx, my, sxx, sxy, syy float64
 	for i := range x {
@@ -148,8 +147,8 @@ func line(x, y []float64) (slope, off float64) {
 	return slope, math.Sqrt(max(syy-slope*sxy, 0) / (n - 2) / sxx)
 }
 
-// slopeOver is how much of the sending the slope is of, unless somebody says.
-func (c *coordinator) slopeOver() time.Duration {
+// defaultSlopeWindow returns the time over which the slope is measured if its metric has no window.
+func (c *coordinator) defaultSlopeWindow() time.Duration {
 	sending := time.Duration(0)
 	for i := range c.seconds {
 		if !c.seconds[i].Draining {

@@ -13,19 +13,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// FaultControl makes providers fail and heals them.
+// FaultControl makes simulated providers fail, and heals them.
 type FaultControl interface {
-	// Begin starts a fault and returns what ends it.
+	// Begin starts a fault and returns the function that ends it.
 	Begin(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
 }
 
-// ProcessControl does things to processes that the run owns.
+// ProcessControl kills, pauses and stops processes that the run owns.
 type ProcessControl interface {
-	// Fault does what f.Process says and returns what undoes it: start again, go on.
+	// Fault does what f.Process says. The function that it returns starts or resumes the process.
 	Fault(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
 }
 
-// Begin implements FaultControl: a rule, removed at the end.
+// Begin implements FaultControl. It adds a rule, and the function that it returns removes the rule.
 func (l *Simulators) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
 	rule := simulator.Rule{
 		Account: f.Account, Pool: f.Pool, Prefix: f.Prefix,
@@ -36,7 +36,7 @@ func (l *Simulators) Begin(ctx context.Context, f *FaultSpec) (func(context.Cont
 		return nil, err
 	}
 	if n, err := strconv.Atoi(f.Account); err == nil {
-		if rule.Account, err = l.account(ctx, n); err != nil {
+		if rule.Account, err = l.accountSID(ctx, n); err != nil {
 			return nil, err
 		}
 	}
@@ -46,15 +46,16 @@ func (l *Simulators) Begin(ctx context.Context, f *FaultSpec) (func(context.Cont
 	}
 	return func(ctx context.Context) error {
 		err := l.Call(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", made.Number), nil, nil)
-		if notify.KindOf(err) == notify.KindNotFound { // over by itself
+		if notify.KindOf(err) == notify.KindNotFound { // the rule has ended by itself
 			return nil
 		}
 		return err
 	}, nil
 }
 
-// account is the SID of Twilio account n, from 1.
-func (l *Simulators) account(ctx context.Context, n int) (string, error) {
+// accountSID returns the SID of Twilio account n, counted from 1. It returns an error of
+// notify.KindInvalid if there are fewer accounts.
+func (l *Simulators) accountSID(ctx context.Context, n int) (string, error) {
 	var c struct {
 		Twilio []struct {
 			SID string `json:"sid"`
@@ -83,10 +84,10 @@ func (f *FaultSpec) label() string {
 	return f.Do + " " + cmp.Or(f.Provider, "all providers")
 }
 
-// faults runs those of a phase side by side, but those of the process one by one: the
-// next one waits until the one before is undone, which a start may take a while. What
-// ctx ends is healed all the same.
-func (r *Run) faults(ctx context.Context, p *PhaseSpec, began time.Time) error {
+// runFaults runs the faults of a phase side by side. Faults of the process run one at a time: the
+// next one waits until the one before is undone, because starting a process takes a while.
+// Every fault is healed even if ctx ends. runFaults returns the first error.
+func (r *Run) runFaults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	process := make(chan struct{}, 1)
@@ -94,7 +95,7 @@ func (r *Run) faults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	for i := range p.Faults {
 		f := &p.Faults[i]
 		wg.Go(func() {
-			if err := r.fault(ctx, f, began, process); err != nil {
+			if err := r.runFault(ctx, f, began, process); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				if first == nil {
@@ -107,7 +108,7 @@ func (r *Run) faults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	return first
 }
 
-func (r *Run) fault(ctx context.Context, f *FaultSpec, began time.Time, process chan struct{}) error {
+func (r *Run) runFault(ctx context.Context, f *FaultSpec, began time.Time, process chan struct{}) error {
 	at := began.Add(f.At.of())
 	if !waitUntil(ctx, at) {
 		return nil

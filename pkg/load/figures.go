@@ -8,7 +8,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// matches reports whether a step counts for a metric.
+// matches reports whether the step counts for the metric.
 func (m *metric) matches(s *stepRun) bool {
 	if s.phase.Warmup && m.tags["phase"] != s.phase.Name {
 		return false
@@ -23,15 +23,16 @@ func (m *metric) matches(s *stepRun) bool {
 }
 
 func (s *Step) channel() string {
-	return s.ofMix(s.Channel, func(m Share) string { return m.Channel })
+	return s.mixedOr(s.Channel, func(m Share) string { return m.Channel })
 }
 
 func (s *Step) category() string {
-	return s.ofMix(s.Category, func(m Share) string { return m.Category })
+	return s.mixedOr(s.Category, func(m Share) string { return m.Category })
 }
 
-// ofMix is what all parts of the mix have, or "mixed"; own without a mix.
-func (s *Step) ofMix(own string, of func(Share) string) string {
+// mixedOr returns the value that all parts of the mix share, or "mixed" if they differ. Without a
+// mix it returns own.
+func (s *Step) mixedOr(own string, of func(Share) string) string {
 	for _, m := range s.Mix {
 		if own = of(m); own != of(s.Mix[0]) {
 			return "mixed"
@@ -40,19 +41,19 @@ func (s *Step) ofMix(own string, of func(Share) string) string {
 	return own
 }
 
-// value implements figures.
+// value implements metricSource.
 func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 	switch m.name {
 	case "lag", "service", "response":
 		h := NewHistogram()
-		for _, w := range c.windows(m) {
+		for _, w := range c.countsOf(m) {
 			h.Merge(map[string]*hdrhistogram.Histogram{"lag": w.lag, "service": w.service, "response": w.response}[m.name])
 		}
-		return stat(QuantilesOf(h), m.stat)
+		return quantileStat(QuantilesOf(h), m.stat)
 	case "end_to_end", "lateness":
 		sum := endTimes{endToEnd: NewHistogram(), late: NewHistogram(), early: NewHistogram()}
-		c.timing.Lock()
-		defer c.timing.Unlock()
+		c.endToEndMu.Lock()
+		defer c.endToEndMu.Unlock()
 		for s, e := range c.endToEnd {
 			if m.matches(s) {
 				sum.endToEnd.Merge(e.endToEnd)
@@ -61,19 +62,19 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 			}
 		}
 		if m.name == "end_to_end" {
-			return stat(QuantilesOf(sum.endToEnd), m.stat)
+			return quantileStat(QuantilesOf(sum.endToEnd), m.stat)
 		}
-		return stat(SignedQuantiles(sum.late, sum.early), m.stat)
+		return quantileStat(SignedQuantiles(sum.late, sum.early), m.stat)
 	case "intended", "sent", "acked", "failed", "rejected", "rate", "error_rate":
-		return c.counted(m)
+		return c.countedValue(m)
 	case "cpu":
 		return c.nowHealth.CPU, true
 	case "backlog_slope":
 		d := m.window
 		if d == 0 {
-			d = c.slopeOver()
+			d = c.defaultSlopeWindow()
 		}
-		return c.slope(d)
+		return c.backlogSlope(d)
 	}
 	if c.run.cfg.Ledger == nil {
 		return 0, false
@@ -82,18 +83,18 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 	v, there := map[string]float64{
 		"delivered": float64(c.delivered()), "duplicates": float64(c.came.duplicates), "reordered": float64(c.came.reordered), "backlog": float64(c.backlog()),
 		"lost": float64(f.Lost), "early": float64(f.Early), "late": float64(f.Late), "unexpected": float64(f.Unexpected),
-		"unverified": float64(f.Unverified), "pending": float64(f.Pending), "ended": float64(f.Ended), "drain": float64(f.took),
+		"unverified": float64(f.Unverified), "pending": float64(f.Pending), "ended": float64(f.Ended), "drain": float64(f.drainTook),
 	}[m.name]
 	return v, there && (final || !slices.Contains(endMetrics, m.name))
 }
 
-// windows are the figures a metric is made of: of the whole run, or of its last
-// seconds.
-func (c *coordinator) windows(m *metric) (out []*window) {
+// countsOf returns the windows that a metric is computed from: those of the whole run, or of its
+// last seconds if the metric has a window.
+func (c *coordinator) countsOf(m *metric) (out []*window) {
 	if m.window == 0 {
 		for _, s := range c.run.steps {
 			if m.matches(s) {
-				out = append(out, s.total)
+				out = append(out, s.totalCounts)
 			}
 		}
 		return out
@@ -110,9 +111,9 @@ func (c *coordinator) windows(m *metric) (out []*window) {
 	return out
 }
 
-func (c *coordinator) counted(m *metric) (float64, bool) {
+func (c *coordinator) countedValue(m *metric) (float64, bool) {
 	var t tally
-	for _, w := range c.windows(m) {
+	for _, w := range c.countsOf(m) {
 		t.add(&w.tally)
 	}
 	var intended int64
@@ -141,7 +142,7 @@ func (c *coordinator) counted(m *metric) (float64, bool) {
 	return float64(n), any
 }
 
-func stat(q Quantiles, name string) (float64, bool) {
+func quantileStat(q Quantiles, name string) (float64, bool) {
 	v := map[string]int64{
 		"count": q.Count, "min": q.Min, "mean": q.Mean, "p50": q.P50, "p90": q.P90,
 		"p99": q.P99, "p99.9": q.P999, "p99.99": q.P9999, "max": q.Max,

@@ -10,18 +10,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Frame is what an agent did in one second of a run, for the controller's Run.Feed. All
-// counts are of that second, and of the agent's own segment.
+// Frame is what an agent did in one second of a run. The controller passes it to its own run,
+// see Remote. All counts are of that second and of the agent's own segment.
 type Frame struct {
 	At       time.Duration `json:"at_ns"`    // end of the second, since the run's start
-	Health   Health        `json:"health"`   // of the agent's process
+	Health   Health        `json:"health"`   // of the process of the agent
 	Evidence Evidence      `json:"evidence"` // of the agent's run so far
 	Steps    []StepFrame   `json:"steps,omitempty"`
-	Promises []byte        `json:"promises,omitempty"` // what was acknowledged, see promises.take
+	Promises []byte        `json:"promises,omitempty"` // acknowledged messages, see promises.takeEncoded
 }
 
-// StepFrame is one step of one phase in one second. The histograms are encoded as
-// EncodeHistogram does, so that adding them gives the counts of one generator.
+// StepFrame is one step of one phase in one second. Its histograms are encoded as by
+// EncodeHistogram. Adding those of all agents gives the histogram of a single generator.
 type StepFrame struct {
 	Step     int                `json:"step"` // index among the steps of all phases
 	Requests int64              `json:"requests"`
@@ -39,12 +39,13 @@ type StepFrame struct {
 	Ended    time.Duration      `json:"ended_ns,omitempty"` // since the run's start; 0: the step goes on
 }
 
-// frameOf describes the second that ends now. The coordinator calls it at the end of
-// rotate, while the steps' windows of the second are still there.
+// frameOf describes the second that ends now. The coordinator calls it at the end of rotate,
+// before it resets the counts of that second. It returns an error if a histogram cannot be
+// encoded.
 func frameOf(c *coordinator, now time.Duration) (*Frame, error) {
-	f := &Frame{At: now, Health: c.nowHealth, Evidence: c.gather(false), Promises: c.run.promised.take(c.run.steps)}
+	f := &Frame{At: now, Health: c.nowHealth, Evidence: c.gatherEvidence(false), Promises: c.run.promised.takeEncoded(c.run.steps)}
 	for i, s := range c.run.steps {
-		d, ended := s.second, time.Duration(s.ended.Load())
+		d, ended := s.lastSecond, time.Duration(s.ended.Load())
 		if d.requests == 0 && ended == 0 {
 			continue
 		}
@@ -69,7 +70,8 @@ func frameOf(c *coordinator, now time.Duration) (*Frame, error) {
 	return f, nil
 }
 
-// window is what the step's frame says, as a recorder keeps it.
+// window returns the frame in the form in which a recorder keeps its counts. It returns an error of
+// notify.KindInvalid if a histogram is damaged.
 func (f *StepFrame) window() (*window, error) {
 	w := &window{
 		tally: tally{requests: f.Requests, sent: f.Sent, acked: f.Acked, rejected: f.Rejected, failed: f.Failed},
@@ -90,8 +92,8 @@ func (f *StepFrame) window() (*window, error) {
 	return w, nil
 }
 
-// Kinds of promises in a frame, in the low bits of each one's first number. The rest of
-// that number is the index of its step.
+// Kinds of promises in a frame. The first number of an encoded promise is the index of its step
+// times promisedKinds, plus its kind.
 const (
 	promisedSingle = iota
 	promisedFan
@@ -99,9 +101,9 @@ const (
 	promisedKinds
 )
 
-// take returns the promises since the last call, encoded, and forgets them: an agent
-// keeps none, for the controller asks the ledger.
-func (p *promises) take(steps []*stepRun) []byte {
+// takeEncoded returns the promises since the last call, encoded, and forgets them. An agent does
+// not keep promises, because the controller asks the ledger.
+func (p *promises) takeEncoded(steps []*stepRun) []byte {
 	p.mu.Lock()
 	open, others := p.open, p.others
 	p.open, p.others = nil, nil
@@ -114,31 +116,32 @@ func (p *promises) take(steps []*stepRun) []byte {
 		index[s] = uint64(i)
 	}
 	b := make([]byte, 0, 28*len(open))
-	head := func(kind uint64, d *due) {
+	head := func(kind uint64, d *dueMoment) {
 		b = binary.AppendUvarint(b, index[d.step]*promisedKinds+kind)
 		b = binary.AppendVarint(b, int64(d.intended))
-		b = binary.AppendVarint(b, d.at)
+		b = binary.AppendVarint(b, d.scheduledAt)
 	}
 	for base, one := range open {
 		if one.count == 0 {
-			head(promisedSingle, &one.due)
+			head(promisedSingle, &one.dueMoment)
 			b = append(b, base[:]...)
 			continue
 		}
-		head(promisedFan, &one.due)
+		head(promisedFan, &one.dueMoment)
 		b = append(b, base[:]...)
 		b = binary.AppendUvarint(b, uint64(one.count))
 		b = binary.AppendUvarint(b, uint64(one.rejected))
 	}
 	for i := range others {
-		head(promisedOther, &others[i].due)
+		head(promisedOther, &others[i].dueMoment)
 		b = binary.AppendUvarint(b, uint64(len(others[i].id)))
 		b = append(b, others[i].id...)
 	}
 	return b
 }
 
-// put adds what take returned elsewhere, all of it or, with an error, nothing.
+// put adds promises that takeEncoded returned in another process. It adds all of them, or none
+// and returns an error of notify.KindInvalid if b is damaged.
 func (p *promises) put(b []byte, steps []*stepRun) error {
 	var (
 		open    = map[notify.Base]promise{}
@@ -169,13 +172,13 @@ func (p *promises) put(b []byte, steps []*stepRun) error {
 	for len(b) > 0 && !damaged {
 		kind := number()
 		step := kind / promisedKinds
-		d := due{intended: time.Duration(signed()), at: signed()}
+		d := dueMoment{intended: time.Duration(signed()), scheduledAt: signed()}
 		if damaged = damaged || step >= uint64(len(steps)); damaged {
 			break
 		}
 		d.step = steps[step]
 		var base notify.Base
-		one := promise{due: d}
+		one := promise{dueMoment: d}
 		switch kind % promisedKinds {
 		case promisedSingle:
 			copy(base[:], text(uint64(len(base))))
@@ -198,10 +201,10 @@ func (p *promises) put(b []byte, steps []*stepRun) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.n += n
+	p.messages += n
 	p.others = append(p.others, others...)
 	for base, one := range open {
-		p.promise(base, one)
+		p.addPromise(base, one)
 	}
 	return nil
 }

@@ -12,57 +12,57 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestPromisesTravel: what an agent promised is what the controller asks for.
+// TestPromisesTravel checks that the controller asks the ledger for what an agent promised.
 func TestPromisesTravel(t *testing.T) {
 	t.Parallel()
 	steps := []*stepRun{{}, {}}
 	a, b, c := notify.NewBase(time.Now()), notify.NewBase(time.Now()), notify.NewBase(time.Now())
-	from := &promises{keep: true, n: 1}
+	from := &promises{keepIDs: true, messages: 1}
 	from.open = map[notify.Base]promise{
-		a: {due: due{intended: time.Second, step: steps[1]}}, b: {due: due{intended: -1, at: 1 << 60, step: steps[1]}},
-		c: {due: due{intended: 5, step: steps[1]}, count: 50_000, rejected: 7},
+		a: {dueMoment: dueMoment{intended: time.Second, step: steps[1]}}, b: {dueMoment: dueMoment{intended: -1, scheduledAt: 1 << 60, step: steps[1]}},
+		c: {dueMoment: dueMoment{intended: 5, step: steps[1]}, count: 50_000, rejected: 7},
 	}
-	from.others = []otherPromise{{"trg_1", due{at: -3, step: steps[0]}}}
+	from.others = []otherPromise{{"trg_1", dueMoment{scheduledAt: -3, step: steps[0]}}}
 	want := fmt.Sprint(from.open, from.others)
-	sent := from.take(steps)
-	to := &promises{keep: true}
+	sent := from.takeEncoded(steps)
+	to := &promises{keepIDs: true}
 	if err := to.put(sent, steps); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(to.open, to.others); got != want || to.n != 3+50_000-7 {
-		t.Errorf("%s, not %s; %d", got, want, to.n)
+	if got := fmt.Sprint(to.open, to.others); got != want || to.messages != 3+50_000-7 {
+		t.Errorf("%s, not %s; %d", got, want, to.messages)
 	}
-	if more := from.take(steps); more != nil {
+	if more := from.takeEncoded(steps); more != nil {
 		t.Errorf("they are sent twice: %d bytes", len(more))
 	}
 	for cut := 1; cut < len(sent); cut++ {
-		had := to.n
-		if err := to.put(sent[:cut], steps[:1]); err == nil || to.n != had {
-			t.Fatalf("%d of %d bytes, of a run with one step: %v, %d promises more", cut, len(sent), err, to.n-had)
+		had := to.messages
+		if err := to.put(sent[:cut], steps[:1]); err == nil || to.messages != had {
+			t.Fatalf("%d of %d bytes, of a run with one step: %v, %d promises more", cut, len(sent), err, to.messages-had)
 		}
 	}
 }
 
 func FuzzPromises(f *testing.F) {
 	steps := []*stepRun{{}, {}}
-	from := &promises{open: map[notify.Base]promise{{}: {due: due{step: steps[1]}}}, others: []otherPromise{{"trg_1", due{step: steps[0]}}}}
-	f.Add(from.take(steps))
+	from := &promises{open: map[notify.Base]promise{{}: {dueMoment: dueMoment{step: steps[1]}}}, others: []otherPromise{{"trg_1", dueMoment{step: steps[0]}}}}
+	f.Add(from.takeEncoded(steps))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p := &promises{}
 		if p.put(b, steps) != nil {
-			if p.n != 0 || len(p.open)+len(p.others) > 0 {
+			if p.messages != 0 || len(p.open)+len(p.others) > 0 {
 				t.Error("a part of what is damaged was taken")
 			}
 			return
 		}
 		again := &promises{}
-		if err := again.put(p.take(steps), steps); err != nil || again.n != p.n {
-			t.Errorf("%d became %d: %v", p.n, again.n, err)
+		if err := again.put(p.takeEncoded(steps), steps); err != nil || again.messages != p.messages {
+			t.Errorf("%d became %d: %v", p.messages, again.messages, err)
 		}
 	})
 }
 
-// absent are agents that only their frames tell of.
+// absent is a Remote with two agents that do nothing: the test feeds their frames.
 type absent struct{}
 
 func (absent) Run(context.Context, func(int, *Frame) error) {}
@@ -73,15 +73,15 @@ func (absent) Sent(context.Context, int) error { return nil }
 func (absent) Steer(SteerState)                {}
 func (absent) Agents() []Agent                 { return []Agent{{Name: "a"}, {Name: "b"}} }
 
-// TestDamagedFrame: nothing of it is taken.
+// TestDamagedFrame checks that nothing of a damaged frame is used.
 func TestDamagedFrame(t *testing.T) {
 	t.Parallel()
-	r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: dry{}, Remote: absent{}})
+	r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Remote: absent{}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := NewHistogram()
-	put(h, time.Millisecond, 5)
+	recordValue(h, time.Millisecond, 5)
 	text, err := EncodeHistogram(h)
 	if err != nil {
 		t.Fatal(err)
@@ -107,12 +107,12 @@ func TestDamagedFrame(t *testing.T) {
 	} {
 		f := good()
 		damage(&f)
-		if err := r.feeds.feed(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].live().sent != 0 || r.feeds.list()[1].Sent != 0 {
-			t.Errorf("%s: %v, %+v", name, err, r.steps[0].live())
+		if err := r.feeds.feed(1, &f); notify.KindOf(err) != notify.KindInvalid || r.steps[0].currentTally().sent != 0 || r.feeds.list()[1].Sent != 0 {
+			t.Errorf("%s: %v, %+v", name, err, r.steps[0].currentTally())
 		}
 	}
 	f := good()
-	if err := r.feeds.feed(1, &f); err != nil || r.steps[0].live().sent != 5 || r.feeds.list()[1].Sent != 5 {
-		t.Errorf("%v, %+v", err, r.steps[0].live())
+	if err := r.feeds.feed(1, &f); err != nil || r.steps[0].currentTally().sent != 5 || r.feeds.list()[1].Sent != 5 {
+		t.Errorf("%v, %+v", err, r.steps[0].currentTally())
 	}
 }

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sampler reads how the generator's process and machine are doing. What /proc
-// does not say is 0.
+// sampler reads the figures of the process of the generator and of its machine. A figure that
+// /proc does not have is 0.
 type sampler struct {
-	at      time.Time
-	cpu     time.Duration // of this process
-	gcCPU   float64       // seconds
-	machine machineTimes
-	pauses  []uint64 // counts of the pause histogram
-	samples []metrics.Sample
+	sampledAt time.Time
+	cpu       time.Duration // of this process
+	gcCPU     float64       // seconds
+	machine   machineSeconds
+	pauses    []uint64 // counts of the histogram of GC pauses at the last sample
+	samples   []metrics.Sample
 }
 
-type machineTimes struct{ total, idle, steal float64 } // seconds
+type machineSeconds struct{ total, idle, steal float64 } // seconds
 
 func newSampler() *sampler {
 	s := &sampler{samples: []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/sched/pauses/total/gc:seconds"}}}
@@ -34,7 +34,7 @@ func newSampler() *sampler {
 
 func processCPU() time.Duration {
 	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for a bad pointer only
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails only for a bad pointer
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -44,7 +44,7 @@ func (s *sampler) sample() Health {
 	metrics.Read(s.samples)
 	h := Health{CPUs: float64(processors()), Goroutines: runtime.NumGoroutine(), RSS: readRSS(), Sockets: countSockets()}
 	gc := s.samples[0].Value.Float64()
-	if d := now.Sub(s.at).Seconds(); d > 0 && !s.at.IsZero() {
+	if d := now.Sub(s.sampledAt).Seconds(); d > 0 && !s.sampledAt.IsZero() {
 		h.CPU = (cpu - s.cpu).Seconds() / d
 		h.GCCPU = (gc - s.gcCPU) / d
 	}
@@ -55,21 +55,21 @@ func (s *sampler) sample() Health {
 	hist := s.samples[1].Value.Float64Histogram()
 	for i := len(hist.Counts) - 1; i >= 0; i-- {
 		if i < len(s.pauses) && hist.Counts[i] > s.pauses[i] {
-			h.GCPause = time.Duration(hist.Buckets[i] * 1e9) // its lower bound
+			h.GCPause = time.Duration(hist.Buckets[i] * 1e9) // lower bound of the bucket
 			break
 		}
 	}
 	s.pauses = append(s.pauses[:0], hist.Counts...)
-	s.at, s.cpu, s.gcCPU, s.machine = now, cpu, gc, machine
+	s.sampledAt, s.cpu, s.gcCPU, s.machine = now, cpu, gc, machine
 	return h
 }
 
-// proc is /proc; on a machine without it every read fails, and its figures are 0.
+// proc is /proc. On a machine without it every read fails and the figures are 0.
 var proc, _ = procfs.NewDefaultFS()
 
-func readMachine() (t machineTimes) {
+func readMachine() (t machineSeconds) {
 	s, _ := proc.Stat()
-	c := s.CPUTotal // guest times are part of user's
+	c := s.CPUTotal // User includes the guest times
 	t.idle, t.steal = c.Idle+c.Iowait, c.Steal
 	t.total = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + t.idle + t.steal
 	return t
@@ -84,7 +84,7 @@ func readRSS() int64 {
 	return int64(s.ResidentMemory())
 }
 
-// maxFiles is how many files of the process countSockets looks at.
+// maxFiles is how many open files of the process countSockets looks at.
 const maxFiles = 4096
 
 func countSockets() (n int) {
@@ -93,7 +93,7 @@ func countSockets() (n int) {
 		return 0
 	}
 	defer d.Close()
-	names, _ := d.Readdirnames(maxFiles) // what was read counts
+	names, _ := d.Readdirnames(maxFiles) // on an error, count the names that were read
 	for _, name := range names {
 		if to, err := os.Readlink("/proc/self/fd/" + name); err == nil && strings.HasPrefix(to, "socket:") {
 			n++
@@ -102,13 +102,13 @@ func countSockets() (n int) {
 	return n
 }
 
-// readEnvironment describes the machine.
+// readEnvironment describes the machine and the Go runtime.
 func readEnvironment() Environment {
 	e := Environment{
 		Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		CPUs: runtime.NumCPU(), MaxProcs: runtime.GOMAXPROCS(0), Collector: cmp.Or(os.Getenv("GOGC"), "100"),
 	}
-	e.Host, _ = os.Hostname() // without one it stays empty
+	e.Host, _ = os.Hostname() // stays empty if the host has no name
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		e.Kernel = unix.ByteSliceToString(u.Release[:])
@@ -125,5 +125,5 @@ func readEnvironment() Environment {
 	return e
 }
 
-// processors is how many of the machine's this process may use at once.
+// processors returns how many CPUs this process may use at once.
 func processors() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }

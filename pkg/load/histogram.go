@@ -15,19 +15,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Histograms hold nanoseconds from 1 us to 1 h at 3 digits: 180 KB each. What is
-// shorter is kept as what it is, to 512 ns; what is longer as 1 h.
+// Histograms hold nanoseconds from 1 us to 1 h with 3 digits: 180 KB each. A shorter time is
+// kept with a resolution of 512 ns. A longer time is kept as 1 h.
 const (
 	shortest = int64(time.Microsecond)
 	longest  = int64(time.Hour)
 	digits   = 3
 )
 
-// NewHistogram returns an empty one, of the form that all of a Result have.
+// NewHistogram returns an empty histogram with the range and precision of all histograms of a
+// Result, so that they can be merged.
 func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(shortest, longest, digits) }
 
-// EncodeHistogram returns the V2 compressed encoding in base64, "" for an empty
-// one: what the payload of a .hlog line is.
+// EncodeHistogram returns the V2 compressed encoding in base64, which is the payload of a .hlog
+// line. It returns "" for an empty histogram.
 func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
 	if h == nil || h.TotalCount() == 0 {
 		return "", nil
@@ -36,8 +37,8 @@ func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
 	return string(b), err
 }
 
-// DecodeHistogram is the inverse of EncodeHistogram. What is no histogram is an
-// error of notify.KindInvalid.
+// DecodeHistogram is the inverse of EncodeHistogram. It returns an error of notify.KindInvalid for
+// a text that is no histogram.
 func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 	if s == "" {
 		return NewHistogram(), nil
@@ -49,9 +50,9 @@ func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
 	return h, nil
 }
 
-// decodeOwn is DecodeHistogram for what another process sent. It refuses a histogram that is
-// not as NewHistogram makes it, before it allocates counts: a header of 40 bytes may ask for
-// gigabytes.
+// decodeOwn is DecodeHistogram for a histogram from another process. It refuses one whose range
+// or digits differ from NewHistogram's before it allocates the counts: a header of 40 bytes may
+// ask for gigabytes.
 func decodeOwn(s string) (*hdrhistogram.Histogram, error) {
 	if s != "" && !madeHere(s) {
 		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is not one of %d to %d with %d digits", shortest, longest, digits))
@@ -81,7 +82,7 @@ func madeHere(s string) bool {
 	return number.Uint32(b[12:]) == digits && number.Uint64(b[16:]) == uint64(shortest) && number.Uint64(b[24:]) == uint64(longest)
 }
 
-// QuantilesOf reads one histogram; nil is an empty one.
+// QuantilesOf returns the quantiles of a histogram. They are zero if it is nil or empty.
 func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
 	if h == nil || h.TotalCount() == 0 {
 		return Quantiles{}
@@ -93,8 +94,8 @@ func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
 	}
 }
 
-// SignedQuantiles reads lateness from its two halves: late holds what was not
-// early, early how long before its time the rest was.
+// SignedQuantiles returns the quantiles of lateness from its two halves. late holds the values of 0
+// and above. early holds how long before their time the other messages came.
 func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	if early == nil || early.TotalCount() == 0 {
 		return QuantilesOf(late)
@@ -106,7 +107,7 @@ func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	n := e + l
 	at := func(q float64) int64 {
 		rank := q / 100 * float64(n)
-		if rank <= float64(e) { // the earliest are the largest of early
+		if rank <= float64(e) { // the lowest lateness is the largest value of early
 			return -early.ValueAtQuantile((float64(e) - rank) / float64(e) * 100)
 		}
 		return late.ValueAtQuantile((rank - float64(e)) / float64(l) * 100)
@@ -121,14 +122,14 @@ func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
 	return out
 }
 
-// ValueAt is the least value that at least so many percent of a histogram's values
-// do not exceed, 0 for an empty one. It counts as HdrHistogram's Java readers do;
-// hdrhistogram-go rounds to the nearest value, which among few is another one.
+// ValueAt returns the least value such that at least percentile percent of the values are not
+// greater; 0 for an empty histogram. It counts as the Java readers of HdrHistogram do.
+// hdrhistogram-go rounds to the nearest rank, which differs if there are few values.
 func ValueAt(h *hdrhistogram.Histogram, percentile float64) int64 {
 	return ValuesAt(h, percentile)[0]
 }
 
-// ValuesAt is ValueAt for several percentiles; ascending ones are read in one pass.
+// ValuesAt is ValueAt for several percentiles. It needs one pass if they ascend.
 func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 	n := float64(h.TotalCount())
 	at := make([]float64, len(percentiles))
@@ -136,7 +137,7 @@ func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 		if n == 0 || p <= 0 {
 			continue
 		}
-		// One step below, so that 99.9 of 1000 is 999 whatever the rounding of 0.999.
+		// Go one step below p, so that 99.9% of 1000 is 999 however 0.999 is rounded.
 		p = min(math.Nextafter(p, 0), 100)
 		at[i] = 100 * max(math.Ceil(p*n/100), 1) / n
 	}

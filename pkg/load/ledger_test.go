@@ -22,17 +22,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// providers are a control listener whose ledger is empty until a time, and full
-// from then on but for what is to be lost.
+// providers serves a control listener whose ledger is empty until a moment. From then on it holds all
+// messages except those that are to be lost.
 type providers struct {
 	full time.Time // zero: never
 	n    int
 	lose int // of the last ones
-	// foreign came since the run began, of somebody else.
+	// foreign is how many messages of other senders arrived since the run began.
 	foreign int
-	// growing: another one comes every second, up to n.
+	// growing makes one more message arrive every second, up to n.
 	growing time.Time
-	// reading the last arrivals takes so long.
+	// reading is how long it takes to read the last arrivals.
 	reading time.Duration
 	read    []string // queries of arrivals
 	asked   atomic.Bool
@@ -104,20 +104,20 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: head, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// target is what the providers are sent by.
+// target returns a Target that delivers to the providers.
 func (p *providers) target() *target {
 	p.of = &target{}
 	return p.of
 }
 
-// row is an arrival on the wire.
+// row returns an arrival in its wire format.
 func row(b notify.Base, at time.Time, n uint32) []byte {
 	out := binary.LittleEndian.AppendUint64(b[:], uint64(at.UnixNano()))
 	return binary.LittleEndian.AppendUint32(out, n)
 }
 
-// TestDrain: what waits for a provider that is away is on its way, and waited for;
-// what nobody knows of is lost, and not waited for to the end.
+// TestDrain checks that messages that wait for a provider that is down are pending and awaited, and
+// that messages unknown to the server are lost without waiting to the end of the drain.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	const n, limit = 1500, time.Minute // more than the server is asked of
@@ -161,8 +161,8 @@ func TestDrain(t *testing.T) {
 	f("failed", 0, says(notify.Failed), LedgerResult{Ended: n, Unexpected: n}, term.ExitPartial, limit/2, limit/2+time.Second)
 }
 
-// TestStillMoving: what still comes in when the drain's time is over is on its way,
-// not lost, though the server cannot say.
+// TestStillMoving checks that messages are pending, not lost, if others still arrive when the drain
+// ends, even if the server cannot say their state.
 func TestStillMoving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, limit = 200, time.Minute
@@ -177,8 +177,8 @@ func TestStillMoving(t *testing.T) {
 	})
 }
 
-// TestEndCostsTheRunAlone: at its end a run reads what came since it began, and says
-// that it does; the time that takes is no part of the run.
+// TestEndCostsTheRunAlone checks that a run reads only arrivals since its start, shows that it reads
+// them, and does not count the time for it.
 func TestEndCostsTheRunAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Hour) // in which others had the simulators
@@ -209,7 +209,7 @@ func TestEndCostsTheRunAlone(t *testing.T) {
 	})
 }
 
-// TestEndToEndParts: end-to-end times are kept by when the message was due, too.
+// TestEndToEndParts checks that end-to-end times are also kept by the due time of the message.
 func TestEndToEndParts(t *testing.T) {
 	t.Parallel()
 	r := &Run{began: time.Now()}
@@ -217,8 +217,8 @@ func TestEndToEndParts(t *testing.T) {
 	c := &coordinator{run: r, endToEnd: map[*stepRun]*endTimes{}}
 	st := &stepRun{}
 	for _, when := range []time.Duration{0, time.Second, 2 * time.Second, 9*time.Minute + 59*time.Second, time.Hour} {
-		d := &due{intended: when, step: st}
-		c.took(d, r.began.Add(when+30*time.Millisecond), 2)
+		d := &dueMoment{intended: when, step: st}
+		c.recordArrival(d, r.began.Add(when+30*time.Millisecond), 2)
 	}
 	parts := c.endToEnd[st].briefs()
 	if len(parts) != 300 || parts[0].Count != 4 || parts[1].Count != 2 || parts[2].Count != 0 || parts[299].Count != 4 {
@@ -229,8 +229,8 @@ func TestEndToEndParts(t *testing.T) {
 	}
 }
 
-// A worker build that drops some of what was accepted: it answers all the same,
-// and only the ledger sees it.
+// TestBrokenWorkerLoses runs a worker that drops some accepted messages. It answers all of them, so
+// only the ledger shows the loss.
 func TestBrokenWorkerLoses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := One("t", 2*time.Second, Step{Rate: 100})
@@ -244,8 +244,8 @@ func TestBrokenWorkerLoses(t *testing.T) {
 	})
 }
 
-// A fault is a rule of the simulators for its time, removed at its end, also when
-// the run is stopped within it; both moments are markers.
+// TestFaults checks that a fault is a rule of the simulators for its time, removed at its end, also
+// if the run is stopped before. Both moments are markers.
 func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &providers{full: time.Now(), n: 1 << 30}
@@ -286,7 +286,7 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// call is one window of an envelope's receivers, as a provider sees it.
+// call returns one window of the receivers of an envelope, as a provider gets it.
 func call(base notify.Base, from, to uint32) *notify.Call {
 	c := &notify.Call{}
 	key := &notify.RowKey{Chunk: notify.Chunk{Base: base}}
@@ -296,7 +296,7 @@ func call(base notify.Base, from, to uint32) *notify.Call {
 	return c
 }
 
-// slowProcess takes three seconds to be undone.
+// slowProcess needs three seconds to undo a fault.
 type slowProcess struct {
 	busy bool
 	log  []string
@@ -315,7 +315,7 @@ func (p *slowProcess) Fault(_ context.Context, f *FaultSpec) (func(context.Conte
 	}, nil
 }
 
-// TestProcessFaultsFollowEachOther: the next one waits until the process is there again.
+// TestProcessFaultsFollowEachOther checks that a fault waits until the process is back.
 func TestProcessFaultsFollowEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := Scenario{Name: "t", Server: ServerSpec{Mode: "process"}, Phases: []PhaseSpec{{
@@ -333,19 +333,19 @@ func TestProcessFaultsFollowEachOther(t *testing.T) {
 	})
 }
 
-// The observer counts each receiver once, names what came twice, and joins what
-// came before its answer was read.
+// TestObserver checks that each receiver counts once, that duplicates are named, and that an arrival
+// before the answer to its request is joined.
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	o := NewObserver()
-	p := &promises{keep: true}
+	p := &promises{keepIDs: true}
 	a, b := notify.NewBase(time.Now()), notify.NewBase(time.Now())
 	o.Take(call(a, 0, 100))
 	o.Take(call(a, 100, 1000))
 	o.Take(call(b, 0, 500))
 	joined := int64(0)
 	times := func() {
-		if err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
+		if err := o.joinArrivals(t.Context(), p, func(_ *dueMoment, _ time.Time, n int64) { joined += n }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -355,43 +355,43 @@ func TestObserver(t *testing.T) {
 	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: 1000}, 0)
 	st := &stepRun{Step: d.step, data: d}
 	for _, base := range []notify.Base{a, b} {
-		p.add(st, &Request{Size: 1000}, &Ack{Accepted: 1000, Base: base, Count: 1000})
+		p.addAck(st, &Request{Size: 1000}, &Ack{Accepted: 1000, Base: base, Count: 1000})
 	}
 	if times(); joined != 1500 {
 		t.Errorf("%d joined", joined)
 	}
-	delivered, ids, err := o.missing(t.Context(), p, 3)
+	delivered, ids, err := o.listMissing(t.Context(), p, 3)
 	if err != nil || delivered != 1500 || len(ids) != 3 || ids[0] != (notify.ID{Base: b, Index: 500, Fan: true}).String() {
 		t.Errorf("%v %d %v", err, delivered, ids)
 	}
 	o.Take(call(a, 999, 1000))
-	got, _ := o.came(t.Context(), true)
+	got, _ := o.countArrivals(t.Context(), true)
 	if got.ids != 1500 || got.duplicates != 1 || len(got.examples) != 1 {
 		t.Errorf("%+v", got)
 	}
 }
 
-// What is scheduled has a signed lateness: early is told apart from late.
+// TestLateness checks that lateness is signed: early and late messages are told apart.
 func TestLateness(t *testing.T) {
 	t.Parallel()
 	r := &Run{began: time.Now()}
 	c := &coordinator{run: r, endToEnd: map[*stepRun]*endTimes{}}
 	st := &stepRun{}
 	at := r.began.Add(time.Minute)
-	d := &due{at: at.UnixNano(), step: st}
-	c.took(d, at.Add(-20*time.Millisecond), 1)
-	c.took(d, at.Add(30*time.Millisecond), 8)
-	c.took(d, at.Add(2*time.Second), 1)
+	d := &dueMoment{scheduledAt: at.UnixNano(), step: st}
+	c.recordArrival(d, at.Add(-20*time.Millisecond), 1)
+	c.recordArrival(d, at.Add(30*time.Millisecond), 8)
+	c.recordArrival(d, at.Add(2*time.Second), 1)
 	e := c.endToEnd[st]
 	q := SignedQuantiles(e.late, e.early)
 	near := func(got int64, want time.Duration) bool { return got > int64(want)*99/100 && got < int64(want)*101/100 }
-	if e.early.TotalCount() != 1 || e.after != 1 || q.Count != 10 || !near(-q.Min, 20*time.Millisecond) || !near(q.P50, 30*time.Millisecond) || !near(q.Max, 2*time.Second) {
-		t.Errorf("%+v, %d late", q, e.after)
+	if e.early.TotalCount() != 1 || e.afterLimit != 1 || q.Count != 10 || !near(-q.Min, 20*time.Millisecond) || !near(q.P50, 30*time.Millisecond) || !near(q.Max, 2*time.Second) {
+		t.Errorf("%+v, %d late", q, e.afterLimit)
 	}
 }
 
-// TestSegmentsShareALedger: what the other segments sent is neither unexpected nor a
-// reason to stop waiting for one's own.
+// TestSegmentsShareALedger checks that messages of other segments are neither unexpected nor a reason
+// to stop waiting.
 func TestSegmentsShareALedger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

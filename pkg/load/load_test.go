@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// target answers like the API and remembers bodies and when they came.
+// target answers like the API, and remembers the bodies and when they came.
 type target struct {
 	mu      sync.Mutex
 	bodies  []string
@@ -67,7 +67,7 @@ func (t *target) acked() []string {
 	return slices.Clone(t.ids)
 }
 
-// still is a generator without troubles.
+// still is the health of a generator without problems.
 func still() Health { return Health{CPU: 0.1, CPUs: 8} }
 
 func drive(t *testing.T, s Scenario, cfg Config) *Result {
@@ -86,8 +86,8 @@ func drive(t *testing.T, s Scenario, cfg Config) *Result {
 	return res
 }
 
-// A slow server does not slow the schedule: latency counts from when a request
-// was due.
+// TestOpenLoop checks that a slow server does not slow the schedule down: latency counts from the due
+// time.
 func TestOpenLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{latency: 100 * time.Millisecond}
@@ -110,19 +110,19 @@ func TestOpenLoop(t *testing.T) {
 	})
 }
 
-// At a rate where the next message is due before the last one is made, a bulk worker
-// sleeps nevertheless, and takes a slot's worth at once: the middle one of it was due
-// half a slot ago. In real time: in a bubble, no time passes while it works.
+// TestBulkSleeps checks that a bulk worker sleeps and takes a slot of messages at once, even if the
+// next message is due before the last one is made. Then the median lag is half a slot. It runs in
+// real time: in a bubble no time passes while the worker works.
 func TestBulkSleeps(t *testing.T) {
 	res := drive(t, One("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
-	if s := &res.Steps[0]; s.Lag.P50 < int64(slot)/4 || res.Totals.Sent != 1_000_000 {
+	if s := &res.Steps[0]; s.Lag.P50 < int64(bulkSlot)/4 || res.Totals.Sent != 1_000_000 {
 		t.Errorf("sent %d, the middle one %v after it was due", res.Totals.Sent, time.Duration(s.Lag.P50))
 	} else if s.Response.P50 < s.Lag.P50 {
 		t.Errorf("a response of %v from when a message was due, sent %v after that", time.Duration(s.Response.P50), time.Duration(s.Lag.P50))
 	}
 }
 
-// However many workers there are, each message is one's.
+// TestBulkWorkersShare checks that each message goes to one worker, however many there are.
 func TestBulkWorkersShare(t *testing.T) {
 	for _, rate := range []Number{5e6, 1e9} {
 		res := drive(t, One("t", 300*time.Millisecond, Step{Target: Null, Rate: rate, Workers: 16, Count: 1_000_000}), Config{})
@@ -132,9 +132,9 @@ func TestBulkWorkersShare(t *testing.T) {
 	}
 }
 
-// A sink that stalls for two seconds: those who were due meanwhile waited, though
-// the server served each of them fast. Taken from the moment of sending, it would
-// not show but in the few that were under way.
+// TestStallShowsInResponse stalls a sink for two seconds. The messages that were due meanwhile
+// waited, although each answer was fast. Measured from the moment of sending, only the few requests
+// under way would show the stall.
 func TestStallShowsInResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -194,7 +194,7 @@ func TestPhasesFollowEachOther(t *testing.T) {
 	})
 }
 
-// With keys a request that failed is repeated until it is answered.
+// TestRepeatsUnderItsKey checks that with keys a failed request is repeated until it is answered.
 func TestRepeatsUnderItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{fail: func(n int) error {
@@ -210,8 +210,8 @@ func TestRepeatsUnderItsKey(t *testing.T) {
 	})
 }
 
-// TestSegments: the parts of a run send the same messages at the same times as
-// the whole, and their histograms add up to its.
+// TestSegments checks that the segments of a run send the same messages at the same times as the
+// whole run, and that their histograms add up to its histograms.
 func TestSegments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 3
@@ -297,7 +297,7 @@ func TestSegments(t *testing.T) {
 	})
 }
 
-// What is stopped says what it has, and that it is not all.
+// TestStopped checks that a stopped run returns its figures, marked as partial.
 func TestStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -321,7 +321,8 @@ func TestStopped(t *testing.T) {
 	})
 }
 
-// Errors of a kind are counted together, and a run of failures is not valid.
+// TestFailuresAreCounted checks that equal errors are counted together, and that a run of failures is
+// not valid.
 func TestFailuresAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tg := &target{fail: func(n int) error {
@@ -348,7 +349,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	})
 }
 
-// A threshold that ends the run does.
+// TestAbort checks that a threshold with abort ends the run.
 func TestAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -374,7 +375,7 @@ func TestAbort(t *testing.T) {
 	})
 }
 
-// A result is a document: it survives being written and read.
+// TestResultRoundTrip checks that a result is the same after it was written and read.
 func TestResultRoundTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		res := drive(t, One("t", 3*time.Second, Step{Rate: 100}), Config{Target: &target{latency: time.Millisecond}})
@@ -402,7 +403,7 @@ func TestResultRoundTrip(t *testing.T) {
 	})
 }
 
-// What cannot be run is refused before anything is sent.
+// TestNewRefuses checks that a scenario that cannot run is refused before anything is sent.
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]func() (Scenario, Config){
@@ -410,13 +411,13 @@ func TestNewRefuses(t *testing.T) {
 		"no simulators": func() (Scenario, Config) {
 			s := One("t", time.Second, Step{Rate: 1}).WithDefaults()
 			s.Phases[0].Faults = []FaultSpec{{Do: "hang"}}
-			return s, Config{Target: dry{}}
+			return s, Config{Target: dryTarget{}}
 		},
 		"no callback": func() (Scenario, Config) {
-			return One("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dry{}}
+			return One("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dryTarget{}}
 		},
 		"segment": func() (Scenario, Config) {
-			return One("t", time.Second, Step{Rate: 1}), Config{Target: dry{}, Segment: Segment{3, 2}}
+			return One("t", time.Second, Step{Rate: 1}), Config{Target: dryTarget{}, Segment: Segment{3, 2}}
 		},
 	} {
 		s, cfg := f()

@@ -8,29 +8,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Observer is the ledger of a run whose providers are in this process: they tell
-// it of every call they take. It keeps a bit a receiver, and what came until it is joined
-// with what was promised.
+// Observer is the ledger of a run whose providers are in this process. The providers call Take for
+// every call that they accept. It keeps one bit per receiver, and the arrivals until they are
+// joined with their promises.
 type Observer struct {
 	mu       sync.Mutex
-	bases    map[notify.Base]*seen
+	bases    map[notify.Base]*seenReceivers
 	ids      int64
 	repeated int64
 	examples []string
-	arrivals []arrival // not joined with their promises yet
+	arrivals []arrival // not yet joined with their promises
 }
 
-// seen is what came of one request.
-type seen struct {
+// seenReceivers holds the receivers of one request that arrived: a bit for each index.
+type seenReceivers struct {
 	bits  []uint64
 	count int64
 }
 
-// NewObserver returns an empty one.
-func NewObserver() *Observer { return &Observer{bases: map[notify.Base]*seen{}} }
+// NewObserver returns an empty Observer.
+func NewObserver() *Observer { return &Observer{bases: map[notify.Base]*seenReceivers{}} }
 
-// Take tells it of a call whose items a provider accepted. It may be called from
-// any goroutine and keeps nothing of call.
+// Take records a call whose items a provider accepted. Any goroutine may call it. It keeps no
+// reference to call.
 func (o *Observer) Take(call *notify.Call) {
 	if len(call.Items) == 0 {
 		return
@@ -38,7 +38,7 @@ func (o *Observer) Take(call *notify.Call) {
 	now := time.Now().UnixNano()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var s *seen
+	var s *seenReceivers
 	var base notify.Base
 	n := uint32(0)
 	flush := func() {
@@ -53,7 +53,7 @@ func (o *Observer) Take(call *notify.Call) {
 			flush()
 			base = b
 			if s = o.bases[b]; s == nil {
-				s = &seen{}
+				s = &seenReceivers{}
 				o.bases[b] = s
 			}
 		}
@@ -63,7 +63,7 @@ func (o *Observer) Take(call *notify.Call) {
 		}
 		mask := uint64(1) << (it.Index % 64)
 		if s.bits[word]&mask != 0 {
-			if it.Addr == 0 { // a second address is no second delivery
+			if it.Addr == 0 { // a second address of a receiver is no second delivery
 				o.repeated++
 				if len(o.examples) < 10 {
 					id := it.ID()
@@ -80,15 +80,15 @@ func (o *Observer) Take(call *notify.Call) {
 	flush()
 }
 
-func (o *Observer) begin(context.Context) error { return nil }
+func (o *Observer) markStart(context.Context) error { return nil }
 
-func (o *Observer) came(context.Context, bool) (came, error) {
+func (o *Observer) countArrivals(context.Context, bool) (arrivalCounts, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return came{ids: o.ids, duplicates: o.repeated, examples: append([]string(nil), o.examples...)}, nil
+	return arrivalCounts{ids: o.ids, duplicates: o.repeated, examples: append([]string(nil), o.examples...)}, nil
 }
 
-func (o *Observer) missing(_ context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
+func (o *Observer) listMissing(_ context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
 	delivered, _, _ = p.joined()
 	err = p.unfinished(func(b notify.Base, one *promise) bool {
 		o.mu.Lock()
@@ -98,7 +98,7 @@ func (o *Observer) missing(_ context.Context, p *promises, most int) (delivered 
 		}
 		s := o.bases[b]
 		if s == nil {
-			s = &seen{}
+			s = &seenReceivers{}
 		}
 		for j := uint32(0); j < one.count && len(ids) < most; j++ {
 			if int(j/64) >= len(s.bits) || s.bits[j/64]>>(j%64)&1 == 0 {
@@ -110,7 +110,7 @@ func (o *Observer) missing(_ context.Context, p *promises, most int) (delivered 
 	return delivered, append(ids, p.otherIDs(most-len(ids))...), err
 }
 
-func (o *Observer) times(_ context.Context, p *promises, f took) error {
+func (o *Observer) joinArrivals(_ context.Context, p *promises, f onArrival) error {
 	o.mu.Lock()
 	list := o.arrivals
 	o.arrivals = nil
@@ -118,4 +118,4 @@ func (o *Observer) times(_ context.Context, p *promises, f took) error {
 	return p.join(list, f)
 }
 
-func (o *Observer) last(context.Context, *promises, took) error { return nil }
+func (o *Observer) joinTriggerCalls(context.Context, *promises, onArrival) error { return nil }

@@ -9,14 +9,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// pattern is text with the eight digits of a user in some places. Copying it and
-// writing digits over it costs a fifth of appending the parts.
+// pattern is a text with the eight digits of a user number in some places. Copying it and writing
+// the digits over it takes a fifth of the time of appending the parts.
 type pattern struct {
-	text []byte
-	at   []int // of the first digit
+	text     []byte
+	digitsAt []int // offset of the first digit of each place
 }
 
-// newPattern finds the digits' places in text written for user 0.
+// newPattern joins the parts, which are written for user 0, and finds the places of the digits.
 func newPattern(parts ...[]byte) (p pattern) {
 	p.text = bytes.Join(parts, nil)
 	for i := 0; ; {
@@ -24,7 +24,7 @@ func newPattern(parts ...[]byte) (p pattern) {
 		if j < 0 {
 			return p
 		}
-		p.at = append(p.at, i+j)
+		p.digitsAt = append(p.digitsAt, i+j)
 		i += j + 8
 	}
 }
@@ -32,18 +32,18 @@ func newPattern(parts ...[]byte) (p pattern) {
 func (p *pattern) append(b []byte, u uint64) []byte {
 	from := len(b)
 	b = append(b, p.text...)
-	for _, at := range p.at {
+	for _, at := range p.digitsAt {
 		putUser(b[from+at:from+at+8], u)
 	}
 	return b
 }
 
-// walk appends the pattern for so many users, one after the other, stride numbers
-// apart and around at users. A pattern of a user id is two words, of which the digits
-// take the place of some bytes: 4.1 ns a user where append takes 9.8 (BenchmarkBodies).
-func (p *pattern) walk(b []byte, u, stride, users uint64, size int) []byte {
+// appendUsers appends the pattern for size users. Their numbers are stride apart and wrap around
+// at users. The pattern of a user id fits into two words: the digits replace some bytes of them.
+// This takes 4.1 ns a user, where append takes 9.8 (BenchmarkBodies).
+func (p *pattern) appendUsers(b []byte, u, stride, users uint64, size int) []byte {
 	n := len(p.text)
-	if n > 16 || len(p.at) != 1 {
+	if n > 16 || len(p.digitsAt) != 1 {
 		for range size {
 			b = p.append(b, u)
 			if u += stride; u >= users {
@@ -57,11 +57,11 @@ func (p *pattern) walk(b []byte, u, stride, users uint64, size int) []byte {
 	var text [16]byte
 	copy(text[:], p.text)
 	lo, hi := binary.LittleEndian.Uint64(text[:8]), binary.LittleEndian.Uint64(text[8:])
-	digits := p.at[0]
+	digits := p.digitsAt[0]
 	for range size {
 		to := b[from : from+16]
 		binary.LittleEndian.PutUint64(to, lo)
-		binary.LittleEndian.PutUint64(to[8:], hi) // what is beyond the pattern is the next one's
+		binary.LittleEndian.PutUint64(to[8:], hi) // bytes beyond the pattern are overwritten by the next one
 		binary.LittleEndian.PutUint64(to[digits:], eightDigits(u))
 		from += n
 		if u += stride; u >= users {
@@ -71,19 +71,20 @@ func (p *pattern) walk(b []byte, u, stride, users uint64, size int) []byte {
 	return b[:from]
 }
 
-// singles makes the bodies of single messages whose numbers are so many apart, in one
-// buffer. Where only the user differs, that is found by adding, and its digits alone are
-// written: a third of what a body takes by itself (BenchmarkSingles).
-type singles struct {
-	d     *data
-	body  []byte   // the last one
-	whole *pattern // nil: they are made by request
-	u     uint64   // of the next one
-	far   uint64   // to the user after
+// singleBodies makes the bodies of single messages in one buffer. The numbers of the messages are
+// a constant step apart. If only the user differs between bodies, singleBodies finds the next
+// user by adding, and writes only its digits. This takes a third of the time of making each body
+// by itself (BenchmarkSingles).
+type singleBodies struct {
+	d        *data
+	body     []byte   // the last body; valid until the next call of next
+	whole    *pattern // nil: data.request makes each body
+	nextUser uint64   // user of the next message
+	userStep uint64   // distance to the user of the message after
 }
 
-func (d *data) singles(buf []byte, first, apart uint64) singles {
-	s := singles{d: d, body: buf[:0], u: d.nth(first), far: apart % d.users * d.stride % d.users}
+func (d *data) singles(buf []byte, first, apart uint64) singleBodies {
+	s := singleBodies{d: d, body: buf[:0], nextUser: d.userAt(first), userStep: apart % d.users * d.stride % d.users}
 	whole := &d.variants[0].whole
 	if len(d.variants) == 1 && whole.text != nil && d.step.Users.Pick == "each" && d.step.Triggers == 0 && d.kind(first) == kindSingle {
 		s.whole, s.body = whole, append(s.body, whole.text...)
@@ -91,27 +92,27 @@ func (d *data) singles(buf []byte, first, apart uint64) singles {
 	return s
 }
 
-// next makes the body of message n, which is the next one.
-func (s *singles) next(n uint64, intended time.Duration) {
+// next makes the body of message n. n must be the next message in order.
+func (s *singleBodies) next(n uint64, intended time.Duration) {
 	if s.whole == nil {
 		s.body = s.d.request(s.body[:0], n, n, 1, intended)
 		return
 	}
-	for _, at := range s.whole.at {
-		putUser(s.body[at:at+8], s.u)
+	for _, at := range s.whole.digitsAt {
+		putUser(s.body[at:at+8], s.nextUser)
 	}
-	if s.u += s.far; s.u >= s.d.users {
-		s.u -= s.d.users
+	if s.nextUser += s.userStep; s.nextUser >= s.d.users {
+		s.nextUser -= s.d.users
 	}
 }
 
-// putUser writes the number of a user over b, eight digits.
+// putUser writes the eight digits of a user number over b.
 func putUser(b []byte, u uint64) { binary.LittleEndian.PutUint64(b, eightDigits(u)) }
 
-// eightDigits returns the digits of a number below 10^8 in ASCII, the first one in the
-// lowest byte. The number is cut in halves, all of a step at once: at four digits, at
-// two, at one. The factors are reciprocals: x*10486>>20 is x/100 for x < 10,000, and
-// x*103>>10 is x/10 for x < 100.
+// eightDigits returns the digits of a number below 10^8 in ASCII, the first digit in the lowest
+// byte. It halves the number three times, to groups of four, two and one digits, and halves all
+// groups of a word at once. The factors are reciprocals: x*10486>>20 is x/100 for x < 10,000,
+// and x*103>>10 is x/10 for x < 100.
 func eightDigits(u uint64) uint64 {
 	v := u/10_000 | u%10_000<<32
 	q := v * 10486 >> 20 & 0x7f_0000_007f
@@ -121,8 +122,8 @@ func eightDigits(u uint64) uint64 {
 	return v | 0x3030_3030_3030_3030
 }
 
-// patterns fills in those of a variant. A push address is a hash of the user all
-// over: it has none.
+// patterns fills in the patterns of a variant. A message with a push address gets none, because
+// that address is a hash of the user without its digits.
 func (d *data) patterns(v *variant) {
 	if d.step.Addresses && v.channel == "push" {
 		return
@@ -138,28 +139,28 @@ func (d *data) patterns(v *variant) {
 		to = who
 	}
 	v.tail = newPattern([]byte(`},"to":`), to)
-	if l := d.step.Scheduled; d.step.Payload.Text == "" || d.step.Ordered || l != nil || bytes.Contains(d.pool, []byte("00000000")) {
+	if l := d.step.Scheduled; d.step.Payload.Text == "" || d.step.Ordered || l != nil || bytes.Contains(d.textPool, []byte("00000000")) {
 		return
 	}
-	v.whole = newPattern(v.head, d.pool, v.tail.text, []byte("}"))
+	v.whole = newPattern(v.head, d.textPool, v.tail.text, []byte("}"))
 }
 
-// maxUsers is how many user ids have eight digits.
+// maxUsers is how many users there are with ids of eight digits.
 const maxUsers = 100_000_000
 
-// appendUser appends a user id of constant width, e.g. "u00001234".
+// appendUser appends a user id of constant width, for example "u00001234".
 func appendUser(b []byte, u uint64) []byte {
 	b = append(b, "u00000000"...)
 	putUser(b[len(b)-8:], u)
 	return b
 }
 
-// appendAddress appends the address of user u on a channel, of the form the
-// simulators take.
+// appendAddress appends the address of user u on a channel, in the form that the simulators
+// accept.
 func appendAddress(b []byte, channel string, u uint64) []byte {
 	switch channel {
 	case "sms":
-		b = append(b, "+9993500000000"...) // no run of eight zeros but the user's
+		b = append(b, "+9993500000000"...) // eight zeros in a row occur only where the digits of the user go
 		putUser(b[len(b)-8:], u)
 		return b
 	case "email":

@@ -11,12 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promiseFiles holds promises and arrivals that there is no room for in memory, in parts
-// by base: a promise and what came of it are in the same one. The files have no name:
-// the disk gets their space back whatever ends the process.
+// promiseFiles holds promises and arrivals that do not fit into memory. They are split into parts
+// by base, so a promise and its arrivals are in the same part. The files are unlinked while they
+// are open: the disk gets their space back however the process ends. promises.joining guards it.
 type promiseFiles struct {
 	parts   [promiseParts]promisePart
-	steps   []*stepRun // by the number that stands in the files
+	steps   []*stepRun // by the number that the files use
 	numbers map[*stepRun]uint32
 }
 
@@ -24,16 +24,17 @@ type promisePart struct {
 	f     *os.File
 	w     *bufio.Writer
 	size  int64
-	dirty bool // more was written since it was joined
+	dirty bool // rows were written since the part was joined
 }
 
-// promiseParts is how many parts there are: of 1e9 open promises, each fits in memory.
+// promiseParts is the number of parts. With 1e9 open promises each part still fits into memory.
 const promiseParts = 256
 
-// promiseRow is a promise, or an arrival:
+// promiseRow is the length of a row, which is a promise or an arrival. Its fields and their
+// bytes are:
 //
-//	base 16, step or, of an arrival, 1<<31 + ledger 4, intended 8, at 8, count or n 4,
-//	rejected 4, came 4, from 8
+//	base 16; step 4, or 1<<31 + ledger for an arrival; intended 8; scheduled at, or the time
+//	of the arrival 8; count, or n 4; rejected 4; came 4; ledgers 8
 const (
 	promiseRow  = 16 + 4 + 8 + 8 + 4 + 4 + 4 + 8
 	arrivalFlag = 1 << 31
@@ -52,14 +53,14 @@ func (s *promiseFiles) number(step *stepRun) uint32 {
 }
 
 func (s *promiseFiles) putPromise(b notify.Base, one *promise) error {
-	return s.put(b, s.number(one.step), int64(one.intended), one.at, one.count, one.rejected, one.came, one.from)
+	return s.putRow(b, s.number(one.step), int64(one.intended), one.scheduledAt, one.count, one.rejected, one.came, one.ledgers)
 }
 
 func (s *promiseFiles) putArrival(a *arrival) error {
-	return s.put(a.base, arrivalFlag|uint32(a.from), 0, a.at, a.n, 0, 0, 0)
+	return s.putRow(a.base, arrivalFlag|uint32(a.ledger), 0, a.at, a.n, 0, 0, 0)
 }
 
-func (s *promiseFiles) put(b notify.Base, kind uint32, intended, at int64, count, rejected, came uint32, from uint64) (err error) {
+func (s *promiseFiles) putRow(b notify.Base, kind uint32, intended, at int64, count, rejected, came uint32, from uint64) (err error) {
 	part := &s.parts[b[15]]
 	if part.f == nil {
 		if part.f, err = os.CreateTemp("", "notifyd-load-"); err != nil {
@@ -86,8 +87,8 @@ func (s *promiseFiles) put(b notify.Base, kind uint32, intended, at int64, count
 	return err
 }
 
-// read yields the rows of a part: a promise, or an arrival.
-func (s *promiseFiles) read(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
+// readPart calls each with the rows of a part, until it returns false. Of one and a, one is nil.
+func (s *promiseFiles) readPart(part *promisePart, each func(b notify.Base, one *promise, a *arrival) bool) error {
 	if part.f == nil {
 		return nil
 	}
@@ -107,10 +108,10 @@ func (s *promiseFiles) read(part *promisePart, each func(b notify.Base, one *pro
 		at, count := int64(le.Uint64(row[28:])), le.Uint32(row[36:])
 		more := false
 		if kind >= arrivalFlag {
-			more = each(b, nil, &arrival{base: b, at: at, n: count, from: uint8(kind)})
+			more = each(b, nil, &arrival{base: b, at: at, n: count, ledger: uint8(kind)})
 		} else {
-			d := due{intended: time.Duration(le.Uint64(row[20:])), at: at, step: s.steps[kind]}
-			more = each(b, &promise{due: d, count: count, rejected: le.Uint32(row[40:]), came: le.Uint32(row[44:]), from: le.Uint64(row[48:])}, nil)
+			d := dueMoment{intended: time.Duration(le.Uint64(row[20:])), scheduledAt: at, step: s.steps[kind]}
+			more = each(b, &promise{dueMoment: d, count: count, rejected: le.Uint32(row[40:]), came: le.Uint32(row[44:]), ledgers: le.Uint64(row[48:])}, nil)
 		}
 		if !more {
 			return nil
@@ -118,11 +119,11 @@ func (s *promiseFiles) read(part *promisePart, each func(b notify.Base, one *pro
 	}
 }
 
-// promises calls f with every promise, until it returns false.
+// promises calls f with every promise, until f returns false.
 func (s *promiseFiles) promises(f func(b notify.Base, one *promise) bool) error {
 	more := true
 	for i := range s.parts {
-		err := s.read(&s.parts[i], func(b notify.Base, one *promise, _ *arrival) bool {
+		err := s.readPart(&s.parts[i], func(b notify.Base, one *promise, _ *arrival) bool {
 			more = one == nil || f(b, one)
 			return more
 		})
@@ -133,11 +134,11 @@ func (s *promiseFiles) promises(f func(b notify.Base, one *promise) bool) error 
 	return nil
 }
 
-// toFiles moves all that is in memory to files. joining is held.
+// toFiles moves everything in memory to files. joining is held.
 func (p *promises) toFiles() error {
 	p.mu.Lock()
 	open, early := p.open, p.early
-	p.open, p.early, p.known, p.wait = nil, nil, nil, 0
+	p.open, p.early, p.promisedEarly, p.earlyCount = nil, nil, nil, 0
 	p.mu.Unlock()
 	if p.files == nil {
 		p.files = newPromiseFiles()
@@ -157,9 +158,9 @@ func (p *promises) toFiles() error {
 	return nil
 }
 
-// joinFiles joins what is in files, a part after the other, and leaves there what has
-// no other half.
-func (p *promises) joinFiles(f took) error {
+// joinFiles joins the promises and arrivals in files, part by part. Those without a match stay in
+// the files.
+func (p *promises) joinFiles(f onArrival) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	if p.files == nil {
@@ -176,13 +177,13 @@ func (p *promises) joinFiles(f took) error {
 	return nil
 }
 
-func (p *promises) joinPart(part *promisePart, f took) error {
+func (p *promises) joinPart(part *promisePart, f onArrival) error {
 	if !part.dirty {
 		return nil
 	}
 	open := map[notify.Base]promise{}
 	var came []arrival
-	err := p.files.read(part, func(b notify.Base, one *promise, a *arrival) bool {
+	err := p.files.readPart(part, func(b notify.Base, one *promise, a *arrival) bool {
 		if one != nil {
 			open[b] = *one
 		} else {

@@ -10,114 +10,114 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// promises remembers what was acknowledged, and joins it with what came: each end-to-end
-// time is that of a promise and an arrival. What has come in full is forgotten. What
-// there is no room for in memory is in files (promisefiles.go) and joined in the end, a
-// part after the other.
+// promises remembers the acknowledged messages and joins them with their arrivals. Each end-to-end
+// time comes from one promise and one arrival. A promise that has arrived completely is
+// forgotten. Promises that do not fit into memory go to files (promisefiles.go), which are joined
+// one after the other at the end.
 type promises struct {
-	keep   bool // somebody will ask
-	memory int  // bytes; 0: promiseMemory
-	shards int  // ledgers that arrivals come from; 0: one
+	keepIDs bool // remember ids, not only the number of messages
+	memory  int  // bytes; 0: promiseMemory
+	shards  int  // number of ledgers that report arrivals; 0: one
 
-	mu     sync.Mutex
-	n      int64 // messages
-	open   map[notify.Base]promise
-	others []otherPromise // triggers
-	early  map[notify.Base][]arrival
-	wait   int           // arrivals in early
-	known  []notify.Base // of early, promised since
+	mu            sync.Mutex // guards the fields up to promisedEarly; workers wait for it
+	messages      int64      // messages
+	open          map[notify.Base]promise
+	others        []otherPromise            // triggers
+	early         map[notify.Base][]arrival // arrivals without a promise so far: an arrival may be read before its answer
+	earlyCount    int                       // number of arrivals in early
+	promisedEarly []notify.Base             // keys of early whose promise has come since
 
-	joining   sync.Mutex // held by join, joinFiles and unfinished; taken before mu
+	joining   sync.Mutex // guards the fields below; locked before mu
 	delivered int64
-	repeated  int64 // singles that came at two ledgers
+	repeated  int64 // single messages that arrived at two ledgers
 	examples  []string
 	files     *promiseFiles // nil: all fits in memory
 }
 
-// promise is a single notification or a fan-out.
+// promise is one acknowledged single notification or fan-out.
 type promise struct {
-	due             // of it
-	count    uint32 // receivers; 0: a single
-	rejected uint32
-	came     uint32
-	from     uint64 // a bit for each ledger at which it came
+	dueMoment        // when it was due
+	count     uint32 // receivers; 0: a single
+	rejected  uint32
+	came      uint32
+	ledgers   uint64 // bit i is set if a part of it arrived at ledger i
 }
 
-// complete reports whether all of it came.
+// complete reports whether all accepted messages of the promise have arrived.
 func (p *promise) complete() bool { return p.came >= max(p.count, 1)-p.rejected }
 
-// due says when a message was to be sent, and when it was for.
-type due struct {
-	intended time.Duration // since the run's start
-	at       int64         // ns since 1970, of what was for later; 0: for at once
-	step     *stepRun
+// dueMoment says when a message was due to be sent and, if it was scheduled, to be delivered.
+type dueMoment struct {
+	intended    time.Duration // since the run's start
+	scheduledAt int64         // ns since 1970, of a scheduled message; 0: not scheduled
+	step        *stepRun
 }
 
 type otherPromise struct {
 	id string
-	due
+	dueMoment
 }
 
-// arrival says that so many of a base came for the first time at a ledger.
+// arrival says that n messages of a base arrived at a ledger for the first time.
 type arrival struct {
-	base notify.Base
-	at   int64 // ns since 1970
-	n    uint32
-	from uint8
+	base   notify.Base
+	at     int64 // ns since 1970
+	n      uint32
+	ledger uint8
 }
 
 const (
 	promiseMemory = 128 << 20
-	promiseBytes  = 128 // of memory, of one in a map; about as many of an arrival
+	promiseBytes  = 128 // memory of a promise in a map; an arrival needs about the same
 	joinAtOnce    = 1000
 )
 
-func (p *promises) add(s *stepRun, r *Request, a *Ack) {
+func (p *promises) addAck(s *stepRun, r *Request, a *Ack) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if a.Count > 0 {
-		p.n += int64(a.Count - a.Rejected)
+		p.messages += int64(a.Count - a.Rejected)
 	} else {
-		p.n += int64(a.Accepted)
+		p.messages += int64(a.Accepted)
 	}
-	if !p.keep {
+	if !p.keepIDs {
 		return
 	}
-	d := due{intended: r.Intended, step: s}
+	d := dueMoment{intended: r.Intended, step: s}
 	if at, later := s.data.later(uint64(r.N), r.Intended); later || r.kind == kindTrigger {
-		d.at = at.UnixNano()
+		d.scheduledAt = at.UnixNano()
 	}
 	if a.Count > 0 {
-		p.promise(a.Base, promise{due: d, count: uint32(a.Count), rejected: uint32(a.Rejected)})
+		p.addPromise(a.Base, promise{dueMoment: d, count: uint32(a.Count), rejected: uint32(a.Rejected)})
 		return
 	}
 	for _, id := range a.IDs {
 		if n, err := notify.ParseID(id); err == nil && !n.Fan {
-			p.promise(n.Base, promise{due: d})
+			p.addPromise(n.Base, promise{dueMoment: d})
 		} else {
 			p.others = append(p.others, otherPromise{id, d})
 		}
 	}
 }
 
-// promise remembers one. The lock is held.
-func (p *promises) promise(b notify.Base, one promise) {
+// addPromise remembers one promise. mu is held.
+func (p *promises) addPromise(b notify.Base, one promise) {
 	if p.open == nil {
 		p.open = map[notify.Base]promise{}
 	}
 	p.open[b] = one
 	if _, ok := p.early[b]; ok {
-		p.known = append(p.known, b)
+		p.promisedEarly = append(p.promisedEarly, b)
 	}
 }
 
 func (p *promises) total() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.n
+	return p.messages
 }
 
-// otherIDs names the first triggers.
+// otherIDs returns the ids of the first triggers.
 func (p *promises) otherIDs(most int) (ids []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,17 +127,19 @@ func (p *promises) otherIDs(most int) (ids []string) {
 	return ids
 }
 
-// join takes what came at a ledger, in its order, and calls f for what was promised.
-func (p *promises) join(list []arrival, f took) error {
+// join joins the arrivals at a ledger, in their order, with their promises. It calls f for each
+// arrival that was promised, and keeps the others until their promise comes. If memory is full
+// it moves everything to files, which may return an error of the disk.
+func (p *promises) join(list []arrival, f onArrival) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
-	for len(list) > 0 || p.has(&p.known) {
-		n := min(len(list), joinAtOnce) // workers wait for mu
+	for len(list) > 0 || p.nonEmpty(&p.promisedEarly) {
+		n := min(len(list), joinAtOnce) // in small steps, because workers wait for mu
 		p.joinSome(list[:n], f)
 		list = list[n:]
 	}
 	p.mu.Lock()
-	full := (len(p.open)+p.wait)*promiseBytes > cmp.Or(p.memory, promiseMemory)
+	full := (len(p.open)+p.earlyCount)*promiseBytes > cmp.Or(p.memory, promiseMemory)
 	p.mu.Unlock()
 	if full {
 		return p.toFiles()
@@ -145,20 +147,20 @@ func (p *promises) join(list []arrival, f took) error {
 	return nil
 }
 
-func (p *promises) has(list *[]notify.Base) bool {
+func (p *promises) nonEmpty(list *[]notify.Base) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(*list) > 0
 }
 
-func (p *promises) joinSome(list []arrival, f took) {
+func (p *promises) joinSome(list []arrival, f onArrival) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.known
-	p.known = nil
+	known := p.promisedEarly
+	p.promisedEarly = nil
 	for _, b := range known {
 		for _, a := range p.early[b] {
-			p.wait--
+			p.earlyCount--
 			p.match(p.open, &a, f)
 		}
 		delete(p.early, b)
@@ -170,19 +172,20 @@ func (p *promises) joinSome(list []arrival, f took) {
 				p.early = map[notify.Base][]arrival{}
 			}
 			p.early[a.base] = append(p.early[a.base], *a)
-			p.wait++
+			p.earlyCount++
 		}
 	}
 }
 
-// match gives an arrival to its promise, if that is among open. joining is held.
-func (p *promises) match(open map[notify.Base]promise, a *arrival, f took) bool {
+// match counts an arrival for its promise. It returns false if open does not hold the promise.
+// joining is held.
+func (p *promises) match(open map[notify.Base]promise, a *arrival, f onArrival) bool {
 	one, ok := open[a.base]
 	if !ok {
 		return false
 	}
-	one.from |= 1 << a.from
-	if one.count == 0 && one.came > 0 { // at another ledger
+	one.ledgers |= 1 << a.ledger
+	if one.count == 0 && one.came > 0 { // it arrived at another ledger before
 		p.repeated++
 		if len(p.examples) < 10 {
 			p.examples = append(p.examples, notify.ID{Base: a.base}.String())
@@ -192,8 +195,8 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f took) bool 
 	}
 	one.came += a.n
 	p.delivered += int64(a.n)
-	f(&one.due, time.Unix(0, a.at), int64(a.n))
-	if p.shards < 2 && one.complete() { // with more, it may come once more
+	f(&one.dueMoment, time.Unix(0, a.at), int64(a.n))
+	if p.shards < 2 && one.complete() { // with several ledgers keep it, because it may arrive again
 		delete(open, a.base)
 		return true
 	}
@@ -201,16 +204,17 @@ func (p *promises) match(open map[notify.Base]promise, a *arrival, f took) bool 
 	return true
 }
 
-// joined returns how many messages came of what was promised, and of singles how many
-// came at a second ledger, with examples.
+// joined returns how many promised messages have arrived, and how many single messages arrived at
+// a second ledger, with examples.
 func (p *promises) joined() (delivered, repeated int64, examples []string) {
 	p.joining.Lock()
 	defer p.joining.Unlock()
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// unfinished calls f with each promise that has not come whole, until f returns false. A
-// promise that came at several ledgers is one of them. Call it after joinFiles.
+// unfinished calls f with each promise that has not arrived completely, until f returns false. It
+// also calls f with a fan-out that arrived at several ledgers, because parts of it may have
+// arrived twice. Call joinFiles first.
 func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()
@@ -219,7 +223,7 @@ func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 	p.mu.Unlock()
 	for _, b := range slices.SortedFunc(maps.Keys(list), func(a, b notify.Base) int { return slices.Compare(a[:], b[:]) }) {
 		one := list[b]
-		if (!one.complete() || one.several()) && !f(b, &one) {
+		if (!one.complete() || one.cameAtSeveral()) && !f(b, &one) {
 			return nil
 		}
 	}
@@ -227,9 +231,9 @@ func (p *promises) unfinished(f func(b notify.Base, one *promise) bool) error {
 		return nil
 	}
 	return p.files.promises(func(b notify.Base, one *promise) bool {
-		return one.complete() && !one.several() || f(b, one)
+		return one.complete() && !one.cameAtSeveral() || f(b, one)
 	})
 }
 
-// several reports whether parts of a fan-out came at several ledgers.
-func (p *promise) several() bool { return p.count > 0 && p.from&(p.from-1) != 0 }
+// cameAtSeveral reports whether parts of a fan-out arrived at several ledgers.
+func (p *promise) cameAtSeveral() bool { return p.count > 0 && p.ledgers&(p.ledgers-1) != 0 }

@@ -23,7 +23,7 @@ func TestPromisesModel(t *testing.T) {
 	d := dataOf(t, Step{Target: Batch, Rate: 1}, 0)
 	steps := []*stepRun{{Step: d.step, data: d}, {Step: d.step, data: d}}
 	rapid.Check(t, func(t *rapid.T) {
-		p := &promises{keep: true, memory: rapid.SampledFrom([]int{1, 10 * promiseBytes, promiseMemory}).Draw(t, "memory")}
+		p := &promises{keepIDs: true, memory: rapid.SampledFrom([]int{1, 10 * promiseBytes, promiseMemory}).Draw(t, "memory")}
 		p.shards = rapid.IntRange(1, 2).Draw(t, "ledgers")
 		n := rapid.IntRange(1, 40).Draw(t, "bases")
 		bases := make([]notify.Base, n)
@@ -35,7 +35,7 @@ func TestPromisesModel(t *testing.T) {
 			size[i] = uint32(rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "size"))
 		}
 		timed := map[int]int64{} // by base, which is in the time
-		took := func(d *due, at time.Time, n int64) {
+		took := func(d *dueMoment, at time.Time, n int64) {
 			if i := int(d.intended); at.Unix() != int64(i) || d.step != steps[i%2] {
 				t.Fatalf("base %d got the time of %d", i, at.Unix())
 			}
@@ -50,7 +50,7 @@ func TestPromisesModel(t *testing.T) {
 				if size[i] == 0 {
 					ack.IDs = []string{notify.ID{Base: bases[i]}.String()}
 				}
-				p.add(steps[i%2], &Request{Intended: time.Duration(i), kind: kindBatch}, ack)
+				p.addAck(steps[i%2], &Request{Intended: time.Duration(i), kind: kindBatch}, ack)
 				continue
 			}
 			from := uint8(0)
@@ -63,7 +63,7 @@ func TestPromisesModel(t *testing.T) {
 			default:
 				continue
 			}
-			if err := p.join([]arrival{{base: bases[i], at: int64(i) * 1e9, n: 1, from: from}}, took); err != nil {
+			if err := p.join([]arrival{{base: bases[i], at: int64(i) * 1e9, n: 1, ledger: from}}, took); err != nil {
 				t.Fatal(err)
 			}
 			if rapid.IntRange(0, 30).Draw(t, "join files") == 0 {
@@ -113,16 +113,16 @@ func TestPromisesModel(t *testing.T) {
 	})
 }
 
-// TestPromisesForget: what has come in full takes no memory.
+// TestPromisesForget checks that promises that have arrived completely take no memory.
 func TestPromisesForget(t *testing.T) {
 	t.Parallel()
-	p := &promises{keep: true, shards: 1}
+	p := &promises{keepIDs: true, shards: 1}
 	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: 3}, 0)
 	st := &stepRun{Step: d.step, data: d}
 	for range 100 {
 		b := notify.NewBase(time.Now())
-		p.add(st, &Request{}, &Ack{Accepted: 3, Base: b, Count: 3})
-		if err := p.join([]arrival{{base: b, n: 2}, {base: b, n: 1}}, func(*due, time.Time, int64) {}); err != nil {
+		p.addAck(st, &Request{}, &Ack{Accepted: 3, Base: b, Count: 3})
+		if err := p.join([]arrival{{base: b, n: 2}, {base: b, n: 1}}, func(*dueMoment, time.Time, int64) {}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -131,7 +131,7 @@ func TestPromisesForget(t *testing.T) {
 	}
 }
 
-// handled calls a handler instead of a server.
+// handled is an http.RoundTripper that calls a handler instead of a server.
 type handled struct{ http.Handler }
 
 func (h handled) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -142,8 +142,9 @@ func (h handled) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// TestShards: two simulators count as one. What came at both is a duplicate and counts
-// once, of a fan-out and of a single; what came at neither is missing.
+// TestShards checks that two simulators count as one ledger. A message that arrived at both is a
+// duplicate and counts once, be it of a fan-out or a single. A message that arrived at neither is
+// missing.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	ledgers := []*simulator.Ledger{simulator.NewLedger(t.TempDir(), 1<<14), simulator.NewLedger(t.TempDir(), 1<<14)}
@@ -156,7 +157,7 @@ func TestShards(t *testing.T) {
 		take(i, notify.ID{Base: notify.NewBase(time.Now())}) // before the run
 	}
 	s := NewShards(sims...)
-	if err := s.begin(t.Context()); err != nil {
+	if err := s.markStart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	const size = 1000
@@ -174,34 +175,34 @@ func TestShards(t *testing.T) {
 	take(0, notify.ID{Base: both})
 	take(1, notify.ID{Base: both})
 	take(1, notify.ID{Base: both}) // and once more at the same
-	p := &promises{keep: true, shards: 2}
+	p := &promises{keepIDs: true, shards: 2}
 	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: size}, 0)
 	st := &stepRun{Step: d.step, data: d}
-	p.add(st, &Request{}, &Ack{Accepted: size, Base: fan, Count: size})
-	p.add(st, &Request{}, &Ack{Accepted: 2, IDs: []string{notify.ID{Base: both}.String(), notify.ID{Base: gone}.String()}})
-	if err := s.times(t.Context(), p, func(*due, time.Time, int64) {}); err != nil {
+	p.addAck(st, &Request{}, &Ack{Accepted: size, Base: fan, Count: size})
+	p.addAck(st, &Request{}, &Ack{Accepted: 2, IDs: []string{notify.ID{Base: both}.String(), notify.ID{Base: gone}.String()}})
+	if err := s.joinArrivals(t.Context(), p, func(*dueMoment, time.Time, int64) {}); err != nil {
 		t.Fatal(err)
 	}
-	delivered, ids, err := s.missing(t.Context(), p, 10)
+	delivered, ids, err := s.listMissing(t.Context(), p, 10)
 	slices.Sort(ids)
 	want := []string{notify.ID{Base: fan, Index: 700, Fan: true}.String(), notify.ID{Base: gone}.String()}
 	slices.Sort(want)
 	if err != nil || delivered != size || !slices.Equal(ids, want) {
 		t.Errorf("%d delivered, missing %v, %v; want %d, %v", delivered, ids, err, size, want)
 	}
-	c, err := s.came(t.Context(), true)
+	c, err := s.countArrivals(t.Context(), true)
 	if err != nil || c.ids != size || c.duplicates != 4 || len(c.examples) != 3 {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
 
-// TestLedgerIncomplete: a ledger whose disk failed proves nothing, and the run says so.
+// TestLedgerIncomplete checks that a run fails if the disk of the ledger failed.
 func TestLedgerIncomplete(t *testing.T) {
 	t.Parallel()
 	s := NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: handled{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"ids":1,"disk_error":"no space left on device"}`)
 	})}}})
-	err := s.begin(t.Context())
+	err := s.markStart(t.Context())
 	if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "ledger_incomplete" {
 		t.Error(err)
 	}

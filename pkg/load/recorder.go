@@ -8,27 +8,27 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// recorder keeps the figures of some workers of one step; at most eight share
-// one. The coordinator takes its window once a second and gives it an empty one,
-// so nothing is merged while somebody records, and nobody waits for a merge.
+// recorder keeps the figures of some workers of one step; at most maxRecorders recorders share
+// the workers of a step. Once a second the coordinator takes the window and leaves an empty one.
+// So workers never wait while windows are merged.
 type recorder struct {
-	mu    sync.Mutex
-	win   *window
-	spare *window
+	mu    sync.Mutex // guards both fields, and the window while it is win
+	win   *window    // workers add to it
+	spare *window    // empty; nil while the coordinator has the other window
 }
 
-// window is what happened since the coordinator looked last.
+// window holds the figures since the coordinator took the last window.
 type window struct {
 	tally
 	lag, service, response *hdrhistogram.Histogram // ns, per message
-	wake                   *hdrhistogram.Histogram // ns, per request: how late it woke for one it waited for
-	busy                   time.Duration           // of the workers, waiting for answers
-	own                    time.Duration           // of the workers, making requests that were due and starting them
+	wake                   *hdrhistogram.Histogram // ns, per request: how late a worker woke that waited for the due time
+	busy                   time.Duration           // time that the workers waited for answers
+	own                    time.Duration           // time that the workers needed to make and start requests that were due
 	heat                   [HeatBuckets]int64
 	errs                   map[errKey]*ErrorCount
 }
 
-// tally counts messages.
+// tally counts messages, and the requests that carried them.
 type tally struct {
 	requests, sent, acked, rejected, failed int64
 }
@@ -57,7 +57,7 @@ func (w *window) reset() {
 	clear(w.errs)
 }
 
-// merge adds o to w, heat and errors included.
+// merge adds o to w, including heat and errors.
 func (w *window) merge(o *window) {
 	w.tally.add(&o.tally)
 	w.busy += o.busy
@@ -85,8 +85,9 @@ func (w *window) merge(o *window) {
 
 func newRecorder() *recorder { return &recorder{win: newWindow(), spare: newWindow()} }
 
-// swap takes the window; the caller gives it back with giveBack.
-func (r *recorder) swap() *window {
+// takeWindow returns the window and replaces it with the spare one. From then on only the caller
+// owns it, until giveBack.
+func (r *recorder) takeWindow() *window {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.win
@@ -94,6 +95,7 @@ func (r *recorder) swap() *window {
 	return w
 }
 
+// giveBack empties a window that takeWindow returned and makes it the spare one.
 func (r *recorder) giveBack(w *window) {
 	w.reset()
 	r.mu.Lock()
@@ -101,22 +103,22 @@ func (r *recorder) giveBack(w *window) {
 	r.mu.Unlock()
 }
 
-// look returns the counts of the window so far.
-func (r *recorder) look() tally {
+// currentTally returns the counts of the current window.
+func (r *recorder) currentTally() tally {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.win.tally
 }
 
-// sample is one request as it went. Times are since the step's beginning.
+// sample describes how one request went. Times count from the start of the step.
 type sample struct {
 	intended, sent, done time.Duration
-	taken                time.Duration // when a worker took it: before it was due, or after, when none was free
-	waited               bool          // the worker was there before it was due
+	taken                time.Duration // when a worker took it; after intended if no worker was free before
+	waited               bool          // the worker took it before it was due
 	messages             int
 	ack                  Ack
 	err                  error
-	at                   time.Time // wall clock of done, for errors
+	at                   time.Time // time of day of done, for errors
 }
 
 func (r *recorder) record(s *sample) {
@@ -124,12 +126,12 @@ func (r *recorder) record(s *sample) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.win
-	put(w.lag, s.sent-s.intended, n)
-	put(w.service, s.done-s.sent, n)
-	put(w.response, s.done-s.intended, n)
+	recordValue(w.lag, s.sent-s.intended, n)
+	recordValue(w.service, s.done-s.sent, n)
+	recordValue(w.response, s.done-s.intended, n)
 	w.heat[heatBucket(s.done-s.intended)] += n
 	if s.waited {
-		put(w.wake, s.sent-s.intended, 1)
+		recordValue(w.wake, s.sent-s.intended, 1)
 	}
 	w.busy += s.done - s.sent
 	w.own += s.sent - max(s.taken, s.intended)
@@ -148,7 +150,7 @@ func (r *recorder) record(s *sample) {
 	}
 }
 
-// maxErrors bounds the kinds of errors that are told apart.
+// maxErrors is the most kinds of errors that a window tells apart.
 const maxErrors = 100
 
 func (w *window) fail(class, code string, n int64, at time.Time) {
@@ -170,8 +172,9 @@ func (w *window) fail(class, code string, n int64, at time.Time) {
 	e.Last = at
 }
 
-// put records d n times; what lies outside is kept as the nearest that fits.
-func put(h *hdrhistogram.Histogram, d time.Duration, n int64) {
+// recordValue records d n times. A value outside the range of the histogram becomes the nearest
+// one inside.
+func recordValue(h *hdrhistogram.Histogram, d time.Duration, n int64) {
 	_ = h.RecordValues(min(max(int64(d), 0), longest), n)
 }
 
@@ -182,16 +185,16 @@ func heatBucket(d time.Duration) int {
 	return min(bits.Len64(uint64(d)/uint64(HeatBound(0))), HeatBuckets-1)
 }
 
-// run records values that come in order, those of one bucket at once: neighbours
-// of a slot are due 200 ns apart, and a bucket is 512 ns wide or more.
-type run struct {
+// bucketRun records values that come in order. It records neighbours in the same bucket at once:
+// the messages of a slot are due 200 ns apart, and a bucket is at least 512 ns wide.
+type bucketRun struct {
 	h      *hdrhistogram.Histogram
-	heat   *[HeatBuckets]int64 // nil: none
-	lo, hi time.Duration       // of the bucket, hi excluded
+	heat   *[HeatBuckets]int64 // nil: the values are not for the heat map
+	lo, hi time.Duration       // bounds of the bucket; hi is outside
 	n      int64
 }
 
-func (r *run) add(v time.Duration) {
+func (r *bucketRun) add(v time.Duration) {
 	if v >= r.lo && v < r.hi {
 		r.n++
 		return
@@ -205,11 +208,11 @@ func (r *run) add(v time.Duration) {
 	r.hi, r.n = r.lo+width, 1
 }
 
-func (r *run) flush() {
+func (r *bucketRun) flush() {
 	if r.n == 0 {
 		return
 	}
-	put(r.h, r.lo, r.n)
+	recordValue(r.h, r.lo, r.n)
 	if r.heat != nil {
 		r.heat[heatBucket(r.lo)] += r.n
 	}

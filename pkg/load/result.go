@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// snapshot makes what readers see.
+// snapshot makes the snapshot of the run at now.
 func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	r := c.run
 	for {
@@ -48,33 +48,33 @@ func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 	}
 	for _, st := range r.steps {
 		if st.begin.Load() >= 0 {
-			s.Steps = append(s.Steps, c.step(st, min(now, r.elapsed())))
+			s.Steps = append(s.Steps, c.stepSnapshot(st, min(now, r.elapsed())))
 		}
 	}
 	s.Totals = c.totals(s.Steps)
-	e := c.gather(false)
+	e := c.gatherEvidence(false)
 	s.Verdict = Judge(&e).Code
 	return s
 }
 
-// step describes one step; its quantiles are as of the last second.
-func (c *coordinator) step(s *stepRun, now time.Duration) StepSnapshot {
-	t := s.live()
+// stepSnapshot describes one step. Its quantiles are those at the end of the last second.
+func (c *coordinator) stepSnapshot(s *stepRun, now time.Duration) StepSnapshot {
+	t := s.currentTally()
 	out := StepSnapshot{
 		Name: s.Name, Phase: s.phase.Name, Warmup: s.phase.Warmup, Target: s.Target,
 		Channel: s.channel(), Category: s.category(), Arrival: s.Arrival.String(), Rates: s.rates,
 		Totals: Totals{Intended: s.intended(now), Sent: t.sent, Acked: t.acked, Failed: t.failed, Rejected: t.rejected},
-		Lag:    QuantilesOf(s.total.lag), Service: QuantilesOf(s.total.service), Response: QuantilesOf(s.total.response),
+		Lag:    QuantilesOf(s.totalCounts.lag), Service: QuantilesOf(s.totalCounts.service), Response: QuantilesOf(s.totalCounts.response),
 	}
-	c.timing.Lock()
-	defer c.timing.Unlock()
+	c.endToEndMu.Lock()
+	defer c.endToEndMu.Unlock()
 	if e := c.endToEnd[s]; e != nil {
 		out.EndToEnd, out.Lateness = QuantilesOf(e.endToEnd), SignedQuantiles(e.late, e.early)
-		out.Totals.Early, out.Totals.Late = e.early.TotalCount(), e.after
+		out.Totals.Early, out.Totals.Late = e.early.TotalCount(), e.afterLimit
 		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
 	}
 	if s.sink != nil {
-		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked) // what is taken is acknowledged a moment later
+		out.Totals.Delivered = min(s.sink.taken.Load(), t.acked) // a message is taken a moment before it is acknowledged
 		out.Totals.Lost = t.acked - out.Totals.Delivered
 	}
 	return out
@@ -105,7 +105,7 @@ func (c *coordinator) totals(steps []StepSnapshot) (t Totals) {
 
 func (c *coordinator) errors() (out []ErrorCount) {
 	for _, s := range c.run.steps {
-		for _, e := range s.total.errs {
+		for _, e := range s.totalCounts.errs {
 			one := *e
 			one.Step = s.Name
 			if i := slices.IndexFunc(out, func(o ErrorCount) bool { return o.Step == one.Step && o.Class == one.Class && o.Code == one.Code }); i >= 0 {
@@ -124,11 +124,12 @@ func (c *coordinator) errors() (out []ErrorCount) {
 	return out
 }
 
-// gather collects the evidence of the verdict.
-func (c *coordinator) gather(partial bool) Evidence {
+// gatherEvidence collects the evidence for the verdict. partial says that the run was stopped
+// early.
+func (c *coordinator) gatherEvidence(partial bool) Evidence {
 	e := Evidence{
-		Late: c.late, Queued: c.queued, Seconds: c.measured, WakeP99: c.worstWake, Waiting: 1, Share: c.sums.GeneratorShare,
-		Starved: c.starved, Embedded: c.run.cfg.Embedded, Partial: partial, Closed: true, LedgerLost: c.settled.Lost,
+		Late: c.lateWakeSeconds, Queued: c.queuedSeconds, Seconds: c.measuredSeconds, WakeP99: c.worstWake, Waiting: 1, Share: c.healthSums.GeneratorShare,
+		Starved: c.starvedSeconds, Embedded: c.run.cfg.Embedded, Partial: partial, Closed: true, LedgerLost: c.settled.Lost,
 	}
 	response := NewHistogram()
 	now := c.run.elapsed()
@@ -142,19 +143,19 @@ func (c *coordinator) gather(partial bool) Evidence {
 		e.Closed = e.Closed && s.sched == nil
 		end := cmp.Or(time.Duration(s.ended.Load()), now)
 		from, to = min(from, begin), max(to, end)
-		t := s.live()
+		t := s.currentTally()
 		if s.sched == nil {
-			e.Intended += t.sent // a closed loop offers what is taken
+			e.Intended += t.sent // a closed loop intends what it sends
 		} else {
-			// What is due now is sent now: a moment's worth is not missing.
+			// Messages of the last 50 ms may be about to be sent. Do not count them as missing.
 			e.Intended += s.intended(min(now, end+time.Hour) - 50*time.Millisecond)
 		}
 		e.Sent += t.sent
 		e.Failed += t.failed + t.rejected
-		response.Merge(s.total.response)
-		if s.sched != nil { // a closed loop is never late
-			busy += s.total.busy
-			own += s.total.own
+		response.Merge(s.totalCounts.response)
+		if s.sched != nil { // a closed loop has no due times, so it is never late
+			busy += s.totalCounts.busy
+			own += s.totalCounts.own
 		}
 	}
 	if to > from {
@@ -162,16 +163,16 @@ func (c *coordinator) gather(partial bool) Evidence {
 	}
 	e.Messages = response.TotalCount()
 	e.ResponseP99 = time.Duration(response.ValueAtQuantile(99))
-	if busy+own > 0 { // else none has had its answer yet
+	if busy+own > 0 { // otherwise no request has been answered yet
 		e.Waiting = float64(busy) / float64(busy+own)
 	}
-	if c.measured > 0 {
-		e.Steal = c.sums.Steal / float64(c.measured)
+	if c.measuredSeconds > 0 {
+		e.Steal = c.healthSums.Steal / float64(c.measuredSeconds)
 	}
 	if st := c.run.steer; st != nil {
 		e.Steered = steeredText(st.changes(), now)
 	}
-	if v, ok := c.slope(c.slopeOver()); ok && c.run.cfg.Ledger != nil && !e.Closed {
+	if v, ok := c.backlogSlope(c.defaultSlopeWindow()); ok && c.run.cfg.Ledger != nil && !e.Closed {
 		e.BacklogSlope = v
 	}
 	if c.run.feeds != nil {
@@ -180,8 +181,8 @@ func (c *coordinator) gather(partial bool) Evidence {
 	return e
 }
 
-// show makes a snapshot and gives it to whoever looks.
-func (c *coordinator) show(now time.Duration) *Snapshot {
+// publishSnapshot makes a snapshot, stores it for Run.Snapshot and passes it to Config.Observe.
+func (c *coordinator) publishSnapshot(now time.Duration) *Snapshot {
 	s := c.snapshot(now)
 	c.run.latest.Store(s)
 	if f := c.run.cfg.Observe; f != nil {
@@ -190,24 +191,25 @@ func (c *coordinator) show(now time.Duration) *Snapshot {
 	return s
 }
 
-// result is the end of a run; the coordinator's goroutine has ended.
-func (c *coordinator) result(sending time.Duration, found settled) (*Result, error) {
+// result makes the result at the end of a run. The goroutine of the coordinator has ended, so the
+// caller owns its fields. result returns an error if the ledger cannot be read.
+func (c *coordinator) result(sending time.Duration, found drainResult) (*Result, error) {
 	r := c.run
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	// What follows is no part of the run: marks and times are as of now.
+	// Reading the ledger is no part of the run: marks and times stay as they are now.
 	now := r.since(time.Now())
 	c.endIntervals()
 	if r.cfg.Ledger != nil {
 		c.setState(StateReading)
-		c.show(now)
+		c.publishSnapshot(now)
 		if err := r.join(ctx); err != nil {
 			return nil, err
 		}
-		if err := r.cfg.Ledger.last(ctx, &r.promised, c.took); err != nil {
+		if err := r.cfg.Ledger.joinTriggerCalls(ctx, &r.promised, c.recordArrival); err != nil {
 			return nil, err
 		}
-		got, err := r.cfg.Ledger.came(ctx, false)
+		got, err := r.cfg.Ledger.countArrivals(ctx, false)
 		if err != nil {
 			return nil, err
 		}
@@ -215,38 +217,38 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	}
 	for _, e := range c.endToEnd {
 		found.Early += e.early.TotalCount()
-		found.Late += e.after
+		found.Late += e.afterLimit
 	}
 	c.settled = found
 	if f := r.cfg.Server; f != nil {
 		c.askServer(ctx, f, true)
-		if s := c.said.Load(); s != nil {
+		if s := c.serverSaid.Load(); s != nil {
 			c.server = *s
 			c.server.Backlog = c.backlog()
 		}
 	}
 	c.setState(StateDone)
 	why := r.stopped.Load()
-	c.judge(now, true)
-	s := c.show(now)
+	c.judgeThresholds(now, true)
+	s := c.publishSnapshot(now)
 	env := readEnvironment()
 	env.Version, env.Server, env.Labels = r.cfg.Version, r.cfg.ServerName, r.cfg.Labels
 	res := &Result{
 		Schema: SchemaVersion, Scenario: r.source, Started: r.began.UTC(), Ended: time.Now().UTC(), Environment: env, Segment: r.cfg.Segment,
-		Sending: sending, DrainTime: found.took, Totals: s.Totals, Seconds: c.seconds, Heat: c.heat, Intervals: c.intervals,
+		Sending: sending, DrainTime: found.drainTook, Totals: s.Totals, Seconds: c.seconds, Heat: c.heat, Intervals: c.intervals,
 		Errors: s.Errors, Thresholds: s.Thresholds, Faults: c.faults, Markers: s.Markers, Server: c.server, Ledger: found.LedgerResult, Agents: s.Agents,
 	}
-	e := c.gather(why != nil)
+	e := c.gatherEvidence(why != nil)
 	res.Verdict = Judge(&e)
 	res.Rates = Rates{
 		Intended: PerSecond(s.Totals.Intended, sending), Sent: PerSecond(s.Totals.Sent, sending), Acked: PerSecond(s.Totals.Acked, sending),
-		Failed: PerSecond(s.Totals.Failed+s.Totals.Rejected, sending), Delivered: PerSecond(s.Totals.Delivered, sending+found.took),
+		Failed: PerSecond(s.Totals.Failed+s.Totals.Rejected, sending), Delivered: PerSecond(s.Totals.Delivered, sending+found.drainTook),
 	}
 	for _, st := range r.steps {
 		if st.begin.Load() < 0 {
 			continue
 		}
-		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]} // of the same steps, in their order
+		one := StepResult{StepSnapshot: s.Steps[len(res.Steps)]} // s.Steps holds the steps that have begun, in the same order
 		var err error
 		if one.Histograms, err = c.histograms(st); err != nil {
 			return nil, err
@@ -273,9 +275,9 @@ func (c *coordinator) histograms(s *stepRun) (out Histograms, err error) {
 			*to, err = EncodeHistogram(h)
 		}
 	}
-	enc(&out.Lag, s.total.lag)
-	enc(&out.Service, s.total.service)
-	enc(&out.Response, s.total.response)
+	enc(&out.Lag, s.totalCounts.lag)
+	enc(&out.Service, s.totalCounts.service)
+	enc(&out.Response, s.totalCounts.response)
 	if e := c.endToEnd[s]; e != nil {
 		enc(&out.EndToEnd, e.endToEnd)
 		enc(&out.Late, e.late)
@@ -285,8 +287,8 @@ func (c *coordinator) histograms(s *stepRun) (out Histograms, err error) {
 }
 
 func (c *coordinator) healthSummary(sent int64) HealthSummary {
-	h := c.sums
-	if n := float64(c.measured); n > 0 {
+	h := c.healthSums
+	if n := float64(c.measuredSeconds); n > 0 {
 		h.CPU /= n
 		h.GCCPU /= n
 		h.Steal /= n
@@ -296,12 +298,13 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 	if sent > 0 {
 		h.NsPerMessage = h.CPUSeconds * 1e9 / float64(sent)
 	}
-	h.CalibrationTook = c.calTook.Seconds()
+	h.CalibrationTook = c.calibrationTook.Seconds()
 	return h
 }
 
-// exitOf says how the command ends. Who stopped it knows; a threshold speaks
-// before the rest. repeats: duplicates are no surprise.
+// exitOf returns the exit code of the command. why is why the run ended early, or "". An
+// interruption comes first, then missed thresholds, then the ledger. repeats says that the
+// scenario expects duplicates.
 func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger

@@ -11,65 +11,67 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Config of a Run beside its scenario.
+// Config is what a Run needs beside its scenario.
 type Config struct {
-	Target  Target            // of every step but null ones
-	Targets map[string]Target // by the name of a target, instead
+	Target  Target            // for every step but null steps, unless Targets has one
+	Targets map[string]Target // by the name of a target; used instead of Target
 	Ledger  Ledger            // nil: delivery is not checked
-	State   StateOf           // of what the ledger misses; nil: all of it that comes no more is lost
+	State   StateOf           // asked for messages that the ledger misses; nil: those that do not come are lost
 	Faults  FaultControl      // nil: a scenario with provider faults is refused
-	Process ProcessControl    // nil: likewise with process faults
-	// Actions are what operators do, by name.
+	Process ProcessControl    // nil: a scenario with process faults is refused
+	// Actions holds the actions of operators by name, as FaultSpec.Action names them.
 	Actions map[string]func(context.Context) error
 
-	Observe   func(*Snapshot) // every Every, from one goroutine; nil: nobody. Whoever is slow misses some
+	Observe   func(*Snapshot) // called every Every, by one goroutine; may be nil. A slow function misses some snapshots
 	Every     time.Duration   // default 1 s, at least 100 ms
 	Timeout   time.Duration   // of a request; default 30 s
-	Calibrate time.Duration   // against the null sink before the run, for each kind of body; 0: not
-	Grace     time.Duration   // longest drain after a stop in the middle; default 5 s
-	// Server asks the server what it says of itself: about once a second, and a last
-	// time when all is over. nil: nobody is asked.
+	Calibrate time.Duration   // length of the calibration before the run, for each kind of body; 0: none
+	Grace     time.Duration   // longest drain after the user stopped the run; default 5 s
+	// Server asks the server for figures about itself: about once a second, and with last once
+	// more at the end. nil: the server is not asked.
 	Server func(ctx context.Context, last bool) (Server, error)
-	// Consent asks a target off this machine whether its grant still holds; nil: the load
-	// needs no grant. Run asks before it sends, and then four times a second. After the
-	// first refusal, and after ConsentUntil, it sends nothing more.
+	// Consent asks a target on another machine whether its load grant still holds; nil: no grant
+	// is needed. Run asks before it sends, and then four times a second. After the first refusal,
+	// and after ConsentUntil, it sends nothing more.
 	Consent      func(context.Context) error
-	ConsentUntil time.Time // when the grant expires, by this machine's clock; zero: never
+	ConsentUntil time.Time // when the grant expires, in this machine's clock; zero: never
 
 	Callback string // base URL of triggers, without a query
-	Memory   int    // bytes for what was accepted and has not come; default 128 MiB. The rest is in temporary files
+	Memory   int    // bytes for messages that were accepted and have not arrived; default 128 MiB. More go to temporary files
 	Segment  Segment
 	StartAt  time.Time // zero: at once
 
-	// Remote sends the load from other processes; nil: this process sends it.
+	// Remote sends the load from agents; nil: this process sends it.
 	Remote Remote
-	// Report is called once a second, by one goroutine, with what the run did in it: of
-	// an agent's run, which a controller's Remote feeds to another one.
+	// Report gets a frame with the figures of each second, in the run of an agent. One goroutine
+	// calls it once a second. The Remote of the controller passes the frames to its own run.
 	Report func(*Frame, error)
-	// Promises has the frames hold what was acknowledged, for the controller's ledger.
+	// Promises adds the acknowledged messages to the frames, for the ledger of the controller.
 	Promises bool
-	// Begin is asked before each phase, which is planned for a moment, when it begins;
-	// nil: then. An error ends the run: before the first phase it is that of Run.
+	// Begin returns when a phase begins that is planned for the moment planned. It is called
+	// before each phase; nil: phases begin as planned. An error ends the run. Run returns the
+	// error of the first phase; a later one becomes Result.Stopped.
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
-	// Keys gives request n of a step an Idempotency-Key; nil: none, unless the step
-	// says so. With it, a request that failed is sent again until it is answered or
-	// Patience ends, so that what it stored is known.
+	// Keys returns the Idempotency-Key of request n of a step; nil: no keys, unless the step has
+	// Keys set. With Keys, a request that failed is repeated until it is answered or Patience is
+	// over, so that it is known what the server stored.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
-	// Acked is told of every good answer; nil: nobody.
+	// Acked is called with every good answer; may be nil.
 	Acked func(Ack)
 
 	Version, ServerName, Scale string // for the Environment and the Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
-	Steerable                  bool // somebody may pause it and change its pace; not of a segment
+	Steerable                  bool // Pause and Pace work; not for a segment, unless it is the run of an agent
 
-	woke   func()        // tests: stalls a worker that has waited for its message
-	health func() Health // tests
+	woke   func()        // for tests: stalls a worker after it waited for the due time
+	health func() Health // for tests
 }
 
-// Run is one run of a scenario.
+// Run is one run of a scenario. Snapshot, Mark and the methods that steer may be called from any
+// goroutine; Run only once.
 type Run struct {
 	s        Scenario
 	cfg      Config
@@ -82,15 +84,16 @@ type Run struct {
 	latest  atomic.Pointer[Snapshot]
 	marks   chan Marker
 	c       *coordinator
-	steer   *steer          // nil: nobody can
-	feeds   *feeds          // nil: this process sends
-	patient context.Context // of requests under way: ends Grace after the run's
+	steer   *steer          // nil: the run cannot be steered
+	feeds   *feeds          // nil: this process sends the load
+	patient context.Context // context of requests under way: ends Config.Grace after that of the run
 	abort   func(error)     // ends the sending
 	runID   string
 	stopped atomic.Pointer[string]
 }
 
-// New checks a scenario and compiles it. Nothing is sent before Run.
+// New checks a scenario and compiles it. It sends nothing. It returns an error of
+// notify.KindInvalid that names the field which is wrong.
 func New(s Scenario, cfg Config) (*Run, error) {
 	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
@@ -129,7 +132,7 @@ func New(s Scenario, cfg Config) (*Run, error) {
 	if cfg.Remote != nil {
 		r.feeds = newFeeds(r)
 	}
-	r.promised.keep = r.wantIDs()
+	r.promised.keepIDs = r.wantIDs()
 	r.promised.memory = cfg.Memory
 	if l, ok := cfg.Ledger.(*Shards); ok {
 		r.promised.shards = len(l.list)
@@ -140,8 +143,8 @@ func New(s Scenario, cfg Config) (*Run, error) {
 	return r, nil
 }
 
-// compile makes the steps of all phases. A step that comes again in a later phase
-// goes on with its sequence, so that no message is sent twice.
+// compile makes the steps of all phases. A step with the name of a step of an earlier phase
+// continues its sequence of requests, so that no message is sent twice.
 func (r *Run) compile() error {
 	next := map[string]int64{}
 	for i := range r.s.Phases {
@@ -150,10 +153,10 @@ func (r *Run) compile() error {
 		for j := range p.Steps {
 			st := &p.Steps[j]
 			if st.Target != Null && r.cfg.Target == nil && r.cfg.Targets[st.Target] == nil {
-				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: there is nothing to send %s to", st.Name, st.Target))
+				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: the run has no target for %s", st.Name, st.Target))
 			}
 			if (st.bodies() == Trigger || st.Triggers > 0) && st.Target != Null && r.cfg.Callback == "" {
-				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: triggers need a receiver of callbacks: simulators", st.Name))
+				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: triggers need simulators, which receive the callbacks", st.Name))
 			}
 			d := newData(st, r.s.Seed)
 			d.callback = r.cfg.Callback + "?due="
@@ -162,22 +165,22 @@ func (r *Run) compile() error {
 				return err
 			}
 			if s.sched != nil {
-				next[st.Name] += s.last
+				next[st.Name] += s.plannedRequests
 			} else {
-				next[st.Name] += 1 << 40 // more than any phase sends
+				next[st.Name] += 1 << 40 // more requests than any phase sends
 			}
 			list = append(list, s)
 			r.steps = append(r.steps, s)
 		}
 		for _, f := range p.Faults {
 			if f.Process != "" && r.cfg.Process == nil {
-				return notify.Invalid(codeScenario, "faults", "the run does not own the process it is to "+f.Process)
+				return notify.Invalid(codeScenario, "faults", "the run did not start notifyd, so it cannot "+f.Process+" its process")
 			}
 			if f.Action != "" && r.cfg.Actions[f.Action] == nil {
-				return notify.Invalid(codeScenario, "faults", "nobody here can "+f.Action)
+				return notify.Invalid(codeScenario, "faults", "this run has no action "+f.Action)
 			}
 			if f.Do != "" && r.cfg.Faults == nil {
-				return notify.Invalid(codeScenario, "faults", "there are no simulators to script")
+				return notify.Invalid(codeScenario, "faults", "faults of providers need simulators")
 			}
 		}
 		r.phases = append(r.phases, list)
@@ -185,14 +188,14 @@ func (r *Run) compile() error {
 	return nil
 }
 
-// wantIDs reports whether anybody wants to know what was promised.
+// wantIDs reports whether the ids of acknowledged messages are needed.
 func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil || r.cfg.Promises }
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
 
-// elapsed is the run's time that its figures are complete for: now, or with agents the
-// end of the newest frame. Messages of the second that no frame has told of yet would
-// else look intended and not sent.
+// elapsed returns the run time up to which all figures are complete: now, or with agents the end
+// of the newest frame. Without that, messages of the second whose frames have not arrived would
+// look intended and not sent.
 func (r *Run) elapsed() time.Duration {
 	now := r.since(time.Now())
 	if r.feeds != nil {
@@ -201,7 +204,7 @@ func (r *Run) elapsed() time.Duration {
 	return now
 }
 
-// waitUntil is that of a worker for its next message.
+// waitUntil is how a worker waits for its next message. It calls the hook of the tests.
 func (r *Run) waitUntil(ctx context.Context, at time.Time) bool {
 	ok := waitUntil(ctx, at)
 	if f := r.cfg.woke; f != nil {
@@ -210,19 +213,19 @@ func (r *Run) waitUntil(ctx context.Context, at time.Time) bool {
 	return ok
 }
 
-func (r *Run) key(s *stepRun, n int64) string {
+func (r *Run) idempotencyKey(s *stepRun, n int64) string {
 	if r.cfg.Keys != nil {
 		return r.cfg.Keys(n)
 	}
 	return fmt.Sprintf("load-%s-%s-%d", r.runID, s.Name, n)
 }
 
-func (r *Run) attempt(t Target, req *Request) (Ack, error) {
+func (r *Run) sendAttempt(t Target, req *Request) (Ack, error) {
 	if req.Step.Target == Null {
 		return t.Send(r.patient, req)
 	}
-	// A request that is under way is brought to its answer even when the run is
-	// stopped, within Grace: what it stored would not be known.
+	// If the run is stopped, a request under way still gets Config.Grace for its answer.
+	// Without the answer it would not be known what the server stored.
 	ctx, stop := context.WithTimeout(r.patient, r.cfg.Timeout)
 	defer stop()
 	ack, err := t.Send(ctx, req)
@@ -232,8 +235,8 @@ func (r *Run) attempt(t Target, req *Request) (Ack, error) {
 	return ack, err
 }
 
-// Snapshot returns the run as it is: never nil, and never changed again. It may be
-// called from any goroutine at any time.
+// Snapshot returns the current state of the run. It is never nil and never changed again.
+// Any goroutine may call it at any time.
 func (r *Run) Snapshot() *Snapshot {
 	if s := r.latest.Load(); s != nil {
 		return s
@@ -241,8 +244,8 @@ func (r *Run) Snapshot() *Snapshot {
 	return &Snapshot{At: time.Now(), State: StateCalibrating, Scenario: r.s.Name, Planned: r.s.Length(), Verdict: Inconclusive}
 }
 
-// Mark draws a line across the charts, for people. It may be called from any
-// goroutine; more than 64 in a tenth of a second are dropped.
+// Mark draws a line with a text across the charts. Any goroutine may call it. Marks beyond 64 in
+// a tenth of a second are dropped.
 func (r *Run) Mark(text string) {
 	select {
 	case r.marks <- Marker{Kind: "user", Text: text}:
@@ -252,10 +255,9 @@ func (r *Run) Mark(text string) {
 
 var errAborted = errors.New("a threshold that ends the run was missed")
 
-// Run sends the scenario's load and, with a ledger, waits for its delivery. It
-// returns when that is done. When ctx ends it stops sending, waits for what is
-// under way no longer than Config.Grace, and returns the figures so far, marked
-// as partial. It is called once.
+// Run sends the load of the scenario and, with a ledger, waits for its delivery. When ctx ends,
+// Run stops sending, waits at most Config.Grace for requests under way, and returns the figures
+// so far, marked as partial. Run may be called once.
 func (r *Run) Run(ctx context.Context) (*Result, error) {
 	if remote := r.cfg.Remote; remote != nil {
 		following, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -267,7 +269,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 		calibrate(ctx, r.c, r.cfg.Calibrate)
 	}
 	if l := r.cfg.Ledger; l != nil {
-		if err := l.begin(ctx); err != nil {
+		if err := l.markStart(ctx); err != nil {
 			return nil, fmt.Errorf("ledger: %w", err)
 		}
 	}
@@ -285,7 +287,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 	}
-	r.begin()
+	r.setStart()
 	patient, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	r.patient = patient
@@ -321,7 +323,7 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	} else if cause := context.Cause(sendCtx); cause != nil && sendCtx.Err() != nil {
 		r.why(cause.Error())
 	}
-	var found settled
+	var found drainResult
 	if err == nil && r.cfg.Ledger != nil {
 		found, err = r.drain(context.WithoutCancel(ctx), ctx.Done())
 	}
@@ -332,24 +334,24 @@ func (r *Run) Run(ctx context.Context) (*Result, error) {
 	return r.c.result(sending, found)
 }
 
-// begin sets the run's zero.
-func (r *Run) begin() {
+// setStart sets the moment from which all times of the run count.
+func (r *Run) setStart() {
 	r.began = time.Now()
 	if at := r.cfg.StartAt; !at.IsZero() && r.began.Sub(at) < time.Second {
-		r.began = r.began.Add(at.Sub(r.began)) // all segments have the same
+		r.began = r.began.Add(at.Sub(r.began)) // so that all segments count from the same moment
 	}
 	for _, s := range r.steps {
 		s.data.origin = r.began
 	}
 }
 
-// notSent is how many messages of a segment are due and were not sent: sent is by step.
-// Without a schedule nothing is due.
+// notSent returns how many messages of a segment are due and were not sent; sent holds the
+// messages sent by step. In a closed loop nothing is due.
 func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
 	now := r.since(time.Now())
 	for i, s := range r.steps {
 		if begin := time.Duration(s.begin.Load()); begin >= 0 && s.sched != nil {
-			n += max(s.messagesOf(seg, s.by(now-begin))-sent[i], 0)
+			n += max(s.messagesOf(seg, s.countDue(now-begin))-sent[i], 0)
 		}
 	}
 	return n
@@ -357,7 +359,7 @@ func (r *Run) notSent(seg Segment, sent []int64) (n int64) {
 
 func (r *Run) why(text string) { r.stopped.CompareAndSwap(nil, &text) }
 
-// send runs the phases.
+// send runs the phases one after the other.
 func (r *Run) send(ctx context.Context) error {
 	began := r.began
 	for i, list := range r.phases {
@@ -370,14 +372,14 @@ func (r *Run) send(ctx context.Context) error {
 			}
 			waitUntil(ctx, began)
 		}
-		r.c.enter(i)
+		r.c.enterPhase(i)
 		r.c.mark(Marker{At: r.since(time.Now()), Kind: "phase", Text: p.Name})
 		var wg sync.WaitGroup
 		fctx, healed := context.WithCancel(ctx)
 		var faultErr error
-		wg.Go(func() { faultErr = r.faults(fctx, p, began) })
+		wg.Go(func() { faultErr = r.runFaults(fctx, p, began) })
 		var senders sync.WaitGroup
-		r.goOn(i)
+		r.continueSteps(i)
 		sent := r.feeds.wait(ctx, i, &senders)
 		for _, s := range list {
 			senders.Go(func() { s.send(ctx, began, sent) })
@@ -397,7 +399,7 @@ func (r *Run) send(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		// The next phase begins where this one was planned to end, unless it ran over.
+		// The next phase begins when this one was planned to end, unless this one took longer.
 		next := began.Add(p.Duration.of())
 		if now := time.Now(); p.Duration == 0 || now.Sub(next) > 100*time.Millisecond {
 			next = now
@@ -407,9 +409,10 @@ func (r *Run) send(ctx context.Context) error {
 	return nil
 }
 
-// goOn moves the steps of a phase behind what they sent in earlier ones, where these
-// were steered to send more than was planned.
-func (r *Run) goOn(phase int) {
+// continueSteps moves the first requests of the steps of a phase behind those that the same steps
+// sent in earlier phases. Without that, a step that was steered to send more than planned would
+// send the same messages again.
+func (r *Run) continueSteps(phase int) {
 	if r.steer == nil {
 		return
 	}
@@ -420,10 +423,10 @@ func (r *Run) goOn(phase int) {
 	for _, s := range r.phases[phase] {
 		for _, before := range r.steps {
 			if before.Name == s.Name && before != s && before.ended.Load() > 0 {
-				// In whole rounds of all segments: they came differently far, and each keeps
-				// to its own numbers.
-				sent := max(before.next.Load()*n, s.first-before.first)
-				s.first = before.first + (sent+n-1)/n*n
+				// Skip whole rounds over all segments. Each segment has sent a different
+				// number, and each must keep to its own requests.
+				sent := max(before.next.Load()*n, s.firstRequest-before.firstRequest)
+				s.firstRequest = before.firstRequest + (sent+n-1)/n*n
 			}
 		}
 	}

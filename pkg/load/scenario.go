@@ -14,152 +14,152 @@ import (
 
 // The targets.
 const (
-	Null     = "null"        // makes the bodies and sends nothing: calibration
+	Null     = "null"        // makes the bodies and sends nothing, for calibration
 	Single   = "http-single" // one notification a request
 	Batch    = "http-batch"  // different notifications in a request
-	Fanout   = "http-fanout" // one content, many receivers
-	Kafka    = "kafka"       // envelopes straight into the topics, without the API
-	Schedule = "schedule"    // single notifications for later
-	Trigger  = "trigger"     // callbacks for later
+	Fanout   = "http-fanout" // one content for many receivers
+	Kafka    = "kafka"       // envelopes written to the topics, without the API
+	Schedule = "schedule"    // single scheduled notifications
+	Trigger  = "trigger"     // scheduled callbacks
 )
 
 var targets = []string{Null, Single, Batch, Fanout, Kafka, Schedule, Trigger}
 
-// Scenario is one run: phases one after the other, in each of them steps side by
-// side. The comment of a field is its documentation: `notifyctl load schema`
-// prints it. A key that is not here is an error.
+// Scenario describes one run: phases one after the other, and in each of them steps side by side.
+// The doc tags of the fields are their documentation, which `notifyctl load schema` prints. A
+// file with an unknown key is refused.
 type Scenario struct {
 	Name       string      `yaml:"name" doc:"what the run is called"`
 	About      string      `yaml:"about,omitempty" doc:"what it shows, for people"`
-	Seed       uint64      `yaml:"seed,omitempty" doc:"of all data; the same seed sends the same"`
-	Steps      []Step      `yaml:"steps,omitempty" doc:"the steps of a run that has one phase only, instead of phases"`
-	Duration   Duration    `yaml:"duration,omitempty" doc:"length of that one phase; none: until every step has sent its count"`
-	Phases     []PhaseSpec `yaml:"phases,omitempty" doc:"one after the other"`
-	Drain      Duration    `yaml:"drain,omitempty" doc:"longest wait for what was accepted, after the last phase; default 2m"`
-	Thresholds []Threshold `yaml:"thresholds,omitempty" doc:"what must hold, e.g. response{step=otp}.p99 < 50ms; missing one is exit 99"`
-	Objective  *Objective  `yaml:"objective,omitempty" doc:"what notifyctl load capacity looks for"`
-	Server     ServerSpec  `yaml:"server,omitempty" doc:"what is under load"`
-	Expect     []string    `yaml:"expect,omitempty" doc:"what is no surprise: states other than SENT and DELIVERED, e.g. FAILED, and duplicates"`
-	Short      *Short      `yaml:"short,omitempty" doc:"what --short makes of it; default a tenth of rates and times"`
+	Seed       uint64      `yaml:"seed,omitempty" doc:"seed of all data; the same seed sends the same messages"`
+	Steps      []Step      `yaml:"steps,omitempty" doc:"steps of a run with one phase, instead of phases"`
+	Duration   Duration    `yaml:"duration,omitempty" doc:"length of that one phase; not set: it ends when every step has sent its count"`
+	Phases     []PhaseSpec `yaml:"phases,omitempty" doc:"phases, which run one after the other"`
+	Drain      Duration    `yaml:"drain,omitempty" doc:"longest wait for the delivery of accepted messages, after the last phase; default 2m"`
+	Thresholds []Threshold `yaml:"thresholds,omitempty" doc:"conditions that must hold, e.g. response{step=otp}.p99 < 50ms; a missed one makes notifyctl exit with 99"`
+	Objective  *Objective  `yaml:"objective,omitempty" doc:"what notifyctl load capacity searches for"`
+	Server     ServerSpec  `yaml:"server,omitempty" doc:"the server that the run loads"`
+	Expect     []string    `yaml:"expect,omitempty" doc:"outcomes that count as expected: states other than SENT and DELIVERED, e.g. FAILED, and duplicates"`
+	Short      *Short      `yaml:"short,omitempty" doc:"how --short shrinks the scenario; default a tenth of rates and times"`
 }
 
-// PhaseSpec is one stretch of a run.
+// PhaseSpec is one phase of a run.
 type PhaseSpec struct {
-	Name     string      `yaml:"name" doc:"tag of what happens in it"`
-	Duration Duration    `yaml:"duration,omitempty" doc:"none: until every step has sent its count"`
-	Warmup   bool        `yaml:"warmup,omitempty" doc:"recorded, but no part of the thresholds"`
-	Drain    Duration    `yaml:"drain,omitempty" doc:"wait this long, at most, until the backlog is gone before the next phase"`
-	Steps    []Step      `yaml:"steps,omitempty" doc:"what is sent, side by side"`
-	Faults   []FaultSpec `yaml:"faults,omitempty" doc:"what goes wrong meanwhile"`
+	Name     string      `yaml:"name" doc:"name of the phase, for tags of thresholds and for reports"`
+	Duration Duration    `yaml:"duration,omitempty" doc:"length of the phase; not set: it ends when every step has sent its count"`
+	Warmup   bool        `yaml:"warmup,omitempty" doc:"the phase is recorded, but thresholds leave it out"`
+	Drain    Duration    `yaml:"drain,omitempty" doc:"longest wait for the backlog to drain before the next phase"`
+	Steps    []Step      `yaml:"steps,omitempty" doc:"steps, which run side by side"`
+	Faults   []FaultSpec `yaml:"faults,omitempty" doc:"faults during the phase"`
 }
 
-// Step is one stream of messages.
+// Step is one stream of messages of the same kind.
 type Step struct {
-	Name      string     `yaml:"name,omitempty" doc:"tag of what it sends; default its target"`
-	Target    string     `yaml:"target,omitempty" doc:"where to" enum:"null|http-single|http-batch|http-fanout|kafka|schedule|trigger"`
-	As        string     `yaml:"as,omitempty" doc:"null only: whose bodies to make; default http-single" enum:"http-single|http-batch|http-fanout"`
-	Rate      Number     `yaml:"rate,omitempty" doc:"messages a second; none, and no arrival: as fast as the workers go (closed loop)"`
-	Arrival   Arrival    `yaml:"arrival,omitempty" doc:"how they come; default constant. A word is its shape"`
-	Start     Duration   `yaml:"start,omitempty" doc:"how long after the phase it begins"`
-	Count     Number     `yaml:"count,omitempty" doc:"messages; none: until the phase ends"`
+	Name      string     `yaml:"name,omitempty" doc:"name of the step, for tags of thresholds and for reports; default its target"`
+	Target    string     `yaml:"target,omitempty" doc:"where the messages go" enum:"null|http-single|http-batch|http-fanout|kafka|schedule|trigger"`
+	As        string     `yaml:"as,omitempty" doc:"null only: the target whose bodies to make; default http-single" enum:"http-single|http-batch|http-fanout"`
+	Rate      Number     `yaml:"rate,omitempty" doc:"messages a second; without rate and arrival each worker sends its next request as soon as it has an answer (closed loop)"`
+	Arrival   Arrival    `yaml:"arrival,omitempty" doc:"when messages are due; default constant. A single word is the shape"`
+	Start     Duration   `yaml:"start,omitempty" doc:"how long after the start of the phase the step begins"`
+	Count     Number     `yaml:"count,omitempty" doc:"number of messages; not set: the step ends with the phase"`
 	Size      int        `yaml:"size,omitempty" doc:"messages a request; default 1, 500 in a batch or a produce, 50,000 in a fan-out"`
-	Workers   int        `yaml:"workers,omitempty" doc:"requests at a time; default 64, 16 batches, 8 fan-outs"`
+	Workers   int        `yaml:"workers,omitempty" doc:"most requests under way at a time; default 64, 16 for batches, 8 for fan-outs"`
 	Channel   string     `yaml:"channel,omitempty" doc:"default push" enum:"push|sms|email"`
 	Category  string     `yaml:"category,omitempty" doc:"default marketing for fan-outs, alert for SMS, else transactional" enum:"otp|alert|transactional|marketing|digest"`
-	Mix       []Share    `yaml:"mix,omitempty" doc:"several channels and categories instead of one"`
-	Users     Users      `yaml:"users,omitempty" doc:"who they are for. A number is how many"`
-	Payload   Payload    `yaml:"payload,omitempty" doc:"the text. A number is its bytes"`
-	Addresses bool       `yaml:"addresses,omitempty" doc:"carry an address a receiver; default: the server looks it up"`
+	Mix       []Share    `yaml:"mix,omitempty" doc:"several channels and categories, instead of channel and category"`
+	Users     Users      `yaml:"users,omitempty" doc:"the users who get the messages. A single number is their count"`
+	Payload   Payload    `yaml:"payload,omitempty" doc:"the text of a message. A single number is its length in bytes"`
+	Addresses bool       `yaml:"addresses,omitempty" doc:"messages carry the address of each receiver; default: the server looks it up"`
 	Ordered   bool       `yaml:"ordered,omitempty" doc:"http-single: a user's next message waits for the answer to the one before, and carries usr and seq so that the ledger checks their order"`
 	Keys      bool       `yaml:"keys,omitempty" doc:"send an Idempotency-Key"`
-	Scheduled *LaterSpec `yaml:"scheduled,omitempty" doc:"requests for later; schedule and trigger: all, 1s to 2s later unless said"`
+	Scheduled *LaterSpec `yaml:"scheduled,omitempty" doc:"schedule requests for later; with targets schedule and trigger all are, by default 1s to 2s later"`
 	Triggers  float64    `yaml:"triggers,omitempty" doc:"http-single: share of the requests that register a callback instead, 0 to 1"`
 }
 
 // Share is one part of a mix.
 type Share struct {
-	Weight   float64 `yaml:"weight" doc:"against the sum of all"`
+	Weight   float64 `yaml:"weight" doc:"share of the messages, relative to the sum of all weights"`
 	Channel  string  `yaml:"channel" doc:"push, sms or email" enum:"push|sms|email"`
-	Category string  `yaml:"category" doc:"of the message" enum:"otp|alert|transactional|marketing|digest"`
+	Category string  `yaml:"category" doc:"category of the message" enum:"otp|alert|transactional|marketing|digest"`
 }
 
-// Users says who messages are for.
+// Users says which users get the messages.
 type Users struct {
-	Count Number  `yaml:"count,omitempty" doc:"how many there are; default 5M"`
-	Pick  string  `yaml:"pick,omitempty" doc:"each: all in turn; uniform: at random; zipf: some far more often; hot: one of them very often" enum:"each|uniform|zipf|hot"`
+	Count Number  `yaml:"count,omitempty" doc:"number of users; default 5M"`
+	Pick  string  `yaml:"pick,omitempty" doc:"how messages pick users. each: all users in turn; uniform: at random; zipf: some users far more often; hot: one user very often" enum:"each|uniform|zipf|hot"`
 	Skew  float64 `yaml:"skew,omitempty" doc:"exponent of zipf, above 0; default 1.1"`
-	Share float64 `yaml:"share,omitempty" doc:"of messages for the hot user, 0 to 1; default 0.1"`
+	Share float64 `yaml:"share,omitempty" doc:"share of the messages for the hot user, 0 to 1; default 0.1"`
 }
 
 // Payload says what text messages carry.
 type Payload struct {
-	Bytes int    `yaml:"bytes,omitempty" doc:"its length; with max the least"`
-	Max   int    `yaml:"max,omitempty" doc:"lengths are drawn evenly from bytes to max"`
-	Text  string `yaml:"text,omitempty" doc:"the same for all, instead"`
+	Bytes int    `yaml:"bytes,omitempty" doc:"length of the text; with max the least length"`
+	Max   int    `yaml:"max,omitempty" doc:"greatest length; lengths are drawn evenly from bytes to max"`
+	Text  string `yaml:"text,omitempty" doc:"the same text for all messages, instead of a length"`
 }
 
-// LaterSpec says when what is scheduled is due.
+// LaterSpec says when scheduled messages are due.
 type LaterSpec struct {
-	Share  float64  `yaml:"share,omitempty" doc:"of the requests, 0 to 1; default 1"`
-	After  Duration `yaml:"after,omitempty" doc:"how long after they are sent"`
-	At     Duration `yaml:"at,omitempty" doc:"instead: one moment for all, after the run's start"`
-	Spread Duration `yaml:"spread,omitempty" doc:"drawn evenly and added"`
+	Share  float64  `yaml:"share,omitempty" doc:"share of the requests that are scheduled, 0 to 1; default 1"`
+	After  Duration `yaml:"after,omitempty" doc:"how long after the request they are due"`
+	At     Duration `yaml:"at,omitempty" doc:"instead of after: one moment for all, counted from the run's start"`
+	Spread Duration `yaml:"spread,omitempty" doc:"a random time up to this is added"`
 }
 
-// ServerSpec says what the run is aimed at.
+// ServerSpec says which server the run loads.
 type ServerSpec struct {
-	Mode      string         `yaml:"mode,omitempty" doc:"context: a server that runs, of the context or the flags; pipeline: notifyd in this process; process: in one of its own, which faults can kill" enum:"context|pipeline|process"`
-	Providers string         `yaml:"providers,omitempty" doc:"pipeline: simulators, over their protocols; or stub, inside the process" enum:"simulators|stub"`
-	Latency   Duration       `yaml:"latency,omitempty" doc:"of the simulators; default 5ms"`
-	Profiles  Number         `yaml:"profiles,omitempty" doc:"pipeline: users whose profile, with a push address of 64 bytes, is stored before"`
+	Mode      string         `yaml:"mode,omitempty" doc:"context: the running server of the context or the flags; pipeline: notifyd in this process; process: notifyd in a process of its own, which faults can kill" enum:"context|pipeline|process"`
+	Providers string         `yaml:"providers,omitempty" doc:"providers of mode pipeline: simulators over their real protocols, or a stub inside the process" enum:"simulators|stub"`
+	Latency   Duration       `yaml:"latency,omitempty" doc:"latency of the simulators; default 5ms"`
+	Profiles  Number         `yaml:"profiles,omitempty" doc:"pipeline: number of users whose profile, with a push address of 64 bytes, is stored before the run"`
 	Set       map[string]any `yaml:"set,omitempty" doc:"keys of notifyd's configuration, e.g. log.linger: 10ms"`
 }
 
-// FaultSpec is something that goes wrong for a while.
+// FaultSpec is a fault that lasts for a while.
 type FaultSpec struct {
-	Name    string   `yaml:"name,omitempty" doc:"of its marker"`
-	At      Duration `yaml:"at,omitempty" doc:"after the phase's beginning"`
-	For     Duration `yaml:"for,omitempty" doc:"none: to the end of the phase"`
+	Name    string   `yaml:"name,omitempty" doc:"text of its marker in the charts"`
+	At      Duration `yaml:"at,omitempty" doc:"when it begins, after the start of the phase"`
+	For     Duration `yaml:"for,omitempty" doc:"how long it lasts; not set: to the end of the phase"`
 	Process string   `yaml:"process,omitempty" doc:"mode process: kill (and start again at the end), pause, or stop" enum:"kill|pause|stop"`
 
-	Action string `yaml:"action,omitempty" doc:"something operators do: replay all dead letters" enum:"replay"`
+	Action string `yaml:"action,omitempty" doc:"an action of operators: replay all dead letters" enum:"replay"`
 
-	Provider   string      `yaml:"provider,omitempty" doc:"apns, fcm, twilio, sendgrid, callback; none: all" enum:"apns|fcm|oauth|twilio|sendgrid|callback"`
-	Account    string      `yaml:"account,omitempty" doc:"Twilio account SID, or its number from 1; none: all"`
-	Pool       string      `yaml:"pool,omitempty" doc:"SendGrid IP pool; none: all"`
-	Prefix     string      `yaml:"prefix,omitempty" doc:"of the address"`
-	Share      float64     `yaml:"share,omitempty" doc:"of the requests, above 0 to 1; default 1"`
-	Do         string      `yaml:"do,omitempty" doc:"what happens to them" enum:"error|outage|throttle|unauthorized|reset|reset_stream|drop|hang|drip|latency|redirect|huge|receipt"`
+	Provider   string      `yaml:"provider,omitempty" doc:"apns, fcm, oauth, twilio, sendgrid or callback; not set: all" enum:"apns|fcm|oauth|twilio|sendgrid|callback"`
+	Account    string      `yaml:"account,omitempty" doc:"Twilio account SID, or number of the account from 1; not set: all"`
+	Pool       string      `yaml:"pool,omitempty" doc:"SendGrid IP pool; not set: all"`
+	Prefix     string      `yaml:"prefix,omitempty" doc:"only addresses with this prefix"`
+	Share      float64     `yaml:"share,omitempty" doc:"share of the requests that fail, above 0 to 1; default 1"`
+	Do         string      `yaml:"do,omitempty" doc:"what happens to these requests" enum:"error|outage|throttle|unauthorized|reset|reset_stream|drop|hang|drip|latency|redirect|huge|receipt"`
 	Status     int         `yaml:"status,omitempty" doc:"error: HTTP status"`
 	Code       string      `yaml:"code,omitempty" doc:"error: the provider's code"`
 	RetryAfter Duration    `yaml:"retry_after,omitempty" doc:"what the answer asks the caller to wait"`
 	Latency    LatencySpec `yaml:"latency,omitempty" doc:"latency, drip: how long"`
 }
 
-// LatencySpec is a distribution: constant, or lognormal with a p99.
+// LatencySpec is a distribution of latencies: constant, or lognormal with a p99.
 type LatencySpec struct {
-	Median Duration `yaml:"median" doc:"half are faster"`
-	P99    Duration `yaml:"p99,omitempty" doc:"none: all take the median"`
+	Median Duration `yaml:"median" doc:"median: half of the answers are faster"`
+	P99    Duration `yaml:"p99,omitempty" doc:"99th percentile; not set: all answers take the median"`
 }
 
-// Objective is what `load capacity` holds while it raises the rate.
+// Objective is what `notifyctl load capacity` requires of each rate that it tries.
 type Objective struct {
-	Step    string      `yaml:"step,omitempty" doc:"whose rate is raised; default all steps"`
-	From    Number      `yaml:"from,omitempty" doc:"messages a second to begin with; default a tenth of the rate"`
-	Most    Number      `yaml:"most,omitempty" doc:"not beyond this; default none: what cannot be generated ends it, too"`
+	Step    string      `yaml:"step,omitempty" doc:"step whose rate is raised; default all steps"`
+	From    Number      `yaml:"from,omitempty" doc:"first rate to try, in messages a second; default a tenth of the rate of the steps"`
+	Most    Number      `yaml:"most,omitempty" doc:"highest rate to try; default none: the search also ends at the rate that the generator cannot offer"`
 	Hold    Duration    `yaml:"hold,omitempty" doc:"length of a trial; default 10s"`
-	Confirm Duration    `yaml:"confirm,omitempty" doc:"length of the last one; default three times hold"`
-	Within  float64     `yaml:"within,omitempty" doc:"how close to search, as a share; default 0.05"`
-	Holds   []Threshold `yaml:"holds,omitempty" doc:"thresholds; default lost == 0, failed == 0, backlog_slope < 0.01"`
+	Confirm Duration    `yaml:"confirm,omitempty" doc:"length of the confirming trial; default three times hold"`
+	Within  float64     `yaml:"within,omitempty" doc:"precision of the search, as a share of the rate; default 0.05"`
+	Holds   []Threshold `yaml:"holds,omitempty" doc:"conditions that a rate must meet; default lost == 0, failed == 0, backlog_slope < 0.01"`
 }
 
-// Short is what --short makes of a scenario: factors, above 0.
+// Short holds the factors by which --short shrinks a scenario. They are above 0.
 type Short struct {
-	Rate  float64  `yaml:"rate,omitempty" doc:"of rates; default 0.1"`
-	Time  float64  `yaml:"time,omitempty" doc:"of all times of phases, steps and faults; default 0.1"`
-	Count float64  `yaml:"count,omitempty" doc:"of counts, users and profiles; default rate x time"`
-	Drain Duration `yaml:"drain,omitempty" doc:"default the drain as it is, at most 1m"`
-	Holds []string `yaml:"thresholds,omitempty" doc:"instead of those of the scenario; default those that count: lost, duplicates, early, unexpected, failed"`
+	Rate  float64  `yaml:"rate,omitempty" doc:"factor on rates; default 0.1"`
+	Time  float64  `yaml:"time,omitempty" doc:"factor on all times of phases, steps and faults; default 0.1"`
+	Count float64  `yaml:"count,omitempty" doc:"factor on counts and profiles; default rate x time"`
+	Drain Duration `yaml:"drain,omitempty" doc:"drain of the short form; default that of the scenario, at most 1m"`
+	Holds []string `yaml:"thresholds,omitempty" doc:"thresholds of the short form; default those of the scenario on lost, duplicates, early, unexpected, unverified and ended"`
 }
 
 // One returns a scenario of one phase with one step.
@@ -167,7 +167,7 @@ func One(name string, length time.Duration, s Step) Scenario {
 	return Scenario{Name: name, Duration: Duration(length), Steps: []Step{s}}
 }
 
-// WithDefaults fills in what is not set.
+// WithDefaults returns a copy with the defaults of all fields that are not set.
 func (s Scenario) WithDefaults() Scenario {
 	if len(s.Phases) == 0 {
 		s.Phases = []PhaseSpec{{Name: "main", Duration: s.Duration, Steps: s.Steps}}
@@ -243,7 +243,7 @@ func (s Step) withDefaults() Step {
 	return s
 }
 
-// bodies is the target whose bodies a step sends.
+// bodies returns the target whose bodies the step makes: that of As for a null step.
 func (s *Step) bodies() string {
 	if s.Target == Null {
 		return s.As
@@ -251,10 +251,10 @@ func (s *Step) bodies() string {
 	return s.Target
 }
 
-// closed reports whether the step sends as fast as it can.
+// closed reports whether the step is a closed loop: it sends as fast as its workers go.
 func (s *Step) closed() bool { return s.Arrival.Shape == "" }
 
-// Source returns what a Result keeps of a scenario.
+// Source returns the form of the scenario that a Result keeps.
 func (s *Scenario) Source() (Source, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)

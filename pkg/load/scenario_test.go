@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Every scenario of the repository is understood, in each of its forms, fits the
-// schema, and says what it shows.
+// TestScenariosOfTheRepository checks that every scenario of the repository can be read in each of
+// its forms, fits the schema, and has an about.
 func TestScenariosOfTheRepository(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../scenarios/*.yaml")
@@ -68,8 +68,8 @@ func asJSON(t *testing.T, v any) (out any) {
 	return out
 }
 
-// schemaForTest reads the schema with a library that knows most of JSON Schema:
-// its definitions are moved to where it looks for them.
+// schemaForTest compiles the schema with a library that knows most of JSON Schema. It moves the
+// definitions to where that library expects them.
 func schemaForTest(t *testing.T) *openapi3.Schema {
 	t.Helper()
 	b, err := Schema()
@@ -121,8 +121,7 @@ func TestSchemaRefuses(t *testing.T) {
 	}
 }
 
-// What is wrong with a file is said with its field and line, and what was meant.
-// processFaults is a scenario with these faults.
+// processFaults returns a scenario with these faults.
 func processFaults(list string) string {
 	return "name: x\nserver: {mode: process}\nphases: [{name: p, duration: 9s, faults: [" + list + "]}]"
 }
@@ -169,7 +168,7 @@ func TestParseRefuses(t *testing.T) {
 		processFaults("{process: kill, at: 5s, for: 1s}, {process: stop, at: 4s, for: 2s}"):  {"phases[0].faults[1].at", "faults[0]"},
 		"name: x\nphases: [{name: p, duration: 1s}, {name: p, duration: 1s}]":                {"phases[1].name", "twice"},
 		"name: x\nphases: [{name: p, duration: 1s, steps: [&s {<<: *s, rate: 1}]}]":          {"", "aliases contain themselves"},
-		"name: x\nserver: {mode: pipeline, set: {api.listen: \"0.0.0.0:1\"}}\nduration: 1s":  {"server.set", "api.listen is not for a scenario to set"},
+		"name: x\nserver: {mode: pipeline, set: {api.listen: \"0.0.0.0:1\"}}\nduration: 1s":  {"server.set", "api.listen cannot be set by a scenario"},
 		"name: x\nserver: {mode: process, set: {providers.apns.url: x}}\nduration: 1s":       {"server.set", "providers.apns.url"},
 		"name: x\nserver: {mode: process, set: {log.listen: x}}\nduration: 1s":               {"server.set", "log.listen"},
 		"name: x\nserver: {providers: stub}\nphases: [{name: p, duration: 1s}]":              {"server.providers", "mode pipeline"},
@@ -202,7 +201,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// Anchors and merges are how phases share steps.
+// TestAnchors checks that phases can share steps by anchors and merges.
 func TestAnchors(t *testing.T) {
 	t.Parallel()
 	s, err := ParseScenario([]byte(`
@@ -223,7 +222,7 @@ phases:
 	}
 }
 
-// TestDurationLeavesWarmupsAlone: --duration is the length of what is measured.
+// TestDurationLeavesWarmupsAlone checks that --duration does not change warm-ups.
 func TestDurationLeavesWarmupsAlone(t *testing.T) {
 	t.Parallel()
 	s := Scenario{Name: "s", Phases: []PhaseSpec{{Name: "warm", Warmup: true, Duration: Duration(5 * time.Second)}, {Name: "main", Duration: Duration(time.Minute)}}}

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Schema returns the JSON Schema (draft 2020-12) of a scenario file, for editors.
-// It is made of the types that read the file.
+// Schema returns the JSON Schema (draft 2020-12) of a scenario file, for editors. It is derived
+// from the types that read the file.
 func Schema() ([]byte, error) {
 	defs := map[string]any{}
 	root := schemaOf(reflect.TypeFor[Scenario](), defs).(map[string]any)
@@ -55,7 +55,7 @@ func schemaOf(t reflect.Type, defs map[string]any) any {
 	return map[string]any{"$ref": "#/$defs/" + name}
 }
 
-// shorthand are the types a scalar may stand for, and of which of their fields.
+// shorthand maps a type that a scalar may stand for to the field which the scalar sets.
 var shorthand = map[reflect.Type]string{
 	reflect.TypeFor[Arrival](): "shape", reflect.TypeFor[Users](): "count",
 	reflect.TypeFor[Payload](): "bytes", reflect.TypeFor[Threshold](): "expr",
@@ -75,7 +75,7 @@ func structSchema(t reflect.Type, defs map[string]any) any {
 			words := []any{}
 			for _, w := range strings.Split(enum, "|") {
 				if words = append(words, w); w == Null {
-					words = append(words, nil) // what YAML makes of the bare word
+					words = append(words, nil) // YAML reads the bare word null as nil
 					one["type"] = []string{"string", "null"}
 				}
 			}

@@ -18,27 +18,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Shards are simulators that count as one ledger: one of them, or several that share the
-// providers. What each counted is added. An id that came at two of them is a duplicate
-// and counts once. Their faults begin and end at all of them.
+// Shards is one ledger made of one or more simulators that share the providers. It adds their
+// counts. An id that arrived at two of them is a duplicate and counts once. A fault begins and
+// ends at all of them.
 type Shards struct {
 	list []*Simulators
 
-	reading sync.Mutex // of arrivals: their cursors
+	cursorMu sync.Mutex // guards the cursors of the simulators
 
 	mu       sync.Mutex
-	repeated int64 // ids that came at two, as far as missing has looked
+	repeated int64 // ids that arrived at two simulators, found by listMissing so far
 	examples []string
 }
 
-// MostShards is how many simulators may count as one ledger.
+// MostShards is the most simulators that may count as one ledger.
 const MostShards = 64
 
-// NewShards returns one ledger of up to MostShards simulators, at least one.
+// NewShards returns one ledger of at least one and at most MostShards simulators.
 func NewShards(list ...*Simulators) *Shards { return &Shards{list: list[:min(len(list), MostShards)]} }
 
-func (s *Shards) begin(ctx context.Context) error {
-	return s.each(func(l *Simulators) error { return l.begin(ctx) })
+func (s *Shards) markStart(ctx context.Context) error {
+	return s.each(func(l *Simulators) error { return l.markStart(ctx) })
 }
 
 func (s *Shards) each(f func(l *Simulators) error) error {
@@ -50,7 +50,7 @@ func (s *Shards) each(f func(l *Simulators) error) error {
 	return nil
 }
 
-// named says of which simulators an error is, where there are several.
+// named adds the URL of the simulators to an error, if there are several.
 func (s *Shards) named(l *Simulators, err error) error {
 	if err == nil || len(s.list) < 2 {
 		return err
@@ -58,9 +58,9 @@ func (s *Shards) named(l *Simulators, err error) error {
 	return fmt.Errorf("%s: %w", l.URL, err)
 }
 
-func (s *Shards) came(ctx context.Context, final bool) (all came, err error) {
+func (s *Shards) countArrivals(ctx context.Context, final bool) (all arrivalCounts, err error) {
 	err = s.each(func(l *Simulators) error {
-		c, err := l.came(ctx, final)
+		c, err := l.countArrivals(ctx, final)
 		all.ids += c.ids
 		all.duplicates += c.duplicates
 		all.reordered += c.reordered
@@ -74,18 +74,18 @@ func (s *Shards) came(ctx context.Context, final bool) (all came, err error) {
 	return all, err
 }
 
-func (s *Shards) times(ctx context.Context, p *promises, f took) error {
-	s.reading.Lock()
-	defer s.reading.Unlock()
+func (s *Shards) joinArrivals(ctx context.Context, p *promises, f onArrival) error {
+	s.cursorMu.Lock()
+	defer s.cursorMu.Unlock()
 	for i, l := range s.list {
 		for more := true; more; {
-			rows, err := l.arrivals(ctx, strconv.FormatInt(l.cursor, 10))
+			rows, err := l.readArrivals(ctx, strconv.FormatInt(l.cursor, 10))
 			if err != nil {
 				return s.named(l, err)
 			}
 			list := make([]arrival, 0, len(rows))
 			for _, a := range rows {
-				list = append(list, arrival{base: a.Base, at: a.At.UnixNano(), n: a.N, from: uint8(i)})
+				list = append(list, arrival{base: a.Base, at: a.At.UnixNano(), n: a.N, ledger: uint8(i)})
 			}
 			if err := p.join(list, f); err != nil {
 				return err
@@ -96,41 +96,41 @@ func (s *Shards) times(ctx context.Context, p *promises, f took) error {
 	return nil
 }
 
-func (s *Shards) last(ctx context.Context, p *promises, f took) error {
+func (s *Shards) joinTriggerCalls(ctx context.Context, p *promises, f onArrival) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.others) == 0 {
 		return nil
 	}
-	dues := make(map[string]*due, len(p.others))
+	dues := make(map[string]*dueMoment, len(p.others))
 	for i := range p.others {
-		dues[p.others[i].id] = &p.others[i].due
+		dues[p.others[i].id] = &p.others[i].dueMoment
 	}
 	return s.each(func(l *Simulators) error {
 		return l.eachCall(ctx, func(id string, at time.Time) {
 			if d := dues[id]; d != nil {
-				delete(dues, id) // its first
+				delete(dues, id) // count only the first call
 				f(d, at, 1)
 			}
 		})
 	})
 }
 
-func (s *Shards) missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
+func (s *Shards) listMissing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
 	delivered, repeated, examples := p.joined()
 	var failed error
 	err = p.unfinished(func(b notify.Base, one *promise) bool {
 		if one.count == 0 {
-			ids = append(ids, (notify.ID{Base: b}).String()) // below, no more than most
+			ids = append(ids, (notify.ID{Base: b}).String()) // trimmed to most below
 			ids = ids[:min(len(ids), most)]
 			return len(ids) < most || len(s.list) > 1
 		}
-		if len(ids) == most && !one.several() {
+		if len(ids) == most && !one.cameAtSeveral() {
 			return len(s.list) > 1
 		}
 		var bits []byte
 		var twice int64
-		if bits, twice, failed = s.bits(ctx, b, one, func(i uint32) {
+		if bits, twice, failed = s.receiverBits(ctx, b, one, func(i uint32) {
 			if len(examples) < 10 {
 				examples = append(examples, notify.ID{Base: b, Index: i, Fan: true}.String())
 			}
@@ -155,13 +155,13 @@ func (s *Shards) missing(ctx context.Context, p *promises, most int) (delivered 
 	return s.missingTriggers(ctx, p, most, delivered, ids)
 }
 
-// bits asks the simulators that a fan-out came at for its receivers, and returns a bit for
-// each receiver that came. It counts the receivers that came at two simulators, and calls
-// twice with each.
-func (s *Shards) bits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
+// receiverBits asks all simulators at which a fan-out arrived for its receivers. It returns a bit
+// for each receiver that arrived, and the number of receivers that arrived at two simulators. It
+// calls twice with each of those.
+func (s *Shards) receiverBits(ctx context.Context, b notify.Base, one *promise, twice func(i uint32)) (all []byte, n int64, err error) {
 	all = make([]byte, (one.count+7)/8)
 	for i, l := range s.list {
-		if one.from>>i&1 == 0 {
+		if one.ledgers>>i&1 == 0 {
 			continue
 		}
 		var out simulator.BaseReport
@@ -182,7 +182,7 @@ func (s *Shards) bits(ctx context.Context, b notify.Base, one *promise, twice fu
 	return all, n, nil
 }
 
-// missingTriggers adds those of triggers.
+// missingTriggers adds the triggers to the results of listMissing.
 func (s *Shards) missingTriggers(ctx context.Context, p *promises, most int, delivered int64, ids []string) (int64, []string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +203,8 @@ func (s *Shards) missingTriggers(ctx context.Context, p *promises, most int, del
 	return delivered, ids, nil
 }
 
-// Begin implements FaultControl: at all of them.
+// Begin implements FaultControl. It begins the fault at all simulators. If one of them fails, it
+// ends the fault at the others.
 func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
 	var ends []func(context.Context) error
 	end := func(ctx context.Context) (err error) {
@@ -225,22 +226,22 @@ func (s *Shards) Begin(ctx context.Context, f *FaultSpec) (func(context.Context)
 	return end, nil
 }
 
-// Callback returns where triggers may lead: to the first of them.
+// Callback returns the URL that triggers may call: that of the first simulators.
 func (s *Shards) Callback(ctx context.Context) (string, error) { return s.list[0].Callback(ctx) }
 
-// ParseSimulators reads the control URLs of up to MostShards simulators, with commas
-// between them. An error is of notify.KindInvalid.
+// ParseSimulators parses the control URLs of up to MostShards simulators, separated by commas. It
+// returns an error of notify.KindInvalid if one is wrong or named twice.
 func ParseSimulators(text string, client *http.Client) (list []*Simulators, err error) {
 	for one := range strings.SplitSeq(text, ",") {
 		one = strings.TrimSuffix(strings.TrimSpace(one), "/")
 		u, err := url.Parse(one)
 		switch {
 		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%q is not an http or https URL; several have commas between them", one))
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%q is not an http or https URL; separate several by commas", one))
 		case slices.ContainsFunc(list, func(l *Simulators) bool { return l.URL == one }):
 			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%s is named twice: it would count twice", one))
 		case len(list) == MostShards:
-			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("are %d at most", MostShards))
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("there may be at most %d", MostShards))
 		}
 		list = append(list, &Simulators{URL: one, Client: client})
 	}

@@ -18,33 +18,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Simulators ask simulated providers what they received, and script their faults, over
-// their control listener.
+// Simulators reads what simulated providers received, and scripts their faults. It talks to their
+// control listener.
 type Simulators struct {
 	URL    string // of the control listener
 	Client *http.Client
 
-	began       time.Time // earlier calls of triggers are not counted, and cost nothing
+	began       time.Time // earlier calls of triggers are not read and not counted
 	before      simulator.Summary
 	callsBefore simulator.CallTotals
-	calls       bool  // the receiver of triggers is there
-	cursor      int64 // of the arrivals that were not read yet
+	hasCalls    bool  // the simulators have a receiver of triggers
+	cursor      int64 // position of the first arrival that was not read yet
 }
 
-func (l *Simulators) begin(ctx context.Context) (err error) {
-	l.began = time.Now().Add(-time.Second) // calls are of the simulators' clock
+func (l *Simulators) markStart(ctx context.Context) (err error) {
+	l.began = time.Now().Add(-time.Second) // calls carry the time of the clock of the simulators: allow for a difference
 	if l.before, err = l.totals(ctx, true); err != nil {
 		return err
 	}
-	if _, err = l.arrivals(ctx, "end"); err != nil {
+	if _, err = l.readArrivals(ctx, "end"); err != nil {
 		return err
 	}
 	l.callsBefore, err = l.callTotals(ctx)
-	l.calls = err == nil
-	return nil // without a receiver of triggers there are none
+	l.hasCalls = err == nil
+	return nil // an error means that there is no receiver of triggers, and so no calls
 }
 
-// totals counts what was received; settle compares first the order of what waits.
+// totals counts what the simulators received. With settle they first finish comparing the order
+// of messages. totals returns an error if their ledger could not write, because its counts then
+// prove nothing.
 func (l *Simulators) totals(ctx context.Context, settle bool) (t simulator.Summary, err error) {
 	err = l.Call(ctx, http.MethodGet, fmt.Sprintf("/ledger/totals?settle=%t", settle), nil, &t)
 	if failed := cmp.Or(t.DiskError, t.FileError); err == nil && failed != "" {
@@ -58,13 +60,13 @@ func (l *Simulators) callTotals(ctx context.Context) (t simulator.CallTotals, er
 	return t, err
 }
 
-func (l *Simulators) came(ctx context.Context, settle bool) (came, error) {
+func (l *Simulators) countArrivals(ctx context.Context, settle bool) (arrivalCounts, error) {
 	t, err := l.totals(ctx, settle)
 	if err != nil {
-		return came{}, err
+		return arrivalCounts{}, err
 	}
-	c := came{ids: int64(t.IDs - l.before.IDs), duplicates: int64(t.Duplicates - l.before.Duplicates), reordered: int64(t.Order.Reordered - l.before.Order.Reordered)}
-	if l.calls {
+	c := arrivalCounts{ids: int64(t.IDs - l.before.IDs), duplicates: int64(t.Duplicates - l.before.Duplicates), reordered: int64(t.Order.Reordered - l.before.Order.Reordered)}
+	if l.hasCalls {
 		k, err := l.callTotals(ctx)
 		if err != nil {
 			return c, err
@@ -75,8 +77,8 @@ func (l *Simulators) came(ctx context.Context, settle bool) (came, error) {
 	return c, nil
 }
 
-// arrivals reads those from a cursor on, and moves the cursor behind them.
-func (l *Simulators) arrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
+// readArrivals reads the arrivals from a cursor on, and moves l.cursor behind them.
+func (l *Simulators) readArrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
 	ctx, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
 	resp, err := l.do(ctx, http.MethodGet, "/ledger/arrivals?since="+since, nil)
@@ -98,7 +100,7 @@ func (l *Simulators) arrivals(ctx context.Context, since string) ([]simulator.Ar
 	return list, nil
 }
 
-// Callback returns where triggers may lead.
+// Callback returns the URL that triggers may call.
 func (l *Simulators) Callback(ctx context.Context) (string, error) {
 	var urls struct {
 		Callback string `json:"callback"`
@@ -107,11 +109,11 @@ func (l *Simulators) Callback(ctx context.Context) (string, error) {
 	return urls.Callback, err
 }
 
-func (l *Simulators) since() string { return fmt.Sprintf("?since_ms=%d", l.began.UnixMilli()) }
+func (l *Simulators) sinceQuery() string { return fmt.Sprintf("?since_ms=%d", l.began.UnixMilli()) }
 
-// eachCall yields the calls of triggers that were acted upon, in their order.
+// eachCall calls f with each call of a trigger that the receiver accepted, in order.
 func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Time)) error {
-	return l.lines(ctx, "/callbacks/dump"+l.since(), func(line []byte) error {
+	return l.eachLine(ctx, "/callbacks/dump"+l.sinceQuery(), func(line []byte) error {
 		var c simulator.Call
 		if err := json.Unmarshal(line, &c); err != nil {
 			return err
@@ -123,8 +125,9 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 	})
 }
 
-// Call makes one call of the control API. It sends in as JSON, or as it is if it is an
-// io.Reader, and decodes the answer to out; both may be nil.
+// Call makes one call of the control API. It sends in as JSON, or as it is if it is an io.Reader,
+// and decodes the answer into out. Both may be nil. Errors are of notify.KindUnavailable without
+// an answer, of KindInvalid or KindNotFound as the simulators say, and of KindInternal otherwise.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {
@@ -158,8 +161,8 @@ func (l *Simulators) Call(ctx context.Context, method, path string, in, out any)
 
 const codeNoAnswer = "no_answer"
 
-// callTimeout is of one call of the control API. A ledger that holds a billion answers
-// some of them in seconds.
+// callTimeout is the timeout of one call of the control API. A ledger that holds a billion
+// messages needs seconds for some answers.
 const callTimeout = 2 * time.Minute
 
 func brokeOff(err error) error {
@@ -190,7 +193,7 @@ func (l *Simulators) do(ctx context.Context, method, path string, body io.Reader
 	}
 	defer resp.Body.Close()
 	var e struct{ Code, Field, Message string }
-	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // for the message only
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // used for the message of the error only
 	if json.Unmarshal(b, &e) != nil || e.Message == "" {
 		e.Code, e.Message = "simulators", fmt.Sprintf("%s %s: the simulators answered %s", method, path, resp.Status)
 	}
@@ -204,8 +207,8 @@ func (l *Simulators) do(ctx context.Context, method, path string, body io.Reader
 	return nil, &notify.Error{Kind: kind, Code: e.Code, Field: e.Field, Msg: e.Message}
 }
 
-// lines reads NDJSON.
-func (l *Simulators) lines(ctx context.Context, path string, f func([]byte) error) error {
+// eachLine calls f with each line of an NDJSON answer.
+func (l *Simulators) eachLine(ctx context.Context, path string, f func([]byte) error) error {
 	resp, err := l.do(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return err

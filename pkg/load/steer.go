@@ -10,133 +10,134 @@ import (
 	"time"
 )
 
-// steer is what people do to the arrivals of a run that goes on: they pause them, and
-// change their pace. It is a clock by which the schedules go instead of the run's:
-// it stands while paused, and goes faster where more is to come. What has become due
-// stays due; what a phase has left when its time is over is not sent.
+// steer holds the changes by hand to the arrivals of a run: pauses, and changes of the pace. It is
+// a clock that the schedules follow instead of the clock of the run. The clock stands while the
+// run is paused, and goes faster if the rate is raised. A request that has become due stays due.
+// Requests that are not due when their phase ends are not sent.
 type steer struct {
-	mu      sync.Mutex
-	bends   []SteerChange   // never empty, the first at 0
-	clocks  []time.Duration // of the schedules, at each bend
-	pace    float64         // against the scenario's, while it is not paused
-	paused  bool
-	changed chan struct{} // closed at the next change
-	bent    atomic.Bool   // it was changed once: until then nobody needs to ask for mu
+	mu            sync.Mutex      // guards the fields below, but for wasChanged
+	paceChanges   []SteerChange   // never empty; the first is at 0
+	clockAtChange []time.Duration // clock of the schedules at each of paceChanges
+	pace          float64         // factor on the rate of the scenario while the run is not paused
+	paused        bool
+	changed       chan struct{} // closed and replaced at each change
+	wasChanged    atomic.Bool   // set at the first change; until then readers need not lock mu
 }
 
-// SteerChange is one change by hand: from then on messages come at Pace times the
-// scenario's rate; 0: none.
+// SteerChange is one change by hand. From then on messages come at Pace times the rate of the
+// scenario; 0: none come.
 type SteerChange struct {
 	At   time.Duration `json:"at_ns"` // since the run's start
 	Pace float64       `json:"pace"`
 }
 
-// SteerState is how the arrivals of a run are steered at the moment.
+// SteerState says how the arrivals of a run are steered at the moment.
 type SteerState struct {
-	Pace    float64 `json:"pace"`              // of the rate, while it is not paused; 1: the scenario's
+	Pace    float64 `json:"pace"`              // factor on the rate while it is not paused; 1: the rate of the scenario
 	Paused  bool    `json:"paused,omitempty"`  // nothing becomes due
-	Changed bool    `json:"changed,omitempty"` // it was steered once: its figures are of no rate that was planned
+	Changed bool    `json:"changed,omitempty"` // it was steered before: its figures belong to no planned rate
 }
 
-// Paces beyond these are of another scenario.
+// The bounds of the pace.
 const (
-	paceLeast = 0.01
-	paceMost  = 100
+	minPace = 0.01
+	maxPace = 100
 )
 
 func newSteer() *steer {
-	return &steer{bends: []SteerChange{{0, 1}}, clocks: []time.Duration{0}, pace: 1, changed: make(chan struct{})}
+	return &steer{paceChanges: []SteerChange{{0, 1}}, clockAtChange: []time.Duration{0}, pace: 1, changed: make(chan struct{})}
 }
 
-// set changes the pace from a moment on, which is not before the last change.
-func (s *steer) set(at time.Duration, paused bool, pace float64) (was, is float64) {
+// setPace changes the pace from the moment at on, or from the last change if that is later. It
+// returns the pace before and the new one, which are 0 while paused.
+func (s *steer) setPace(at time.Duration, paused bool, pace float64) (was, is float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.paused, s.pace = paused, min(max(pace, paceLeast), paceMost)
+	s.paused, s.pace = paused, min(max(pace, minPace), maxPace)
 	if is = s.pace; paused {
 		is = 0
 	}
-	last := s.bends[len(s.bends)-1]
+	last := s.paceChanges[len(s.paceChanges)-1]
 	if was = last.Pace; was == is {
 		return was, is
 	}
 	at = max(at, last.At)
-	s.clocks = append(s.clocks, s.clock(at))
-	s.bends = append(s.bends, SteerChange{at, is})
-	s.bent.Store(true)
+	s.clockAtChange = append(s.clockAtChange, s.clockAt(at))
+	s.paceChanges = append(s.paceChanges, SteerChange{at, is})
+	s.wasChanged.Store(true)
 	close(s.changed)
 	s.changed = make(chan struct{})
 	return was, is
 }
 
-// clock is the schedules' time at t since the run's start; mu is held.
-func (s *steer) clock(t time.Duration) time.Duration {
-	i := len(s.bends) - 1
-	for i > 0 && s.bends[i].At > t {
+// clockAt returns the time of the schedules at t since the run's start. mu is held.
+func (s *steer) clockAt(t time.Duration) time.Duration {
+	i := len(s.paceChanges) - 1
+	for i > 0 && s.paceChanges[i].At > t {
 		i--
 	}
-	return s.clocks[i] + time.Duration(float64(t-s.bends[i].At)*s.bends[i].Pace)
+	return s.clockAtChange[i] + time.Duration(float64(t-s.paceChanges[i].At)*s.paceChanges[i].Pace)
 }
 
-// when is the run's time at which the schedules' is c: never while they stand before
-// it. A change closes changed.
-func (s *steer) when(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
+// runTimeOf returns when the clock of the schedules reaches c, both counted from begin. It returns
+// never while the clock stands before c. changed is closed when the answer may have changed.
+func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c == never {
 		return never, s.changed
 	}
-	c += s.clock(begin)
-	i := len(s.bends) - 1
-	for i > 0 && s.clocks[i] > c {
+	c += s.clockAt(begin)
+	i := len(s.paceChanges) - 1
+	for i > 0 && s.clockAtChange[i] > c {
 		i--
 	}
-	// Where it stood, what was due at that very moment was so when that began; but if
-	// it stood when begin came, when it went on.
+	// The clock may have stood at c for a while. Then the request became due when the clock
+	// stopped. But if the clock stood at begin, the request became due when it went on.
 	first := 0
-	for first+1 < len(s.bends) && s.bends[first+1].At <= begin {
+	for first+1 < len(s.paceChanges) && s.paceChanges[first+1].At <= begin {
 		first++
 	}
-	for i > first && s.clocks[i] == c {
+	for i > first && s.clockAtChange[i] == c {
 		i--
 	}
-	for s.bends[i].Pace == 0 && i+1 < len(s.bends) && s.clocks[i+1] == c {
+	for s.paceChanges[i].Pace == 0 && i+1 < len(s.paceChanges) && s.clockAtChange[i+1] == c {
 		i++
 	}
-	b := s.bends[i]
+	b := s.paceChanges[i]
 	if b.Pace == 0 {
 		return never, s.changed
 	}
-	d := float64(c-s.clocks[i]) / b.Pace
+	d := float64(c-s.clockAtChange[i]) / b.Pace
 	if d > math.MaxInt64/4 {
 		return never, s.changed
 	}
 	return max(b.At+time.Duration(d)-begin, 0), s.changed
 }
 
-// over is how far the schedules' time went from begin for t.
-func (s *steer) over(begin, t time.Duration) time.Duration {
+// clockBetween returns how far the clock of the schedules went in the time t after begin.
+func (s *steer) clockBetween(begin, t time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.clock(begin+t) - s.clock(begin)
+	return s.clockAt(begin+t) - s.clockAt(begin)
 }
 
-// state is how it is steered, and what ends when that changes.
+// state returns how the run is steered, and a channel that is closed at the next change.
 func (s *steer) state() (st SteerState, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return SteerState{Pace: s.pace, Paused: s.paused, Changed: len(s.bends) > 1}, s.changed
+	return SteerState{Pace: s.pace, Paused: s.paused, Changed: len(s.paceChanges) > 1}, s.changed
 }
 
-// changes are those by hand.
+// changes returns the changes by hand.
 func (s *steer) changes() []SteerChange {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.bends[1:])
+	return slices.Clone(s.paceChanges[1:])
 }
 
-// steeredText says in a few words what was done until the run was so long; empty:
-// nothing.
+// steeredText describes in a few words the changes in a run of this length. It returns "" if
+// there were none.
 func steeredText(changes []SteerChange, length time.Duration) string {
 	if len(changes) == 0 {
 		return ""
@@ -162,14 +163,14 @@ func steeredText(changes []SteerChange, length time.Duration) string {
 	return strings.Join(parts, " and ")
 }
 
-// Steerable reports whether Pause and Pace do anything: Config.Steerable, and the run
-// is no segment, whose others would know nothing of it, or is an agent's.
+// Steerable reports whether Pause and Pace do anything. That needs Config.Steerable. A segment
+// cannot be steered, because the other segments would not follow. The run of an agent can.
 func (r *Run) Steerable() bool { return r.steer != nil }
 
-// Pause stops the arrivals, or lets them go on: while paused nothing becomes due.
-// What is due is sent, and the phases end when they were planned to. The run's
-// verdict is Inconclusive from the first change, and thresholds but those of what
-// was lost or repeated have no figure. It may be called from any goroutine.
+// Pause stops the arrivals or lets them go on. While the run is paused no message becomes due.
+// Messages that are due are still sent, and phases end when planned. From the first change on
+// the verdict is Inconclusive, and thresholds have no value, except those of what was lost or
+// repeated. Any goroutine may call Pause.
 func (r *Run) Pause(paused bool) {
 	if r.steer == nil {
 		return
@@ -178,22 +179,21 @@ func (r *Run) Pause(paused bool) {
 	r.steerTo(paused, st.Pace)
 }
 
-// Pace multiplies the rate of all steps by times, within 0.01 and 100 times that of
-// the scenario: their schedules go so much faster. Steps without a rate do not
-// notice. Otherwise it is like Pause.
+// Pace multiplies the rate of all steps by times. The rate stays within 0.01 and 100 times that of
+// the scenario. Steps without a rate do not change. Otherwise Pace is like Pause.
 func (r *Run) Pace(times float64) {
 	if r.steer == nil || !(times > 0) {
 		return
 	}
 	st, _ := r.steer.state()
 	pace := st.Pace * times
-	if math.Abs(pace-1) < 0.005 { // up and down again
+	if math.Abs(pace-1) < 0.005 { // an increase and a decrease that cancel each other
 		pace = 1
 	}
 	r.steerTo(st.Paused, pace)
 }
 
-// Steer makes the arrivals of an agent's run go as its controller's do.
+// Steer gives the arrivals of the run of an agent the state that its controller has.
 func (r *Run) Steer(s SteerState) {
 	if r.steer != nil {
 		r.steerTo(s.Paused, s.Pace)
@@ -201,11 +201,11 @@ func (r *Run) Steer(s SteerState) {
 }
 
 func (r *Run) steerTo(paused bool, pace float64) {
-	if r.latest.Load() == nil { // it has not begun
+	if r.latest.Load() == nil { // the run has not begun
 		return
 	}
 	at := r.since(time.Now())
-	was, is := r.steer.set(at, paused, pace)
+	was, is := r.steer.setPace(at, paused, pace)
 	if r.feeds != nil {
 		st, _ := r.steer.state()
 		r.cfg.Remote.Steer(st)
@@ -219,41 +219,43 @@ func (r *Run) steerTo(paused bool, pace float64) {
 	}
 }
 
-// at is when request g of the step is due, since it began; changed: that may change.
-func (s *stepRun) at(g int64) (due time.Duration, changed <-chan struct{}) {
-	due = s.sched.at(g)
+// dueOf returns when request g of the step is due, since the step began. changed is closed when
+// that may have changed; it is nil if it cannot change.
+func (s *stepRun) dueOf(g int64) (due time.Duration, changed <-chan struct{}) {
+	due = s.sched.dueTime(g)
 	if s.run.steer == nil {
 		return due, nil
 	}
-	return s.run.steer.when(time.Duration(s.begin.Load()), due)
+	return s.run.steer.runTimeOf(time.Duration(s.begin.Load()), due)
 }
 
-// was is when request g, which has been due, was that: at for each of many messages.
-func (s *stepRun) was(g int64) time.Duration {
-	if st := s.run.steer; st != nil && st.bent.Load() {
-		due, _ := st.when(time.Duration(s.begin.Load()), s.sched.at(g))
+// pastDueOf returns when request g became due. It is dueOf without the channel, and fast enough to
+// be called for each of many messages.
+func (s *stepRun) pastDueOf(g int64) time.Duration {
+	if st := s.run.steer; st != nil && st.wasChanged.Load() {
+		due, _ := st.runTimeOf(time.Duration(s.begin.Load()), s.sched.dueTime(g))
 		return due
 	}
-	return s.sched.at(g)
+	return s.sched.dueTime(g)
 }
 
-// by is how many requests of the phase are due by t since the step began.
-func (s *stepRun) by(t time.Duration) int64 {
+// countDue returns how many requests of the phase are due by t since the step began.
+func (s *stepRun) countDue(t time.Duration) int64 {
 	if s.run.steer != nil {
 		if s.length != never {
 			t = min(t, s.length-1)
 		}
-		t = s.run.steer.over(time.Duration(s.begin.Load()), t)
-		return min(s.sched.by(t), s.most)
+		t = s.run.steer.clockBetween(time.Duration(s.begin.Load()), t)
+		return min(s.sched.countDue(t), s.mostRequests)
 	}
-	return min(s.sched.by(t), s.last)
+	return min(s.sched.countDue(t), s.plannedRequests)
 }
 
-// until is when the step's last requests are due at the latest: without a steer, all
-// that there are.
-func (s *stepRun) until() int64 {
+// requestLimit returns the most requests that the step may send in this phase: the planned ones,
+// or more if it can be steered.
+func (s *stepRun) requestLimit() int64 {
 	if s.run.steer != nil {
-		return s.most
+		return s.mostRequests
 	}
-	return s.last
+	return s.plannedRequests
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// What is due and how much is due agree, whatever people do.
+// TestSteerClock checks that due times and the number of due requests agree after any changes.
 func TestSteerClock(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
@@ -19,28 +19,28 @@ func TestSteerClock(t *testing.T) {
 		s, at := newSteer(), time.Duration(0)
 		for range rng.IntN(6) {
 			at += time.Duration(rng.IntN(5000)) * time.Millisecond
-			s.set(at, rng.IntN(3) == 0, 0.1+3*rng.Float64())
+			s.setPace(at, rng.IntN(3) == 0, 0.1+3*rng.Float64())
 		}
 		begin := time.Duration(rng.IntN(5000)) * time.Millisecond
 		for range 50 {
 			c := time.Duration(rng.Int64N(int64(20 * time.Second)))
-			due, _ := s.when(begin, c)
+			due, _ := s.runTimeOf(begin, c)
 			if due == never {
-				if s.over(begin, time.Hour) > c {
+				if s.clockBetween(begin, time.Hour) > c {
 					t.Fatalf("seed %d: %v is never due, and the clock passes it", seed, c)
 				}
 				continue
 			}
-			// Rounded to nanoseconds, of a pace of 0.1 at the least.
-			if got := s.over(begin, due); got < c-10 || got > c+10 {
-				t.Fatalf("seed %d: %v is due at %v, when it is %v: %+v", seed, c, due, got, s.bends)
+			// Due times are rounded to nanoseconds, and the pace is 0.1 or more.
+			if got := s.clockBetween(begin, due); got < c-10 || got > c+10 {
+				t.Fatalf("seed %d: %v is due at %v, when it is %v: %+v", seed, c, due, got, s.paceChanges)
 			}
 		}
 	}
 }
 
-// TestSteered: paused, nothing becomes due; at twice the pace twice as much. The run
-// measured no rate that was planned, and says so.
+// TestSteered checks that nothing becomes due while a run is paused, and twice as much at twice the
+// pace. The run measured no planned rate, and its result says so.
 func TestSteered(t *testing.T) {
 	t.Parallel()
 	for _, workers := range []int{4, 64} {
@@ -101,8 +101,8 @@ func TestSteered(t *testing.T) {
 	}
 }
 
-// A run that could be steered and was not is the same as one that could not; nobody
-// steers a segment.
+// TestNotSteered checks that a steerable run that is not steered is the same as any other, and that a
+// segment cannot be steered.
 func TestNotSteered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestNotSteered(t *testing.T) {
 	})
 }
 
-// A closed loop, and messages made in bulk, stop too.
+// TestPausedOthers checks that closed loops and bulk messages stop while the run is paused.
 func TestPausedOthers(t *testing.T) {
 	t.Parallel()
 	for _, step := range []Step{{Workers: 2}, {Target: Null, Workers: 2}, {Target: Null, Rate: 1000, Workers: 2}} {
@@ -154,34 +154,34 @@ func TestPausedOthers(t *testing.T) {
 	}
 }
 
-// A phase that begins while the run is paused sends nothing before it goes on, also
-// what is due at its very beginning; one that began before is late with it from the
-// moment of the pause.
+// TestSteerPausedAtTheBegin checks that a phase that begins while the run is paused sends nothing
+// before the run goes on, not even messages due at its start. In a phase that began before, a
+// message that is due at the moment of the pause is due then.
 func TestSteerPausedAtTheBegin(t *testing.T) {
 	t.Parallel()
 	s := newSteer()
-	s.set(time.Second, true, 1)
+	s.setPace(time.Second, true, 1)
 	for _, begin := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
-		if due, _ := s.when(begin, 0); due != never {
+		if due, _ := s.runTimeOf(begin, 0); due != never {
 			t.Errorf("paused since 1s, a phase from %v sends its first at %v", begin, due)
 		}
 	}
-	s.set(3*time.Second, true, 2) // the rate changes meanwhile
-	s.set(5*time.Second, false, 2)
+	s.setPace(3*time.Second, true, 2) // the rate changes meanwhile
+	s.setPace(5*time.Second, false, 2)
 	for begin, want := range map[time.Duration]time.Duration{
 		0: 0, time.Second: 4 * time.Second, 2 * time.Second: 3 * time.Second, 4 * time.Second: time.Second, 6 * time.Second: 0,
 	} {
-		if due, _ := s.when(begin, 0); due != want {
+		if due, _ := s.runTimeOf(begin, 0); due != want {
 			t.Errorf("it went on at 5s: a phase from %v sends its first at %v, want %v", begin, due, want)
 		}
 	}
-	if due, _ := s.when(0, time.Second); due != time.Second {
+	if due, _ := s.runTimeOf(0, time.Second); due != time.Second {
 		t.Errorf("what was due when the pause began is due at %v", due)
 	}
 }
 
-// TestSteeredSegments: the segments of a run that was steered send no number twice, in
-// later phases either, however differently far they came.
+// TestSteeredSegments checks that the segments of a steered run send no number twice, in later phases
+// either, even if each has sent a different number of messages.
 func TestSteeredSegments(t *testing.T) {
 	t.Parallel()
 	step := Step{Name: "one", Rate: 100, Workers: 4}

@@ -10,45 +10,48 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// stepRun is one step of one phase while it runs.
+// stepRun is one step of one phase during a run. Workers use it from many goroutines. Fields up to
+// recs do not change while the step sends, and the fields below are atomic or belong to the
+// coordinator.
 type stepRun struct {
 	*Step
-	phase  *PhaseSpec
-	run    *Run
-	target Target
-	data   *data
-	sched  schedule // nil: closed loop
-	first  int64    // number of its first request; a step goes on counting in the next phase
-	last   int64    // requests at most, of this phase, all segments together
-	most   int64    // likewise, were there no end of the phase
-	sized  *sized   // a trace whose requests say how many messages they have; nil: as many as Size
-	length time.Duration
-	sink   *sink // of a null step
-	recs   []*recorder
+	phase           *PhaseSpec
+	run             *Run
+	target          Target
+	data            *data
+	sched           schedule    // nil: the step is a closed loop
+	firstRequest    int64       // number of the first request; a step continues its numbers in the next phase
+	plannedRequests int64       // number of requests planned for this phase, in all segments together
+	mostRequests    int64       // the same without the end of the phase: a steered step may send more than planned
+	sized           *traceSizes // sizes of the requests of a trace; nil: each has Size messages
+	length          time.Duration
+	sink            *sink // target of a null step; else nil
+	recs            []*recorder
 
-	next   atomic.Int64  // of this phase and segment
-	begin  atomic.Int64  // ns since the run's start; -1: not begun
-	ended  atomic.Int64  // ns since the run's start; 0: not ended
-	asked  atomic.Int64  // closed loop: messages handed out
-	lapsed atomic.Int64  // messages of requests that failed
-	taking chan struct{} // held by the bulk worker that takes
+	next     atomic.Int64  // next request, counted in this phase and segment
+	begin    atomic.Int64  // ns since the run's start; -1: not begun
+	ended    atomic.Int64  // ns since the run's start; 0: not ended
+	asked    atomic.Int64  // of a closed loop: messages that workers have taken
+	lapsed   atomic.Int64  // messages in requests that failed
+	bulkTurn chan struct{} // a semaphore: holds a value while a bulk worker takes requests
 
-	// The coordinator's.
-	total  *window
-	second *window
-	row    SecondStep
-	rates  Rates
+	// The fields below belong to the goroutine of the coordinator.
+	totalCounts *window
+	lastSecond  *window
+	row         SecondStep
+	rates       Rates
 }
 
 const maxRecorders = 8
 
-// newStepRun compiles a step; first is the number of its first request.
+// newStepRun compiles a step; first is the number of its first request. It returns an error of
+// notify.KindInvalid if its arrival is wrong, for example if a trace cannot be read.
 func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun, error) {
-	s := &stepRun{Step: st, phase: p, run: r, data: d, first: first, length: p.Duration.of() - st.Start.of(), last: math.MaxInt64, most: math.MaxInt64}
+	s := &stepRun{Step: st, phase: p, run: r, data: d, firstRequest: first, length: p.Duration.of() - st.Start.of(), plannedRequests: math.MaxInt64, mostRequests: math.MaxInt64}
 	if p.Duration == 0 {
 		s.length = never
 	}
-	s.taking = make(chan struct{}, 1)
+	s.bulkTurn = make(chan struct{}, 1)
 	s.begin.Store(-1)
 	s.target = r.cfg.Target
 	if st.Target == Null {
@@ -67,8 +70,8 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 			return nil, notify.Invalid(codeScenario, "arrival", err.Error())
 		}
 		if t, ok := s.sched.(*trace); ok {
-			s.last = t.requests()
-			s.most = s.last
+			s.plannedRequests = t.requests()
+			s.mostRequests = s.plannedRequests
 			if t.sizes != nil && st.Count > 0 {
 				return nil, notify.Invalid(codeScenario, "arrival.file", "says how many messages its requests have: the step has no count beside it")
 			}
@@ -76,25 +79,25 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 				s.sized = newSized(t, s.Size, s.local)
 			}
 		}
-		if s.length != never { // due before the phase ends
-			s.last = min(s.last, s.sched.by(s.length-1))
+		if s.length != never { // count only requests that are due before the phase ends
+			s.plannedRequests = min(s.plannedRequests, s.sched.countDue(s.length-1))
 		}
 	}
 	if st.Count > 0 {
 		requests := (int64(st.Count) + int64(st.Size) - 1) / int64(st.Size)
-		s.last, s.most = min(s.last, requests), min(s.most, requests)
+		s.plannedRequests, s.mostRequests = min(s.plannedRequests, requests), min(s.mostRequests, requests)
 	}
 	for range min(st.Workers, maxRecorders) {
 		s.recs = append(s.recs, newRecorder())
 	}
-	s.total, s.second = newWindow(), newWindow()
+	s.totalCounts, s.lastSecond = newWindow(), newWindow()
 	return s, nil
 }
 
-// global is the number, in its phase, of the l-th request of the segment.
+// global returns the number in its phase of the request that is number l in the segment.
 func (s Segment) global(l int64) int64 { return l*int64(s.N) + int64(s.I-1) }
 
-// local is how many of the first g requests are the segment's.
+// local returns how many of the first g requests belong to the segment.
 func (s Segment) local(g int64) int64 {
 	n, i := int64(s.N), int64(s.I)
 	return max((g-i+n)/n, 0)
@@ -103,10 +106,10 @@ func (s Segment) local(g int64) int64 {
 func (s *stepRun) global(l int64) int64 { return s.run.cfg.Segment.global(l) }
 func (s *stepRun) local(g int64) int64  { return s.run.cfg.Segment.local(g) }
 
-// size is how many messages request g has: the last one may have fewer.
+// size returns how many messages request g has. The last request may have fewer than Size.
 func (s *stepRun) size(g int64) int {
 	if s.sized != nil {
-		return s.sized.of(s.sized.line(g))
+		return s.sized.sizeOf(s.sized.lineOf(g))
 	}
 	if s.Count > 0 {
 		return int(min(int64(s.Size), int64(s.Count)-g*int64(s.Size)))
@@ -114,17 +117,18 @@ func (s *stepRun) size(g int64) int {
 	return s.Size
 }
 
-// seq is the number of the first message of request g: users are picked by it in turn, so
-// no number is left out where requests have sizes of their own.
+// seq returns the number of the first message of request g. Messages pick users by this number, so
+// it must not skip numbers if requests have sizes of their own.
 func (s *stepRun) seq(g int64) uint64 {
 	if s.sized != nil {
-		return uint64(s.first)*uint64(s.Size) + uint64(s.sized.seq(g))
+		return uint64(s.firstRequest)*uint64(s.Size) + uint64(s.sized.seq(g))
 	}
-	return uint64(s.first+g) * uint64(s.Size)
+	return uint64(s.firstRequest+g) * uint64(s.Size)
 }
 
-// messagesOf is how many the first g requests of the phase have that are a segment's. A
-// trace is of this run's segment alone, for agents do not take one.
+// messagesOf returns how many messages the requests of a segment have among the first g requests
+// of the phase. With a trace it counts for the segment of this run only, because agents do not
+// accept traces.
 func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	if s.sized != nil {
 		return s.sized.messages(g, s.local)
@@ -139,7 +143,7 @@ func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	return n
 }
 
-// intended is how many messages were due by now, since the run's start.
+// intended returns how many messages were due at now, counted from the run's start.
 func (s *stepRun) intended(now time.Duration) int64 {
 	begin := s.begin.Load()
 	if begin < 0 {
@@ -148,13 +152,12 @@ func (s *stepRun) intended(now time.Duration) int64 {
 	if s.sched == nil {
 		return s.asked.Load()
 	}
-	return s.messagesOf(s.run.cfg.Segment, s.by(now-time.Duration(begin)))
+	return s.messagesOf(s.run.cfg.Segment, s.countDue(now-time.Duration(begin)))
 }
 
-// send runs the step's workers to its end. What is due before the end of the
-// phase and was not sent in time is sent late, until overrun after the end; what
-// is left then was intended, and not sent. Where agents send, they say by closing sent
-// that they have.
+// send runs the workers of the step to its end. A request that was due before the end of the phase
+// and was not sent in time is sent late, until overrun. Requests left then count as intended and
+// not sent. If agents send, they close sent when they have sent everything.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {
@@ -176,7 +179,7 @@ func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{
 	for w := range s.Workers {
 		wg.Go(func() {
 			if s.sink != nil && s.Size == 1 {
-				s.bulk(ctx, s.recs[w%len(s.recs)], start)
+				s.bulkWorker(ctx, s.recs[w%len(s.recs)], start)
 				return
 			}
 			s.worker(ctx, int64(w), s.recs[w%len(s.recs)], start)
@@ -185,7 +188,7 @@ func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{
 	wg.Wait()
 }
 
-// overrun is how long after its phase a step may go on with what is late.
+// overrun returns until when a step may send late requests, counted from its start.
 func (s *stepRun) overrun() time.Duration {
 	if s.length == never {
 		return never
@@ -197,8 +200,8 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 	req := Request{Step: s.Step, data: s.data, WantIDs: s.run.wantIDs()}
 	body := make([]byte, 0, 512+s.Size*24)
 	for turn := int64(0); ctx.Err() == nil; turn++ {
-		// Ordered, a user always has the same worker, which sends the next message
-		// only after the answer to the one before: the order notifyd promises to keep.
+		// In an ordered step a user always has the same worker. The worker sends the next
+		// message only after the answer to the one before. notifyd promises to keep this order.
 		l := turn*int64(s.Workers) + w
 		if !s.Ordered {
 			l = s.next.Add(1) - 1
@@ -208,33 +211,33 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 		}
 		g := s.global(l)
 		now := time.Since(start)
-		if g >= s.until() || now >= s.overrun() || s.sched == nil && now >= s.length {
+		if g >= s.requestLimit() || now >= s.overrun() || s.sched == nil && now >= s.length {
 			return
 		}
-		n := s.first + g
+		n := s.firstRequest + g
 		req.N, req.Seq, req.Size = n, s.seq(g), s.size(g)
 		req.kind = s.data.kind(uint64(n))
 		if s.Keys || s.run.cfg.Keys != nil {
-			req.Key = s.run.key(s, n)
+			req.Key = s.run.idempotencyKey(s, n)
 		}
-		due, waited, ok := s.ready(ctx, &req, &body, start, g)
+		due, waited, ok := s.prepareRequest(ctx, &req, &body, start, g)
 		if !ok {
 			return
 		}
-		s.one(ctx, rec, &req, start, &sample{taken: now, intended: due, waited: waited})
+		s.sendRequest(ctx, rec, &req, start, &sample{taken: now, intended: due, waited: waited})
 	}
 }
 
-// one sends a request and records how it went in the sample, of which the caller has
-// filled in intended, taken and waited.
-func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start time.Time, smp *sample) {
+// sendRequest sends a request, and repeats it if Config.Keys allows. It records the result in the
+// sample, of which the caller has set intended, taken and waited.
+func (s *stepRun) sendRequest(ctx context.Context, rec *recorder, req *Request, start time.Time, smp *sample) {
 	sent := time.Since(start)
-	ack, err := s.run.attempt(s.target, req)
-	for wait := 50 * time.Millisecond; err != nil && s.run.cfg.Keys != nil && again(err) && time.Since(start)-sent < s.run.cfg.Patience; wait = min(2*wait, time.Second) {
+	ack, err := s.run.sendAttempt(s.target, req)
+	for wait := 50 * time.Millisecond; err != nil && s.run.cfg.Keys != nil && mayRepeat(err) && time.Since(start)-sent < s.run.cfg.Patience; wait = min(2*wait, time.Second) {
 		if !waitUntil(ctx, time.Now().Add(max(wait, min(notify.RetryAfterOf(err), 2*time.Second)))) {
 			break
 		}
-		ack, err = s.run.attempt(s.target, req)
+		ack, err = s.run.sendAttempt(s.target, req)
 	}
 	end := time.Now()
 	smp.sent, smp.done, smp.messages, smp.ack, smp.err, smp.at = sent, end.Sub(start), req.Size, ack, err, end
@@ -244,50 +247,52 @@ func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start ti
 	}
 	if err == nil && s.sink == nil {
 		ack.Request, ack.Step = req.N, s.Step
-		s.run.promised.add(s, req, &ack)
+		s.run.promised.addAck(s, req, &ack)
 		if s.run.cfg.Acked != nil {
 			s.run.cfg.Acked(ack)
 		}
 	}
 }
 
-// bulkMost bounds how many messages a worker takes at once: more than are due in a slot
+// maxBulk is the most messages that a bulk worker takes at once. It is more than are due in a slot
 // at 5M/s.
-const bulkMost = 8192
+const maxBulk = 8192
 
-// bulk is worker for single messages into the null sink: it takes all that are
-// due, makes each body and records each message's own times. It wakes for slots of a millisecond or so, which is as fine as timers
-// are; the intended time of each message is computed, not slept.
+// bulkWorker is the worker for single messages into the null sink. It takes all messages that
+// are due, makes each body, and records the times of each message. It wakes once for each slot
+// of about a millisecond, which is the resolution of timers. It computes the due time of each
+// message instead of sleeping until then.
 //
-// One worker takes, and waits, at a time, and goes on with it: of 64 each woke for every
-// slot, and one found something to do (4% of 5M/s). Who could not take all that was due
-// lets another one take before it sends.
-func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
+// Only one worker at a time waits and takes messages: it holds bulkTurn. It keeps the turn for
+// the next slot, too. When all 64 workers woke for every slot, one of them found something to
+// do, and that cost 4% at 5M/s. A worker that could not take all due messages gives up the turn
+// before it sends.
+func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
 	for mine := false; ; {
 		if !mine {
 			select {
-			case s.taking <- struct{}{}:
+			case s.bulkTurn <- struct{}{}:
 			case <-ctx.Done():
 				return
 			}
 		}
-		from, to := s.take(ctx, start)
-		if mine = to > from && to < from+bulkMost; !mine {
-			<-s.taking
+		from, to := s.takeDue(ctx, start)
+		if mine = to > from && to < from+maxBulk; !mine {
+			<-s.bulkTurn
 		}
 		if to == from {
 			return
 		}
-		body = s.slot(rec, body, start, from, to)
+		body = s.sendSlot(rec, body, start, from, to)
 	}
 }
 
-// take waits until messages are due and takes them; from == to: there are none any more.
-// It is called by one worker at a time.
-func (s *stepRun) take(ctx context.Context, start time.Time) (from, to int64) {
+// takeDue waits until messages are due and takes them. It returns from == to if there are no more.
+// The caller holds bulkTurn.
+func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64) {
 	from = s.next.Load()
-	limit := s.local(min(s.until(), math.MaxInt64/2))
+	limit := s.local(min(s.requestLimit(), math.MaxInt64/2))
 	for ctx.Err() == nil {
 		now := time.Since(start)
 		if now >= s.overrun() || from >= limit {
@@ -295,30 +300,30 @@ func (s *stepRun) take(ctx context.Context, start time.Time) (from, to int64) {
 		}
 		due := int64(math.MaxInt64)
 		if s.sched == nil {
-			if now >= s.length || !s.resumed(ctx, start) {
+			if now >= s.length || !s.waitWhilePaused(ctx, start) {
 				break
 			}
 		} else {
-			first, changed := s.at(s.global(from))
+			first, changed := s.dueOf(s.global(from))
 			if changed != nil && first >= s.length {
-				if !waitOr(ctx, start, s.length, changed) {
+				if !waitOrChanged(ctx, start, s.length, changed) {
 					break
 				}
 				continue
 			}
-			if wake := max(first, min(first, now)+slot); wake > now {
+			if wake := max(first, min(first, now)+bulkSlot); wake > now {
 				if changed == nil {
 					waitUntil(ctx, start.Add(wake))
-				} else if waitOr(ctx, start, wake, changed) {
+				} else if waitOrChanged(ctx, start, wake, changed) {
 					continue
 				}
 				if ctx.Err() != nil {
 					break
 				}
 			}
-			due = s.local(s.by(time.Since(start)))
+			due = s.local(s.countDue(time.Since(start)))
 		}
-		if to = min(due, limit, from+bulkMost); to > from {
+		if to = min(due, limit, from+maxBulk); to > from {
 			s.next.Store(to)
 			return from, to
 		}
@@ -326,19 +331,19 @@ func (s *stepRun) take(ctx context.Context, start time.Time) (from, to int64) {
 	return from, from
 }
 
-// slot is what a bulk worker takes at once: it sleeps until the first message has been
-// due for so long, or until the first one is due where that is later than a slot from
-// now. At 5M/s another one is due every 200 ns: a worker that took whatever was due
-// would never sleep, and take a handful at a time.
-const slot = time.Millisecond
+// bulkSlot is the length of a slot. A bulk worker sleeps until the first message has been due for
+// bulkSlot, and then takes all messages that are due. If none is due yet, it sleeps for bulkSlot
+// or until the first is due, whichever is later. At 5M/s a message is due every 200 ns: without
+// slots a worker would never sleep, and would take a handful of messages at a time.
+const bulkSlot = time.Millisecond
 
-func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
+func (s *stepRun) sendSlot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
 	sent := time.Since(start)
 	begin := time.Duration(s.begin.Load())
-	bodies := s.data.singles(body, uint64(s.first+s.global(from)), uint64(s.run.cfg.Segment.N))
+	bodies := s.data.singles(body, uint64(s.firstRequest+s.global(from)), uint64(s.run.cfg.Segment.N))
 	for l := from; l < to; l++ {
 		g := s.global(l)
-		bodies.next(uint64(s.first+g), begin+sent)
+		bodies.next(uint64(s.firstRequest+g), begin+sent)
 	}
 	n := to - from
 	s.sink.taken.Add(n)
@@ -348,32 +353,32 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 	w := rec.win
 	if s.sched == nil {
 		s.asked.Add(n)
-		put(w.lag, 0, n)
-		put(w.response, done-sent, n)
+		recordValue(w.lag, 0, n)
+		recordValue(w.response, done-sent, n)
 		w.heat[heatBucket(done-sent)] += n
 	} else {
-		lag, response := run{h: w.lag}, run{h: w.response, heat: &w.heat}
+		lag, response := bucketRun{h: w.lag}, bucketRun{h: w.response, heat: &w.heat}
 		for l := from; l < to; l++ {
-			due := s.was(s.global(l))
+			due := s.pastDueOf(s.global(l))
 			lag.add(sent - due)
 			response.add(done - due)
 		}
 		lag.flush()
 		response.flush()
-		// Nothing answers here, so whatever is late is late by our own doing.
-		put(w.wake, sent-s.was(s.global(from))-slot, 1)
+		// The null sink does not answer, so all lateness is that of the generator.
+		recordValue(w.wake, sent-s.pastDueOf(s.global(from))-bulkSlot, 1)
 	}
-	put(w.service, done-sent, n)
-	w.own += done - sent // nothing is waited for
+	recordValue(w.service, done-sent, n)
+	w.own += done - sent // no time was spent on waiting for an answer
 	w.requests += n
 	w.sent += n
 	w.acked += n
 	return bodies.body
 }
 
-// again reports whether a request whose outcome is unknown may be repeated
-// under its key.
-func again(err error) bool {
+// mayRepeat reports whether a request whose outcome is unknown may be repeated with its
+// Idempotency-Key.
+func mayRepeat(err error) bool {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindThrottled, notify.KindInternal, notify.KindConflict:
 		return true

@@ -13,44 +13,44 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Target takes one request.
+// Target is where a step sends its requests.
 type Target interface {
-	// Send sends it and returns what became of its messages. An error is that of
-	// all of them: what is then stored is not known. The request's body may be
-	// reused after the return.
+	// Send sends a request and returns which of its messages were accepted. An error concerns
+	// all of them: the server may have stored them or not. Send keeps no reference to the body
+	// of the request.
 	Send(ctx context.Context, r *Request) (Ack, error)
 }
 
-// Request is what a step sends at once.
+// Request is one request of a step.
 type Request struct {
 	Step     *Step
 	N        int64         // number of the request in its step
-	Seq      uint64        // of its first message
-	Size     int           // messages
+	Seq      uint64        // number of its first message
+	Size     int           // number of messages
 	Intended time.Duration // since the run's start
 	Body     []byte
 	Key      string // Idempotency-Key; empty: none
-	WantIDs  bool   // somebody asks for them
+	WantIDs  bool   // the ids of the answer are needed
 
 	kind kind
 	data *data
 }
 
-// Ack is a good answer.
+// Ack describes a good answer.
 type Ack struct {
 	Request  int64
 	Accepted int
 	Rejected int
-	// Of a fan-out Base and Count, its receivers; otherwise the ids accepted, where
-	// they were wanted.
+	// A fan-out has Base and Count, the number of its receivers. Every other request has the
+	// accepted ids, if WantIDs was set.
 	Base  notify.Base
 	Count int
 	IDs   []string
 	Step  *Step
 }
 
-// HTTP is a Target over the API's client. Retries of the client must be 0: a
-// failure is a figure.
+// HTTP is a Target that uses the client of the API. The client must not retry, because each
+// failure counts.
 type HTTP struct{ Client *api.Client }
 
 var paths = [...]string{
@@ -64,15 +64,15 @@ func (h *HTTP) Send(ctx context.Context, r *Request) (Ack, error) {
 	if err != nil {
 		return Ack{}, err
 	}
-	ack, err := r.read(reply.Body)
+	ack, err := r.readAck(reply.Body)
 	if err != nil {
 		return Ack{}, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the JSON expected", Err: err}
 	}
 	return ack, nil
 }
 
-// read understands an answer.
-func (r *Request) read(reply []byte) (Ack, error) {
+// readAck parses the answer to a request.
+func (r *Request) readAck(reply []byte) (Ack, error) {
 	switch r.kind {
 	case kindSingle:
 		var a api.Accepted
@@ -93,9 +93,8 @@ func (r *Request) read(reply []byte) (Ack, error) {
 	return Ack{Accepted: f.Accepted, Rejected: f.RejectedCount, Base: id.Base, Count: r.Size}, err
 }
 
-// readBatch reads only the counts at the end where nobody asks for the ids:
-// decoding a thousand results would cost the generator more than the server spent
-// on them.
+// readBatch parses the answer to a batch. If the ids are not needed it reads only the counts at
+// the end: decoding a thousand results would cost the generator more than the server spent.
 func (r *Request) readBatch(reply []byte) (Ack, error) {
 	var b api.BatchResult
 	if at := bytes.LastIndex(reply, []byte(`],"accepted":`)); !r.WantIDs && at >= 0 {
@@ -116,7 +115,7 @@ func (r *Request) readBatch(reply []byte) (Ack, error) {
 	return a, nil
 }
 
-// sink is the target of null steps: it takes everything, and counts it.
+// sink is the target of null steps. It accepts and counts everything.
 type sink struct{ taken atomic.Int64 }
 
 // Send implements Target.
@@ -125,7 +124,7 @@ func (s *sink) Send(_ context.Context, r *Request) (Ack, error) {
 	return Ack{Accepted: r.Size}, nil
 }
 
-// classOf says what kind of failure an error is, for counting.
+// classOf returns the class and the code under which an error is counted.
 func classOf(err error) (class, code string) {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		return e.Kind.String(), cmp.Or(e.Code, "error")

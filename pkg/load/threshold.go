@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-// Condition is a threshold that was understood:
+// Condition is a parsed threshold:
 //
 //	metric{tag=value,...}[window].stat  op  number, length of time, percentage
 //	                                    op  factor * metric{...}[window].stat
 //
-// Metrics of times: lag, service, response, end_to_end, lateness; their stats p50,
-// p90, p99, p99.9, p99.99, min, mean, max, count. The others are numbers and have
-// no stat. Tags: step, phase, channel, category, target. With a window, the
-// condition holds for the last so much of time at each moment of the run; without
-// one, for the run so far. Phases of warm-up are left out unless they are named.
+// Metrics of times are lag, service, response, end_to_end and lateness. Their stats are p50,
+// p90, p99, p99.9, p99.99, min, mean, max and count. The other metrics are numbers and have no
+// stat. Tags are step, phase, channel, category and target. With a window, the condition must
+// hold at each moment of the run for the time of the window before it. Without a window, it
+// must hold for the run so far. Warm-up phases count only if a tag names them.
 type Condition struct {
 	Expr  string
 	left  metric
 	op    string
 	value float64 // ns for times
-	times float64 // with right: what it is multiplied by
+	times float64 // factor on right
 	right *metric
 }
 
@@ -36,11 +36,12 @@ type metric struct {
 	stat   string
 }
 
-// Metrics that are histograms, counts of the steps, and figures of the whole run.
+// The names of the metrics: timeMetrics are histograms, stepMetrics are counts of steps.
 var (
 	timeMetrics = []string{"lag", "service", "response", "end_to_end", "lateness"}
 	stepMetrics = []string{"intended", "sent", "acked", "failed", "rejected", "rate", "error_rate"}
-	// runMetrics are known while the run goes on; endMetrics when all is settled.
+	// Figures of the whole run: runMetrics are known during the run, endMetrics only when the
+	// ledger is settled.
 	runMetrics = []string{"delivered", "duplicates", "reordered", "backlog", "backlog_slope", "cpu"}
 	endMetrics = []string{"lost", "early", "late", "unexpected", "unverified", "pending", "ended", "drain"}
 	tagNames   = []string{"step", "phase", "channel", "category", "target"}
@@ -53,7 +54,7 @@ var (
 	factorForm    = regexp.MustCompile(`^([0-9.]+)\s*\*\s*(.+)$`)
 )
 
-// ParseThreshold understands a condition.
+// ParseThreshold parses a condition. Its error quotes the condition and says what is wrong.
 func ParseThreshold(expr string) (Condition, error) {
 	c := Condition{Expr: expr}
 	m := conditionForm.FindStringSubmatch(expr)
@@ -95,9 +96,9 @@ func ParseThreshold(expr string) (Condition, error) {
 	return c, nil
 }
 
-// knows refuses conditions on steps and phases that are not there: they would never
-// have a figure, which is noticed at the end of the run.
-func (c *Condition) knows(steps map[string]string, phases map[string]bool) error {
+// checkNames returns an error if the condition names a step or phase that does not exist. Such a
+// condition would never have a value, and that would show only at the end of the run.
+func (c *Condition) checkNames(steps map[string]string, phases map[string]bool) error {
 	for _, m := range []*metric{&c.left, c.right} {
 		if m == nil {
 			continue
@@ -112,7 +113,7 @@ func (c *Condition) knows(steps map[string]string, phases map[string]bool) error
 	return nil
 }
 
-// parseValue reads 50ms, 0.1%, 5M.
+// parseValue parses a value such as 50ms, 0.1% or 5M.
 func parseValue(s string) (float64, bool) {
 	if d, err := time.ParseDuration(s); err == nil {
 		return float64(d), true
@@ -157,12 +158,12 @@ func parseMetric(s string) (metric, error) {
 		m.tags[k] = v
 	}
 	if len(m.tags) > 0 && !isTime && !slices.Contains(stepMetrics, m.name) {
-		return m, fmt.Errorf("%s is of the whole run: it has no tags", m.name)
+		return m, fmt.Errorf("%s is a metric of the whole run, so it has no tags", m.name)
 	}
 	if f[3] != "" {
 		d, err := time.ParseDuration(f[3])
 		if err != nil || d < time.Second {
-			return m, fmt.Errorf("%q is not a window of a second or more", f[3])
+			return m, fmt.Errorf("%q is not a window: give a time of a second or more, such as 10s", f[3])
 		}
 		if !slices.Contains([]string{"lag", "service", "response", "rate", "error_rate", "backlog_slope"}, m.name) {
 			return m, fmt.Errorf("%s has no windows", m.name)
@@ -192,26 +193,27 @@ func (m *metric) isTime() bool {
 	return m.name == "drain" || slices.Contains(timeMetrics, m.name) && m.stat != "count"
 }
 
-// atEnd reports whether the metric is known only when all is settled.
-func (m *metric) atEnd() bool {
+// knownAtEnd reports whether the metric is known only when the ledger is settled.
+func (m *metric) knownAtEnd() bool {
 	return slices.Contains(endMetrics, m.name) || m.name == "end_to_end" || m.name == "lateness"
 }
 
-// ledger reports whether the condition is of what must hold at any rate.
-func (c *Condition) ledger() bool {
+// holdsAtAnyRate reports whether the condition is about guarantees that hold at any rate, such as
+// that no message is lost.
+func (c *Condition) holdsAtAnyRate() bool {
 	of := []string{"lost", "duplicates", "reordered", "early", "unexpected", "unverified", "pending", "ended"}
 	return slices.Contains(of, c.left.name) && (c.right == nil || slices.Contains(of, c.right.name))
 }
 
-// figures answer for a metric; false: nothing is there to answer with.
-type figures interface {
+// metricSource returns the value of a metric. known is false if there is no value.
+type metricSource interface {
 	value(m *metric, final bool) (v float64, known bool)
 }
 
-// judge says whether the condition holds. Before the end, what is only known then
-// is not judged.
-func (c *Condition) judge(f figures, final bool) (v float64, known, ok bool) {
-	if !final && (c.left.atEnd() || c.right != nil && c.right.atEnd()) {
+// judge reports whether the condition holds. A condition on metrics that are known only at the end
+// counts as holding until then.
+func (c *Condition) judge(f metricSource, final bool) (v float64, known, ok bool) {
+	if !final && (c.left.knownAtEnd() || c.right != nil && c.right.knownAtEnd()) {
 		return 0, false, true
 	}
 	v, known = f.value(&c.left, final)
@@ -227,35 +229,35 @@ func (c *Condition) judge(f figures, final bool) (v float64, known, ok bool) {
 	return v, true, ok
 }
 
-// watched is a threshold during a run.
-type watched struct {
+// watchedThreshold is a threshold during a run.
+type watchedThreshold struct {
 	Threshold
 	cond  Condition
 	state ThresholdState
-	// missed: a condition with a window was missed once, which is enough.
+	// missed says that a condition with a window was missed before. Once is enough to miss it.
 	missed bool
 }
 
-func newWatched(ts []Threshold) ([]*watched, error) {
-	var out []*watched
+func newWatched(ts []Threshold) ([]*watchedThreshold, error) {
+	var out []*watchedThreshold
 	for _, t := range ts {
 		c, err := ParseThreshold(t.Expr)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, &watched{Threshold: t, cond: c, state: ThresholdState{Expr: t.Expr, OK: true, Abort: t.Abort}})
+		out = append(out, &watchedThreshold{Threshold: t, cond: c, state: ThresholdState{Expr: t.Expr, OK: true, Abort: t.Abort}})
 	}
 	return out, nil
 }
 
-// look judges at a moment of the run; it reports whether the state changed.
-func (w *watched) look(f figures, elapsed time.Duration, final bool) (changed bool) {
+// update judges the threshold at a moment of the run. It reports whether the state changed.
+func (w *watchedThreshold) update(f metricSource, elapsed time.Duration, final bool) (changed bool) {
 	if !final && elapsed < w.After.of() {
 		return false
 	}
 	windowed := w.cond.left.window > 0
 	if windowed && (final && w.state.Known || !final && elapsed < w.cond.left.window) {
-		return false // its last full window has been judged, or its first is not full
+		return false // the last full window is judged already, or the first is not full yet
 	}
 	v, known, ok := w.cond.judge(f, final)
 	if windowed && w.missed {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// fixed answers with one value per metric name.
+// fixed is a metricSource with one value per metric name.
 type fixed map[string]float64
 
 func (f fixed) value(m *metric, final bool) (float64, bool) {
@@ -15,7 +15,7 @@ func (f fixed) value(m *metric, final bool) (float64, bool) {
 		key += "/" + p
 	}
 	v, ok := f[key]
-	return v, ok && (final || !m.atEnd())
+	return v, ok && (final || !m.knownAtEnd())
 }
 
 func TestThresholds(t *testing.T) {
@@ -46,7 +46,7 @@ func TestThresholds(t *testing.T) {
 			t.Errorf("%s: %v", expr, ok)
 		}
 	}
-	// What is known at the end only is not judged before.
+	// Metrics that are known only at the end are not judged before.
 	c, _ := ParseThreshold("lost == 1")
 	if _, known, ok := c.judge(have, false); known || !ok {
 		t.Error("lost was judged before the end")
@@ -78,8 +78,8 @@ func TestThresholdsRefused(t *testing.T) {
 	}
 }
 
-// A window that was missed once stays missed; a threshold over the whole run may
-// hold again.
+// TestWindows checks that a threshold with a window stays missed once it was missed, while a
+// threshold over the whole run may hold again.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	ws, err := newWatched([]Threshold{{Expr: "response[5s].p99 < 50ms"}, {Expr: "response.p99 < 50ms"}, {Expr: "error_rate < 1%", After: Duration(8 * time.Second)}})
@@ -96,11 +96,11 @@ func TestWindows(t *testing.T) {
 			have["error_rate"] = 0
 		}
 		for _, w := range ws {
-			w.look(have, time.Duration(s)*time.Second, false)
+			w.update(have, time.Duration(s)*time.Second, false)
 		}
 	}
 	for _, w := range ws {
-		w.look(have, 20*time.Second, true)
+		w.update(have, 20*time.Second, true)
 	}
 	if st := ws[0].state; st.OK || st.Since != 10*time.Second || st.Value != 1e8 {
 		t.Errorf("window: %+v", st)

@@ -12,31 +12,33 @@ import (
 	"time"
 )
 
-// trace is a recorded arrival. A line of its file is a request, or as many requests as
-// it says. Lines of one time share the time up to the next line, or the slot where that is
-// shorter, so that at never falls. Two lines differ in the size of their requests.
+// trace is the schedule of a recorded arrival. A line of its file stands for one request, or for
+// as many as its count says. The requests of lines with the same time are spread over the time
+// to the next line, or over a slot if that is shorter, so that dueTime never falls. Lines with
+// the same time differ in the size of their requests.
 type trace struct {
-	begin  []time.Duration // of each line
-	before []int64         // requests before each line, and of all; nil: a request a line
-	sizes  []int32         // messages of each request of a line; 0: the step's. nil: of all
-	slot   time.Duration
-	factor float64 // requests for each of the file
-	given  int64   // requests of the file, while it is read
+	begin        []time.Duration // time of each line
+	before       []int64         // requests before each line, and at the end all requests; nil: one request per line
+	sizes        []int32         // messages of each request of a line; 0: the size of the step. nil: 0 for all lines
+	slot         time.Duration
+	factor       float64 // requests for each request of the file
+	fileRequests int64   // requests read from the file so far
 }
 
-// Bounds of a trace.
+// The largest trace that is accepted.
 const (
 	maxTrace    = 50_000_000 // lines: 8 to 20 bytes each
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a file, with factor requests for each of its own. The error names the line and the rule that it breaks.
+// readTrace reads a trace from a file and makes factor requests of each of its requests. Its error
+// names the line and what is wrong with it.
 func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // it was only read
+	defer f.Close() // closing a file that was only read cannot lose data
 	t := &trace{slot: slot, factor: factor}
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
@@ -44,15 +46,15 @@ func readTrace(file string, slot time.Duration, factor float64) (*trace, error) 
 		if text == "" || text[0] == '#' {
 			continue
 		}
-		if err := t.add(strings.Fields(text)); err != nil {
+		if err := t.addLine(strings.Fields(text)); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
 		}
 	}
 	return t, lines.Err()
 }
 
-// add appends a line.
-func (t *trace) add(words []string) error {
+// addLine parses a line and appends it.
+func (t *trace) addLine(words []string) error {
 	v, err := strconv.ParseFloat(words[0], 64)
 	n := len(t.begin)
 	switch {
@@ -67,7 +69,7 @@ func (t *trace) add(words []string) error {
 	}
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
-		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.given+count > maxRequests {
+		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.fileRequests+count > maxRequests {
 			return fmt.Errorf("%q is not a number of requests, from 1 to %d in all", words[1], maxRequests)
 		}
 	}
@@ -76,12 +78,12 @@ func (t *trace) add(words []string) error {
 			return fmt.Errorf("%q is not a number of messages, from 1 to %d", words[2], math.MaxInt32)
 		}
 	}
-	// What is cut off one line is added to the next, so that the sum is exact.
-	t.given += count
-	if count = int64(float64(t.given)*t.factor) - t.requests(); count < 1 {
+	// Carry the fraction that is cut off this line to the next, so that the sum is exact.
+	t.fileRequests += count
+	if count = int64(float64(t.fileRequests)*t.factor) - t.requests(); count < 1 {
 		return nil
 	}
-	if count > 1 && t.before == nil { // up to here there was a request a line
+	if count > 1 && t.before == nil { // all lines before had one request each
 		for i := range n + 1 {
 			t.before = append(t.before, int64(i))
 		}
@@ -99,19 +101,19 @@ func (t *trace) add(words []string) error {
 	return nil
 }
 
-// first returns how many requests are before a line.
-func (t *trace) first(line int) int64 {
+// requestsBefore returns how many requests are before a line.
+func (t *trace) requestsBefore(line int) int64 {
 	if t.before == nil {
 		return int64(line)
 	}
 	return t.before[line]
 }
 
-// requests returns how many there are.
-func (t *trace) requests() int64 { return t.first(len(t.begin)) }
+// requests returns the number of all requests.
+func (t *trace) requests() int64 { return t.requestsBefore(len(t.begin)) }
 
-// line returns the line of a request that is there.
-func (t *trace) line(i int64) int {
+// lineOf returns the line of request i, which must exist.
+func (t *trace) lineOf(i int64) int {
 	if t.before == nil {
 		return int(i)
 	}
@@ -122,9 +124,9 @@ func (t *trace) line(i int64) int {
 	return n - 1
 }
 
-// moment is the lines of one time: the requests before them, how many they have, and how
-// long these take.
-func (t *trace) moment(line int) (first, count int64, width time.Duration) {
+// linesAt describes all lines with the same time as line: the number of requests before them, how
+// many requests they have, and the time over which these are spread.
+func (t *trace) linesAt(line int) (first, count int64, width time.Duration) {
 	from, to := line, line+1
 	for from > 0 && t.begin[from-1] == t.begin[line] {
 		from--
@@ -136,23 +138,23 @@ func (t *trace) moment(line int) (first, count int64, width time.Duration) {
 	if to < len(t.begin) {
 		width = min(width, t.begin[to]-t.begin[line])
 	}
-	return t.first(from), t.first(to) - t.first(from), width
+	return t.requestsBefore(from), t.requestsBefore(to) - t.requestsBefore(from), width
 }
 
-func (t *trace) at(i int64) time.Duration {
+func (t *trace) dueTime(i int64) time.Duration {
 	if i >= t.requests() {
 		return never
 	}
-	line := t.line(i)
+	line := t.lineOf(i)
 	if t.before == nil {
 		return t.begin[line]
 	}
-	first, count, width := t.moment(line)
+	first, count, width := t.linesAt(line)
 	after, _ := mulDiv(width, i-first, count)
 	return t.begin[line] + time.Duration(after)
 }
 
-func (t *trace) by(d time.Duration) int64 {
+func (t *trace) countDue(d time.Duration) int64 {
 	next, _ := slices.BinarySearchFunc(t.begin, d, func(begin, d time.Duration) int {
 		if begin <= d {
 			return -1
@@ -162,12 +164,13 @@ func (t *trace) by(d time.Duration) int64 {
 	if next == 0 || t.before == nil {
 		return int64(next)
 	}
-	first, count, width := t.moment(next - 1)
+	first, count, width := t.linesAt(next - 1)
 	since := d - t.begin[next-1]
 	if since >= width {
 		return first + count
 	}
-	// Request r is due at width*r/count, rounded down: by since, if r*width < (since+1)*count.
+	// Request r is due at width*r/count, rounded down. So it is due by since if
+	// r*width < (since+1)*count.
 	n, rest := mulDiv(since+1, count, int64(width))
 	if rest > 0 {
 		n++
@@ -175,15 +178,15 @@ func (t *trace) by(d time.Duration) int64 {
 	return first + min(count, n)
 }
 
-// busiest returns the messages of the second with the most, with step of them in a request
-// that does not say how many. Those of a line count from its time on.
+// busiest returns the messages of the busiest second. step is the size of requests whose line does
+// not give one. All requests of a line count at the time of the line.
 func (t *trace) busiest(step int) (most int64) {
 	of := func(line int) int64 {
 		size := int64(step)
 		if len(t.sizes) > 0 && t.sizes[line] > 0 {
 			size = min(size, int64(t.sizes[line]))
 		}
-		return size * (t.first(line+1) - t.first(line))
+		return size * (t.requestsBefore(line+1) - t.requestsBefore(line))
 	}
 	sum, from := int64(0), 0
 	for to := range t.begin {
@@ -195,53 +198,53 @@ func (t *trace) busiest(step int) (most int64) {
 	return most
 }
 
-// mulDiv returns a*b/c and the rest of it. The product of a slot and a count may have more
-// than 64 bits; b is at most c or a is.
+// mulDiv returns a*b/c and the remainder. The product of a slot and a count may need more than 64
+// bits. b or a must be at most c, so that the quotient fits.
 func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	quotient, remainder := bits.Div64(hi, lo, uint64(c))
 	return int64(quotient), int64(remainder)
 }
 
-// sized is the messages of a trace's requests: those of one segment.
-type sized struct {
+// traceSizes holds the sizes of the requests of a trace, as one segment needs them.
+type traceSizes struct {
 	*trace
-	step int     // messages of a request that does not say how many
-	own  []int64 // messages of the segment's requests before each line, and of all
-	seqs []int64 // messages of every segment's requests before each line
+	step          int     // size of requests whose line does not give one
+	segmentBefore []int64 // messages of this segment before each line, and at the end all of them
+	allBefore     []int64 // messages of all segments before each line
 }
 
-// newSized returns the messages of a segment; local says how many of the first so many
-// requests are the segment's.
-func newSized(t *trace, step int, local func(int64) int64) *sized {
-	s := &sized{trace: t, step: step, own: make([]int64, len(t.begin)+1), seqs: make([]int64, len(t.begin)+1)}
+// newSized returns the sizes of a trace for a segment. local returns how many of the first g
+// requests belong to the segment.
+func newSized(t *trace, step int, local func(int64) int64) *traceSizes {
+	s := &traceSizes{trace: t, step: step, segmentBefore: make([]int64, len(t.begin)+1), allBefore: make([]int64, len(t.begin)+1)}
 	for i := range t.begin {
-		s.seqs[i+1] = s.seqs[i] + (t.first(i+1)-t.first(i))*int64(s.of(i))
-		s.own[i+1] = s.own[i] + (local(t.first(i+1))-local(t.first(i)))*int64(s.of(i))
+		s.allBefore[i+1] = s.allBefore[i] + (t.requestsBefore(i+1)-t.requestsBefore(i))*int64(s.sizeOf(i))
+		s.segmentBefore[i+1] = s.segmentBefore[i] + (local(t.requestsBefore(i+1))-local(t.requestsBefore(i)))*int64(s.sizeOf(i))
 	}
 	return s
 }
 
-// of returns the messages of a request of a line: at most the step's size, which a short
-// form of the scenario may have cut.
-func (s *sized) of(line int) int {
+// sizeOf returns the messages of a request of a line. It is at most the size of the step, which the
+// short form of a scenario may have reduced.
+func (s *traceSizes) sizeOf(line int) int {
 	if n := int(s.sizes[line]); n > 0 {
 		return min(n, s.step)
 	}
 	return s.step
 }
 
-// seq returns the number, in its phase, of the first message of request g.
-func (s *sized) seq(g int64) int64 {
-	line := s.line(g)
-	return s.seqs[line] + (g-s.first(line))*int64(s.of(line))
+// seq returns the number in its phase of the first message of request g.
+func (s *traceSizes) seq(g int64) int64 {
+	line := s.lineOf(g)
+	return s.allBefore[line] + (g-s.requestsBefore(line))*int64(s.sizeOf(line))
 }
 
-// messages returns how many the segment's requests among the first g have.
-func (s *sized) messages(g int64, local func(int64) int64) int64 {
+// messages returns how many messages the requests of the segment have among the first g requests.
+func (s *traceSizes) messages(g int64, local func(int64) int64) int64 {
 	if g >= s.requests() {
-		return s.own[len(s.begin)]
+		return s.segmentBefore[len(s.begin)]
 	}
-	line := s.line(g)
-	return s.own[line] + (local(g)-local(s.first(line)))*int64(s.of(line))
+	line := s.lineOf(g)
+	return s.segmentBefore[line] + (local(g)-local(s.requestsBefore(line)))*int64(s.sizeOf(line))
 }

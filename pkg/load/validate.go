@@ -10,31 +10,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// expectDuplicates stands among the states of Scenario.Expect.
+// expectDuplicates may stand among the states in Scenario.Expect.
 const expectDuplicates = "duplicates"
 
-// checker collects nothing: the first thing that is wrong ends it.
-type checker struct{ err error }
+// scenarioChecker keeps the first error that it finds.
+type scenarioChecker struct{ err error }
 
-func (c *checker) check(ok bool, field, format string, args ...any) {
+func (c *scenarioChecker) check(ok bool, field, format string, args ...any) {
 	if c.err == nil && !ok {
 		c.err = notify.Invalid(codeScenario, field, fmt.Sprintf(format, args...))
 	}
 }
 
-// Validate reports the first thing that is wrong with a scenario whose defaults
-// are filled in, as an error of notify.KindInvalid that names the field.
+// Validate checks a scenario whose defaults are filled in. It returns the first mistake as an error
+// of notify.KindInvalid that names the field.
 func (s *Scenario) Validate() error {
-	var c checker
+	var c scenarioChecker
 	names, phases := map[string]string{}, map[string]bool{}
-	c.check(len(s.Phases) > 0, "phases", "there are none")
+	c.check(len(s.Phases) > 0, "phases", "must hold at least one phase")
 	for i := range s.Phases {
 		p := &s.Phases[i]
 		at := fmt.Sprintf("phases[%d]", i)
-		c.check(p.Name != "" && !strings.ContainsAny(p.Name, "{},= "), at+".name", "is a word without spaces")
-		c.check(!phases[p.Name], at+".name", "%q is there twice", p.Name)
+		c.check(p.Name != "" && !strings.ContainsAny(p.Name, "{},= "), at+".name", "must be one word: without spaces and without { } , =")
+		c.check(!phases[p.Name], at+".name", "%q is the name of two phases", p.Name)
 		phases[p.Name] = true
-		c.check(len(p.Steps) > 0 || p.Duration > 0, at+".duration", "a phase without steps needs one")
+		c.check(len(p.Steps) > 0 || p.Duration > 0, at+".duration", "is required for a phase without steps")
 		inPhase := map[string]bool{}
 		for j := range p.Steps {
 			where := fmt.Sprintf("%s.steps[%d]", at, j)
@@ -51,7 +51,7 @@ func (s *Scenario) Validate() error {
 			where := fmt.Sprintf("%s.faults[%d]", at, j)
 			p.Faults[j].validate(&c, where, s, p)
 			for k := range p.Faults[:j] {
-				c.check(!p.Faults[j].overlaps(&p.Faults[k]), where+".at", "faults[%d] is of the process at that time, too: one process, one fault at a time", k)
+				c.check(!p.Faults[j].overlaps(&p.Faults[k]), where+".at", "faults[%d] is active at the same time; only one fault of the process may be active at a time", k)
 			}
 		}
 	}
@@ -60,7 +60,7 @@ func (s *Scenario) Validate() error {
 		for i, t := range list {
 			cond, err := ParseThreshold(t.Expr)
 			if err == nil {
-				err = cond.knows(names, phases)
+				err = cond.checkNames(names, phases)
 			}
 			if c.err == nil && err != nil {
 				c.err = notify.Invalid(codeScenario, fmt.Sprintf("%s[%d]", field, i), err.Error())
@@ -70,8 +70,8 @@ func (s *Scenario) Validate() error {
 	conditions("thresholds", s.Thresholds)
 	if o := s.Objective; o != nil {
 		c.check(o.Step == "" || names[o.Step] != "", "objective.step", "no step is called %q", o.Step)
-		c.check(o.Within >= 0 && o.Within < 1, "objective.within", "is a share, from 0 to 1")
-		c.check(o.Most == 0 || o.Most >= o.From, "objective.most", "is not below from")
+		c.check(o.Within >= 0 && o.Within < 1, "objective.within", "must be a share from 0 to 1")
+		c.check(o.Most == 0 || o.Most >= o.From, "objective.most", "must not be below objective.from")
 		conditions("objective.holds", o.Holds)
 	}
 	for i, e := range s.Expect {
@@ -79,107 +79,107 @@ func (s *Scenario) Validate() error {
 		c.check(ok || e == expectDuplicates, fmt.Sprintf("expect[%d]", i), "no state is called %q", e)
 	}
 	if sh := s.Short; sh != nil {
-		c.check(sh.Rate >= 0 && sh.Time >= 0 && sh.Count >= 0, "short", "its factors are not below 0")
+		c.check(sh.Rate >= 0 && sh.Time >= 0 && sh.Count >= 0, "short", "its factors must not be below 0")
 	}
 	return c.err
 }
 
-func (s *Step) validate(c *checker, at string, p *PhaseSpec) {
-	c.check(s.Name != "" && !strings.ContainsAny(s.Name, "{},= "), at+".name", "is a word without spaces")
+func (s *Step) validate(c *scenarioChecker, at string, p *PhaseSpec) {
+	c.check(s.Name != "" && !strings.ContainsAny(s.Name, "{},= "), at+".name", "must be one word: without spaces and without { } , =")
 	c.check(slices.Contains(targets, s.Target), at+".target", "%q is not one of %s", s.Target, strings.Join(targets, ", "))
-	c.check(s.As == "" || s.Target == Null && (s.As == Single || s.As == Batch || s.As == Fanout), at+".as", "is for target null: http-single, http-batch or http-fanout")
-	c.check(s.Count > 0 || p.Duration > 0, at+".count", "a step needs one where its phase has no duration")
-	c.check(s.Start == 0 || s.Start < p.Duration, at+".start", "is before the end of the phase")
+	c.check(s.As == "" || s.Target == Null && (s.As == Single || s.As == Batch || s.As == Fanout), at+".as", "is only for target null, and must be http-single, http-batch or http-fanout")
+	c.check(s.Count > 0 || p.Duration > 0, at+".count", "is required for a step if its phase has no duration")
+	c.check(s.Start == 0 || s.Start < p.Duration, at+".start", "must be before the end of the phase")
 	kind := s.bodies()
 	switch kind {
 	case Single, Schedule, Trigger:
-		c.check(s.Size == 1, at+".size", "a request of %s has one message", kind)
+		c.check(s.Size == 1, at+".size", "must be 1: a request of %s has one message", kind)
 	case Batch, Kafka:
-		c.check(s.Size >= 1 && s.Size <= 1000, at+".size", "a request has 1 to 1,000 messages")
+		c.check(s.Size >= 1 && s.Size <= 1000, at+".size", "must be from 1 to 1,000 messages a request")
 	}
-	c.check(s.Size >= 1, at+".size", "is at least 1")
-	c.check(s.Workers >= 1 && s.Workers <= 100_000, at+".workers", "from 1 to 100,000")
+	c.check(s.Size >= 1, at+".size", "must be at least 1")
+	c.check(s.Workers >= 1 && s.Workers <= 100_000, at+".workers", "must be from 1 to 100,000")
 	shares := s.Mix
 	if len(shares) == 0 {
 		shares = []Share{{1, s.Channel, s.Category}}
 	}
-	c.check(len(s.Mix) == 0 || s.Channel == "" && s.Category == "", at+".mix", "is instead of channel and category")
+	c.check(len(s.Mix) == 0 || s.Channel == "" && s.Category == "", at+".mix", "replaces channel and category: give one or the other")
 	for _, m := range shares {
 		_, ok := notify.ParseChannel(m.Channel)
 		c.check(ok, at+".channel", "no channel is called %q", m.Channel)
 		_, ok = notify.ParseCategory(m.Category)
 		c.check(ok, at+".category", "no category is called %q", m.Category)
-		c.check(m.Weight > 0, at+".mix", "weights are above 0")
+		c.check(m.Weight > 0, at+".mix", "its weights must be above 0")
 	}
 	u := &s.Users
-	c.check(u.Count >= 1 && u.Count <= maxUsers, at+".users", "from 1 to 100M")
+	c.check(u.Count >= 1 && u.Count <= maxUsers, at+".users", "must be from 1 to 100M")
 	c.check(slices.Contains([]string{"each", "uniform", "zipf", "hot"}, u.Pick), at+".users.pick", "%q is not each, uniform, zipf or hot", u.Pick)
-	c.check(u.Skew >= 0 && u.Skew < 10, at+".users.skew", "from 0 to 10")
-	c.check(u.Share >= 0 && u.Share <= 1, at+".users.share", "from 0 to 1")
+	c.check(u.Skew >= 0 && u.Skew < 10, at+".users.skew", "must be from 0 to below 10")
+	c.check(u.Share >= 0 && u.Share <= 1, at+".users.share", "must be from 0 to 1")
 	if kind == Fanout {
-		c.check(float64(s.Size) <= float64(u.Count), at+".users", "a fan-out of %d needs as many users", s.Size)
-		c.check(u.Pick == "each", at+".users.pick", "a fan-out has nobody twice: each")
+		c.check(float64(s.Size) <= float64(u.Count), at+".users", "must be at least %d: a fan-out has no user twice", s.Size)
+		c.check(u.Pick == "each", at+".users.pick", "must be each: a fan-out has no user twice")
 	}
 	pl := &s.Payload
-	c.check(pl.Bytes >= 0 && pl.Bytes <= 16<<10 && pl.Max <= 16<<10 && (pl.Max == 0 || pl.Max >= pl.Bytes), at+".payload", "0 to 16,384 bytes, max not below bytes")
-	c.check(pl.Text == "" || pl.Bytes == 0 && pl.Max == 0, at+".payload", "text or a length, not both")
+	c.check(pl.Bytes >= 0 && pl.Bytes <= 16<<10 && pl.Max <= 16<<10 && (pl.Max == 0 || pl.Max >= pl.Bytes), at+".payload", "must be 0 to 16,384 bytes, and max not below bytes")
+	c.check(pl.Text == "" || pl.Bytes == 0 && pl.Max == 0, at+".payload", "has a text or a length, not both")
 	c.check(!s.Ordered || s.Target == Single && int64(u.Count)%int64(max(s.Workers, 1)) == 0 && u.Pick == "each" && s.Triggers == 0, at+".ordered",
-		"is for http-single, with a number of users, each in turn, that workers divides")
-	c.check(s.Triggers >= 0 && s.Triggers <= 1 && (s.Triggers == 0 || kind == Single), at+".triggers", "is a share, for http-single")
+		"needs http-single, pick each, no triggers, and a number of users that is a multiple of workers")
+	c.check(s.Triggers >= 0 && s.Triggers <= 1 && (s.Triggers == 0 || kind == Single), at+".triggers", "must be a share from 0 to 1, and needs http-single")
 	if l := s.Scheduled; l != nil {
-		c.check(l.Share > 0 && l.Share <= 1, at+".scheduled.share", "above 0, up to 1")
-		c.check(kind != Kafka, at+".scheduled", "is the API's: the topics take what is due")
+		c.check(l.Share > 0 && l.Share <= 1, at+".scheduled.share", "must be above 0, up to 1")
+		c.check(kind != Kafka, at+".scheduled", "is not for kafka: only the API schedules, and the topics hold messages that are due")
 	}
 	s.Arrival.validate(c, at+".arrival", p)
 }
 
-func (a *Arrival) validate(c *checker, at string, p *PhaseSpec) {
+func (a *Arrival) validate(c *scenarioChecker, at string, p *PhaseSpec) {
 	shapes := []string{"", "constant", "poisson", "ramp", "steps", "spike", "sine", "trace"}
 	c.check(slices.Contains(shapes, a.Shape), at, "%q is not one of %s", a.Shape, strings.Join(shapes[1:], ", "))
 	switch a.Shape {
 	case "constant", "poisson":
 		c.check(a.Rate > 0, at+".rate", "must be above 0")
 	case "ramp":
-		c.check(a.From+a.To > 0, at+".to", "a ramp leads from a rate to another")
-		c.check(a.Over > 0 || p.Duration > 0, at+".over", "how long does it take?")
+		c.check(a.From+a.To > 0, at+".to", "must be above 0, or from must be")
+		c.check(a.Over > 0 || p.Duration > 0, at+".over", "is required if the phase has no duration: how long the ramp takes")
 	case "steps":
-		c.check(len(a.Levels) > 0, at+".levels", "there are none")
+		c.check(len(a.Levels) > 0, at+".levels", "must hold at least one level")
 		for _, l := range a.Levels {
-			c.check(l.For > 0, at+".levels", "each needs a length of time")
+			c.check(l.For > 0, at+".levels", "each level needs a length of time (for)")
 		}
 	case "spike":
 		c.check(a.Peak > 0, at+".peak", "must be above 0")
 	case "sine":
-		c.check(a.Peak >= a.Rate && a.Peak > 0, at+".peak", "is not below the rate, and above 0")
-		c.check(a.Period > 0 || p.Duration > 0, at+".period", "how long is a wave?")
+		c.check(a.Peak >= a.Rate && a.Peak > 0, at+".peak", "must be above 0 and not below the rate")
+		c.check(a.Period > 0 || p.Duration > 0, at+".period", "is required if the phase has no duration: how long a wave takes")
 	case "trace":
-		c.check(a.File != "", at+".file", "which one?")
-		c.check(a.Factor > 0 && a.Factor <= 1000, at+".factor", "above 0, up to 1000")
+		c.check(a.File != "", at+".file", "must name the file of the trace")
+		c.check(a.Factor > 0 && a.Factor <= 1000, at+".factor", "must be above 0, up to 1000")
 	}
 }
 
-func (f *FaultSpec) validate(c *checker, at string, s *Scenario, p *PhaseSpec) {
+func (f *FaultSpec) validate(c *scenarioChecker, at string, s *Scenario, p *PhaseSpec) {
 	n := 0
 	for _, v := range []string{f.Process, f.Do, f.Action} {
 		if v != "" {
 			n++
 		}
 	}
-	c.check(n > 0, at+".do", "what happens?")
-	c.check(n < 2, at+".process", "one of process, do and action")
+	c.check(n > 0, at+".do", "a fault needs one of process, do and action")
+	c.check(n < 2, at+".process", "a fault has only one of process, do and action")
 	c.check(f.Action == "" || f.Action == "replay", at+".action", "%q is not replay", f.Action)
 	c.check(f.Process == "" || slices.Contains([]string{"kill", "pause", "stop"}, f.Process), at+".process", "%q is not kill, pause or stop", f.Process)
-	c.check(f.Process == "" || s.Server.Mode == "process", at+".process", "needs server.mode process: only what the run started may it kill")
-	c.check(p.Duration == 0 || f.At < p.Duration, at+".at", "is before the end of the phase")
-	c.check(f.Share >= 0 && f.Share <= 1, at+".share", "above 0, up to 1")
-	c.check(f.Do != "latency" && f.Do != "drip" || f.Latency.Median > 0, at+".latency", "how long?")
-	c.check(f.Latency.P99 == 0 || f.Latency.P99 >= f.Latency.Median, at+".latency.p99", "is not below the median")
-	c.check(f.Do != "error" || f.Status > 0 || f.Code != "", at+".status", "which one?")
+	c.check(f.Process == "" || s.Server.Mode == "process", at+".process", "needs server.mode process: a run may only kill a process that it started")
+	c.check(p.Duration == 0 || f.At < p.Duration, at+".at", "must be before the end of the phase")
+	c.check(f.Share >= 0 && f.Share <= 1, at+".share", "must be above 0, up to 1")
+	c.check(f.Do != "latency" && f.Do != "drip" || f.Latency.Median > 0, at+".latency", "is required for latency and drip: median, and p99 if it varies")
+	c.check(f.Latency.P99 == 0 || f.Latency.P99 >= f.Latency.Median, at+".latency.p99", "must not be below the median")
+	c.check(f.Do != "error" || f.Status > 0 || f.Code != "", at+".status", "is required for an error, or a code")
 	providers := []string{"", "apns", "fcm", "oauth", "twilio", "sendgrid", "callback"}
 	c.check(slices.Contains(providers, f.Provider), at+".provider", "%q is not one of %s", f.Provider, strings.Join(providers[1:], ", "))
 }
 
-// overlaps reports whether two faults of the process are there at the same time.
+// overlaps reports whether two faults of the process would be active at the same time.
 func (f *FaultSpec) overlaps(o *FaultSpec) bool {
 	ends := func(f *FaultSpec) Duration {
 		if f.For == 0 {
@@ -190,26 +190,26 @@ func (f *FaultSpec) overlaps(o *FaultSpec) bool {
 	return f.Process != "" && o.Process != "" && f.At < ends(o) && o.At < ends(f)
 }
 
-func (s *ServerSpec) validate(c *checker) {
+func (s *ServerSpec) validate(c *scenarioChecker) {
 	c.check(slices.Contains([]string{"", "context", "pipeline", "process"}, s.Mode), "server.mode", "%q is not context, pipeline or process", s.Mode)
 	c.check(slices.Contains([]string{"", "simulators", "stub"}, s.Providers), "server.providers", "%q is not simulators or stub", s.Providers)
 	c.check(s.Providers != "stub" || s.Mode == "pipeline", "server.providers", "stub needs server.mode pipeline")
 	for key := range s.Set {
-		c.check(settable(key), "server.set", "%s is not for a scenario to set; it may set %s", key, strings.Join(settings, ", "))
+		c.check(settable(key), "server.set", "%s cannot be set by a scenario; a scenario may set %s", key, strings.Join(settings, ", "))
 	}
-	c.check(s.Profiles <= maxUsers && (s.Profiles == 0 || s.Mode == "pipeline"), "server.profiles", "up to 100M, with server.mode pipeline")
+	c.check(s.Profiles <= maxUsers && (s.Profiles == 0 || s.Mode == "pipeline"), "server.profiles", "must be at most 100M, and needs server.mode pipeline")
 }
 
-// settings are what a scenario may set of the notifyd that it starts: a key, or with a dot
-// at its end all keys below it. None of them names another machine, a file or an address
-// to listen on.
+// settings lists the keys that a scenario may set for the notifyd that it starts. A key with a dot
+// at its end stands for all keys below it. None of them names another machine, a file or an
+// address to listen on.
 var settings = []string{"audit.", "history.", "intake.", "log.", "logging.level", "timers.", "triggers.timeout", "triggers.in_flight", "triggers.caller_in_flight", "triggers.max_pending", "workers."}
 
 func settable(key string) bool {
 	return key != "log.listen" && slices.ContainsFunc(settings, func(s string) bool { return key == s || strings.HasSuffix(s, ".") && strings.HasPrefix(key, s) })
 }
 
-// Length is how long all phases take; 0 where counts say it.
+// Length returns how long all phases take. It returns 0 if a phase ends by counts.
 func (s *Scenario) Length() time.Duration {
 	sum := time.Duration(0)
 	for i := range s.Phases {

@@ -6,58 +6,57 @@ import (
 	"time"
 )
 
-// Evidence is what the verdict follows from.
+// Evidence holds the figures from which the verdict follows.
 type Evidence struct {
 	Intended, Sent, Failed int64
-	Messages               int64         // with a latency
-	Sending                time.Duration // of phases that are no warm-up
-	Waiting                float64       // of the workers' time for requests, the share that they waited for answers, 0 to 1
-	Late                   int           // seconds in which the generator woke late, see lateWake
-	Queued                 int           // seconds in which it woke on time, and yet requests started late: no worker was free
+	Messages               int64         // messages with a latency
+	Sending                time.Duration // length of sending, without warm-ups
+	Waiting                float64       // share of the time of busy workers in which they waited for answers, 0 to 1
+	Late                   int           // seconds in which the generator woke late, see minLateWake
+	Queued                 int           // seconds in which it woke on time, but requests started late because no worker was free
 	Seconds                int
-	ResponseP99            time.Duration // of the run
-	WakeP99                time.Duration // of the worst second
-	Share                  float64       // intended rate / calibrated rate, the highest of a phase
-	Starved                int           // seconds in which the process had all of its CPUs busy
-	Embedded               bool          // with notifyd in the same process
+	ResponseP99            time.Duration // of the whole run
+	WakeP99                time.Duration // in the worst second
+	Share                  float64       // intended rate / calibrated rate, the highest of all seconds
+	Starved                int           // seconds in which all CPUs of the process were busy
+	Embedded               bool          // notifyd runs in the same process
 	Steal                  float64       // mean share
-	BacklogSlope           float64       // of the last third of sending, as a share of the rate acked
+	BacklogSlope           float64       // growth in the last third of sending, as a share of the acknowledged rate
 	Partial                bool
 	LedgerLost             int64
-	Closed                 bool   // no open-loop step
-	Steered                string // what people did to its arrivals
+	Closed                 bool   // no step is open-loop
+	Steered                string // changes by hand to the arrivals, as text
 	Agents                 []AgentEvidence
 }
 
-// AgentEvidence is what one agent says of itself as a generator, or that it was lost.
+// AgentEvidence is the evidence of one agent as a generator, or says that the agent was lost.
 type AgentEvidence struct {
 	Name, Lost string
 	Own        Evidence
 }
 
-// Limits of the verdict. Each is a judgement; together they are printed with the
-// reasons.
+// The limits of the verdict. Each of them is a judgement. The reasons of a verdict print them.
 const (
-	sentEnough   = 0.99                  // share of what was intended that must be sent
-	shareMost    = 0.8                   // of the calibrated rate
-	waitingFull  = 0.9                   // of the workers' time for requests: the rest is the generator's own work
-	lateWake     = 20 * time.Millisecond // a wake-up later than this, and than a tenth of the response
-	lateSeconds  = 0.1                   // share of such seconds
-	stealMost    = 0.1
-	slopeMost    = 0.05
-	failedMost   = 0.01
-	fewest       = 100 // messages
-	shortest1    = time.Second
-	starvedShare = 0.95 // of the CPUs
+	minSentShare      = 0.99                  // share of the intended messages that must be sent
+	maxGeneratorShare = 0.8                   // share of the calibrated rate
+	minWaitingShare   = 0.9                   // share of the time of busy workers; the rest is work of the generator
+	minLateWake       = 20 * time.Millisecond // a wake-up is late if it is later than this and than a tenth of the response
+	maxLateShare      = 0.1                   // share of seconds with late wake-ups
+	maxSteal          = 0.1
+	maxSlope          = 0.05
+	maxFailedShare    = 0.01
+	minMessages       = 100 // messages
+	minSending        = time.Second
+	starvedShare      = 0.95 // share of the CPUs
 )
 
-// Judge says whether the figures are the server's. The generator is looked at
-// first: what it could not offer says nothing about the server.
+// Judge decides whether the figures are those of the server. It looks at the generator first: a
+// load that was not offered says nothing about the server.
 //
-// Requests that start late, or never, have one of three causes. The generator's CPU is
-// used up, or it wakes late: GENERATOR_BOUND. Or every worker waits for an answer:
-// CONCURRENCY_BOUND, where the server is slow, and not the generator. The response times
-// count from when a request was due, so they hold the wait for a free worker, too.
+// There are three causes for requests that start late or never. The generator has used up its
+// CPU, or it wakes late: GENERATOR_BOUND. Or every worker waits for an answer: CONCURRENCY_BOUND.
+// In that case the server is slow, not the generator. Response times count from the due time, so
+// they include the wait for a free worker.
 func Judge(e *Evidence) Verdict {
 	var v Verdict
 	say := func(code, format string, args ...any) {
@@ -83,68 +82,68 @@ func Judge(e *Evidence) Verdict {
 	if e.Intended > 0 {
 		sent = float64(e.Sent) / float64(e.Intended)
 	}
-	queued := e.Seconds > 0 && float64(e.Queued) > lateSeconds*float64(e.Seconds)
-	// usedUp: the server's answers took the workers' time, and not the generator's own work.
-	usedUp := (sent < sentEnough || queued) && e.Waiting >= waitingFull
-	// A server in the same process takes the same CPUs: what starves then is not
-	// the generator alone.
+	queued := e.Seconds > 0 && float64(e.Queued) > maxLateShare*float64(e.Seconds)
+	// usedUp says that answers of the server took the time of the workers, not work of the generator.
+	usedUp := (sent < minSentShare || queued) && e.Waiting >= minWaitingShare
+	// A server in the same process uses the same CPUs, so busy CPUs do not show that the
+	// generator is the limit.
 	starved := !e.Embedded && e.Seconds > 0 && float64(e.Starved) > float64(e.Seconds)/2
 	switch {
-	case usedUp: // the rate that was asked for was never generated
+	case usedUp: // the intended rate was never generated, so its share of the CPU says nothing
 	case e.Share > 1:
 		say(GeneratorBound, "the scenario asks for %.2f times what this machine generates without a server", e.Share)
-	case e.Share > shareMost && !e.Closed:
-		say(GeneratorBound, "generating takes %.0f%% of what this machine can, above %.0f%%", e.Share*100, shareMost*100)
+	case e.Share > maxGeneratorShare && !e.Closed:
+		say(GeneratorBound, "generating takes %.0f%% of what this machine can generate; the limit is %.0f%%", e.Share*100, maxGeneratorShare*100)
 	}
-	if sent < sentEnough && !usedUp {
+	if sent < minSentShare && !usedUp {
 		say(GeneratorBound, "%.1f%% of what was due was sent: the workers took %.0f%% of their time to make and start requests", sent*100, (1-e.Waiting)*100)
 	}
-	if e.Seconds > 0 && float64(e.Late) > lateSeconds*float64(e.Seconds) {
+	if e.Seconds > 0 && float64(e.Late) > maxLateShare*float64(e.Seconds) {
 		say(GeneratorBound, "it woke late in %d of %d seconds (p99 %v in the worst)", e.Late, e.Seconds, e.WakeP99.Round(time.Millisecond))
 	}
 	if starved {
 		say(GeneratorBound, "its process had all its CPUs busy in %d of %d seconds", e.Starved, e.Seconds)
 	}
-	if e.BacklogSlope > slopeMost {
-		say(SinkBound, "the backlog grew by %.0f%% of the rate to the end", e.BacklogSlope*100)
+	if e.BacklogSlope > maxSlope {
+		say(SinkBound, "the backlog grew by %.0f%% of the accepted rate in the last third of sending", e.BacklogSlope*100)
 	}
-	if e.Sent > 0 && float64(e.Failed)/float64(e.Sent) > failedMost {
+	if e.Sent > 0 && float64(e.Failed)/float64(e.Sent) > maxFailedShare {
 		say(SinkBound, "%.1f%% failed or were rejected", 100*float64(e.Failed)/float64(e.Sent))
 	}
 	if usedUp {
 		code := ConcurrencyBound
 		if v.Code == SinkBound {
-			code = SinkBound // one more reason
+			code = SinkBound // add a reason to the same verdict
 		}
 		text := fmt.Sprintf("requests started late in %d of %d seconds", e.Queued, e.Seconds)
-		if sent < sentEnough {
+		if sent < minSentShare {
 			text = fmt.Sprintf("%.1f%% of what was due was sent", sent*100)
 		}
 		say(code, "%s: every worker waited for an answer (%.0f%% of its time); to offer more, raise workers", text, e.Waiting*100)
 	}
 	switch {
-	case e.Messages < fewest:
-		say(Inconclusive, "too few messages: %d", e.Messages)
-	case e.Sending < shortest1:
-		say(Inconclusive, "%v are too short", e.Sending.Round(time.Millisecond))
+	case e.Messages < minMessages:
+		say(Inconclusive, "too few messages: %d; the least is %d", e.Messages, minMessages)
+	case e.Sending < minSending:
+		say(Inconclusive, "%v of sending are too short: the least is %v", e.Sending.Round(time.Millisecond), minSending)
 	}
-	if e.Steal > stealMost {
-		say(Inconclusive, "others took %.0f%% of the machine's time", e.Steal*100)
+	if e.Steal > maxSteal {
+		say(Inconclusive, "others took %.0f%% of the machine's time (steal)", e.Steal*100)
 	}
 	if e.Steered != "" {
-		say(Inconclusive, "its arrivals were changed by hand: %s", e.Steered)
+		say(Inconclusive, "the arrivals were changed by hand: %s", e.Steered)
 	}
 	if e.Partial {
-		say(Inconclusive, "it was stopped early")
+		say(Inconclusive, "the run was stopped early")
 	}
 	v.Code = cmp.Or(v.Code, Valid)
 	return v
 }
 
-// OfServer reports whether the figures are the server's.
+// OfServer reports whether the figures are those of the server.
 func (v *Verdict) OfServer() bool {
 	return v.Code == Valid || v.Code == SinkBound || v.Code == ConcurrencyBound
 }
 
-// late reports whether a second's wake-ups were late enough to colour its figures.
-func late(wake, response time.Duration) bool { return wake > max(lateWake, response/10) }
+// isLateWake reports whether the wake-ups of a second were late enough to distort its figures.
+func isLateWake(wake, response time.Duration) bool { return wake > max(minLateWake, response/10) }

@@ -28,9 +28,9 @@ func TestVerdict(t *testing.T) {
 	f(ConcurrencyBound, "late in 2 of 10 seconds: every worker", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 1, 0.97 })
 	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.5 })
-	// A rate above the calibrated one was never generated, where the workers waited.
+	// If the workers waited, a rate above the calibrated one was never generated.
 	f(ConcurrencyBound, "every worker", func(e *Evidence) { e.Sent, e.Waiting, e.Share = 9000, 0.97, 1.5 })
-	// The CPU used up and a late scheduler also lengthen what the workers wait.
+	// A used-up CPU and late wake-ups also make the workers wait longer.
 	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Sent, e.Waiting, e.Starved = 9000, 0.97, 6 })
 	f(GeneratorBound, "woke late", func(e *Evidence) { e.Sent, e.Waiting, e.Late = 9000, 0.97, 2 })
 	f(SinkBound, "5.0% failed or were rejected; 90.0% of what was due", func(e *Evidence) { e.Sent, e.Waiting, e.Failed = 9000, 0.97, 450 })
@@ -44,7 +44,7 @@ func TestVerdict(t *testing.T) {
 	f(Inconclusive, "too short", func(e *Evidence) { e.Sending = time.Second / 2 })
 	f(Inconclusive, "others took 30%", func(e *Evidence) { e.Steal = 0.3 })
 	f(Inconclusive, "stopped early", func(e *Evidence) { e.Partial = true })
-	// A generator that is itself the limit says nothing of the server.
+	// If the generator is the limit, the figures say nothing about the server.
 	f(GeneratorBound, "times", func(e *Evidence) { e.Share, e.BacklogSlope, e.Partial = 2, 1, true })
 }
 
@@ -54,7 +54,7 @@ func TestLate(t *testing.T) {
 	t.Parallel()
 	f := func(wake, response time.Duration, want bool) {
 		t.Helper()
-		if late(wake, response) != want {
+		if isLateWake(wake, response) != want {
 			t.Errorf("%v of %v: late is %t", wake, response, !want)
 		}
 	}

@@ -7,19 +7,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// ready makes the body of request g and waits until it is due; false: it is not to be
-// sent. The body is made before its time: making it is our cost.
-func (s *stepRun) ready(ctx context.Context, req *Request, body *[]byte, start time.Time, g int64) (due time.Duration, waited, ok bool) {
+// prepareRequest makes the body of request g and waits until the request is due. It returns ok
+// false if the request must not be sent. It makes the body before the due time, because that
+// work is the generator's and not the server's. waited says that the worker was there in time.
+func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte, start time.Time, g int64) (due time.Duration, waited, ok bool) {
 	begin := time.Duration(s.begin.Load())
 	for {
 		var changed <-chan struct{}
 		if s.sched == nil {
-			if !s.resumed(ctx, start) {
+			if !s.waitWhilePaused(ctx, start) {
 				return 0, false, false
 			}
 			due = time.Since(start)
-		} else if due, changed = s.at(g); changed != nil && due >= s.length {
-			if !waitOr(ctx, start, s.length, changed) {
+		} else if due, changed = s.dueOf(g); changed != nil && due >= s.length {
+			if !waitOrChanged(ctx, start, s.length, changed) {
 				return 0, false, false
 			}
 			continue
@@ -37,29 +38,30 @@ func (s *stepRun) ready(ctx context.Context, req *Request, body *[]byte, start t
 		if changed == nil {
 			return due, waited, s.run.waitUntil(ctx, start.Add(due))
 		}
-		if !waitOr(ctx, start, due, changed) {
+		if !waitOrChanged(ctx, start, due, changed) {
 			return due, waited, ctx.Err() == nil
 		}
 	}
 }
 
-// resumed waits while a closed loop is paused; false: its time is over.
-func (s *stepRun) resumed(ctx context.Context, start time.Time) bool {
+// waitWhilePaused waits while a closed loop is paused. It returns false if the phase or ctx ends
+// first.
+func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 	for s.run.steer != nil {
 		st, changed := s.run.steer.state()
 		if !st.Paused {
 			break
 		}
-		if !waitOr(ctx, start, s.length, changed) {
+		if !waitOrChanged(ctx, start, s.length, changed) {
 			return false
 		}
 	}
 	return true
 }
 
-// waitOr waits until after d from start, or the end of ctx: false; or until changed:
-// true.
-func waitOr(ctx context.Context, start time.Time, d time.Duration, changed <-chan struct{}) bool {
+// waitOrChanged waits until d after start. It returns true if changed is closed before that, and
+// false if d is over or ctx ends.
+func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, changed <-chan struct{}) bool {
 	var over <-chan time.Time
 	if d != never {
 		left := d - time.Since(start)
@@ -79,15 +81,16 @@ func waitOr(ctx context.Context, start time.Time, d time.Duration, changed <-cha
 	return false
 }
 
-// waitUntil sleeps until a time; a time that has passed is late, not skipped.
+// waitUntil sleeps until a time and returns false if ctx ends first. It returns at once if the
+// time has passed: a late request is sent, not skipped.
 func waitUntil(ctx context.Context, at time.Time) bool { return notify.Sleep(ctx, time.Until(at)) }
 
-// probeEvery is how often the generator looks whether it wakes on time.
+// probeEvery is how often the probe checks whether the generator wakes on time.
 const probeEvery = 10 * time.Millisecond
 
-// probe records how late a goroutine wakes that has nothing else to do, until ctx ends.
-// Workers that are all waiting for answers do not wait for a time, so they cannot say
-// whether the generator's scheduling is on time.
+// probe records how late an idle goroutine wakes, until ctx ends. Workers that all wait for
+// answers do not wait for a due time, so their wake-ups cannot show whether the generator is
+// scheduled on time. The probe can.
 func probe(ctx context.Context, r *Run, rec *recorder) {
 	for {
 		at := time.Now().Add(probeEvery)
@@ -96,7 +99,7 @@ func probe(ctx context.Context, r *Run, rec *recorder) {
 		}
 		woke := time.Since(at)
 		rec.mu.Lock()
-		put(rec.win.wake, woke, 1)
+		recordValue(rec.win.wake, woke, 1)
 		rec.mu.Unlock()
 	}
 }

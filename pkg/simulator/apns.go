@@ -23,7 +23,7 @@ func newAPNs(s *Simulator) *apnsServer {
 	return &apnsServer{sim: s, tokens: newTokenChecker(s)}
 }
 
-// apnsReasons are the reasons of the error table with their statuses.
+// apnsReasons holds the reasons of errors, with their statuses.
 var apnsReasons = map[string]int{
 	"BadCollapseId": 400, "BadDeviceToken": 400, "BadExpirationDate": 400, "BadMessageId": 400, "BadPriority": 400,
 	"BadTopic": 400, "DeviceTokenNotForTopic": 400, "DuplicateHeaders": 400, "IdleTimeout": 400, "InvalidPushType": 400,
@@ -35,14 +35,14 @@ var apnsReasons = map[string]int{
 	"InternalServerError": 500, "ServiceUnavailable": 503, "Shutdown": 503,
 }
 
-// apnsDefault is the reason a rule gets that names only a status.
+// apnsDefault holds the reason for a rule that gives only a status.
 var apnsDefault = map[int]string{
 	400: "BadDeviceToken", 403: "InvalidProviderToken", 404: "BadPath", 405: "MethodNotAllowed", 410: "Unregistered",
 	413: "PayloadTooLarge", 429: "TooManyRequests", 500: "InternalServerError", 503: "ServiceUnavailable",
 }
 
-// pushTypes are the values of apns-push-type with the suffix of their topic;
-// where that is anySuffix, it is not checked.
+// pushTypes holds the values of apns-push-type with the suffix that their topic must have. With
+// anySuffix the topic is not checked.
 var pushTypes = map[string]string{
 	"alert": "", "background": "", "controls": anySuffix, "mdm": anySuffix, "widgets": anySuffix, "location": ".location-query",
 	"voip": ".voip", "complication": ".complication", "fileprovider": ".pushkit.fileprovider",
@@ -59,11 +59,11 @@ const (
 func (a *apnsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, voipMaxPayload+1))
 	if err != nil {
-		return // cut off before its end: no request
+		return // the request was cut off before its end: it does not count
 	}
-	c := &call{provider: APNs, fault: a.fault}
+	c := &providerCall{provider: APNs, fault: a.fault}
 	attempt := r.Header.Get("Apns-Id")
-	token, reason := a.check(r, body)
+	token, reason := a.checkRequest(r, body)
 	c.receivers = []receiver{a.receiver(token, attempt, body)}
 	c.content = content{push: body}
 
@@ -71,16 +71,16 @@ func (a *apnsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !isUUID(id) {
 		id = newUUID()
 	}
-	c.fault = func(rule *Rule, now time.Time) answer { return withID(a.fault(rule, now), id) }
+	c.fault = func(rule *Rule, now time.Time) providerAnswer { return withAPNsID(a.fault(rule, now), id) }
 	if reason != "" {
-		settle(a.sim, w, r, c, withID(apnsError(reason, 0, time.Time{}), id))
+		settleCall(a.sim, w, r, c, withAPNsID(apnsError(reason, 0, time.Time{}), id))
 		return
 	}
-	settle(a.sim, w, r, c, withID(answer{status: http.StatusOK}, id))
+	settleCall(a.sim, w, r, c, withAPNsID(providerAnswer{status: http.StatusOK}, id))
 }
 
-// check returns the device token and why the request is refused; "" when it is not.
-func (a *apnsServer) check(r *http.Request, body []byte) (token, reason string) {
+// checkRequest returns the device token, and the reason to refuse the request; "" if it is good.
+func (a *apnsServer) checkRequest(r *http.Request, body []byte) (token, reason string) {
 	token, ok := strings.CutPrefix(r.URL.Path, "/3/device/")
 	switch {
 	case !ok && r.URL.Path != "/3/device" || strings.Contains(token, "/"):
@@ -93,7 +93,7 @@ func (a *apnsServer) check(r *http.Request, body []byte) (token, reason string) 
 			return token, "DuplicateHeaders"
 		}
 	}
-	if reason := a.tokens.check(r, a.sim.now()); reason != "" {
+	if reason := a.tokens.checkToken(r, a.sim.now()); reason != "" {
 		return token, reason
 	}
 	if reason := a.checkHeaders(r); reason != "" {
@@ -152,13 +152,13 @@ func (a *apnsServer) checkHeaders(r *http.Request) string {
 	return ""
 }
 
-// apnsPayload is what the simulator reads of a payload. User data is flat beside
-// aps; seq may be a number or its text.
+// apnsPayload is the part of a payload that the simulator reads. User data is flat beside aps. seq
+// may be a number or text.
 type apnsPayload struct {
 	APS json.RawMessage `json:"aps"`
 	ID  string          `json:"ntf"`
 	Usr string          `json:"usr"`
-	Seq number          `json:"seq"`
+	Seq lenientNumber   `json:"seq"`
 }
 
 func hasAPS(body []byte) bool {
@@ -170,12 +170,12 @@ func hasAPS(body []byte) bool {
 
 func (a *apnsServer) receiver(token, attempt string, body []byte) receiver {
 	var p apnsPayload
-	_ = json.Unmarshal(body, &p) // a bad payload is refused; what could be read is recorded
+	_ = json.Unmarshal(body, &p) // a bad payload is refused anyway; record the fields that could be read
 	return receiver{address: token, attempt: attempt, id: p.ID, user: p.Usr, seq: uint64(p.Seq)}
 }
 
-func (a *apnsServer) fault(r *Rule, now time.Time) answer {
-	reason := orString(r.Code, apnsDefault[r.Status])
+func (a *apnsServer) fault(r *Rule, now time.Time) providerAnswer {
+	reason := stringOr(r.Code, apnsDefault[r.Status])
 	if reason == "" {
 		reason = "InternalServerError"
 	}
@@ -184,18 +184,18 @@ func (a *apnsServer) fault(r *Rule, now time.Time) answer {
 	return ans
 }
 
-// apnsError builds an error answer; status 0 means the reason's own. Only 410
-// says since when.
-func apnsError(reason string, status int, since time.Time) answer {
-	status = orInt(status, apnsReasons[reason])
+// apnsError returns an error answer. Status 0 means the status of the reason. Only a 410 holds the
+// time since.
+func apnsError(reason string, status int, since time.Time) providerAnswer {
+	status = intOr(status, apnsReasons[reason])
 	body := fmt.Appendf(nil, `{"reason":%q}`, reason)
 	if status == http.StatusGone {
 		body = fmt.Appendf(nil, `{"reason":%q,"timestamp":%d}`, reason, since.UnixMilli())
 	}
-	return answer{status: status, header: jsonHeader(), body: body}
+	return providerAnswer{status: status, header: jsonHeader(), body: body}
 }
 
-func withID(a answer, id string) answer {
+func withAPNsID(a providerAnswer, id string) providerAnswer {
 	if a.header == nil {
 		a.header = http.Header{}
 	}
@@ -203,8 +203,8 @@ func withID(a answer, id string) answer {
 	return a
 }
 
-// isDeviceToken: tokens are hexadecimal and at least 32 bytes; Apple asks not to
-// assume a length, so there is no upper one but the path's.
+// isDeviceToken accepts hexadecimal tokens of at least 32 bytes. Apple asks clients not to assume a
+// length, so the upper bound is only that of the path.
 func isDeviceToken(s string) bool {
 	if len(s) < 64 || len(s)%2 != 0 || len(s) > 400 {
 		return false
@@ -248,14 +248,14 @@ func newUUID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// number is a JSON number or its text; anything else reads as 0.
-type number uint64
+// lenientNumber is a JSON number or its text. Anything else reads as 0.
+type lenientNumber uint64
 
-// UnmarshalJSON never fails: user data may carry anything under the name.
-func (n *number) UnmarshalJSON(b []byte) error {
+// UnmarshalJSON never fails, because user data may hold anything under the name.
+func (n *lenientNumber) UnmarshalJSON(b []byte) error {
 	v, err := strconv.ParseUint(string(bytes.Trim(b, `"`)), 10, 64)
 	if err == nil {
-		*n = number(v)
+		*n = lenientNumber(v)
 	}
 	return nil
 }

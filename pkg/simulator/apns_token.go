@@ -10,20 +10,20 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// tokenChecker verifies provider tokens. A signature costs 60 us to verify, so
-// the last good tokens are remembered.
+// tokenChecker verifies provider tokens. Verifying a signature takes 60 us, so it remembers tokens
+// that were good.
 type tokenChecker struct {
-	key       *ecdsa.PublicKey
-	keyID     string
-	teamID    string
-	ttl       time.Duration
-	floor     time.Duration
-	mu        sync.Mutex
-	good      map[string]time.Time // token -> issued at
-	parserCfg *jwt.Parser
+	key            *ecdsa.PublicKey
+	keyID          string
+	teamID         string
+	ttl            time.Duration
+	floor          time.Duration
+	mu             sync.Mutex
+	verifiedTokens map[string]time.Time // token -> issued at; mu guards it
+	parserCfg      *jwt.Parser
 }
 
-// tokensKept bounds the remembered tokens; beyond it all are forgotten.
+// tokensKept is the most tokens that are remembered. Beyond it all of them are forgotten.
 const tokensKept = 256
 
 // clockSkew is how far in the future a token may have been issued.
@@ -32,22 +32,22 @@ const clockSkew = time.Minute
 func newTokenChecker(s *Simulator) *tokenChecker {
 	return &tokenChecker{
 		key: &s.keys.apns.PublicKey, keyID: s.keys.creds.APNs.KeyID, teamID: s.keys.creds.APNs.TeamID,
-		ttl: s.cfg.APNs.TokenTTL, floor: s.cfg.APNs.TokenFloor, good: map[string]time.Time{},
+		ttl: s.cfg.APNs.TokenTTL, floor: s.cfg.APNs.TokenFloor, verifiedTokens: map[string]time.Time{},
 		parserCfg: jwt.NewParser(jwt.WithValidMethods([]string{"ES256"}), jwt.WithoutClaimsValidation()),
 	}
 }
 
-// apnsConn is what APNs remembers of a connection: the token in use and when it
-// came, for the limit on changing it.
+// apnsConn is what APNs remembers of a connection: its token and when it came. APNs limits how
+// often a connection may change its token.
 type apnsConn struct {
 	mu      sync.Mutex
 	token   string
 	changed time.Time
-	blocked time.Time // until then every request is refused
+	blocked time.Time // every request before this moment is refused
 }
 
-// check returns the reason to refuse the request's provider token, or "".
-func (t *tokenChecker) check(r *http.Request, now time.Time) string {
+// checkToken returns the reason to refuse the provider token of a request, or "".
+func (t *tokenChecker) checkToken(r *http.Request, now time.Time) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "bearer") || token == "" {
 		return "MissingProviderToken"
@@ -59,14 +59,14 @@ func (t *tokenChecker) check(r *http.Request, now time.Time) string {
 	case now.Sub(issued) > t.ttl:
 		return "ExpiredProviderToken"
 	}
-	if c := connOf(r.Context()); c != nil && t.floor > 0 && !c.apns.use(token, now, t.floor) {
+	if c := connOf(r.Context()); c != nil && t.floor > 0 && !c.apns.useToken(token, now, t.floor) {
 		return "TooManyProviderTokenUpdates"
 	}
 	return ""
 }
 
-// use notes the token of one more request; false when it changed too soon.
-func (c *apnsConn) use(token string, now time.Time, floor time.Duration) bool {
+// useToken notes the token of a request. It returns false if the token changed too soon.
+func (c *apnsConn) useToken(token string, now time.Time, floor time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now.Before(c.blocked) {
@@ -85,7 +85,7 @@ func (c *apnsConn) use(token string, now time.Time, floor time.Duration) bool {
 
 func (t *tokenChecker) verify(token string) (issued time.Time, ok bool) {
 	t.mu.Lock()
-	issued, ok = t.good[token]
+	issued, ok = t.verifiedTokens[token]
 	t.mu.Unlock()
 	if ok {
 		return issued, true
@@ -97,9 +97,9 @@ func (t *tokenChecker) verify(token string) (issued time.Time, ok bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.good) >= tokensKept {
-		clear(t.good)
+	if len(t.verifiedTokens) >= tokensKept {
+		clear(t.verifiedTokens)
 	}
-	t.good[token] = claims.IssuedAt.Time
+	t.verifiedTokens[token] = claims.IssuedAt.Time
 	return claims.IssuedAt.Time, true
 }

@@ -15,29 +15,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callbackServer receives the calls of triggers, any method on any path. The
-// trigger is known by X-Trigger-Id, or else by webhook-id.
+// callbackServer receives the calls of triggers, with any method on any path. X-Trigger-Id names the
+// trigger, or else webhook-id does.
 type callbackServer struct {
 	s      *Simulator
 	secret atomic.Pointer[[]byte] // nil: signatures are not checked
-	strict atomic.Bool            // calls that are not signed well are refused
+	strict atomic.Bool            // calls without a good signature are refused
 	ledger *callLedger
 }
 
 const (
-	maxCallback     = 1 << 20 // bytes of a body that are read
+	maxCallback     = 1 << 20 // most bytes of a body
 	hugeAnswer      = 64 << 20
-	signatureWindow = 5 * time.Minute // a timestamp further off is refused, as receivers should
+	signatureWindow = 5 * time.Minute // a timestamp that differs by more is refused, as receivers should do
 )
 
 func newCallbacks(s *Simulator) *callbackServer {
 	c := &callbackServer{s: s, ledger: newCallLedger(s.cfg.Callback.Keep)}
-	_ = c.setSecret(s.keys.creds.CallbackSecret) // it was made here
+	_ = c.setSecret(s.keys.creds.CallbackSecret) // the secret was made by newKeyring, so it is valid
 	c.strict.Store(false)
 	return c
 }
 
-// parseSecret returns nil for the empty secret: signatures are not checked.
+// parseSecret parses a signing secret. It returns nil for an empty secret: signatures are then not
+// checked. It returns an error of notify.KindInvalid for a wrong one.
 func parseSecret(text string) ([]byte, error) {
 	if text == "" {
 		return nil, nil
@@ -78,7 +79,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	now := c.s.now()
 	got := Call{
 		At: now, ID: r.Header.Get("X-Trigger-Id"), Status: http.StatusOK, Path: r.URL.Path,
-		Signature: c.check(r.Header, body, now), Bytes: len(body),
+		Signature: c.checkSignature(r.Header, body, now), Bytes: len(body),
 		Traceparent: r.Header.Get("Traceparent"), Tracestate: r.Header.Get("Tracestate"),
 		Content: contentOf(r, body),
 	}
@@ -89,12 +90,12 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if due, err := strconv.ParseInt(r.URL.Query().Get("due"), 10, 64); err == nil {
 		got.Due = due
 	}
-	a := answer{status: http.StatusOK, header: jsonHeader(), body: []byte(`{"ok":true}` + "\n")}
+	a := providerAnswer{status: http.StatusOK, header: jsonHeader(), body: []byte(`{"ok":true}` + "\n")}
 	if got.Signature == SignatureBad && c.strict.Load() {
 		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
 	}
 	// Rules pick by account (the path) and by prefix or id (the trigger).
-	p := c.s.rules.decide(&call{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
+	p := c.s.rules.decide(&providerCall{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
 	silent := false
 	if f := p.fault; f != nil {
 		switch f.Do {
@@ -115,26 +116,26 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c.ledger.add(got)
 	if p.fault != nil && p.fault.Do == Huge {
-		c.huge(w, r)
+		c.sendHuge(w, r)
 		return
 	}
-	deliver(c.s, w, r, &call{provider: Callback}, a, p)
+	sendAnswer(c.s, w, r, &providerCall{provider: Callback}, a, p)
 }
 
-// huge answers more than any caller should read.
-func (c *callbackServer) huge(w http.ResponseWriter, r *http.Request) {
+// sendHuge answers with a body larger than any caller should read.
+func (c *callbackServer) sendHuge(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	chunk := make([]byte, 64<<10)
 	for n := 0; n < hugeAnswer && r.Context().Err() == nil; n += len(chunk) {
 		if _, err := w.Write(chunk); err != nil {
-			return // hung up, as it should
+			return // the caller has hung up, as it should
 		}
 	}
 }
 
-// check verifies a signature as the Standard Webhooks specification says: any
-// one of the space-separated v1 signatures over "id.timestamp.body".
-func (c *callbackServer) check(h http.Header, body []byte, now time.Time) Signature {
+// checkSignature checks a signature as the Standard Webhooks specification says: one of the
+// space-separated v1 signatures over "id.timestamp.body" must be good.
+func (c *callbackServer) checkSignature(h http.Header, body []byte, now time.Time) Signature {
 	key := c.secret.Load()
 	given := h.Get("webhook-signature")
 	switch {
@@ -161,27 +162,27 @@ func (c *callbackServer) check(h http.Header, body []byte, now time.Time) Signat
 }
 
 func (c *callbackServer) controlRoutes(mux *http.ServeMux) {
-	show(mux, "/callbacks/totals", func() any { return c.ledger.totals() })
+	serveValue(mux, "/callbacks/totals", func() any { return c.ledger.totals() })
 	mux.HandleFunc("GET /callbacks", func(w http.ResponseWriter, r *http.Request) {
-		calls := c.ledger.of(r.URL.Query().Get("id"))
+		calls := c.ledger.callsOf(r.URL.Query().Get("id"))
 		if len(calls) == 0 {
 			writeError(w, notify.NotFound("trigger"))
 			return
 		}
 		writeJSON(w, http.StatusOK, calls)
 	})
-	mux.HandleFunc("GET /callbacks/dump", c.ledger.dump)
-	set(mux, "PUT /callbacks/secret", func(v struct {
+	mux.HandleFunc("GET /callbacks/dump", c.ledger.writeDump)
+	serveSetting(mux, "PUT /callbacks/secret", func(v struct {
 		Secret string `json:"secret"`
 	},
 	) error {
 		return c.setSecret(v.Secret)
 	})
-	act(mux, "DELETE /callbacks", func(*http.Request) error { c.ledger.reset(); return nil })
+	serveAction(mux, "DELETE /callbacks", func(*http.Request) error { c.ledger.reset(); return nil })
 }
 
 // Callbacks returns the counts of calls of triggers.
 func (s *Simulator) Callbacks() CallTotals { return s.calls.ledger.totals() }
 
-// CallsOf returns the calls of a trigger in the order they came.
-func (s *Simulator) CallsOf(id string) []Call { return s.calls.ledger.of(id) }
+// CallsOf returns the calls of a trigger in the order in which they came.
+func (s *Simulator) CallsOf(id string) []Call { return s.calls.ledger.callsOf(id) }

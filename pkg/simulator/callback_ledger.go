@@ -14,33 +14,33 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Signature is what became of a call's signature.
+// Signature is the result of checking the signature of a call.
 type Signature string
 
-// The verdicts.
+// The results of checking a signature.
 const (
-	SignatureNone      Signature = "none"      // not signed, which was allowed
-	SignatureUnchecked Signature = "unchecked" // signed; the receiver has no secret
+	SignatureNone      Signature = "none"      // the call was not signed, and did not need to be
+	SignatureUnchecked Signature = "unchecked" // the call was signed, but the receiver has no secret
 	SignatureGood      Signature = "good"
-	SignatureBad       Signature = "bad" // refused with 401 where a secret was set
+	SignatureBad       Signature = "bad" // refused with 401 if a secret was set over the control API
 )
 
-// Call is one call of a trigger as the receiver saw it.
+// Call is one call of a trigger, as the receiver saw it.
 type Call struct {
 	At        time.Time `json:"at"`
 	ID        string    `json:"id"`
 	Attempt   int       `json:"attempt"` // X-Trigger-Attempt
-	Status    int       `json:"status"`  // answered; 0: not
-	Taken     bool      `json:"taken"`   // acted upon, answered or not
+	Status    int       `json:"status"`  // status of the answer; 0: no answer
+	Taken     bool      `json:"taken"`   // the receiver acted on it, answered or not
 	Signature Signature `json:"signature"`
-	Due       int64     `json:"due,omitempty"` // ms since 1970, of the URL's query
+	Due       int64     `json:"due,omitempty"` // ms since 1970, from the query of the URL
 	Path      string    `json:"path"`
-	Bytes     int       `json:"bytes"` // of the body
-	// Traceparent and Tracestate are the W3C headers of the call.
+	Bytes     int       `json:"bytes"` // length of the body
+	// Traceparent and Tracestate are the W3C trace context headers of the call.
 	Traceparent string `json:"traceparent,omitempty"`
 	Tracestate  string `json:"tracestate,omitempty"`
 
-	// Content is nil for all but the latest contentKeep calls.
+	// Content is kept for the latest contentKeep calls, and nil for older ones.
 	Content *CallContent `json:"content,omitempty"`
 }
 
@@ -49,14 +49,14 @@ type CallContent struct {
 	Method string      `json:"method"`
 	URL    string      `json:"url"` // path and query
 	Header http.Header `json:"header"`
-	Body   string      `json:"body"`             // its first contentBytes; base64 if Binary
-	Binary bool        `json:"binary,omitempty"` // not UTF-8
-	Cut    bool        `json:"cut,omitempty"`    // longer than contentBytes
+	Body   string      `json:"body"`             // first contentBytes of the body; base64 if Binary
+	Binary bool        `json:"binary,omitempty"` // the body is not UTF-8
+	Cut    bool        `json:"cut,omitempty"`    // the body is longer than contentBytes
 }
 
 const (
-	contentKeep  = 1000    // calls of which the content is kept, so that load does not fill memory
-	contentBytes = 4 << 10 // as long as a payload of a trigger may be
+	contentKeep  = 1000    // number of calls whose content is kept, so that load does not fill memory
+	contentBytes = 4 << 10 // greatest length of the payload of a trigger
 )
 
 func contentOf(r *http.Request, body []byte) *CallContent {
@@ -64,27 +64,27 @@ func contentOf(r *http.Request, body []byte) *CallContent {
 	if body = body[:min(len(body), contentBytes)]; c.Binary {
 		c.Body = base64.StdEncoding.EncodeToString(body)
 	} else {
-		c.Body = strings.ToValidUTF8(string(body), "") // the cut may fall into a character
+		c.Body = strings.ToValidUTF8(string(body), "") // the cut may split a character
 	}
 	return c
 }
 
-// CallTotals are counts over all calls. Lateness is of the first call of each
-// trigger whose URL says when it is due.
+// CallTotals counts all calls. Lateness is measured on the first call of each trigger whose URL says
+// when it is due.
 type CallTotals struct {
 	Calls        int64 `json:"calls"`
 	Triggers     int64 `json:"triggers"`
-	Taken        int64 `json:"taken"`      // triggers with a call that was acted upon
-	Duplicates   int64 `json:"duplicates"` // further calls of a trigger that was acted upon
+	Taken        int64 `json:"taken"`      // triggers with a call that the receiver acted on
+	Duplicates   int64 `json:"duplicates"` // calls of a trigger after one that the receiver acted on
 	BadSignature int64 `json:"bad_signature"`
-	Early        int64 `json:"early"` // first calls before they were due
-	Timed        int64 `json:"timed"` // first calls that said when they were due
+	Early        int64 `json:"early"` // first calls that came before they were due
+	Timed        int64 `json:"timed"` // first calls with a due time
 	LateP50us    int64 `json:"late_p50_us"`
 	LateP99us    int64 `json:"late_p99_us"`
 	LateP999us   int64 `json:"late_p999_us"`
 	LateMaxus    int64 `json:"late_max_us"`
-	// LateBuckets counts first calls by lateness, for a picture: below 1, 2, 5,
-	// 10, 20, 50, 100, 200, 500, 1,000 ms, and above.
+	// LateBuckets counts first calls by lateness, for charts: below 1, 2, 5, 10, 20, 50, 100,
+	// 200, 500, 1,000 ms, and above.
 	LateBuckets []int64 `json:"late_buckets"`
 }
 
@@ -93,22 +93,22 @@ var lateBounds = [...]int64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
 
 // callLedger remembers every call.
 type callLedger struct {
-	keep int
+	maxTriggers int
 
-	mu    sync.Mutex
-	calls map[string][]Call
-	order []string // ids in the order they first came
-	shown [contentKeep]struct {
+	mu          sync.Mutex // guards the fields below
+	calls       map[string][]Call
+	order       []string // ids in the order in which they first came
+	withContent [contentKeep]struct {
 		id string
 		n  int // index in calls[id]
-	} // the calls that have their content, a ring
-	next int // of shown: the oldest
-	sum  CallTotals
-	late *hdrhistogram.Histogram // us
+	} // ring of the calls whose content is kept
+	oldestContent int // place of the oldest in withContent
+	sum           CallTotals
+	late          *hdrhistogram.Histogram // lateness in us
 }
 
 func newCallLedger(keep int) *callLedger {
-	l := &callLedger{keep: keep}
+	l := &callLedger{maxTriggers: keep}
 	l.reset()
 	return l
 }
@@ -117,8 +117,8 @@ func (l *callLedger) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.calls, l.order = map[string][]Call{}, nil
-	clear(l.shown[:])
-	l.next = 0
+	clear(l.withContent[:])
+	l.oldestContent = 0
 	l.sum = CallTotals{LateBuckets: make([]int64, len(lateBounds)+1)}
 	l.late = hdrhistogram.New(1, int64(24*time.Hour/time.Microsecond), 3)
 }
@@ -143,23 +143,23 @@ func (l *callLedger) add(c Call) {
 	}
 	if len(before) == 0 {
 		l.sum.Triggers++
-		l.first(&c)
-		if l.order = append(l.order, c.ID); len(l.order) > l.keep {
+		l.countLateness(&c)
+		if l.order = append(l.order, c.ID); len(l.order) > l.maxTriggers {
 			delete(l.calls, l.order[0])
 			l.order = l.order[1:]
 		}
 	}
 	l.calls[c.ID] = append(before, c)
-	old := &l.shown[l.next]
+	old := &l.withContent[l.oldestContent]
 	if of := l.calls[old.id]; old.n < len(of) {
 		of[old.n].Content = nil
 	}
 	old.id, old.n = c.ID, len(before)
-	l.next = (l.next + 1) % contentKeep
+	l.oldestContent = (l.oldestContent + 1) % contentKeep
 }
 
-// first counts how late the first call of a trigger is.
-func (l *callLedger) first(c *Call) {
+// countLateness counts how late the first call of a trigger is.
+func (l *callLedger) countLateness(c *Call) {
 	if c.Due == 0 {
 		return
 	}
@@ -169,7 +169,7 @@ func (l *callLedger) first(c *Call) {
 		l.sum.Early++
 		return
 	}
-	_ = l.late.RecordValue(min(max(late.Microseconds(), 1), l.late.HighestTrackableValue())) // in range
+	_ = l.late.RecordValue(min(max(late.Microseconds(), 1), l.late.HighestTrackableValue())) // the value is in range
 	i := 0
 	for i < len(lateBounds) && late >= time.Duration(lateBounds[i])*time.Millisecond {
 		i++
@@ -187,16 +187,16 @@ func (l *callLedger) totals() CallTotals {
 	return t
 }
 
-func (l *callLedger) of(id string) []Call {
+func (l *callLedger) callsOf(id string) []Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]Call(nil), l.calls[id]...)
 }
 
-// dump writes the calls of all triggers in the order the triggers first came. With
+// writeDump writes the calls of all triggers in the order in which the triggers first came. With
 // since_ms it writes only the calls that came at that time or later.
-func (l *callLedger) dump(w http.ResponseWriter, r *http.Request) {
-	ms, ok := formUint(w, r, "since_ms", 0, math.MaxInt64)
+func (l *callLedger) writeDump(w http.ResponseWriter, r *http.Request) {
+	ms, ok := queryUint(w, r, "since_ms", 0, math.MaxInt64)
 	if !ok {
 		return
 	}
@@ -213,15 +213,15 @@ func (l *callLedger) dump(w http.ResponseWriter, r *http.Request) {
 	out := bufio.NewWriterSize(w, 64<<10)
 	enc := json.NewEncoder(out)
 	for _, id := range ids {
-		for _, c := range l.of(id) {
+		for _, c := range l.callsOf(id) {
 			if c.At.Before(since) {
 				continue
 			}
-			c.Content = nil // of the latest alone, and large
+			c.Content = nil // content is large, and kept for the latest calls only
 			if enc.Encode(c) != nil {
-				return // the reader left
+				return // the reader has left
 			}
 		}
 	}
-	_ = out.Flush() // the same
+	_ = out.Flush() // an error means that the reader has left
 }

@@ -115,7 +115,7 @@ func TestCallbackKeeps(t *testing.T) {
 	for _, id := range []string{"a", "b", "b", "c"} {
 		l.add(Call{ID: id, Taken: true})
 	}
-	if len(l.of("a")) != 0 || len(l.of("b")) != 2 || len(l.of("c")) != 1 || l.totals().Triggers != 3 {
+	if len(l.callsOf("a")) != 0 || len(l.callsOf("b")) != 2 || len(l.callsOf("c")) != 1 || l.totals().Triggers != 3 {
 		t.Errorf("%v, %+v", l.order, l.totals())
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// codeStatus returns the HTTP status that a provider gives an error code.
+// codeStatus returns the HTTP status that a provider uses with an error code. It returns false for
+// an unknown code.
 func codeStatus(p Provider, code string) (int, bool) {
 	switch p {
 	case APNs:
@@ -26,7 +27,8 @@ func codeStatus(p Provider, code string) (int, bool) {
 	return 0, false
 }
 
-// validReceiptCode checks what a Receipt rule may say.
+// validReceiptCode checks the code of a Receipt rule. It returns an error of notify.KindInvalid if
+// the provider has no such receipt.
 func validReceiptCode(p Provider, code string) error {
 	switch p {
 	case Twilio:

@@ -11,15 +11,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config says what to simulate. The zero value is four providers on free
-// loopback ports that accept everything valid, at once, and send receipts.
+// Config says what to simulate. The zero value gives four providers on free loopback ports. They
+// accept all valid requests, answer at once, and send receipts.
 type Config struct {
-	// Seed gives every key, account and random choice. 0 is a seed as good as any.
+	// Seed determines every key, account and random choice. 0 is a valid seed.
 	Seed uint64
 
-	// Dir keeps the seed over restarts, and holds the credentials and the CA as
-	// files for other processes, readable by the owner alone. A seed found there
-	// wins over Seed; when there is none and Seed is 0, one is drawn. Empty: no files.
+	// Dir keeps the seed over restarts. It also holds the credentials and the CA as files for
+	// other processes, readable by the owner only. A seed in Dir takes precedence over Seed. If
+	// Dir has none and Seed is 0, a random seed is drawn. Empty: no files.
 	Dir string
 
 	APNs     APNsConfig
@@ -29,46 +29,46 @@ type Config struct {
 
 	Callback CallbackConfig
 
-	// ControlAddr is where the control API and the inbox listen, in plain HTTP.
+	// ControlAddr is the address of the control API and the inbox, in plain HTTP.
 	ControlAddr string `default:"127.0.0.1:0"`
 
-	// Receipts as they are at the start and after a reset.
+	// Receipts holds the settings of the receipts at the start and after a reset.
 	Receipts Receipts
 
-	// LedgerFile gets a JSON line per receiver of every request. What it holds
-	// already is counted first. Empty: no file.
+	// LedgerFile gets a JSON line for each receiver of each request. At the start its lines are
+	// counted. Empty: no file.
 	LedgerFile string
 
-	// LedgerMemory is about how many bytes of memory the ledger takes. What there is no
-	// room for is in files without a name in Dir, or in the system's folder for
-	// temporary files: below 64 bytes a receiver.
+	// LedgerMemory is about how many bytes of memory the ledger may use. The rest goes to
+	// unlinked files in Dir, or in the folder of the system for temporary files: less than 64
+	// bytes for each receiver.
 	LedgerMemory int `default:"1073741824" min:"1048576"`
 
 	// InboxSize is how many messages the inbox keeps.
 	InboxSize int `default:"200" min:"1"`
 
-	// Now is the clock for token ages, quotas, rules and the ledger. Latencies
-	// and receipts run on timers. Default time.Now.
+	// Now is the clock for token ages, quotas, rules and the ledger. Latencies and receipts use
+	// timers instead. Default time.Now.
 	Now func() time.Time
 
-	// Log gets what goes wrong on the simulator's side.
+	// Log gets errors of the simulator itself.
 	Log *slog.Logger `default:"discard"`
 }
 
 // APNsConfig configures the APNs server.
 type APNsConfig struct {
 	Addr    string `default:"127.0.0.1:0"`
-	Topic   string `default:"com.example.notifyd"` // bundle id; its suffixes are accepted too
+	Topic   string `default:"com.example.notifyd"` // bundle id; topics with a suffix of it are accepted, too
 	Streams int    `default:"1000" min:"1"`        // MAX_CONCURRENT_STREAMS of a connection
-	// FirstStreams is what a connection may have until a provider token of it was
-	// accepted, as APNs begins with one. 0: Streams.
+	// FirstStreams is the limit of a connection until it has had a provider token accepted. Real
+	// APNs begins with one stream. 0: Streams.
 	FirstStreams int           `min:"0"`
 	Latency      Latency       // default none
 	TokenTTL     time.Duration `default:"1h" above:"0"` // age at which a provider token has expired
 
-	// TokenFloor is the least time between two provider tokens on a connection;
-	// a faster change is answered 429 TooManyProviderTokenUpdates, as is all that
-	// follows on that connection within it. Below 0: no floor.
+	// TokenFloor is the least time between two provider tokens on a connection. A faster change
+	// is answered 429 TooManyProviderTokenUpdates, and so is every further request on that
+	// connection until the time is over. Below 0: no floor.
 	TokenFloor time.Duration `default:"20m"`
 }
 
@@ -78,21 +78,21 @@ type FCMConfig struct {
 	Project   string        `default:"notifyd-dev"`
 	Streams   int           `default:"100" min:"1"` // of an HTTP/2 connection
 	Latency   Latency       // default none
-	Quota     int           `default:"600000"`       // messages a minute of the project; below 0: no limit
-	PerDevice int           `default:"240"`          // messages a minute of a device; below 0: no limit
+	Quota     int           `default:"600000"`       // messages a minute for the project; below 0: no limit
+	PerDevice int           `default:"240"`          // messages a minute for a device; below 0: no limit
 	TokenTTL  time.Duration `default:"1h" above:"0"` // lifetime of an access token
 }
 
 // TwilioConfig configures the Twilio server.
 type TwilioConfig struct {
 	Addr        string          `default:"127.0.0.1:0"`
-	Accounts    []TwilioAccount // default: N from the seed
-	N           int             `default:"4" min:"1"` // ignored with Accounts
+	Accounts    []TwilioAccount // default: N accounts derived from the seed
+	N           int             `default:"4" min:"1"` // number of accounts; ignored with Accounts
 	Latency     Latency         // default none
-	Concurrency int             `default:"100" min:"1"` // requests an account may have under way; then 429, code 20429
+	Concurrency int             `default:"100" min:"1"` // requests that an account may have under way; more are answered 429, code 20429
 
-	// RetryAfter is sent with those 429s, rounded up to seconds. 0: the header is
-	// left out, as in Twilio's documentation.
+	// RetryAfter is the Retry-After of these 429 answers, rounded up to seconds. 0: no header, as
+	// in the documentation of Twilio.
 	RetryAfter time.Duration `min:"0"`
 }
 
@@ -108,14 +108,14 @@ type CallbackConfig struct {
 	Addr    string  `default:"127.0.0.1:0"` // plain HTTP
 	Latency Latency // default none
 
-	// Keep is how many triggers the ledger of calls remembers, the oldest
-	// forgotten first. Each takes about 200 bytes.
+	// Keep is how many triggers the ledger of calls remembers. It forgets the oldest first. Each
+	// takes about 200 bytes.
 	Keep int `default:"4000000" min:"1"`
 }
 
-// Receipts says what the providers send back.
+// Receipts says which receipts the providers send.
 type Receipts struct {
-	Off bool `json:"off"` // send none
+	Off bool `json:"off"` // no receipts are sent
 
 	// Delay is the time from acceptance to the final receipt.
 	Delay Latency `json:"delay"`
@@ -127,8 +127,8 @@ type Receipts struct {
 	// Duplicates is the share of receipts sent twice. 0 to 1.
 	Duplicates float64 `json:"duplicates"`
 
-	// SendGridURL takes the event webhook. Empty: no events; the URL of an SMS
-	// comes with the message.
+	// SendGridURL receives the event webhook. Empty: no events. The URL for an SMS is in the
+	// message.
 	SendGridURL string `json:"sendgrid_url"`
 
 	// Batch is the most events in one webhook call.
@@ -151,7 +151,7 @@ func (c Config) validate() error {
 		{"sendgrid.addr", c.SendGrid.Addr}, {"control_addr", c.ControlAddr}, {"callback.addr", c.Callback.Addr},
 	} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil {
-			return notify.Invalid("bad_address", a.field, "is a host and a port")
+			return notify.Invalid("bad_address", a.field, "must be host:port")
 		}
 	}
 	for _, l := range []struct {
@@ -179,14 +179,14 @@ func (r Receipts) validate() error {
 		return err
 	}
 	if !(r.Undelivered >= 0 && r.Undelivered <= 1 && r.Duplicates >= 0 && r.Duplicates <= 1) {
-		return notify.Invalid("bad_rate", "receipts", "undelivered and duplicates are shares from 0 to 1")
+		return notify.Invalid("bad_rate", "receipts", "undelivered and duplicates must be shares from 0 to 1")
 	}
 	if r.Batch < 1 {
-		return notify.Invalid("out_of_range", "receipts.batch", "is at least 1")
+		return notify.Invalid("out_of_range", "receipts.batch", "must be at least 1")
 	}
 	if r.SendGridURL != "" {
 		if u, err := url.Parse(r.SendGridURL); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-			return notify.Invalid("bad_url", "receipts.sendgrid_url", "is an http or https URL")
+			return notify.Invalid("bad_url", "receipts.sendgrid_url", "must be an http or https URL")
 		}
 	}
 	return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// control is the listener for people and harnesses, in plain HTTP and without
-// authentication: it belongs on loopback. Errors are {"code","field","message"}.
+// controlHandler serves the control API for people and test harnesses, in plain HTTP and without
+// authentication: it must listen on loopback only. Errors are {"code","field","message"}.
 //
 //	GET    /inbox[.json]?channel=&q=           the last messages
 //	GET    /urls.json /credentials.json /ca.pem
@@ -24,30 +24,37 @@ import (
 //	DELETE /control/rules/{number}
 //	GET    /control/latency                    by provider
 //	PUT    /control/latency/{provider}         a Latency; "all" for every provider
-//	GET    /control/apns                       its wire: what is in force, and counts
+//	GET    /control/apns                       the Wire in force, and counts
 //	PUT    /control/apns                       a Wire
 //	GET    /control/receipts                   the settings and counts
 //	PUT    /control/receipts                   Receipts
 //	PUT    /control/optouts/{phone}            refuse with 21610; DELETE undoes it
-//	POST   /control/reset                      what Reset does
-//	GET    /ledger/totals?settle=              settle=true: compare first what waits for it (order.pending)
-//	GET    /ledger?id=                         404 when it was never seen
+//	POST   /control/reset                      calls Reset
+//	GET    /ledger/totals?settle=              settle=true: first compare the waiting deliveries
+//	                                           (order.pending)
+//	GET    /ledger?id=                         404 for an unknown id
 //	GET    /ledger/duplicates?limit=           reads pairs until all duplicates are found
 //	GET    /ledger/bases                       reads all pairs: minutes at a billion
-//	GET    /ledger/base?base=&expected=&bits=  what is missing of a fan-out; bits=true: a bit an index
-//	GET    /ledger/order                       of all that came before; its examples while all users fit in memory
-//	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address); of ids made since
-//	GET    /ledger/arrivals?since=             first deliveries in their order, from a cursor on, as ParseArrivals
-//	                                           reads them; Ledger-Cursor is the next one. since=end: none, but the cursor
-//	POST   /ledger/check                       ids, one a line; which were not delivered
+//	GET    /ledger/base?base=&expected=&bits=  missing receivers of a fan-out; bits=true: one bit per
+//	                                           index
+//	GET    /ledger/order                       order of all deliveries so far; examples only while all
+//	                                           users fit into memory
+//	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address), of ids made since
+//	                                           then
+//	GET    /ledger/arrivals?since=             first deliveries in order, from a cursor on, for
+//	                                           ParseArrivals;
+//	                                           Ledger-Cursor is the next cursor. since=end: no rows,
+//	                                           only the cursor
+//	POST   /ledger/check                       ids, one per line; returns those that were not delivered
 //	DELETE /ledger                             forget everything
-//	GET    /callbacks/totals                   calls of triggers, lateness
-//	GET    /callbacks?id=                      of one trigger, the latest 1,000 with header and body; 404 when it never came
-//	GET    /callbacks/dump?since_ms=           NDJSON, one line per call; of those since
-//	PUT    /callbacks/secret                   {"secret"}: what calls must be signed with
+//	GET    /callbacks/totals                   counts and lateness of the calls of triggers
+//	GET    /callbacks?id=                      calls of one trigger, the latest 1,000 with header and
+//	                                           body; 404 if there were none
+//	GET    /callbacks/dump?since_ms=           NDJSON, one line per call since then
+//	PUT    /callbacks/secret                   {"secret"}: the secret that must sign the calls
 //	DELETE /callbacks                          forget everything
 //	GET    /healthz
-func control(s *Simulator) http.Handler {
+func controlHandler(s *Simulator) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", http.RedirectHandler("/inbox", http.StatusFound))
 	mux.HandleFunc("GET /inbox", func(w http.ResponseWriter, r *http.Request) { inboxPage(s, w, r) })
@@ -56,13 +63,13 @@ func control(s *Simulator) http.Handler {
 		w.Header().Set("Content-Type", "application/x-pem-file")
 		_, _ = w.Write(s.ca.pem)
 	})
-	show(mux, "/healthz", func() any { return map[string]string{"status": "ok"} })
-	show(mux, "/urls.json", func() any { return s.URLs() })
-	show(mux, "/credentials.json", func() any { return s.Credentials() })
+	serveValue(mux, "/healthz", func() any { return map[string]string{"status": "ok"} })
+	serveValue(mux, "/urls.json", func() any { return s.URLs() })
+	serveValue(mux, "/credentials.json", func() any { return s.Credentials() })
 	controlRoutes(s, mux)
 	s.ledger.routes(mux)
 	s.calls.controlRoutes(mux)
-	// A page from elsewhere, open in a browser on this machine, must not script faults.
+	// A page of another origin, open in a browser on this machine, must not script faults.
 	own := http.NewCrossOriginProtection().Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -74,13 +81,13 @@ func control(s *Simulator) http.Handler {
 	})
 }
 
-// show serves what v returns.
-func show(mux *http.ServeMux, path string, v func() any) {
+// serveValue serves the value that v returns, as JSON.
+func serveValue(mux *http.ServeMux, path string, v func() any) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, v()) })
 }
 
-// act serves what do does; 204.
-func act(mux *http.ServeMux, pattern string, do func(r *http.Request) error) {
+// serveAction serves a route that calls do and answers 204.
+func serveAction(mux *http.ServeMux, pattern string, do func(r *http.Request) error) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if err := do(r); err != nil {
 			writeError(w, err)
@@ -90,9 +97,9 @@ func act(mux *http.ServeMux, pattern string, do func(r *http.Request) error) {
 	})
 }
 
-// set is act with the body of the request, in JSON.
-func set[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
-	act(mux, pattern, func(r *http.Request) error {
+// serveSetting is serveAction with the JSON body of the request.
+func serveSetting[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
+	serveAction(mux, pattern, func(r *http.Request) error {
 		var v T
 		if err := readJSON(r, &v); err != nil {
 			return err
@@ -102,7 +109,7 @@ func set[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
 }
 
 func controlRoutes(s *Simulator, mux *http.ServeMux) {
-	show(mux, "/control/rules", func() any { return s.Rules() })
+	serveValue(mux, "/control/rules", func() any { return s.Rules() })
 	mux.HandleFunc("POST /control/rules", func(w http.ResponseWriter, r *http.Request) {
 		var rule Rule
 		err := readJSON(r, &rule)
@@ -115,39 +122,39 @@ func controlRoutes(s *Simulator, mux *http.ServeMux) {
 		}
 		writeJSON(w, http.StatusCreated, map[string]uint64{"number": rule.Number})
 	})
-	act(mux, "DELETE /control/rules/{number}", func(r *http.Request) error {
+	serveAction(mux, "DELETE /control/rules/{number}", func(r *http.Request) error {
 		n, err := strconv.ParseUint(r.PathValue("number"), 10, 64)
 		if err != nil || !s.RemoveRule(n) {
 			return notify.NotFound("rule")
 		}
 		return nil
 	})
-	show(mux, "/control/latency", func() any {
+	serveValue(mux, "/control/latency", func() any {
 		out := map[string]Latency{}
 		for p := APNs; p <= allProviders; p++ {
 			out[p.String()] = s.Latency(p)
 		}
 		return out
 	})
-	act(mux, "PUT /control/latency/{provider}", func(r *http.Request) error { return putLatency(s, r) })
-	show(mux, "/control/apns", func() any {
+	serveAction(mux, "PUT /control/latency/{provider}", func(r *http.Request) error { return putLatency(s, r) })
+	serveValue(mux, "/control/apns", func() any {
 		wire, stats := s.APNsWire()
 		return struct {
 			Wire
 			Stats WireStats `json:"stats"`
 		}{wire, stats}
 	})
-	set(mux, "PUT /control/apns", s.SetAPNsWire)
-	show(mux, "/control/receipts", func() any {
+	serveSetting(mux, "PUT /control/apns", s.SetAPNsWire)
+	serveValue(mux, "/control/receipts", func() any {
 		return struct {
 			Receipts
 			Stats ReceiptStats `json:"stats"`
 		}{s.Receipts(), s.ReceiptStats()}
 	})
-	set(mux, "PUT /control/receipts", s.SetReceipts)
-	act(mux, "PUT /control/optouts/{phone}", func(r *http.Request) error { s.OptOut(r.PathValue("phone")); return nil })
-	act(mux, "DELETE /control/optouts/{phone}", func(r *http.Request) error { s.OptIn(r.PathValue("phone")); return nil })
-	act(mux, "POST /control/reset", func(*http.Request) error { s.Reset(); return nil })
+	serveSetting(mux, "PUT /control/receipts", s.SetReceipts)
+	serveAction(mux, "PUT /control/optouts/{phone}", func(r *http.Request) error { s.OptOut(r.PathValue("phone")); return nil })
+	serveAction(mux, "DELETE /control/optouts/{phone}", func(r *http.Request) error { s.OptIn(r.PathValue("phone")); return nil })
+	serveAction(mux, "POST /control/reset", func(*http.Request) error { s.Reset(); return nil })
 }
 
 func putLatency(s *Simulator, r *http.Request) error {
@@ -164,7 +171,7 @@ func putLatency(s *Simulator, r *http.Request) error {
 	return s.SetLatency(p, l)
 }
 
-// Handler serves the ledger alone, for programs that have one without providers.
+// Handler serves the ledger alone, for programs that have a ledger without simulated providers.
 func (l *Ledger) Handler() http.Handler {
 	mux := http.NewServeMux()
 	l.routes(mux)
@@ -178,8 +185,8 @@ func (l *Ledger) routes(mux *http.ServeMux) {
 		}
 		writeJSON(w, http.StatusOK, l.Summary())
 	})
-	show(mux, "/ledger/order", func() any { l.Settle(); return l.Order() })
-	show(mux, "/ledger/bases", func() any { return l.Bases() })
+	serveValue(mux, "/ledger/order", func() any { l.Settle(); return l.Order() })
+	serveValue(mux, "/ledger/bases", func() any { return l.Bases() })
 	mux.HandleFunc("GET /ledger", func(w http.ResponseWriter, r *http.Request) {
 		found := l.Lookup(r.FormValue("id"))
 		if found == nil {
@@ -189,7 +196,7 @@ func (l *Ledger) routes(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, found)
 	})
 	mux.HandleFunc("GET /ledger/duplicates", func(w http.ResponseWriter, r *http.Request) {
-		limit, ok := formUint(w, r, "limit", 1000, 1_000_000)
+		limit, ok := queryUint(w, r, "limit", 1000, 1_000_000)
 		if !ok {
 			return
 		}
@@ -200,27 +207,27 @@ func (l *Ledger) routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /ledger/base", func(w http.ResponseWriter, r *http.Request) {
 		base, err := notify.ParseBase(r.FormValue("base"))
 		if err != nil {
-			writeError(w, notify.Invalid("bad_base", "base", "is a ULID"))
+			writeError(w, notify.Invalid("bad_base", "base", "must be a ULID"))
 			return
 		}
-		if expected, ok := formUint(w, r, "expected", 0, notify.MaxIndex); ok {
-			writeJSON(w, http.StatusOK, l.base(base, uint32(expected), r.FormValue("bits") == "true"))
+		if expected, ok := queryUint(w, r, "expected", 0, notify.MaxIndex); ok {
+			writeJSON(w, http.StatusOK, l.baseReport(base, uint32(expected), r.FormValue("bits") == "true"))
 		}
 	})
 	mux.HandleFunc("GET /ledger/arrivals", l.writeArrivals)
-	mux.HandleFunc("GET /ledger/dump", l.dump)
-	mux.HandleFunc("POST /ledger/check", l.check)
-	act(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
+	mux.HandleFunc("GET /ledger/dump", l.writeDump)
+	mux.HandleFunc("POST /ledger/check", l.writeCheck)
+	serveAction(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
 }
 
-// CursorHeader says where the next /ledger/arrivals goes on.
+// CursorHeader is the header with the cursor for the next call of /ledger/arrivals.
 const CursorHeader = "Ledger-Cursor"
 
 func (l *Ledger) writeArrivals(w http.ResponseWriter, r *http.Request) {
 	var rows []byte
-	next := l.end()
+	next := l.arrivalsEnd()
 	if r.FormValue("since") != "end" {
-		since, ok := formUint(w, r, "since", 0, math.MaxInt64)
+		since, ok := queryUint(w, r, "since", 0, math.MaxInt64)
 		if !ok {
 			return
 		}
@@ -235,8 +242,8 @@ func (l *Ledger) writeArrivals(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(rows)
 }
 
-func (l *Ledger) dump(w http.ResponseWriter, r *http.Request) {
-	since, ok := formUint(w, r, "since_ms", 0, math.MaxInt64)
+func (l *Ledger) writeDump(w http.ResponseWriter, r *http.Request) {
+	since, ok := queryUint(w, r, "since_ms", 0, math.MaxInt64)
 	if !ok {
 		return
 	}
@@ -245,16 +252,16 @@ func (l *Ledger) dump(w http.ResponseWriter, r *http.Request) {
 	enc := json.NewEncoder(buf)
 	for d := range l.Since(time.UnixMilli(int64(since))) {
 		if enc.Encode(d) != nil {
-			return // the reader left
+			return // the reader has left
 		}
 	}
 	_ = buf.Flush()
 }
 
-// maxListed bounds the missing ids of an answer; they are all counted.
+// maxListed is the most missing ids in an answer. All of them are counted.
 const maxListed = 1000
 
-func (l *Ledger) check(w http.ResponseWriter, r *http.Request) {
+func (l *Ledger) writeCheck(w http.ResponseWriter, r *http.Request) {
 	out := struct {
 		Checked  uint64   `json:"checked"`
 		MissingN uint64   `json:"missing_count"`
@@ -276,21 +283,21 @@ func (l *Ledger) check(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		writeError(w, notify.Invalid("bad_body", "", "one id a line: "+err.Error()))
+		writeError(w, notify.Invalid("bad_body", "", "must hold one id per line: "+err.Error()))
 		return
 	}
 	writeJSON(w, http.StatusOK, out)
 }
 
-// formUint reads a number from the query; on a bad one it answers and returns false.
-func formUint(w http.ResponseWriter, r *http.Request, name string, def, most uint64) (uint64, bool) {
+// queryUint reads a number from the query. For a wrong number it answers 400 and returns false.
+func queryUint(w http.ResponseWriter, r *http.Request, name string, def, most uint64) (uint64, bool) {
 	text := r.FormValue(name)
 	if text == "" {
 		return def, true
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n > most {
-		writeError(w, notify.Invalid("bad_number", name, "is a number from 0 to "+strconv.FormatUint(most, 10)))
+		writeError(w, notify.Invalid("bad_number", name, "must be a number from 0 to "+strconv.FormatUint(most, 10)))
 		return 0, false
 	}
 	return n, true

@@ -14,19 +14,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Credentials is everything a client of the simulated providers needs.
+// Credentials holds everything that a client of the simulated providers needs.
 type Credentials struct {
-	CAPEM    string              `json:"ca_pem"` // signs the certificates of all four
+	CAPEM    string              `json:"ca_pem"` // CA that signed the certificates of all four providers
 	APNs     APNsCredentials     `json:"apns"`
 	FCM      FCMCredentials      `json:"fcm"`
 	Twilio   []TwilioAccount     `json:"twilio"`
 	SendGrid SendGridCredentials `json:"sendgrid"`
 
-	// CallbackSecret signs calls of triggers: whsec_ and base64.
+	// CallbackSecret signs the calls of triggers: whsec_ and base64.
 	CallbackSecret string `json:"callback_secret"`
 }
 
-// APNsCredentials are those of a provider token.
+// APNsCredentials holds the key of provider tokens.
 type APNsCredentials struct {
 	KeyPEM string `json:"key_pem"` // the .p8 file: PKCS #8, P-256
 	KeyID  string `json:"key_id"`
@@ -34,13 +34,13 @@ type APNsCredentials struct {
 	Topic  string `json:"topic"`
 }
 
-// FCMCredentials hold a service account file, whose token_uri is the simulator's.
+// FCMCredentials holds a service account file. Its token_uri is that of the simulator.
 type FCMCredentials struct {
 	Project            string          `json:"project"`
 	ServiceAccountJSON json.RawMessage `json:"service_account"`
 }
 
-// TwilioAccount is one account and what it may send from.
+// TwilioAccount is one account with its sender numbers.
 type TwilioAccount struct {
 	SID                 string `json:"sid"`
 	Token               string `json:"token"`
@@ -48,8 +48,8 @@ type TwilioAccount struct {
 	MessagingServiceSID string `json:"messaging_service_sid"`
 }
 
-// SendGridCredentials are an API key, the IP pools, and the public key that
-// proves the event webhook, as SendGrid shows it: base64 of a PKIX DER.
+// SendGridCredentials holds an API key, the IP pools, and the public key that verifies the event
+// webhook, in the form that SendGrid shows it: base64 of a PKIX DER.
 type SendGridCredentials struct {
 	APIKey           string   `json:"api_key"`
 	Pools            []string `json:"pools"`
@@ -64,7 +64,7 @@ type keyring struct {
 	fcmEmail string
 	fcmKeyID string
 	webhook  *ecdsa.PrivateKey
-	access   [32]byte // signs FCM access tokens
+	access   [32]byte // key that signs FCM access tokens
 	accounts map[string]*TwilioAccount
 }
 
@@ -105,7 +105,7 @@ func newKeyring(s seed, c Config) (*keyring, error) {
 	for i := range k.creds.Twilio {
 		a := &k.creds.Twilio[i]
 		if a.SID == "" || a.Token == "" || k.accounts[a.SID] != nil {
-			return nil, notify.Invalid("bad_account", fmt.Sprintf("twilio.accounts[%d]", i), "has a SID of its own and a token")
+			return nil, notify.Invalid("bad_account", fmt.Sprintf("twilio.accounts[%d]", i), "must have a token, and a SID that no other account has")
 		}
 		k.accounts[a.SID] = a
 	}
@@ -128,7 +128,7 @@ func twilioAccounts(s seed, c TwilioConfig) []TwilioAccount {
 	return out
 }
 
-// bind completes the credentials with what depends on the addresses.
+// bind completes the credentials that depend on the addresses.
 func (k *keyring) bind(ca []byte, project, tokenURL string) error {
 	key, err := pkcs8(k.fcm)
 	if err != nil {
@@ -147,7 +147,7 @@ func (k *keyring) bind(ca []byte, project, tokenURL string) error {
 	return nil
 }
 
-// save writes the credentials to dir, each file whole or not at all.
+// save writes the credentials to files in dir, each file whole or not at all.
 func (c Credentials) save(dir string, u URLs) error {
 	all, err := json.MarshalIndent(struct {
 		URLs        URLs        `json:"urls"`
@@ -174,7 +174,7 @@ func (c Credentials) save(dir string, u URLs) error {
 	return nil
 }
 
-func orString(v, def string) string {
+func stringOr(v, def string) string {
 	if v == "" {
 		return def
 	}

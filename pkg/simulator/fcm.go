@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// fcmServer is FCM HTTP v1 and its token endpoint.
+// fcmServer is FCM HTTP v1 with its token endpoint.
 type fcmServer struct {
 	sim     *Simulator
 	tokens  *oauthServer
-	quota   *window // nil: no limit
-	devices *window // nil: no limit
+	quota   *quotaWindow // nil: no limit
+	devices *quotaWindow // nil: no limit
 	sent    atomic.Uint64
 }
 
 func newFCM(s *Simulator) *fcmServer {
 	f := &fcmServer{sim: s, tokens: newOAuth(s)}
 	if s.cfg.FCM.Quota > 0 {
-		// the minutes of a project are not those of the clock
-		f.quota = newWindow(uint64(s.cfg.FCM.Quota), time.Minute, time.Duration(mix(s.seed, 6)%uint64(time.Minute)))
+		// the minutes of a project do not start with those of the clock
+		f.quota = newWindow(uint64(s.cfg.FCM.Quota), time.Minute, time.Duration(mixHash(s.seed, 6)%uint64(time.Minute)))
 	}
 	if s.cfg.FCM.PerDevice > 0 {
 		f.devices = newWindow(uint64(s.cfg.FCM.PerDevice), time.Minute, 0)
@@ -39,12 +39,12 @@ func (f *fcmServer) routes() http.Handler {
 	mux.HandleFunc("POST /token", f.tokens.token)
 	mux.HandleFunc("POST /v1/projects/{project}/{send}", f.send)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, googleError(http.StatusNotFound, "NOT_FOUND", "Requested URL was not found on this server.", ""))
+		writeAnswer(w, googleError(http.StatusNotFound, "NOT_FOUND", "Requested URL was not found on this server.", ""))
 	})
 	return mux
 }
 
-// fcmCodes are the error codes with their HTTP status and google.rpc status.
+// fcmCodes holds the error codes with their HTTP status and google.rpc status.
 var fcmCodes = map[string]struct {
 	http            int
 	status, message string
@@ -69,7 +69,7 @@ const (
 	fcmMaxBody    = 64 << 10
 )
 
-// fcmRequest is the request body; what is not checked stays raw.
+// fcmRequest is the request body. Fields that are not checked stay raw.
 type fcmRequest struct {
 	ValidateOnly bool       `json:"validate_only"`
 	Message      fcmMessage `json:"message"`
@@ -105,12 +105,12 @@ type fcmAndroid struct {
 
 func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 	if r.PathValue("send") != "messages:send" {
-		reply(w, googleError(http.StatusNotFound, "NOT_FOUND", "Method not found.", ""))
+		writeAnswer(w, googleError(http.StatusNotFound, "NOT_FOUND", "Method not found.", ""))
 		return
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, fcmMaxBody+1))
 	if err != nil {
-		return // cut off before its end: no request
+		return // the request was cut off before its end: it does not count
 	}
 	var req fcmRequest
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -120,27 +120,27 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 		bad = errors.New("unexpected data after the message")
 	}
 	m := &req.Message
-	seq, _ := strconv.ParseUint(m.Data["seq"], 10, 64) // 0 unless it is a number
+	seq, _ := strconv.ParseUint(m.Data["seq"], 10, 64) // 0 unless the text is a number
 	to := m.Token
 	if to == "" && m.Topic != "" {
 		to = "/topics/" + m.Topic
 	}
-	c := &call{
+	c := &providerCall{
 		provider: FCM, fault: f.fault,
 		receivers: []receiver{{address: to, id: m.Data["ntf"], user: m.Data["usr"], seq: seq}},
 	}
 	if m.Notification != nil {
 		c.content = content{title: m.Notification.Title, body: m.Notification.Body}
 	}
-	a := f.check(r, m, bad, len(body))
-	if a.ok() && req.ValidateOnly { // valid, and not delivered; rules of faults hold
+	a := f.checkRequest(r, m, bad, len(body))
+	if a.ok() && req.ValidateOnly { // a valid message is not delivered; fault rules still apply
 		a, c.receivers = fcmName(r.PathValue("project"), "fake_message_id"), nil
 	}
-	settle(f.sim, w, r, c, a)
+	settleCall(f.sim, w, r, c, a)
 }
 
-// check returns the answer the request deserves.
-func (f *fcmServer) check(r *http.Request, m *fcmMessage, bad error, size int) answer {
+// checkRequest returns the answer to a request without faults.
+func (f *fcmServer) checkRequest(r *http.Request, m *fcmMessage, bad error, size int) providerAnswer {
 	now := f.sim.now()
 	project := r.PathValue("project")
 	if !f.tokens.valid(r.Header.Get("Authorization"), now) {
@@ -150,7 +150,7 @@ func (f *fcmServer) check(r *http.Request, m *fcmMessage, bad error, size int) a
 		return googleError(http.StatusForbidden, "PERMISSION_DENIED",
 			"Permission 'cloudmessaging.messages.create' denied on resource '//cloudresourcemanager.googleapis.com/projects/"+project+"' (or it may not exist).", "")
 	}
-	// What is refused below for its content still uses up quota, as FCM says of
+	// A request that is refused below for its content has used up quota, too. FCM says so of
 	// all client errors but 429.
 	if f.quota != nil && !f.quota.take(project, 1, now) {
 		_, end := f.quota.left(project, now)
@@ -172,10 +172,10 @@ func (f *fcmServer) check(r *http.Request, m *fcmMessage, bad error, size int) a
 	if m.Token != "" && f.devices != nil && !f.devices.take(m.Token, 1, now) {
 		return fcmError("QUOTA_EXCEEDED", 0)
 	}
-	return fcmName(project, fmt.Sprintf("0:%d%%%016x", now.UnixMicro(), mix(f.sim.seed, f.sent.Add(1))))
+	return fcmName(project, fmt.Sprintf("0:%d%%%016x", now.UnixMicro(), mixHash(f.sim.seed, f.sent.Add(1))))
 }
 
-func checkMessage(m *fcmMessage) answer {
+func checkMessage(m *fcmMessage) providerAnswer {
 	size := 0
 	for k, v := range m.Data {
 		if k == "from" || k == "message_type" || strings.HasPrefix(k, "google.") || strings.HasPrefix(k, "gcm.") {
@@ -197,11 +197,11 @@ func checkMessage(m *fcmMessage) answer {
 			return badRequest("message.android.priority", "Invalid value at 'message.android.priority'")
 		}
 	}
-	return answer{status: http.StatusOK}
+	return providerAnswer{status: http.StatusOK}
 }
 
-func (f *fcmServer) fault(r *Rule, now time.Time) answer {
-	code := orString(r.Code, fcmDefault[r.Status])
+func (f *fcmServer) fault(r *Rule, now time.Time) providerAnswer {
+	code := stringOr(r.Code, fcmDefault[r.Status])
 	if code == "" {
 		code = "INTERNAL"
 	}
@@ -210,20 +210,20 @@ func (f *fcmServer) fault(r *Rule, now time.Time) answer {
 	return a
 }
 
-func fcmName(project, id string) answer {
-	return answer{status: http.StatusOK, header: jsonHeader(), body: fmt.Appendf(nil, "{\n  \"name\": \"projects/%s/messages/%s\"\n}\n", project, id)}
+func fcmName(project, id string) providerAnswer {
+	return providerAnswer{status: http.StatusOK, header: jsonHeader(), body: fmt.Appendf(nil, "{\n  \"name\": \"projects/%s/messages/%s\"\n}\n", project, id)}
 }
 
-// fcmError is an error with FcmError details; status 0 means the code's own.
-func fcmError(code string, status int) answer {
+// fcmError returns an error with FcmError details. Status 0 means the status of the code.
+func fcmError(code string, status int) providerAnswer {
 	e, ok := fcmCodes[code]
 	if !ok {
 		e.status, e.message = "UNKNOWN", code
 	}
-	if code == "UNAUTHENTICATED" { // refused before FCM itself saw it
-		return googleError(orInt(status, e.http), e.status, e.message, "")
+	if code == "UNAUTHENTICATED" { // refused before FCM itself sees it, so without FcmError
+		return googleError(intOr(status, e.http), e.status, e.message, "")
 	}
-	return googleError(orInt(status, e.http), e.status, e.message, code)
+	return googleError(intOr(status, e.http), e.status, e.message, code)
 }
 
 type googleStatus struct {
@@ -235,27 +235,27 @@ type googleStatus struct {
 	} `json:"error"`
 }
 
-func googleError(code int, status, message, fcm string) answer {
+func googleError(code int, status, message, fcm string) providerAnswer {
 	var e googleStatus
 	e.Error.Code, e.Error.Status, e.Error.Message = code, status, message
 	if fcm != "" {
 		e.Error.Details = []any{map[string]string{"@type": "type.googleapis.com/google.firebase.fcm.v1.FcmError", "errorCode": fcm}}
 	}
-	return answer{status: code, header: jsonHeader(), body: mustJSON(e)}
+	return providerAnswer{status: code, header: jsonHeader(), body: mustJSON(e)}
 }
 
-// badRequest is the answer to a request of the wrong form.
-func badRequest(field, description string) answer {
+// badRequest returns the answer to a request with an invalid field.
+func badRequest(field, description string) providerAnswer {
 	var e googleStatus
 	e.Error.Code, e.Error.Status, e.Error.Message = http.StatusBadRequest, "INVALID_ARGUMENT", description
 	e.Error.Details = []any{map[string]any{
 		"@type":           "type.googleapis.com/google.rpc.BadRequest",
 		"fieldViolations": []map[string]string{{"field": field, "description": description}},
 	}}
-	return answer{status: http.StatusBadRequest, header: jsonHeader(), body: mustJSON(e)}
+	return providerAnswer{status: http.StatusBadRequest, header: jsonHeader(), body: mustJSON(e)}
 }
 
-// isRegistrationToken accepts the alphabet of registration tokens.
+// isRegistrationToken accepts texts in the alphabet of registration tokens.
 func isRegistrationToken(s string) bool {
 	if len(s) < 8 || len(s) > 4096 {
 		return false
@@ -272,8 +272,8 @@ func errorText(err error, def string) string {
 	return err.Error()
 }
 
-// reply writes an answer outside of settle: for requests that are no messages.
-func reply(w http.ResponseWriter, a answer) {
+// writeAnswer writes an answer without settleCall, for requests that are no messages.
+func writeAnswer(w http.ResponseWriter, a providerAnswer) {
 	for k, v := range a.header {
 		w.Header()[k] = v
 	}
@@ -281,7 +281,7 @@ func reply(w http.ResponseWriter, a answer) {
 	_, _ = w.Write(a.body)
 }
 
-// mustJSON marshals values of this package's own types, which cannot fail.
+// mustJSON marshals values of types of this package, which cannot fail.
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

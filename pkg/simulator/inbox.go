@@ -23,28 +23,28 @@ type Message struct {
 	Body     string    `json:"body"`
 	ID       string    `json:"id"`
 	Attempt  string    `json:"attempt,omitempty"`
-	Status   int       `json:"status"` // 0: not answered
+	Status   int       `json:"status"` // 0: no answer
 	Outcome  string    `json:"outcome"`
-	// Traceparent and Tracestate are the W3C headers of the request.
+	// Traceparent and Tracestate are the W3C trace context headers of the request.
 	Traceparent string `json:"traceparent,omitempty"`
 	Tracestate  string `json:"tracestate,omitempty"`
 }
 
-// content is what a message says: title and body, a provider's template, or a
-// push payload that is taken apart only when somebody looks.
+// content is the content of a message: title and body, a template of the provider, or a push
+// payload, which is parsed only when the inbox is read.
 type content struct {
 	title, body    string
-	html           bool   // of body
+	html           bool   // body is HTML
 	template, data string // id and values of a template
 	push           []byte
-	parent, state  string // W3C trace context of the request
+	parent, state  string // W3C trace context headers of the request
 }
 
 // inbox keeps the last messages.
 type inbox struct {
-	mu   sync.Mutex
-	size int
-	last []inboxEntry // oldest first
+	mu      sync.Mutex
+	size    int
+	entries []inboxEntry // oldest first; mu guards it
 }
 
 type inboxEntry struct {
@@ -58,33 +58,33 @@ type inboxEntry struct {
 
 func newInbox(size int) *inbox { return &inbox{size: size} }
 
-func (b *inbox) add(c *call, status int, outcome Outcome, now time.Time) {
+func (b *inbox) addCall(c *providerCall, status int, outcome Outcome, now time.Time) {
 	rs := c.receivers
 	rs = rs[max(0, len(rs)-b.size):]
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if over := len(b.last) + len(rs) - 2*b.size; over > 0 { // seldom: what is kept moves to the front
-		b.last = slices.Delete(b.last, 0, len(b.last)-b.size)
+	if over := len(b.entries) + len(rs) - 2*b.size; over > 0 { // move the kept entries to the front only now and then
+		b.entries = slices.Delete(b.entries, 0, len(b.entries)-b.size)
 	}
 	for _, r := range rs {
-		if r.own != nil {
-			own := *r.own // else it would hold those of the whole request
-			r.own = &own
+		if r.personal != nil {
+			own := *r.personal // a copy: the pointer would keep the whole request in memory
+			r.personal = &own
 		}
-		b.last = append(b.last, inboxEntry{receiver: r, content: c.content, provider: c.provider, outcome: outcome, status: status, at: now})
+		b.entries = append(b.entries, inboxEntry{receiver: r, content: c.content, provider: c.provider, outcome: outcome, status: status, at: now})
 	}
 }
 
-// messages returns what is kept, newest first.
+// messages returns the kept messages, newest first.
 func (b *inbox) messages() []Message {
 	b.mu.Lock()
-	kept := slices.Clone(b.last[max(0, len(b.last)-b.size):])
+	kept := slices.Clone(b.entries[max(0, len(b.entries)-b.size):])
 	b.mu.Unlock()
 	slices.Reverse(kept)
 	out := make([]Message, len(kept))
 	for i, e := range kept {
 		title, body := e.text()
-		title, body = clip(title, clipped), clip(body, clipped)
+		title, body = clipText(title, maxClip), clipText(body, maxClip)
 		out[i] = Message{
 			At: e.at, Provider: e.provider, Channel: e.provider.Channel().String(), To: e.address, Title: title, Body: body,
 			ID: e.id, Attempt: e.attempt, Status: e.status, Outcome: e.outcome.String(),
@@ -94,14 +94,14 @@ func (b *inbox) messages() []Message {
 	return out
 }
 
-// text returns title and body as the receiver sees them: what providers fill in
-// is filled in. Of a template only its id and its values are known here.
+// text returns title and body as the receiver sees them, with substitutions filled in. Of a template
+// only the id and the values are known here.
 func (e *inboxEntry) text() (title, body string) {
 	if e.push != nil {
 		return e.alert()
 	}
 	title, body = e.title, e.body
-	own := e.own
+	own := e.personal
 	if own == nil {
 		own = &personalization{}
 	}
@@ -125,8 +125,8 @@ func (e *inboxEntry) text() (title, body string) {
 	return title, body
 }
 
-// substitute replaces tags by their values, the longest tag first where one
-// begins another.
+// substitute replaces tags with their values. If a tag begins another one, the longer is replaced
+// first.
 func substitute(values map[string]string) *strings.Replacer {
 	tags := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	pairs := make([]string, 0, 2*len(tags))
@@ -138,13 +138,13 @@ func substitute(values map[string]string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// textOf returns the text of HTML, a line for each block.
+// textOf returns the text of HTML, with a line for each block.
 func textOf(markup string) string {
 	var b strings.Builder
 	hidden := false
 	for z := html.NewTokenizer(strings.NewReader(markup)); ; {
 		kind := z.Next()
-		if kind == html.ErrorToken { // the end; what is cut off counts as text
+		if kind == html.ErrorToken { // the end, or HTML that was cut off
 			break
 		}
 		name, _ := z.TagName()
@@ -167,7 +167,7 @@ func textOf(markup string) string {
 	return strings.TrimSpace(b.String())
 }
 
-// alert returns what aps.alert says: title and body, or only a body.
+// alert returns title and body of aps.alert. An alert that is a text has only a body.
 func (c *content) alert() (title, body string) {
 	var p struct {
 		APS struct {
@@ -188,11 +188,11 @@ func (c *content) alert() (title, body string) {
 	return "", body
 }
 
-// clipped is the most of a text that the inbox keeps, in bytes.
-const clipped = 4096
+// maxClip is the most bytes of a text that the inbox keeps.
+const maxClip = 4096
 
-// clip shortens s to so many bytes and lets go of what it was part of.
-func clip(s string, n int) string {
+// clipText shortens s to n bytes. It copies the text, so that the longer one can be freed.
+func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}

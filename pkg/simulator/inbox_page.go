@@ -14,7 +14,7 @@ var inboxHTML string
 
 var inboxTemplate = template.Must(template.New("inbox").Parse(inboxHTML))
 
-// inboxView is what the page shows.
+// inboxView is what the template of the page reads.
 type inboxView struct {
 	Messages []Message
 	Summary  Summary
@@ -45,7 +45,7 @@ func inboxJSON(s *Simulator, w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, filterInbox(s.Inbox(), r.FormValue("channel"), r.FormValue("q")))
 }
 
-// filterInbox keeps the messages of a channel that hold q; both may be empty.
+// filterInbox keeps the messages of a channel that contain q. Both may be empty.
 func filterInbox(ms []Message, channel, q string) []Message {
 	q = strings.ToLower(q)
 	return slices.DeleteFunc(ms, func(m Message) bool {

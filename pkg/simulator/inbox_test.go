@@ -45,10 +45,10 @@ func TestInboxShowsWhatReceiversRead(t *testing.T) {
 		first["dynamic_template_data"] = map[string]any{"name": "Ann"}
 	}), "template d-17", `{"name":"Ann"}`)
 	long := mail(func(body, first map[string]any) {
-		body["content"] = part("text/plain", strings.Repeat("x", clipped-5)+"-ntf.t0- "+strings.Repeat("é", clipped))
+		body["content"] = part("text/plain", strings.Repeat("x", maxClip-5)+"-ntf.t0- "+strings.Repeat("é", maxClip))
 		first["substitutions"] = map[string]string{"-ntf.t0-": "Ann"}
 	})
-	if !strings.HasSuffix(long.Body, "xAnn …") && !strings.HasSuffix(long.Body, "Ann é…") || len(long.Body) > clipped+3 || !utf8.ValidString(long.Body) {
+	if !strings.HasSuffix(long.Body, "xAnn …") && !strings.HasSuffix(long.Body, "Ann é…") || len(long.Body) > maxClip+3 || !utf8.ValidString(long.Body) {
 		t.Errorf("a long one ends with %q, %d bytes", long.Body[len(long.Body)-20:], len(long.Body))
 	}
 
@@ -62,14 +62,14 @@ func TestInboxLetsGoOfRequests(t *testing.T) {
 	t.Parallel()
 	b := newInbox(2)
 	all := make([]personalization, 1000)
-	c := &call{provider: SendGrid}
+	c := &providerCall{provider: SendGrid}
 	for i := range all {
-		c.receivers = append(c.receivers, receiver{own: &all[i]})
+		c.receivers = append(c.receivers, receiver{personal: &all[i]})
 	}
-	b.add(c, 202, Accepted, time.Now())
-	for _, e := range b.last {
+	b.addCall(c, 202, Accepted, time.Now())
+	for _, e := range b.entries {
 		for i := range all {
-			if e.own == &all[i] {
+			if e.personal == &all[i] {
 				t.Fatalf("one of %d that came together is held with the others", len(all))
 			}
 		}

@@ -22,14 +22,14 @@ import (
 	"strings"
 )
 
-// seed is where every key comes from. Its keys guard a simulator on loopback
-// and nothing else: whoever has the seed has them all, which is the point.
+// seed is the source of every key. The keys protect only a simulator on loopback. It is intended
+// that the seed gives access to all of them.
 type seed [32]byte
 
 const seedFile = "seed"
 
-// newSeed returns the seed kept in dir; without dir, or before there is one, that
-// of n. In a dir, and with n = 0, it is drawn at random. It is written to dir.
+// newSeed returns the seed that is stored in dir. Without dir it derives the seed from n. If dir
+// has no seed yet, it derives one from n, or draws one at random for n = 0, and stores it in dir.
 func newSeed(dir string, n uint64) (seed, error) {
 	fromN := seed(sha256.Sum256(fmt.Appendf(nil, "notifyd simulator %d", n)))
 	if dir == "" {
@@ -63,7 +63,7 @@ func (s seed) derive(label string) [32]byte {
 	return sha256.Sum256(append(s[:], label...))
 }
 
-// number is for random choices that need no secrecy.
+// number returns a number for random choices that need no secrecy.
 func (s seed) number() uint64 {
 	d := s.derive("choices")
 	return uint64(d[0]) | uint64(d[1])<<8 | uint64(d[2])<<16 | uint64(d[3])<<24 | uint64(d[4])<<32 | uint64(d[5])<<40 | uint64(d[6])<<48 | uint64(d[7])<<56
@@ -75,7 +75,7 @@ func (s seed) hex(label string) string {
 	return hex.EncodeToString(d[:16])
 }
 
-// code returns n letters and digits, as Apple's ids have; n up to 52.
+// code returns n letters and digits in the form of the ids of Apple. n is at most 52.
 func (s seed) code(label string, n int) string {
 	d := s.derive(label)
 	return base32.StdEncoding.EncodeToString(d[:])[:n]
@@ -88,7 +88,7 @@ func (s seed) apiKey() string {
 
 // ec returns a P-256 key.
 func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
-	for i := range 100 { // all but 2^-32 of the candidates are below the order
+	for i := range 100 { // all but 2^-32 of the candidates are below the order of the curve
 		d := s.derive(fmt.Sprint(label, i))
 		if k, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), d[:]); err == nil {
 			return k, nil
@@ -97,8 +97,8 @@ func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
 	return nil, errors.New("no P-256 key in the seed")
 }
 
-// rsa returns a 2048-bit RSA key. crypto/rsa makes none from a seed, so the two
-// primes are searched here.
+// rsa returns a 2048-bit RSA key. crypto/rsa cannot make a key from a seed, so rsa searches the two
+// primes itself.
 func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
 	src := randv2.NewChaCha8(s.derive(label))
 	p, q := prime(src), prime(src)
@@ -114,8 +114,8 @@ func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
 	return k, err
 }
 
-// prime returns a 1024-bit prime whose top two bits are set, so that a product of
-// two has 2048, and that fits the exponent 65537.
+// prime returns a 1024-bit prime that fits the exponent 65537. Its top two bits are set, so that
+// the product of two such primes has 2048 bits.
 func prime(src *randv2.ChaCha8) *big.Int {
 	var raw [128]byte
 	e := big.NewInt(65537)

@@ -8,9 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Latency says how long a provider takes to answer. The zero value answers at
-// once; without P99 every answer takes Median; with it the distribution is
-// lognormal, as the tails of real providers are.
+// Latency says how long a provider takes to answer. The zero value answers at once. Without P99
+// every answer takes Median. With P99 the distribution is lognormal, because real providers have
+// such tails.
 type Latency struct {
 	Median Duration `json:"median"`
 	P99    Duration `json:"p99"` // 0, or not less than Median
@@ -27,8 +27,8 @@ func Lognormal(median, p99 time.Duration) Latency {
 // z99 is the 99th percentile of the standard normal distribution.
 const z99 = 2.3263478740408408
 
-// at returns the latency at quantile u, 0 < u < 1.
-func (l Latency) at(u float64) time.Duration {
+// atQuantile returns the latency at quantile u, 0 < u < 1.
+func (l Latency) atQuantile(u float64) time.Duration {
 	if l.P99 <= l.Median || l.Median <= 0 {
 		return time.Duration(l.Median)
 	}
@@ -39,13 +39,13 @@ func (l Latency) at(u float64) time.Duration {
 
 func (l Latency) validate(field string) error {
 	if l.Median < 0 || l.P99 < 0 || (l.P99 > 0 && l.P99 < l.Median) || (l.P99 > 0 && l.Median == 0) {
-		return notify.Invalid("bad_latency", field, "median and p99 are not negative, and p99, when set, is not below a median above 0")
+		return notify.Invalid("bad_latency", field, "median and p99 must not be negative; p99 needs a median above 0 and must not be below it")
 	}
 	return nil
 }
 
-// wait returns after d, or false when ctx or stop ends it first.
-func wait(ctx context.Context, stop <-chan struct{}, d time.Duration) bool {
+// sleepOrStop sleeps for d. It returns false if ctx ends or stop is closed first.
+func sleepOrStop(ctx context.Context, stop <-chan struct{}, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}

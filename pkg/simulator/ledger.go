@@ -13,12 +13,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Outcome is what became of a receiver of a request.
+// Outcome says what happened to a receiver of a request.
 type Outcome uint8
 
-// The outcomes. An ambiguous one was taken by the provider, but the caller was
-// not told: the connection was reset, or no answer came. Taken, an accepted or
-// ambiguous one, is what the ledger counts as a delivery.
+// The outcomes. Ambiguous means that the provider took the receiver, but the caller does not
+// know: the connection was reset, or no answer came. The ledger counts accepted and ambiguous
+// receivers as taken, that is, as delivered.
 const (
 	Rejected Outcome = iota
 	Accepted
@@ -36,56 +36,56 @@ func (o Outcome) String() string {
 
 func (o Outcome) taken() bool { return o != Rejected }
 
-// entry is one receiver of one request, on its way into the ledger.
-type entry struct {
-	seq      uint64 // of the ledger, from 1
-	at       int64  // wall time the body had been read, Unix nanoseconds
+// ledgerEntry is one receiver of one request, to be counted by the ledger.
+type ledgerEntry struct {
+	seq      uint64 // number in the ledger, from 1
+	at       int64  // time of day at which the body had been read, Unix nanoseconds
 	provider Provider
 	outcome  Outcome
-	status   int    // answered; 0 when nothing was
-	id       string // notification id; empty when the request carried none
-	attempt  string // provider-side id of the attempt, APNs only
+	status   int    // HTTP status of the answer; 0: no answer
+	id       string // notification id; empty: the request had none
+	attempt  string // id of the attempt at the provider; APNs only
 	addr     uint64 // hash of the address
-	user     string // empty when the payload carried none
+	user     string // empty: the payload had none
 	userSeq  uint64
 }
 
-// Ledger counts every receiver of every request. It is the proof of the torture
-// and load runs, so it is exact in what it counts: distinct (id, address) pairs
-// taken, and every take after the first of a pair, a duplicate. A user with two
-// devices is two pairs of one id. Addresses are compared by 32 bits of a hash.
+// Ledger counts every receiver of every request. It is the proof of the torture and load
+// runs, so its counts are exact. It counts the distinct (id, address) pairs that were taken,
+// and every further take of a pair as a duplicate. A user with two devices makes two pairs of
+// one id. Addresses are compared by 32 bits of a hash.
 //
-// Its memory is bounded. What there is no room for is in files without a name, below
-// 64 bytes a receiver: 11 of a fan-out, 34 of a single, and 28 of a row of arrivals. Who
-// records pays for the writing now and then; the others go on meanwhile.
+// Its memory is bounded. The rest goes to unlinked files and takes less than 64 bytes a
+// receiver: 11 for a receiver of a fan-out, 34 for a single, and 28 for a row of arrivals. Now
+// and then a call that records a receiver also writes a file. Other calls go on meanwhile.
 //
-// It is safe for concurrent use.
+// A Ledger is safe for concurrent use.
 type Ledger struct {
 	dir    string
 	memory int
 	file   *ledgerFile // nil without Config.LedgerFile
 
-	mu       sync.Mutex // guards what follows
-	roomier  sync.Cond  // a write has ended
-	writing  bool       // pairs and arrivals are being written
-	merging  bool       // orders are being merged
-	seq      uint64
-	count    [providers]providerCount
-	pairs    *pairs
-	arrivals *arrivalLog
-	nearText string // of the last id of a fan-out, up to its index
-	nearBase notify.Base
-	foreign  map[notify.ID]string // texts of the ids of another form
-	orders   *userOrders
-	examples []Reordered // the first ones
-	dups     []Duplicate // a ring of the last keepDups
-	nextDup  int         // where the next one goes once the ring is full
+	mu               sync.Mutex // guards the fields below
+	writeEnded       sync.Cond  // signalled when a write or a merge has ended
+	writing          bool       // a call is writing pairs and arrivals, without mu
+	merging          bool       // a call is merging orders, without mu
+	seq              uint64
+	providerCounts   [receiverProviders]providerCount
+	pairs            *pairStore
+	arrivals         *arrivalLog
+	lastFanoutText   string // text of the last fan-out id, up to its index
+	lastFanoutBase   notify.Base
+	foreign          map[notify.ID]string // texts of ids that are not notification ids
+	orders           *userOrders
+	examples         []Reordered // the first keepReordered
+	recentDuplicates []Duplicate // ring of the last keepDups
+	nextDuplicate    int         // place of the next one, once the ring is full
 }
 
 const (
-	keepDups      = 1000    // duplicates kept with all their details
-	keepReordered = 100     // examples kept
-	foreignMax    = 1 << 20 // ids kept that are not notification ids
+	keepDups      = 1000    // duplicates that are kept with all their details
+	keepReordered = 100     // examples of reordered messages that are kept
+	foreignMax    = 1 << 20 // ids that are kept although they are not notification ids
 )
 
 type providerCount struct {
@@ -93,29 +93,28 @@ type providerCount struct {
 	status map[int]uint64
 }
 
-// NewLedger returns an empty one, which takes up to memory bytes, and keeps the rest
-// in files in dir; empty: the system's folder for temporary files. A quarter of memory
-// is for pairs that change, one for those being written, one for the order of users, and
-// one for what is in memory of the pairs on disk. This last one grows by 2 bytes a single
-// and 0.1 a receiver of a fan-out.
+// NewLedger returns an empty Ledger that uses about memory bytes. The rest goes to files in dir;
+// empty: the folder of the system for temporary files. The memory has four equal parts: pairs
+// that change, pairs that are being written, the order of users, and the indexes of pairs on
+// disk. The last part grows by 2 bytes a single and 0.1 a receiver of a fan-out.
 func NewLedger(dir string, memory int) *Ledger {
 	l := &Ledger{dir: dir, memory: memory}
-	l.roomier.L = &l.mu
+	l.writeEnded.L = &l.mu
 	l.clear()
 	return l
 }
 
 func (l *Ledger) clear() {
-	l.seq, l.count, l.examples, l.dups, l.nextDup = 0, [providers]providerCount{}, nil, nil, 0
-	for i := range l.count {
-		l.count[i].status = map[int]uint64{}
+	l.seq, l.providerCounts, l.examples, l.recentDuplicates, l.nextDuplicate = 0, [receiverProviders]providerCount{}, nil, nil, 0
+	for i := range l.providerCounts {
+		l.providerCounts[i].status = map[int]uint64{}
 	}
-	// The files of the ones before are closed when their last reader has let go of them.
+	// Readers may still use the files of the old parts. The garbage collector closes them.
 	l.pairs, l.arrivals, l.orders = newPairs(l.dir, l.memory/4), &arrivalLog{dir: l.dir}, newUserOrders(l.dir, l.memory/4)
 	l.foreign = map[notify.ID]string{}
 }
 
-// Reset forgets everything, in the file as well.
+// Reset forgets everything, and empties the ledger file.
 func (l *Ledger) Reset() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,80 +125,82 @@ func (l *Ledger) Reset() error {
 	return nil
 }
 
-// request counts one request, whatever its receivers.
-func (l *Ledger) request(p Provider) {
+// countRequest counts one request, without its receivers.
+func (l *Ledger) countRequest(p Provider) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.count[p-1].Requests++
+	l.providerCounts[p-1].Requests++
 }
 
-// Receiver is one receiver of one request, as a provider saw it.
+// Receiver is one receiver of one request, as a provider sees it.
 type Receiver struct {
-	ID       string // of the notification
+	ID       string // notification id
 	Provider Provider
 	Outcome  Outcome
 	Address  string
 	At       time.Time
 	User     string // empty: not known
-	Seq      uint64 // of the user's messages
+	Seq      uint64 // sequence number among the messages of the user
 }
 
-// Take adds a receiver, for programs that have a ledger without providers.
+// Take adds a receiver, for programs that have a ledger without simulated providers.
 func (l *Ledger) Take(r *Receiver) {
-	l.record(&entry{
+	l.recordEntry(&ledgerEntry{
 		at: r.At.UnixNano(), provider: r.Provider, outcome: r.Outcome, status: 200,
 		id: r.ID, addr: addrHash(r.Address), user: r.User, userSeq: r.Seq,
 	})
 }
 
-// record adds one receiver. It sets e.seq.
-func (l *Ledger) record(e *entry) {
+// recordEntry counts one receiver and sets e.seq.
+func (l *Ledger) recordEntry(e *ledgerEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.seq = l.seq + 1
-	l.apply(e)
+	l.countEntry(e)
 	if l.file != nil {
-		l.file.append(e)
+		l.file.appendEntry(e)
 	}
-	l.makeRoom()
+	l.spillIfFull()
 }
 
-// makeRoom writes to disk what there is no room for in memory, with the lock released.
-// It waits only if memory is full while another call writes. The lock is held.
-func (l *Ledger) makeRoom() {
-	for l.pairs.full(len(l.arrivals.tail)) {
+// spillIfFull writes pairs and arrivals to disk if memory is full, and merges orders if they are
+// due. It releases the lock while it writes. It waits only if memory is full while another call
+// writes. The caller holds the lock.
+func (l *Ledger) spillIfFull() {
+	for l.pairs.full(len(l.arrivals.growing)) {
 		if l.writing {
-			l.roomier.Wait()
+			l.writeEnded.Wait()
 			continue
 		}
 		l.writing = true
-		p, a := l.pairs, l.arrivals // a Reset may put others in their place
+		p, a := l.pairs, l.arrivals // a Reset may replace them meanwhile
 		t := p.freeze()
 		a.freeze()
 		l.mu.Unlock()
-		r, err := writeRun(p.dir, t, &p.keys)
+		r, err := writeRun(p.dir, t, &p.runKeys)
 		failed := a.write()
 		l.mu.Lock()
 		if failed == nil {
-			a.written()
+			a.frozenWritten()
 		}
-		p.written(r, errors.Join(err, failed))
+		p.frozenWritten(r, errors.Join(err, failed))
 		l.writing = false
-		l.roomier.Broadcast()
+		l.writeEnded.Broadcast()
 	}
 	if l.orders.full() {
-		l.mergeOrders(len(l.orders.waiting) >= 2*l.orders.batch)
+		l.mergeOrders(len(l.orders.waiting) >= 2*l.orders.mergeAt)
 	}
 }
 
-// mergeOrders compares what waits, with the lock released. While another call does, it
-// waits if it is told to, and returns otherwise. The lock is held.
+// mergeOrders compares the waiting order events, and releases the lock meanwhile. If another call
+// is merging, it waits for that call if wait is set, and returns otherwise. The caller holds the
+// lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {
 			return
 		}
-		l.roomier.Wait()
+		l.writeEnded.Wait()
 	}
 	l.merging = true
 	o := l.orders
@@ -207,13 +208,13 @@ func (l *Ledger) mergeOrders(wait bool) {
 	l.mu.Unlock()
 	m, err := o.merge(users)
 	l.mu.Lock()
-	o.took(m, err)
+	o.mergeEnded(m, err)
 	l.merging = false
-	l.roomier.Broadcast()
+	l.writeEnded.Broadcast()
 }
 
-// Settle compares the order of users whose events wait: from then on the counts of
-// what came before are exact, with any number of users.
+// Settle compares the order of all users whose events wait. After that the counts of all earlier
+// receivers are exact, with any number of users.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,39 +223,39 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// parse returns an id's key. An id that is none of ours gets a place among the bases.
-func parse(text string) (id notify.ID, foreign bool) {
+// parseID returns the key of an id. If text is not a notification id, the key is a hash of it.
+func parseID(text string) (id notify.ID, foreign bool) {
 	id, err := notify.ParseID(text)
 	if err == nil {
 		return id, false
 	}
 	h := xxhash.Sum64String(text)
 	binary.LittleEndian.PutUint64(id.Base[:], h)
-	binary.LittleEndian.PutUint64(id.Base[8:], mix(h, uint64(len(text))))
+	binary.LittleEndian.PutUint64(id.Base[8:], mixHash(h, uint64(len(text))))
 	id.Index, id.Fan = 0, false
 	return id, true
 }
 
-// near is parse for ids of which the next one is mostly of the same fan-out: the base is
-// read once. The lock is held.
-func (l *Ledger) near(text string) (id notify.ID, foreign bool) {
-	if n := len(l.nearText); n > 0 && len(text) > n && text[:n] == l.nearText && text[n] != '0' {
+// parseNear is parseID for ids that mostly belong to the same fan-out as the id before. It parses
+// their base once. The lock is held.
+func (l *Ledger) parseNear(text string) (id notify.ID, foreign bool) {
+	if n := len(l.lastFanoutText); n > 0 && len(text) > n && text[:n] == l.lastFanoutText && text[n] != '0' {
 		if index, err := strconv.ParseUint(text[n:], 10, 31); err == nil {
-			return notify.ID{Base: l.nearBase, Index: uint32(index), Fan: true}, false
+			return notify.ID{Base: l.lastFanoutBase, Index: uint32(index), Fan: true}, false
 		}
 	}
-	id, foreign = parse(text)
+	id, foreign = parseID(text)
 	if at := strings.IndexByte(text, '-'); !foreign && id.Fan && at > 0 {
-		l.nearText, l.nearBase = text[:at+1], id.Base
+		l.lastFanoutText, l.lastFanoutBase = text[:at+1], id.Base
 	}
 	return id, foreign
 }
 
-// apply counts e; the file's records come through here again after a restart. The
+// countEntry counts e. After a restart the lines of the ledger file come through it again. The
 // lock is held.
-func (l *Ledger) apply(e *entry) {
+func (l *Ledger) countEntry(e *ledgerEntry) {
 	l.seq = max(l.seq, e.seq)
-	c := &l.count[e.provider-1]
+	c := &l.providerCounts[e.provider-1]
 	c.Receivers++
 	c.status[e.status]++
 	switch e.outcome {
@@ -269,7 +270,7 @@ func (l *Ledger) apply(e *entry) {
 		c.NoID++
 		return
 	}
-	id, foreign := l.near(e.id)
+	id, foreign := l.parseNear(e.id)
 	if foreign && l.foreign[id] == "" {
 		if len(l.foreign) >= foreignMax {
 			c.Untracked++
@@ -277,7 +278,7 @@ func (l *Ledger) apply(e *entry) {
 		}
 		l.foreign[id] = e.id
 	}
-	h := l.pairs.hit(id, e)
+	h := l.pairs.countHit(id, e)
 	if h.firstOfID {
 		l.arrivals.add(id.Base, e.at)
 	}
@@ -292,17 +293,17 @@ func (l *Ledger) apply(e *entry) {
 	}
 }
 
-// hit is what one more request meant for its pair.
-type hit struct {
-	firstTry  bool // the pair was never seen before
-	first     bool // its first delivery
-	firstOfID bool // the first of the id, over all addresses
+// pairHit says what one more request meant for its pair.
+type pairHit struct {
+	firstTry  bool // the first request with this pair
+	first     bool // the first delivery of the pair
+	firstOfID bool // the first delivery of the id, at any address
 	duplicate bool
-	before    slot // as it was
+	before    pairSlot // slot before this request
 }
 
-func (s *slot) take(e *entry) hit {
-	h := hit{firstTry: s.attempts == 0, before: *s}
+func (s *pairSlot) countTake(e *ledgerEntry) pairHit {
+	h := pairHit{firstTry: s.attempts == 0, before: *s}
 	if h.firstTry {
 		s.addr, s.at = uint32(e.addr), e.at
 	}
@@ -320,38 +321,38 @@ func (s *slot) take(e *entry) hit {
 }
 
 // keepDuplicate keeps the details of a duplicate. The lock is held.
-func (l *Ledger) keepDuplicate(e *entry, before slot) {
+func (l *Ledger) keepDuplicate(e *ledgerEntry, before pairSlot) {
 	d := Duplicate{
 		ID: e.id, Provider: e.provider, Address: hexAddr(uint32(e.addr)), Seq: e.seq,
 		At: time.Unix(0, e.at), FirstAt: time.Unix(0, before.at), Deliveries: int(before.deliveries) + 1,
 		SameAttempt: e.attempt != "" && before.attempt == attemptHash(e.attempt),
 	}
-	if len(l.dups) < keepDups {
-		l.dups = append(l.dups, d)
+	if len(l.recentDuplicates) < keepDups {
+		l.recentDuplicates = append(l.recentDuplicates, d)
 		return
 	}
-	l.dups[l.nextDup] = d
-	l.nextDup = (l.nextDup + 1) % keepDups
+	l.recentDuplicates[l.nextDuplicate] = d
+	l.nextDuplicate = (l.nextDuplicate + 1) % keepDups
 }
 
-// checkOrder compares e with what the same user was sent at the same address. The
-// lock is held.
-func (l *Ledger) checkOrder(e *entry, h hit) {
+// checkOrder compares e with the earlier messages to the same user at the same address. The lock
+// is held.
+func (l *Ledger) checkOrder(e *ledgerEntry, h pairHit) {
 	if !h.firstTry && !h.first {
 		return
 	}
-	key := mix(xxhash.Sum64String(e.user), e.addr^uint64(e.provider.Channel())<<56)
-	was, lateTry, late := l.orders.add(&orderEvent{key: key, seq: e.userSeq, firstTry: h.firstTry, first: h.first})
+	key := mixHash(xxhash.Sum64String(e.user), e.addr^uint64(e.provider.Channel())<<56)
+	was, lateTry, late := l.orders.addEvent(&orderEvent{key: key, seq: e.userSeq, firstTry: h.firstTry, firstDelivery: h.first})
 	if (lateTry || late) && len(l.examples) < keepReordered {
-		x := Reordered{User: e.user, ID: e.id, Provider: e.provider, Seq: e.userSeq, After: was.taken, At: e.at, Attempt: lateTry}
+		x := Reordered{User: e.user, ID: e.id, Provider: e.provider, Seq: e.userSeq, After: was.highestTaken, At: e.at, Attempt: lateTry}
 		if lateTry {
-			x.After = was.tried
+			x.After = was.highestTried
 		}
 		l.examples = append(l.examples, x)
 	}
 }
 
-// close flushes and closes the file.
+// close flushes and closes the ledger file.
 func (l *Ledger) close() error {
 	if l.file == nil {
 		return nil

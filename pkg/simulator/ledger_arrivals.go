@@ -9,11 +9,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Arrival says that ids of one base were delivered for the first time, one after the
-// other: of a fan-out so many of its receivers.
+// Arrival says that N ids of one base were delivered for the first time, in immediate succession.
 type Arrival struct {
 	Base notify.Base
-	At   time.Time // of the first of them; the last came arrivalWindow later at most
+	At   time.Time // when the first of them came; the last came at most arrivalWindow later
 	N    uint32
 }
 
@@ -22,11 +21,11 @@ const (
 	arrivalWindow = 100 * time.Microsecond
 )
 
-// ParseArrivals reads rows as /ledger/arrivals writes them: base, Unix nanoseconds and
-// count, 28 bytes, numbers with the low byte first.
+// ParseArrivals parses the rows of /ledger/arrivals. A row has 28 bytes: base, Unix nanoseconds and
+// count, with numbers in little-endian order. It returns an error if b does not hold whole rows.
 func ParseArrivals(b []byte) ([]Arrival, error) {
 	if len(b)%arrivalBytes != 0 {
-		return nil, fmt.Errorf("arrivals: %d bytes are no rows of %d", len(b), arrivalBytes)
+		return nil, fmt.Errorf("arrivals: %d bytes are not a multiple of the row length %d", len(b), arrivalBytes)
 	}
 	list := make([]Arrival, 0, len(b)/arrivalBytes)
 	for ; len(b) > 0; b = b[arrivalBytes:] {
@@ -37,41 +36,42 @@ func ParseArrivals(b []byte) ([]Arrival, error) {
 	return list, nil
 }
 
-// arrivalLog is all arrivals in their order. The ledger's lock guards it, but for write.
-// A cursor is a number of rows.
+// arrivalLog holds all arrivals in order. The lock of the ledger guards it, but write runs without
+// the lock. A cursor is a number of rows.
 type arrivalLog struct {
-	dir    string
-	f      *os.File // nil until something is written
-	onDisk int64    // rows
-	frozen []byte   // being written
-	tail   []byte
-	spare  []byte
-	open   bool // the last row may still grow: no reader has seen it
+	dir         string
+	f           *os.File // nil until the first write
+	onDisk      int64    // number of rows
+	frozen      []byte   // rows that are being written; nothing changes them
+	growing     []byte
+	spare       []byte
+	lastRowOpen bool // the last row may still grow, because no reader has seen it
 }
 
 func (a *arrivalLog) add(b notify.Base, at int64) {
-	if n := len(a.tail) - arrivalBytes; a.open && n >= 0 && notify.Base(a.tail[n:n+16]) == b {
-		row := a.tail[n:]
+	if n := len(a.growing) - arrivalBytes; a.lastRowOpen && n >= 0 && notify.Base(a.growing[n:n+16]) == b {
+		row := a.growing[n:]
 		if d := at - int64(binary.LittleEndian.Uint64(row[16:])); d >= 0 && d < int64(arrivalWindow) {
 			binary.LittleEndian.PutUint32(row[24:], binary.LittleEndian.Uint32(row[24:])+1)
 			return
 		}
 	}
-	a.tail = append(a.tail, b[:]...)
-	a.tail = binary.LittleEndian.AppendUint64(a.tail, uint64(at))
-	a.tail = binary.LittleEndian.AppendUint32(a.tail, 1)
-	a.open = true
+	a.growing = append(a.growing, b[:]...)
+	a.growing = binary.LittleEndian.AppendUint64(a.growing, uint64(at))
+	a.growing = binary.LittleEndian.AppendUint32(a.growing, 1)
+	a.lastRowOpen = true
 }
 
 func (a *arrivalLog) rows() int64 {
-	return a.onDisk + int64(len(a.frozen)+len(a.tail))/arrivalBytes
+	return a.onDisk + int64(len(a.frozen)+len(a.growing))/arrivalBytes
 }
 
 func (a *arrivalLog) freeze() {
-	a.frozen, a.tail, a.spare = a.tail, a.spare[:0], nil
+	a.frozen, a.growing, a.spare = a.growing, a.spare[:0], nil
 }
 
-// write puts what is frozen behind what is on disk.
+// write appends the frozen rows to the file. Only one goroutine calls it at a time, without the
+// lock.
 func (a *arrivalLog) write() error {
 	if a.f == nil {
 		f, err := tempFile(a.dir)
@@ -84,16 +84,16 @@ func (a *arrivalLog) write() error {
 	return err
 }
 
-func (a *arrivalLog) written() {
+func (a *arrivalLog) frozenWritten() {
 	a.onDisk += int64(len(a.frozen)) / arrivalBytes
 	a.spare, a.frozen = a.frozen, nil
 }
 
-// inMemory copies rows from a cursor on, up to most bytes.
+// inMemory copies at most most bytes of rows from a cursor on. The rows at the cursor are in memory.
 func (a *arrivalLog) inMemory(from int64, most int) (out []byte) {
-	a.open = false
+	a.lastRowOpen = false
 	skip := int(from-a.onDisk) * arrivalBytes
-	for _, part := range [][]byte{a.frozen, a.tail} {
+	for _, part := range [][]byte{a.frozen, a.growing} {
 		n := min(skip, len(part))
 		skip -= n
 		out = append(out, part[n:min(len(part), n+most-len(out))]...)
@@ -101,5 +101,5 @@ func (a *arrivalLog) inMemory(from int64, most int) (out []byte) {
 	return out
 }
 
-// arrivalsMost bounds an answer with arrivals, in bytes.
-const arrivalsMost = 150_000 * arrivalBytes
+// maxArrivalsAnswer is the most bytes of an answer with arrivals.
+const maxArrivalsAnswer = 150_000 * arrivalBytes

@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestLedgerOrderBeyondMemory: with more users than memory holds the order is compared
-// later, and to the same end.
+// TestLedgerOrderBeyondMemory checks that with more users than memory holds the order is compared
+// later, with the same result.
 func TestLedgerOrderBeyondMemory(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -22,8 +22,8 @@ func TestLedgerOrderBeyondMemory(t *testing.T) {
 			e := hitOf(notify.ID{Base: base(byte(i)), Index: uint32(i), Fan: true}.String(), "a", rapid.SampledFrom([]Outcome{Rejected, Accepted}).Draw(t, "outcome"))
 			e.user, e.userSeq = fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "user")), uint64(rapid.IntRange(1, 9).Draw(t, "seq"))
 			again := *e
-			all.record(e)
-			few.record(&again)
+			all.recordEntry(e)
+			few.recordEntry(&again)
 		}
 		few.Settle()
 		want, got := all.Order(), few.Order()
@@ -33,8 +33,8 @@ func TestLedgerOrderBeyondMemory(t *testing.T) {
 	})
 }
 
-// TestLedgerManyAtOnce: who records while another one writes is counted all the same, and
-// memory stays within its bound. Half of the ids come twice, the second time from disk.
+// TestLedgerManyAtOnce checks that calls which record while another call writes are counted, and
+// that memory stays within its bound. Half of the ids come twice, the second time from disk.
 func TestLedgerManyAtOnce(t *testing.T) {
 	t.Parallel()
 	const each, workers = 20_000, 4
@@ -50,11 +50,11 @@ func TestLedgerManyAtOnce(t *testing.T) {
 				}
 				e := hitOf(id.String(), "a", Accepted)
 				e.user, e.userSeq = fmt.Sprint(w, i%5000), uint64(i)
-				l.record(e)
+				l.recordEntry(e)
 				if i >= each/2 {
 					again := *e
 					again.id = notify.ID{Base: b, Index: uint32(w*each + 2*(i-each/2)), Fan: true}.String()
-					l.record(&again)
+					l.recordEntry(&again)
 				}
 			}
 		})
@@ -65,7 +65,7 @@ func TestLedgerManyAtOnce(t *testing.T) {
 	if n.IDs != each*workers || n.Duplicates != each*workers/2 || n.Order.Reordered != 0 || n.DiskError != "" || n.Disk == 0 {
 		t.Errorf("%+v", n)
 	}
-	if got := l.pairs.hot.bytes(); got > l.pairs.budget+fanBytes*(workers+1) || len(l.pairs.runs) < 3 {
+	if got := l.pairs.hotTable.bytes(); got > l.pairs.budget+fanBytes*(workers+1) || len(l.pairs.runs) < 3 {
 		t.Errorf("%d bytes in memory of %d, %d runs", got, l.pairs.budget, len(l.pairs.runs))
 	}
 	if each := float64(n.Disk) / float64(n.Receivers); each > 64 {
@@ -73,17 +73,17 @@ func TestLedgerManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestLedgerDiskFails: what does not fit on disk stays in memory, and is counted; the
-// summary says it.
+// TestLedgerDiskFails checks that receivers stay in memory and are counted if the disk fails, and
+// that the summary reports the error.
 func TestLedgerDiskFails(t *testing.T) {
 	t.Parallel()
 	l := NewLedger(filepath.Join(t.TempDir(), "none"), 1<<16)
 	b := base(1)
 	for i := range uint32(5000) {
-		l.record(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
 	}
-	l.record(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
-	l.record(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: b}.String(), "a", Accepted))
 	if n := l.Summary(); n.IDs != 5001 || n.Duplicates != 1 || n.DiskError == "" {
 		t.Errorf("%+v", n)
 	}

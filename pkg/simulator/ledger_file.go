@@ -17,18 +17,17 @@ import (
 //	{"seq":1,"at":1790000000000000000,"provider":"apns","outcome":"accepted","status":200,
 //	 "id":"ntf_...","attempt":"...","addr":"<16 hex digits>","usr":"u1","useq":7}
 //
-// at is in Unix nanoseconds, addr is the 64-bit xxHash of the address; empty
-// fields are left out. Lines reach the file within flushEvery, which is good
-// enough against the death of the product: the simulator of such a run is a
-// process of its own.
+// at is in Unix nanoseconds, addr is the 64-bit xxHash of the address. Empty fields are left out.
+// Lines reach the file within flushEvery. A crash of the simulator may lose them. That is good
+// enough: tests kill notifyd, and then the simulator runs in a process of its own.
 type ledgerFile struct {
-	writing sync.Mutex // held over a write; taken before mu
+	writeMu sync.Mutex // held during a write; locked before mu
 	f       *os.File
-	spare   []byte // the buffer not in use
+	spare   []byte // the buffer that is not in use; writeMu guards it
 
-	mu  sync.Mutex // never held over a write: a slow disk must not slow the providers
+	mu  sync.Mutex // never held during a write, so that a slow disk does not slow the providers
 	buf []byte
-	err error // the first failure; nothing is written after it
+	err error // first error; nothing is written after it
 }
 
 type ledgerLine struct {
@@ -44,14 +43,14 @@ type ledgerLine struct {
 	UserSeq  uint64   `json:"useq,omitempty"`
 }
 
-// openLedgerFile opens or creates the file at path, counts what it holds into l,
-// and leaves it ready for more. A last line that was cut off is removed.
+// openLedgerFile opens or creates the file at path, counts its lines into l, and prepares it for
+// more. It removes a last line that was cut off.
 func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	end, err := replay(l, f)
+	end, err := replayLines(l, f)
 	if err == nil {
 		err = f.Truncate(end)
 	}
@@ -64,14 +63,14 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	return &ledgerFile{f: f}, nil
 }
 
-// replay counts the whole lines of r and returns where they end.
-func replay(l *Ledger, r io.Reader) (int64, error) {
+// replayLines counts the whole lines of r, and returns the offset where they end.
+func replayLines(l *Ledger, r io.Reader) (int64, error) {
 	var end int64
 	br := bufio.NewReaderSize(r, 1<<20)
 	for {
 		line, err := br.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return end, nil // a line without its end was being written when the writer died
+			return end, nil // a line without an end was being written when the process died
 		}
 		if err != nil {
 			return 0, err
@@ -81,41 +80,41 @@ func replay(l *Ledger, r io.Reader) (int64, error) {
 			return 0, fmt.Errorf("at byte %d: %w", end, err)
 		}
 		l.mu.Lock()
-		l.apply(&e)
-		l.makeRoom()
+		l.countEntry(&e)
+		l.spillIfFull()
 		l.mu.Unlock()
 		end += int64(len(line))
 	}
 }
 
-func parseLedgerLine(line []byte) (entry, error) {
+func parseLedgerLine(line []byte) (ledgerEntry, error) {
 	var v ledgerLine
 	if err := json.Unmarshal(line, &v); err != nil {
-		return entry{}, err
+		return ledgerEntry{}, err
 	}
-	if v.Provider < 1 || v.Provider > providers {
-		return entry{}, fmt.Errorf("provider %d has no receivers", v.Provider)
+	if v.Provider < 1 || v.Provider > receiverProviders {
+		return ledgerEntry{}, fmt.Errorf("provider %d has no receivers", v.Provider)
 	}
 	addr, err := strconv.ParseUint(v.Addr, 16, 64)
 	if err != nil {
-		return entry{}, err
+		return ledgerEntry{}, err
 	}
 	outcome := slices.Index(outcomeNames[:], v.Outcome)
 	if outcome < 0 {
-		return entry{}, fmt.Errorf("unknown outcome %q", v.Outcome)
+		return ledgerEntry{}, fmt.Errorf("unknown outcome %q", v.Outcome)
 	}
-	return entry{
+	return ledgerEntry{
 		seq: v.Seq, at: v.At, provider: v.Provider, outcome: Outcome(outcome), status: v.Status,
 		id: v.ID, attempt: v.Attempt, addr: addr, user: v.User, userSeq: v.UserSeq,
 	}, nil
 }
 
-func appendLedgerLine(b []byte, e *entry) []byte {
+func appendLedgerLine(b []byte, e *ledgerEntry) []byte {
 	v := ledgerLine{e.seq, e.at, e.provider, e.outcome.String(), e.status, e.id, e.attempt, fmt.Sprintf("%016x", e.addr), e.user, e.userSeq}
 	return append(append(b, mustJSON(v)...), '\n')
 }
 
-func (w *ledgerFile) append(e *entry) {
+func (w *ledgerFile) appendEntry(e *ledgerEntry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err == nil {
@@ -123,10 +122,10 @@ func (w *ledgerFile) append(e *entry) {
 	}
 }
 
-// flush writes what was appended before it was called.
+// flush writes the lines that were appended before the call.
 func (w *ledgerFile) flush() error {
-	w.writing.Lock()
-	defer w.writing.Unlock()
+	w.writeMu.Lock()
+	defer w.writeMu.Unlock()
 	w.mu.Lock()
 	b, err := w.buf, w.err
 	w.buf = w.spare[:0]
@@ -148,10 +147,10 @@ func (w *ledgerFile) failure() error {
 	return w.err
 }
 
-// truncate empties the file and drops what waits for it.
+// truncate empties the file and drops the lines that wait for it.
 func (w *ledgerFile) truncate() error {
-	w.writing.Lock()
-	defer w.writing.Unlock()
+	w.writeMu.Lock()
+	defer w.writeMu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.buf = w.buf[:0]

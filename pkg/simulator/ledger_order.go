@@ -10,39 +10,41 @@ import (
 	"slices"
 )
 
-// userOrder is the highest sequence number seen of a user at an address, at a first
-// attempt and at a first delivery. A first one below the highest came out of order.
-type userOrder struct{ tried, taken uint64 }
+// userOrder holds the highest sequence number of a user at an address, of first attempts and of
+// first deliveries. A first attempt or delivery below the highest came out of order.
+type userOrder struct{ highestTried, highestTaken uint64 }
 
-// orderEvent is a first attempt, a first delivery or both, of a user at an address.
+// orderEvent is a first attempt, a first delivery or both, for a user at an address.
 type orderEvent struct {
-	key, seq        uint64
-	firstTry, first bool
+	key, seq                uint64
+	firstTry, firstDelivery bool
 }
 
-// next compares an event with what came before it.
-func (was userOrder) next(e *orderEvent) (now userOrder, lateTry, late bool) {
+// compare compares an event with the events before it. lateTry and late say that the attempt or the
+// delivery came out of order.
+func (was userOrder) compare(e *orderEvent) (now userOrder, lateTry, late bool) {
 	now = was
 	if e.firstTry {
-		now.tried = max(was.tried, e.seq)
+		now.highestTried = max(was.highestTried, e.seq)
 	}
-	if e.first {
-		now.taken = max(was.taken, e.seq)
+	if e.firstDelivery {
+		now.highestTaken = max(was.highestTaken, e.seq)
 	}
-	return now, e.firstTry && e.seq < was.tried, e.first && e.seq < was.taken
+	return now, e.firstTry && e.seq < was.highestTried, e.firstDelivery && e.seq < was.highestTaken
 }
 
-// userOrders holds the order of every user. While they fit, each event is compared when
-// it comes. Later the users are in a file, ordered by key, and events wait in memory
-// until there are so many that reading and writing the file once pays.
+// userOrders holds the order of every user. While all users fit into memory, each event is
+// compared when it comes. Later the users are in a file, sorted by key. Then events wait in
+// memory until there are enough to read and write the whole file once.
 //
-// The ledger's lock guards it, but for merge: it alone uses file and merging then.
+// The lock of the ledger guards it. merge runs without the lock: only merge uses file and
+// merging until mergeEnded.
 type userOrders struct {
-	dir   string
-	most  int // users in memory
-	batch int // events that wait
+	dir         string
+	maxInMemory int // most users in memory
+	mergeAt     int // number of waiting events at which a merge is due
 
-	users   map[uint64]userOrder // nil: they are in file
+	users   map[uint64]userOrder // nil: the users are in file
 	file    *os.File
 	inFile  int
 	waiting []orderEvent
@@ -55,11 +57,12 @@ type userOrders struct {
 const orderRow = 3 * 8
 
 func newUserOrders(dir string, budget int) *userOrders {
-	return &userOrders{dir: dir, most: max(budget/64, 1), batch: max(budget/4/24, 1), users: map[uint64]userOrder{}}
+	return &userOrders{dir: dir, maxInMemory: max(budget/64, 1), mergeAt: max(budget/4/24, 1), users: map[uint64]userOrder{}}
 }
 
-// add takes an event. In memory it is compared at once, and was is what came before.
-func (o *userOrders) add(e *orderEvent) (was userOrder, lateTry, late bool) {
+// addEvent adds an event. If the users are in memory it compares the event at once, and was is the
+// state before it. Otherwise the event waits.
+func (o *userOrders) addEvent(e *orderEvent) (was userOrder, lateTry, late bool) {
 	if o.users == nil {
 		if o.err == nil {
 			o.waiting = append(o.waiting, *e)
@@ -67,7 +70,7 @@ func (o *userOrders) add(e *orderEvent) (was userOrder, lateTry, late bool) {
 		return was, false, false
 	}
 	was = o.users[e.key]
-	o.users[e.key], lateTry, late = was.next(e)
+	o.users[e.key], lateTry, late = was.compare(e)
 	o.late += b2u(late)
 	o.lateTries += b2u(lateTry)
 	return was, lateTry, late
@@ -75,27 +78,27 @@ func (o *userOrders) add(e *orderEvent) (was userOrder, lateTry, late bool) {
 
 // full reports whether merge is due.
 func (o *userOrders) full() bool {
-	return o.err == nil && (len(o.users) > o.most || len(o.waiting) >= o.batch)
+	return o.err == nil && (len(o.users) > o.maxInMemory || len(o.waiting) >= o.mergeAt)
 }
 
 func (o *userOrders) pending() uint64 { return uint64(len(o.waiting) + len(o.merging)) }
 
-// freeze begins a merge. The first one takes the users out of memory.
+// freeze begins a merge. The first merge takes the users out of memory: freeze returns them.
 func (o *userOrders) freeze() (users map[uint64]userOrder) {
 	users, o.users = o.users, nil
 	o.merging, o.waiting = o.waiting, o.merging[:0]
 	return users
 }
 
-// merged is what a merge found.
+// mergedOrders is the result of a merge.
 type mergedOrders struct {
 	file            *os.File
 	users           int
 	late, lateTries uint64
 }
 
-// merge compares the events that were frozen with the users in the file, and writes the
-// file anew; the first time it writes users.
+// merge compares the frozen events with the users, and writes the users to a new file. The users
+// come from the old file, or from users in the first merge.
 func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err error) {
 	if m.file, err = tempFile(o.dir); err != nil {
 		return m, err
@@ -103,14 +106,14 @@ func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err erro
 	out := bufio.NewWriterSize(m.file, 64<<10)
 	row := make([]byte, orderRow)
 	put := func(key uint64, u userOrder) error {
-		for i, v := range []uint64{key, u.tried, u.taken} {
+		for i, v := range []uint64{key, u.highestTried, u.highestTaken} {
 			binary.LittleEndian.PutUint64(row[8*i:], v)
 		}
 		m.users++
 		_, err := out.Write(row)
 		return err
 	}
-	next, err := o.old(users)
+	next, err := o.reader(users)
 	if err != nil {
 		return m, err
 	}
@@ -129,7 +132,7 @@ func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err erro
 		}
 		for ; len(events) > 0 && events[0].key == k; events = events[1:] {
 			var lateTry, late bool
-			now, lateTry, late = now.next(&events[0])
+			now, lateTry, late = now.compare(&events[0])
 			m.late += b2u(late)
 			m.lateTries += b2u(lateTry)
 		}
@@ -143,9 +146,9 @@ func (o *userOrders) merge(users map[uint64]userOrder) (m mergedOrders, err erro
 	return m, out.Flush()
 }
 
-// old returns what reads the users so far, in order of their keys, and io.EOF behind
-// the last one.
-func (o *userOrders) old(users map[uint64]userOrder) (next func() (uint64, userOrder, error), err error) {
+// reader returns a function that reads the users in the order of their keys, and io.EOF after the
+// last.
+func (o *userOrders) reader(users map[uint64]userOrder) (next func() (uint64, userOrder, error), err error) {
 	if users != nil {
 		keys := make([]uint64, 0, len(users))
 		for k := range users {
@@ -172,14 +175,14 @@ func (o *userOrders) old(users map[uint64]userOrder) (next func() (uint64, userO
 	}, nil
 }
 
-// took takes note of what a merge found. After an error events are compared no more.
-func (o *userOrders) took(m mergedOrders, err error) {
+// mergeEnded takes over the result of a merge. After an error no more events are compared.
+func (o *userOrders) mergeEnded(m mergedOrders, err error) {
 	if err != nil {
 		o.err = err
 		return
 	}
 	if o.file != nil {
-		_ = o.file.Close() // it was read, and is replaced
+		_ = o.file.Close() // it was only read, and is replaced
 	}
 	o.file, o.inFile, o.merging = m.file, m.users, o.merging[:0]
 	o.late += m.late

@@ -13,12 +13,12 @@ const pageSize = 64
 
 // pageKey names a page: up to pageSize neighbours of a fan-out, or one single.
 //
-// An id that was sent to several addresses has a slot in as many layers: its first
-// address in layer 0, its second in layer 1. A slot of a layer is used only if that
-// of the layer below is.
+// An id that was sent to several addresses has a slot in several layers: its first address in
+// layer 0, its second in layer 1. A slot of a layer is used only if the slot of the layer below
+// is used.
 type pageKey struct {
 	base  notify.Base
-	page  uint32 // index / pageSize; 0 of a single
+	page  uint32 // index / pageSize; 0 for a single
 	layer uint16
 	fan   bool
 }
@@ -42,16 +42,15 @@ func (k *pageKey) compare(o *pageKey) int {
 	return cmp.Or(cmp.Compare(k.page, o.page), cmp.Compare(k.layer, o.layer))
 }
 
-// page holds slots; bit i of seen says that slot i is used. A single uses slot 0.
-type page struct {
-	seen  uint64
-	alone bool // in a table: there was no other version when it was made, so none of its slots
-	slots [pageSize]slot
+// pairPage holds slots. Bit i of seen says that slot i is used. A single uses slot 0.
+type pairPage struct {
+	seen        uint64
+	onlyVersion bool // in a table: no older version existed when the page was made, so no slot has another version
+	slots       [pageSize]pairSlot
 }
 
-// add copies the used slots of o that p does not have. Of two versions of a page the
-// newer one is p.
-func (p *page) add(o *page) {
+// add copies the used slots of o that p does not have. p is the newer of two versions of a page.
+func (p *pairPage) add(o *pairPage) {
 	for m := o.seen &^ p.seen; m != 0; m &= m - 1 {
 		i := bits.TrailingZeros64(m)
 		p.slots[i] = o.slots[i]
@@ -59,122 +58,121 @@ func (p *page) add(o *page) {
 	p.seen |= o.seen
 }
 
-// slot is what is known of one (id, address) pair. It holds no pointers, so that
-// the garbage collector does not look at millions of them.
-type slot struct {
-	at         int64 // first delivery, or first attempt before there is one; Unix nanoseconds
+// pairSlot is what is known of one (id, address) pair. It holds no pointers, so that the garbage
+// collector does not scan millions of them.
+type pairSlot struct {
+	at         int64 // time of the first delivery, or of the first attempt before that; Unix nanoseconds
 	addr       uint32
-	attempts   uint16 // both stop at the most there may be
+	attempts   uint16 // attempts and deliveries stop at their greatest value
 	deliveries uint16
-	attempt    uint16 // hash of the first delivery's attempt id; 0: it had none
-	status     int16  // the last one
+	attempt    uint16 // hash of the attempt id of the first delivery; 0: it had none
+	status     int16  // status of the last answer
 	provider   Provider
-	idCounted  bool // in layer 0: some address of the id was taken
+	idCounted  bool // in layer 0: the id was taken at some address
 }
 
-// table is the part of the pairs that is in memory. Its arenas and maps hold no
-// pointers, and are used again after they were written to a file: the heap stays
-// as large as it is.
-type table struct {
-	places  map[pageKey]uint32     // where a page is in fans, or a single in singles
-	last    map[notify.Base]uint32 // highest page of each fan-out
-	singles arena[slot]
-	fans    arena[page]
+// pairTable is a part of the pairs that is in memory. Its arenas and maps hold no pointers, and are
+// reused after they were written to a file, so that the heap does not grow.
+type pairTable struct {
+	places      map[pageKey]uint32     // place of a page in fanoutPages, or of a single in singles
+	highestPage map[notify.Base]uint32 // highest page of each fan-out
+	singles     arena[pairSlot]
+	fanoutPages arena[pairPage]
 
-	near      pageKey // the page of a fan-out of the last look, for neighbours come together
-	nearPlace uint32
-	nearKnown bool
-	missed    pageKey // if known: what was looked for last and is not there, for it is put next
-	missing   bool
+	lastKey   pageKey // page of the last look-up of a fan-out: neighbours come together
+	lastPlace uint32
+	lastKnown bool
+	missedKey pageKey // if missKnown: last key that was not found; it is usually put next
+	missKnown bool
 }
 
-func newTable() *table {
-	return &table{places: map[pageKey]uint32{}, last: map[notify.Base]uint32{}}
+func newTable() *pairTable {
+	return &pairTable{places: map[pageKey]uint32{}, highestPage: map[notify.Base]uint32{}}
 }
 
-// Bytes of memory that a single, a page and a fan-out take, with their part of the maps.
+// Bytes of memory of a single, a page and a fan-out, including their entries in the maps.
 const (
 	singleBytes = 24 + 52
 	fanBytes    = 16 + 24*pageSize + 52
 	lastBytes   = 44
 )
 
-func (t *table) bytes() int {
-	return int(t.singles.n)*singleBytes + int(t.fans.n)*fanBytes + len(t.last)*lastBytes
+func (t *pairTable) bytes() int {
+	return int(t.singles.n)*singleBytes + int(t.fanoutPages.n)*fanBytes + len(t.highestPage)*lastBytes
 }
 
-func (t *table) reset() {
+func (t *pairTable) reset() {
 	clear(t.places)
-	clear(t.last)
+	clear(t.highestPage)
 	t.singles.reset()
-	t.fans.reset()
-	t.nearKnown, t.missing = false, false
+	t.fanoutPages.reset()
+	t.lastKnown, t.missKnown = false, false
 }
 
-func (t *table) place(k *pageKey) (uint32, bool) {
-	if t.nearKnown && t.near == *k {
-		return t.nearPlace, true
+func (t *pairTable) placeOf(k *pageKey) (uint32, bool) {
+	if t.lastKnown && t.lastKey == *k {
+		return t.lastPlace, true
 	}
-	if t.missing && t.missed == *k {
+	if t.missKnown && t.missedKey == *k {
 		return 0, false
 	}
 	at, ok := t.places[*k]
 	if !ok {
-		t.missed, t.missing = *k, true
+		t.missedKey, t.missKnown = *k, true
 	} else if k.fan {
-		t.near, t.nearPlace, t.nearKnown = *k, at, true
+		t.lastKey, t.lastPlace, t.lastKnown = *k, at, true
 	}
 	return at, ok
 }
 
-// get returns slot i of a page, an unused one if the table does not have it; alone says
-// that there is no older version of it then.
-func (t *table) get(k *pageKey, i int) (s slot, alone bool) {
-	at, ok := t.place(k)
+// slotOf returns slot i of a page, or an unused slot if the table does not have it. alone says that
+// no older version of the unused slot exists either.
+func (t *pairTable) slotOf(k *pageKey, i int) (s pairSlot, alone bool) {
+	at, ok := t.placeOf(k)
 	switch {
 	case !ok:
-		return slot{}, false
+		return pairSlot{}, false
 	case !k.fan:
 		return *t.singles.at(at), false
 	}
-	p := t.fans.at(at)
+	p := t.fanoutPages.at(at)
 	if p.seen>>i&1 == 1 {
 		return p.slots[i], false
 	}
-	return slot{}, p.alone
+	return pairSlot{}, p.onlyVersion
 }
 
-// put sets a slot. A page that is new asks whether it is alone.
-func (t *table) put(k *pageKey, i int, s slot, alone func(k *pageKey) bool) {
-	at, ok := t.place(k)
+// setSlot sets a slot. For a new page it asks alone whether the page has no older version.
+func (t *pairTable) setSlot(k *pageKey, i int, s pairSlot, alone func(k *pageKey) bool) {
+	at, ok := t.placeOf(k)
 	if !k.fan {
 		if !ok {
-			at = t.singles.add()
-			t.places[*k], t.missing = at, false
+			at = t.singles.grow()
+			t.places[*k], t.missKnown = at, false
 		}
 		*t.singles.at(at) = s
 		return
 	}
 	if !ok {
-		at = t.fans.add()
-		p := t.fans.at(at)
-		p.seen, p.alone = 0, alone(k) // it may have been used before
-		t.places[*k], t.missing = at, false
-		t.last[k.base] = max(t.last[k.base], k.page)
+		at = t.fanoutPages.grow()
+		p := t.fanoutPages.at(at)
+		p.seen, p.onlyVersion = 0, alone(k) // the memory may hold an older page
+		t.places[*k], t.missKnown = at, false
+		t.highestPage[k.base] = max(t.highestPage[k.base], k.page)
 	}
-	p := t.fans.at(at)
+	p := t.fanoutPages.at(at)
 	p.seen |= 1 << i
 	p.slots[i] = s
 }
 
-// load copies a page to p, and reports whether the table has it.
-func (t *table) load(k *pageKey, p *page) bool {
+// loadPage copies a page to p, and reports whether the table has it.
+func (t *pairTable) loadPage(k *pageKey, p *pairPage) bool {
 	at, ok := t.places[*k]
 	switch {
 	case !ok:
 		p.seen = 0
 	case k.fan:
-		*p = *t.fans.at(at)
+		*p = *t.fanoutPages.at(at)
 	default:
 		p.seen, p.slots[0] = 1, *t.singles.at(at)
 	}
@@ -191,16 +189,17 @@ const arenaChunk = 256
 
 func (a *arena[T]) at(i uint32) *T { return &a.chunks[i/arenaChunk][i%arenaChunk] }
 
-// reset keeps the memory that was in use, and no more: what was once needed for
-// singles must not stay beside what is now needed for fan-outs.
+// reset empties the list. It keeps the memory that was in use and frees the rest: memory once
+// needed for singles must not stay if fan-outs need it now.
 func (a *arena[T]) reset() {
 	used := (int(a.n) + arenaChunk - 1) / arenaChunk
 	clear(a.chunks[used:])
 	a.chunks, a.n = a.chunks[:used], 0
 }
 
-// add returns the place of one element more, which holds what was there before a reset.
-func (a *arena[T]) add() uint32 {
+// grow adds an element and returns its place. The element may hold an old value from before a
+// reset.
+func (a *arena[T]) grow() uint32 {
 	if int(a.n/arenaChunk) == len(a.chunks) {
 		a.chunks = append(a.chunks, new([arenaChunk]T))
 	}

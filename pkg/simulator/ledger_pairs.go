@@ -6,156 +6,155 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// pairs holds every (id, address) pair, in bounded memory:
+// pairStore holds every (id, address) pair, in bounded memory:
 //
-//	hot      what changes
-//	frozen   a table that was full and is being written; it does not change
-//	runs     files of what was frozen, the oldest first
+//	hotTable     pairs that may change
+//	frozenTable  a full table that is being written; it does not change
+//	runs         files of tables that were frozen, the oldest first
 //
-// A slot is in the newest of these that has its page and its bit. What comes to a slot
-// that is no longer hot puts a new version of it there, and of no neighbour: a page on
-// disk may be in parts. The slots of ids that come in the order in which they were made
-// are not looked for on disk, because no run reaches so far.
+// The current version of a slot is in the newest of these that has its page and its bit. A
+// change to a slot that is not in hotTable puts a new version of this slot there, without its
+// neighbours. So the slots of a page may be spread over several runs. For ids that come in the
+// order in which they were made, nothing is read from disk, because no run holds such high keys.
 //
-// Its methods are called with the ledger's lock held, but for write.
-type pairs struct {
+// The lock of the ledger is held when its methods are called. writeRun runs without the lock.
+type pairStore struct {
 	dir    string
-	budget int // bytes of hot; frozen takes as much
+	budget int // bytes of hotTable; frozenTable takes as much
 
-	hot    *table
-	frozen *table // nil: none is being written
-	spare  *table // an empty one, to be hot next
-	runs   []*ledgerRun
-	keys   []pageKey // of write
-	err    error     // the first failure of the disk: from there on counts may be wrong
-	page   page      // of load
-	layers uint16    // the highest
+	hotTable    *pairTable
+	frozenTable *pairTable // nil: no table is being written
+	spareTable  *pairTable // an empty table, the next hotTable
+	runs        []*ledgerRun
+	runKeys     []pageKey // memory for the keys in writeRun
+	err         error     // first error of the disk; counts may be wrong from there on
+	pageBuf     pairPage  // buffer of newest and loadPage
+	layers      uint16    // highest layer
 }
 
-func newPairs(dir string, budget int) *pairs {
-	return &pairs{dir: dir, budget: budget, hot: newTable()}
+func newPairs(dir string, budget int) *pairStore {
+	return &pairStore{dir: dir, budget: budget, hotTable: newTable()}
 }
 
-// newest returns the newest version of a slot, an unused one if there is none.
-func (p *pairs) newest(k *pageKey, i int) slot {
-	s, alone := p.hot.get(k, i)
-	if s.attempts == 0 && !alone && p.frozen != nil {
-		s, alone = p.frozen.get(k, i)
+// newest returns the newest version of a slot, or an unused slot if there is none.
+func (p *pairStore) newest(k *pageKey, i int) pairSlot {
+	s, alone := p.hotTable.slotOf(k, i)
+	if s.attempts == 0 && !alone && p.frozenTable != nil {
+		s, alone = p.frozenTable.slotOf(k, i)
 	}
 	if s.attempts > 0 || alone {
 		return s
 	}
 	for _, r := range slices.Backward(p.runs) {
-		switch ok, err := r.load(k, &p.page); {
+		switch ok, err := r.loadPage(k, &p.pageBuf); {
 		case err != nil:
-			p.fail(err)
-		case ok && p.page.seen>>i&1 == 1:
-			return p.page.slots[i]
+			p.noteError(err)
+		case ok && p.pageBuf.seen>>i&1 == 1:
+			return p.pageBuf.slots[i]
 		}
 	}
-	return slot{}
+	return pairSlot{}
 }
 
-// alone reports whether nothing but hot can have a page.
-func (p *pairs) alone(k *pageKey) bool {
-	if p.frozen != nil {
-		if _, ok := p.frozen.places[*k]; ok {
+// isAlone reports whether only hotTable can have a version of a page.
+func (p *pairStore) isAlone(k *pageKey) bool {
+	if p.frozenTable != nil {
+		if _, ok := p.frozenTable.places[*k]; ok {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(p.runs, func(r *ledgerRun) bool { return r.mayHold(k) })
 }
 
-// load collects the newest versions of all slots of a page, and reports whether there
-// are any.
-func (p *pairs) load(k *pageKey, out *page) bool {
-	p.hot.load(k, out)
-	if p.frozen != nil && p.frozen.load(k, &p.page) {
-		out.add(&p.page)
+// loadPage collects the newest versions of all slots of a page. It reports whether there are any.
+func (p *pairStore) loadPage(k *pageKey, out *pairPage) bool {
+	p.hotTable.loadPage(k, out)
+	if p.frozenTable != nil && p.frozenTable.loadPage(k, &p.pageBuf) {
+		out.add(&p.pageBuf)
 	}
 	for _, r := range slices.Backward(p.runs) {
-		switch ok, err := r.load(k, &p.page); {
+		switch ok, err := r.loadPage(k, &p.pageBuf); {
 		case err != nil:
-			p.fail(err)
+			p.noteError(err)
 		case ok:
-			out.add(&p.page)
+			out.add(&p.pageBuf)
 		}
 	}
 	return out.seen != 0
 }
 
-func (p *pairs) fail(err error) {
+func (p *pairStore) noteError(err error) {
 	if p.err == nil {
 		p.err = err
 	}
 }
 
-// hit finds e's slot and counts it.
-func (p *pairs) hit(id notify.ID, e *entry) hit {
+// countHit finds the slot of e and counts e there.
+func (p *pairStore) countHit(id notify.ID, e *ledgerEntry) pairHit {
 	k, i := keyOf(id)
 	addr := uint32(e.addr)
 	first := p.newest(&k, i)
 	if first.attempts == 0 || first.addr == addr {
-		h := first.take(e)
+		h := first.countTake(e)
 		h.firstOfID = h.first && !first.idCounted
 		first.idCounted = first.idCounted || h.first
-		p.hot.put(&k, i, first, p.alone)
+		p.hotTable.setSlot(&k, i, first, p.isAlone)
 		return h
 	}
 	further := k
-	var h hit
+	var h pairHit
 	for {
 		further.layer++
 		p.layers = max(p.layers, further.layer)
 		if s := p.newest(&further, i); s.attempts == 0 || s.addr == addr {
-			h = s.take(e)
-			p.hot.put(&further, i, s, p.alone)
+			h = s.countTake(e)
+			p.hotTable.setSlot(&further, i, s, p.isAlone)
 			break
 		}
 	}
 	if h.firstOfID = h.first && !first.idCounted; h.firstOfID {
 		first.idCounted = true
-		p.hot.put(&k, i, first, p.alone)
+		p.hotTable.setSlot(&k, i, first, p.isAlone)
 	}
 	return h
 }
 
-// full reports whether hot must be frozen, with so many bytes beside it.
-func (p *pairs) full(beside int) bool {
-	return p.err == nil && len(p.hot.places) > 0 && p.hot.bytes()+beside >= p.budget
+// full reports whether hotTable must be frozen, if beside bytes of other memory count with it.
+func (p *pairStore) full(beside int) bool {
+	return p.err == nil && len(p.hotTable.places) > 0 && p.hotTable.bytes()+beside >= p.budget
 }
 
-// freeze makes room in hot. What it returns must be written.
-func (p *pairs) freeze() *table {
-	p.frozen, p.hot, p.spare = p.hot, p.spare, nil
-	if p.hot == nil {
-		p.hot = newTable()
+// freeze replaces hotTable with an empty table. The caller must write the table that it returns.
+func (p *pairStore) freeze() *pairTable {
+	p.frozenTable, p.hotTable, p.spareTable = p.hotTable, p.spareTable, nil
+	if p.hotTable == nil {
+		p.hotTable = newTable()
 	}
-	return p.frozen
+	return p.frozenTable
 }
 
-// written takes note of what became of the frozen table. Where the disk failed it stays
-// in memory, and nothing is frozen any more.
-func (p *pairs) written(r *ledgerRun, err error) {
+// frozenWritten ends the write of the frozen table. After an error of the disk the table stays in
+// memory, and nothing is frozen any more.
+func (p *pairStore) frozenWritten(r *ledgerRun, err error) {
 	if err != nil {
-		p.fail(err)
+		p.noteError(err)
 		return
 	}
 	p.runs = append(p.runs, r)
-	p.spare, p.frozen = p.frozen, nil
-	p.spare.reset()
+	p.spareTable, p.frozenTable = p.frozenTable, nil
+	p.spareTable.reset()
 }
 
-// diskBytes is how much of the disk the runs take.
-func (p *pairs) diskBytes() (n int64) {
+// diskBytes returns how many bytes the runs take on disk.
+func (p *pairStore) diskBytes() (n int64) {
 	for _, r := range p.runs {
 		n += r.size
 	}
 	return n
 }
 
-// inMemory lists the keys of pages in memory, in order, that are wanted.
-func (p *pairs) inMemory(wanted func(k *pageKey) bool) (list []pageKey) {
+// pagesInMemory returns the sorted keys of the pages in memory for which wanted returns true.
+func (p *pairStore) pagesInMemory(wanted func(k *pageKey) bool) (list []pageKey) {
 	for _, t := range p.tables() {
 		for k := range t.places {
 			if wanted(&k) {
@@ -167,22 +166,22 @@ func (p *pairs) inMemory(wanted func(k *pageKey) bool) (list []pageKey) {
 	return slices.Compact(list)
 }
 
-// fanInMemory lists those of one fan-out.
-func (p *pairs) fanInMemory(b notify.Base) (list []pageKey) {
+// fanoutPagesInMemory returns the sorted keys of the pages of one fan-out that are in memory.
+func (p *pairStore) fanoutPagesInMemory(b notify.Base) (list []pageKey) {
 	pages, size := 0, 0
 	for _, t := range p.tables() {
-		if n, ok := t.last[b]; ok {
+		if n, ok := t.highestPage[b]; ok {
 			pages = max(pages, int(n)+1)
 		}
 		size += len(t.places)
 	}
 	if pages*int(p.layers+1) > size {
-		return p.inMemory(func(k *pageKey) bool { return k.fan && k.base == b })
+		return p.pagesInMemory(func(k *pageKey) bool { return k.fan && k.base == b })
 	}
-	for n := range pages { // tables are large, and fan-outs mostly are not
+	for n := range pages { // most fan-outs are small against a table: look up each page
 		for layer := range p.layers + 1 {
 			k := pageKey{base: b, page: uint32(n), layer: layer, fan: true}
-			if slices.ContainsFunc(p.tables(), func(t *table) bool { _, ok := t.places[k]; return ok }) {
+			if slices.ContainsFunc(p.tables(), func(t *pairTable) bool { _, ok := t.places[k]; return ok }) {
 				list = append(list, k)
 			}
 		}
@@ -190,9 +189,9 @@ func (p *pairs) fanInMemory(b notify.Base) (list []pageKey) {
 	return list
 }
 
-func (p *pairs) tables() []*table {
-	if p.frozen == nil {
-		return []*table{p.hot}
+func (p *pairStore) tables() []*pairTable {
+	if p.frozenTable == nil {
+		return []*pairTable{p.hotTable}
 	}
-	return []*table{p.hot, p.frozen}
+	return []*pairTable{p.hotTable, p.frozenTable}
 }

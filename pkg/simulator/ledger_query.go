@@ -10,20 +10,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Totals counts what one provider, or all of them, received.
+// Totals counts what one provider, or all providers, received.
 type Totals struct {
 	Requests   uint64 `json:"requests"`   // HTTP requests that were read to their end
-	Receivers  uint64 `json:"receivers"`  // receivers in them; more than one only with SendGrid
+	Receivers  uint64 `json:"receivers"`  // receivers in these requests; SendGrid alone has several in one
 	Accepted   uint64 `json:"accepted"`   // receivers answered 2xx
-	Ambiguous  uint64 `json:"ambiguous"`  // taken, but the caller was not told
-	Rejected   uint64 `json:"rejected"`   // refused, or cut off before being taken
+	Ambiguous  uint64 `json:"ambiguous"`  // taken, but the caller does not know
+	Rejected   uint64 `json:"rejected"`   // refused, or cut off before they were taken
 	IDs        uint64 `json:"ids"`        // distinct notification ids taken
 	Deliveries uint64 `json:"deliveries"` // distinct (id, address) pairs taken
 	Duplicates uint64 `json:"duplicates"` // takes of a pair after its first
 	NoID       uint64 `json:"no_id"`      // receivers without a notification id
-	Untracked  uint64 `json:"untracked"`  // ids of a foreign form beyond what is kept
+	Untracked  uint64 `json:"untracked"`  // receivers whose id is no notification id, beyond the number that is kept
 
-	// Status counts receivers by the answer; "none" when there was no answer.
+	// Status counts receivers by the HTTP status of the answer; "none" without an answer.
 	Status map[string]uint64 `json:"status"`
 }
 
@@ -32,9 +32,9 @@ type Summary struct {
 	Totals
 	Providers map[string]Totals `json:"providers"`
 	Order     OrderReport       `json:"order"`
-	Disk      int64             `json:"disk"`                 // bytes of what memory had no room for
-	FileError string            `json:"file_error,omitempty"` // why the ledger file stopped
-	DiskError string            `json:"disk_error,omitempty"` // why memory found no room on disk; counts since then may be wrong
+	Disk      int64             `json:"disk"`                 // bytes on disk that did not fit into memory
+	FileError string            `json:"file_error,omitempty"` // error that ended writing to the ledger file
+	DiskError string            `json:"disk_error,omitempty"` // error of the disk; counts since then may be wrong
 }
 
 // Summary counts everything so far.
@@ -46,10 +46,10 @@ func (l *Ledger) Summary() Summary {
 	if err := cmp.Or(l.pairs.err, l.orders.err); err != nil {
 		out.DiskError = err.Error()
 	}
-	for i := range l.count {
-		t := l.count[i].Totals
+	for i := range l.providerCounts {
+		t := l.providerCounts[i].Totals
 		t.Status = map[string]uint64{}
-		for status, n := range l.count[i].status {
+		for status, n := range l.providerCounts[i].status {
 			t.Status[statusName(status)] = n
 			out.Status[statusName(status)] += n
 		}
@@ -88,11 +88,11 @@ func statusName(code int) string {
 type Delivery struct {
 	ID         string    `json:"id"`
 	Provider   Provider  `json:"provider"`
-	Address    string    `json:"address"` // the low 32 bits of the address's hash
-	At         time.Time `json:"at"`      // first delivery, else first attempt
+	Address    string    `json:"address"` // low 32 bits of the hash of the address
+	At         time.Time `json:"at"`      // time of the first delivery, or of the first attempt if there is none
 	Attempts   int       `json:"attempts"`
-	Deliveries int       `json:"deliveries"` // takes
-	Status     int       `json:"status"`     // last answer; 0: none
+	Deliveries int       `json:"deliveries"` // number of takes
+	Status     int       `json:"status"`     // status of the last answer; 0: no answer
 }
 
 // Duplicate is one take of a pair that had been taken before.
@@ -104,20 +104,20 @@ type Duplicate struct {
 	At          time.Time `json:"at"`
 	FirstAt     time.Time `json:"first_at"`
 	Deliveries  int       `json:"deliveries"`
-	SameAttempt bool      `json:"same_attempt"` // under the first delivery's provider-side id (APNs)
+	SameAttempt bool      `json:"same_attempt"` // it had the attempt id of the first delivery (APNs)
 }
 
-// OrderReport says whether first deliveries kept the order of each user's
-// sequence numbers, per address.
+// OrderReport says whether first deliveries kept the order of the sequence numbers of each user,
+// per address.
 type OrderReport struct {
-	Users             int         `json:"users"`             // (user, address) pairs seen
-	Pending           uint64      `json:"pending,omitempty"` // deliveries that are not compared yet: there are more users than memory holds
+	Users             int         `json:"users"`             // number of (user, address) pairs
+	Pending           uint64      `json:"pending,omitempty"` // deliveries not compared yet, because not all users fit into memory
 	Reordered         uint64      `json:"reordered"`
-	ReorderedAttempts uint64      `json:"reordered_attempts"` // the same of first attempts
-	Examples          []Reordered `json:"examples"`           // the first ones, while all users fit in memory
+	ReorderedAttempts uint64      `json:"reordered_attempts"` // first attempts that came out of order
+	Examples          []Reordered `json:"examples"`           // the first examples; collected only while all users fit into memory
 }
 
-// Reordered is a first delivery that came after one with a higher number.
+// Reordered is a first delivery, or attempt, that came after one with a higher sequence number.
 type Reordered struct {
 	User     string   `json:"usr"`
 	ID       string   `json:"id"`
@@ -128,20 +128,20 @@ type Reordered struct {
 	Attempt  bool     `json:"attempt"` // the first attempt came late, not only the first delivery
 }
 
-// BaseReport is the account of one request's receivers.
+// BaseReport says which receivers of one request were delivered.
 type BaseReport struct {
 	Base       string  `json:"base"`
 	Expected   uint32  `json:"expected"`
-	IDs        uint64  `json:"ids"`        // distinct indexes delivered
-	Deliveries uint64  `json:"deliveries"` // distinct (index, address) pairs
+	IDs        uint64  `json:"ids"`        // distinct indexes that were delivered
+	Deliveries uint64  `json:"deliveries"` // distinct (index, address) pairs that were delivered
 	Duplicates uint64  `json:"duplicates"`
-	MissingN   uint64  `json:"missing_count"`    // indexes below Expected not delivered
-	Missing    []Range `json:"missing"`          // the first maxRanges ranges of them
-	Beyond     uint64  `json:"beyond,omitempty"` // delivered indexes that are not below Expected
-	Bits       []byte  `json:"bits,omitempty"`   // where asked for: of each index below Expected whether it was delivered, the lowest bit first
+	MissingN   uint64  `json:"missing_count"`    // number of indexes below Expected that were not delivered
+	Missing    []Range `json:"missing"`          // the first maxRanges ranges of missing indexes
+	Beyond     uint64  `json:"beyond,omitempty"` // delivered indexes at Expected or above
+	Bits       []byte  `json:"bits,omitempty"`   // if asked for: bit i says whether index i below Expected was delivered, lowest bit first
 }
 
-// Range is a range of indexes, From <= i < To.
+// Range is the range of indexes From <= i < To.
 type Range struct {
 	From uint32 `json:"from"`
 	To   uint32 `json:"to"`
@@ -149,15 +149,15 @@ type Range struct {
 
 const maxRanges = 1000
 
-// Lookup returns what is known of an id, one entry per address.
+// Lookup returns what is known of an id, one Delivery per address.
 func (l *Ledger) Lookup(text string) []Delivery {
-	id, _ := parse(text)
+	id, _ := parseID(text)
 	k, i := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Delivery
 	for s := l.pairs.newest(&k, i); s.attempts > 0; s = l.pairs.newest(&k, i) {
-		out = append(out, delivery(text, s))
+		out = append(out, deliveryOf(text, s))
 		k.layer++
 	}
 	if len(out) > 1 {
@@ -166,16 +166,16 @@ func (l *Ledger) Lookup(text string) []Delivery {
 	return out
 }
 
-// Delivered reports whether any address of id was taken.
+// Delivered reports whether an id was taken at any address.
 func (l *Ledger) Delivered(text string) bool {
-	id, _ := parse(text)
+	id, _ := parseID(text)
 	k, i := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.pairs.newest(&k, i).idCounted
 }
 
-func delivery(id string, s slot) Delivery {
+func deliveryOf(id string, s pairSlot) Delivery {
 	return Delivery{
 		ID: id, Provider: s.provider, Address: hexAddr(s.addr), At: time.Unix(0, s.at),
 		Attempts: int(s.attempts), Deliveries: int(s.deliveries), Status: int(s.status),
@@ -185,14 +185,16 @@ func delivery(id string, s slot) Delivery {
 func hexAddr(a uint32) string { return fmt.Sprintf("%08x", a) }
 
 // Base reports which receivers 0..expected-1 of a fan-out were delivered.
-func (l *Ledger) Base(b notify.Base, expected uint32) BaseReport { return l.base(b, expected, false) }
+func (l *Ledger) Base(b notify.Base, expected uint32) BaseReport {
+	return l.baseReport(b, expected, false)
+}
 
-func (l *Ledger) base(b notify.Base, expected uint32, wantBits bool) BaseReport {
+func (l *Ledger) baseReport(b notify.Base, expected uint32, wantBits bool) BaseReport {
 	r := BaseReport{Base: b.String(), Expected: expected, Missing: []Range{}}
 	if wantBits {
 		r.Bits = make([]byte, (expected+7)/8)
 	}
-	next := uint32(0) // what is below is in r
+	next := uint32(0) // indexes below next are already counted in r
 	missing := func(to uint32) {
 		if to <= next {
 			return
@@ -205,7 +207,7 @@ func (l *Ledger) base(b notify.Base, expected uint32, wantBits bool) BaseReport 
 		}
 	}
 	l.mu.Lock()
-	mem, runs := l.pairs.fanInMemory(b), slices.Clone(l.pairs.runs)
+	mem, runs := l.pairs.fanoutPagesInMemory(b), slices.Clone(l.pairs.runs)
 	l.mu.Unlock()
 	var count BaseCount
 	for k, p := range l.pages(mem, runs, pageKey{base: b, fan: true}) {
@@ -216,7 +218,7 @@ func (l *Ledger) base(b notify.Base, expected uint32, wantBits bool) BaseReport 
 		if k.layer > 0 {
 			continue
 		}
-		for i, s := range p.used() {
+		for i, s := range p.usedSlots() {
 			n := k.page*pageSize + uint32(i)
 			if !s.idCounted || n >= expected {
 				continue
@@ -234,7 +236,7 @@ func (l *Ledger) base(b notify.Base, expected uint32, wantBits bool) BaseReport 
 	return r
 }
 
-// BaseCount is one fan-out in the list of them.
+// BaseCount counts the deliveries of one fan-out.
 type BaseCount struct {
 	Base       string `json:"base"`
 	IDs        uint64 `json:"ids"`
@@ -242,8 +244,8 @@ type BaseCount struct {
 	Duplicates uint64 `json:"duplicates"`
 }
 
-func (c *BaseCount) add(k *pageKey, p *page) {
-	for _, s := range p.used() {
+func (c *BaseCount) add(k *pageKey, p *pairPage) {
+	for _, s := range p.usedSlots() {
 		c.IDs += b2u(k.layer == 0 && s.idCounted)
 		if s.deliveries > 0 {
 			c.Deliveries++
@@ -252,7 +254,7 @@ func (c *BaseCount) add(k *pageKey, p *page) {
 	}
 }
 
-// Bases lists the fan-outs seen, oldest first. It reads all that there is.
+// Bases lists the fan-outs, oldest first. It reads all pairs.
 func (l *Ledger) Bases() []BaseCount {
 	out := []BaseCount{}
 	var last notify.Base
@@ -268,9 +270,8 @@ func (l *Ledger) Bases() []BaseCount {
 	return out
 }
 
-// Duplicates returns up to limit pairs that were taken more than once, and the
-// details of the last of those takes, in order. It reads the pairs until it has found
-// as many duplicates as there are.
+// Duplicates returns up to limit pairs that were taken more than once, and the details of the last
+// duplicates, in order. It reads pairs until it has found all duplicates.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
 	rest := l.Summary().Duplicates
@@ -287,11 +288,10 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return pairs, append(append([]Duplicate{}, l.dups[l.nextDup:]...), l.dups[:l.nextDup]...)
+	return pairs, append(append([]Duplicate{}, l.recentDuplicates[l.nextDuplicate:]...), l.recentDuplicates[:l.nextDuplicate]...)
 }
 
-// Order reports on the order of first deliveries that were compared: all of them after
-// Settle.
+// Order reports on the order of the first deliveries that were compared. After Settle these are all.
 func (l *Ledger) Order() OrderReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,31 +302,31 @@ func (l *Ledger) Order() OrderReport {
 	}
 }
 
-// end is the cursor behind the last arrival, which grows no more.
-func (l *Ledger) end() int64 {
+// arrivalsEnd returns the cursor after the last arrival, and ends the growth of that row.
+func (l *Ledger) arrivalsEnd() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.arrivals.open = false
+	l.arrivals.lastRowOpen = false
 	return l.arrivals.rows()
 }
 
-// Arrivals returns rows from a cursor on and the cursor behind them. A cursor that is
-// beyond the end, as after a Reset, is an error of notify.KindInvalid.
+// Arrivals returns rows from a cursor on, and the cursor after them. It returns an error of
+// notify.KindInvalid for a cursor beyond the end, as after a Reset.
 func (l *Ledger) Arrivals(from int64) (rows []byte, next int64, err error) {
 	l.mu.Lock()
 	a := l.arrivals
 	end, onDisk := a.rows(), a.onDisk
 	if from >= onDisk && from <= end {
-		rows = a.inMemory(from, arrivalsMost)
+		rows = a.inMemory(from, maxArrivalsAnswer)
 	}
 	l.mu.Unlock()
 	if from < 0 || from > end {
 		return nil, 0, notify.Invalid("bad_cursor", "since", fmt.Sprintf("is a cursor of this ledger, which ends at %d: it has been reset", end))
 	}
-	if from < onDisk { // what is on disk does not change
-		rows = make([]byte, min(arrivalsMost, (onDisk-from)*arrivalBytes))
+	if from < onDisk { // rows on disk do not change, so no lock is needed
+		rows = make([]byte, min(maxArrivalsAnswer, (onDisk-from)*arrivalBytes))
 		if _, err := a.f.ReadAt(rows, from*arrivalBytes); err != nil {
-			return nil, 0, fmt.Errorf("arrivals: %w", errEarly(err))
+			return nil, 0, fmt.Errorf("arrivals: %w", unexpectedEOF(err))
 		}
 	}
 	return rows, from + int64(len(rows))/arrivalBytes, nil

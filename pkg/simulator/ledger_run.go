@@ -14,33 +14,33 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// ledgerRun is a part of the pairs in a file: the pages of a table, ordered by key. It
-// is never changed. Its index has a key for every indexEvery bytes, and its filter
-// says of nearly every page that is not there that it is not.
+// ledgerRun is a part of the pairs in a file: the pages of one table, sorted by key. It is never
+// changed. Its index has a key for every indexEvery bytes. Its filter recognizes nearly all
+// pages that the run does not have.
 //
 // A page is
 //
-//	flags     1   fan, more: it has a layer
+//	flags     1   fan-out; more: the page has a layer
 //	base     16
-//	page      4   of a fan-out
-//	layer     2   with more
-//	seen      8   of a fan-out
-//	plain     8   of a fan-out; of a single a bit of flags: which slots are of the short form
-//	at        8   the earliest of the slots
-//	provider  1   of the first slot, and of every plain one
-//	status    2   likewise
+//	page      4   fan-out only
+//	layer     2   with more only
+//	seen      8   fan-out only
+//	short     8   which slots have the short form; for a single this is a bit of flags
+//	at        8   earliest time of the slots
+//	provider  1   provider of the first slot and of every short one
+//	status    2   status of the first slot and of every short one
 //
-// and then its slots, the short ones as address, attempt and time since at (10 bytes),
-// the others in full (21). So a receiver of a fan-out takes 11 bytes, and a single 34.
+// followed by its slots: a short slot is address, attempt and time since at (10 bytes), a full
+// slot has all fields (21 bytes). So a receiver of a fan-out takes 11 bytes, and a single 34.
 type ledgerRun struct {
-	f        *os.File // without a name: it is gone with the process
+	file     *os.File // unlinked: the disk space is freed with the process
 	size     int64
 	first    pageKey
 	last     pageKey
 	index    []indexEntry
-	filter   filter
-	buf      []byte // the block that was read last
-	buffered int    // its number; -1: none
+	filter   bloomFilter
+	buf      []byte // the block read last
+	buffered int    // number of the block in buf; -1: none
 }
 
 type indexEntry struct {
@@ -58,11 +58,10 @@ const (
 	flagFan = 1 << iota
 	flagMore
 	flagPlain
-	flagCounted // of a slot in full: idCounted
+	flagCounted // in a full slot: idCounted
 )
 
-// tempFile makes a file that has no name any more: whatever ends the process, the disk
-// gets the space back.
+// tempFile makes an unlinked file in dir. The disk gets its space back however the process ends.
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "notifyd-ledger-")
 	if err == nil {
@@ -71,8 +70,9 @@ func tempFile(dir string) (*os.File, error) {
 	return f, err
 }
 
-// writeRun writes a table that is not changed meanwhile. keys is memory for its keys.
-func writeRun(dir string, t *table, keys *[]pageKey) (*ledgerRun, error) {
+// writeRun writes a table to a new run. Nothing changes the table meanwhile. keys is reused memory
+// for its keys.
+func writeRun(dir string, t *pairTable, keys *[]pageKey) (*ledgerRun, error) {
 	list := (*keys)[:0]
 	for k := range t.places {
 		list = append(list, k)
@@ -83,9 +83,9 @@ func writeRun(dir string, t *table, keys *[]pageKey) (*ledgerRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &ledgerRun{f: f, first: list[0], last: list[len(list)-1], filter: newFilter(len(list)), buffered: -1}
+	r := &ledgerRun{file: f, first: list[0], last: list[len(list)-1], filter: newFilter(len(list)), buffered: -1}
 	w := bufio.NewWriterSize(f, 256<<10)
-	var p page
+	var p pairPage
 	var b []byte
 	next := int64(0)
 	for i := range list {
@@ -94,7 +94,7 @@ func writeRun(dir string, t *table, keys *[]pageKey) (*ledgerRun, error) {
 			r.index = append(r.index, indexEntry{*k, r.size})
 			next = r.size + indexEvery
 		}
-		t.load(k, &p)
+		t.loadPage(k, &p)
 		b = appendPage(b[:0], k, &p)
 		r.size += int64(len(b))
 		r.filter.add(k)
@@ -104,19 +104,19 @@ func writeRun(dir string, t *table, keys *[]pageKey) (*ledgerRun, error) {
 		}
 	}
 	if err := w.Flush(); err != nil {
-		_ = f.Close() // likewise
+		_ = f.Close() // the first error is the cause
 		return nil, err
 	}
 	return r, nil
 }
 
-// plain reports whether a slot is of the short form on a page that begins at a time.
-func (s *slot) plain(k *pageKey, first *slot, at int64) bool {
+// isShort reports whether a slot has the short form on a page whose earliest time is at.
+func (s *pairSlot) isShort(k *pageKey, first *pairSlot, at int64) bool {
 	return s.attempts == 1 && s.deliveries == 1 && s.idCounted == (k.layer == 0) &&
 		s.provider == first.provider && s.status == first.status && s.at-at <= math.MaxUint32
 }
 
-func appendPage(b []byte, k *pageKey, p *page) []byte {
+func appendPage(b []byte, k *pageKey, p *pairPage) []byte {
 	le := binary.LittleEndian
 	first := &p.slots[bits.TrailingZeros64(p.seen)]
 	at := first.at
@@ -125,7 +125,7 @@ func appendPage(b []byte, k *pageKey, p *page) []byte {
 	}
 	plain := uint64(0)
 	for m := p.seen; m != 0; m &= m - 1 {
-		if i := bits.TrailingZeros64(m); p.slots[i].plain(k, first, at) {
+		if i := bits.TrailingZeros64(m); p.slots[i].isShort(k, first, at) {
 			plain |= 1 << i
 		}
 	}
@@ -169,20 +169,20 @@ func appendPage(b []byte, k *pageKey, p *page) []byte {
 	return b
 }
 
-// pageHead is a page up to its slots.
+// pageHead is the part of a page before its slots.
 type pageHead struct {
 	key         pageKey
-	seen, plain uint64
-	size        int // up to the slots
+	seen, short uint64
+	size        int // length of the head
 }
 
-// all is how long the page is.
-func (h *pageHead) all() int {
-	n := bits.OnesCount64(h.plain)
+// length returns the length of the page.
+func (h *pageHead) length() int {
+	n := bits.OnesCount64(h.short)
 	return h.size + n*plainSlot + (bits.OnesCount64(h.seen)-n)*fullSlot
 }
 
-// readHead reads a page's head; b begins with a whole page.
+// readHead parses the head of a page. b begins with a whole page.
 func readHead(b []byte, h *pageHead) {
 	le := binary.LittleEndian
 	flags := b[0]
@@ -196,16 +196,16 @@ func readHead(b []byte, h *pageHead) {
 		h.key.layer = le.Uint16(b[n:])
 		n += 2
 	}
-	h.seen, h.plain = 1, uint64(flags&flagPlain)/flagPlain
+	h.seen, h.short = 1, uint64(flags&flagPlain)/flagPlain
 	if h.key.fan {
-		h.seen, h.plain = le.Uint64(b[n:]), le.Uint64(b[n+8:])
+		h.seen, h.short = le.Uint64(b[n:]), le.Uint64(b[n+8:])
 		n += 16
 	}
 	h.size = n + 8 + 1 + 2
 }
 
-// readPage reads the slots behind a head.
-func readPage(b []byte, h *pageHead, p *page) {
+// readPage parses the slots after a head.
+func readPage(b []byte, h *pageHead, p *pairPage) {
 	le := binary.LittleEndian
 	at := int64(le.Uint64(b[h.size-11:]))
 	provider, status := Provider(b[h.size-3]), int16(le.Uint16(b[h.size-2:]))
@@ -214,15 +214,15 @@ func readPage(b []byte, h *pageHead, p *page) {
 	for m := h.seen; m != 0; m &= m - 1 {
 		i := bits.TrailingZeros64(m)
 		s := &p.slots[i]
-		if h.plain>>i&1 == 1 {
-			*s = slot{
+		if h.short>>i&1 == 1 {
+			*s = pairSlot{
 				at: at + int64(le.Uint32(b[6:])), addr: le.Uint32(b), attempt: le.Uint16(b[4:]),
 				attempts: 1, deliveries: 1, status: status, provider: provider, idCounted: h.key.layer == 0,
 			}
 			b = b[plainSlot:]
 			continue
 		}
-		*s = slot{
+		*s = pairSlot{
 			at: int64(le.Uint64(b)), addr: le.Uint32(b[8:]), attempts: le.Uint16(b[12:]), deliveries: le.Uint16(b[14:]),
 			attempt: le.Uint16(b[16:]), status: int16(le.Uint16(b[18:])), provider: Provider(b[20] & 15), idCounted: b[20]>>4 != 0,
 		}
@@ -234,15 +234,14 @@ func (r *ledgerRun) mayHold(k *pageKey) bool {
 	return k.compare(&r.last) <= 0 && k.compare(&r.first) >= 0 && r.filter.mayHold(k)
 }
 
-// load reads a page, and reports whether it is there. It is called by one goroutine
-// at a time.
-func (r *ledgerRun) load(k *pageKey, p *page) (bool, error) {
+// loadPage reads a page, and reports whether the run has it. Only one goroutine calls it at a time.
+func (r *ledgerRun) loadPage(k *pageKey, p *pairPage) (bool, error) {
 	if !r.mayHold(k) {
 		return false, nil
 	}
-	n := r.block(k)
+	n := r.blockOf(k)
 	if r.buffered != n {
-		b, err := r.read(n, r.buf)
+		b, err := r.readBlock(n, r.buf)
 		if err != nil {
 			r.buffered = -1
 			return false, err
@@ -250,7 +249,7 @@ func (r *ledgerRun) load(k *pageKey, p *page) (bool, error) {
 		r.buf, r.buffered = b, n
 	}
 	var h pageHead
-	for b := r.buf; len(b) > 0; b = b[h.all():] {
+	for b := r.buf; len(b) > 0; b = b[h.length():] {
 		readHead(b, &h)
 		switch c := h.key.compare(k); {
 		case c == 0:
@@ -263,44 +262,44 @@ func (r *ledgerRun) load(k *pageKey, p *page) (bool, error) {
 	return false, nil
 }
 
-// block is the number of the block that holds k, if the run does.
-func (r *ledgerRun) block(k *pageKey) int {
+// blockOf returns the number of the block that holds k, if the run holds k.
+func (r *ledgerRun) blockOf(k *pageKey) int {
 	return max(sort.Search(len(r.index), func(i int) bool { return r.index[i].key.compare(k) > 0 })-1, 0)
 }
 
-// read reads a block into b, or a larger one.
-func (r *ledgerRun) read(n int, b []byte) ([]byte, error) {
+// readBlock reads a block into b, or into a larger slice. It returns the slice.
+func (r *ledgerRun) readBlock(n int, b []byte) ([]byte, error) {
 	from, to := r.index[n].at, r.size
 	if n+1 < len(r.index) {
 		to = r.index[n+1].at
 	}
 	b = slices.Grow(b[:0], int(to-from))[:to-from]
-	if _, err := r.f.ReadAt(b, from); err != nil {
-		return nil, fmt.Errorf("ledger: %w", errEarly(err))
+	if _, err := r.file.ReadAt(b, from); err != nil {
+		return nil, fmt.Errorf("ledger: %w", unexpectedEOF(err))
 	}
 	return b, nil
 }
 
-func errEarly(err error) error {
-	if err == io.EOF { //nolint:errorlint // ReadAt returns it as it is
+func unexpectedEOF(err error) error {
+	if err == io.EOF { //nolint:errorlint // ReadAt does not wrap it
 		return io.ErrUnexpectedEOF
 	}
 	return err
 }
 
-// filter is a Bloom filter of 10 bits a key: one in a hundred of what it holds not is
-// looked for in vain.
-type filter []uint64
+// bloomFilter is a Bloom filter with 10 bits a key. About one in a hundred absent keys passes it
+// and is looked for in vain.
+type bloomFilter []uint64
 
 const (
 	filterBits   = 10
 	filterProbes = 6
 )
 
-func newFilter(n int) filter { return make(filter, n*filterBits/64+1) }
+func newFilter(n int) bloomFilter { return make(bloomFilter, n*filterBits/64+1) }
 
-// probes calls f with the bits of a key until it returns false.
-func (f filter) probes(k *pageKey, do func(word int, bit uint64) bool) bool {
+// probes calls do with the bits of a key until do returns false.
+func (f bloomFilter) probes(k *pageKey, do func(word int, bit uint64) bool) bool {
 	var b [24]byte
 	copy(b[:], k.base[:])
 	binary.LittleEndian.PutUint32(b[16:], k.page)
@@ -318,10 +317,10 @@ func (f filter) probes(k *pageKey, do func(word int, bit uint64) bool) bool {
 	return true
 }
 
-func (f filter) add(k *pageKey) {
+func (f bloomFilter) add(k *pageKey) {
 	f.probes(k, func(word int, bit uint64) bool { f[word] |= bit; return true })
 }
 
-func (f filter) mayHold(k *pageKey) bool {
+func (f bloomFilter) mayHold(k *pageKey) bool {
 	return f.probes(k, func(word int, bit uint64) bool { return f[word]&bit != 0 })
 }

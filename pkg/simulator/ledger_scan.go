@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// used yields the slots that are.
-func (p *page) used() iter.Seq2[int, *slot] {
-	return func(yield func(int, *slot) bool) {
+// usedSlots yields the slots of the page that are in use.
+func (p *pairPage) usedSlots() iter.Seq2[int, *pairSlot] {
+	return func(yield func(int, *pairSlot) bool) {
 		for m := p.seen; m != 0; m &= m - 1 {
 			if i := bits.TrailingZeros64(m); !yield(i, &p.slots[i]) {
 				return
@@ -22,18 +22,18 @@ func (p *page) used() iter.Seq2[int, *slot] {
 	}
 }
 
-// cursor reads a run from a key on, without the ledger's lock.
-type cursor struct {
+// runCursor reads the pages of a run in order, without the lock of the ledger.
+type runCursor struct {
 	r     *ledgerRun
 	block int
-	buf   []byte // the block
-	rest  []byte // of it, from head on; empty: the run is at its end
+	buf   []byte // current block
+	rest  []byte // rest of the block, from head on; empty: the end of the run
 	head  pageHead
 }
 
 // newCursor returns a cursor at the first key that is not below from.
-func newCursor(r *ledgerRun, from *pageKey) (*cursor, error) {
-	c := &cursor{r: r, block: r.block(from) - 1}
+func newCursor(r *ledgerRun, from *pageKey) (*runCursor, error) {
+	c := &runCursor{r: r, block: r.blockOf(from) - 1}
 	if from.compare(&r.last) > 0 {
 		return c, nil
 	}
@@ -44,16 +44,16 @@ func newCursor(r *ledgerRun, from *pageKey) (*cursor, error) {
 	return c, err
 }
 
-// next goes to the next page.
-func (c *cursor) next() (err error) {
+// next moves to the next page.
+func (c *runCursor) next() (err error) {
 	if len(c.rest) > 0 {
-		c.rest = c.rest[c.head.all():]
+		c.rest = c.rest[c.head.length():]
 	}
 	if len(c.rest) == 0 {
 		if c.block++; c.block >= len(c.r.index) {
 			return nil
 		}
-		if c.buf, err = c.r.read(c.block, c.buf); err != nil {
+		if c.buf, err = c.r.readBlock(c.block, c.buf); err != nil {
 			return err
 		}
 		c.rest = c.buf
@@ -62,22 +62,22 @@ func (c *cursor) next() (err error) {
 	return nil
 }
 
-// pages yields pages from a key on, each once with the newest of its slots, in order:
-// those of mem, which were in memory, as they are now, and the others as they are in
-// runs. Nothing is locked while the caller works. An error of the disk ends it, and is
-// told in the Summary.
-func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *page] {
-	return func(yield func(*pageKey, *page) bool) {
+// pages yields the pages from a key on, in order and each once, with the newest versions of its
+// slots. Pages in mem were in memory: pages reads their current state. It reads all other pages
+// from runs. No lock is held while the caller works. An error of the disk ends the iteration,
+// and Summary reports it.
+func (l *Ledger) pages(mem []pageKey, runs []*ledgerRun, from pageKey) iter.Seq2[*pageKey, *pairPage] {
+	return func(yield func(*pageKey, *pairPage) bool) {
 		if err := l.eachPage(mem, runs, from, yield); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.pairs.fail(err)
+			l.pairs.noteError(err)
 		}
 	}
 }
 
-func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield func(*pageKey, *page) bool) error {
-	var list []*cursor // the newest first
+func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield func(*pageKey, *pairPage) bool) error {
+	var list []*runCursor // the newest first
 	for _, r := range slices.Backward(runs) {
 		c, err := newCursor(r, &from)
 		if err != nil {
@@ -87,7 +87,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 			list = append(list, c)
 		}
 	}
-	var all, one page
+	var all, one pairPage
 	for len(list) > 0 || len(mem) > 0 {
 		var k pageKey
 		inMemory := len(mem) > 0
@@ -103,7 +103,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 		if inMemory = inMemory && mem[0] == k; inMemory {
 			mem = mem[1:]
 			l.mu.Lock()
-			l.pairs.load(&k, &all)
+			l.pairs.loadPage(&k, &all)
 			l.mu.Unlock()
 		}
 		ended := false
@@ -121,7 +121,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 			ended = ended || len(c.rest) == 0
 		}
 		if ended {
-			list = slices.DeleteFunc(list, func(c *cursor) bool { return len(c.rest) == 0 })
+			list = slices.DeleteFunc(list, func(c *runCursor) bool { return len(c.rest) == 0 })
 		}
 		if all.seen != 0 && !yield(&k, &all) {
 			return nil
@@ -130,23 +130,23 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 	return nil
 }
 
-// allPages yields the pages of bases from one on.
-func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *page] {
-	return func(yield func(*pageKey, *page) bool) {
+// allPages yields all pages from a base on.
+func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
+	return func(yield func(*pageKey, *pairPage) bool) {
 		l.mu.Lock()
 		low := pageKey{base: from}
-		mem, runs := l.pairs.inMemory(func(k *pageKey) bool { return k.compare(&low) >= 0 }), slices.Clone(l.pairs.runs)
+		mem, runs := l.pairs.pagesInMemory(func(k *pageKey) bool { return k.compare(&low) >= 0 }), slices.Clone(l.pairs.runs)
 		l.mu.Unlock()
 		l.pages(mem, runs, low)(yield)
 	}
 }
 
-// All yields every pair, in order of ids. Each page is a consistent copy; nothing is
-// locked while the caller works.
+// All yields every pair, in the order of ids. Each page is a consistent copy. No lock is held while
+// the caller works.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields what All does, for ids that were made at from or later. An id that does
-// not tell when it was made counts from its first delivery. Older ids are not read.
+// Since yields the pairs of All whose ids were made at from or later. An id without a time counts
+// from its first delivery. Pages of older ids are not read.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {
 		l.mu.Lock()
@@ -162,8 +162,8 @@ func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 			if k.base.Time().Before(from) || !k.fan && foreign[k.id(0)] != "" {
 				continue
 			}
-			for i, s := range p.used() {
-				if !yield(delivery(k.id(i).String(), *s)) {
+			for i, s := range p.usedSlots() {
+				if !yield(deliveryOf(k.id(i).String(), *s)) {
 					return
 				}
 			}

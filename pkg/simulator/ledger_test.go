@@ -20,13 +20,13 @@ func base(n byte) notify.Base {
 	return notify.Base(ulid.ULID{0, 1, 2, 3, 4, 5, n, n, n, n, n, n, n, n, n, n})
 }
 
-func hitOf(id, addr string, o Outcome) *entry {
-	return &entry{at: 1000 * 1e9, provider: APNs, outcome: o, status: 200, id: id, addr: addrHash(addr)}
+func hitOf(id, addr string, o Outcome) *ledgerEntry {
+	return &ledgerEntry{at: 1000 * 1e9, provider: APNs, outcome: o, status: 200, id: id, addr: addrHash(addr)}
 }
 
 func testLedger() *Ledger { return NewLedger("", 1<<30) }
 
-// TestSince: who asks for what is new gets no more, of each form of ids.
+// TestSince checks that Since yields new ids only, for each form of ids.
 func TestSince(t *testing.T) {
 	t.Parallel()
 	l := testLedger()
@@ -34,11 +34,11 @@ func TestSince(t *testing.T) {
 	early, late := notify.NewBase(at.Add(-time.Minute)), notify.NewBase(at)
 	for _, b := range []notify.Base{early, late} {
 		for _, id := range []notify.ID{{Base: b}, {Base: b, Index: 3, Fan: true}, {Base: b, Index: 900, Fan: true}} {
-			l.record(hitOf(id.String(), "a", Accepted))
-			l.record(hitOf(id.String(), "b", Accepted))
+			l.recordEntry(hitOf(id.String(), "a", Accepted))
+			l.recordEntry(hitOf(id.String(), "b", Accepted))
 		}
 	}
-	l.record(hitOf("order-1", "a", Accepted))
+	l.recordEntry(hitOf("order-1", "a", Accepted))
 	count := func(since time.Time) (n int, foreign bool) {
 		for d := range l.Since(since) {
 			n++
@@ -96,7 +96,7 @@ func TestLedgerModel(t *testing.T) {
 			}
 			p := pair{text, rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "addr")}
 			o := rapid.SampledFrom([]Outcome{Rejected, Accepted, Ambiguous}).Draw(t, "outcome")
-			l.record(hitOf(p.id, p.addr, o))
+			l.recordEntry(hitOf(p.id, p.addr, o))
 			tries[p]++
 			if o == Accepted {
 				accepted++
@@ -151,7 +151,7 @@ func TestLedgerModel(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := l.base(base, 300, true)
+			r := l.baseReport(base, 300, true)
 			if r.IDs != b.IDs || r.Deliveries != b.Deliveries || r.Duplicates != b.Duplicates {
 				t.Fatalf("%+v, and %+v", b, r)
 			}
@@ -199,12 +199,12 @@ func TestLedgerBase(t *testing.T) {
 		if i == 0 || (i >= 300 && i < 310) || i == 999 {
 			continue
 		}
-		l.record(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: b, Index: i, Fan: true}.String(), "a", Accepted))
 	}
-	l.record(hitOf(notify.ID{Base: b, Index: 305, Fan: true}.String(), "a", Rejected)) // tried is not delivered
-	l.record(hitOf(notify.ID{Base: b, Index: 7, Fan: true}.String(), "a", Ambiguous))
-	l.record(hitOf(notify.ID{Base: b, Index: 8, Fan: true}.String(), "second device", Accepted))
-	l.record(hitOf(notify.ID{Base: b, Index: 2000, Fan: true}.String(), "a", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 305, Fan: true}.String(), "a", Rejected)) // tried is not delivered
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 7, Fan: true}.String(), "a", Ambiguous))
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 8, Fan: true}.String(), "second device", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: b, Index: 2000, Fan: true}.String(), "a", Accepted))
 	want := BaseReport{Base: b.String(), Expected: 1000, IDs: 989, Deliveries: 990, Duplicates: 1, MissingN: 12, Beyond: 1, Missing: []Range{{0, 1}, {300, 310}, {999, 1000}}}
 	if got := l.Base(b, 1000); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)
@@ -233,7 +233,7 @@ func TestLedgerSameAttempt(t *testing.T) {
 	for _, attempt := range []string{"one", "one", "two"} {
 		e := hitOf(notify.ID{Base: base(1)}.String(), "a", Accepted)
 		e.attempt = attempt
-		l.record(e)
+		l.recordEntry(e)
 	}
 	_, recent := l.Duplicates(0)
 	if len(recent) != 2 || !recent[0].SameAttempt || recent[1].SameAttempt || recent[1].Deliveries != 3 || recent[1].Seq != 3 {
@@ -253,7 +253,7 @@ func TestLedgerOrder(t *testing.T) {
 		}
 		e := hitOf(ids[seq], addr, o)
 		e.user, e.userSeq = user, seq
-		l.record(e)
+		l.recordEntry(e)
 	}
 	check := func(what string, late, lateTries uint64) {
 		t.Helper()
@@ -281,8 +281,8 @@ func TestLedgerOrder(t *testing.T) {
 	}
 }
 
-// TestLedgerFile: what was counted is counted again after a restart, also when
-// the writer was cut off within a line.
+// TestLedgerFile checks that a restart counts the lines of the file again, even if the last line was
+// cut off.
 func TestLedgerFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ledger.ndjson")
@@ -295,12 +295,12 @@ func TestLedgerFile(t *testing.T) {
 		return l
 	}
 	l := open()
-	odd := &entry{at: 1001 * 1e9, provider: SendGrid, outcome: Ambiguous, id: `or"der ` + "ü\n", addr: 1, user: `u"`, userSeq: 9, attempt: "x"}
+	odd := &ledgerEntry{at: 1001 * 1e9, provider: SendGrid, outcome: Ambiguous, id: `or"der ` + "ü\n", addr: 1, user: `u"`, userSeq: 9, attempt: "x"}
 	for i := range uint32(300) {
-		l.record(hitOf(notify.ID{Base: base(1), Index: i, Fan: true}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: base(1), Index: i, Fan: true}.String(), "a", Accepted))
 	}
-	l.record(hitOf(notify.ID{Base: base(1), Index: 5, Fan: true}.String(), "a", Accepted))
-	l.record(odd)
+	l.recordEntry(hitOf(notify.ID{Base: base(1), Index: 5, Fan: true}.String(), "a", Accepted))
+	l.recordEntry(odd)
 	want := l.Summary()
 	if err := l.close(); err != nil {
 		t.Fatal(err)
@@ -322,7 +322,7 @@ func TestLedgerFile(t *testing.T) {
 	if text, _ := os.ReadFile(path); !bytes.HasSuffix(text, []byte("}\n")) {
 		t.Error("half a line was left")
 	}
-	l.record(hitOf(notify.ID{Base: base(2)}.String(), "a", Accepted))
+	l.recordEntry(hitOf(notify.ID{Base: base(2)}.String(), "a", Accepted))
 	if l.seq != 303 {
 		t.Errorf("sequence %d", l.seq)
 	}
@@ -348,7 +348,7 @@ func TestLedgerFile(t *testing.T) {
 	}
 }
 
-// requestsAside compares two summaries but for HTTP requests, which the file does not hold.
+// requestsAside compares two summaries without HTTP requests, which the file does not hold.
 func requestsAside(a, b Summary) bool {
 	a.Requests, b.Requests = 0, 0
 	for _, s := range []Summary{a, b} {
@@ -362,7 +362,7 @@ func requestsAside(a, b Summary) bool {
 
 func FuzzLedgerLine(f *testing.F) {
 	f.Add([]byte(`{"seq":1,"at":2,"provider":"apns","outcome":"accepted","status":200,"id":"x","addr":"ff"}`))
-	f.Add(appendLedgerLine(nil, &entry{seq: 1, at: 2, provider: FCM, id: "\xff\"", attempt: "a", addr: 1 << 63, user: "ü", userSeq: 3}))
+	f.Add(appendLedgerLine(nil, &ledgerEntry{seq: 1, at: 2, provider: FCM, id: "\xff\"", attempt: "a", addr: 1 << 63, user: "ü", userSeq: 3}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := parseLedgerLine(b)
 		if err != nil {
@@ -383,7 +383,7 @@ func TestLedgerRecentDuplicates(t *testing.T) {
 	t.Parallel()
 	l := testLedger()
 	for range keepDups + 4 {
-		l.record(hitOf(notify.ID{Base: base(1)}.String(), "a", Accepted))
+		l.recordEntry(hitOf(notify.ID{Base: base(1)}.String(), "a", Accepted))
 	}
 	_, recent := l.Duplicates(0)
 	if len(recent) != keepDups || recent[0].Seq != 5 || recent[keepDups-1].Seq != keepDups+4 {
@@ -421,7 +421,7 @@ func BenchmarkLedger(b *testing.B) {
 					l, i = fresh(), 0
 					b.StartTimer()
 				}
-				l.record(&entry{at: 1, provider: APNs, outcome: Accepted, status: 200, id: texts[i], addr: 1})
+				l.recordEntry(&ledgerEntry{at: 1, provider: APNs, outcome: Accepted, status: 200, id: texts[i], addr: 1})
 				i++
 			}
 			l.close()

@@ -15,19 +15,18 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// oauthServer exchanges service account assertions for access tokens. A token
-// carries its expiry and a MAC under a key from the seed, so that it is still
-// good after a restart of the simulator.
+// oauthServer exchanges assertions of service accounts for access tokens. A token holds its expiry
+// and a MAC under a key from the seed, so it stays valid after a restart of the simulator.
 type oauthServer struct {
 	sim    *Simulator
 	parser *jwt.Parser
 }
 
 const (
-	jwtBearer   = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-	fcmScope    = "https://www.googleapis.com/auth/firebase.messaging"
-	cloudScope  = "https://www.googleapis.com/auth/cloud-platform"
-	assertedMax = time.Hour // longest lifetime of an assertion
+	jwtBearer       = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+	fcmScope        = "https://www.googleapis.com/auth/firebase.messaging"
+	cloudScope      = "https://www.googleapis.com/auth/cloud-platform"
+	maxAssertionAge = time.Hour // longest lifetime of an assertion
 )
 
 func newOAuth(s *Simulator) *oauthServer {
@@ -40,16 +39,16 @@ func (o *oauthServer) token(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	form, err := url.ParseQuery(string(raw))
-	a := o.exchange(form)
+	a := o.exchangeAssertion(form)
 	if err != nil {
 		a = oauthError(http.StatusBadRequest, "invalid_request", "The body is not a form.")
 	}
-	c := &call{provider: OAuth, fault: func(rule *Rule, now time.Time) answer {
-		a := oauthError(rule.Status, orString(rule.Code, oauthDefault(rule.Status)), "Scripted by a rule.")
+	c := &providerCall{provider: OAuth, fault: func(rule *Rule, now time.Time) providerAnswer {
+		a := oauthError(rule.Status, stringOr(rule.Code, oauthDefault(rule.Status)), "Scripted by a rule.")
 		setRetryAfter(a.header, rule.retryAfter(now))
 		return a
 	}}
-	settle(o.sim, w, r, c, a)
+	settleCall(o.sim, w, r, c, a)
 }
 
 type assertion struct {
@@ -57,7 +56,7 @@ type assertion struct {
 	Scope string `json:"scope"`
 }
 
-func (o *oauthServer) exchange(form url.Values) answer {
+func (o *oauthServer) exchangeAssertion(form url.Values) providerAnswer {
 	if form.Get("grant_type") != jwtBearer {
 		return oauthError(http.StatusBadRequest, "unsupported_grant_type", "Invalid grant_type: "+form.Get("grant_type"))
 	}
@@ -74,7 +73,7 @@ func (o *oauthServer) exchange(form url.Values) answer {
 	case len(c.Audience) != 1 || c.Audience[0] != o.sim.URLs().FCMToken:
 		return oauthError(http.StatusBadRequest, "invalid_grant", "Invalid JWT: Failed audience check.")
 	case c.IssuedAt == nil || c.ExpiresAt == nil || c.IssuedAt.After(now.Add(clockSkew)) || !c.ExpiresAt.After(now.Add(-clockSkew)) ||
-		c.ExpiresAt.Sub(c.IssuedAt.Time) > assertedMax:
+		c.ExpiresAt.Sub(c.IssuedAt.Time) > maxAssertionAge:
 		return oauthError(http.StatusBadRequest, "invalid_grant", "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp values in the JWT claim.")
 	}
 	scopes := strings.Fields(c.Scope)
@@ -89,15 +88,15 @@ func (o *oauthServer) exchange(form url.Values) answer {
 	return oauthError(http.StatusBadRequest, "invalid_scope", "Invalid OAuth scope or ID token audience provided.")
 }
 
-func (o *oauthServer) grant(now time.Time) answer {
+func (o *oauthServer) grant(now time.Time) providerAnswer {
 	ttl := o.sim.cfg.FCM.TokenTTL
 	body := fmt.Appendf(nil, `{"access_token":%q,"expires_in":%d,"token_type":"Bearer"}`,
-		o.mint(now.Add(ttl)), max(1, int(ttl.Seconds())-1))
-	return answer{status: http.StatusOK, header: jsonHeader(), body: body}
+		o.accessToken(now.Add(ttl)), max(1, int(ttl.Seconds())-1))
+	return providerAnswer{status: http.StatusOK, header: jsonHeader(), body: body}
 }
 
-// mint returns the access token that is good until expires.
-func (o *oauthServer) mint(expires time.Time) string {
+// accessToken returns the access token that is valid until expires.
+func (o *oauthServer) accessToken(expires time.Time) string {
 	exp := strconv.FormatInt(expires.UnixMilli(), 10)
 	return "ya29." + exp + "." + o.mac(exp)
 }
@@ -108,7 +107,7 @@ func (o *oauthServer) mac(s string) string {
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
-// valid reports whether an Authorization header carries a live access token.
+// valid reports whether an Authorization header holds a valid access token.
 func (o *oauthServer) valid(header string, now time.Time) bool {
 	scheme, token, _ := strings.Cut(header, " ")
 	rest, ok := strings.CutPrefix(token, "ya29.")
@@ -120,8 +119,8 @@ func (o *oauthServer) valid(header string, now time.Time) bool {
 	return err == nil && now.UnixMilli() < ms
 }
 
-func oauthError(status int, code, description string) answer {
-	return answer{status: status, header: jsonHeader(), body: mustJSON(map[string]string{"error": code, "error_description": description})}
+func oauthError(status int, code, description string) providerAnswer {
+	return providerAnswer{status: status, header: jsonHeader(), body: mustJSON(map[string]string{"error": code, "error_description": description})}
 }
 
 func oauthDefault(status int) string {

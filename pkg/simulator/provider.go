@@ -7,12 +7,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Provider is one of the services simulated here.
+// Provider is one of the simulated services.
 type Provider uint8
 
-// The providers. OAuth is FCM's token endpoint, Callback the receiver of
-// triggers: rules and latency can name them, but they have no receivers, so the
-// ledger never does. The zero value, in a rule, means all of them.
+// The providers. OAuth is the token endpoint of FCM, and Callback receives the calls of triggers.
+// Rules and latencies can name these two, but they have no receivers, so the ledger never names
+// them. In a rule the zero value means all providers.
 const (
 	APNs Provider = iota + 1
 	FCM
@@ -23,8 +23,8 @@ const (
 )
 
 const (
-	providers    = 4 // those with receivers
-	allProviders = 6
+	receiverProviders = 4 // number of providers with receivers
+	allProviders      = 6
 )
 
 var providerNames = [...]string{"", "apns", "fcm", "twilio", "sendgrid", "oauth", "callback"}
@@ -36,7 +36,7 @@ func (p Provider) String() string {
 	return "unknown"
 }
 
-// Channel is the channel the provider carries; 0 for OAuth.
+// Channel returns the channel that the provider carries; 0 for OAuth and Callback.
 func (p Provider) Channel() notify.Channel {
 	switch p {
 	case APNs, FCM:
@@ -52,7 +52,7 @@ func (p Provider) Channel() notify.Channel {
 // MarshalText writes the name.
 func (p Provider) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads a name; the empty one is the zero value.
+// UnmarshalText reads a name. The empty name is the zero value.
 func (p *Provider) UnmarshalText(b []byte) error {
 	for i, n := range providerNames {
 		if n == string(b) {
@@ -63,13 +63,13 @@ func (p *Provider) UnmarshalText(b []byte) error {
 	return notify.Invalid("bad_provider", "provider", fmt.Sprintf("%q is not apns, fcm, twilio, sendgrid, oauth or callback", b))
 }
 
-// Duration is a time.Duration written as text ("250ms") in JSON.
+// Duration is a time.Duration that is text ("250ms") in JSON.
 type Duration time.Duration
 
 // MarshalText writes it as time.Duration does.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
-// UnmarshalText reads what time.ParseDuration reads, and not less than zero.
+// UnmarshalText reads a duration as time.ParseDuration does. It must not be negative.
 func (d *Duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	if err != nil || v < 0 {
@@ -79,34 +79,34 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Addresses that pass the checks of their provider, for seed data and tests: the
+// The functions below return addresses that their providers accept, for seed data and tests. The
 // same n gives the same address.
 
 // DeviceToken returns APNs device token n: 64 hexadecimal digits.
 func DeviceToken(n uint64) string {
-	return fmt.Sprintf("%016x%016x%016x%016x", mix(n, 1), mix(n, 2), mix(n, 3), n)
+	return fmt.Sprintf("%016x%016x%016x%016x", mixHash(n, 1), mixHash(n, 2), mixHash(n, 3), n)
 }
 
 // RegistrationToken returns FCM registration token n.
 func RegistrationToken(n uint64) string {
-	return fmt.Sprintf("f%020d:APA91b%016x%016x", n, mix(n, 4), mix(n, 5))
+	return fmt.Sprintf("f%020d:APA91b%016x%016x", n, mixHash(n, 4), mixHash(n, 5))
 }
 
-// Phone returns phone number n in E.164, of a country code that is not assigned.
-// n counts to 10^10.
+// Phone returns phone number n in E.164, with a country code that is not assigned. n is below
+// 10^10.
 func Phone(n uint64) string { return fmt.Sprintf("+999%010d", n%1e10) }
 
 // Mailbox returns e-mail address n, in a domain that never resolves.
 func Mailbox(n uint64) string { return fmt.Sprintf("user%d@example.invalid", n) }
 
-// mix is one step of SplitMix64 over two words: a cheap hash whose output is
-// spread evenly, from which every random choice here is drawn.
-func mix(a, b uint64) uint64 {
+// mixHash is one step of SplitMix64 over two words: a cheap hash with evenly spread output. Every
+// random choice of the simulator comes from it.
+func mixHash(a, b uint64) uint64 {
 	z := a*0x9e3779b97f4a7c15 + b*0xd1b54a32d192ed03 + 0x632be59bd9b4e019
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31
 }
 
-// unit maps a hash to (0, 1).
-func unit(h uint64) float64 { return (float64(h>>11) + 0.5) / (1 << 53) }
+// unitInterval maps a hash to (0, 1).
+func unitInterval(h uint64) float64 { return (float64(h>>11) + 0.5) / (1 << 53) }

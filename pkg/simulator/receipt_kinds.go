@@ -21,12 +21,12 @@ import (
 type smsReceipt struct {
 	m      *sms
 	status string
-	code   string   // ErrorCode; empty for none
-	next   *receipt // pushed once this one has been sent, so that they arrive in order
+	code   string      // ErrorCode; empty: none
+	next   *dueReceipt // scheduled when this one has been sent, so that they arrive in order
 }
 
-// sms plans the callbacks of a message that was taken: sent, then its fate.
-func (r *receipts) sms(m *sms, rule *Rule) {
+// planSMS schedules the callbacks of a message that was taken: sent, then the final status.
+func (r *receiptSender) planSMS(m *sms, rule *Rule) {
 	cfg := r.cfg.Load()
 	if cfg.Off || m.callback == "" {
 		return
@@ -35,31 +35,31 @@ func (r *receipts) sms(m *sms, rule *Rule) {
 	switch {
 	case rule != nil:
 		code = rule.Code
-	case r.draw() < cfg.Undelivered:
+	case r.nextRandom() < cfg.Undelivered:
 		code = "30003"
 	}
 	status := "delivered"
 	switch code {
 	case "":
-	case "30001", "30036": // never left Twilio
+	case "30001", "30036": // the message never left Twilio
 		status = "failed"
 	default:
 		status = "undelivered"
 	}
 	now := time.Now()
-	delay := cfg.Delay.at(r.draw())
-	final := &receipt{due: now.Add(delay), sms: &smsReceipt{m: m, status: status, code: code}}
-	if r.draw() < cfg.Duplicates {
-		final.sms.next = &receipt{due: final.due, sms: &smsReceipt{m: m, status: status, code: code}}
+	delay := cfg.Delay.atQuantile(r.nextRandom())
+	final := &dueReceipt{due: now.Add(delay), sms: &smsReceipt{m: m, status: status, code: code}}
+	if r.nextRandom() < cfg.Duplicates {
+		final.sms.next = &dueReceipt{due: final.due, sms: &smsReceipt{m: m, status: status, code: code}}
 	}
 	if status == "failed" {
-		r.push(final)
+		r.schedule(final)
 		return
 	}
-	r.push(&receipt{due: now.Add(delay / 2), sms: &smsReceipt{m: m, status: "sent", next: final}})
+	r.schedule(&dueReceipt{due: now.Add(delay / 2), sms: &smsReceipt{m: m, status: "sent", next: final}})
 }
 
-func (s *smsReceipt) post(token string) post {
+func (s *smsReceipt) signedPost(token string) signedPost {
 	f := url.Values{
 		"MessageSid": {s.m.sid}, "SmsSid": {s.m.sid}, "MessageStatus": {s.status}, "SmsStatus": {s.status},
 		"To": {s.m.to}, "AccountSid": {s.m.account}, "ApiVersion": {"2010-04-01"},
@@ -75,11 +75,11 @@ func (s *smsReceipt) post(token string) post {
 	}
 	h := http.Header{"Content-Type": {"application/x-www-form-urlencoded"}, "User-Agent": {"TwilioProxy/1.1"}}
 	h.Set("X-Twilio-Signature", TwilioSignature(token, s.m.callback, f))
-	return post{url: s.m.callback, header: h, body: []byte(f.Encode())}
+	return signedPost{url: s.m.callback, header: h, body: []byte(f.Encode())}
 }
 
-// TwilioSignature is what X-Twilio-Signature holds for a form posted to rawURL:
-// base64 of HMAC-SHA1 over the URL and the sorted fields.
+// TwilioSignature returns the X-Twilio-Signature of a form that is posted to rawURL: base64 of
+// HMAC-SHA1 over the URL and the sorted fields.
 func TwilioSignature(token, rawURL string, form url.Values) string {
 	m := hmac.New(sha1.New, []byte(token))
 	m.Write([]byte(rawURL))
@@ -91,17 +91,16 @@ func TwilioSignature(token, rawURL string, form url.Values) string {
 	return base64.StdEncoding.EncodeToString(m.Sum(nil))
 }
 
-// mailEvent is one event of the webhook, as it is marshalled.
+// mailEvent holds the JSON fields of one event of the webhook.
 type mailEvent map[string]any
 
-// mailEvents are the fates a Receipt rule can give a mail, with the fields that
-// tell them.
+// mailEvents holds the events that a Receipt rule can give a mail, by code.
 var mailEvents = map[string]mailEvent{
 	"bounce": {
 		"event": "bounce", "type": "bounce", "status": "5.1.1", "bounce_classification": "Invalid Address",
 		"reason": "550 5.1.1 The email account that you tried to reach does not exist.",
 	},
-	"async_bounce": { // reported later by the receiving server, without sg_message_id
+	"async_bounce": { // the receiving server reports it later, without sg_message_id
 		"event": "bounce", "type": "bounce", "status": "5.0.0", "bounce_classification": "Invalid Address",
 		"reason": "The recipient's server returned the message.",
 	},
@@ -117,8 +116,8 @@ var mailEvents = map[string]mailEvent{
 
 var mailDelivered = mailEvent{"event": "delivered", "response": "250 OK"}
 
-// mail plans the events of a request that was taken.
-func (r *receipts) mail(q *mailRequest, id string, rule *Rule) {
+// planMail schedules the events of a request that was taken.
+func (r *receiptSender) planMail(q *mailRequest, id string, rule *Rule) {
 	cfg := r.cfg.Load()
 	if cfg.Off || cfg.SendGridURL == "" {
 		return
@@ -134,17 +133,17 @@ func (r *receipts) mail(q *mailRequest, id string, rule *Rule) {
 				code = rule.Code
 			case rule != nil && rule.ID != "" && (p.CustomArgs["ntf"] == rule.ID || q.CustomArgs["ntf"] == rule.ID):
 				code = rule.Code
-			case r.draw() < cfg.Undelivered:
+			case r.nextRandom() < cfg.Undelivered:
 				code = "bounce"
 			}
-			r.oneMail(q, p, to.Email, fmt.Sprintf("%s.filter-sim-%d", id, n), code, cfg, now)
+			r.planMailEvents(q, p, to.Email, fmt.Sprintf("%s.filter-sim-%d", id, n), code, cfg, now)
 			n++
 		}
 	}
 }
 
-func (r *receipts) oneMail(q *mailRequest, p *personalization, to, msgID, code string, cfg *Receipts, now time.Time) {
-	delay := cfg.Delay.at(r.draw())
+func (r *receiptSender) planMailEvents(q *mailRequest, p *personalization, to, msgID, code string, cfg *Receipts, now time.Time) {
+	delay := cfg.Delay.atQuantile(r.nextRandom())
 	step := 0
 	at := func(e mailEvent, d time.Duration) {
 		ev := mailEvent{}
@@ -165,12 +164,12 @@ func (r *receipts) oneMail(q *mailRequest, p *personalization, to, msgID, code s
 		if q.IPPool != "" {
 			ev["pool"] = map[string]any{"name": q.IPPool}
 		}
-		r.push(&receipt{due: now.Add(d), event: &ev})
-		if r.draw() < cfg.Duplicates {
-			r.push(&receipt{due: now.Add(d), event: &ev})
+		r.schedule(&dueReceipt{due: now.Add(d), event: &ev})
+		if r.nextRandom() < cfg.Duplicates {
+			r.schedule(&dueReceipt{due: now.Add(d), event: &ev})
 		}
 	}
-	if code == "dropped" { // before it was processed
+	if code == "dropped" { // SendGrid drops the mail before it processes it
 		at(mailEvents[code], delay)
 		return
 	}
@@ -189,20 +188,21 @@ func (r *receipts) oneMail(q *mailRequest, p *personalization, to, msgID, code s
 	}
 }
 
-// events builds a signed webhook call; its URL is empty when there is none.
-func (k *keyring) events(batch []*mailEvent, to string, now time.Time) (post, error) {
+// signedEvents returns a signed webhook call with a batch of events. Its URL is empty if none is
+// configured.
+func (k *keyring) signedEvents(batch []*mailEvent, to string, now time.Time) (signedPost, error) {
 	body, err := json.Marshal(batch)
 	if err != nil {
-		return post{}, err
+		return signedPost{}, err
 	}
 	ts := strconv.FormatInt(now.Unix(), 10)
 	sum := sha256.Sum256(append([]byte(ts), body...))
 	sig, err := k.webhook.Sign(rand.Reader, sum[:], nil)
 	if err != nil {
-		return post{}, err
+		return signedPost{}, err
 	}
 	h := http.Header{"Content-Type": {"application/json"}, "User-Agent": {"SendGrid Event API"}}
 	h.Set("X-Twilio-Email-Event-Webhook-Signature", base64.StdEncoding.EncodeToString(sig))
 	h.Set("X-Twilio-Email-Event-Webhook-Timestamp", ts)
-	return post{url: to, header: h, body: body}, nil
+	return signedPost{url: to, header: h, body: body}, nil
 }

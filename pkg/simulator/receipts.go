@@ -13,61 +13,61 @@ import (
 	"time"
 )
 
-// receipts sends what providers send back: Twilio's status callbacks and
-// SendGrid's event webhook. What is due waits in a list; a dispatcher hands it to
-// a few workers, who may block on a slow receiver without blocking anyone else.
-// What is still waiting when the simulator stops is lost.
-type receipts struct {
+// receiptSender sends the receipts of the providers: the status callbacks of Twilio and the event
+// webhook of SendGrid. Receipts wait in a list until they are due. A dispatcher hands due ones to
+// a few workers, so a slow receiver blocks one worker and not the providers. Receipts that wait
+// when the simulator stops are lost.
+type receiptSender struct {
 	sim    *Simulator
 	cfg    atomic.Pointer[Receipts]
 	client *http.Client
 
-	mu   sync.Mutex
-	due  []*receipt    // the next one first
-	wake chan struct{} // an earlier item came; holds one
+	mu   sync.Mutex    // guards due
+	due  []*dueReceipt // sorted, the earliest first
+	wake chan struct{} // holds a value when a receipt came that is due before all others
 
 	drawn                   atomic.Uint64
 	sent, refused, overflow atomic.Uint64
 }
 
-// ReceiptStats counts callbacks.
+// ReceiptStats counts receipts and their calls.
 type ReceiptStats struct {
 	Pending  int    `json:"pending"`
-	Sent     uint64 `json:"sent"`     // calls answered 2xx
-	Refused  uint64 `json:"refused"`  // calls that failed or were answered otherwise
-	Overflow uint64 `json:"overflow"` // receipts dropped because too many waited
+	Sent     uint64 `json:"sent"`     // calls that were answered 2xx
+	Refused  uint64 `json:"refused"`  // calls that failed or had another answer
+	Overflow uint64 `json:"overflow"` // receipts that were dropped because too many waited
 }
 
 const (
-	maxPending     = 1 << 20 // receipts that may wait
+	maxPending     = 1 << 20 // most receipts that may wait
 	receiptWorkers = 8
 	receiptTimeout = 10 * time.Second
-	mailRetryFirst = time.Second // SendGrid's webhook is tried again, Twilio's is not
+	mailRetryFirst = time.Second // SendGrid repeats a failed webhook call, Twilio does not
 	mailRetryMost  = time.Minute
 	mailRetryUntil = 24 * time.Hour
 )
 
-// post is a callback ready to leave.
-type post struct {
+// signedPost is a signed callback, ready to be sent.
+type signedPost struct {
 	url    string
 	header http.Header
 	body   []byte
 }
 
-// receipt is something to send at a moment. Exactly one of its halves is set.
-type receipt struct {
+// dueReceipt is a receipt to send at a moment. Exactly one of sms, event and batch is set.
+type dueReceipt struct {
 	due time.Time
 
 	sms   *smsReceipt
 	event *mailEvent
 
-	batch []*mailEvent // a webhook call on its way again
+	batch []*mailEvent // a webhook call that is about to be made, or repeated
 	tries int
 	since time.Time
 }
 
-func newReceipts(s *Simulator) *receipts {
-	r := &receipts{sim: s, wake: make(chan struct{}, 1)}
+func newReceipts(s *Simulator) *receiptSender {
+	r := &receiptSender{sim: s, wake: make(chan struct{}, 1)}
 	cfg := s.cfg.Receipts
 	r.cfg.Store(&cfg)
 	r.client = &http.Client{
@@ -78,17 +78,19 @@ func newReceipts(s *Simulator) *receipts {
 	return r
 }
 
-// draw returns the next random number in (0, 1).
-func (r *receipts) draw() float64 { return unit(mix(r.sim.seed+1, r.drawn.Add(1))) }
+// nextRandom returns the next random number in (0, 1).
+func (r *receiptSender) nextRandom() float64 {
+	return unitInterval(mixHash(r.sim.seed+1, r.drawn.Add(1)))
+}
 
-func (r *receipts) push(v *receipt) {
+func (r *receiptSender) schedule(v *dueReceipt) {
 	r.mu.Lock()
 	if len(r.due) >= maxPending {
 		r.mu.Unlock()
 		r.overflow.Add(1)
 		return
 	}
-	at := sort.Search(len(r.due), func(i int) bool { return r.due[i].due.After(v.due) }) // mostly the end
+	at := sort.Search(len(r.due), func(i int) bool { return r.due[i].due.After(v.due) }) // usually the end of the list
 	r.due = slices.Insert(r.due, at, v)
 	first := at == 0
 	r.mu.Unlock()
@@ -100,9 +102,9 @@ func (r *receipts) push(v *receipt) {
 	}
 }
 
-// run dispatches until ctx ends.
-func (r *receipts) run(ctx context.Context) error {
-	jobs := make(chan *receipt)
+// run dispatches receipts until ctx ends.
+func (r *receiptSender) run(ctx context.Context) error {
+	jobs := make(chan *dueReceipt)
 	var wg sync.WaitGroup
 	for range receiptWorkers {
 		wg.Go(func() {
@@ -119,7 +121,7 @@ func (r *receipts) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		v, in := r.pop()
+		v, in := r.takeDue()
 		if v != nil {
 			select {
 			case jobs <- v:
@@ -138,9 +140,9 @@ func (r *receipts) run(ctx context.Context) error {
 	}
 }
 
-// pop takes what is due, mail events by the batch; when nothing is, it says in
-// what time to look again.
-func (r *receipts) pop() (*receipt, time.Duration) {
+// takeDue removes a due receipt and returns it. Mail events that are due become one batch. If
+// nothing is due, it returns after what time to look again.
+func (r *receiptSender) takeDue() (*dueReceipt, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -150,50 +152,50 @@ func (r *receipts) pop() (*receipt, time.Duration) {
 	if in := r.due[0].due.Sub(now); in > 0 {
 		return nil, in
 	}
-	v := r.take()
+	v := r.takeFirst()
 	if v.event == nil {
 		return v, 0
 	}
 	v.batch, v.event, v.since = []*mailEvent{v.event}, nil, now
 	most := r.cfg.Load().Batch
 	for len(v.batch) < most && len(r.due) > 0 && r.due[0].event != nil && !r.due[0].due.After(now) {
-		v.batch = append(v.batch, r.take().event)
+		v.batch = append(v.batch, r.takeFirst().event)
 	}
 	return v, 0
 }
 
-// take removes the first. The lock is held.
-func (r *receipts) take() *receipt {
+// takeFirst removes the first receipt. The lock is held.
+func (r *receiptSender) takeFirst() *dueReceipt {
 	v := r.due[0]
 	r.due[0] = nil
 	r.due = r.due[1:]
 	return v
 }
 
-func (r *receipts) send(ctx context.Context, v *receipt) {
+func (r *receiptSender) send(ctx context.Context, v *dueReceipt) {
 	if v.sms != nil {
-		r.call(ctx, v.sms.post(r.sim.keys.accounts[v.sms.m.account].Token))
+		r.post(ctx, v.sms.signedPost(r.sim.keys.accounts[v.sms.m.account].Token))
 		if n := v.sms.next; n != nil {
-			r.push(n)
+			r.schedule(n)
 		}
 		return
 	}
-	p, err := r.sim.keys.events(v.batch, r.cfg.Load().SendGridURL, r.sim.now())
+	p, err := r.sim.keys.signedEvents(v.batch, r.cfg.Load().SendGridURL, r.sim.now())
 	if err != nil {
 		r.sim.log.Error("signing a webhook call failed", slog.Any("error", err))
 		return
 	}
-	if p.url == "" || r.call(ctx, p) || time.Since(v.since) > mailRetryUntil {
+	if p.url == "" || r.post(ctx, p) || time.Since(v.since) > mailRetryUntil {
 		return
 	}
 	v.due = time.Now().Add(min(mailRetryFirst<<min(v.tries, 10), mailRetryMost))
 	v.tries++
-	r.push(v)
+	r.schedule(v)
 }
 
-// call makes one callback and reports whether it was answered 2xx.
-func (r *receipts) call(ctx context.Context, p post) bool {
-	ok := r.do(ctx, p)
+// post makes one callback and reports whether it was answered 2xx.
+func (r *receiptSender) post(ctx context.Context, p signedPost) bool {
+	ok := r.postOnce(ctx, p)
 	if ok {
 		r.sent.Add(1)
 	} else {
@@ -202,7 +204,7 @@ func (r *receipts) call(ctx context.Context, p post) bool {
 	return ok
 }
 
-func (r *receipts) do(ctx context.Context, p post) bool {
+func (r *receiptSender) postOnce(ctx context.Context, p signedPost) bool {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(p.body))
 	if err != nil {
 		return false
@@ -213,6 +215,6 @@ func (r *receipts) do(ctx context.Context, p post) bool {
 		return false
 	}
 	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // to use the connection again
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // so that the connection can be reused
 	return resp.StatusCode/100 == 2
 }

@@ -11,68 +11,67 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Action is what a rule does to a request it picks.
+// Action is what a rule does to a request that it picks.
 type Action string
 
-// The actions. Gateway, Reset and Hang take the request first, so the caller cannot
-// know (ambiguous); Drop does not take it. Reset, Hang and Drop look the same from
-// outside.
+// The actions. Gateway, Reset and Hang take the request first, so its outcome is ambiguous for
+// the caller. Drop does not take it. The caller cannot tell Reset, Hang and Drop apart.
 const (
 	Fail        Action = "error"        // answer Status and Code
 	Outage      Action = "outage"       // Fail with 503
 	Throttle    Action = "throttle"     // Fail with 429
 	Deny        Action = "unauthorized" // Fail with 401, APNs 403
-	Gateway     Action = "gateway"      // take it, then answer Status, 502 unless given, as a gateway does that lost the answer
+	Gateway     Action = "gateway"      // take it, then answer Status, default 502, like a gateway that lost the answer
 	Reset       Action = "reset"        // take it, then reset the connection without an answer
-	ResetStream Action = "reset_stream" // the same for its HTTP/2 stream alone
+	ResetStream Action = "reset_stream" // take it, then reset only its HTTP/2 stream
 	Drop        Action = "drop"         // reset the connection without taking it
 	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without taking it
-	GoAway      Action = "go_away"      // APNs: tell the connection to go away (GOAWAY); it and all before it are answered, nothing after
-	CloseConn   Action = "close"        // APNs: take it, then close the connection in order, without an answer or GOAWAY
-	Hang        Action = "hang"         // take it, never answer
+	GoAway      Action = "go_away"      // APNs: send GOAWAY; this request and those before it are answered, later ones are not
+	CloseConn   Action = "close"        // APNs: take it, then close the connection orderly, without an answer or GOAWAY
+	Hang        Action = "hang"         // take it and never answer
 	Redirect    Action = "redirect"     // callback: answer 302 to Location
 	Huge        Action = "huge"         // callback: take it, answer 200 with a body of 64 MiB
-	Drip        Action = "drip"         // answer, the body spread over Latency
-	Delay       Action = "latency"      // answer after Latency instead of the provider's own
-	Receipt     Action = "receipt"      // take it; its receipt later says Code
+	Drip        Action = "drip"         // answer with the body spread over Latency
+	Delay       Action = "latency"      // answer after Latency instead of the latency of the provider
+	Receipt     Action = "receipt"      // take it; its receipt says Code
 )
 
-// Rule scripts faults. It picks requests that match Provider, Account, Pool,
-// Template and Prefix, all of them unless empty; of these a share of Rate; no more than Count;
-// until Until. Newer rules come first; one rule decides the answer, one the
-// latency, one the receipt.
+// Rule scripts a fault. It matches requests by Provider, Account, Pool, Template, Prefix and ID; an
+// empty field matches all. It picks a share of Rate of the matches, at most Count of them, until
+// Until. Newer rules come first. One rule decides the answer of a request, one its latency, and
+// one its receipt.
 type Rule struct {
 	Number uint64 `json:"number"` // given by AddRule
 
 	Provider Provider `json:"provider"` // empty: all
 	Account  string   `json:"account"`  // Twilio account SID; empty: all
 	Pool     string   `json:"pool"`     // SendGrid ip_pool_name; empty: all
-	Prefix   string   `json:"prefix"`   // of a token, phone number or e-mail address
-	ID       string   `json:"id"`       // of a notification, for a single one
+	Prefix   string   `json:"prefix"`   // prefix of a token, phone number or e-mail address
+	ID       string   `json:"id"`       // id of one notification
 	Template string   `json:"template"` // SendGrid template_id; empty: all
 
 	Rate  float64   `json:"rate"`  // share of the matches, 0 < Rate <= 1; 0 means 1
-	Count uint64    `json:"count"` // most requests it picks; 0: no limit
-	For   Duration  `json:"for"`   // sets Until, from the moment the rule is added
+	Count uint64    `json:"count"` // most requests that it picks; 0: no limit
+	For   Duration  `json:"for"`   // sets Until, counted from when the rule is added
 	Until time.Time `json:"until"` // zero: no end
 
 	Do         Action   `json:"do"`
-	Status     int      `json:"status"`      // Fail, Gateway: HTTP status; 0: that of Code
+	Status     int      `json:"status"`      // Fail, Gateway: HTTP status; 0: the status of Code
 	Code       string   `json:"code"`        // Fail: the provider's reason or error code; Receipt: a Twilio error code, or bounce, blocked, dropped, deferred
-	RetryAfter Duration `json:"retry_after"` // Fail: sends Retry-After, rounded up to seconds; with Throttle and Until, 0 means until then
+	RetryAfter Duration `json:"retry_after"` // Fail: Retry-After, rounded up to seconds; with Throttle and Until, 0 means until then
 	Latency    Latency  `json:"latency"`     // Drip, Delay
 	Location   string   `json:"location"`    // Redirect
 
-	Matched uint64 `json:"matched"` // requests that matched; for reading
-	Picked  uint64 `json:"picked"`  // of these, what it was applied to; for reading
+	Matched uint64 `json:"matched"` // requests that matched; read-only
+	Picked  uint64 `json:"picked"`  // matched requests that it was applied to; read-only
 }
 
 func (r *Rule) normalise(now time.Time) error {
 	switch r.Do {
 	case Outage:
-		r.Do, r.Status = Fail, orInt(r.Status, 503)
+		r.Do, r.Status = Fail, intOr(r.Status, 503)
 	case Throttle:
-		r.Do, r.Status = Fail, orInt(r.Status, 429)
+		r.Do, r.Status = Fail, intOr(r.Status, 429)
 		if r.RetryAfter == 0 && r.For > 0 && r.Until.IsZero() {
 			r.RetryAfter = untilEnd
 		}
@@ -80,12 +79,12 @@ func (r *Rule) normalise(now time.Time) error {
 			r.RetryAfter = untilEnd
 		}
 	case Gateway:
-		r.Status = orInt(r.Status, 502)
+		r.Status = intOr(r.Status, 502)
 	case Deny:
 		if r.Status == 0 && r.Provider == APNs {
 			r.Status = 403
 		}
-		r.Do, r.Status = Fail, orInt(r.Status, 401)
+		r.Do, r.Status = Fail, intOr(r.Status, 401)
 	}
 	if r.For > 0 && r.Until.IsZero() {
 		r.Until = now.Add(time.Duration(r.For))
@@ -96,7 +95,7 @@ func (r *Rule) normalise(now time.Time) error {
 	return r.validate()
 }
 
-// untilEnd stands for "whatever is left of the rule's time".
+// untilEnd as RetryAfter means the time that is left until the end of the rule.
 const untilEnd = Duration(-1)
 
 func (r *Rule) validate() error {
@@ -104,7 +103,7 @@ func (r *Rule) validate() error {
 		return notify.Invalid("bad_provider", "provider", "is not known")
 	}
 	if !(r.Rate > 0 && r.Rate <= 1) {
-		return notify.Invalid("bad_rate", "rate", "is a share, above 0 and not above 1")
+		return notify.Invalid("bad_rate", "rate", "must be a share above 0 and not above 1")
 	}
 	if err := r.Latency.validate("latency"); err != nil {
 		return err
@@ -119,7 +118,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Drip, Delay:
 		if r.Latency.Median == 0 {
-			return notify.Invalid("no_latency", "latency", "says how long a drip or latency rule takes")
+			return notify.Invalid("no_latency", "latency", "is required for drip and latency: how long the answer takes")
 		}
 		return nil
 	case Redirect, Huge:
@@ -127,7 +126,7 @@ func (r *Rule) validate() error {
 			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is for provider callback", r.Do))
 		}
 		if r.Do == Redirect && r.Location == "" {
-			return notify.Invalid("no_location", "location", "says where a redirect leads")
+			return notify.Invalid("no_location", "location", "is required for redirect: the URL to redirect to")
 		}
 		return nil
 	case Receipt:
@@ -141,21 +140,21 @@ func (r *Rule) validate() error {
 func (r *Rule) validateFail() error {
 	if r.Code != "" {
 		if r.Provider == 0 {
-			return notify.Invalid("code_without_provider", "code", "belongs to one provider; name it, or give only a status")
+			return notify.Invalid("code_without_provider", "code", "belongs to one provider: name the provider, or give only a status")
 		}
 		status, ok := codeStatus(r.Provider, r.Code)
 		if !ok && r.Status == 0 {
 			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not a known code of %s; give a status with it", r.Code, r.Provider))
 		}
-		r.Status = orInt(r.Status, status)
+		r.Status = intOr(r.Status, status)
 	}
 	if r.Status < 400 || r.Status > 599 {
-		return notify.Invalid("bad_status", "status", "of an error is from 400 to 599")
+		return notify.Invalid("bad_status", "status", "of an error must be from 400 to 599")
 	}
 	return nil
 }
 
-// retryAfter is how long the answer asks the caller to wait; 0: it does not say.
+// retryAfter returns the Retry-After of the answer; 0: no header.
 func (r *Rule) retryAfter(now time.Time) time.Duration {
 	if r.RetryAfter == untilEnd {
 		return max(0, r.Until.Sub(now))
@@ -163,12 +162,12 @@ func (r *Rule) retryAfter(now time.Time) time.Duration {
 	return time.Duration(r.RetryAfter)
 }
 
-// rules is the list in force. Requests read it without a lock.
-type rules struct {
+// ruleList holds the rules in force. Requests read the list without a lock.
+type ruleList struct {
 	seed uint64
 	now  func() time.Time
 
-	mu   sync.Mutex // held by those who change the list
+	mu   sync.Mutex // held while the list is replaced
 	next uint64
 	list atomic.Pointer[[]*activeRule] // newest first
 }
@@ -178,20 +177,20 @@ type activeRule struct {
 	matched, picked atomic.Uint64
 }
 
-// plan is what the rules have decided for one request.
-type plan struct {
-	fault   *Rule // nil: none. Never Delay or Receipt
+// faultPlan holds the rules that apply to one request.
+type faultPlan struct {
+	fault   *Rule // nil: no fault; never a Delay or Receipt rule
 	latency *Rule
 	receipt *Rule
 }
 
-func newRules(seed uint64, now func() time.Time) *rules {
-	r := &rules{seed: seed, now: now}
+func newRules(seed uint64, now func() time.Time) *ruleList {
+	r := &ruleList{seed: seed, now: now}
 	r.list.Store(&[]*activeRule{})
 	return r
 }
 
-func (rs *rules) add(r Rule) (Rule, error) {
+func (rs *ruleList) add(r Rule) (Rule, error) {
 	if err := r.normalise(rs.now()); err != nil {
 		return Rule{}, err
 	}
@@ -199,13 +198,13 @@ func (rs *rules) add(r Rule) (Rule, error) {
 	defer rs.mu.Unlock()
 	rs.next++
 	r.Number, r.Matched, r.Picked = rs.next, 0, 0
-	list := slices.DeleteFunc(slices.Clone(*rs.list.Load()), func(a *activeRule) bool { return a.over(rs.now()) })
+	list := slices.DeleteFunc(slices.Clone(*rs.list.Load()), func(a *activeRule) bool { return a.isOver(rs.now()) })
 	list = slices.Insert(list, 0, &activeRule{Rule: r})
 	rs.list.Store(&list)
 	return r, nil
 }
 
-func (rs *rules) remove(number uint64) bool {
+func (rs *ruleList) remove(number uint64) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	old := *rs.list.Load()
@@ -214,13 +213,13 @@ func (rs *rules) remove(number uint64) bool {
 	return len(list) < len(old)
 }
 
-func (rs *rules) clear() {
+func (rs *ruleList) clear() {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	rs.list.Store(&[]*activeRule{})
 }
 
-func (rs *rules) all() []Rule {
+func (rs *ruleList) all() []Rule {
 	out := []Rule{}
 	for _, a := range *rs.list.Load() {
 		r := a.Rule
@@ -237,9 +236,9 @@ func (rs *rules) all() []Rule {
 	return out
 }
 
-// decide asks every rule about one request.
-func (rs *rules) decide(c *call) plan {
-	var p plan
+// decide returns the rules that apply to one request.
+func (rs *ruleList) decide(c *providerCall) faultPlan {
+	var p faultPlan
 	list := *rs.list.Load()
 	if len(list) == 0 {
 		return p
@@ -253,18 +252,18 @@ func (rs *rules) decide(c *call) plan {
 		case Receipt:
 			slotOf = &p.receipt
 		}
-		if *slotOf == nil && !a.over(now) && a.matches(c) && a.pick(rs.seed) {
+		if *slotOf == nil && !a.isOver(now) && a.matches(c) && a.pickNext(rs.seed) {
 			*slotOf = &a.Rule
 		}
 	}
 	return p
 }
 
-func (a *activeRule) over(now time.Time) bool {
+func (a *activeRule) isOver(now time.Time) bool {
 	return (!a.Until.IsZero() && !now.Before(a.Until)) || (a.Count > 0 && a.picked.Load() >= a.Count)
 }
 
-func (a *activeRule) matches(c *call) bool {
+func (a *activeRule) matches(c *providerCall) bool {
 	if a.Provider != 0 && a.Provider != c.provider ||
 		a.Account != "" && a.Account != c.account ||
 		a.Pool != "" && a.Pool != c.pool || a.Template != "" && a.Template != c.content.template {
@@ -280,17 +279,17 @@ func (r *Rule) matchesReceiver(v receiver) bool {
 	return strings.HasPrefix(v.address, r.Prefix) && (r.ID == "" || r.ID == v.id)
 }
 
-// pick draws for the nth match: with the same seed and rules, the same n are
-// picked in every run.
-func (a *activeRule) pick(seed uint64) bool {
+// pickNext decides about the next match. With the same seed and rules it picks the same matches
+// in every run.
+func (a *activeRule) pickNext(seed uint64) bool {
 	n := a.matched.Add(1)
-	if a.Rate < 1 && unit(mix(seed^a.Number<<32, n)) >= a.Rate {
+	if a.Rate < 1 && unitInterval(mixHash(seed^a.Number<<32, n)) >= a.Rate {
 		return false
 	}
 	return a.picked.Add(1) <= a.Count || a.Count == 0
 }
 
-func orInt(v, def int) int {
+func intOr(v, def int) int {
 	if v == 0 {
 		return def
 	}

@@ -22,7 +22,7 @@ func sortedWords(s string) []string {
 	return w
 }
 
-// picks runs n calls past one rule and returns which it picked.
+// picks shows n calls to one rule and returns which of them it picked.
 func picks(t *testing.T, seed uint64, r Rule, n int) []int {
 	rs := newRules(seed, time.Now)
 	if _, err := rs.add(r); err != nil {
@@ -30,7 +30,7 @@ func picks(t *testing.T, seed uint64, r Rule, n int) []int {
 	}
 	var out []int
 	for i := range n {
-		if rs.decide(&call{provider: APNs}).fault != nil {
+		if rs.decide(&providerCall{provider: APNs}).fault != nil {
 			out = append(out, i)
 		}
 	}
@@ -58,19 +58,19 @@ func TestRuleRate(t *testing.T) {
 	}
 }
 
-// TestRuleCount: "the next one" is one, also for requests that all looked before
-// any of them was picked.
+// TestRuleCount checks that a rule with count 1 picks one request, even if several requests come at
+// the same time.
 func TestRuleCount(t *testing.T) {
 	t.Parallel()
 	a := &activeRule{Rule: Rule{Count: 1, Rate: 1}}
-	if got := fmt.Sprint(a.pick(1), a.pick(1), a.pick(1)); got != "true false false" {
+	if got := fmt.Sprint(a.pickNext(1), a.pickNext(1), a.pickNext(1)); got != "true false false" {
 		t.Error(got)
 	}
 }
 
 func TestRuleMatch(t *testing.T) {
 	t.Parallel()
-	c := &call{provider: Twilio, account: "AC1", pool: "", receivers: []receiver{{address: "+4911", id: "ntf_1"}, {address: "+4922", id: "ntf_2"}}}
+	c := &providerCall{provider: Twilio, account: "AC1", pool: "", receivers: []receiver{{address: "+4911", id: "ntf_1"}, {address: "+4922", id: "ntf_2"}}}
 	for _, tc := range []struct {
 		r    Rule
 		want bool
@@ -93,12 +93,12 @@ func TestRuleTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	now = now.Add(4 * time.Second)
-	f := rs.decide(&call{provider: Twilio}).fault
+	f := rs.decide(&providerCall{provider: Twilio}).fault
 	if f == nil || f.Status != 429 || f.retryAfter(now) != 6*time.Second {
 		t.Fatalf("%+v", f)
 	}
 	now = now.Add(6 * time.Second)
-	if rs.decide(&call{provider: Twilio}).fault != nil {
+	if rs.decide(&providerCall{provider: Twilio}).fault != nil {
 		t.Error("the rule outlived its time")
 	}
 	if _, err := rs.add(Rule{Do: Reset}); err != nil {
@@ -197,8 +197,8 @@ func TestScriptedErrors(t *testing.T) {
 	}
 }
 
-// TestAmbiguous: what was reset, or never answered, after the body was read
-// counts as delivered; what was dropped does not.
+// TestAmbiguous checks that a request counts as delivered if it was reset or never answered after
+// its body was read, and does not if it was dropped.
 func TestAmbiguous(t *testing.T) {
 	t.Parallel()
 	s := start(t, Config{Receipts: Receipts{Off: true}, APNs: APNsConfig{TokenFloor: -1}})
@@ -235,7 +235,7 @@ func TestAmbiguous(t *testing.T) {
 			if m := s.Inbox()[0]; m.Outcome != tc.outcome {
 				t.Errorf("%s %s: %+v", v.provider, tc.do, m)
 			}
-			// The caller cannot know, sends again, and only where it was taken is that a duplicate.
+			// The caller does not know and sends again: a duplicate only if the first was taken.
 			before := s.Ledger().Summary().Duplicates
 			if got := do(t, c, v.send(id)); got.status != v.accepted {
 				t.Errorf("%s after %s: %+v", v.provider, tc.do, got)
@@ -285,10 +285,10 @@ func TestLatencyShape(t *testing.T) {
 	t.Parallel()
 	l := Lognormal(50*time.Millisecond, 200*time.Millisecond)
 	near := func(got, want time.Duration) bool { return math.Abs(float64(got-want)) < 0.001*float64(want) }
-	if !near(l.at(0.5), 50*time.Millisecond) || !near(l.at(0.99), 200*time.Millisecond) || !near(l.at(0.01), 12500*time.Microsecond) {
-		t.Errorf("%v %v %v", l.at(0.5), l.at(0.99), l.at(0.01))
+	if !near(l.atQuantile(0.5), 50*time.Millisecond) || !near(l.atQuantile(0.99), 200*time.Millisecond) || !near(l.atQuantile(0.01), 12500*time.Microsecond) {
+		t.Errorf("%v %v %v", l.atQuantile(0.5), l.atQuantile(0.99), l.atQuantile(0.01))
 	}
-	if (Latency{}).at(0.999) != 0 || Constant(time.Second).at(0.001) != time.Second {
+	if (Latency{}).atQuantile(0.999) != 0 || Constant(time.Second).atQuantile(0.001) != time.Second {
 		t.Error("constant")
 	}
 }

@@ -28,7 +28,7 @@ func (m *mailServer) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/v3/mail/send", m.send)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, mailError(http.StatusNotFound, "not found", ""))
+		writeAnswer(w, mailError(http.StatusNotFound, "not found", ""))
 	})
 	return mux
 }
@@ -42,7 +42,7 @@ const (
 	mailMaxPool       = 64
 )
 
-// mailRequest is the request body; what is not checked is not named.
+// mailRequest is the request body, without the fields that are not checked.
 type mailRequest struct {
 	Personalizations []personalization `json:"personalizations"`
 	From             *mailbox          `json:"from"`
@@ -81,36 +81,36 @@ type mailbox struct {
 	Name  string `json:"name"`
 }
 
-func (p *personalization) all() []mailbox { return slices.Concat(p.To, p.CC, p.BCC) }
+func (p *personalization) recipients() []mailbox { return slices.Concat(p.To, p.CC, p.BCC) }
 
 func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	raw, err := readMail(r)
 	if err != nil && raw == nil {
-		return // cut off before its end: no request
+		return // the request was cut off before its end: it does not count
 	}
 	var req mailRequest
 	bad := err
 	if bad == nil {
 		bad = json.Unmarshal(raw, &req)
 	}
-	id := fmt.Sprintf("%016x%06x", mix(m.sim.seed, m.sent.Add(1)), m.sim.now().UnixMicro()&0xffffff)
-	c := &call{provider: SendGrid, pool: req.IPPool, fault: m.fault, receivers: req.receivers()}
+	id := fmt.Sprintf("%016x%06x", mixHash(m.sim.seed, m.sent.Add(1)), m.sim.now().UnixMicro()&0xffffff)
+	c := &providerCall{provider: SendGrid, pool: req.IPPool, fault: m.fault, receivers: req.receivers()}
 	c.content = content{title: req.Subject, template: req.TemplateID}
 	if len(req.Content) > 0 {
 		first := req.Content[0]
-		c.content.body, c.content.html = clip(first.Value, 2*clipped), first.Type == "text/html"
+		c.content.body, c.content.html = clipText(first.Value, 2*maxClip), first.Type == "text/html"
 	}
-	c.taken = func(rule *Rule) { m.sim.receipts.mail(&req, id, rule) }
+	c.onTaken = func(rule *Rule) { m.sim.receipts.planMail(&req, id, rule) }
 
-	a := m.answer(r, &req, bad, len(raw), id)
-	if a.status == http.StatusOK { // sandbox: valid, and delivered to nobody
-		c.receivers, c.taken = nil, nil
+	a := m.answerTo(r, &req, bad, len(raw), id)
+	if a.status == http.StatusOK { // sandbox mode: a valid request is not delivered
+		c.receivers, c.onTaken = nil, nil
 	}
-	settle(m.sim, w, r, c, a)
+	settleCall(m.sim, w, r, c, a)
 }
 
-// readMail returns the body, unpacked. Bytes with an error were read but do not
-// unpack.
+// readMail returns the unpacked body. With an error, it returns bytes if the body was read but
+// could not be unpacked, and nil if it was not read.
 func readMail(r *http.Request) ([]byte, error) {
 	body := r.Body
 	packed := r.Header.Get("Content-Encoding") == "gzip"
@@ -135,7 +135,7 @@ func readMail(r *http.Request) ([]byte, error) {
 	return out, nil
 }
 
-// receivers returns the "to" recipients, which are those the ledger counts.
+// receivers returns the "to" recipients. The ledger counts only these.
 func (q *mailRequest) receivers() []receiver {
 	out := make([]receiver, 0, len(q.Personalizations))
 	for i := range q.Personalizations {
@@ -153,16 +153,16 @@ func (q *mailRequest) receivers() []receiver {
 			}
 			return ""
 		}
-		seq, _ := strconv.ParseUint(arg("seq"), 10, 64) // 0 unless it is a number
+		seq, _ := strconv.ParseUint(arg("seq"), 10, 64) // 0 unless the text is a number
 		for _, to := range p.To {
-			out = append(out, receiver{address: to.Email, id: arg("ntf"), user: arg("usr"), seq: seq, own: p})
+			out = append(out, receiver{address: to.Email, id: arg("ntf"), user: arg("usr"), seq: seq, personal: p})
 		}
 	}
 	return out
 }
 
-// answer returns what the request deserves.
-func (m *mailServer) answer(r *http.Request, q *mailRequest, bad error, size int, id string) answer {
+// answerTo returns the answer to a request without faults.
+func (m *mailServer) answerTo(r *http.Request, q *mailRequest, bad error, size int, id string) providerAnswer {
 	now := m.sim.now()
 	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	ct, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
@@ -176,19 +176,19 @@ func (m *mailServer) answer(r *http.Request, q *mailRequest, bad error, size int
 	case size > mailMaxBody:
 		return mailError(http.StatusRequestEntityTooLarge, "The JSON payload you have included in your request is too large.", "")
 	}
-	a := answer{status: http.StatusAccepted, header: http.Header{"X-Message-Id": {id}}}
+	a := providerAnswer{status: http.StatusAccepted, header: http.Header{"X-Message-Id": {id}}}
 	if bad != nil {
 		a = mailError(http.StatusBadRequest, "Bad Request", "")
-	} else if field, msg := m.check(q, now); msg != "" {
+	} else if field, msg := m.brokenRule(q, now); msg != "" {
 		a = mailError(http.StatusBadRequest, msg, field)
 	} else if q.MailSettings.SandboxMode.Enable {
-		a = answer{status: http.StatusOK, header: http.Header{}}
+		a = providerAnswer{status: http.StatusOK, header: http.Header{}}
 	}
 	return a
 }
 
-// check returns the first rule the request breaks, and where.
-func (m *mailServer) check(q *mailRequest, now time.Time) (field, msg string) {
+// brokenRule returns the first rule that the request breaks, and its field.
+func (m *mailServer) brokenRule(q *mailRequest, now time.Time) (field, msg string) {
 	switch {
 	case len(q.Personalizations) == 0:
 		return "personalizations", "The personalizations field is required and must have at least one personalization."
@@ -219,7 +219,7 @@ func checkPersonalizations(q *mailRequest, now time.Time) (field, msg string) {
 		if len(p.To) == 0 {
 			return at("to"), "The to array is required for all personalization objects, and must have at least one email object with a valid email address."
 		}
-		for _, b := range p.all() {
+		for _, b := range p.recipients() {
 			if !isMailbox(b.Email) {
 				return at("to"), "Does not contain a valid address."
 			}
@@ -250,15 +250,15 @@ func isMailbox(s string) bool {
 	return err == nil && a.Address == s
 }
 
-func (m *mailServer) fault(r *Rule, now time.Time) answer {
+func (m *mailServer) fault(r *Rule, now time.Time) providerAnswer {
 	msg := r.Code
 	if msg == "" {
 		msg = strings.ToLower(http.StatusText(r.Status))
 	}
 	a := mailError(r.Status, msg, "")
 	if d := r.retryAfter(now); r.Status == http.StatusTooManyRequests && d > 0 {
-		// Spelled as SendGrid does, which is not Go's canonical form; over HTTP/1.1 a
-		// client sees the difference.
+		// Spell the headers as SendGrid does. This is not the canonical form of Go, and over
+		// HTTP/1.1 a client sees the difference.
 		a.header["X-RateLimit-Limit"], a.header["X-RateLimit-Remaining"] = []string{"1"}, []string{"0"}
 		a.header["X-RateLimit-Reset"] = []string{strconv.FormatInt(now.Add(d+time.Second-1).Unix(), 10)}
 	} else {
@@ -267,7 +267,7 @@ func (m *mailServer) fault(r *Rule, now time.Time) answer {
 	return a
 }
 
-func mailError(status int, msg, field string) answer {
+func mailError(status int, msg, field string) providerAnswer {
 	type item struct {
 		Message string  `json:"message"`
 		Field   *string `json:"field"`
@@ -278,7 +278,7 @@ func mailError(status int, msg, field string) answer {
 		help := "http://sendgrid.com/docs/API_Reference/Web_API_v3/Mail/errors.html#message." + field
 		it.Field, it.Help = &field, &help
 	}
-	return answer{status: status, header: jsonHeader(), body: mustJSON(struct {
+	return providerAnswer{status: status, header: jsonHeader(), body: mustJSON(struct {
 		Errors []item `json:"errors"`
 	}{[]item{it}})}
 }

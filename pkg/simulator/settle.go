@@ -8,43 +8,43 @@ import (
 	"time"
 )
 
-// call is one request, once its handler has understood it.
-type call struct {
+// providerCall is one request after its handler has parsed it.
+type providerCall struct {
 	provider  Provider
 	account   string // Twilio account SID
 	pool      string // SendGrid ip_pool_name
 	receivers []receiver
 	content   content // for the inbox
 
-	// fault is the answer that a Fail rule asks for, in the provider's form.
-	fault func(r *Rule, now time.Time) answer
-	// taken, if set, is called once the request has been taken: it plans the
-	// receipts. receipt is the Code of a Receipt rule that picked the request.
-	taken func(receipt *Rule)
+	// fault returns the answer for a Fail rule, in the form of the provider.
+	fault func(r *Rule, now time.Time) providerAnswer
+	// onTaken, if set, is called when the request was taken. It plans the receipts. receipt is
+	// the Receipt rule that picked the request, or nil.
+	onTaken func(receipt *Rule)
 }
 
-// receiver is one recipient of a call.
+// receiver is one recipient of a providerCall.
 type receiver struct {
-	address string
-	id      string // our notification id
-	attempt string // provider-side id
-	user    string
-	seq     uint64
-	own     *personalization // what a mail says to this one alone; nil: nothing
+	address  string
+	id       string // notification id
+	attempt  string // id of the attempt at the provider
+	user     string
+	seq      uint64
+	personal *personalization // fields of a mail for this receiver only; nil: none
 }
 
-// answer is what goes back. Its status says whether the provider took the request.
-type answer struct {
+// providerAnswer is the answer to a request. Its status says whether the provider took the request.
+type providerAnswer struct {
 	status int
 	header http.Header // nil: none
 	body   []byte
 }
 
-func (a answer) ok() bool { return a.status < 300 }
+func (a providerAnswer) ok() bool { return a.status < 300 }
 
-// settle decides what becomes of a call whose protocol-level answer would be a,
-// writes it to the ledger, and answers.
-func settle(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a answer) {
+// settleCall decides the outcome of a call whose protocol-level answer would be a, writes it to the
+// ledger, and answers.
+func settleCall(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer) {
 	c.content.parent, c.content.state = r.Header.Get("Traceparent"), r.Header.Get("Tracestate")
 	p := s.rules.decide(c)
 	now := s.now()
@@ -72,35 +72,37 @@ func settle(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a ans
 	if !silent && a.ok() {
 		outcome = Accepted
 	}
-	write(s, c, a, outcome, silent, now)
-	if outcome.taken() && c.taken != nil {
-		c.taken(p.receipt)
+	recordCall(s, c, a, outcome, silent, now)
+	if outcome.taken() && c.onTaken != nil {
+		c.onTaken(p.receipt)
 	}
-	deliver(s, w, r, c, a, p)
+	sendAnswer(s, w, r, c, a, p)
 }
 
-// write puts the call's receivers into the ledger and the inbox.
-func write(s *Simulator, c *call, a answer, outcome Outcome, silent bool, now time.Time) {
-	if c.provider > providers {
+// recordCall writes the receivers of the call to the ledger and the inbox. silent says that the
+// caller gets no answer.
+func recordCall(s *Simulator, c *providerCall, a providerAnswer, outcome Outcome, silent bool, now time.Time) {
+	if c.provider > receiverProviders {
 		return
 	}
 	status := a.status
 	if silent {
 		status = 0
 	}
-	s.ledger.request(c.provider)
+	s.ledger.countRequest(c.provider)
 	for i := range c.receivers {
 		v := &c.receivers[i]
-		s.ledger.record(&entry{
+		s.ledger.recordEntry(&ledgerEntry{
 			at: now.UnixNano(), provider: c.provider, outcome: outcome, status: status,
 			id: v.id, attempt: v.attempt, addr: addrHash(v.address), user: v.user, userSeq: v.seq,
 		})
 	}
-	s.inbox.add(c, status, outcome, now)
+	s.inbox.addCall(c, status, outcome, now)
 }
 
-// deliver waits out the latency and answers, or does not, as planned.
-func deliver(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a answer, p plan) {
+// sendAnswer waits for the latency and answers, or does what the fault in p says instead. It panics
+// with http.ErrAbortHandler to end a request without an answer.
+func sendAnswer(s *Simulator, w http.ResponseWriter, r *http.Request, c *providerCall, a providerAnswer, p faultPlan) {
 	l := *s.latency[c.provider].Load()
 	if p.latency != nil {
 		l = p.latency.Latency
@@ -121,7 +123,7 @@ func deliver(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a an
 		}
 		panic(http.ErrAbortHandler)
 	}
-	if !wait(r.Context(), s.stopping, l.at(unit(mix(s.seed, s.drawn.Add(1))))) {
+	if !sleepOrStop(r.Context(), s.stopping, l.atQuantile(unitInterval(mixHash(s.seed, s.drawn.Add(1))))) {
 		panic(http.ErrAbortHandler)
 	}
 	switch fault {
@@ -144,16 +146,16 @@ func deliver(s *Simulator, w http.ResponseWriter, r *http.Request, c *call, a an
 		drip(r.Context(), s, w, a.body, time.Duration(p.fault.Latency.Median))
 		return
 	}
-	_, _ = w.Write(a.body) // the caller left: its affair
+	_, _ = w.Write(a.body) // an error means that the caller has left
 }
 
-// drip sends the headers at once and the body byte by byte over d; an answer
-// without a body ends after d.
+// drip sends the headers at once, and the body byte by byte over d. An answer without a body ends
+// after d.
 func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte, d time.Duration) {
 	rc := http.NewResponseController(w)
 	step := d / time.Duration(max(1, len(body)))
 	for i := range max(1, len(body)) {
-		if rc.Flush() != nil || !wait(ctx, s.stopping, step) {
+		if rc.Flush() != nil || !sleepOrStop(ctx, s.stopping, step) {
 			panic(http.ErrAbortHandler)
 		}
 		if i < len(body) {
@@ -162,7 +164,7 @@ func drip(ctx context.Context, s *Simulator, w http.ResponseWriter, body []byte,
 	}
 }
 
-// setRetryAfter adds the header in whole seconds, rounded up, when d is positive.
+// setRetryAfter sets the header to d in whole seconds, rounded up, if d is positive.
 func setRetryAfter(h http.Header, d time.Duration) {
 	if d > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(d.Seconds()))))

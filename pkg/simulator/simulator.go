@@ -18,9 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Simulator is the four providers, the callback receiver and their control
-// listener. Its methods are
-// safe for concurrent use.
+// Simulator holds the four providers, the callback receiver and their control listener. Its
+// methods are safe for concurrent use.
 type Simulator struct {
 	cfg  Config
 	log  *slog.Logger
@@ -29,12 +28,12 @@ type Simulator struct {
 	keys *keyring
 	ca   *authority
 
-	rules    *rules
+	rules    *ruleList
 	ledger   *Ledger
 	inbox    *inbox
-	receipts *receipts
+	receipts *receiptSender
 	latency  [allProviders + 1]atomic.Pointer[Latency] // by Provider
-	drawn    atomic.Uint64                             // latencies drawn so far
+	drawn    atomic.Uint64                             // number of latencies drawn so far
 	optedOut sync.Map                                  // phone number -> struct{}
 
 	apns   *apnsServer
@@ -45,19 +44,18 @@ type Simulator struct {
 	calls  *callbackServer
 
 	listeners [6]net.Listener // as in Addrs
-	stopping  chan struct{}   // closed when Run ends; hanging requests end then
+	stopping  chan struct{}   // closed when Run ends, which ends hanging requests
 
 	mu  sync.Mutex
-	ran bool // Run or Close was called
+	ran bool // Run or Close was called; mu guards it
 }
 
-// Addrs are the addresses listened on, as host:port.
+// Addrs holds the listening addresses, as host:port.
 type Addrs struct {
 	APNs, FCM, Twilio, SendGrid, Control, Callback string
 }
 
-// URLs are the base URLs of the providers, without a slash at the end, and those
-// of the pages.
+// URLs holds the base URLs of the providers, without a slash at the end, and those of the pages.
 type URLs struct {
 	APNs     string `json:"apns"`
 	FCM      string `json:"fcm"`
@@ -69,9 +67,9 @@ type URLs struct {
 	Callback string `json:"callback"`
 }
 
-// New derives the keys, reads the ledger file and binds the ports. Nothing is
-// served before Run; who does not call Run must call Close. Errors of
-// notify.KindInvalid are the configuration's.
+// New derives the keys, reads the ledger file and binds the ports. It serves nothing: call Run, or
+// Close to free the ports. It returns an error of notify.KindInvalid if the configuration is
+// wrong.
 func New(cfg Config) (*Simulator, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -98,7 +96,7 @@ func New(cfg Config) (*Simulator, error) {
 	return s, nil
 }
 
-// bind listens, and completes what needs the addresses.
+// bind listens on all ports, and completes the keys and files that need the addresses.
 func (s *Simulator) bind(sd seed) error {
 	addrs := [...]string{s.cfg.APNs.Addr, s.cfg.FCM.Addr, s.cfg.Twilio.Addr, s.cfg.SendGrid.Addr, s.cfg.ControlAddr, s.cfg.Callback.Addr}
 	var hosts []string
@@ -137,7 +135,7 @@ func (s *Simulator) Addrs() Addrs {
 	return Addrs{a(0), a(1), a(2), a(3), a(4), a(5)}
 }
 
-// URLs returns where clients find the providers.
+// URLs returns the URLs at which clients reach the providers.
 func (s *Simulator) URLs() URLs {
 	a := s.Addrs()
 	return URLs{
@@ -147,29 +145,30 @@ func (s *Simulator) URLs() URLs {
 	}
 }
 
-// Credentials returns what the providers accept.
+// Credentials returns the credentials that the providers accept.
 func (s *Simulator) Credentials() Credentials { return s.keys.creds }
 
-// CAPool returns the CA of the providers' certificates.
+// CAPool returns the CA that signed the certificates of the providers.
 func (s *Simulator) CAPool() *x509.CertPool { return s.ca.pool.Clone() }
 
-// CAPEM returns the same as PEM.
+// CAPEM returns the CA as PEM.
 func (s *Simulator) CAPEM() []byte { return slices.Clone(s.ca.pem) }
 
 // Ledger returns the record of everything received.
 func (s *Simulator) Ledger() *Ledger { return s.ledger }
 
-// AddRule puts r in front of the other rules and returns it with its number.
-// Errors are of notify.KindInvalid.
+// AddRule puts r in front of the other rules and returns it with its number. It returns an error
+// of notify.KindInvalid if the rule is wrong.
 func (s *Simulator) AddRule(r Rule) (Rule, error) { return s.rules.add(r) }
 
-// RemoveRule removes a rule; false when there is none of that number.
+// RemoveRule removes a rule. It returns false if there is no rule with that number.
 func (s *Simulator) RemoveRule(number uint64) bool { return s.rules.remove(number) }
 
 // Rules returns the rules in force, newest first.
 func (s *Simulator) Rules() []Rule { return s.rules.all() }
 
-// SetLatency sets a provider's latency; of all of them for p = 0.
+// SetLatency sets the latency of a provider, or of all providers for p = 0. It returns an error of
+// notify.KindInvalid if p or l is wrong.
 func (s *Simulator) SetLatency(p Provider, l Latency) error {
 	if p > allProviders {
 		return notify.Invalid("bad_provider", "provider", "is not known")
@@ -194,7 +193,7 @@ func (s *Simulator) resetLatency() {
 	}
 }
 
-// Latency returns a provider's latency.
+// Latency returns the latency of a provider.
 func (s *Simulator) Latency(p Provider) Latency {
 	if p < 1 || p > allProviders {
 		return Latency{}
@@ -202,9 +201,10 @@ func (s *Simulator) Latency(p Provider) Latency {
 	return *s.latency[p].Load()
 }
 
-// SetReceipts changes what is sent back for messages that come from now on.
+// SetReceipts changes the receipts for messages that come from now on. It returns an error of
+// notify.KindInvalid if r is wrong.
 func (s *Simulator) SetReceipts(r Receipts) error {
-	r.Batch = orInt(r.Batch, 500)
+	r.Batch = intOr(r.Batch, 500)
 	if err := r.validate(); err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (s *Simulator) SetReceipts(r Receipts) error {
 	return nil
 }
 
-// Receipts returns what is sent back.
+// Receipts returns the settings of the receipts.
 func (s *Simulator) Receipts() Receipts { return *s.receipts.cfg.Load() }
 
 // OptOut makes Twilio refuse a number with 21610, as after a STOP.
@@ -221,8 +221,8 @@ func (s *Simulator) OptOut(phone string) { s.optedOut.Store(phone, struct{}{}) }
 // OptIn undoes OptOut, as after a START.
 func (s *Simulator) OptIn(phone string) { s.optedOut.Delete(phone) }
 
-// Reset removes every rule and opt-out, and restores the latencies, the receipts
-// and APNs' wire of the configuration. The ledger and the inbox stay.
+// Reset removes all rules and opt-outs, and restores the latencies, the receipts and the wire of
+// APNs from the configuration. It keeps the ledger and the inbox.
 func (s *Simulator) Reset() {
 	s.rules.clear()
 	s.resetLatency()
@@ -235,11 +235,11 @@ func (s *Simulator) Reset() {
 // Inbox returns the last messages, newest first.
 func (s *Simulator) Inbox() []Message { return s.inbox.messages() }
 
-// flushEvery is how long a line waits for the ledger file at most.
+// flushEvery is the longest time that a line waits before it is written to the ledger file.
 const flushEvery = 100 * time.Millisecond
 
-// Run serves until ctx ends, then cuts what is still open, flushes the ledger
-// file and frees the ports. It returns nil when ctx ended it. Call it once.
+// Run serves until ctx ends. Then it closes open connections, flushes the ledger file and frees
+// the ports. It returns nil if ctx ended it. Call it once.
 func (s *Simulator) Run(ctx context.Context) error {
 	s.mu.Lock()
 	if s.ran {
@@ -272,11 +272,11 @@ func (s *Simulator) Run(ctx context.Context) error {
 		return err
 	})
 	err := g.Wait()
-	s.wire.served.Wait() // the servers do not wait for what they cut
+	s.wire.served.Wait() // http.Server does not wait for the connections that it closes
 	return errors.Join(err, s.ledger.close())
 }
 
-// stopServer gives answers that are due now a moment to leave, then cuts.
+// stopServer gives answers that are being sent 200 ms, then closes all connections.
 func stopServer(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
@@ -286,7 +286,7 @@ func stopServer(srv *http.Server) error {
 	return srv.Close()
 }
 
-// Close frees the ports of a simulator that was never run; after Run it does nothing.
+// Close frees the ports of a simulator that was never run. After Run it does nothing.
 func (s *Simulator) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -320,7 +320,7 @@ func (s *Simulator) flushLoop(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := s.ledger.file.flush(); err != nil {
-			return err // the proof is incomplete from here on
+			return err // the ledger file is incomplete from here on, so end the run
 		}
 	}
 }
@@ -340,7 +340,7 @@ func (s *Simulator) servers() []*http.Server {
 		{Handler: s.fcm.routes(), Protocols: proto(true, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.FCM.Streams}},
 		{Handler: s.twilio.routes(), Protocols: proto(true, true)},
 		{Handler: s.mail.routes(), Protocols: proto(true, true)},
-		{Handler: control(s), Protocols: proto(true, false)},
+		{Handler: controlHandler(s), Protocols: proto(true, false)},
 		{Handler: s.calls, Protocols: proto(true, false)},
 	}
 	for i, srv := range out {
@@ -348,7 +348,7 @@ func (s *Simulator) servers() []*http.Server {
 		srv.ReadHeaderTimeout = 10 * time.Second
 		srv.MaxHeaderBytes = 16 << 10
 		srv.ConnContext = withConn
-		if i < providers {
+		if i < receiverProviders {
 			srv.TLSConfig = s.ca.serverConfig()
 		}
 	}
@@ -362,37 +362,38 @@ func (s *Simulator) serve(srv *http.Server, l net.Listener) error {
 	return srv.Serve(l)
 }
 
-// conn is what a connection's requests share.
-type conn struct {
+// clientConn holds what the requests of one connection share.
+type clientConn struct {
 	net.Conn
 	apns apnsConn
-	wire *wireConn // of APNs alone
+	wire *wireConn // set for APNs only
 }
 
 type connKey struct{}
 
 func withConn(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, &conn{Conn: c})
+	return context.WithValue(ctx, connKey{}, &clientConn{Conn: c})
 }
 
-func connOf(ctx context.Context) *conn {
-	c, _ := ctx.Value(connKey{}).(*conn)
+func connOf(ctx context.Context) *clientConn {
+	c, _ := ctx.Value(connKey{}).(*clientConn)
 	return c
 }
 
-// reset ends the connection with a RST rather than an orderly close.
-func (c *conn) reset() {
+// reset ends the connection with a RST instead of an orderly close.
+func (c *clientConn) reset() {
 	nc := c.Conn
 	if t, ok := nc.(*tls.Conn); ok {
 		nc = t.NetConn()
 	}
 	if t, ok := nc.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // the close that follows is what matters
+		_ = t.SetLinger(0) // without it the close below is orderly
 	}
 	_ = nc.Close()
 }
 
-// SetAPNsWire changes what the APNs server says at the level of frames.
+// SetAPNsWire changes how the APNs server behaves at the level of HTTP/2 frames. It returns an
+// error of notify.KindInvalid if HTTP/2 forbids a value.
 func (s *Simulator) SetAPNsWire(w Wire) error {
 	if err := w.validate(); err != nil {
 		return err
@@ -401,10 +402,10 @@ func (s *Simulator) SetAPNsWire(w Wire) error {
 	return nil
 }
 
-// APNsWire returns what is in force, and what has happened.
+// APNsWire returns the wire of APNs and its counters.
 func (s *Simulator) APNsWire() (Wire, WireStats) { return s.wire.state() }
 
-// ReceiptStats returns how the callbacks fare.
+// ReceiptStats returns the counters of the callbacks.
 func (s *Simulator) ReceiptStats() ReceiptStats {
 	r := s.receipts
 	r.mu.Lock()

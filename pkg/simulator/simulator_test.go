@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestSeed holds the promise that a restart goes on accepting the same clients.
+// TestSeed checks that the simulator accepts the same clients after a restart.
 func TestSeed(t *testing.T) {
 	t.Parallel()
 	open := func(cfg Config) (Credentials, []byte) {
@@ -57,7 +57,7 @@ func TestSeed(t *testing.T) {
 		}
 	}
 
-	// Accounts that are supplied win over the seed's.
+	// Configured accounts take precedence over those from the seed.
 	if g, _ := open(Config{Seed: 8, Twilio: TwilioConfig{Accounts: a.Twilio[:1]}}); len(g.Twilio) != 1 || g.Twilio[0] != a.Twilio[0] {
 		t.Error("supplied accounts were not used")
 	}
@@ -101,7 +101,7 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range []string{addrs.APNs, addrs.FCM, addrs.Twilio, addrs.SendGrid, addrs.Control} {
-		// Whoever dials out may be given the port meanwhile, but does not listen there.
+		// Another process may use the port for an outgoing connection, but does not listen on it.
 		if c, err := net.Dial("tcp", a); err == nil {
 			c.Close()
 			t.Errorf("%s is still served", a)

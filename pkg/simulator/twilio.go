@@ -34,13 +34,12 @@ func (t *twilioServer) routes() http.Handler {
 	mux.HandleFunc("POST /2010-04-01/Accounts/{sid}/{file}", t.send)
 	mux.HandleFunc("GET /2010-04-01/Accounts/{file}", t.account)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		reply(w, twilioError(20404, 0, r.URL.Path))
+		writeAnswer(w, twilioError(20404, 0, r.URL.Path))
 	})
 	return mux
 }
 
-// twilioErrors are the error codes with their HTTP status and message; %s is the
-// offending value.
+// twilioErrors holds the error codes with their HTTP status and message. %s is the wrong value.
 var twilioErrors = map[int]struct {
 	status  int
 	message string
@@ -74,7 +73,7 @@ var twilioErrors = map[int]struct {
 
 var twilioDefault = map[int]int{400: 20001, 401: 20003, 403: 30002, 404: 20404, 429: 20429, 500: 20500, 503: 20503}
 
-// twilioFields are the form fields of the Messages resource.
+// twilioFields holds the form fields of the Messages resource.
 var twilioFields = fieldSet(`To From MessagingServiceSid Body MediaUrl StatusCallback ApplicationSid MaxPrice ProvideFeedback Attempt
 	ValidityPeriod ForceDelivery ContentRetention AddressRetention SmartEncoded PersistentAction TrafficType ShortenUrls
 	ScheduleType SendAt SendAsMms ContentSid ContentVariables RiskCheck FallbackFrom`)
@@ -100,54 +99,54 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 	sid := r.PathValue("sid")
 	raw, err := io.ReadAll(io.LimitReader(r.Body, twilioMaxForm))
 	if err != nil {
-		return // cut off before its end: no request
+		return // the request was cut off before its end: it does not count
 	}
 	if r.PathValue("file") != "Messages.json" {
-		reply(w, twilioError(20404, 0, r.URL.Path))
+		writeAnswer(w, twilioError(20404, 0, r.URL.Path))
 		return
 	}
 	m := newSMS(t, sid, raw)
-	c := &call{
+	c := &providerCall{
 		provider: Twilio, account: sid, fault: t.fault, content: content{
-			body: m.form.Get("Body"), template: m.form.Get("ContentSid"), data: clip(m.form.Get("ContentVariables"), clipped),
+			body: m.form.Get("Body"), template: m.form.Get("ContentSid"), data: clipText(m.form.Get("ContentVariables"), maxClip),
 		},
 		receivers: []receiver{{address: m.form.Get("To"), id: m.id, user: m.user, seq: m.seq}},
-		taken:     func(rule *Rule) { t.sim.receipts.sms(m, rule) },
+		onTaken:   func(rule *Rule) { t.sim.receipts.planSMS(m, rule) },
 	}
-	a := t.answer(r, m)
+	a := t.answerTo(r, m)
 	if running := t.active[sid]; running != nil {
 		n := running.Add(1)
 		defer running.Add(-1)
-		c.fault = func(rule *Rule, now time.Time) answer { return withConcurrency(t.fault(rule, now), n) }
+		c.fault = func(rule *Rule, now time.Time) providerAnswer { return withConcurrency(t.fault(rule, now), n) }
 		if a.status != http.StatusUnauthorized && n > int64(t.sim.cfg.Twilio.Concurrency) {
 			a = twilioError(20429, 0, "")
 			setRetryAfter(a.header, t.sim.cfg.Twilio.RetryAfter)
 		}
 		a = withConcurrency(a, n)
 	}
-	settle(t.sim, w, r, c, a)
+	settleCall(t.sim, w, r, c, a)
 }
 
-// account answers a GET of an account, of which Twilio says whether it is active. Rules
-// of faults hold, as of messages.
+// account answers a GET of an account, which says whether the account is active. Fault rules apply,
+// as to messages.
 func (t *twilioServer) account(w http.ResponseWriter, r *http.Request) {
 	sid, _ := strings.CutSuffix(r.PathValue("file"), ".json")
 	account := t.sim.keys.accounts[sid]
 	user, pass, _ := r.BasicAuth()
 	a := twilioError(20003, 0, "")
 	if account != nil && user == account.SID && pass == account.Token {
-		a = answer{status: http.StatusOK, header: jsonHeader(), body: mustJSON(map[string]string{"sid": sid, "status": "active", "type": "Full", "friendly_name": "notifyd"})}
+		a = providerAnswer{status: http.StatusOK, header: jsonHeader(), body: mustJSON(map[string]string{"sid": sid, "status": "active", "type": "Full", "friendly_name": "notifyd"})}
 	}
-	settle(t.sim, w, r, &call{provider: Twilio, account: sid, fault: t.fault}, a)
+	settleCall(t.sim, w, r, &providerCall{provider: Twilio, account: sid, fault: t.fault}, a)
 }
 
-func withConcurrency(a answer, n int64) answer {
+func withConcurrency(a providerAnswer, n int64) providerAnswer {
 	a.header.Set("Twilio-Concurrent-Requests", strconv.FormatInt(n, 10))
 	return a
 }
 
-// answer returns what the request deserves, queues and concurrency aside.
-func (t *twilioServer) answer(r *http.Request, m *sms) answer {
+// answerTo returns the answer to a request without faults and without the limit on concurrency.
+func (t *twilioServer) answerTo(r *http.Request, m *sms) providerAnswer {
 	account := t.sim.keys.accounts[m.account]
 	user, pass, _ := r.BasicAuth()
 	if account == nil || user != account.SID || pass != account.Token {
@@ -162,7 +161,7 @@ func (t *twilioServer) answer(r *http.Request, m *sms) answer {
 	if _, out := t.sim.optedOut.Load(m.to); out {
 		return twilioError(21610, 0, "")
 	}
-	return answer{status: http.StatusCreated, header: jsonHeader(), body: m.created(t.sim.now())}
+	return providerAnswer{status: http.StatusCreated, header: jsonHeader(), body: m.created(t.sim.now())}
 }
 
 func (t *twilioServer) checkFields(m *sms, account *TwilioAccount) (code int, value string) {
@@ -205,7 +204,7 @@ func validCallback(raw string) bool {
 		u.Hostname() != "" && !strings.Contains(u.Hostname(), "_")
 }
 
-func (t *twilioServer) fault(r *Rule, now time.Time) answer {
+func (t *twilioServer) fault(r *Rule, now time.Time) providerAnswer {
 	code, err := strconv.Atoi(r.Code)
 	if err != nil {
 		code = twilioDefault[r.Status]
@@ -218,15 +217,15 @@ func (t *twilioServer) fault(r *Rule, now time.Time) answer {
 	return a
 }
 
-// twilioError is an error answer; status 0 means the code's own.
-func twilioError(code, status int, value string) answer {
+// twilioError returns an error answer. Status 0 means the status of the code.
+func twilioError(code, status int, value string) providerAnswer {
 	e := twilioErrors[code]
-	msg := orString(e.message, "Error")
+	msg := stringOr(e.message, "Error")
 	if strings.Contains(msg, "%s") {
 		msg = fmt.Sprintf(msg, value)
 	}
-	status = orInt(status, e.status)
-	return answer{status: status, header: jsonHeader(), body: mustJSON(struct {
+	status = intOr(status, e.status)
+	return providerAnswer{status: status, header: jsonHeader(), body: mustJSON(struct {
 		Code     int    `json:"code"`
 		Message  string `json:"message"`
 		MoreInfo string `json:"more_info"`

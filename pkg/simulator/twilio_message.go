@@ -11,10 +11,10 @@ import (
 // sms is one message of the Messages resource.
 type sms struct {
 	form                        url.Values
-	bad                         error // why the body is no form
+	bad                         error // error that parsing the form gave
 	sid, account                string
 	to, from, service, callback string
-	id                          string // our notification id, from the callback's URL
+	id                          string // notification id, from the URL of the callback
 	user                        string
 	seq                         uint64
 }
@@ -26,17 +26,17 @@ func newSMS(t *twilioServer, account string, raw []byte) *sms {
 	m.service, m.callback = m.form.Get("MessagingServiceSid"), m.form.Get("StatusCallback")
 	if u, err := url.Parse(m.callback); err == nil {
 		q := u.Query()
-		m.id = orString(q.Get("id"), q.Get("ref"))
+		m.id = stringOr(q.Get("id"), q.Get("ref"))
 	}
 	m.user, m.seq = userSuffix(m.form.Get("Body"))
 	n := t.sent.Add(1)
-	b := strconv.AppendUint([]byte("SM"), mix(t.sim.seed, n)|1<<63, 16)
-	b = strconv.AppendUint(b, mix(n, uint64(t.sim.now().UnixNano()))|1<<63, 16)
+	b := strconv.AppendUint([]byte("SM"), mixHash(t.sim.seed, n)|1<<63, 16)
+	b = strconv.AppendUint(b, mixHash(n, uint64(t.sim.now().UnixNano()))|1<<63, 16)
 	m.sid = string(b)
 	return m
 }
 
-// userSuffix reads " #usr:seq" off the end of a body.
+// userSuffix parses " #usr:seq" at the end of a body.
 func userSuffix(body string) (user string, seq uint64) {
 	i := strings.LastIndex(body, " #")
 	if i < 0 {
@@ -54,11 +54,11 @@ func userSuffix(body string) (user string, seq uint64) {
 	return tail[:j], seq
 }
 
-// created is the resource as Twilio returns it.
+// created returns the resource in the form in which Twilio returns it.
 func (m *sms) created(now time.Time) []byte {
 	status, count := "queued", strconv.Itoa(segments(m.form.Get("Body")))
 	if m.service != "" {
-		status, count = "accepted", "0" // the sender, so the encoding, is chosen later
+		status, count = "accepted", "0" // Twilio chooses the sender later, and with it the encoding
 	}
 	date := now.UTC().Format(time.RFC1123Z)
 	null := func(s string) any {
@@ -78,14 +78,15 @@ func (m *sms) created(now time.Time) []byte {
 	})
 }
 
-// gsm7 is the basic GSM 03.38 alphabet; the extension costs two septets.
+// gsm7 is the basic GSM 03.38 alphabet. A character of gsm7Extra takes two septets.
 const (
 	gsm7      = "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
 	gsm7Extra = "^{}\\[~]|€\f"
 )
 
-// segments counts the SMS segments of a body: 160 septets, or 153 each of
-// several, in GSM 7-bit; 70 or 67 UTF-16 units as soon as one character is not in it.
+// segments returns the number of SMS segments of a body. In GSM 7-bit one segment holds 160
+// septets, and several hold 153 each. If a character is not in that alphabet, it is 70 and 67
+// UTF-16 units.
 func segments(body string) int {
 	septets := 0
 	for _, c := range body {
@@ -95,13 +96,13 @@ func segments(body string) int {
 		case strings.ContainsRune(gsm7Extra, c):
 			septets += 2
 		default:
-			return pieces(len(utf16.Encode([]rune(body))), 70, 67)
+			return partsOf(len(utf16.Encode([]rune(body))), 70, 67)
 		}
 	}
-	return pieces(septets, 160, 153)
+	return partsOf(septets, 160, 153)
 }
 
-func pieces(n, single, each int) int {
+func partsOf(n, single, each int) int {
 	if n <= single {
 		return 1
 	}

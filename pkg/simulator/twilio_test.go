@@ -262,7 +262,7 @@ func TestTwilioSignatureExample(t *testing.T) {
 	}
 }
 
-// An account says that it is active to whoever has its token, and sends nothing.
+// A GET of an account with its token says that it is active, and sends nothing.
 func TestTwilioAccountIsShown(t *testing.T) {
 	t.Parallel()
 	s := start(t, Config{})

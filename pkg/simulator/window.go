@@ -7,28 +7,28 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// window is a fixed-window limit per key: so many units a period, all given back
-// at its end. Periods start at multiples of their length, plus offset.
-type window struct {
+// quotaWindow is a limit per key and fixed period: a key may use limit units in each period. Periods
+// start at multiples of their length, plus offset.
+type quotaWindow struct {
 	limit  uint64
 	length time.Duration
 	offset time.Duration
 
-	mu   sync.Mutex
+	mu   sync.Mutex // guards the fields below
 	end  time.Time
 	used map[uint64]uint64
 }
 
-func newWindow(limit uint64, length, offset time.Duration) *window {
-	return &window{limit: limit, length: length, offset: offset, used: map[uint64]uint64{}}
+func newWindow(limit uint64, length, offset time.Duration) *quotaWindow {
+	return &quotaWindow{limit: limit, length: length, offset: offset, used: map[uint64]uint64{}}
 }
 
-// take uses n units of key; false, with nothing used, when fewer are left.
-func (w *window) take(key string, n uint64, now time.Time) bool {
+// take uses n units of key. If fewer are left it uses none and returns false.
+func (w *quotaWindow) take(key string, n uint64, now time.Time) bool {
 	k := xxhash.Sum64String(key)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.turn(now)
+	w.startPeriod(now)
 	if w.used[k]+n > w.limit {
 		return false
 	}
@@ -36,15 +36,15 @@ func (w *window) take(key string, n uint64, now time.Time) bool {
 	return true
 }
 
-// left returns the units left of key and when they are all back.
-func (w *window) left(key string, now time.Time) (uint64, time.Time) {
+// left returns how many units key has left, and when the period ends.
+func (w *quotaWindow) left(key string, now time.Time) (uint64, time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.turn(now)
+	w.startPeriod(now)
 	return w.limit - min(w.limit, w.used[xxhash.Sum64String(key)]), w.end
 }
 
-func (w *window) turn(now time.Time) {
+func (w *quotaWindow) startPeriod(now time.Time) {
 	if now.Before(w.end) {
 		return
 	}

@@ -8,20 +8,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Wire is what the APNs server says and does at the level of HTTP/2 frames, on
-// connections that are open and on those to come. The zero value is what net/http
-// would do, with the streams of the configuration.
+// Wire says how the APNs server behaves at the level of HTTP/2 frames, on open and on new
+// connections. The zero value is the behaviour of net/http, with the streams of the
+// configuration.
 type Wire struct {
-	// Streams is MAX_CONCURRENT_STREAMS. 0: that of the configuration; below 0: none.
+	// Streams is MAX_CONCURRENT_STREAMS. 0: that of the configuration; below 0: no streams.
 	Streams int `json:"streams"`
-	// Window is INITIAL_WINDOW_SIZE in bytes, what a caller may send of a body
-	// before it is asked for more. 0: 65,535; below 0: none.
+	// Window is INITIAL_WINDOW_SIZE: how many bytes of a body a caller may send before it is
+	// asked for more. 0: 65,535; below 0: no bytes.
 	Window int `json:"window"`
-	// HeaderTable is HEADER_TABLE_SIZE in bytes. 0: 4,096; below 0: none.
+	// HeaderTable is HEADER_TABLE_SIZE in bytes. 0: 4,096; below 0: no table.
 	HeaderTable int `json:"header_table"`
-	// Frame is MAX_FRAME_SIZE in bytes. 0: 16,384, the least there may be.
+	// Frame is MAX_FRAME_SIZE in bytes. 0: 16,384, the least that HTTP/2 allows.
 	Frame int `json:"frame"`
-	// Silent takes everything and says nothing, as a line that is dead.
+	// Silent makes the server read everything and send nothing, like a dead connection.
 	Silent bool `json:"silent"`
 }
 
@@ -41,33 +41,33 @@ func (w Wire) withDefaults(streams int) Wire {
 
 func (w Wire) validate() error {
 	if w.Window > 1<<31-1 || w.HeaderTable > 1<<20 || w.Frame != 0 && (w.Frame < 16384 || w.Frame > 1<<24-1) {
-		return notify.Invalid("out_of_range", "wire", "is out of what HTTP/2 allows")
+		return notify.Invalid("out_of_range", "wire", "has a window, frame or header table outside of what HTTP/2 allows")
 	}
 	return nil
 }
 
-// WireStats counts what happened on the APNs server's connections.
+// WireStats counts events on the connections of the APNs server.
 type WireStats struct {
-	Open     int    `json:"open"`     // connections now
-	Opened   uint64 `json:"opened"`   // in all
-	Over     uint64 `json:"over"`     // streams above the limit in force, all refused
-	Refused  uint64 `json:"refused"`  // streams refused, those included
-	GoAways  uint64 `json:"go_aways"` // said
-	Updates  uint64 `json:"updates"`  // windows given back to callers
+	Open     int    `json:"open"`     // open connections
+	Opened   uint64 `json:"opened"`   // connections since the start
+	Over     uint64 `json:"over"`     // streams above the limit in force; all were refused
+	Refused  uint64 `json:"refused"`  // refused streams, including Over
+	GoAways  uint64 `json:"go_aways"` // GOAWAYs sent
+	Updates  uint64 `json:"updates"`  // WINDOW_UPDATEs sent for streams
 	Acked    uint64 `json:"acked"`    // SETTINGS that callers acknowledged
-	Pings    uint64 `json:"pings"`    // that came
-	Resets   uint64 `json:"resets"`   // RST_STREAMs that came
-	Broken   uint64 `json:"broken"`   // connections whose caller broke the protocol
-	Rejected uint64 `json:"rejected"` // requests of streams after a GOAWAY, not looked at
+	Pings    uint64 `json:"pings"`    // PINGs received
+	Resets   uint64 `json:"resets"`   // RST_STREAMs received
+	Broken   uint64 `json:"broken"`   // connections that ended because the caller broke the protocol
+	Rejected uint64 `json:"rejected"` // streams after a GOAWAY, which were ignored
 }
 
-// wireServer serves APNs over HTTP/2. net/http's server could not refuse a
-// stream, change its mind about a limit, or go away in the middle; and it costs
-// three times as much a request.
+// wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream, change a
+// limit of an open connection, or send GOAWAY while requests are under way. It also takes three
+// times as much CPU a request.
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler
-	served  sync.WaitGroup // connections
+	served  sync.WaitGroup // counts open connections
 
 	mu    sync.Mutex
 	wire  Wire
@@ -79,14 +79,14 @@ func newWireServer(s *Simulator, h http.Handler) *wireServer {
 	return &wireServer{sim: s, handler: h, wire: Wire{}.withDefaults(s.cfg.APNs.Streams), conns: map[*wireConn]struct{}{}}
 }
 
-// server accepts connections and shakes hands; what is said on them is ours. When it is
-// to stop, they are told to go away.
+// server returns an http.Server that only accepts connections and makes the TLS handshake. The
+// wireServer then serves the connections. On shutdown it sends them GOAWAY.
 func (s *wireServer) server() *http.Server {
 	srv := &http.Server{TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){
 		"h2": func(_ *http.Server, tc *tls.Conn, _ http.Handler) { s.serveConn(tc) },
 	}}
 	srv.RegisterOnShutdown(func() {
-		for _, c := range s.all() {
+		for _, c := range s.openConns() {
 			c.goAway()
 		}
 	})
@@ -107,7 +107,7 @@ func (s *wireServer) serveConn(tc *tls.Conn) {
 	s.mu.Unlock()
 }
 
-func (s *wireServer) all() []*wireConn {
+func (s *wireServer) openConns() []*wireConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]*wireConn, 0, len(s.conns))
@@ -121,7 +121,7 @@ func (s *wireServer) set(w Wire) {
 	s.mu.Lock()
 	s.wire = w
 	s.mu.Unlock()
-	for _, c := range s.all() {
+	for _, c := range s.openConns() {
 		c.announce(w)
 	}
 }
@@ -134,7 +134,7 @@ func (s *wireServer) state() (Wire, WireStats) {
 	return s.wire, st
 }
 
-// count changes the counters.
+// count changes the counters with the lock held.
 func (s *wireServer) count(f func(*WireStats)) {
 	s.mu.Lock()
 	f(&s.stats)

@@ -14,11 +14,12 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// errRefuse, as a panic of a handler, refuses the stream.
+// errRefuse refuses the stream if a handler panics with it.
 var errRefuse = errors.New("simulator: refuse the stream")
 
-// handle runs the handler of a request.
-func (c *wireConn) handle(ctx context.Context, s *wireStream) {
+// handleRequest runs the handler of a request and ends its stream. A panic with errRefuse or
+// http.ErrAbortHandler resets the stream.
+func (c *wireConn) handleRequest(ctx context.Context, s *wireStream) {
 	w := &wireWriter{c: c, s: s, header: http.Header{}}
 	defer func() {
 		switch v := recover(); v {
@@ -26,11 +27,11 @@ func (c *wireConn) handle(ctx context.Context, s *wireStream) {
 			w.end()
 		case errRefuse:
 			c.srv.count(func(s *WireStats) { s.Refused++ })
-			c.say(func() { c.rst(s.id, http2.ErrCodeRefusedStream) })
+			c.change(func() { c.resetStream(s.id, http2.ErrCodeRefusedStream) })
 		case http.ErrAbortHandler:
-			c.say(func() {
-				if c.streams[s.id] == s { // not when the caller gave it up
-					c.rst(s.id, http2.ErrCodeInternal)
+			c.change(func() {
+				if c.streams[s.id] == s { // not if the caller has reset the stream
+					c.resetStream(s.id, http2.ErrCodeInternal)
 				}
 			})
 		default:
@@ -39,7 +40,7 @@ func (c *wireConn) handle(ctx context.Context, s *wireStream) {
 	}()
 	r := (&http.Request{
 		Method: "GET", URL: &url.URL{}, Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header, len(s.head)),
-		Body: io.NopCloser(bytes.NewReader(s.body)), ContentLength: int64(len(s.body)), RemoteAddr: c.nc.RemoteAddr().String(),
+		Body: io.NopCloser(bytes.NewReader(s.body)), ContentLength: int64(len(s.body)), RemoteAddr: c.tlsConn.RemoteAddr().String(),
 	}).WithContext(ctx)
 	for _, f := range s.head {
 		switch f.Name {
@@ -63,15 +64,15 @@ func (c *wireConn) handle(ctx context.Context, s *wireStream) {
 	c.srv.handler.ServeHTTP(w, r)
 }
 
-// wireWriter is the answer of one request. It is kept back until it is complete
+// wireWriter is the http.ResponseWriter of one request. It holds the answer back until it is complete
 // or flushed.
 type wireWriter struct {
-	c      *wireConn
-	s      *wireStream
-	header http.Header
-	status int
-	began  bool // the header is out
-	body   []byte
+	c        *wireConn
+	s        *wireStream
+	header   http.Header
+	status   int
+	headSent bool // the headers were sent
+	body     []byte
 }
 
 func (w *wireWriter) Header() http.Header { return w.header }
@@ -88,14 +89,14 @@ func (w *wireWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// FlushError sends what there is.
+// FlushError sends what was written so far.
 func (w *wireWriter) FlushError() error { return w.flush(false) }
 
 func (w *wireWriter) end() {
 	w.WriteHeader(http.StatusOK)
-	_ = w.flush(true) // the caller left: its affair
+	_ = w.flush(true) // an error means that the caller has left
 	if w.status == http.StatusOK {
-		w.c.prove()
+		w.c.proveToken()
 	}
 }
 
@@ -107,29 +108,29 @@ func (w *wireWriter) flush(last bool) error {
 	if c.streams[w.s.id] != w.s {
 		return http.ErrAbortHandler
 	}
-	if !w.began {
-		w.began = true
-		c.head(w, last && len(w.body) == 0)
+	if !w.headSent {
+		w.headSent = true
+		c.writeHead(w, last && len(w.body) == 0)
 		if last && len(w.body) == 0 {
 			delete(c.streams, w.s.id)
 			return nil
 		}
 	}
 	for len(w.body) > 0 || last {
-		n := min(int64(len(w.body)), int64(c.frameMax), w.s.window, c.window)
+		n := min(int64(len(w.body)), int64(c.frameMax), w.s.answerWindow, c.answerWindow)
 		if n <= 0 && len(w.body) > 0 {
 			c.signal()
-			c.room.Wait()
+			c.windowGrew.Wait()
 			if c.streams[w.s.id] != w.s || c.ctx.Err() != nil {
 				return http.ErrAbortHandler
 			}
 			continue
 		}
 		n = max(n, 0)
-		w.s.window -= n
-		c.window -= n
+		w.s.answerWindow -= n
+		c.answerWindow -= n
 		end := last && int(n) == len(w.body)
-		_ = c.ctl.WriteData(w.s.id, end, w.body[:n])
+		_ = c.outFramer.WriteData(w.s.id, end, w.body[:n])
 		w.body = w.body[n:]
 		if end {
 			delete(c.streams, w.s.id)
@@ -139,15 +140,15 @@ func (w *wireWriter) flush(last bool) error {
 	return nil
 }
 
-// head writes the header of an answer. The lock is held.
-func (c *wireConn) head(w *wireWriter, end bool) {
-	c.block.Reset()
+// writeHead writes the headers of an answer. The lock is held.
+func (c *wireConn) writeHead(w *wireWriter, end bool) {
+	c.headerBlock.Reset()
 	_ = c.enc.WriteField(hpack.HeaderField{Name: ":status", Value: strconv.Itoa(w.status)})
 	for name, values := range w.header {
 		for _, v := range values {
-			// apns-id is another each time: in the table it would push out the rest.
+			// apns-id differs in each answer: in the header table it would displace other fields.
 			_ = c.enc.WriteField(hpack.HeaderField{Name: strings.ToLower(name), Value: v, Sensitive: name == "Apns-Id"})
 		}
 	}
-	_ = c.ctl.WriteHeaders(http2.HeadersFrameParam{StreamID: w.s.id, BlockFragment: c.block.Bytes(), EndHeaders: true, EndStream: end})
+	_ = c.outFramer.WriteHeaders(http2.HeadersFrameParam{StreamID: w.s.id, BlockFragment: c.headerBlock.Bytes(), EndHeaders: true, EndStream: end})
 }

@@ -15,96 +15,97 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// wireConn is one HTTP/2 connection of a caller. A goroutine reads, one writes,
-// and each request has its own, as with net/http.
+// wireConn is one HTTP/2 connection of a caller. One goroutine reads frames, one writes them, and
+// each request has a goroutine of its own, as in net/http. Only serve uses inFramer. All other
+// goroutines put frames into outgoing with mu held, and writeLoop sends them.
 type wireConn struct {
-	srv    *wireServer
-	nc     *tls.Conn
-	fr     *http2.Framer // to read
-	ctx    context.Context
-	cancel context.CancelFunc
-	wake   chan struct{}
-	reqs   sync.WaitGroup
+	srv      *wireServer
+	tlsConn  *tls.Conn
+	inFramer *http2.Framer // reads frames
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wake     chan struct{}
+	requests sync.WaitGroup
 
-	mu       sync.Mutex
-	room     *sync.Cond // a window has grown, or the connection ended
-	wire     Wire
-	proven   bool
-	acked    *Wire  // what the caller has acknowledged; nil: nothing yet
-	said     []Wire // what it has not
-	streams  map[uint32]*wireStream
-	last     uint32 // highest stream that was begun
-	final    uint32 // after a GOAWAY: the highest that is looked at
-	away     bool
-	closing  bool  // the writer is to close
-	window   int64 // for answers
-	initial  int64
-	allowed  int64 // of bodies
-	frameMax int
-	out      bytes.Buffer
-	ctl      *http2.Framer // writes to out
-	enc      *hpack.Encoder
-	block    bytes.Buffer
+	mu                  sync.Mutex // guards the fields below
+	windowGrew          *sync.Cond // signalled when a window has grown, a stream was reset, or the connection ended
+	wire                Wire
+	proven              bool
+	ackedSettings       *Wire  // latest settings that the caller has acknowledged; nil: none yet
+	unackedSettings     []Wire // settings that the caller has not acknowledged yet
+	streams             map[uint32]*wireStream
+	lastStream          uint32 // highest stream that has begun
+	goAwayStream        uint32 // after a GOAWAY: the highest stream that is served
+	goingAway           bool
+	closing             bool  // the writer closes the connection when outgoing is sent
+	answerWindow        int64 // bytes of answers that the caller accepts on the connection
+	initialAnswerWindow int64
+	bodyWindow          int64 // bytes of bodies that the caller may send on the connection
+	frameMax            int
+	outgoing            bytes.Buffer
+	outFramer           *http2.Framer // writes to outgoing
+	enc                 *hpack.Encoder
+	headerBlock         bytes.Buffer
 }
 
-// wireStream is a request under way.
+// wireStream is one request under way. The lock of its connection guards it.
 type wireStream struct {
-	id      uint32
-	head    []hpack.HeaderField
-	body    []byte
-	window  int64 // for the answer
-	allowed int64 // of the request's body
-	cancel  context.CancelFunc
+	id           uint32
+	head         []hpack.HeaderField
+	body         []byte
+	answerWindow int64 // bytes of the answer that the caller accepts
+	bodyWindow   int64 // bytes of the body that the caller may send
+	cancel       context.CancelFunc
 }
 
-// maxWireBody is how much of a request's body is kept.
+// maxWireBody is the most bytes of a request body that are kept.
 const maxWireBody = 64 << 10
 
 func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
-	c := &wireConn{srv: s, nc: nc, wake: make(chan struct{}, 1), streams: map[uint32]*wireStream{}, window: 65535, initial: 65535, allowed: 65535, frameMax: 16384}
-	c.room = sync.NewCond(&c.mu)
+	c := &wireConn{srv: s, tlsConn: nc, wake: make(chan struct{}, 1), streams: map[uint32]*wireStream{}, answerWindow: 65535, initialAnswerWindow: 65535, bodyWindow: 65535, frameMax: 16384}
+	c.windowGrew = sync.NewCond(&c.mu)
 	ctx := withConn(context.Background(), nc)
 	connOf(ctx).wire = c
 	c.ctx, c.cancel = context.WithCancel(ctx)
-	c.fr = http2.NewFramer(nil, bufio.NewReaderSize(nc, 32<<10))
-	c.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	c.fr.MaxHeaderListSize = 16 << 10
-	c.fr.SetMaxReadFrameSize(1<<24 - 1)
-	c.ctl = http2.NewFramer(&c.out, nil)
-	c.enc = hpack.NewEncoder(&c.block)
+	c.inFramer = http2.NewFramer(nil, bufio.NewReaderSize(nc, 32<<10))
+	c.inFramer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	c.inFramer.MaxHeaderListSize = 16 << 10
+	c.inFramer.SetMaxReadFrameSize(1<<24 - 1)
+	c.outFramer = http2.NewFramer(&c.outgoing, nil)
+	c.enc = hpack.NewEncoder(&c.headerBlock)
 	return c
 }
 
-// serve reads until the caller leaves.
+// serve reads frames until the caller leaves.
 func (c *wireConn) serve() {
-	defer c.reqs.Wait()
+	defer c.requests.Wait()
 	defer c.cut()
-	_ = c.nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.tlsConn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	preface := make([]byte, len(http2.ClientPreface))
-	if _, err := io.ReadFull(c.nc, preface); err != nil || string(preface) != http2.ClientPreface {
+	if _, err := io.ReadFull(c.tlsConn, preface); err != nil || string(preface) != http2.ClientPreface {
 		return
 	}
-	_ = c.nc.SetReadDeadline(time.Time{})
+	_ = c.tlsConn.SetReadDeadline(time.Time{})
 	c.srv.mu.Lock()
 	wire := c.srv.wire
 	c.srv.mu.Unlock()
 	c.announce(wire)
-	c.reqs.Go(c.write)
+	c.requests.Go(c.writeLoop)
 	for {
-		f, err := c.fr.ReadFrame()
+		f, err := c.inFramer.ReadFrame()
 		if err == nil {
 			err = c.onFrame(f)
 		}
 		var stream http2.StreamError
 		if errors.As(err, &stream) {
-			c.say(func() { c.rst(stream.StreamID, stream.Code) })
+			c.change(func() { c.resetStream(stream.StreamID, stream.Code) })
 			continue
 		}
 		var broken http2.ConnectionError
 		if errors.As(err, &broken) {
 			c.srv.count(func(s *WireStats) { s.Broken++ })
-			c.say(func() { c.closing = true; _ = c.ctl.WriteGoAway(c.last, http2.ErrCode(broken), nil) })
-			_, _ = io.Copy(io.Discard, c.nc) // until the caller has read it and left
+			c.change(func() { c.closing = true; _ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCode(broken), nil) })
+			_, _ = io.Copy(io.Discard, c.tlsConn) // wait until the caller has read the GOAWAY and left
 			return
 		}
 		if err != nil {
@@ -113,8 +114,8 @@ func (c *wireConn) serve() {
 	}
 }
 
-// say changes what is to be written.
-func (c *wireConn) say(f func()) {
+// change calls f with the lock held and wakes the writer. f may write frames to outFramer.
+func (c *wireConn) change(f func()) {
 	c.mu.Lock()
 	f()
 	c.mu.Unlock()
@@ -132,13 +133,13 @@ func (c *wireConn) signal() {
 func (c *wireConn) cut() {
 	c.cancel()
 	c.mu.Lock()
-	c.room.Broadcast()
+	c.windowGrew.Broadcast()
 	c.mu.Unlock()
-	_ = c.nc.NetConn().Close()
+	_ = c.tlsConn.NetConn().Close()
 }
 
-// write is the writer.
-func (c *wireConn) write() {
+// writeLoop sends the frames in outgoing until the connection ends.
+func (c *wireConn) writeLoop() {
 	var buf []byte
 	for {
 		select {
@@ -148,17 +149,17 @@ func (c *wireConn) write() {
 		}
 		for {
 			c.mu.Lock()
-			silent, closing := c.wire.Silent, c.closing || c.away && len(c.streams) == 0
+			silent, closing := c.wire.Silent, c.closing || c.goingAway && len(c.streams) == 0
 			if !silent {
-				buf = append(buf[:0], c.out.Bytes()...)
-				c.out.Reset()
+				buf = append(buf[:0], c.outgoing.Bytes()...)
+				c.outgoing.Reset()
 			}
 			c.mu.Unlock()
 			if silent || len(buf) == 0 && !closing {
 				break
 			}
 			if len(buf) > 0 {
-				if _, err := c.nc.Write(buf); err != nil {
+				if _, err := c.tlsConn.Write(buf); err != nil {
 					c.cut()
 					return
 				}
@@ -172,33 +173,33 @@ func (c *wireConn) write() {
 	}
 }
 
-// hangUp says that nothing more will come, and leaves it to the caller to close:
-// a close with something unread would take back what is still under way to it.
+// hangUp ends the sending side and lets the caller close the connection. A close with unread
+// data would reset the connection and discard frames that are still under way to the caller.
 func (c *wireConn) hangUp() {
-	_ = c.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
-	_ = c.nc.CloseWrite()
-	if t, ok := c.nc.NetConn().(*net.TCPConn); ok {
+	_ = c.tlsConn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = c.tlsConn.CloseWrite()
+	if t, ok := c.tlsConn.NetConn().(*net.TCPConn); ok {
 		_ = t.CloseWrite()
 	}
 }
 
-// announce sends what is in force as SETTINGS. The first come before anything
-// else.
+// announce puts settings in force and sends them. The first SETTINGS frame comes before all other
+// frames.
 func (c *wireConn) announce(w Wire) {
-	c.say(func() {
+	c.change(func() {
 		c.wire = w
-		c.settings()
+		c.sendSettings()
 	})
 }
 
-// settings sends SETTINGS. The lock is held.
-func (c *wireConn) settings() {
+// sendSettings sends the settings in force. The lock is held.
+func (c *wireConn) sendSettings() {
 	w := c.wire
 	if first := c.srv.sim.cfg.APNs.FirstStreams; first > 0 && !c.proven {
 		w.Streams = min(w.Streams, first)
 	}
-	c.said = append(c.said, w)
-	_ = c.ctl.WriteSettings(
+	c.unackedSettings = append(c.unackedSettings, w)
+	_ = c.outFramer.WriteSettings(
 		http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(w.Streams)},
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(w.Window)},
 		http2.Setting{ID: http2.SettingMaxFrameSize, Val: uint32(w.Frame)},
@@ -206,8 +207,8 @@ func (c *wireConn) settings() {
 	)
 }
 
-// prove lifts the limit of a connection whose token was accepted.
-func (c *wireConn) prove() {
+// proveToken lifts the limit of FirstStreams from a connection whose token was accepted.
+func (c *wireConn) proveToken() {
 	if c.srv.sim.cfg.APNs.FirstStreams <= 0 {
 		return
 	}
@@ -215,38 +216,37 @@ func (c *wireConn) prove() {
 	first := !c.proven
 	c.proven = true
 	if first {
-		c.settings()
+		c.sendSettings()
 	}
 	c.mu.Unlock()
 	c.signal()
 }
 
-// goAway tells the caller to leave: what was begun is answered, what comes after
-// is not looked at.
+// goAway sends GOAWAY. Streams that have begun are answered, later ones are ignored.
 func (c *wireConn) goAway() {
-	c.say(func() {
-		if c.away {
+	c.change(func() {
+		if c.goingAway {
 			return
 		}
-		c.away, c.final = true, c.last
-		_ = c.ctl.WriteGoAway(c.last, http2.ErrCodeNo, []byte(`{"reason":"Shutdown"}`))
+		c.goingAway, c.goAwayStream = true, c.lastStream
+		_ = c.outFramer.WriteGoAway(c.lastStream, http2.ErrCodeNo, []byte(`{"reason":"Shutdown"}`))
 		c.srv.count(func(s *WireStats) { s.GoAways++ })
 	})
 }
 
-// close ends the connection in order, without a word of HTTP/2.
+// close ends the connection orderly, without a GOAWAY and without the frames that wait.
 func (c *wireConn) close() {
-	c.say(func() { c.out.Reset(); c.closing = true })
+	c.change(func() { c.outgoing.Reset(); c.closing = true })
 }
 
-// rst ends a stream. The lock is held.
-func (c *wireConn) rst(id uint32, code http2.ErrCode) {
+// resetStream ends a stream with RST_STREAM. The lock is held.
+func (c *wireConn) resetStream(id uint32, code http2.ErrCode) {
 	if s := c.streams[id]; s != nil {
 		delete(c.streams, id)
 		if s.cancel != nil {
 			s.cancel()
 		}
 	}
-	c.room.Broadcast()
-	_ = c.ctl.WriteRSTStream(id, code)
+	c.windowGrew.Broadcast()
+	_ = c.outFramer.WriteRSTStream(id, code)
 }

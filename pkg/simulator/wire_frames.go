@@ -19,11 +19,11 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 		return c.onSettings(f)
 	case *http2.WindowUpdateFrame:
 		if f.StreamID == 0 {
-			c.window += int64(f.Increment)
+			c.answerWindow += int64(f.Increment)
 		} else if s := c.streams[f.StreamID]; s != nil {
-			s.window += int64(f.Increment)
+			s.answerWindow += int64(f.Increment)
 		}
-		c.room.Broadcast()
+		c.windowGrew.Broadcast()
 	case *http2.RSTStreamFrame:
 		c.srv.count(func(s *WireStats) { s.Resets++ })
 		if s := c.streams[f.StreamID]; s != nil {
@@ -31,12 +31,12 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 			if s.cancel != nil {
 				s.cancel()
 			}
-			c.room.Broadcast()
+			c.windowGrew.Broadcast()
 		}
 	case *http2.PingFrame:
 		c.srv.count(func(s *WireStats) { s.Pings++ })
 		if !f.IsAck() {
-			_ = c.ctl.WritePing(true, f.Data)
+			_ = c.outFramer.WritePing(true, f.Data)
 		}
 	case *http2.PushPromiseFrame, *http2.ContinuationFrame:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
@@ -44,7 +44,7 @@ func (c *wireConn) onFrame(f http2.Frame) error {
 	return nil
 }
 
-// onSettings obeys the caller's. The lock is held.
+// onSettings applies the settings of the caller. The lock is held.
 func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
 		return c.onAck()
@@ -56,10 +56,10 @@ func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 		switch s.ID {
 		case http2.SettingInitialWindowSize:
 			for _, st := range c.streams {
-				st.window += int64(s.Val) - c.initial
+				st.answerWindow += int64(s.Val) - c.initialAnswerWindow
 			}
-			c.initial = int64(s.Val)
-			c.room.Broadcast()
+			c.initialAnswerWindow = int64(s.Val)
+			c.windowGrew.Broadcast()
 		case http2.SettingMaxFrameSize:
 			c.frameMax = int(s.Val)
 		case http2.SettingHeaderTableSize:
@@ -67,24 +67,24 @@ func (c *wireConn) onSettings(f *http2.SettingsFrame) error {
 		}
 		return nil
 	})
-	_ = c.ctl.WriteSettingsAck()
+	_ = c.outFramer.WriteSettingsAck()
 	return err
 }
 
-// onAck: from here on the caller keeps to what it was told. The lock is held.
+// onAck puts settings in force that the caller has acknowledged. The lock is held.
 func (c *wireConn) onAck() error {
-	if len(c.said) == 0 {
+	if len(c.unackedSettings) == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	c.srv.count(func(s *WireStats) { s.Acked++ })
-	w := c.said[0]
-	c.said = c.said[1:]
+	w := c.unackedSettings[0]
+	c.unackedSettings = c.unackedSettings[1:]
 	for _, s := range c.streams {
-		s.allowed += int64(w.Window) - c.windowOf()
+		s.bodyWindow += int64(w.Window) - c.newStreamWindow()
 	}
-	c.acked = &w
-	// A caller that does not shrink its table now refers to what is gone.
-	dec := c.fr.ReadMetaHeaders
+	c.ackedSettings = &w
+	// If the caller does not shrink its header table now, it will refer to removed entries.
+	dec := c.inFramer.ReadMetaHeaders
 	dec.SetAllowedMaxDynamicTableSize(uint32(w.HeaderTable))
 	if w.HeaderTable < 4096 {
 		dec.SetMaxDynamicTableSize(uint32(w.HeaderTable))
@@ -92,94 +92,94 @@ func (c *wireConn) onAck() error {
 	return nil
 }
 
-// windowOf is what a new stream may send. The lock is held.
-func (c *wireConn) windowOf() int64 {
-	if c.acked == nil {
+// newStreamWindow returns how many bytes a new stream may send. The lock is held.
+func (c *wireConn) newStreamWindow() int64 {
+	if c.ackedSettings == nil {
 		return 65535
 	}
-	return int64(c.acked.Window)
+	return int64(c.ackedSettings.Window)
 }
 
-// over reports whether one stream more is too many. Until a caller has
-// acknowledged another limit, it may go by either. The lock is held.
-func (c *wireConn) over() bool {
-	if c.acked == nil {
+// overStreamLimit reports whether one more stream would be too many. A caller may use the highest of
+// the limits that it has acknowledged or may not have seen yet. The lock is held.
+func (c *wireConn) overStreamLimit() bool {
+	if c.ackedSettings == nil {
 		return false
 	}
-	m := c.acked.Streams
-	for _, w := range c.said {
+	m := c.ackedSettings.Streams
+	for _, w := range c.unackedSettings {
 		m = max(m, w.Streams)
 	}
 	return len(c.streams) >= m
 }
 
-// onHeaders begins a stream. The lock is held.
+// onHeaders begins a stream, or ends a body with a trailer. The lock is held.
 func (c *wireConn) onHeaders(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
 	if s := c.streams[id]; s != nil { // a trailer
 		if !f.StreamEnded() {
 			return http2.ConnectionError(http2.ErrCodeProtocol)
 		}
-		c.begin(s)
+		c.runHandler(s)
 		return nil
 	}
 	switch {
-	case id%2 == 0 || id <= c.last && !c.away:
+	case id%2 == 0 || id <= c.lastStream && !c.goingAway:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
-	case c.away && id > c.final:
+	case c.goingAway && id > c.goAwayStream:
 		c.srv.count(func(s *WireStats) { s.Rejected++ })
 		return nil
 	}
-	c.last = max(c.last, id)
-	if c.over() {
+	c.lastStream = max(c.lastStream, id)
+	if c.overStreamLimit() {
 		c.srv.count(func(s *WireStats) { s.Over++; s.Refused++ })
-		c.rst(id, http2.ErrCodeRefusedStream)
+		c.resetStream(id, http2.ErrCodeRefusedStream)
 		return nil
 	}
-	s := &wireStream{id: id, head: f.Fields, window: c.initial, allowed: c.windowOf()}
+	s := &wireStream{id: id, head: f.Fields, answerWindow: c.initialAnswerWindow, bodyWindow: c.newStreamWindow()}
 	c.streams[id] = s
 	if f.StreamEnded() {
-		c.begin(s)
+		c.runHandler(s)
 	}
 	return nil
 }
 
-// onData takes a piece of a body and asks for the next. The lock is held.
+// onData adds a piece to a body and gives its bytes back to the windows. The lock is held.
 func (c *wireConn) onData(f *http2.DataFrame) error {
 	n := int64(f.Length)
-	if c.allowed -= n; c.allowed < 0 {
+	if c.bodyWindow -= n; c.bodyWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
 	if n > 0 {
-		c.allowed += n
-		_ = c.ctl.WriteWindowUpdate(0, uint32(n))
+		c.bodyWindow += n
+		_ = c.outFramer.WriteWindowUpdate(0, uint32(n))
 	}
 	s := c.streams[f.StreamID]
 	if s == nil {
 		return nil
 	}
-	if s.allowed -= n; n > 0 && s.allowed < 0 {
+	if s.bodyWindow -= n; n > 0 && s.bodyWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
 	s.body = append(s.body, f.Data()[:min(len(f.Data()), maxWireBody-len(s.body))]...)
 	if f.StreamEnded() {
-		c.begin(s)
+		c.runHandler(s)
 		return nil
 	}
 	if n > 0 {
-		s.allowed += n
-		_ = c.ctl.WriteWindowUpdate(f.StreamID, uint32(n))
+		s.bodyWindow += n
+		_ = c.outFramer.WriteWindowUpdate(f.StreamID, uint32(n))
 		c.srv.count(func(s *WireStats) { s.Updates++ })
 	}
 	return nil
 }
 
-// begin runs the handler of a request that is complete. The lock is held.
-func (c *wireConn) begin(s *wireStream) {
+// runHandler starts the handler of a complete request. The lock is held.
+func (c *wireConn) runHandler(s *wireStream) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.cancel = cancel
-	c.reqs.Go(func() {
+	c.requests.Go(func() {
 		defer cancel()
-		c.handle(ctx, s)
+		c.handleRequest(ctx, s)
 	})
 }

@@ -19,48 +19,48 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Recorded is a step of a recorded scenario.
+// Recorded describes one step of a recorded scenario.
 type Recorded struct {
 	Step     string  `json:"step"`
 	Requests int64   `json:"requests"`
 	Messages int64   `json:"messages"`
-	Peak     int64   `json:"peak"` // messages of the second with the most
+	Peak     int64   `json:"peak"` // messages in the busiest second
 	Skew     Skew    `json:"skew"`
-	Bytes    float64 `json:"bytes,omitempty"` // of a text, on average; 0: not known
+	Bytes    float64 `json:"bytes,omitempty"` // mean length of a text; 0: not known
 
 	step  load.Step
 	trace []byte
 }
 
-// slot is how finely a trace tells when requests came.
-const slot = 100 * time.Millisecond
+// traceSlot is the resolution of a trace: requests within one slot share one line for each size.
+const traceSlot = 100 * time.Millisecond
 
-// Bounds of what a scenario may say.
+// The largest values that a scenario accepts.
 const (
 	maxBatch = 1000
 	maxBytes = 16 << 10
 	maxUsers = 100_000_000
 )
 
-// requests are those of one step: how many, by slot and size.
-type requests map[arrival]int64
+// requestCounts counts the requests of one step by slot and size.
+type requestCounts map[requestSlot]int64
 
-type arrival struct {
+type requestSlot struct {
 	slot int64
 	size int
 }
 
-// Steps returns the steps of what was recorded, by name.
+// Steps returns the steps of the recorded traffic, sorted by name.
 func (r *Recorder) Steps() []Recorded {
-	single, batch, fan := map[stream]requests{}, map[stream]requests{}, map[stream]requests{}
-	put := func(to map[stream]requests, st stream, ms int64, size int, n int64) {
+	single, batch, fan := map[stream]requestCounts{}, map[stream]requestCounts{}, map[stream]requestCounts{}
+	put := func(to map[stream]requestCounts, st stream, ms int64, size int, n int64) {
 		if to[st] == nil {
-			to[st] = requests{}
+			to[st] = requestCounts{}
 		}
-		to[st][arrival{ms / slot.Milliseconds(), size}] += n
+		to[st][requestSlot{ms / traceSlot.Milliseconds(), size}] += n
 	}
 	for m, n := range r.moments {
-		if m.trigger || n == 1 || m.trace == 0 && n < r.batch {
+		if m.trigger || n == 1 || m.trace == 0 && n < r.batchFrom {
 			put(single, m.stream, m.ms, 1, int64(n))
 			continue
 		}
@@ -68,33 +68,33 @@ func (r *Recorder) Steps() []Recorded {
 			put(batch, m.stream, m.ms, min(n, maxBatch), 1)
 		}
 	}
-	for f, of := range r.fans {
+	for f, of := range r.fanouts {
 		put(fan, f.stream, of.ms, min(of.receivers, maxUsers), 1)
 	}
 	var out []Recorded
-	for target, of := range map[string]map[stream]requests{load.Single: single, load.Batch: batch, load.Fanout: fan} {
+	for target, of := range map[string]map[stream]requestCounts{load.Single: single, load.Batch: batch, load.Fanout: fan} {
 		for st, rs := range of {
-			out = append(out, r.recorded(target, st, rs))
+			out = append(out, r.recordedStep(target, st, rs))
 		}
 	}
 	slices.SortFunc(out, func(a, b Recorded) int { return strings.Compare(a.Step, b.Step) })
 	return out
 }
 
-// recorded makes the step of a stream.
-func (r *Recorder) recorded(target string, st stream, rs requests) Recorded {
+// recordedStep makes the step of a stream from its requests.
+func (r *Recorder) recordedStep(target string, st stream, rs requestCounts) Recorded {
 	s := r.streams[st]
 	if st.trigger {
 		target = load.Trigger
 	}
-	// The users of a scenario have no profiles that could hold addresses.
+	// Each message carries its address: the users of a scenario have no profiles that hold one.
 	step := load.Step{Target: target, Name: target, Arrival: load.Arrival{Shape: "trace"}, Addresses: !st.trigger}
 	if !st.trigger {
 		step.Channel, step.Category = st.channel.String(), st.category.String()
 		step.Name = strings.Join([]string{strings.TrimPrefix(target, "http-"), step.Channel, step.Category}, "-")
 	}
 	if st.later {
-		low, high := s.later.even()
+		low, high := s.later.evenBounds()
 		step.Scheduled = &load.LaterSpec{After: millis(low), Spread: millis(high - low)}
 		if !st.trigger {
 			step.Name += "-later"
@@ -106,29 +106,29 @@ func (r *Recorder) recorded(target string, st stream, rs requests) Recorded {
 		largest = max(largest, a.size)
 		out.Requests += n
 		out.Messages += n * int64(a.size)
-		second := perSecond[a.slot*int64(slot)/int64(time.Second)]
-		perSecond[a.slot*int64(slot)/int64(time.Second)] = [2]int64{second[0] + n, second[1] + n*int64(a.size)}
+		second := perSecond[a.slot*int64(traceSlot)/int64(time.Second)]
+		perSecond[a.slot*int64(traceSlot)/int64(time.Second)] = [2]int64{second[0] + n, second[1] + n*int64(a.size)}
 	}
-	busiest := int64(0) // requests of the second with the most
+	busiest := int64(0) // requests in the busiest second
 	for _, n := range perSecond {
 		busiest, out.Peak = max(busiest, n[0]), max(out.Peak, n[1])
 	}
 	if largest > 1 {
 		step.Size = largest
 	}
-	// A worker for each request that takes 10 ms; the default is for slower rates.
+	// Enough workers for requests that take 10 ms each. The default of 64 suits lower rates.
 	if n := int(busiest / 100); n > 64 && target != load.Fanout {
 		step.Workers = min(n, 2000)
 	}
 	if s.bytes.n > 0 {
-		low, high := s.bytes.even()
+		low, high := s.bytes.evenBounds()
 		step.Payload.Bytes, step.Payload.Max = min(int(math.Round(low)), maxBytes), min(int(math.Round(high)), maxBytes)
 		if step.Payload.Max <= step.Payload.Bytes {
 			step.Payload.Max = 0
 		}
 	}
 	out.Skew = skewOf(s.users)
-	step.Users = usersOf(&out.Skew, largest, target)
+	step.Users = stepUsers(&out.Skew, largest, target)
 	out.step, out.trace = step, traceOf(rs, largest)
 	return out
 }
@@ -137,8 +137,8 @@ func millis(seconds float64) load.Duration {
 	return load.Duration(time.Duration(math.Round(seconds*1000)) * time.Millisecond)
 }
 
-// usersOf returns the users of a step: how many, and how they are picked.
-func usersOf(k *Skew, largest int, target string) load.Users {
+// stepUsers returns the number of users of a step and how messages pick them.
+func stepUsers(k *Skew, largest int, target string) load.Users {
 	u := load.Users{Count: load.Number(min(max(k.Users, largest), maxUsers)), Pick: "uniform"}
 	switch {
 	case target == load.Fanout || target == load.Trigger || k.once:
@@ -149,20 +149,20 @@ func usersOf(k *Skew, largest int, target string) load.Users {
 	return u
 }
 
-// traceOf writes the lines of a trace: seconds, requests, and the messages of each where
-// some have more than one.
-func traceOf(rs requests, largest int) []byte {
+// traceOf returns the lines of a trace: seconds, requests, and, if any request has more than
+// one message, the messages of each request.
+func traceOf(rs requestCounts, largest int) []byte {
 	var b bytes.Buffer
 	b.WriteString("# seconds, requests")
 	if largest > 1 {
 		b.WriteString(", messages of each")
 	}
 	b.WriteByte('\n')
-	lines := slices.SortedFunc(maps.Keys(rs), func(a, b arrival) int {
+	lines := slices.SortedFunc(maps.Keys(rs), func(a, b requestSlot) int {
 		return cmp.Or(cmp.Compare(a.slot, b.slot), cmp.Compare(a.size, b.size))
 	})
 	for _, l := range lines {
-		b.WriteString(strconv.FormatFloat((time.Duration(l.slot) * slot).Seconds(), 'f', -1, 64))
+		b.WriteString(strconv.FormatFloat((time.Duration(l.slot) * traceSlot).Seconds(), 'f', -1, 64))
 		fmt.Fprintf(&b, " %d", rs[l])
 		if largest > 1 {
 			fmt.Fprintf(&b, " %d", l.size)
@@ -172,9 +172,9 @@ func traceOf(rs requests, largest int) []byte {
 	return b.Bytes()
 }
 
-// Write writes the scenario to a file, and the trace of each step to one beside it. from
-// names the kind of source. It returns an error of notify.KindNotFound where nothing was
-// recorded, and writes nothing then.
+// Write writes the scenario to file and the trace of each step to a file beside it. from names
+// the kind of source. If nothing was recorded, Write writes nothing and returns an error of
+// notify.KindNotFound.
 func (r *Recorder) Write(file, from string) ([]Recorded, error) {
 	steps := r.Steps()
 	if len(steps) == 0 {

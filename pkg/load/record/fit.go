@@ -7,10 +7,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// spread is the distribution of some figures, by its moments (Welford).
-type spread struct{ n, mean, squares, least, most float64 }
+// distribution holds the mean and variance of a series, updated by Welford's method.
+type distribution struct{ n, mean, squares, least, most float64 }
 
-func (s *spread) add(v float64) {
+func (s *distribution) add(v float64) {
 	if s.n == 0 || v < s.least {
 		s.least = v
 	}
@@ -21,9 +21,9 @@ func (s *spread) add(v float64) {
 	s.squares += d * (v - s.mean)
 }
 
-// even returns the bounds of the even distribution with the same mean and variance, which
-// is what a scenario can say, within what was seen.
-func (s *spread) even() (low, high float64) {
+// evenBounds returns the bounds of the even distribution with the same mean and variance, cut
+// to the least and greatest value seen. A scenario can express even distributions only.
+func (s *distribution) evenBounds() (low, high float64) {
 	half := math.Sqrt(3 * s.squares / max(s.n, 1))
 	return max(s.mean-half, s.least), min(s.mean+half, s.most)
 }
@@ -31,18 +31,18 @@ func (s *spread) even() (low, high float64) {
 // Skew says how messages are spread over users.
 type Skew struct {
 	Users    int     `json:"users"`
-	Top1     float64 `json:"top_1"`  // share of the messages that the one with the most got
-	Top10    float64 `json:"top_10"` // likewise ten of them
+	Top1     float64 `json:"top_1"`  // share of all messages that went to the user with the most
+	Top10    float64 `json:"top_10"` // share that went to the ten users with the most
 	Top1Pct  float64 `json:"top_1pct"`
-	Exponent float64 `json:"exponent,omitempty"` // of the Zipf distribution that fits; 0: even
+	Exponent float64 `json:"exponent,omitempty"` // exponent of the Zipf distribution that fits; 0: even
 	once     bool    // each user got one message
 }
 
-// certain is how many messages a user must have got for the share of such users to say
-// something of the distribution and not of chance.
-const certain = 10
+// minMessages is how many messages a user must have got to be used for the fit. The share of
+// users with fewer says more about chance than about the distribution.
+const minMessages = 10
 
-// skewOf describes the messages of users.
+// skewOf describes how messages are spread over users. byUser counts them by hash of the user.
 func skewOf(byUser map[uint64]uint32) Skew {
 	counts := make([]uint32, 0, len(byUser))
 	total := 0.0
@@ -63,16 +63,16 @@ func skewOf(byUser map[uint64]uint32) Skew {
 		return k
 	}
 	k.Top1, k.Top10, k.Top1Pct, k.once = share(1), share(10), share((k.Users+99)/100), counts[0] == 1
-	top, _ := slices.BinarySearchFunc(counts, certain, func(n, certain uint32) int { return int(certain) - int(n) - 1 })
+	top, _ := slices.BinarySearchFunc(counts, minMessages, func(n, certain uint32) int { return int(certain) - int(n) - 1 })
 	if top = min(top, k.Users/10); top > 0 {
-		k.Exponent = exponent(float64(k.Users), float64(top), share(top))
+		k.Exponent = fitExponent(float64(k.Users), float64(top), share(top))
 	}
 	return k
 }
 
-// exponent returns the exponent with which the top users have this share; 0 where an even
-// distribution, with its chance, could give it.
-func exponent(users, top, share float64) float64 {
+// fitExponent returns the Zipf exponent with which the top users get this share. It returns 0
+// if an even distribution could give the same share by chance.
+func fitExponent(users, top, share float64) float64 {
 	low, high := 0.0, 9.9
 	for range 60 {
 		mid := (low + high) / 2
@@ -82,11 +82,11 @@ func exponent(users, top, share float64) float64 {
 			high = mid
 		}
 	}
-	if low < evenBelow {
+	if low < minExponent {
 		return 0
 	}
 	return math.Round(low*1000) / 1000
 }
 
-// evenBelow is an exponent that chance alone may give.
-const evenBelow = 0.15
+// minExponent is the lowest exponent that counts: chance alone may give a lower one.
+const minExponent = 0.15

@@ -33,8 +33,8 @@ var t0 = time.Date(2026, 11, 26, 9, 0, 0, 0, time.UTC)
 
 const seconds = 30
 
-// hour is a period of work: single messages whose rate swings, a campaign, batches of
-// several sizes, and reminders for later.
+// hour returns an hour of traffic: single messages whose rate swings, a campaign, batches of several
+// sizes, and scheduled reminders.
 func hour(rng *rand.Rand) (ms []Message) {
 	at := func(s, ms int) time.Time {
 		return t0.Add(time.Duration(s)*time.Second + time.Duration(ms)*time.Millisecond)
@@ -53,14 +53,14 @@ func hour(rng *rand.Rand) (ms []Message) {
 			}
 		}
 		if s%5 == 0 {
-			ms = append(ms, Message{Channel: notify.SMS, Category: notify.OTP, Caller: "shop", User: []byte("eve-1"), Count: 1, Accepted: at(s, 999), Later: 4 * time.Second, Bytes: 20},
-				Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), Later: time.Second, Bytes: 99})
+			ms = append(ms, Message{Channel: notify.SMS, Category: notify.OTP, Caller: "shop", User: []byte("eve-1"), Count: 1, Accepted: at(s, 999), DueAfter: 4 * time.Second, Bytes: 20},
+				Message{Trigger: true, Caller: "shop", Count: 1, Accepted: at(s, 1), DueAfter: time.Second, Bytes: 99})
 		}
 	}
 	for _, size := range []int{400, 1300, 90} { // in chunks
 		base := notify.NewBase(t0)
 		for range 10 {
-			ms = append(ms, Message{Fan: true, Base: base, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", Count: size / 10, Accepted: at(size%20, 500), Bytes: 200})
+			ms = append(ms, Message{Fanout: true, Base: base, Channel: notify.Push, Category: notify.Marketing, Caller: "shop", Count: size / 10, Accepted: at(size%20, 500), Bytes: 200})
 		}
 	}
 	rng.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
@@ -85,7 +85,7 @@ func record(t *testing.T, ms []Message) (*Recorder, string) {
 	return r, file
 }
 
-// replayed counts what arrives.
+// replayed counts the messages that arrive.
 type replayed struct {
 	mu       sync.Mutex
 	began    time.Time
@@ -115,8 +115,8 @@ func (r *replayed) Send(_ context.Context, q *load.Request) (load.Ack, error) {
 	return load.Ack{Accepted: q.Size}, nil
 }
 
-// What is replayed arrives as it was recorded: within 1% of each second of each channel and
-// category, or one message where a second has fewer than 100.
+// A replay sends what was recorded: within 1% in each second of each channel and category, or
+// within one message if a second has fewer than 100.
 func TestReplayArrivesAsRecorded(t *testing.T) {
 	ms := hour(rand.New(rand.NewPCG(1, 2)))
 	_, file := record(t, ms)
@@ -184,7 +184,7 @@ func (sink) Send(_ context.Context, q *load.Request) (load.Ack, error) {
 	return load.Ack{Accepted: q.Size}, nil
 }
 
-// A scenario says what kinds there were, how large texts were and when they were due.
+// A scenario holds the kinds of messages, the lengths of texts and the delays of scheduled ones.
 func TestScenarioSaysWhatWasRecorded(t *testing.T) {
 	t.Parallel()
 	_, file := record(t, hour(rand.New(rand.NewPCG(1, 2))))
@@ -247,14 +247,14 @@ func TestBatches(t *testing.T) {
 	f(6, func(i int) string { return fmt.Sprint(i) }, "http-single 6 of 0; ")
 }
 
-// Nothing of the input stands in a file that is written.
+// No file holds any text of the input.
 func TestNothingStandsInClear(t *testing.T) {
 	t.Parallel()
 	var ms []Message
 	var secrets []string
 	for i := range 200 {
 		m := Message{Channel: notify.Email, Category: notify.Alert, Caller: fmt.Sprintf("caller%03d", i%7), User: fmt.Appendf(nil, "person-%03d@example.com", i), Count: 1, Accepted: t0.Add(time.Duration(i) * 17 * time.Millisecond)}
-		m.Fan, m.Base = i%3 == 0, notify.NewBase(t0)
+		m.Fanout, m.Base = i%3 == 0, notify.NewBase(t0)
 		ms = append(ms, m)
 		secrets = append(secrets, m.Caller, string(m.User), m.Base.String(), fmt.Sprint(notify.HashUser(m.User)), fmt.Sprintf("%x", notify.HashUser(m.User)))
 	}
@@ -296,8 +296,8 @@ func envelope(n int, text string) notify.Envelope {
 	}
 }
 
-// The exponent that is fitted to messages drawn by Zipf is theirs; of an even
-// distribution there is none.
+// The fit finds the exponent of messages that were drawn by Zipf, and none for an even
+// distribution.
 func TestSkewIsFitted(t *testing.T) {
 	t.Parallel()
 	const users, messages = 20_000, 400_000
@@ -317,7 +317,7 @@ func TestSkewIsFitted(t *testing.T) {
 		}
 	}
 	once := skewOf(map[uint64]uint32{1: 1, 2: 1, 3: 1})
-	if u := usersOf(&once, 1, load.Single); u.Pick != "each" || u.Count != 3 {
+	if u := stepUsers(&once, 1, load.Single); u.Pick != "each" || u.Count != 3 {
 		t.Errorf("three users with a message each: %+v", u)
 	}
 }
@@ -347,7 +347,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// outcomes is an archive of one file.
+// outcomes returns an archive with one file.
 func outcomes(t *testing.T, written time.Time, lines ...archive.Outcome) fs.FS {
 	t.Helper()
 	var raw strings.Builder
@@ -371,7 +371,7 @@ func outcomes(t *testing.T, written time.Time, lines ...archive.Outcome) fs.FS {
 	return fstest.MapFS{"outcomes/d/10-1.json": {Data: manifest}, "outcomes/d/10-1.ndjson.zst": {Data: []byte(raw.String())}}
 }
 
-// An archive and a server tell of the same messages alike.
+// An archive and a server give the same scenario for the same messages.
 func TestArchiveAndServer(t *testing.T) {
 	t.Parallel()
 	var lines []archive.Outcome
@@ -418,7 +418,7 @@ func TestArchiveAndServer(t *testing.T) {
 	}
 }
 
-// pages is a server with a history, seven a page.
+// pages is a server whose history has seven messages a page.
 type pages struct{ items []api.Status }
 
 func (p *pages) Notifications(_ context.Context, q api.NotificationQuery) (api.UserHistory, error) {

@@ -15,17 +15,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// laterFrom is how long after its acceptance a message must have come into the log for it
-// to be one for later: retries of an append take a second at most.
-const laterFrom = 2 * time.Second
+// minLater is the shortest time between acceptance and append after which a message counts as
+// scheduled. Retries of an append take a second at most, so a longer delay is no retry.
+const minLater = 2 * time.Second
 
-// Log reads the log from the beginning of the period to due after its end, so that
-// messages for later are found which became due by then. It tells whether the log begins
-// within the period, so that messages may be missing.
+// Log records the messages in the log. It reads from the start of the period to due after its
+// end, so that it finds scheduled messages, which come into the log when they are due. It
+// returns short if the log begins within the period, so that messages may be missing.
 func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration) (short bool, err error) {
 	conn := log.Conn{Brokers: brokers}
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), load.Socket); ok {
-		conn.Brokers = []string{"127.0.0.1:9092"} // which the dialer does not look at
+		conn.Brokers = []string{"127.0.0.1:9092"} // required, but the dialer below ignores it
 		conn.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", name)
 		}
@@ -40,10 +40,10 @@ func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration)
 		return false, err
 	}
 	defer reader.Close()
-	return r.read(ctx, admin, conserve.OverLog{Admin: admin, Reader: reader}, due)
+	return r.readTopics(ctx, admin, conserve.OverLog{Admin: admin, Reader: reader}, due)
 }
 
-func (r *Recorder) read(ctx context.Context, admin *log.Admin, over conserve.OverLog, due time.Duration) (short bool, err error) {
+func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conserve.OverLog, due time.Duration) (short bool, err error) {
 	topics := notify.FirstTopics()
 	starts, err := admin.StartOffsets(ctx, topics...)
 	if err != nil {
@@ -63,27 +63,27 @@ func (r *Recorder) read(ctx context.Context, admin *log.Admin, over conserve.Ove
 	return short, over.Read(ctx, from, to, func(_ log.TopicPartition, rec *log.Record) error {
 		var env notify.Envelope
 		if err := notify.DecodeEnvelope(rec.Value, &env); err != nil || env.Derived() {
-			return nil //nolint:nilerr // damaged or poison: it is not known what it was. A retry is not the load's
+			return nil //nolint:nilerr // a damaged record cannot be counted, and a retry is no part of the load
 		}
 		r.addEnvelope(&env, rec.Time)
 		return nil
 	})
 }
 
-// addEnvelope counts the messages of a record that came into the log at a time.
+// addEnvelope counts the messages of a record that was appended at came.
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
-		Fan: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
+		Fanout: env.Fan, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,
 		Trace: env.Trace, User: env.LogKey(), Accepted: time.UnixMilli(env.Accepted), Bytes: len(env.Content.Body) + len(env.Content.HTML),
 	}
-	if later := came.Sub(m.Accepted); later >= laterFrom {
-		m.Later = later
+	if later := came.Sub(m.Accepted); later >= minLater {
+		m.DueAfter = later
 	}
 	r.Add(&m)
 }
 
-// Archive reads the outcomes of an archive's files. What was accepted at the end of the
-// period is missing where Latest is before it.
+// Archive records the messages in the outcomes of an archive. If Latest is before the end of
+// the period, the archive ends early and the last messages are missing.
 func (r *Recorder) Archive(ctx context.Context, files fs.FS) error {
 	ms, err := archive.ListFS(files)
 	if err != nil {
@@ -95,7 +95,7 @@ func (r *Recorder) Archive(ctx context.Context, files fs.FS) error {
 			continue
 		}
 		err := archive.EachOutcome(files, &ms[i], func(o *archive.Outcome) error {
-			if err := m.outcome(o.ID, o.Channel, o.Category); err != nil {
+			if err := m.setFromOutcome(o.ID, o.Channel, o.Category); err != nil {
 				return err
 			}
 			m.Caller, m.User, m.Accepted = o.Caller, append(m.User[:0], o.User...), o.Accepted
@@ -109,27 +109,28 @@ func (r *Recorder) Archive(ctx context.Context, files fs.FS) error {
 	return nil
 }
 
-// outcome sets what an id and words say.
-func (m *Message) outcome(id, channel, category string) error {
+// setFromOutcome fills in the fields that the id, channel and category of an outcome say. It
+// returns an error of notify.KindInvalid if one of them is unknown to this release.
+func (m *Message) setFromOutcome(id, channel, category string) error {
 	of, err := notify.ParseID(id)
 	var known [2]bool
 	m.Channel, known[0] = notify.ParseChannel(channel)
 	m.Category, known[1] = notify.ParseCategory(category)
 	if err != nil || known != [2]bool{true, true} {
-		return notify.Invalid("bad_outcome", "", "a message's id, channel or category is not one of this release")
+		return notify.Invalid("bad_outcome", "", "this release does not know the id, channel or category of a message")
 	}
-	m.Fan, m.Base, m.Count = of.Fan, of.Base, 1
+	m.Fanout, m.Base, m.Count = of.Fan, of.Base, 1
 	return nil
 }
 
-// Client is an *api.Client.
+// Client is the part of *api.Client that Server needs.
 type Client interface {
 	Notifications(ctx context.Context, q api.NotificationQuery) (api.UserHistory, error)
 	Triggers(ctx context.Context, q api.TriggerQuery) (api.TriggerPage, error)
 }
 
-// Server reads the history of a server, and its triggers. It needs a token that sees
-// those of every caller, else it records those of one.
+// Server records the messages in the history of a server, and its triggers. With a token that
+// sees one caller only, it records that caller alone.
 func (r *Recorder) Server(ctx context.Context, c Client) error {
 	q := api.NotificationQuery{Since: r.since, Until: r.until, Limit: 1000}
 	for {
@@ -140,22 +141,23 @@ func (r *Recorder) Server(ctx context.Context, c Client) error {
 		for i := range page.Items {
 			s := &page.Items[i]
 			m := Message{Caller: s.Caller, Trace: s.TraceID, User: []byte(s.UserID), Accepted: s.AcceptedAt}
-			if err := m.outcome(s.NotificationID, s.Channel, s.Category); err != nil {
+			if err := m.setFromOutcome(s.NotificationID, s.Channel, s.Category); err != nil {
 				return err
 			}
 			if s.ScheduledAt != nil {
-				m.Later = max(s.ScheduledAt.Sub(s.AcceptedAt), 0)
+				m.DueAfter = max(s.ScheduledAt.Sub(s.AcceptedAt), 0)
 			}
 			r.Add(&m)
 		}
 		if q.Cursor = page.Cursor; q.Cursor == "" {
-			return r.triggers(ctx, c)
+			return r.addTriggers(ctx, c)
 		}
 	}
 }
 
-// triggers counts the triggers, which come newest first.
-func (r *Recorder) triggers(ctx context.Context, c Client) error {
+// addTriggers counts the triggers. The server lists the newest first, so the first trigger
+// from before the period ends the loop.
+func (r *Recorder) addTriggers(ctx context.Context, c Client) error {
 	q := api.TriggerQuery{Limit: 1000}
 	for {
 		page, err := c.Triggers(ctx, q)
@@ -167,7 +169,7 @@ func (r *Recorder) triggers(ctx context.Context, c Client) error {
 			if t.CreatedAt.Before(r.since) {
 				return nil
 			}
-			r.Add(&Message{Trigger: true, Count: 1, Caller: t.Caller, Accepted: t.CreatedAt, Later: max(t.FireAt.Sub(t.CreatedAt), 0), Bytes: t.PayloadBytes})
+			r.Add(&Message{Trigger: true, Count: 1, Caller: t.Caller, Accepted: t.CreatedAt, DueAfter: max(t.FireAt.Sub(t.CreatedAt), 0), Bytes: t.PayloadBytes})
 		}
 		if q.Cursor = page.Cursor; q.Cursor == "" {
 			return nil

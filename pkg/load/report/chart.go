@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// A chart is drawn as an SVG that is stretched over its box, with texts beside it
-// in HTML: so texts keep their size on a phone. The SVG is made of numbers, and of
-// titles that are escaped; names go through the template, which escapes them.
+// chart is one chart of the page. Its lines are an SVG that is stretched over its box. Its texts
+// are HTML beside the SVG, so that they keep their size on a phone. The SVG holds only numbers
+// and escaped titles. Names go through the template, which escapes them.
 type chart struct {
 	Title, About, XName string
 	Lines               []series
 	x, y                axis
 	cells               []cell
-	marks               []float64    // in units of x
-	shades              [][2]float64 // likewise
+	marks               []float64    // dashed vertical lines, in units of x
+	shades              [][2]float64 // from and to of shaded stretches, in units of x
 }
 
-// series is a line in units of the axes. A NaN leaves a gap.
+// series is one line, in units of the axes. A NaN in y leaves a gap.
 type series struct {
 	Colour      int
 	Name, Value string
@@ -28,15 +28,15 @@ type series struct {
 	area        bool
 }
 
-// cell is a rectangle in units of the axes that says its title under a pointer.
+// cell is a rectangle in units of the axes. It shows its title while the pointer is over it.
 type cell struct {
 	class, title   string
 	x0, x1, y0, y1 float64
 }
 
-// axis places values from 0 to 1, and names some of them.
+// axis maps values to positions from 0 to 1, and labels some of them.
 type axis struct {
-	lo, hi float64 // powers of ten where log
+	lo, hi float64 // exponents of ten if log is set
 	log    bool
 	ticks  []tick
 }
@@ -44,17 +44,18 @@ type axis struct {
 type tick struct {
 	value float64
 	text  string
-	less  bool // left out on a phone
+	less  bool // hidden on a phone
 }
 
 type label struct {
-	At   string // percent from the left or from above
+	At   string // percent from the left or from the top
 	Text string
 	Less bool
 }
 
-// at places a value. On a logarithmic axis, what is not above 0 has no place.
-func (a *axis) at(v float64) float64 {
+// position returns the place of a value on the axis, 0 to 1. On a logarithmic axis a value of 0
+// or below has no place: position returns NaN.
+func (a *axis) position(v float64) float64 {
 	if a.log {
 		if v <= 0 {
 			return math.NaN()
@@ -73,8 +74,8 @@ const boxW, boxH = 1000.0, 300.0
 // Plot draws the chart.
 func (c *chart) Plot() template.HTML {
 	var b strings.Builder
-	x := func(v float64) float64 { return boxW * c.x.at(v) }
-	y := func(v float64) float64 { return boxH * (1 - c.y.at(v)) }
+	x := func(v float64) float64 { return boxW * c.x.position(v) }
+	y := func(v float64) float64 { return boxH * (1 - c.y.position(v)) }
 	rect := func(class string, x0, x1, y0, y1 float64, title string) {
 		fmt.Fprintf(&b, `<rect class="%s" x="%.2f" y="%.2f" width="%.2f" height="%.2f">%s</rect>`, class, x0, y1, x1-x0, y0-y1, title)
 	}
@@ -101,7 +102,7 @@ func (c *chart) Plot() template.HTML {
 		var d strings.Builder
 		move, first, last := "M", 0.0, 0.0
 		for i := range l.x {
-			if math.IsNaN(c.y.at(l.y[i])) {
+			if math.IsNaN(c.y.position(l.y[i])) {
 				move = "M"
 				continue
 			}
@@ -122,42 +123,42 @@ func (c *chart) Plot() template.HTML {
 
 func pct(v float64) string { return fmt.Sprintf("%.2f%%", 100*v) }
 
-// X are the texts below.
+// X returns the labels below the plot.
 func (c *chart) X() (list []label) {
 	for _, t := range c.x.ticks {
-		list = append(list, label{pct(c.x.at(t.value)), t.text, t.less})
+		list = append(list, label{pct(c.x.position(t.value)), t.text, t.less})
 	}
 	return list
 }
 
-// Y are the texts on the left.
+// Y returns the labels on the left of the plot.
 func (c *chart) Y() (list []label) {
 	for _, t := range c.y.ticks {
-		list = append(list, label{pct(1 - c.y.at(t.value)), t.text, t.less})
+		list = append(list, label{pct(1 - c.y.position(t.value)), t.text, t.less})
 	}
 	return list
 }
 
-// Marks number the marks above the plot; those that stand too close share a label.
+// Marks returns the numbers above the plot. Marks that are too close together share a label.
 func (c *chart) Marks() (list []label) {
 	const least = 0.022
 	for i := 0; i < len(c.marks); {
 		j := i + 1
-		for j < len(c.marks) && c.x.at(c.marks[j])-c.x.at(c.marks[i]) < least {
+		for j < len(c.marks) && c.x.position(c.marks[j])-c.x.position(c.marks[i]) < least {
 			j++
 		}
 		text := fmt.Sprint(i + 1)
 		if j-i > 1 {
 			text = fmt.Sprintf("%d-%d", i+1, j)
 		}
-		list = append(list, label{At: pct(c.x.at(c.marks[i])), Text: text})
+		list = append(list, label{At: pct(c.x.position(c.marks[i])), Text: text})
 		i = j
 	}
 	return list
 }
 
-// linear is an axis from 0 to a round number.
-func linear(peak float64, write func(float64) string) (a axis) {
+// linearAxis returns an axis from 0 to a round number at or above peak.
+func linearAxis(peak float64, write func(float64) string) (a axis) {
 	step := 1.0
 	if peak > 0 && !math.IsInf(peak, 0) {
 		p := math.Pow(10, math.Floor(math.Log10(peak/4)))
@@ -175,8 +176,9 @@ func linear(peak float64, write func(float64) string) (a axis) {
 	return a
 }
 
-// logarithmic is an axis of nanoseconds over whole decades; false: no value is above 0.
-func logarithmic(lines []series) (axis, bool) {
+// logAxis returns an axis of nanoseconds over whole decades. It returns false if no value is
+// above 0.
+func logAxis(lines []series) (axis, bool) {
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for _, l := range lines {
 		for _, v := range l.y {
@@ -201,8 +203,8 @@ func logarithmic(lines []series) (axis, bool) {
 	return a, true
 }
 
-// overTime is the axis of a run's seconds.
-func overTime(from, to float64) axis {
+// timeAxis returns the axis of the seconds of a run.
+func timeAxis(from, to float64) axis {
 	a, step := axis{lo: from, hi: to}, 86400.0
 	for _, s := range []float64{1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200} {
 		if (to-from)/8 <= s {

@@ -11,32 +11,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// frame is what the charts over time of a run share: the axis of time, the marks, and
-// shades for every other phase.
-type frame struct {
+// timeFrame holds what all charts over time of a run share: the axis of time, the marks, and
+// the shade behind every other phase.
+type timeFrame struct {
 	chart
 	r      *load.Result
-	groups [][]load.SecondRow // of which each is a point of a line
+	groups [][]load.SecondRow // each group of seconds is one point of a line
 }
 
-// maxColumns bounds the points of a line over time, and maxHeat the columns of the heat
-// map; a longer run is drawn in groups of seconds.
+// maxColumns is the most points of a line over time, and maxHeat the most columns of the heat
+// map. In a longer run each of them stands for a group of seconds.
 const maxColumns, maxHeat = 500, 240
 
-// ofSecond and ofGroup return one figure of a second, and of a group of them.
+// ofSecond returns one figure of a second, ofGroup one figure of a group of seconds.
 type (
 	ofSecond = func(*load.SecondRow) int64
 	ofGroup  = func([]load.SecondRow) float64
 )
 
-func newFrame(r *load.Result) *frame {
-	f := &frame{r: r}
+func newFrame(r *load.Result) *timeFrame {
+	f := &timeFrame{r: r}
 	from, to := float64(r.Seconds[0].Second), float64(r.Seconds[len(r.Seconds)-1].Second+1)
-	f.x = overTime(from, to)
+	f.x = timeAxis(from, to)
 	for _, m := range r.Markers {
 		f.marks = append(f.marks, m.At.Seconds())
 	}
-	f.groups = slices.Collect(slices.Chunk(r.Seconds, inGroups(len(r.Seconds), maxColumns)))
+	f.groups = slices.Collect(slices.Chunk(r.Seconds, groupSize(len(r.Seconds), maxColumns)))
 	odd, began := false, from
 	for i := range r.Seconds {
 		row, before := &r.Seconds[i], &r.Seconds[max(i-1, 0)]
@@ -54,24 +54,24 @@ func newFrame(r *load.Result) *frame {
 	return f
 }
 
-// inGroups is how large groups of n are, so that there are most at most.
-func inGroups(n, most int) int { return max(1, (n+most-1)/most) }
+// groupSize returns the size of groups of n elements such that there are at most most groups.
+func groupSize(n, most int) int { return max(1, (n+most-1)/most) }
 
-// edges are when a group of seconds begins and ends.
-func edges(g []load.SecondRow) (from, to float64) {
+// groupBounds returns the seconds at which a group begins and ends.
+func groupBounds(g []load.SecondRow) (from, to float64) {
 	return float64(g[0].Second), float64(g[len(g)-1].Second + 1)
 }
 
-func (f *frame) line(colour int, name, value string, of ofGroup) series {
+func (f *timeFrame) lineOf(colour int, name, value string, of ofGroup) series {
 	s := series{Colour: colour, Name: name, Value: value}
 	for _, g := range f.groups {
-		from, to := edges(g)
+		from, to := groupBounds(g)
 		s.x, s.y = append(s.x, (from+to)/2), append(s.y, of(g))
 	}
 	return s
 }
 
-func worst(of ofSecond) ofGroup {
+func worstOf(of ofSecond) ofGroup {
 	return func(g []load.SecondRow) (n float64) {
 		for i := range g {
 			n = max(n, float64(of(&g[i])))
@@ -80,7 +80,7 @@ func worst(of ofSecond) ofGroup {
 	}
 }
 
-func rate(of ofSecond) ofGroup {
+func rateOf(of ofSecond) ofGroup {
 	return func(g []load.SecondRow) float64 {
 		n, length := int64(0), time.Duration(0)
 		for i := range g {
@@ -95,9 +95,9 @@ func rate(of ofSecond) ofGroup {
 	}
 }
 
-// linear is a chart over time with an axis from 0, and the figures of each group under
-// the pointer; none where all are 0 and may be left out.
-func (f *frame) linear(title, about string, optional bool, write func(float64) string, lines ...series) []*chart {
+// linearChart returns a chart over time with an axis from 0. It shows the figures of a group
+// while the pointer is over it. It returns nil if the chart is optional and all figures are 0.
+func (f *timeFrame) linearChart(title, about string, optional bool, write func(float64) string, lines ...series) []*chart {
 	peak := 0.0
 	for _, l := range lines {
 		peak = max(peak, slices.Max(l.y))
@@ -106,36 +106,36 @@ func (f *frame) linear(title, about string, optional bool, write func(float64) s
 		return nil
 	}
 	c := f.chart
-	c.Title, c.About, c.Lines, c.y = title, about, lines, linear(peak, write)
+	c.Title, c.About, c.Lines, c.y = title, about, lines, linearAxis(peak, write)
 	for i, g := range f.groups {
 		text := Clock(time.Duration(g[0].Second) * time.Second)
 		for _, l := range lines {
 			text += fmt.Sprintf("\n%s %s", l.Name, write(l.y[i]))
 		}
-		from, to := edges(g)
+		from, to := groupBounds(g)
 		c.cells = append(c.cells, cell{"tip", text, from, to, 0, c.y.hi})
 	}
 	return []*chart{&c}
 }
 
-// overTimes are the charts over time of a run.
-func overTimes(r *load.Result) (list []*chart) {
+// timeCharts returns the charts over time of a run.
+func timeCharts(r *load.Result) (list []*chart) {
 	if len(r.Seconds) == 0 {
 		return nil
 	}
 	f := newFrame(r)
 	perSecond := func(v float64) string { return Short(v) + "/s" }
-	list = f.linear("Rates", "Messages in each second, and the mean of the run.", false, perSecond,
-		f.line(0, "intended", perSecond(r.Rates.Intended), rate(func(s *load.SecondRow) int64 { return s.Intended })),
-		f.line(1, "sent", perSecond(r.Rates.Sent), rate(func(s *load.SecondRow) int64 { return s.Sent })),
-		f.line(2, "accepted", perSecond(r.Rates.Acked), rate(func(s *load.SecondRow) int64 { return s.Acked })),
-		f.line(3, "delivered", perSecond(r.Rates.Delivered), rate(func(s *load.SecondRow) int64 { return s.Delivered })),
-		f.line(4, "failed", perSecond(r.Rates.Failed), rate(func(s *load.SecondRow) int64 { return s.Failed })))
-	list = append(list, f.latency()...)
-	list = append(list, f.heat()...)
-	backlog := f.line(5, "backlog", "at the end "+Short(float64(r.Totals.Backlog)), worst(func(s *load.SecondRow) int64 { return s.Backlog }))
+	list = f.linearChart("Rates", "Messages in each second, and the mean of the run.", false, perSecond,
+		f.lineOf(0, "intended", perSecond(r.Rates.Intended), rateOf(func(s *load.SecondRow) int64 { return s.Intended })),
+		f.lineOf(1, "sent", perSecond(r.Rates.Sent), rateOf(func(s *load.SecondRow) int64 { return s.Sent })),
+		f.lineOf(2, "accepted", perSecond(r.Rates.Acked), rateOf(func(s *load.SecondRow) int64 { return s.Acked })),
+		f.lineOf(3, "delivered", perSecond(r.Rates.Delivered), rateOf(func(s *load.SecondRow) int64 { return s.Delivered })),
+		f.lineOf(4, "failed", perSecond(r.Rates.Failed), rateOf(func(s *load.SecondRow) int64 { return s.Failed })))
+	list = append(list, f.latencyChart()...)
+	list = append(list, f.heatMap()...)
+	backlog := f.lineOf(5, "backlog", "at the end "+Short(float64(r.Totals.Backlog)), worstOf(func(s *load.SecondRow) int64 { return s.Backlog }))
 	backlog.area = true
-	list = append(list, f.linear("Backlog", "Messages that were accepted and not delivered, at the end of each second.", true, Short, backlog)...)
+	list = append(list, f.linearChart("Backlog", "Messages that were accepted and not delivered, at the end of each second.", true, Short, backlog)...)
 	mean := func(of func(*load.Health) float64) ofGroup {
 		return func(g []load.SecondRow) (mean float64) {
 			for i := range g {
@@ -144,48 +144,50 @@ func overTimes(r *load.Result) (list []*chart) {
 			return mean
 		}
 	}
-	return append(list, f.linear("CPU", "Cores in use.", true, digits3,
-		f.line(6, "machine", "", mean(func(h *load.Health) float64 { return h.MachineCPU })),
-		f.line(1, "this process", "", mean(func(h *load.Health) float64 { return h.CPU })),
-		f.line(4, "stolen", "", mean(func(h *load.Health) float64 { return h.Steal * h.CPUs })))...)
+	return append(list, f.linearChart("CPU", "Cores in use.", true, digits3,
+		f.lineOf(6, "machine", "", mean(func(h *load.Health) float64 { return h.MachineCPU })),
+		f.lineOf(1, "this process", "", mean(func(h *load.Health) float64 { return h.CPU })),
+		f.lineOf(4, "stolen", "", mean(func(h *load.Health) float64 { return h.Steal * h.CPUs })))...)
 }
 
-// latency is the response of each second.
-func (f *frame) latency() []*chart {
+// latencyChart returns the chart of the response times and the lag of each second.
+func (f *timeFrame) latencyChart() []*chart {
 	q := func(of ofSecond) ofGroup {
 		return func(g []load.SecondRow) float64 {
-			if worst(func(s *load.SecondRow) int64 { return s.Response.Count })(g) == 0 {
+			if worstOf(func(s *load.SecondRow) int64 { return s.Response.Count })(g) == 0 {
 				return math.NaN()
 			}
-			return worst(of)(g)
+			return worstOf(of)(g)
 		}
 	}
 	c := f.chart
 	c.Lines = []series{
-		f.line(4, "highest", "", q(func(s *load.SecondRow) int64 { return s.Response.Max })),
-		f.line(2, "p99", "", q(func(s *load.SecondRow) int64 { return s.Response.P99 })),
-		f.line(1, "p50", "", q(func(s *load.SecondRow) int64 { return s.Response.P50 })),
-		f.line(0, "lag p99", "", q(func(s *load.SecondRow) int64 { return s.Lag.P99 })),
+		f.lineOf(4, "highest", "", q(func(s *load.SecondRow) int64 { return s.Response.Max })),
+		f.lineOf(2, "p99", "", q(func(s *load.SecondRow) int64 { return s.Response.P99 })),
+		f.lineOf(1, "p50", "", q(func(s *load.SecondRow) int64 { return s.Response.P50 })),
+		f.lineOf(0, "lag p99", "", q(func(s *load.SecondRow) int64 { return s.Lag.P99 })),
 	}
-	return c.logged("Latency over time", "Response of the messages of each second, from when they were due, and the generator's own lag. The axis is logarithmic.")
+	return c.asLogChart("Latency over time", "Response of the messages of each second, from when they were due, and the generator's own lag. The axis is logarithmic.")
 }
 
-// logged is a chart with a logarithmic axis; none if it has no values.
-func (c *chart) logged(title, about string) []*chart {
+// asLogChart gives the chart a title and a logarithmic y axis. It returns nil if the chart has no
+// values.
+func (c *chart) asLogChart(title, about string) []*chart {
 	var ok bool
-	if c.y, ok = logarithmic(c.Lines); !ok {
+	if c.y, ok = logAxis(c.Lines); !ok {
 		return nil
 	}
 	c.Title, c.About = title, about
 	return []*chart{c}
 }
 
-// percentiles is the curve of each kind of latency of all steps, and of the
-// response of each step, on an axis where each nine is as wide as the one before.
-func percentiles(r *load.Result) []*chart {
-	steps := measured(r)
-	var all, each nines
-	for _, k := range []kind{lag, service, response, endToEnd, late} { // what is first is drawn below the others
+// percentileCharts returns the percentile curves: one chart with each kind of latency over all
+// steps, and one with the response of each step. On the axis every further nine (90, 99, 99.9)
+// has the same width.
+func percentileCharts(r *load.Result) []*chart {
+	steps := measuredSteps(r)
+	var all, each percentileCurves
+	for _, k := range []kind{lag, service, response, endToEnd, late} { // the first is drawn below the others
 		all.add([kinds]int{2, 1, 0, 3, 5}[k], kindNames[k], steps, k)
 	}
 	list := all.chart("Percentiles", "Latency at each percentile, of all steps but warm-ups. Lag is the generator's own delay, service is from sending to the answer, response from when a message was due.")
@@ -198,27 +200,27 @@ func percentiles(r *load.Result) []*chart {
 	return append(list, each.chart("Response of each step", "From when a message was due to its answer.")...)
 }
 
-// nines are histograms that share a chart, and their lines without points.
-type nines struct {
+// percentileCurves holds the histograms that share a chart, and a line without points for each.
+type percentileCurves struct {
 	hs    []*hdrhistogram.Histogram
 	lines []series
 }
 
-func (n *nines) add(colour int, name string, steps []*load.StepResult, k kind) {
-	if h, err := together(steps, k); err == nil && h.TotalCount() > 0 {
+func (n *percentileCurves) add(colour int, name string, steps []*load.StepResult, k kind) {
+	if h, err := mergedHistogram(steps, k); err == nil && h.TotalCount() > 0 {
 		n.hs, n.lines = append(n.hs, h), append(n.lines, series{Colour: colour, Name: name, Value: "p99 " + Nanos(load.ValueAt(h, 99))})
 	}
 }
 
-func (n *nines) chart(title, about string) []*chart {
+func (n *percentileCurves) chart(title, about string) []*chart {
 	most := int64(0)
 	for _, h := range n.hs {
 		most = max(most, h.TotalCount())
 	}
-	// As many nines as the values can tell apart.
+	// Show as many nines as the number of values can resolve.
 	c := &chart{XName: "percentile", Lines: n.lines, x: axis{hi: min(max(math.Ceil(math.Log10(float64(most))), 2), 7)}}
 	for i, h := range n.hs {
-		// A percentile beyond the values is the highest one again.
+		// Stop at the last value: a higher percentile would only repeat it.
 		end := min(math.Log10(float64(h.TotalCount())), c.x.hi)
 		const points = 160
 		l, at := &c.Lines[i], []float64{}
@@ -236,14 +238,14 @@ func (n *nines) chart(title, about string) []*chart {
 	if half := math.Log10(2); half/c.x.hi > 0.05 {
 		c.x.ticks = append(c.x.ticks, tick{half, "50", true})
 	}
-	return c.logged(title, about)
+	return c.asLogChart(title, about)
 }
 
-// heat is how many responses each second had of each latency.
-func (f *frame) heat() []*chart {
+// heatMap returns the chart of how many responses of each second had which latency.
+func (f *timeFrame) heatMap() []*chart {
 	lo, hi, most := load.HeatBuckets, -1, int64(1)
 	var sums []load.HeatColumn // of groups, with the first second of each
-	size := inGroups(len(f.r.Heat), maxHeat)
+	size := groupSize(len(f.r.Heat), maxHeat)
 	for cols := range slices.Chunk(f.r.Heat, size) {
 		sum := load.HeatColumn{Second: cols[0].Second}
 		for i := range cols {
@@ -270,23 +272,24 @@ func (f *frame) heat() []*chart {
 			if v == 0 {
 				continue
 			}
-			// The fewest are what one looks for: colour follows the logarithm.
+			// Readers look for rare slow responses. The colour follows the logarithm, so that
+			// even a few are visible.
 			level := 0.0
 			if most > 1 {
 				level = 8 * math.Log(float64(v)) / math.Log(float64(most))
 			}
-			title := fmt.Sprintf("%s  %s: %d", Clock(time.Duration(from)*time.Second), bucket(b), v)
+			title := fmt.Sprintf("%s  %s: %d", Clock(time.Duration(from)*time.Second), bucketLabel(b), v)
 			c.cells = append(c.cells, cell{fmt.Sprintf("h%.0f", level), title, float64(from), float64(to), float64(b), float64(b + 1)})
 		}
 	}
-	for b := lo; b <= hi && b < load.HeatBuckets-1; b += max(1, (hi-lo+1)/8) { // the last has no upper bound
+	for b := lo; b <= hi && b < load.HeatBuckets-1; b += max(1, (hi-lo+1)/8) { // the last bucket has no upper bound
 		c.y.ticks = append(c.y.ticks, tick{value: float64(b + 1), text: Nanos(int64(load.HeatBound(b)))})
 	}
 	return []*chart{&c}
 }
 
-// bucket writes what latencies a bucket of the heat map has.
-func bucket(b int) string {
+// bucketLabel formats the range of latencies of a bucket of the heat map.
+func bucketLabel(b int) string {
 	switch b {
 	case 0:
 		return "to " + Nanos(int64(load.HeatBound(0)))

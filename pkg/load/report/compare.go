@@ -10,20 +10,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// Rules say what a regression of B against A is.
+// Rules say when a figure of run B is a regression against run A.
 //
-// A percentile (of response, service and end to end) is worse when it is more than
-// Percent higher, and by more than Floor, and by more than three times the noise: the standard error of the
-// difference of the two runs' seconds, with each run's seconds counted as fewer
-// the more one resembles the one before. It is judged when at least ten values lie
-// above it in both runs. The highest backlog is worse by Percent, by more than a
-// tenth of a second of what B accepted, and by more than three times the spread of
-// the seconds' backlogs. A rate is worse when it is more than Percent lower. A
-// count of what must not happen is worse when it is higher, and failures when
-// their share of what was sent is over 0.1% of it higher.
+// A percentile (of response, service and end to end) is worse if it is higher by more than
+// Percent, and by more than Floor, and by more than three times the noise. The noise is the
+// standard error of the difference between the seconds of the two runs. The more a second
+// resembles the one before, the fewer independent seconds the run counts for. A percentile is
+// judged only if at least ten values lie above it in both runs.
 //
-// Nothing is judged when one of the runs is GENERATOR_BOUND or INCONCLUSIVE: its
-// figures are not the server's.
+// The highest backlog is worse if it is higher by more than Percent, by more than a tenth of a
+// second of what B accepted, and by more than three times the spread of the backlogs of the
+// seconds. A rate is worse if it is lower by more than Percent. A count of losses, duplicates
+// and the like is worse if it is higher at all. Failures are worse if their share of what was
+// sent is higher by more than 0.1 percentage points.
+//
+// Nothing is judged if one of the runs is GENERATOR_BOUND or INCONCLUSIVE: its figures are not
+// those of the server.
 type Rules struct {
 	Percent float64       `json:"percent"`  // default 10
 	Floor   time.Duration `json:"floor_ns"` // default 100 us
@@ -35,12 +37,12 @@ func (r Rules) withDefaults() Rules {
 	return r
 }
 
-// Change is what became of one figure.
+// Change says how a figure of run B differs from that of run A.
 type Change string
 
 // The changes.
 const (
-	Same     Change = "same" // or better or worse by less than the rules ask for
+	Same     Change = "same" // equal, or different by less than the rules ask for
 	Better   Change = "better"
 	Worse    Change = "worse"
 	Unjudged Change = "unjudged"
@@ -48,27 +50,27 @@ const (
 
 // Row compares one figure of two runs.
 type Row struct {
-	Step   string  `json:"step,omitempty"` // empty: of the whole run
-	Figure string  `json:"figure"`
-	Unit   string  `json:"unit"` // ns, /s, count or share
-	A      float64 `json:"a"`
-	B      float64 `json:"b"`
-	Noise  float64 `json:"noise,omitempty"` // three standard errors, in Unit
-	Change Change  `json:"change"`
-	Why    string  `json:"why,omitempty"` // it was not judged
+	Step            string  `json:"step,omitempty"` // empty: the figure is of the whole run
+	Figure          string  `json:"figure"`
+	Unit            string  `json:"unit"` // ns, /s, count or share
+	A               float64 `json:"a"`
+	B               float64 `json:"b"`
+	Noise           float64 `json:"noise,omitempty"` // three standard errors, in Unit
+	Change          Change  `json:"change"`
+	UnjudgedBecause string  `json:"why,omitempty"` // why it was not judged
 }
 
-// Comparison of two runs.
+// Comparison is the result of Compare.
 type Comparison struct {
 	Rules       Rules    `json:"rules"`
 	Rows        []Row    `json:"rows"`
 	Notes       []string `json:"notes,omitempty"`
 	Regressions int      `json:"regressions"`
-	// Judged is false where a run's verdict forbids it.
+	// Judged is false if the verdict of a run says that its figures are not the server's.
 	Judged bool `json:"judged"`
 }
 
-// Compare holds run b against run a.
+// Compare compares run b with run a by the rules.
 func Compare(a, b *load.Result, rules Rules) Comparison {
 	c := Comparison{Rules: rules.withDefaults(), Judged: true}
 	for name, r := range map[string]*load.Result{"A": a, "B": b} {
@@ -81,16 +83,16 @@ func Compare(a, b *load.Result, rules Rules) Comparison {
 		}
 	}
 	slices.Sort(c.Notes)
-	c.differences(a, b)
-	c.whole(a, b)
-	for _, s := range measured(a) {
+	c.noteDifferences(a, b)
+	c.compareWholeRun(a, b)
+	for _, s := range measuredSteps(a) {
 		if t := stepOf(b, &s.StepSnapshot); t != nil {
-			c.step(a, b, s, t)
+			c.compareStep(a, b, s, t)
 		} else {
 			c.Notes = append(c.Notes, "B has no step "+stepName(&s.StepSnapshot))
 		}
 	}
-	for _, t := range measured(b) {
+	for _, t := range measuredSteps(b) {
 		if stepOf(a, &t.StepSnapshot) == nil {
 			c.Notes = append(c.Notes, "A has no step "+stepName(&t.StepSnapshot))
 		}
@@ -98,7 +100,7 @@ func Compare(a, b *load.Result, rules Rules) Comparison {
 	for i := range c.Rows {
 		row := &c.Rows[i]
 		if !c.Judged && row.Change != Unjudged {
-			row.Change, row.Why = Unjudged, "verdict"
+			row.Change, row.UnjudgedBecause = Unjudged, "verdict"
 		}
 		if row.Change == Worse {
 			c.Regressions++
@@ -108,7 +110,7 @@ func Compare(a, b *load.Result, rules Rules) Comparison {
 }
 
 func stepOf(r *load.Result, like *load.StepSnapshot) *load.StepResult {
-	for _, s := range measured(r) {
+	for _, s := range measuredSteps(r) {
 		if s.Phase == like.Phase && s.Name == like.Name {
 			return s
 		}
@@ -116,8 +118,9 @@ func stepOf(r *load.Result, like *load.StepSnapshot) *load.StepResult {
 	return nil
 }
 
-// differences notes what makes runs hard to compare.
-func (c *Comparison) differences(a, b *load.Result) {
+// noteDifferences adds a note for each difference of the environments that makes the runs hard
+// to compare.
+func (c *Comparison) noteDifferences(a, b *load.Result) {
 	note := func(what, x, y string) {
 		if x != y {
 			c.Notes = append(c.Notes, fmt.Sprintf("%s: A %s, B %s", what, x, y))
@@ -138,10 +141,10 @@ func (c *Comparison) differences(a, b *load.Result) {
 	}
 }
 
-// add appends a row. The figure of B is as before from low to high; why says why it is
-// not judged.
-func (c *Comparison) add(row Row, why string, low, high float64, below, above Change) {
-	row.Change, row.Why = Same, why
+// addRow appends a row and judges it. The figure of B is the same from low to high, and below or
+// above otherwise. If why is not empty, the row is unjudged for that reason.
+func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
+	row.Change, row.UnjudgedBecause = Same, why
 	switch {
 	case why != "":
 		row.Change = Unjudged
@@ -153,22 +156,22 @@ func (c *Comparison) add(row Row, why string, low, high float64, below, above Ch
 	c.Rows = append(c.Rows, row)
 }
 
-// addLess is add for a figure of which less is better: within the percentage, or beyond,
-// it is as before.
-func (c *Comparison) addLess(row Row, why string, beyond float64) {
+// addLessIsBetter appends a row of a figure of which less is better. The figure is the same if
+// it differs by at most Percent, or by at most beyond.
+func (c *Comparison) addLessIsBetter(row Row, why string, beyond float64) {
 	limit := 1 + c.Rules.Percent/100
-	c.add(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
+	c.addRow(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
 }
 
-// whole compares rates and counts.
-func (c *Comparison) whole(a, b *load.Result) {
+// compareWholeRun compares the rates, counts and backlogs of the whole runs.
+func (c *Comparison) compareWholeRun(a, b *load.Result) {
 	unchecked := ""
 	if !a.Ledger.Checked || !b.Ledger.Checked {
 		unchecked = "no ledger"
 	}
 	rate := func(figure string, x, y float64) {
 		limit := c.Rules.Percent / 100
-		c.add(Row{Figure: figure, Unit: "/s", A: x, B: y}, "", x*(1-limit), x*(1+limit), Worse, Better)
+		c.addRow(Row{Figure: figure, Unit: "/s", A: x, B: y}, "", x*(1-limit), x*(1+limit), Worse, Better)
 	}
 	rate("sent", a.Rates.Sent, b.Rates.Sent)
 	rate("accepted", a.Rates.Acked, b.Rates.Acked)
@@ -179,7 +182,7 @@ func (c *Comparison) whole(a, b *load.Result) {
 		return float64(r.Totals.Failed+r.Totals.Rejected) / float64(max(r.Totals.Sent, 1))
 	}
 	const share = 0.001
-	c.add(Row{Figure: "failed", Unit: "share", A: failed(a), B: failed(b)}, "", failed(a)-share, failed(a)+share, Better, Worse)
+	c.addRow(Row{Figure: "failed", Unit: "share", A: failed(a), B: failed(b)}, "", failed(a)-share, failed(a)+share, Better, Worse)
 	for _, n := range []struct {
 		name string
 		a, b int64
@@ -189,16 +192,17 @@ func (c *Comparison) whole(a, b *load.Result) {
 		{"unexpected", a.Totals.Unexpected, b.Totals.Unexpected}, {"unverified", a.Totals.Unverified, b.Totals.Unverified},
 		{"pending", a.Ledger.Pending, b.Ledger.Pending},
 	} {
-		c.add(Row{Figure: n.name, Unit: "count", A: float64(n.a), B: float64(n.b)}, unchecked, float64(n.a), float64(n.a), Better, Worse)
+		c.addRow(Row{Figure: n.name, Unit: "count", A: float64(n.a), B: float64(n.b)}, unchecked, float64(n.a), float64(n.a), Better, Worse)
 	}
-	peakA, noiseA := backlog(a)
-	peakB, noiseB := backlog(b)
+	peakA, noiseA := backlogPeak(a)
+	peakB, noiseB := backlogPeak(b)
 	noise := 3 * math.Hypot(noiseA, noiseB)
-	c.addLess(Row{Figure: "backlog peak", Unit: "count", A: peakA, B: peakB, Noise: noise}, unchecked, max(noise, 0.1*b.Rates.Acked))
+	c.addLessIsBetter(Row{Figure: "backlog peak", Unit: "count", A: peakA, B: peakB, Noise: noise}, unchecked, max(noise, 0.1*b.Rates.Acked))
 }
 
-// backlog is the highest backlog of a second of sending, and the spread of them.
-func backlog(r *load.Result) (peak, sigma float64) {
+// backlogPeak returns the highest backlog of a second of sending, and the standard deviation of
+// the backlogs of these seconds.
+func backlogPeak(r *load.Result) (peak, sigma float64) {
 	var list []float64
 	for i := range r.Seconds {
 		if row := &r.Seconds[i]; !row.Draining {
@@ -208,12 +212,12 @@ func backlog(r *load.Result) (peak, sigma float64) {
 	if len(list) == 0 {
 		return 0, 0
 	}
-	sigma, _ = spread(list)
+	sigma, _ = robustDeviation(list)
 	return slices.Max(list), sigma
 }
 
-// step compares the percentiles of one step.
-func (c *Comparison) step(a, b *load.Result, s, t *load.StepResult) {
+// compareStep compares the percentiles of one step: s in run a, t in run b.
+func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	p50 := func(v *load.Brief) int64 { return v.P50 }
 	p99 := func(v *load.Brief) int64 { return v.P99 }
 	most := func(v *load.Brief) int64 { return v.Max }
@@ -227,13 +231,13 @@ func (c *Comparison) step(a, b *load.Result, s, t *load.StepResult) {
 		{"end to end", &s.EndToEnd, &t.EndToEnd, func(_ *load.Result, s *load.StepResult) []load.Brief { return s.EndToEndParts }},
 	} {
 		if k.name == "end to end" && k.x.Count == 0 && k.y.Count == 0 {
-			continue // when it arrived is not known, or all of it is for later
+			continue // no delivery was measured, or all messages were scheduled
 		}
 		inA, inB := k.of(a, s), k.of(b, t)
 		for _, q := range []struct {
 			name   string
 			a, b   int64
-			above  int64 // one value in so many lies above it
+			above  int64 // one value in this many lies above the percentile
 			second func(*load.Brief) int64
 		}{
 			{" p50", k.x.P50, k.y.P50, 2, p50}, {" p99", k.x.P99, k.y.P99, 100, p99}, {" p99.9", k.x.P999, k.y.P999, 1000, most},
@@ -241,16 +245,16 @@ func (c *Comparison) step(a, b *load.Result, s, t *load.StepResult) {
 			row := Row{Step: stepName(&s.StepSnapshot), Figure: k.name + q.name, Unit: "ns", A: float64(q.a), B: float64(q.b)}
 			const least = 10
 			if k.x.Count < least*q.above || k.y.Count < least*q.above {
-				c.addLess(row, "too few", 0)
+				c.addLessIsBetter(row, "too few", 0)
 				continue
 			}
-			row.Noise = 3 * math.Hypot(row.A*noise(figures(inA, q.second)), row.B*noise(figures(inB, q.second)))
-			c.addLess(row, "", max(float64(c.Rules.Floor), row.Noise))
+			row.Noise = 3 * math.Hypot(row.A*relativeNoise(figuresOf(inA, q.second)), row.B*relativeNoise(figuresOf(inB, q.second)))
+			c.addLessIsBetter(row, "", max(float64(c.Rules.Floor), row.Noise))
 		}
 	}
 }
 
-// everySecond returns what reads one kind of a step's times, second by second.
+// everySecond returns a function that lists one kind of times of a step, second by second.
 func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *load.StepResult) []load.Brief {
 	return func(r *load.Result, s *load.StepResult) (list []load.Brief) {
 		for i := range r.Seconds {
@@ -268,8 +272,8 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figures returns one figure of each run that has a value for it.
-func figures(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
+// figuresOf returns one figure of each second that has values.
+func figuresOf(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {
 			list = append(list, float64(of(&in[i])))
@@ -278,25 +282,25 @@ func figures(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
 	return list
 }
 
-// noise is the standard error of the middle of a series, as a share of it. The
-// spread is the median absolute deviation, which one stray second does not move.
-func noise(list []float64) float64 {
+// relativeNoise returns the standard error of the median of a series, as a share of the median.
+// It uses the median absolute deviation, which one stray second does not move.
+func relativeNoise(list []float64) float64 {
 	n := len(list)
 	if n < 3 {
-		return 0 // nothing to tell it from; the floor and the percentage remain
+		return 0 // too few values to estimate it; the floor and the percentage still apply
 	}
-	sigma, mid := spread(list)
+	sigma, mid := robustDeviation(list)
 	if mid <= 0 {
 		return 0
 	}
-	alike := min(max(resemblance(list), 0), 0.95)
+	alike := min(max(autocorrelation(list), 0), 0.95)
 	independent := float64(n) * (1 - alike) / (1 + alike)
 	return 1.2533 * sigma / math.Sqrt(max(independent, 1)) / mid
 }
 
-// spread is the standard deviation of a series without its stray values, from the
-// median absolute deviation, and its median.
-func spread(list []float64) (sigma, mid float64) {
+// robustDeviation estimates the standard deviation of a series from its median absolute
+// deviation, which ignores stray values. It also returns the median.
+func robustDeviation(list []float64) (sigma, mid float64) {
 	mid = median(list)
 	dev := make([]float64, len(list))
 	for i, v := range list {
@@ -315,8 +319,8 @@ func median(list []float64) float64 {
 	return (s[n/2-1] + s[n/2]) / 2
 }
 
-// resemblance is the autocorrelation of a series at one step, -1 to 1.
-func resemblance(list []float64) float64 {
+// autocorrelation returns the correlation of a series with itself one step later, -1 to 1.
+func autocorrelation(list []float64) float64 {
 	mean := 0.0
 	for _, v := range list {
 		mean += v / float64(len(list))

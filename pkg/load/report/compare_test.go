@@ -44,7 +44,7 @@ func TestCompare(t *testing.T) {
 	f("p50 by the floor", func(b *load.Result) { b.Steps[1].Response.P50 = a.Steps[1].Response.P50 + 90_000 }, Rules{Percent: 1})
 	f("p50", func(b *load.Result) { b.Steps[1].Response.P50 *= 2 }, Rules{}, "steady/push response p50")
 	f("service", func(b *load.Result) { b.Steps[1].Service.P50 *= 2 }, Rules{}, "steady/push service p50")
-	// A lane that stood for three seconds: it answered as fast as before.
+	// A lane stood for three seconds, and answers were as fast as before.
 	f("end to end", func(b *load.Result) { b.Steps[1].EndToEnd.P50 *= 9; b.Steps[1].EndToEnd.P99 *= 90 }, Rules{}, "steady/push end to end p50", "steady/push end to end p99")
 	f("backlog", func(b *load.Result) { b.Seconds[30].Backlog += 5000 }, Rules{}, "backlog peak")
 	f("a little backlog", func(b *load.Result) { b.Seconds[30].Backlog += 20 }, Rules{})
@@ -56,8 +56,8 @@ func TestCompare(t *testing.T) {
 	f("sink bound", func(b *load.Result) { b.Verdict.Code = load.SinkBound; b.Totals.Lost = 5 }, Rules{}, "lost")
 }
 
-// TestCompareFindsSlowness: answers that take 30% longer are found, of runs whose
-// seconds differ by chance; the other way they are better, and 3% are nothing.
+// TestCompareFindsSlowness checks that answers that take 30% longer are worse, although the seconds
+// of the runs differ by chance. In the other direction they are better, and 3% are the same.
 func TestCompareFindsSlowness(t *testing.T) {
 	t.Parallel()
 	a, b := segmentOf(t, 1, 1, 1), segmentOf(t, 1, 1, 1.3)
@@ -66,7 +66,7 @@ func TestCompareFindsSlowness(t *testing.T) {
 		t.Errorf("worse: %s", got)
 	}
 	for _, r := range c.Rows {
-		// The hanging provider is in both, and is the p99 of its step.
+		// The hanging provider is in both runs and determines the p99 of its step.
 		if strings.Contains(r.Figure, "p99.9") && r.Change != Unjudged {
 			t.Errorf("%s %s is judged from too few values", r.Step, r.Figure)
 		}
@@ -81,7 +81,7 @@ func TestCompareFindsSlowness(t *testing.T) {
 	}
 }
 
-// TestCompareKnowsNoise: where seconds differ widely, the same change is chance.
+// TestCompareKnowsNoise checks that the same change counts as chance if seconds differ widely.
 func TestCompareKnowsNoise(t *testing.T) {
 	t.Parallel()
 	of := func(p99 float64, seconds ...int64) *load.Result {
@@ -105,7 +105,7 @@ func TestCompareKnowsNoise(t *testing.T) {
 	}
 }
 
-// TestCompareKnowsNoiseOfDelivery: end-to-end times have a noise of their own.
+// TestCompareKnowsNoiseOfDelivery checks that end-to-end times have a noise of their own.
 func TestCompareKnowsNoiseOfDelivery(t *testing.T) {
 	t.Parallel()
 	of := func(p99 float64, parts ...int64) *load.Result {
@@ -142,7 +142,7 @@ func TestCompareText(t *testing.T) {
 	}
 }
 
-// TestMerge: three segments give what one generator would have counted.
+// TestMerge checks that three segments merge to what one generator would have counted.
 func TestMerge(t *testing.T) {
 	t.Parallel()
 	whole := fixture(t)
@@ -154,7 +154,7 @@ func TestMerge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the servers do depends on all segments; what the generators do does not.
+	// Figures of the server depend on all segments, figures of the generators do not.
 	whole.Totals.Delivered, whole.Totals.Backlog, m.Totals.Delivered, m.Totals.Backlog = 0, 0, 0, 0
 	if m.Totals != whole.Totals {
 		t.Errorf("totals %+v, want %+v", m.Totals, whole.Totals)
@@ -170,7 +170,7 @@ func TestMerge(t *testing.T) {
 			if g != w {
 				t.Errorf("%s %s: %+v, want %+v", stepName(&got.StepSnapshot), kindNames[k], g, w)
 			}
-			if a, b := encoded(&got.Histograms, k), encoded(&want.Histograms, k); a != b {
+			if a, b := encodedHistogram(&got.Histograms, k), encodedHistogram(&want.Histograms, k); a != b {
 				t.Errorf("%s %s: the histograms differ", stepName(&got.StepSnapshot), kindNames[k])
 			}
 		}
@@ -205,8 +205,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestMergeOfOneServer: each segment read the ledger of all, so what it cannot tell
-// apart is there once.
+// TestMergeOfOneServer checks that counts which each segment read for all of them are not added.
 func TestMergeOfOneServer(t *testing.T) {
 	t.Parallel()
 	merge := func(server string) *load.Result {
@@ -272,9 +271,9 @@ func TestMergeRefuses(t *testing.T) {
 	}
 	p := func(i, n int) *load.Result { return &load.Result{Segment: load.Segment{I: i, N: n}} }
 	f("at least two", p(1, 1))
-	f("are 2, and one of them is 1 of 3", p(1, 3), p(2, 3))
+	f("there are 2, but one of them is 1 of 3", p(1, 3), p(2, 3))
 	f("there twice", p(1, 2), p(1, 2))
-	f("3 of 2 is none", p(3, 2), p(1, 2))
+	f("3 of 2 is not a valid segment", p(3, 2), p(1, 2))
 	other := p(2, 2)
 	other.Scenario.Digest = "x"
 	f("different scenarios", p(1, 2), other)

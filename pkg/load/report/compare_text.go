@@ -12,7 +12,7 @@ import (
 
 // WriteComparison writes a comparison for people, at most 80 columns wide.
 func WriteComparison(w io.Writer, a, b string, c *Comparison) error {
-	p := &page{}
+	p := &textPage{}
 	p.para("A", a)
 	p.para("B", b)
 	for _, n := range c.Notes {
@@ -33,7 +33,7 @@ func WriteComparison(w io.Writer, a, b string, c *Comparison) error {
 		} else if r.B != 0 {
 			diff = "new"
 		}
-		word := map[Change]string{Better: "better", Worse: "WORSE", Unjudged: r.Why}[r.Change]
+		word := map[Change]string{Better: "better", Worse: "WORSE", Unjudged: r.UnjudgedBecause}[r.Change]
 		p.line("%-22s %-16s %9s %9s %8s %s", ansi.Truncate(term.Clean(step), 22, "~"), r.Figure, figure(r.A, r.Unit), figure(r.B, r.Unit), diff, word)
 	}
 	p.b.WriteByte('\n')

@@ -1,9 +1,15 @@
-// Package report is what is left of a load run: a summary for people, JSON, a page
-// of HTML that needs nothing else, and a .hlog for HdrHistogram's tools (text.go,
-// store.go, html.go, hlog.go). Runs are kept in a folder (store.go), compared
-// (compare.go), and put together from their segments (merge.go). During a run its
-// figures can be scraped (metrics.go).
+// Package report writes, stores and compares the results of load runs.
 //
-// Everything here is a pure function of a load.Result or load.Snapshot, whose
-// texts may come from anybody's scenario: each form escapes them.
+//	text.go     summary for people, and one line for programs
+//	html.go     page of HTML without scripts; its charts are in charts.go and chart.go
+//	hlog.go     .hlog file for the tools of HdrHistogram
+//	store.go    folder of runs, and the result as JSON
+//	compare.go  one run against another
+//	merge.go    one result from the results of the segments of a run
+//	metrics.go  Prometheus metrics while a run goes on
+//
+// Apart from the Store, everything is a pure function of a load.Result or load.Snapshot. Their
+// texts come from scenarios that anybody may have written, so each form escapes them. A result
+// read from a file may be damaged: Decode checks it, and a damaged histogram is an error where
+// its figures are needed. Start reading at WriteText.
 package report

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// fixture is the result of a run that never was: a warm-up, a steady phase of two
-// steps in which a provider hangs for 4 s, and a spike. It is the same every time.
+// fixture returns the result of an invented run: a warm-up, a steady phase of two steps in which a
+// provider hangs for 4 s, and a spike. It is the same every time.
 func fixture(t testing.TB) *load.Result {
 	t.Helper()
 	built.Do(func() {
@@ -36,8 +36,7 @@ var (
 	encodedFixture []byte
 )
 
-// segmentOf is the i-th of n parts of the fixture. slow makes answers slower by a
-// factor.
+// segmentOf returns segment i of n of the fixture. slow makes answers slower by a factor.
 func segmentOf(t testing.TB, i, n int, slow float64) *load.Result {
 	t.Helper()
 	start := time.Date(2026, 11, 20, 9, 30, 11, 250e6, time.UTC)
@@ -129,8 +128,8 @@ func (b *builder) second(sec int) {
 		one := load.NewHistogram()
 		sent := load.SecondStep{Name: p.name}
 		for k := range p.rate {
-			// Every part draws every value, and keeps its own: the data is a function of
-			// the sequence.
+			// Every segment draws all values and keeps its own, so a value depends on its
+			// sequence number only.
 			lag := b.skewed(50 * time.Microsecond)
 			service := time.Duration(float64(b.skewed(2500*time.Microsecond)) * b.slow)
 			if hang && p.name == "push" && k%7 == 0 {
@@ -211,8 +210,8 @@ func (b *builder) second(sec int) {
 	}
 }
 
-// skewed draws values around a middle, of which few are much higher. It counts
-// with integers, so that it draws the same on every machine.
+// skewed draws values around a middle, a few of them much higher. It uses integers only, so that
+// every machine draws the same values.
 func (b *builder) skewed(mid time.Duration) time.Duration {
 	at := [...]int64{250, 480, 600, 700, 780, 860, 930, 1000, 1080, 1170, 1280, 1430, 1650, 2000, 2600, 4200, 6500}
 	u := b.rng.Int64N(16_000)

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// TestEveryFieldHasARule: a field without one would be lost in a merge.
+// TestEveryFieldHasARule checks the merge tags: a field without one would be lost in a merge.
 func TestEveryFieldHasARule(t *testing.T) {
 	t.Parallel()
 	seen := 0
@@ -36,7 +36,7 @@ func TestEveryFieldHasARule(t *testing.T) {
 	}
 }
 
-// TestFold: what each rule makes of two values.
+// TestFold checks each rule with two values.
 func TestFold(t *testing.T) {
 	t.Parallel()
 	type one struct {
@@ -71,7 +71,7 @@ func TestFold(t *testing.T) {
 			want.Once = 3
 		}
 		var got all
-		if err := fold(reflect.ValueOf(&got).Elem(), []reflect.Value{reflect.ValueOf(a), reflect.ValueOf(b)}, "each", shared); err != nil {
+		if err := foldValues(reflect.ValueOf(&got).Elem(), []reflect.Value{reflect.ValueOf(a), reflect.ValueOf(b)}, "each", shared); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(got, want) {

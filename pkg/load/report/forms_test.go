@@ -28,7 +28,7 @@ func page2(t testing.TB, r *load.Result) string {
 	return b.String()
 }
 
-// TestHTMLStandsAlone: nothing is loaded, nothing runs, and everything is there.
+// TestHTMLStandsAlone checks that the page is complete, loads nothing and runs no script.
 func TestHTMLStandsAlone(t *testing.T) {
 	t.Parallel()
 	for name, r := range map[string]*load.Result{"fixture": fixture(t), "nasty": nasty(t), "empty": {}} {
@@ -143,13 +143,13 @@ func TestHLogReadsBack(t *testing.T) {
 	}
 }
 
-// writeForJava leaves a log and what its percentiles are for another reader.
+// writeForJava writes a log and its percentiles to files, for a reader in Java.
 func writeForJava(out string, log []byte, r *load.Result) error {
 	var want bytes.Buffer
 	for i := range r.Steps {
 		s := &r.Steps[i]
 		for k, kind := range map[kind]string{response: "response", service: "service", lag: "lag", endToEnd: "end_to_end"} {
-			h, err := load.DecodeHistogram(encoded(&s.Histograms, k))
+			h, err := load.DecodeHistogram(encodedHistogram(&s.Histograms, k))
 			if err != nil {
 				return err
 			}
@@ -210,7 +210,7 @@ func TestStore(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, st, err)
 		}
 	}
-	// What a save that was cut off leaves, and what somebody damaged.
+	// The rest of an interrupted save, and a damaged run.
 	if err := os.Mkdir(filepath.Join(s.Dir, ".new-123"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestStore(t *testing.T) {
 	if err != nil || len(list) != 4 || list[0].ID != third || list[1].ID != second || list[2].ID != first || list[3].Damaged == "" {
 		t.Fatalf("list: %+v, %v", list, err)
 	}
-	if list[1].P99 != overall(measured(r), response).P99 || list[1].Verdict != load.Valid || list[1].Accepted != r.Totals.Acked {
+	if list[1].P99 != overallQuantiles(measuredSteps(r), response).P99 || list[1].Verdict != load.Valid || list[1].Accepted != r.Totals.Acked {
 		t.Errorf("entry: %+v", list[1])
 	}
 	f := func(id, want, wantErr string) {

@@ -14,19 +14,19 @@ import (
 )
 
 // WriteHLog writes the histograms as a log of HdrHistogram's format 1.3, which its
-// Java tools read (HistogramLogProcessor -tag). Values are nanoseconds; a tag is
-// PHASE/STEP/KIND, of which each part is one word. Kinds with intervals have a
-// line for each, the others one line for the whole run.
+// Java tools read (HistogramLogProcessor -tag). Values are nanoseconds. A tag is
+// PHASE/STEP/KIND, and each part is one word. A kind with intervals has one line for
+// each interval. Every other kind has one line for the whole run.
 //
-// The lines are ours, because hdrhistogram-go's writer cuts the start to whole
-// seconds and would decode and encode every histogram again. Its reader, and the
-// Java one (scripts/hlog-java.sh), are the tests' judges.
+// WriteHLog formats the lines itself: the writer of hdrhistogram-go would cut the start to
+// whole seconds, and would decode and encode every histogram again. The tests read the log
+// with the reader of hdrhistogram-go, and scripts/hlog-java.sh with the Java one.
 func WriteHLog(w io.Writer, r *load.Result) error {
 	out := bufio.NewWriter(w)
 	lib := hdrhistogram.NewHistogramLogWriter(out)
 	start := float64(r.Started.UnixMilli()) / 1e3
 	for _, comment := range []string{
-		fmt.Sprintf("[notifyctl load, scenario %s, nanoseconds]", word(r.Scenario.Name)),
+		fmt.Sprintf("[notifyctl load, scenario %s, nanoseconds]", asciiWord(r.Scenario.Name)),
 		fmt.Sprintf("[Histogram log format version %s]", hdrhistogram.HISTOGRAM_LOG_FORMAT_VERSION),
 		fmt.Sprintf("[BaseTime: %.3f (seconds since epoch)]", start),
 		fmt.Sprintf("[StartTime: %.3f (seconds since epoch), %s]", start, r.Started.UTC().Format(time.RFC3339)),
@@ -38,7 +38,7 @@ func WriteHLog(w io.Writer, r *load.Result) error {
 	if err := lib.OutputLegend(); err != nil {
 		return err
 	}
-	list, err := intervals(r)
+	list, err := hlogIntervals(r)
 	if err != nil {
 		return err
 	}
@@ -52,10 +52,13 @@ func WriteHLog(w io.Writer, r *load.Result) error {
 	return out.Flush()
 }
 
-func tag(phase, step, kind string) string { return word(phase) + "/" + word(step) + "/" + word(kind) }
+func tag(phase, step, kind string) string {
+	return asciiWord(phase) + "/" + asciiWord(step) + "/" + asciiWord(kind)
+}
 
-// intervals are the lines of the log by their start, as its readers want them.
-func intervals(r *load.Result) ([]load.Interval, error) {
+// hlogIntervals returns the lines of the log, sorted by start as its readers expect. It returns
+// an error if a histogram is damaged.
+func hlogIntervals(r *load.Result) ([]load.Interval, error) {
 	type series struct{ phase, step, kind string }
 	have := map[series]bool{}
 	var list []load.Interval

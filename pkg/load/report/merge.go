@@ -16,13 +16,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Merge puts the segments of one run together. Totals, counts per second, errors,
-// heat and histograms are added, so that totals and percentiles are those that
-// one generator would have counted; percentiles of a second are the highest of the
-// segments. Rates are of the time from the first start to the last end.
+// Merge makes one result from the segments of a run. It adds totals, counts per second, errors,
+// heat and histograms, so totals and percentiles are those that one generator would have
+// counted. Percentiles of a second cannot be added: Merge takes the highest of the segments.
+// Rates cover the time from the first start to the last end.
 //
-// The segments must be of one scenario and seed, each of the n once; what is not
-// so is an error of notify.KindInvalid that names it.
+// The segments must have the same scenario and seed, and each of the n segments must be there
+// once. Otherwise Merge returns an error of notify.KindInvalid that names the segment.
 func Merge(parts []*load.Result) (*load.Result, error) {
 	parts = slices.Clone(parts)
 	if err := checkSegments(parts); err != nil {
@@ -45,11 +45,11 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 		late := p.Started.Sub(m.Started)
 		sent = max(sent, late+p.Sending)
 		delivered = max(delivered, late+p.Sending+p.DrainTime)
-		parts[i] = shifted(p, late)
+		parts[i] = shiftTimes(p, late)
 		values = append(values, reflect.ValueOf(parts[i]).Elem())
 	}
 	shared := sameServer(parts)
-	if err := fold(reflect.ValueOf(m).Elem(), values, "each", shared); err != nil {
+	if err := foldValues(reflect.ValueOf(m).Elem(), values, "each", shared); err != nil {
 		return nil, err
 	}
 	m.Sending, m.DrainTime = sent, delivered-sent
@@ -60,7 +60,7 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	for i := range m.Steps {
 		s := &m.Steps[i]
 		one := []*load.StepResult{s}
-		s.Lag, s.Service, s.Response, s.EndToEnd, s.Lateness = added(one, lag), added(one, service), added(one, response), added(one, endToEnd), added(one, late)
+		s.Lag, s.Service, s.Response, s.EndToEnd, s.Lateness = mergedQuantiles(one, lag), mergedQuantiles(one, service), mergedQuantiles(one, response), mergedQuantiles(one, endToEnd), mergedQuantiles(one, late)
 	}
 	const shown = 20
 	m.Ledger.Examples = m.Ledger.Examples[:min(len(m.Ledger.Examples), shown)]
@@ -74,7 +74,7 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	})
 	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
 	open := int64(0)
-	for i := range m.Seconds { // where shared, each segment saw what came for all
+	for i := range m.Seconds { // if shared, each segment counted the deliveries of all segments
 		if r := &m.Seconds[i]; shared {
 			open += r.Acked - r.Delivered
 			r.Backlog = max(open, 0)
@@ -84,9 +84,9 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	return m, nil
 }
 
-// shifted returns a copy of a segment that began late after the first one, with its
-// times as since that one's start.
-func shifted(p *load.Result, late time.Duration) *load.Result {
+// shiftTimes returns a copy of a segment that began late after the first segment. The times in
+// the copy count from the start of the first segment.
+func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 	s, seconds := *p, int(math.Round(late.Seconds()))
 	s.Seconds, s.Heat, s.Intervals = slices.Clone(p.Seconds), slices.Clone(p.Heat), slices.Clone(p.Intervals)
 	s.Markers, s.Faults = slices.Clone(p.Markers), slices.Clone(p.Faults)
@@ -112,7 +112,7 @@ func shifted(p *load.Result, late time.Duration) *load.Result {
 
 func checkSegments(parts []*load.Result) error {
 	if len(parts) < 2 {
-		return notify.Invalid("bad_segments", "segments", "are at least two")
+		return notify.Invalid("bad_segments", "segments", "must be at least two")
 	}
 	first := parts[0]
 	have := map[int]bool{}
@@ -120,9 +120,9 @@ func checkSegments(parts []*load.Result) error {
 		s := p.Segment
 		switch {
 		case s.N != len(parts):
-			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("are %d, and one of them is %d of %d", len(parts), s.I, s.N))
+			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("there are %d, but one of them is %d of %d", len(parts), s.I, s.N))
 		case s.I < 1 || s.I > s.N:
-			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is none", s.I, s.N))
+			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is not a valid segment", s.I, s.N))
 		case have[s.I]:
 			return notify.Invalid("bad_segments", "segments", fmt.Sprintf("%d of %d is there twice", s.I, s.N))
 		case p.Scenario.Digest != first.Scenario.Digest || p.Scenario.Seed != first.Scenario.Seed:
@@ -133,8 +133,8 @@ func checkSegments(parts []*load.Result) error {
 	return nil
 }
 
-// sameServer reports whether all segments went to one server. Then the ledger that
-// each of them read is the same.
+// sameServer reports whether all segments went to one server. Then they all read the same
+// ledger, and its counts must not be added.
 func sameServer(parts []*load.Result) bool {
 	e := &parts[0].Environment
 	return e.Server != "" && e.Server != "embedded" && !slices.ContainsFunc(parts, func(p *load.Result) bool {
@@ -142,7 +142,8 @@ func sameServer(parts []*load.Result) bool {
 	})
 }
 
-// mergeRest takes the worst verdict and threshold, and all that happened.
+// mergeRest sets the fields tagged "own" that need several segments at once: the worst verdict,
+// all its reasons, the thresholds and the markers. It sets derived figures of the health, too.
 func mergeRest(m *load.Result, parts []*load.Result) {
 	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
 	m.Verdict.Code = load.Valid
@@ -176,8 +177,8 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 	}
 }
 
-// mergeThreshold is met where every segment met it. Its value is that of the
-// segment that missed it, or of the first.
+// mergeThreshold adds the threshold of a segment to m. The merged threshold is met if every
+// segment met it. Its value is that of a segment that missed it, else of the first segment.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {
@@ -189,26 +190,26 @@ func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	}
 }
 
-// foldRules are the merge tags of a Result's fields. A field says how the segments'
-// values of it become one.
+// foldRules lists the merge tags of the fields of a Result. The tag of a field says how its
+// values in the segments become one value.
 var foldRules = map[string]string{
 	"sum":   "numbers are added",
 	"max":   "the highest number, or the latest time",
-	"once":  "the sum; the highest where all segments asked one server, which counted for all of them",
-	"or":    "true where one is",
-	"and":   "true where all are",
-	"first": "the first that is not empty",
-	"key":   "is the same in all: it finds the elements of lists that belong together",
+	"once":  "the sum; but the highest if all segments asked one server, which counted for all of them",
+	"or":    "true if one is true",
+	"and":   "true if all are true",
+	"first": "the first value that is not empty",
+	"key":   "the same in all segments: it finds the elements of lists that belong together",
 	"hist":  "encoded histograms are added",
-	"each":  "structs by field, arrays by index, lists by their keys, or by index where they have none",
+	"each":  "structs by field, arrays by index, lists by their key fields, or by index if they have none",
 	"join":  "lists, one after the other",
 	"own":   "Merge sets it itself",
 }
 
-// fold puts the values from together in to, which is zero, by the rule. shared says
-// that all segments asked one server. It returns an error of notify.KindInvalid for a
-// damaged histogram.
-func fold(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
+// foldValues merges the values from into to by the rule, see foldRules. to is zero before. shared
+// says that all segments asked one server. It returns an error of notify.KindInvalid if a
+// histogram is damaged.
+func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
 	switch rule {
 	case "key", "first":
 		for _, v := range from {
@@ -234,11 +235,11 @@ func fold(to reflect.Value, from []reflect.Value, rule string, shared bool) erro
 				texts = append(texts, v.String())
 			}
 		}
-		sum, err := addTexts(texts)
+		sum, err := mergeEncoded(texts)
 		if err != nil {
 			return err
 		}
-		if len(texts) == 1 { // one alone stays as it is written
+		if len(texts) == 1 { // keep the encoding of a single histogram as it is
 			to.SetString(texts[0])
 			return nil
 		}
@@ -281,7 +282,7 @@ func foldEach(to reflect.Value, from []reflect.Value, shared bool) error {
 				parts[j] = v.Field(i)
 			}
 			f := to.Type().Field(i)
-			if err := fold(to.Field(i), parts, f.Tag.Get("merge"), shared); err != nil {
+			if err := foldValues(to.Field(i), parts, f.Tag.Get("merge"), shared); err != nil {
 				return fmt.Errorf("%s: %w", strings.ToLower(f.Name), err)
 			}
 		}
@@ -315,7 +316,7 @@ func foldEach(to reflect.Value, from []reflect.Value, shared bool) error {
 	return nil
 }
 
-// keyOf returns the key fields of an element of a list, or its index if it has none.
+// keyOf returns the key fields of a list element as text, or its index if it has none.
 func keyOf(v reflect.Value, index int) string {
 	key := ""
 	for _, f := range reflect.VisibleFields(v.Type()) {
@@ -326,9 +327,9 @@ func keyOf(v reflect.Value, index int) string {
 	return cmp.Or(key, strconv.Itoa(index))
 }
 
-// addTexts adds encoded histograms. It returns an error of notify.KindInvalid for a
-// damaged one.
-func addTexts(texts []string) (*hdrhistogram.Histogram, error) {
+// mergeEncoded decodes histograms and adds them. It returns an error of notify.KindInvalid if
+// one is damaged.
+func mergeEncoded(texts []string) (*hdrhistogram.Histogram, error) {
 	sum := load.NewHistogram()
 	for _, text := range texts {
 		h, err := load.DecodeHistogram(text)

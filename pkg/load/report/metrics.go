@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// MetricsHandler serves the snapshot that latest returns in Prometheus' formats.
-// latest is called once a scrape, from any goroutine; nil means that the run has
-// not begun. The metrics are listed in docs/metrics-load.md.
+// MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. It calls
+// latest once for each scrape, from any goroutine. latest returns nil before the run begins.
+// docs/metrics-load.md lists the metrics.
 func MetricsHandler(latest func() *load.Snapshot) http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(&collector{latest})
@@ -41,14 +41,14 @@ var (
 	allDescriptors = []*prometheus.Desc{descMessages, descLatency, descLedger, descBacklog, descRate, descErrors, descThreshold, descVerdict, descState, descElapsed, descLag, descCPU, descShare}
 )
 
-// Describe is part of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range allDescriptors {
 		ch <- d
 	}
 }
 
-// Collect is part of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	s := c.latest()
 	if s == nil {
@@ -56,7 +56,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	one := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		m, err := prometheus.NewConstMetric(d, t, v, labels...)
-		if err != nil { // a name that is no UTF-8: the scrape says so
+		if err != nil { // a label is not UTF-8: the scrape fails with this error
 			m = prometheus.NewInvalidMetric(d, err)
 		}
 		ch <- m

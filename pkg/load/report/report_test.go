@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// golden holds a text against testdata/name; UPDATE_GOLDEN=1 writes it.
+// golden compares a text with testdata/name. With UPDATE_GOLDEN=1 it writes the file.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
@@ -56,7 +56,7 @@ func TestText(t *testing.T) {
 	golden(t, "summary-agents.txt", []byte(text(t, r)))
 }
 
-// agents are one that is well, one that is the limit, and one that was lost.
+// agents returns one agent without problems, one that is the limit, and one that was lost.
 func agents() []load.Agent {
 	return []load.Agent{
 		{Name: "load1:7431", State: load.AgentDone, Host: "load1", Version: "v0.5.0", Offset: -1500 * time.Microsecond, Uncertainty: 240 * time.Microsecond, Sent: 20_000, CPU: 0.4, CPUs: 2, Verdict: load.Valid},

@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Store keeps runs, each in a folder of its own that is there whole or not at
-// all. Several processes may use one.
+// Store keeps each run in a folder of its own. A folder appears whole or not at all, so
+// several processes may use one Store.
 type Store struct{ Dir string }
 
 // The files of a run.
@@ -32,7 +32,8 @@ const (
 	fileEntry   = "entry.json"
 )
 
-// DefaultStore is the one of this user: $XDG_DATA_HOME/notifyctl/runs.
+// DefaultStore returns the store of this user: $XDG_DATA_HOME/notifyctl/runs, or the same
+// below $HOME/.local/share if XDG_DATA_HOME is not set.
 func DefaultStore(getenv func(string) string) Store {
 	base := getenv("XDG_DATA_HOME")
 	if base == "" {
@@ -41,7 +42,7 @@ func DefaultStore(getenv func(string) string) Store {
 	return Store{Dir: filepath.Join(base, "notifyctl", "runs")}
 }
 
-// Entry is a run in a list.
+// Entry describes one run in a list.
 type Entry struct {
 	ID         string        `json:"id"`
 	Scenario   string        `json:"scenario"`
@@ -56,12 +57,12 @@ type Entry struct {
 	P99        int64         `json:"response_p99_ns"`
 	Lost       int64         `json:"lost"`
 	Duplicates int64         `json:"duplicates"`
-	// Damaged says why a folder is no run; the other fields but ID are then zero.
+	// Damaged says why the folder cannot be read. All fields but ID are then zero.
 	Damaged string `json:"damaged,omitempty"`
 }
 
-// Save writes every report of a run and returns its ID. The folder gets its name
-// when all of it is on the disk.
+// Save writes every report of a run and returns its ID. It writes into a temporary folder and
+// renames that when all files are on the disk.
 func (s Store) Save(r *load.Result) (id string, err error) {
 	files := map[string]func(*bytes.Buffer) error{
 		FileResult:  func(b *bytes.Buffer) error { raw, err := Encode(r); b.Write(raw); return err },
@@ -76,7 +77,7 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("folder of runs: %w", err)
 	}
-	defer os.RemoveAll(work) // when it has its name there is nothing to remove
+	defer os.RemoveAll(work) // removes nothing after the rename
 	for name, write := range files {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
@@ -104,7 +105,7 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 		if err = atomicfile.Rename(work, filepath.Join(s.Dir, id)); err == nil {
 			return id, nil
 		}
-		// A folder that has the name is not empty, so renaming fails.
+		// The rename fails if another run has the name: its folder is not empty.
 		if _, there := os.Lstat(filepath.Join(s.Dir, id)); there != nil || n == 1000 {
 			return "", err
 		}
@@ -115,20 +116,20 @@ func entryOf(id string, r *load.Result) Entry {
 	return Entry{
 		ID: id, Scenario: r.Scenario.Name, Started: r.Started, Sending: r.Sending, Verdict: r.Verdict.Code, Exit: r.Exit,
 		Partial: r.Partial, Segment: r.Segment, Accepted: r.Totals.Acked, AcceptedPS: r.Rates.Acked,
-		P99: overall(measured(r), response).P99, Lost: r.Totals.Lost, Duplicates: r.Totals.Duplicates,
+		P99: overallQuantiles(measuredSteps(r), response).P99, Lost: r.Totals.Lost, Duplicates: r.Totals.Duplicates,
 	}
 }
 
-// slug is a scenario's name as a part of a folder's.
+// slug turns the name of a scenario into a part of a folder name.
 func slug(name string) string {
-	s := strings.Trim(strings.ToLower(word(name)), "-._")
+	s := strings.Trim(strings.ToLower(asciiWord(name)), "-._")
 	if s == "" {
 		return "run"
 	}
 	return s[:min(len(s), 40)]
 }
 
-// List returns the runs, the latest first.
+// List returns the runs, the latest first. A folder that is missing has no runs.
 func (s Store) List() ([]Entry, error) {
 	dirs, err := os.ReadDir(s.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -162,9 +163,9 @@ func (s Store) List() ([]Entry, error) {
 	return list, nil
 }
 
-// Folder finds a run: by its ID, by a part of an ID that no other run has, or as
-// "last" or "last~1". What is not there is an error of notify.KindNotFound, what
-// several have one of notify.KindInvalid.
+// Folder returns the folder of a run. id is its ID, a part of an ID that no other run has,
+// "last", or "last~N" for the Nth run before the last. Folder returns an error of
+// notify.KindNotFound if there is no such run, and of notify.KindInvalid if several match.
 func (s Store) Folder(id string) (string, error) {
 	list, err := s.List()
 	if err != nil {
@@ -197,7 +198,7 @@ func (s Store) Folder(id string) (string, error) {
 	case 1:
 		return filepath.Join(s.Dir, found[0]), nil
 	}
-	return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is in the names of several runs: %s", id, strings.Join(found[:min(4, len(found))], ", ")))
+	return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q matches several runs: %s", id, strings.Join(found[:min(4, len(found))], ", ")))
 }
 
 const codeNotFound = "run_not_found"
@@ -206,8 +207,9 @@ func notFound(id string, have int) error {
 	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("no run %q among %d (notifyctl load ls)", id, have)}
 }
 
-// Open reads a run of the store, or, where the name has a slash or ends in .json,
-// a file: a result, or a folder with one.
+// Open reads a result. name is a run as Folder finds it. If it has a slash or ends in .json, it
+// is a result file, or a folder with one. Open returns an error of notify.KindNotFound if there
+// is none.
 func (s Store) Open(name string) (*load.Result, error) {
 	file := name
 	if !strings.ContainsRune(name, filepath.Separator) && !strings.HasSuffix(name, ".json") {
@@ -235,7 +237,7 @@ func (s Store) Open(name string) (*load.Result, error) {
 	return r, nil
 }
 
-// Encode writes a Result as JSON with a newline at its end.
+// Encode returns a Result as JSON with a newline at its end.
 func Encode(r *load.Result) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -245,15 +247,15 @@ func Encode(r *load.Result) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// maxResult bounds what Decode reads: a day of seconds with its histograms is a
+// maxResult is the most that Decode reads, in bytes. The result of a run of one day is a
 // quarter of it.
 const maxResult = 1 << 30
 
-// maxSecond is a year: what has a later one is damaged.
+// maxSecond is a year. A result with a later second is damaged.
 const maxSecond = 366 * 24 * 3600
 
-// Decode reads what Encode wrote. Fields it does not know are left out; a schema
-// it does not know, and what is no result, are errors of notify.KindInvalid.
+// Decode reads a Result that Encode wrote. It ignores fields that it does not know. It returns
+// an error of notify.KindInvalid for another schema, and for data that is no Result.
 func Decode(in io.Reader) (*load.Result, error) {
 	raw, err := io.ReadAll(io.LimitReader(in, maxResult+1))
 	if err != nil {
@@ -276,7 +278,8 @@ func Decode(in io.Reader) (*load.Result, error) {
 	case r.Schema != load.SchemaVersion:
 		return nil, notify.Invalid("bad_result", "schema", fmt.Sprintf("is %d; this notifyctl reads %d", r.Schema, load.SchemaVersion))
 	}
-	// Charts and replays go from the first second to the last.
+	// Charts and replays loop from the first second to the last: a wrong one would make them
+	// loop almost without end.
 	for i := range r.Seconds {
 		if s := r.Seconds[i].Second; s < 0 || s > maxSecond || i > 0 && s < r.Seconds[i-1].Second {
 			return nil, notify.Invalid("bad_result", "seconds", fmt.Sprintf("row %d is of second %d: they go up, from 0 to %d", i, s, maxSecond))
@@ -285,7 +288,7 @@ func Decode(in io.Reader) (*load.Result, error) {
 	return r, nil
 }
 
-// WriteFile writes a Result to a file of the caller's choice, whole or not at all.
+// WriteFile writes a Result to the file name, whole or not at all.
 func WriteFile(name string, r *load.Result) error {
 	raw, err := Encode(r)
 	if err != nil {

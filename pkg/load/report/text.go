@@ -16,17 +16,17 @@ import (
 
 const textWidth = 80
 
-// page collects the lines of a summary, none of which is wider than textWidth.
-type page struct{ b bytes.Buffer }
+// textPage collects the lines of a summary. It cuts a line that is wider than textWidth.
+type textPage struct{ b bytes.Buffer }
 
-func (p *page) line(format string, args ...any) {
+func (p *textPage) line(format string, args ...any) {
 	text := strings.TrimRight(ansi.Truncate(fmt.Sprintf(format, args...), textWidth, "~"), " ")
 	p.b.WriteString(text)
 	p.b.WriteByte('\n')
 }
 
-// para writes a name and a text that may need several lines.
-func (p *page) para(name, text string) {
+// para writes a name and a text, which it wraps into as many lines as needed.
+func (p *textPage) para(name, text string) {
 	const indent = 12
 	room := textWidth - indent
 	for _, l := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(term.Clean(text), room, ""), room, true), "\n") {
@@ -35,18 +35,18 @@ func (p *page) para(name, text string) {
 	}
 }
 
-// WriteText writes what happened for people: plain ASCII but for what users
-// named, no line wider than 80 columns but the last, which is for programs:
-// "load" and pairs of name=value.
+// WriteText writes the summary of a run for people. It is plain ASCII apart from names in the
+// scenario, and no line is wider than 80 columns. The last line is for programs and may be
+// wider: "load" and pairs of name=value, see FinalLine.
 func WriteText(w io.Writer, r *load.Result) error {
-	p := &page{}
-	p.head(r)
-	p.flow(r)
-	p.latency(r)
-	p.thresholds(r)
-	p.ledger(r)
-	p.events(r)
-	p.health(r)
+	p := &textPage{}
+	p.writeHead(r)
+	p.writeFlow(r)
+	p.writeLatency(r)
+	p.writeThresholds(r)
+	p.writeLedger(r)
+	p.writeEvents(r)
+	p.writeHealth(r)
 	p.b.WriteByte('\n')
 	p.para("verdict", verdictLine(&r.Verdict))
 	for _, reason := range r.Verdict.Reasons {
@@ -74,7 +74,7 @@ func verdictLine(v *load.Verdict) string {
 	return v.Code
 }
 
-func (p *page) head(r *load.Result) {
+func (p *textPage) writeHead(r *load.Result) {
 	p.para("scenario", r.Scenario.Name)
 	if r.Scenario.About != "" {
 		p.para("", r.Scenario.About)
@@ -97,11 +97,11 @@ func (p *page) head(r *load.Result) {
 	p.para("", detail)
 	if r.Partial {
 		why := cmp.Or(r.Stopped, "it was stopped")
-		p.para("PARTIAL", "these are the figures until then: "+why)
+		p.para("PARTIAL", "the figures end where the run was stopped: "+why)
 	}
 }
 
-func (p *page) flow(r *load.Result) {
+func (p *textPage) writeFlow(r *load.Result) {
 	t := &r.Totals
 	p.b.WriteByte('\n')
 	row := func(name string, n int64, rate float64, note string) {
@@ -120,18 +120,18 @@ func (p *page) flow(r *load.Result) {
 	}
 }
 
-func (p *page) latency(r *load.Result) {
-	steps := measured(r)
+func (p *textPage) writeLatency(r *load.Result) {
+	steps := measuredSteps(r)
 	p.b.WriteByte('\n')
 	p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", "latency", "count", "p50", "p90", "p99", "p99.9", "p99.99", "max")
 	row := func(name string, q load.Quantiles) {
 		if q.Count > 0 {
 			p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", ansi.Truncate(name, 12, "~"), term.Count(q.Count),
-				Nanos(q.P50), Nanos(q.P90), Nanos(q.P99), few(q.Count, 1000, q.P999), few(q.Count, 10_000, q.P9999), Nanos(q.Max))
+				Nanos(q.P50), Nanos(q.P90), Nanos(q.P99), percentileOrDash(q.Count, 1000, q.P999), percentileOrDash(q.Count, 10_000, q.P9999), Nanos(q.Max))
 		}
 	}
 	for k := range kinds {
-		row(kindNames[k], overall(steps, k))
+		row(kindNames[k], overallQuantiles(steps, k))
 	}
 	if len(steps) > 1 {
 		p.line("response of each step")
@@ -146,8 +146,9 @@ func (p *page) latency(r *load.Result) {
 	}
 }
 
-// few strikes a percentile out that fewer than ten values lie above.
-func few(count, of, ns int64) string {
+// percentileOrDash formats a percentile above which one in of values lies. It returns "-" if
+// fewer than ten of the values lie above it.
+func percentileOrDash(count, of, ns int64) string {
 	if count < 10*of {
 		return "-"
 	}
@@ -161,7 +162,7 @@ func stepName(s *load.StepSnapshot) string {
 	return s.Phase + "/" + s.Name
 }
 
-func (p *page) thresholds(r *load.Result) {
+func (p *textPage) writeThresholds(r *load.Result) {
 	if len(r.Thresholds) == 0 {
 		return
 	}
@@ -173,7 +174,7 @@ func (p *page) thresholds(r *load.Result) {
 	}
 }
 
-// ThresholdWord says how a threshold stands.
+// ThresholdWord returns "ok", "MISSED" or "unknown".
 func ThresholdWord(t load.ThresholdState) string {
 	switch {
 	case !t.Known:
@@ -184,11 +185,11 @@ func ThresholdWord(t load.ThresholdState) string {
 	return "MISSED"
 }
 
-func (p *page) ledger(r *load.Result) {
+func (p *textPage) writeLedger(r *load.Result) {
 	p.b.WriteByte('\n')
 	l := &r.Ledger
 	if !l.Checked {
-		p.para("ledger", "not asked: what was accepted was not checked for delivery")
+		p.para("ledger", "none: the delivery of accepted messages was not checked")
 		return
 	}
 	p.para("ledger", fmt.Sprintf("lost %s, duplicates %s, reordered %s, early %s, late %s, unexpected %s",
@@ -200,7 +201,7 @@ func (p *page) ledger(r *load.Result) {
 	}
 }
 
-func (p *page) events(r *load.Result) {
+func (p *textPage) writeEvents(r *load.Result) {
 	if len(r.Errors) > 0 {
 		p.b.WriteByte('\n')
 		const shown = 8
@@ -209,7 +210,7 @@ func (p *page) events(r *load.Result) {
 		name := "errors"
 		for i, e := range list {
 			if i == shown {
-				p.line("%-12s%d kinds more", "", len(list)-i)
+				p.line("%-12s%d more kinds", "", len(list)-i)
 				break
 			}
 			p.line("%-12s%12s  %s %s  (%s)", name, term.Count(e.Count), term.Clean(e.Class), term.Clean(e.Code), term.Clean(e.Step))
@@ -226,7 +227,7 @@ func (p *page) events(r *load.Result) {
 	}
 }
 
-// serverLine is what the server said of itself at the end.
+// serverLine returns what the server reported of itself at the end of the run.
 func serverLine(s *load.Server) string {
 	unread := int64(0)
 	for _, n := range s.Lag {
@@ -257,7 +258,7 @@ func faultLine(f *load.FaultResult) string {
 		Short(float64(f.BacklogBefore)), Short(float64(f.BacklogPeak)), drained)
 }
 
-func (p *page) health(r *load.Result) {
+func (p *textPage) writeHealth(r *load.Result) {
 	p.b.WriteByte('\n')
 	h := &r.Health
 	whose := "generator"
@@ -282,7 +283,8 @@ func (p *page) health(r *load.Result) {
 	}
 }
 
-// AgentText says how an agent stands, and how far its clock is from the controller's.
+// AgentText describes an agent: what it sent, or why it was lost, its CPU, and how far its clock
+// differs from that of the controller.
 func AgentText(a *load.Agent) string {
 	if a.State == load.AgentLost {
 		return fmt.Sprintf("LOST at %s: %s; %s sent, %s not sent", Clock(a.LostAt), a.LostBecause, term.Count(a.Sent), term.Count(a.NotSent))
@@ -294,16 +296,16 @@ func AgentText(a *load.Agent) string {
 	return text
 }
 
-// FinalLine is a run in one line for programs: names and values without spaces.
-// Times are microseconds.
+// FinalLine returns the figures of a run as one line for programs: names and values without
+// spaces. Times are in microseconds.
 func FinalLine(r *load.Result) string {
 	t := &r.Totals
-	q := overall(measured(r), response)
+	q := overallQuantiles(measuredSteps(r), response)
 	var b strings.Builder
 	b.WriteString("load")
 	add := func(name string, v any) { fmt.Fprintf(&b, " %s=%v", name, v) }
-	add("scenario", word(r.Scenario.Name))
-	add("verdict", word(r.Verdict.Code))
+	add("scenario", asciiWord(r.Scenario.Name))
+	add("verdict", asciiWord(r.Verdict.Code))
 	add("exit", r.Exit)
 	add("sent", t.Sent)
 	add("accepted", t.Acked)
@@ -320,13 +322,13 @@ func FinalLine(r *load.Result) string {
 		add("p999_us", "-") // fewer than ten values lie above it
 	}
 	if len(r.Thresholds) > 0 {
-		add("missed", missed(r))
+		add("missed", countMissed(r))
 	}
 	return b.String()
 }
 
-// missed counts the thresholds that do not hold.
-func missed(r *load.Result) (n int) {
+// countMissed returns the number of thresholds that do not hold.
+func countMissed(r *load.Result) (n int) {
 	for _, t := range r.Thresholds {
 		if !t.OK {
 			n++
@@ -335,9 +337,9 @@ func missed(r *load.Result) (n int) {
 	return n
 }
 
-// word makes a text one word of ASCII letters, digits, dots, dashes and
-// underscores.
-func word(s string) string {
+// asciiWord replaces everything but ASCII letters, digits, dots, dashes and underscores with
+// dashes, so that the text is one word. An empty text becomes "-".
+func asciiWord(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Nanos writes a latency with three digits: 843ns, 12.3us, 4.56ms, 1.23s, 127s.
+// Nanos formats a latency with three digits: 843ns, 12.3us, 4.56ms, 1.23s, 127s.
 func Nanos(ns int64) string {
 	v, unit := float64(ns), "ns"
 	a := math.Abs(v)
@@ -30,7 +30,7 @@ func Nanos(ns int64) string {
 	return digits3(v) + unit
 }
 
-// digits3 writes a number with three digits, more only before the point.
+// digits3 formats a number with three digits. It never cuts digits before the point.
 func digits3(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 99.95:
@@ -41,7 +41,7 @@ func digits3(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// Short writes a count or rate in at most six characters: 950, 12.3K, 5.00M.
+// Short formats a count or rate in at most six characters: 950, 12.3K, 5.00M.
 func Short(v float64) string {
 	a := math.Abs(v)
 	switch {
@@ -59,7 +59,7 @@ func Short(v float64) string {
 	return digits3(v)
 }
 
-// Bytes writes a size.
+// Bytes formats a size with a unit: 512 B, 1.50 MiB.
 func Bytes(n int64) string {
 	v := float64(n)
 	for _, unit := range []string{"B", "KiB", "MiB"} {
@@ -74,7 +74,7 @@ func Bytes(n int64) string {
 	return digits3(v) + " GiB"
 }
 
-// Clock writes a moment of a run, such as 1:05 or 1:02:03.
+// Clock formats a time since the start of a run, such as 1:05 or 1:02:03.
 func Clock(d time.Duration) string {
 	s := int64(d / time.Second)
 	sign := ""
@@ -87,7 +87,7 @@ func Clock(d time.Duration) string {
 	return fmt.Sprintf("%s%d:%02d", sign, s/60, s%60)
 }
 
-// Seconds writes a length of time of a run, such as 60.0s.
+// Seconds formats a length of time, such as 60.0s.
 func Seconds(d time.Duration) string {
 	if d < 10*time.Minute {
 		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
@@ -100,21 +100,21 @@ func percent(part, of float64) string {
 		return "-"
 	}
 	p := 100 * part / of
-	if p != 100 && p > 99.9 && p < 100.1 { // rounding would hide what is missing
+	if p != 100 && p > 99.9 && p < 100.1 { // one decimal would round to 100.0% and hide the difference
 		return strconv.FormatFloat(p, 'f', 3, 64) + "%"
 	}
 	return strconv.FormatFloat(p, 'f', 1, 64) + "%"
 }
 
-// ofTime finds thresholds about times, whose values are nanoseconds.
-var ofTime = regexp.MustCompile(`[0-9](ns|us|µs|ms|s|m|h)\b`)
+// timeThreshold matches the expression of a threshold on a time. Its value is in nanoseconds.
+var timeThreshold = regexp.MustCompile(`[0-9](ns|us|µs|ms|s|m|h)\b`)
 
-// ThresholdValue writes what a threshold found.
+// ThresholdValue formats the value that a threshold found.
 func ThresholdValue(t load.ThresholdState) string {
 	switch {
 	case !t.Known:
 		return "nothing yet"
-	case ofTime.MatchString(t.Expr):
+	case timeThreshold.MatchString(t.Expr):
 		return Nanos(int64(t.Value))
 	case t.Value == math.Trunc(t.Value) && math.Abs(t.Value) < 1e15:
 		return term.Count(int64(t.Value))
@@ -122,7 +122,7 @@ func ThresholdValue(t load.ThresholdState) string {
 	return strconv.FormatFloat(t.Value, 'g', 4, 64)
 }
 
-// kinds of histograms, in the order they are shown.
+// kind is a kind of histogram of a step. The constants are in the order in which they are shown.
 type kind int
 
 const (
@@ -131,7 +131,7 @@ const (
 	lag
 	endToEnd
 	late
-	kinds // how many are shown
+	kinds // number of kinds that are shown; early is shown as a part of late
 	early = kinds
 )
 
@@ -141,13 +141,13 @@ func quantiles(s *load.StepSnapshot, k kind) load.Quantiles {
 	return [kinds]load.Quantiles{s.Response, s.Service, s.Lag, s.EndToEnd, s.Lateness}[k]
 }
 
-func encoded(h *load.Histograms, k kind) string {
+func encodedHistogram(h *load.Histograms, k kind) string {
 	return [kinds + 1]string{h.Response, h.Service, h.Lag, h.EndToEnd, h.Late, h.Early}[k]
 }
 
-// measured are the steps whose figures count: all but warm-ups, unless there is
-// nothing else.
-func measured(r *load.Result) []*load.StepResult {
+// measuredSteps returns the steps whose figures count: all but warm-ups. If there are only
+// warm-ups, it returns these.
+func measuredSteps(r *load.Result) []*load.StepResult {
 	var list, all []*load.StepResult
 	for i := range r.Steps {
 		all = append(all, &r.Steps[i])
@@ -161,36 +161,38 @@ func measured(r *load.Result) []*load.StepResult {
 	return list
 }
 
-// together is one histogram of all steps; damaged ones are an error.
-func together(steps []*load.StepResult, k kind) (*hdrhistogram.Histogram, error) {
+// mergedHistogram adds the histograms of one kind of all steps. It returns an error of
+// notify.KindInvalid if one is damaged.
+func mergedHistogram(steps []*load.StepResult, k kind) (*hdrhistogram.Histogram, error) {
 	var texts []string
 	for _, s := range steps {
-		texts = append(texts, encoded(&s.Histograms, k))
+		texts = append(texts, encodedHistogram(&s.Histograms, k))
 	}
-	return addTexts(texts)
+	return mergeEncoded(texts)
 }
 
-// added are the quantiles of the steps' histograms together; of damaged ones, none.
-func added(steps []*load.StepResult, k kind) load.Quantiles {
-	sum, err := together(steps, k)
+// mergedQuantiles returns the quantiles of the merged histograms of the steps. They are zero if
+// a histogram is damaged.
+func mergedQuantiles(steps []*load.StepResult, k kind) load.Quantiles {
+	sum, err := mergedHistogram(steps, k)
 	switch {
 	case err != nil:
 		return load.Quantiles{}
 	case k != late:
 		return load.QuantilesOf(sum)
 	}
-	before, err := together(steps, early)
+	before, err := mergedHistogram(steps, early)
 	if err != nil {
 		before = nil
 	}
 	return load.SignedQuantiles(sum, before)
 }
 
-// overall are the quantiles of all steps together. Those of one step alone do not need
-// its histograms.
-func overall(steps []*load.StepResult, k kind) load.Quantiles {
+// overallQuantiles returns the quantiles of all steps together. For one step it returns the
+// quantiles that the step has, without decoding its histograms.
+func overallQuantiles(steps []*load.StepResult, k kind) load.Quantiles {
 	if len(steps) == 1 {
 		return quantiles(&steps[0].StepSnapshot, k)
 	}
-	return added(steps, k)
+	return mergedQuantiles(steps, k)
 }

@@ -1,9 +1,12 @@
-// Package screen draws a load run as it goes on: in a terminal with panels and keys,
-// elsewhere as a line per interval.
+// Package screen shows a load run while it goes on: as panels in a terminal, which the
+// user controls by keys, and elsewhere as one line per second.
 //
-// It knows a run by its snapshots alone, which it pulls at most four times a second
-// (source.go): a run does not notice whether somebody watches. A frame is a pure
-// function of a snapshot, of what the keys chose, and of a size (draw.go and
-// panel_*.go), and is drawn again only when one of them changed. A finished run is
-// replayed from its seconds (replay.go).
+// It only reads the snapshots of a run, at most four times a second (source.go), so the
+// screen does not change the figures of the run. A frame is a pure function of a snapshot,
+// of the choices that keys made, and of the size of the terminal (draw.go and panel_*.go).
+// It is drawn again only if one of them has changed. A finished run is replayed from the
+// seconds of its result (replay.go).
+//
+// What may go wrong: a snapshot may hold any text of a scenario, so names and messages go
+// through term.Clean before they are drawn. Start reading at model.Update.
 package screen

@@ -14,32 +14,32 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// draw is the frame: exactly height lines of width columns.
+// draw returns the frame: exactly height lines of width columns.
 func (m *model) draw() string {
 	w, h := m.width, m.height
 	if w <= 0 || h <= 0 {
 		return ""
 	}
-	st := m.st
-	lines := []string{m.header(w), m.timeline(w)}
+	st := m.styles
+	lines := []string{m.headerLine(w), m.timelineLine(w)}
 	if body := h - 4; body > 0 {
-		lines = append(lines, st.Lines(m.body(w, body), w, body)...)
+		lines = append(lines, st.Lines(m.panelArea(w, body), w, body)...)
 	}
-	lines = append(lines, m.status(w), m.st.KeyLine(m.hints(), w))
+	lines = append(lines, m.statusLine(w), m.styles.KeyLine(m.hints(), w))
 	return strings.Join(st.Lines(lines, w, h), "\n")
 }
 
-// header is what runs, how far it is, and whether its figures count.
-func (m *model) header(w int) string {
-	st := m.st
+// headerLine returns the scenario, the state and time of the run, and its verdict.
+func (m *model) headerLine(w int) string {
+	st := m.styles
 	left := st.Band.Render(" load ")
 	if m.player() != nil {
 		left = st.Band.Render(" replay ")
 	}
 	right, time := "", ""
-	if s := m.snap; s != nil {
-		right = m.verdict() + " "
-		time = m.state() + "  " + report.Clock(s.Elapsed)
+	if s := m.snapshot; s != nil {
+		right = m.verdictText() + " "
+		time = m.stateText() + "  " + report.Clock(s.Elapsed)
 		if s.Planned > 0 {
 			time += " of " + report.Clock(s.Planned)
 		}
@@ -54,34 +54,34 @@ func (m *model) header(w int) string {
 	return left + " " + st.Bold.Render(st.Fit(m.name(), room)) + " " + time + "  " + right
 }
 
-func (m *model) state() string {
-	st := m.st
+func (m *model) stateText() string {
+	st := m.styles
 	if p := m.player(); p != nil && p.Paused() {
 		return st.Warn.Render("= paused")
 	}
 	if m.frozen {
 		return st.Warn.Render("= frozen")
 	}
-	switch m.snap.State {
+	switch m.snapshot.State {
 	case load.StateRunning:
 		if m.stopping {
 			return st.Warn.Render(st.Now + " stopping")
 		}
-		if s := m.snap.Steer; s != nil && s.Paused {
+		if s := m.snapshot.Steer; s != nil && s.Paused {
 			return st.Warn.Render("= load paused")
 		}
-		return st.Good.Render(st.Now) + " running" + m.agents()
+		return st.Good.Render(st.Now) + " running" + m.agentsText()
 	case load.StateDone:
 		return st.Good.Render(st.OK) + " done"
 	}
-	return st.Warn.Render(st.Wait) + " " + term.Clean(string(m.snap.State))
+	return st.Warn.Render(st.Wait) + " " + term.Clean(string(m.snapshot.State))
 }
 
-// agents counts those of the run that are left; empty: it has none.
-func (m *model) agents() string {
-	n, lost := len(m.snap.Agents), 0
-	for i := range m.snap.Agents {
-		if m.snap.Agents[i].State == load.AgentLost {
+// agentsText says how many agents are left. It returns "" for a run without agents.
+func (m *model) agentsText() string {
+	n, lost := len(m.snapshot.Agents), 0
+	for i := range m.snapshot.Agents {
+		if m.snapshot.Agents[i].State == load.AgentLost {
 			lost++
 		}
 	}
@@ -89,15 +89,15 @@ func (m *model) agents() string {
 	case n == 0:
 		return ""
 	case lost > 0:
-		return m.st.Bad.Render(fmt.Sprintf(" %s %d of %d agents", m.st.Bang, n-lost, n))
+		return m.styles.Bad.Render(fmt.Sprintf(" %s %d of %d agents", m.styles.Bang, n-lost, n))
 	}
 	return fmt.Sprintf(" %d agents", n)
 }
 
-// verdict is a sign and a word.
-func (m *model) verdict() string {
-	st := m.st
-	switch v := m.snap.Verdict; v {
+// verdictText returns the verdict with a sign.
+func (m *model) verdictText() string {
+	st := m.styles
+	switch v := m.snapshot.Verdict; v {
 	case load.Valid:
 		return st.Good.Render(st.OK + " " + v)
 	case "":
@@ -109,9 +109,9 @@ func (m *model) verdict() string {
 	}
 }
 
-// timeline is the phase, how far the run is with its marks, and the thresholds.
-func (m *model) timeline(w int) string {
-	st, s := m.st, m.snap
+// timelineLine returns the phase, the progress of the run with its markers, and the thresholds.
+func (m *model) timelineLine(w int) string {
+	st, s := m.styles, m.snapshot
 	if s == nil {
 		return ""
 	}
@@ -149,12 +149,12 @@ func (m *model) timeline(w int) string {
 	if room < 10 || s.Planned <= 0 {
 		return st.Fit(left, max(0, w-paint.Width(right))) + right
 	}
-	return left + " " + m.track(room) + "  " + right
+	return left + " " + m.progressBar(room) + "  " + right
 }
 
-// track is the run as a bar, with the beginnings of phases and faults on it.
-func (m *model) track(w int) string {
-	st, s := m.st, m.snap
+// progressBar draws the progress of the run as a bar, with phases, faults and marks on it.
+func (m *model) progressBar(w int) string {
+	st, s := m.styles, m.snapshot
 	at := func(d time.Duration) int { return min(int(float64(w)*d.Seconds()/s.Planned.Seconds()), w-1) }
 	cells := []rune(st.Bar(s.Elapsed.Seconds()/s.Planned.Seconds(), w))
 	styled := make([]paint.Paint, w)
@@ -185,9 +185,9 @@ func (m *model) track(w int) string {
 	return b.String()
 }
 
-// status is the line over the keys: what is typed, asked, or was done.
-func (m *model) status(w int) string {
-	st := m.st
+// statusLine returns the line above the keys: an input, a question, a message, or the settings.
+func (m *model) statusLine(w int) string {
+	st := m.styles
 	switch {
 	case m.layer == layerFilter:
 		return m.inputLine("filter", w)
@@ -197,8 +197,8 @@ func (m *model) status(w int) string {
 		return st.Warn.Render(st.Fit(" "+st.Bang+" stop the run now? What was accepted is still awaited, and the summary is printed.", w))
 	case m.layer == layerSteer:
 		return st.Warn.Render(st.Fit(" "+st.Bang+" change the load by hand? The run is then no measurement: INCONCLUSIVE.", w))
-	case m.said != "":
-		return st.Bold.Render(st.Fit(" "+term.Clean(m.said), w))
+	case m.message != "":
+		return st.Bold.Render(st.Fit(" "+term.Clean(m.message), w))
 	case m.frozen:
 		return st.Warn.Render(st.Fit(" = frozen: the run goes on; space shows it again", w))
 	}
@@ -206,7 +206,7 @@ func (m *model) status(w int) string {
 	if m.filter != "" {
 		parts = append(parts, "filter: "+term.Clean(m.filter)+" (esc: none)")
 	}
-	if s := m.snap; s != nil && s.Steer != nil && s.Steer.Changed {
+	if s := m.snapshot; s != nil && s.Steer != nil && s.Steer.Changed {
 		text := fmt.Sprintf("rate %.0f%% of the scenario's", 100*s.Steer.Pace)
 		if s.Steer.Paused {
 			text = "the load is paused (p: go on), " + text
@@ -216,18 +216,18 @@ func (m *model) status(w int) string {
 	if d := windows[m.window]; d > 0 {
 		parts = append(parts, "window "+report.Clock(d))
 	}
-	if m.ended && m.opt.Stay && m.player() == nil {
+	if m.ended && m.options.Stay && m.player() == nil {
 		parts = append(parts, "the run is over: q")
 	}
 	return st.Dim.Render(st.Fit(" "+strings.Join(parts, "   "), w))
 }
 
 func (m *model) inputLine(name string, w int) string {
-	st := m.st
+	st := m.styles
 	return st.Fit(st.Bold.Render(" "+name+": ")+term.Clean(m.input.Value()), w)
 }
 
-// cursor stands where one types.
+// cursor returns the cursor of the input line, or nil.
 func (m *model) cursor() *tea.Cursor {
 	name := map[layer]string{layerFilter: " filter: ", layerMark: " mark: "}[m.layer]
 	if name == "" || m.width <= 0 || m.height < 2 {
@@ -236,9 +236,9 @@ func (m *model) cursor() *tea.Cursor {
 	return paint.Cursor(name, &m.input, m.width, m.height-2)
 }
 
-// body is the panels, or what lies over them.
-func (m *model) body(w, h int) []string {
-	st := m.st
+// panelArea returns the panels, or the help over them.
+func (m *model) panelArea(w, h int) []string {
+	st := m.styles
 	switch {
 	case m.layer == layerHelp:
 		out := []string{st.Title("", "keys", "", w)}
@@ -246,16 +246,16 @@ func (m *model) body(w, h int) []string {
 			out = append(out, " "+st.Key.Render(st.Fit(k[0], 13))+" "+k[1])
 		}
 		return out
-	case m.snap == nil:
+	case m.snapshot == nil:
 		return []string{"", " waiting for the first second of the run"}
 	case m.panel == panelAll:
-		return m.all(w, h)
+		return m.allPanels(w, h)
 	}
-	return m.one(m.panel, w, h)
+	return m.onePanel(m.panel, w, h)
 }
 
-// one is a panel that has the screen for itself.
-func (m *model) one(p panel, w, h int) []string {
+// onePanel draws one panel over the whole screen.
+func (m *model) onePanel(p panel, w, h int) []string {
 	switch p {
 	case panelStages:
 		return stagesPanel(m, w, h)
@@ -264,7 +264,7 @@ func (m *model) one(p panel, w, h int) []string {
 	case panelBacklog:
 		return backlogPanel(m, w, h)
 	case panelLatency:
-		table := latencyPanel(m, w, min(h/2, 2+max(4, latencyRows(m))))
+		table := latencyPanel(m, w, min(h/2, 2+max(4, latencyHeight(m))))
 		return append(table, heatPanel(m, w, h-len(table))...)
 	case panelLedger:
 		return ledgerPanel(m, w, h)
@@ -274,17 +274,16 @@ func (m *model) one(p panel, w, h int) []string {
 	return healthPanel(m, w, h)
 }
 
-// all is the panels at once: in two columns where there is room, else below each
-// other.
-func (m *model) all(w, h int) []string {
-	st := m.st
+// allPanels draws several panels at once: in two columns if there is room, else below each other.
+func (m *model) allPanels(w, h int) []string {
+	st := m.styles
 	if w >= 120 && h >= 34 {
 		lw := (w - 2) * 5 / 8
 		rw := w - 2 - lw
 		share := func(part, of int) int { return h * part / of }
-		table := min(2+max(4, latencyRows(m)), share(2, 9))
+		table := min(2+max(4, latencyHeight(m)), share(2, 9))
 		waiting := share(9, 44)
-		heat := min(heatRows(m), h-waiting-table-share(12, 44))
+		heat := min(heatHeight(m), h-waiting-table-share(12, 44))
 		left := ratesPanel(m, lw, h-waiting-table-heat)
 		left = append(left, backlogPanel(m, lw, waiting)...)
 		left = append(left, latencyPanel(m, lw, table)...)
@@ -300,7 +299,7 @@ func (m *model) all(w, h int) []string {
 		return append(out, latencyPanel(m, w, h-len(out))...)
 	}
 	bottom := 4
-	table := min(2+max(2, latencyRows(m)), max(4, h/3))
+	table := min(2+max(2, latencyHeight(m)), max(4, h/3))
 	chart := h - bottom - table
 	var extra []string
 	if chart > 14 {

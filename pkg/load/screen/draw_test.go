@@ -19,7 +19,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// result is a run of which package report's tests keep the file.
+// result returns the run that the tests of package report keep as a file.
 func result(t testing.TB) *load.Result {
 	t.Helper()
 	r, err := report.Store{}.Open("../report/testdata/run.json")
@@ -29,7 +29,7 @@ func result(t testing.TB) *load.Result {
 	return r
 }
 
-// at is the snapshot of the run after so many seconds.
+// at returns the snapshot of the run after so many seconds.
 func at(t testing.TB, second int) *load.Snapshot {
 	t.Helper()
 	if s, ok := snapshots.Load(second); ok {
@@ -50,7 +50,7 @@ func at(t testing.TB, second int) *load.Snapshot {
 
 var snapshots sync.Map // second to *load.Snapshot
 
-// fake is a run that is not there, and remembers what was asked of it.
+// fake is an invented run that remembers what it was asked to do.
 type fake struct {
 	*Feed
 	stops   int
@@ -61,7 +61,7 @@ type fake struct {
 func (f *fake) Pause(paused bool)  { f.steered = append(f.steered, fmt.Sprintf("paused %t", paused)) }
 func (f *fake) Pace(times float64) { f.steered = append(f.steered, fmt.Sprintf("times %.2f", times)) }
 
-// steerable lets keys change the arrivals, which are paused already.
+// steerable lets keys change the arrivals, which are already paused.
 func steerable(o *Options) {
 	f := o.Source.(*fake)
 	snap := *f.Latest()
@@ -111,7 +111,7 @@ func open(t testing.TB, w, h, second int, change func(*Options)) *screen {
 	return s
 }
 
-// press types keys by their names, and texts of more than one letter that are none.
+// press types keys by their names. A longer text that names no key is typed letter by letter.
 func (s *screen) press(keys ...string) {
 	s.t.Helper()
 	special := map[string]tea.KeyPressMsg{
@@ -151,7 +151,7 @@ func (s *screen) text() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// scenes are the frames held against testdata/*.txt: UPDATE_GOLDEN=1 writes them.
+// scenes are the frames that are compared with testdata/*.txt. UPDATE_GOLDEN=1 writes the files.
 var scenes = []struct {
 	name   string
 	second int
@@ -215,7 +215,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestAnySize draws every scene at sizes nobody has.
+// TestAnySize draws every scene at extreme sizes.
 func TestAnySize(t *testing.T) {
 	t.Parallel()
 	for _, sc := range scenes {
@@ -241,7 +241,7 @@ func TestAnySize(t *testing.T) {
 	}
 }
 
-// TestASCII: without UTF-8 nothing else is drawn.
+// TestASCII checks that only ASCII is drawn without UTF-8.
 func TestASCII(t *testing.T) {
 	t.Parallel()
 	for _, size := range [][2]int{{80, 24}, {160, 48}} {
@@ -257,7 +257,7 @@ func TestASCII(t *testing.T) {
 	}
 }
 
-// TestNamesAreHarmless: what a scenario or a server names steers no terminal.
+// TestNamesAreHarmless checks that no name of a scenario or server reaches the terminal as an escape.
 func TestNamesAreHarmless(t *testing.T) {
 	t.Parallel()
 	const bad = "\x1b]0;owned\a\x1b[2J\u202e\u009b31m\r\n\tx"
@@ -283,7 +283,7 @@ func TestNamesAreHarmless(t *testing.T) {
 			if got := s.View(); notify.HasControl(got.WindowTitle) {
 				t.Errorf("the title is %q", got.WindowTitle)
 			}
-			// Of escapes there are only our own colours.
+			// The only escapes are the colours of the screen.
 			for rest := s.draw(); ; {
 				_, after, found := strings.Cut(rest, "\x1b")
 				if !found {
@@ -303,7 +303,7 @@ func BenchmarkView(b *testing.B) {
 	for _, size := range [][2]int{{80, 24}, {160, 48}} {
 		b.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(b *testing.B) {
 			s := open(b, size[0], size[1], 57, nil)
-			snap := long(s.snap)
+			snap := long(s.snapshot)
 			s.fake.Put(snap)
 			b.ReportAllocs()
 			before := cpu(b)
@@ -313,13 +313,13 @@ func BenchmarkView(b *testing.B) {
 				s.Update(tickMsg{})
 				s.View()
 			}
-			// Of the CPU, which on a busy machine is less than the time that passed.
+			// CPU time: on a busy machine it is less than the time that passed.
 			b.ReportMetric((cpu(b)-before).Seconds()/float64(b.N)*4*100, "%core-at-4Hz")
 		})
 	}
 }
 
-// cpu is what this process has used.
+// cpu returns the CPU time that this process has used.
 func cpu(tb testing.TB) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -328,7 +328,7 @@ func cpu(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestWidth: the short way counts as the long one does.
+// TestWidth compares the fast count of columns with the exact one.
 func TestWidth(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{"", "abc", "\x1b[1;38;2;1;2;3mabc\x1b[m", "⣀⣀ ▶✓✗…·│─█░▒▓", "日本", "e\u0301", "▶\ufe0f", "\x1b]0;x\aabc", "\x1b[", "\x1b[3", "a\x1b[2Jb", "👩‍👩‍👧", "\x1b[1mé\x1b[0m"} {
@@ -338,7 +338,7 @@ func TestWidth(t *testing.T) {
 	}
 }
 
-// long is a snapshot with as many seconds as one can have.
+// long returns a snapshot with the most seconds that one can have.
 func long(s *load.Snapshot) *load.Snapshot {
 	out := *s
 	out.Seconds, out.Heat = nil, nil

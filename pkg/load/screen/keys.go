@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// key does what a key means where it is pressed.
-func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
+// handleKey acts on a key. Its meaning depends on the layer and the panel.
+func (m *model) handleKey(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	if name == "ctrl+c" {
 		return m.interrupt()
@@ -27,23 +27,23 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 			return nil
 		}
 	case layerFilter, layerMark:
-		return m.keyInput(name, k)
+		return m.handleInputKey(name, k)
 	case layerStop:
 		m.layer = layerNone
 		if name == "y" || name == "enter" {
-			m.stop()
+			m.stopRun()
 		}
 		return nil
 	case layerSteer:
 		m.layer = layerNone
 		if name == "y" || name == "enter" {
-			m.steer(m.steering)
+			m.steerRun(m.pendingSteerKey)
 		} else {
-			m.steering = ""
+			m.pendingSteerKey = ""
 		}
 		return nil
 	}
-	if p := m.player(); p != nil && keyPlayer(p, name) {
+	if p := m.player(); p != nil && movePlayer(p, name) {
 		return nil
 	}
 	switch name {
@@ -51,7 +51,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		if m.ended || m.player() != nil {
 			return tea.Quit
 		}
-		if m.opt.Control == nil {
+		if m.options.Control == nil {
 			m.left = LeftRunning
 			return tea.Quit
 		}
@@ -67,9 +67,9 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		m.layer = layerHelp
 	case "space":
 		m.frozen = !m.frozen && !m.ended
-		m.look()
+		m.takeSnapshot()
 	case "[", "]":
-		m.turnWindow(name)
+		m.changeWindow(name)
 	case "0", "esc":
 		if name == "esc" && m.panel == panelAll {
 			m.filter = ""
@@ -94,8 +94,8 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		m.askSteer(name)
 	case "m":
 		switch {
-		case m.opt.Control == nil || m.ended:
-			m.say("markers are set during a run of one's own")
+		case m.options.Control == nil || m.ended:
+			m.showMessage("a marker can be set only during a run that was started here")
 		default:
 			m.layer = layerMark
 			m.input.SetValue("")
@@ -109,80 +109,81 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// interrupt stops a run, and at the second time leaves at once.
+// interrupt stops the run. A second Ctrl-C leaves the screen at once.
 func (m *model) interrupt() tea.Cmd {
 	switch {
 	case m.ended || m.player() != nil:
 		return tea.Quit
-	case m.stopping || m.opt.Control == nil:
+	case m.stopping || m.options.Control == nil:
 		m.left = LeftAtOnce
 		return tea.Quit
 	}
 	m.layer = layerNone
-	m.stop()
+	m.stopRun()
 	return nil
 }
 
-// steerStep is what + does to the rate, and - undoes.
+// steerStep is the factor by which + multiplies the rate and - divides it.
 const steerStep = 1.1
 
-// askSteer asks once a run whether it is to be no measurement any more.
+// askSteer changes the arrivals by a key. Before the first change of a run it asks for confirmation,
+// because the run is then no measurement.
 func (m *model) askSteer(name string) {
 	switch {
 	case !m.steerable():
-		m.say("nobody can pause this run or change its rate from here")
-	case m.snap == nil || m.snap.State != load.StateRunning:
-		m.say("the run does not send now")
-	case m.snap.Steer != nil && m.snap.Steer.Changed || m.steering != "":
-		m.steer(name)
+		m.showMessage("this run cannot be paused, and its rate cannot be changed, from here")
+	case m.snapshot == nil || m.snapshot.State != load.StateRunning:
+		m.showMessage("the run does not send now")
+	case m.snapshot.Steer != nil && m.snapshot.Steer.Changed || m.pendingSteerKey != "":
+		m.steerRun(name)
 	default:
-		m.layer, m.steering = layerSteer, name
+		m.layer, m.pendingSteerKey = layerSteer, name
 	}
 }
 
-func (m *model) steerable() bool { return m.opt.Steer != nil && !m.ended && m.player() == nil }
+func (m *model) steerable() bool { return m.options.Steer != nil && !m.ended && m.player() == nil }
 
-func (m *model) steer(name string) {
-	m.steering = name
+func (m *model) steerRun(name string) {
+	m.pendingSteerKey = name
 	switch name {
 	case "p":
-		paused := m.snap.Steer != nil && m.snap.Steer.Paused
-		m.opt.Steer.Pause(!paused)
+		paused := m.snapshot.Steer != nil && m.snapshot.Steer.Paused
+		m.options.Steer.Pause(!paused)
 		if paused {
-			m.say("messages become due again")
+			m.showMessage("messages become due again")
 		} else {
-			m.say("paused: nothing becomes due until p")
+			m.showMessage("paused: nothing becomes due until p")
 		}
 	case "-":
-		m.opt.Steer.Pace(1 / steerStep)
-		m.say("the rate is a tenth lower")
+		m.options.Steer.Pace(1 / steerStep)
+		m.showMessage("the rate is a tenth lower")
 	default:
-		m.opt.Steer.Pace(steerStep)
-		m.say("the rate is a tenth higher")
+		m.options.Steer.Pace(steerStep)
+		m.showMessage("the rate is a tenth higher")
 	}
 }
 
-func (m *model) stop() {
+func (m *model) stopRun() {
 	m.stopping = true
-	m.opt.Control.Stop()
-	m.say("stopping: what was accepted is awaited; Ctrl-C leaves at once")
+	m.options.Control.Stop()
+	m.showMessage("stopping: waiting for the delivery of accepted messages; Ctrl-C leaves at once")
 }
 
-func (m *model) turnWindow(name string) {
+func (m *model) changeWindow(name string) {
 	if name == "[" {
 		m.window = (m.window + len(windows) - 1) % len(windows)
 	} else {
 		m.window = (m.window + 1) % len(windows)
 	}
 	if w := windows[m.window]; w > 0 {
-		m.say("the charts show the last " + report.Clock(w))
+		m.showMessage("the charts show the last " + report.Clock(w))
 	} else {
-		m.say("the charts show the whole run")
+		m.showMessage("the charts show the whole run")
 	}
 }
 
-// keyPlayer moves a replay; false where the key is another's.
-func keyPlayer(p Player, name string) bool {
+// movePlayer moves a replay. It returns false if the key has another meaning.
+func movePlayer(p Player, name string) bool {
 	switch name {
 	case "space":
 		p.Pause(!p.Paused())
@@ -204,7 +205,7 @@ func keyPlayer(p Player, name string) bool {
 	return true
 }
 
-func (m *model) keyInput(name string, k tea.KeyPressMsg) tea.Cmd {
+func (m *model) handleInputKey(name string, k tea.KeyPressMsg) tea.Cmd {
 	switch name {
 	case "esc":
 		m.layer = layerNone
@@ -215,25 +216,25 @@ func (m *model) keyInput(name string, k tea.KeyPressMsg) tea.Cmd {
 			m.filter, m.scroll = text, 0
 		} else {
 			text = cmp.Or(text, "marker")
-			m.opt.Control.Mark(text)
-			m.say("marked: " + text)
+			m.options.Control.Mark(text)
+			m.showMessage("marked: " + text)
 		}
 		m.layer = layerNone
 		m.input.Blur()
 	default:
-		m.typed(k)
+		m.passToInput(k)
 	}
 	return nil
 }
 
-// typed passes what is typed on to the line that is being written.
-func (m *model) typed(msg tea.Msg) {
+// passToInput passes a message to the input line, if one is open.
+func (m *model) passToInput(msg tea.Msg) {
 	if m.layer == layerFilter || m.layer == layerMark {
-		m.input, _ = m.input.Update(msg) // what it would want besides is its own cursor
+		m.input, _ = m.input.Update(msg) // its command would only blink a cursor of its own
 	}
 }
 
-// hints are the keys that do something here, the most useful first.
+// hints returns the keys that do something at the moment, the most useful first.
 func (m *model) hints() []paint.Hint {
 	switch m.layer {
 	case layerHelp:
@@ -257,7 +258,7 @@ func (m *model) hints() []paint.Hint {
 	drop := func(keys string) { list = slices.DeleteFunc(list, func(h paint.Hint) bool { return h[0] == keys }) }
 	if m.steerable() {
 		list = append(list, paint.Hint{"p", "pause the load"}, paint.Hint{"- +", "rate"})
-		if m.snap != nil && m.snap.Steer != nil && m.snap.Steer.Paused {
+		if m.snapshot != nil && m.snapshot.Steer != nil && m.snapshot.Steer.Paused {
 			list[len(list)-2][1] = "let it go on"
 		}
 	}
@@ -272,7 +273,7 @@ func (m *model) hints() []paint.Hint {
 		drop("m")
 		drop("Q")
 		drop("space")
-	case m.opt.Control == nil:
+	case m.options.Control == nil:
 		list[0][1] = "quit"
 		drop("m")
 		drop("Q")

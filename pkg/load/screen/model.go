@@ -12,14 +12,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// Options say which run is drawn, and how.
+// Options says which run is shown, and how.
 type Options struct {
 	Source  Source
-	Control Control // nil: the run is watched only
-	Steer   Steerer // nil: its arrivals cannot be changed
-	// Name stands in the header before the first snapshot, then its scenario does.
+	Control Control // nil: the user may only watch
+	Steer   Steerer // nil: the arrivals cannot be changed
+	// Name is shown in the header until the first snapshot gives the name of the scenario.
 	Name string
-	// ASCII: only characters of ASCII are drawn, besides what users wrote.
+	// ASCII draws only ASCII characters, apart from texts of users.
 	ASCII bool
 	// Stay keeps the last frame when the run has ended, until q.
 	Stay bool
@@ -27,7 +27,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// layer is what lies over the panels and takes the keys.
+// layer is a dialog over the panels, which gets the keys.
 type layer int
 
 const (
@@ -39,7 +39,7 @@ const (
 	layerSteer // asks whether to change its arrivals, the first time
 )
 
-// panel is one of the panels; panelAll shows several at once.
+// panel is one of the panels. panelAll shows several at once.
 type panel int
 
 const (
@@ -51,41 +51,41 @@ const (
 	panelLedger
 	panelErrors
 	panelHealth
-	panels // how many, with panelAll
+	panels // number of panels, including panelAll
 )
 
-// windows are how much time the charts show; 0: the whole run, as far as it is kept.
+// windows are the times that the charts can show. 0 is the whole run, as far as it is kept.
 var windows = []time.Duration{0, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute}
 
-// model is the state of the screen. A frame is drawn from it and from nothing
-// else: draw.go reads no clock.
+// model is the state of the screen. A frame depends on nothing else: draw.go reads no clock. The
+// goroutine of the tea.Program owns it.
 type model struct {
-	opt    Options
-	st     *styles
-	width  int
-	height int
-	now    time.Time
+	options Options
+	styles  *styles
+	width   int
+	height  int
+	now     time.Time
 
-	snap   *load.Snapshot // that is shown
-	frozen bool
-	ended  bool
+	snapshot *load.Snapshot // snapshot that is shown
+	frozen   bool
+	ended    bool
 
-	panel  panel
-	layer  layer
-	window int // of windows
-	filter string
-	input  textinput.Model
-	scroll int
-	said   string
-	saidAt time.Time
+	panel     panel
+	layer     layer
+	window    int // index in windows
+	filter    string
+	input     textinput.Model
+	scroll    int
+	message   string
+	messageAt time.Time
 
-	stopping bool   // Control.Stop was called
-	steering string // the key that layerSteer asks about
-	left     Left
-	frame    string // the last one; empty: it must be drawn again
+	stopping        bool   // Control.Stop was called
+	pendingSteerKey string // key whose change layerSteer asks about
+	left            Left
+	frame           string // last frame; empty: it must be drawn again
 }
 
-// Left is how a person left the screen.
+// Left says how the user left the screen.
 type Left int
 
 // The ways to leave.
@@ -97,36 +97,36 @@ const (
 
 type tickMsg struct{}
 
-// every is how often the source is asked, and a frame drawn: of a run that is drawn
-// ten times a second the screen took 3% of a core.
-const every = 250 * time.Millisecond
+// drawEvery is how often the screen reads the source and draws. Ten frames a second took 3% of a
+// core, which a run on the same machine would lose.
+const drawEvery = 250 * time.Millisecond
 
-const saidFor = 8 * time.Second
+const messageTime = 8 * time.Second
 
 func newModel(o Options) *model {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &model{opt: o, st: newStyles(o.ASCII), now: o.Now(), input: paint.Input(200)}
-	m.look()
+	m := &model{options: o, styles: newStyles(o.ASCII), now: o.Now(), input: paint.Input(200)}
+	m.takeSnapshot()
 	return m
 }
 
-// Init is part of tea.Model.
+// Init implements tea.Model.
 func (m *model) Init() tea.Cmd { return tick() }
 
-func tick() tea.Cmd { return tea.Tick(every, func(time.Time) tea.Msg { return tickMsg{} }) }
+func tick() tea.Cmd { return tea.Tick(drawEvery, func(time.Time) tea.Msg { return tickMsg{} }) }
 
-// Update is part of tea.Model.
+// Update implements tea.Model.
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
-	m.now = m.opt.Now()
+	m.now = m.options.Now()
 	switch msg := msg.(type) {
 	case tickMsg:
-		if m.said != "" && m.now.Sub(m.saidAt) > saidFor {
-			m.said, m.frame = "", ""
+		if m.message != "" && m.now.Sub(m.messageAt) > messageTime {
+			m.message, m.frame = "", ""
 		}
-		m.look()
-		if m.ended && !m.opt.Stay {
+		m.takeSnapshot()
+		if m.ended && !m.options.Stay {
 			return m, tea.Quit
 		}
 		return m, tick()
@@ -134,22 +134,22 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		m.width, m.height, m.frame = msg.Width, msg.Height, ""
 	case tea.KeyPressMsg:
 		m.frame = ""
-		cmd := m.key(msg)
+		cmd := m.handleKey(msg)
 		return m, cmd
 	case stoppedMsg:
 		m.stopping, m.frame = true, ""
-		m.say("stopping: what was accepted is awaited; Ctrl-C leaves at once")
+		m.showMessage("stopping: waiting for the delivery of accepted messages; Ctrl-C leaves at once")
 	case tea.PasteMsg:
 		m.frame = ""
-		m.typed(msg)
+		m.passToInput(msg)
 	}
 	return m, nil
 }
 
-// look takes the newest snapshot.
-func (m *model) look() {
+// takeSnapshot takes the newest snapshot, unless the screen is frozen.
+func (m *model) takeSnapshot() {
 	select {
-	case <-m.opt.Source.Done():
+	case <-m.options.Source.Done():
 		if !m.ended {
 			m.ended, m.frozen, m.frame = true, false, ""
 		}
@@ -158,12 +158,12 @@ func (m *model) look() {
 	if m.frozen {
 		return
 	}
-	if s := m.opt.Source.Latest(); s != m.snap && s != nil {
-		m.snap, m.frame = s, ""
+	if s := m.options.Source.Latest(); s != m.snapshot && s != nil {
+		m.snapshot, m.frame = s, ""
 	}
 }
 
-// View is part of tea.Model.
+// View implements tea.Model.
 func (m *model) View() tea.View {
 	if m.frame == "" {
 		m.frame = m.draw()
@@ -176,22 +176,21 @@ func (m *model) View() tea.View {
 }
 
 func (m *model) name() string {
-	if m.snap != nil && m.snap.Scenario != "" {
-		return term.Clean(m.snap.Scenario)
+	if m.snapshot != nil && m.snapshot.Scenario != "" {
+		return term.Clean(m.snapshot.Scenario)
 	}
-	return term.Clean(m.opt.Name)
+	return term.Clean(m.options.Name)
 }
 
-func (m *model) say(text string) { m.said, m.saidAt = text, m.now }
+func (m *model) showMessage(text string) { m.message, m.messageAt = text, m.now }
 
 func (m *model) player() Player {
-	p, _ := m.opt.Source.(Player)
+	p, _ := m.options.Source.(Player)
 	return p
 }
 
-// matches reports whether a step is chosen by the filter: each of its words must
-// be a part of the step's phase/name, target, channel or category. A word may say
-// which: channel:push.
+// matches reports whether the filter selects a step. Each word of the filter must be a part of the
+// phase/name, target, channel or category of the step. A word may name the field: channel:push.
 func (m *model) matches(s *load.StepSnapshot) bool {
 	for _, w := range strings.Fields(strings.ToLower(m.filter)) {
 		field, value, named := strings.Cut(w, ":")
@@ -210,19 +209,19 @@ func (m *model) matches(s *load.StepSnapshot) bool {
 	return true
 }
 
-// steps are those that the filter chooses.
-func (m *model) steps() (list []*load.StepSnapshot) {
-	for i := range m.snap.Steps {
-		if s := &m.snap.Steps[i]; m.matches(s) {
+// filteredSteps returns the steps that the filter selects.
+func (m *model) filteredSteps() (list []*load.StepSnapshot) {
+	for i := range m.snapshot.Steps {
+		if s := &m.snapshot.Steps[i]; m.matches(s) {
 			list = append(list, s)
 		}
 	}
 	return list
 }
 
-// rows are the seconds that the window shows.
-func (m *model) rows() []load.SecondRow {
-	list := m.snap.Seconds
+// windowRows returns the seconds in the window of the charts.
+func (m *model) windowRows() []load.SecondRow {
+	list := m.snapshot.Seconds
 	if w := int(windows[m.window] / time.Second); w > 0 && len(list) > w {
 		list = list[len(list)-w:]
 	}

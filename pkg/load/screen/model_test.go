@@ -84,7 +84,7 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// TestFreeze: a frozen screen keeps its snapshot; the run's end shows the last one.
+// TestFreeze checks that a frozen screen keeps its snapshot until the end of the run.
 func TestFreeze(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 38, nil)
@@ -107,7 +107,7 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// TestSteer: the first change asks, since it ends the measurement; later ones do not.
+// TestSteer checks that only the first change asks for confirmation, as it ends the measurement.
 func TestSteer(t *testing.T) {
 	t.Parallel()
 	got := func(s *screen) string { return strings.Join(s.fake.steered, ", ") }
@@ -130,7 +130,7 @@ func TestSteer(t *testing.T) {
 	s.press("p", "y")
 	w := open(t, 80, 24, 38, nil)
 	w.press("p", "y", "+", "y")
-	if got(s) != "paused false" || got(w) != "" || !strings.Contains(w.text(), "nobody can pause this run") {
+	if got(s) != "paused false" || got(w) != "" || !strings.Contains(w.text(), "this run cannot be paused") {
 		t.Errorf("over: %s, watched: %s\n%s", got(s), got(w), w.text())
 	}
 }
@@ -156,7 +156,7 @@ func TestFilter(t *testing.T) {
 	f := func(filter string, want int) {
 		t.Helper()
 		s.filter = filter
-		if got := len(s.steps()); got != want {
+		if got := len(s.filteredSteps()); got != want {
 			t.Errorf("%q chooses %d steps, want %d", filter, got, want)
 		}
 	}
@@ -182,11 +182,11 @@ func TestFilter(t *testing.T) {
 func TestWindowAndPanels(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 57, nil)
-	if n := len(s.rows()); n != 57 {
+	if n := len(s.windowRows()); n != 57 {
 		t.Errorf("%d seconds", n)
 	}
 	s.press("]")
-	if n := len(s.rows()); n != 30 {
+	if n := len(s.windowRows()); n != 30 {
 		t.Errorf("a window of 30 s has %d seconds", n)
 	}
 	s.press("[", "[")
@@ -207,7 +207,7 @@ func TestWindowAndPanels(t *testing.T) {
 	}
 }
 
-// TestDrawnOnlyWhenChanged: between snapshots a screen costs nothing.
+// TestDrawnOnlyWhenChanged checks that nothing is drawn between snapshots.
 func TestDrawnOnlyWhenChanged(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 38, nil)
@@ -239,14 +239,14 @@ func TestStretch(t *testing.T) {
 			}
 		}
 	}
-	same(stretch([]float64{1, 2, 3}, 3, 3), 1, 2, 3)
-	same(stretch([]float64{1, 2, 3}, 6, 3), 1, 1, 2, 2, 3, 3)
-	same(stretch([]float64{1, 3, 5, 7}, 2, 4), 2, 6)
-	same(stretch([]float64{5, 6}, 4, 4), 5, 6) // the first half is not there yet
-	same(stretch(nil, 4, 4))
+	same(resample([]float64{1, 2, 3}, 3, 3), 1, 2, 3)
+	same(resample([]float64{1, 2, 3}, 6, 3), 1, 1, 2, 2, 3, 3)
+	same(resample([]float64{1, 3, 5, 7}, 2, 4), 2, 6)
+	same(resample([]float64{5, 6}, 4, 4), 5, 6) // the first half is not there yet
+	same(resample(nil, 4, 4))
 }
 
-// TestHeatKeepsEverything: whatever the size, each response is drawn in one cell.
+// TestHeatKeepsEverything checks that each response is in exactly one cell, at any size.
 func TestHeatKeepsEverything(t *testing.T) {
 	t.Parallel()
 	cols := at(t, 57).Heat
@@ -273,8 +273,8 @@ func TestHeatKeepsEverything(t *testing.T) {
 	}
 }
 
-// TestReplay: at its end a replay is what the run was; on the way its sums grow, and
-// going back is as if one had not been further.
+// TestReplay checks that a replay ends with the figures of the run, that its sums grow on the way,
+// and that seeking back gives the same snapshot as before.
 func TestReplay(t *testing.T) {
 	t.Parallel()
 	r := result(t)
@@ -357,7 +357,7 @@ func TestReplayKeys(t *testing.T) {
 	}
 }
 
-// TestReplayOfNothing: a run without seconds is drawn, too.
+// TestReplayOfNothing checks that a run without seconds is drawn, too.
 func TestReplayOfNothing(t *testing.T) {
 	t.Parallel()
 	p := NewReplay(&load.Result{}, nil)
@@ -368,8 +368,8 @@ func TestReplayOfNothing(t *testing.T) {
 	}
 }
 
-// TestLines: each second is one line, once, in both formats, and none steers a
-// terminal.
+// TestLines checks that each second is written once, as one line, in both formats, and without
+// terminal escapes.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	for _, format := range []Format{Text, JSONL} {
@@ -478,14 +478,14 @@ type Feed struct {
 // NewFeed returns a Feed without a snapshot.
 func NewFeed() *Feed { return &Feed{done: make(chan struct{})} }
 
-// Put shows a snapshot, which nobody may change any more. It never waits.
+// Put publishes a snapshot, which must not be changed any more. It never waits.
 func (f *Feed) Put(s *load.Snapshot) { f.latest.Store(s) }
 
 // End says that no snapshot will follow.
 func (f *Feed) End() { f.once.Do(func() { close(f.done) }) }
 
-// Latest is part of Source.
+// Latest implements Source.
 func (f *Feed) Latest() *load.Snapshot { return f.latest.Load() }
 
-// Done is part of Source.
+// Done implements Source.
 func (f *Feed) Done() <-chan struct{} { return f.done }

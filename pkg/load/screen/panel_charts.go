@@ -11,19 +11,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// ratesPanel is what was due, sent, accepted and delivered, as a chart and in numbers.
+// ratesPanel draws the intended, sent, accepted and delivered rates, as a chart and as numbers.
 func ratesPanel(m *model, w, h int) []string {
-	st, s := m.st, m.snap
-	rows := m.rows()
+	st, s := m.styles, m.snapshot
+	rows := m.windowRows()
 	filtered := m.filter != ""
-	list := []series{
+	list := []chartLine{
 		{kind: kindTarget, dotted: true}, {kind: kindSent}, {kind: kindAccepted}, {kind: kindDelivered},
 	}
 	now := s.Rates
 	if filtered {
 		list = list[1:3]
 		now = load.Rates{}
-		for _, step := range m.steps() {
+		for _, step := range m.filteredSteps() {
 			now.Sent += step.Rates.Sent
 			now.Acked += step.Rates.Acked
 			now.Failed += step.Rates.Failed
@@ -53,7 +53,7 @@ func ratesPanel(m *model, w, h int) []string {
 	if body < 1 {
 		return st.Lines(out, w, h)
 	}
-	plot := overTime(m, list, rows, w-side-2, body, report.Short)
+	plot := timeChart(m, list, rows, w-side-2, body, report.Short)
 	if side > 0 {
 		plot = st.Beside(plot, numbers, w-side-2, side)
 	}
@@ -61,8 +61,8 @@ func ratesPanel(m *model, w, h int) []string {
 }
 
 func rateNumbers(m *model, now *load.Rates, w int) (out []string) {
-	st := m.st
-	line := func(k kind, name string, v float64, share string) {
+	st := m.styles
+	line := func(k lineKind, name string, v float64, share string) {
 		mark := " "
 		if k < seriesKinds {
 			mark = st.series[k].Render(string(letters[k]))
@@ -87,16 +87,16 @@ func rateNumbers(m *model, now *load.Rates, w int) (out []string) {
 	return out
 }
 
-// stepNames are those of the steps that the filter chooses.
+// stepNames returns the names of the steps that the filter selects.
 func stepNames(m *model) map[string]bool {
 	names := map[string]bool{}
-	for _, s := range m.steps() {
+	for _, s := range m.filteredSteps() {
 		names[s.Name] = true
 	}
 	return names
 }
 
-func rateOf(r *load.SecondRow, k kind, names map[string]bool, filtered bool) float64 {
+func rateOf(r *load.SecondRow, k lineKind, names map[string]bool, filtered bool) float64 {
 	length := r.Length.Seconds()
 	if length <= 0 {
 		length = 1
@@ -131,22 +131,22 @@ func rateOf(r *load.SecondRow, k kind, names map[string]bool, filtered bool) flo
 	return float64(n) / length
 }
 
-// overTime is a chart of h lines and, below it, the time.
-func overTime(m *model, list []series, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
-	st := m.st
+// timeChart draws a chart of h rows, and the time below it.
+func timeChart(m *model, list []chartLine, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
+	st := m.styles
 	if len(rows) == 0 || h < 1 {
 		return st.Lines([]string{st.Dim.Render(" no second is complete yet")}, w, h+1)
 	}
 	const names, label = 4, 7
 	dots := 2 * max(1, w-names-label)
 	for i := range list {
-		list[i].values = stretch(list[i].values, dots, span(m))
+		list[i].values = resample(list[i].values, dots, minSeconds(m))
 	}
 	from := rows[len(rows)-1].Second + 1 - len(rows)
 	to := from + len(rows)
 	var marks []int
-	whole := max(len(rows), span(m))
-	for _, mk := range m.snap.Markers {
+	whole := max(len(rows), minSeconds(m))
+	for _, mk := range m.snapshot.Markers {
 		sec := int(mk.At / time.Second)
 		if mk.Kind != "phase" && sec >= from && sec < to {
 			marks = append(marks, (to-1-sec)*dots/whole)
@@ -161,19 +161,18 @@ func overTime(m *model, list []series, rows []load.SecondRow, w, h int, axis fun
 	return append(out, st.Dim.Render(st.Fit(line, w)))
 }
 
-// span is how many seconds the charts show at least, so that a run's first ones do
-// not fill them.
-func span(m *model) int {
+// minSeconds returns how many seconds the charts show at least, so that the first seconds of a run
+// do not fill them.
+func minSeconds(m *model) int {
 	if w := windows[m.window]; w > 0 {
 		return int(w / time.Second)
 	}
 	return 30
 }
 
-// stretch fits seconds to the dots of a chart: each dot is the mean of the seconds
-// it stands for, or one of the dots of its second. least is how many seconds
-// the dots stand for at least.
-func stretch(values []float64, dots, least int) []float64 {
+// resample fits seconds to the dots of a chart. A dot is the mean of several seconds, or a second
+// has several dots. least is how many seconds the dots cover at least.
+func resample(values []float64, dots, least int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
 		return nil
@@ -200,37 +199,37 @@ func stretch(values []float64, dots, least int) []float64 {
 	return out
 }
 
-// backlogPanel is what waits to be delivered, and how late the generator itself was.
+// backlogPanel draws the backlog, and the lag of the generator.
 func backlogPanel(m *model, w, h int) []string {
-	st := m.st
-	rows := m.rows()
+	st := m.styles
+	rows := m.windowRows()
 	values := make([]float64, len(rows))
 	lags := make([]float64, len(rows))
 	for i := range rows {
 		values[i] = float64(rows[i].Backlog)
 		lags[i] = float64(rows[i].Lag.P99)
 	}
-	note := "waiting " + report.Short(float64(m.snap.Totals.Backlog))
+	note := "waiting " + report.Short(float64(m.snapshot.Totals.Backlog))
 	if n := len(values); n > 10 {
 		note += fmt.Sprintf(", %+.0f/s", (values[n-1]-values[n-11])/10)
 	}
 	out := []string{st.Title("3", "backlog and lag", note, w)}
 	if h < 4 {
-		return st.Lines(append(out, " backlog "+st.series[kindBacklog].Render(spark(st, values, max(0, w-10)))), w, h)
+		return st.Lines(append(out, " backlog "+st.series[kindBacklog].Render(sparkline(st, values, max(0, w-10)))), w, h)
 	}
-	out = append(out, overTime(m, []series{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
+	out = append(out, timeChart(m, []chartLine{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
 	last := int64(0)
 	if n := len(rows); n > 0 {
 		last = rows[n-1].Lag.P99
 	}
 	head := " lag p99 " + st.Right(report.Nanos(last), 7) + " "
-	out = append(out, head+st.series[kindSent].Render(spark(st, stretch(lags, max(0, w-paint.Width(head)-1), span(m)), max(0, w-paint.Width(head)-1))))
+	out = append(out, head+st.series[kindSent].Render(sparkline(st, resample(lags, max(0, w-paint.Width(head)-1), minSeconds(m)), max(0, w-paint.Width(head)-1))))
 	return st.Lines(out, w, h)
 }
 
-// heatPanel is how many responses each second had of each latency.
+// heatPanel draws how many responses of each second had which latency.
 func heatPanel(m *model, w, h int) []string {
-	st := m.st
+	st := m.styles
 	cols := heatColumns(m)
 	out := []string{st.Title("4", "responses by latency", "denser: "+string(st.shades), w)}
 	room := h - 1
@@ -238,11 +237,11 @@ func heatPanel(m *model, w, h int) []string {
 	if hi < 0 || room < 1 {
 		return st.Lines(append(out, st.Dim.Render(" no answer yet")), w, h)
 	}
-	each := (hi - lo + room) / room // buckets of a line
+	each := (hi - lo + room) / room // buckets in a line
 	lines := (hi - lo + each) / each
 	const label = 8
 	cells := max(1, w-label)
-	grid := heatCells(cols, cells, span(m), lo, each, lines)
+	grid := heatCells(cols, cells, minSeconds(m), lo, each, lines)
 	most := int64(0)
 	for _, row := range grid {
 		for _, n := range row {
@@ -263,17 +262,16 @@ func heatPanel(m *model, w, h int) []string {
 	return st.Lines(out, w, h)
 }
 
-// heatColumns are those that the window shows.
+// heatColumns returns the columns in the window of the charts.
 func heatColumns(m *model) []load.HeatColumn {
-	cols := m.snap.Heat
+	cols := m.snapshot.Heat
 	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {
 		cols = cols[len(cols)-n:]
 	}
 	return cols
 }
 
-// heatRange is the lowest and highest bucket that has something; hi is -1 where
-// none has.
+// heatRange returns the lowest and the highest bucket with responses. hi is -1 if there are none.
 func heatRange(cols []load.HeatColumn) (lo, hi int) {
 	lo, hi = load.HeatBuckets, -1
 	for i := range cols {
@@ -286,13 +284,13 @@ func heatRange(cols []load.HeatColumn) (lo, hi int) {
 	return lo, hi
 }
 
-// heatRows is how many lines the heat map would like.
-func heatRows(m *model) int {
+// heatHeight returns how many lines the heat map needs.
+func heatHeight(m *model) int {
 	lo, hi := heatRange(heatColumns(m))
 	return max(4, hi-lo+2)
 }
 
-// heatCells adds columns up to cells: lines from the lowest, cells from the oldest.
+// heatCells adds the columns up to cells. The lowest line and the oldest cell come first.
 func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]int64 {
 	grid := make([][]int64, lines)
 	for l := range grid {
@@ -314,8 +312,8 @@ func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]in
 	return grid
 }
 
-// heatLine draws a line of the heat map. The few are what one looks for: shades
-// follow the logarithm.
+// heatLine draws a line of the heat map. Readers look for rare slow responses, so the shades follow
+// the logarithm of the count.
 func (s *styles) heatLine(row []int64, most int64) string {
 	level := func(n int64) int {
 		if n <= 0 {

@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// scrolled is a list from where one scrolled to, in h lines; what does not fit is
-// counted in the last one.
-func scrolled(m *model, list []string, h int) []string {
+// scrollList returns at most h lines of a list, from the scroll position on. If more lines follow,
+// the last line says how many.
+func scrollList(m *model, list []string, h int) []string {
 	if h <= 0 {
 		return nil
 	}
@@ -24,16 +24,16 @@ func scrolled(m *model, list []string, h int) []string {
 	list = list[from:]
 	if len(list) > h {
 		hidden := len(list) - h + 1
-		list = append(slices.Clone(list[:h-1]), m.st.Dim.Render(fmt.Sprintf(" %d more", hidden)))
+		list = append(slices.Clone(list[:h-1]), m.styles.Dim.Render(fmt.Sprintf(" %d more", hidden)))
 	}
 	return list
 }
 
-// stagesPanel is the steps, the thresholds and what happened.
+// stagesPanel draws the steps, the thresholds and the markers.
 func stagesPanel(m *model, w, h int) []string {
-	st, s := m.st, m.snap
+	st, s := m.styles, m.snapshot
 	var list []string
-	for _, step := range m.steps() {
+	for _, step := range m.filteredSteps() {
 		sign := st.Good.Render(st.Now)
 		if step.Phase != s.Phase.Name || s.State != load.StateRunning {
 			sign = st.Dim.Render(st.OK)
@@ -73,29 +73,29 @@ func stagesPanel(m *model, w, h int) []string {
 	if s.Phase.Of > 0 {
 		note = fmt.Sprintf("phase %d of %d", s.Phase.Index+1, s.Phase.Of)
 	}
-	return st.Lines(append([]string{st.Title("1", "stages, thresholds, marks", note, w)}, scrolled(m, list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("1", "stages, thresholds, marks", note, w)}, scrollList(m, list, h-1)...), w, h)
 }
 
-// latencyRows is how many lines the table of latencies would like.
-func latencyRows(m *model) int { return len(latencyList(m)) }
+// latencyHeight returns how many lines the table of latencies needs.
+func latencyHeight(m *model) int { return len(latencyLines(m)) }
 
-type latencyRow struct {
+type latencyLine struct {
 	name string
 	q    load.Quantiles
 	now  bool // of the last second, which has fewer percentiles
 }
 
-// latencyList is the last second, then each step: its response alone where there
-// are several.
-func latencyList(m *model) (list []latencyRow) {
-	if n := len(m.snap.Seconds); n > 0 && m.filter == "" {
-		row := &m.snap.Seconds[n-1]
+// latencyLines returns the last second, then each step. If several steps share the screen, a step
+// has its response only.
+func latencyLines(m *model) (list []latencyLine) {
+	if n := len(m.snapshot.Seconds); n > 0 && m.filter == "" {
+		row := &m.snapshot.Seconds[n-1]
 		if b := row.Response; b.Count > 0 {
-			list = append(list, latencyRow{"last second", load.Quantiles{Count: b.Count, P50: b.P50, P99: b.P99, Max: b.Max}, true})
+			list = append(list, latencyLine{"last second", load.Quantiles{Count: b.Count, P50: b.P50, P99: b.P99, Max: b.Max}, true})
 		}
 	}
-	steps := m.steps()
-	for i := len(steps) - 1; i >= 0; i-- { // the current ones first
+	steps := m.filteredSteps()
+	for i := len(steps) - 1; i >= 0; i-- { // the latest steps first
 		s := steps[i]
 		name := s.Phase + "/" + s.Name
 		if s.Phase == s.Name || s.Phase == "" {
@@ -103,7 +103,7 @@ func latencyList(m *model) (list []latencyRow) {
 		}
 		if len(steps) > 1 && m.panel == panelAll {
 			if s.Response.Count > 0 {
-				list = append(list, latencyRow{name: name, q: s.Response})
+				list = append(list, latencyLine{name: name, q: s.Response})
 			}
 			continue
 		}
@@ -116,20 +116,20 @@ func latencyList(m *model) (list []latencyRow) {
 				if len(steps) > 1 {
 					label = name + " " + k.name
 				}
-				list = append(list, latencyRow{name: label, q: k.q})
+				list = append(list, latencyLine{name: label, q: k.q})
 			}
 		}
 	}
 	return list
 }
 
-// latencyPanel is the percentiles of the run.
+// latencyPanel draws the percentiles of the run.
 func latencyPanel(m *model, w, h int) []string {
-	st := m.st
+	st := m.styles
 	type column struct {
 		name string
 		of   func(*load.Quantiles) int64
-		full bool // not of one second
+		full bool // a single second has no such percentile
 	}
 	cols := []column{
 		{"p50", func(q *load.Quantiles) int64 { return q.P50 }, false}, {"p90", func(q *load.Quantiles) int64 { return q.P90 }, true},
@@ -149,7 +149,7 @@ func latencyPanel(m *model, w, h int) []string {
 		head += st.Right(c.name, wide)
 	}
 	var list []string
-	for _, r := range latencyList(m) {
+	for _, r := range latencyLines(m) {
 		line := " " + st.Fit(term.Clean(r.name), name) + st.Right(report.Short(float64(r.q.Count)), counts)
 		for _, c := range cols {
 			text := ""
@@ -164,7 +164,7 @@ func latencyPanel(m *model, w, h int) []string {
 		list = append(list, line)
 	}
 	what := "response, since the start"
-	if len(m.steps()) <= 1 || m.panel != panelAll {
+	if len(m.filteredSteps()) <= 1 || m.panel != panelAll {
 		what = "since the start"
 	}
 	if len(list) == 0 {
@@ -173,13 +173,13 @@ func latencyPanel(m *model, w, h int) []string {
 	if h < 2 {
 		return st.Lines([]string{st.Title("4", "latency", what, w)}, w, h)
 	}
-	out := append([]string{st.Title("4", "latency", what, w), st.Dim.Render(head)}, scrolled(m, list, h-2)...)
+	out := append([]string{st.Title("4", "latency", what, w), st.Dim.Render(head)}, scrollList(m, list, h-2)...)
 	return st.Lines(out, w, h)
 }
 
-// ledgerPanel is what became of all that was accepted.
+// ledgerPanel draws what happened to all accepted messages.
 func ledgerPanel(m *model, w, h int) []string {
-	st, t := m.st, &m.snap.Totals
+	st, t := m.styles, &m.snapshot.Totals
 	two, cw := w >= 44 && h > 4, w
 	if two {
 		cw = (w - 2) / 2
@@ -196,7 +196,7 @@ func ledgerPanel(m *model, w, h int) []string {
 	}
 	plain := func(name string, n int64) { list = append(list, st.pair("  "+name, term.Count(n), cw)) }
 	lost := func() {
-		if m.snap.State == load.StateDone || t.Lost > 0 {
+		if m.snapshot.State == load.StateDone || t.Lost > 0 {
 			bad("lost", t.Lost)
 		} else {
 			list = append(list, st.pair(st.Wait+" lost", "after the drain", cw))
@@ -225,21 +225,21 @@ func ledgerPanel(m *model, w, h int) []string {
 		half := (len(list) + 1) / 2
 		list = st.Beside(list[:half], list[half:], cw, w-2-cw)
 	}
-	return st.Lines(append([]string{head}, scrolled(m, list, h-1)...), w, h)
+	return st.Lines(append([]string{head}, scrollList(m, list, h-1)...), w, h)
 }
 
-// pair is a name at the left and a value at the right.
+// pair returns a line with a name on the left and a value on the right.
 func (s *styles) pair(name, value string, w int) string {
 	return " " + s.Fit(name, max(1, w-paint.Width(value)-3)) + " " + value
 }
 
-// errorsPanel is the failures, the most frequent first.
+// errorsPanel draws the failures, the most frequent first.
 func errorsPanel(m *model, w, h int) []string {
-	st := m.st
+	st := m.styles
 	names := stepNames(m)
 	var total int64
 	var counts []load.ErrorCount
-	for _, e := range m.snap.Errors {
+	for _, e := range m.snapshot.Errors {
 		if m.filter == "" || names[e.Step] {
 			counts = append(counts, e)
 			total += e.Count
@@ -261,12 +261,12 @@ func errorsPanel(m *model, w, h int) []string {
 	if len(list) == 0 {
 		list = []string{" " + st.Good.Render(st.OK) + " no request failed"}
 	}
-	return st.Lines(append([]string{st.Title("6", "errors", note, w)}, scrolled(m, list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("6", "errors", note, w)}, scrollList(m, list, h-1)...), w, h)
 }
 
-// healthPanel is whether the generator, or its machine, is the limit.
+// healthPanel draws the figures that show whether the generator or its machine is the limit.
 func healthPanel(m *model, w, h int) []string {
-	st, g := m.st, &m.snap.Health
+	st, g := m.styles, &m.snapshot.Health
 	var list []string
 	gauge := func(name string, share float64, text string) {
 		p := st.Good
@@ -300,7 +300,7 @@ func healthPanel(m *model, w, h int) []string {
 	}
 	gauge("machine", of(g.MachineCPU, g.CPUs), fmt.Sprintf("%.2f, steal %.1f%%", g.MachineCPU, 100*g.Steal))
 	gauge("busy", g.Busy, fmt.Sprintf("%.0f%% of workers", 100*g.Busy))
-	if h <= 4 { // the shortest form has the first ones alone
+	if h <= 4 { // the shortest form has only the first lines
 		return st.Lines(append([]string{st.Title("7", "generator", "", w)}, list...), w, h)
 	}
 	list = append(list,
@@ -313,14 +313,14 @@ func healthPanel(m *model, w, h int) []string {
 	if g.Embedded {
 		note = "with notifyd in it"
 	}
-	return st.Lines(append([]string{st.Title("7", "generator", note, w)}, scrolled(m, list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("7", "generator", note, w)}, scrollList(m, list, h-1)...), w, h)
 }
 
-// agentLines are the agents: what each sends a second, or why it does not.
+// agentLines returns a line for each agent: its rate and the offset of its clock, or its state.
 func agentLines(m *model, w int) (list []string) {
-	st := m.st
-	for i := range m.snap.Agents {
-		a := &m.snap.Agents[i]
+	st := m.styles
+	for i := range m.snapshot.Agents {
+		a := &m.snapshot.Agents[i]
 		text := string(a.State)
 		switch a.State {
 		case load.AgentLost:
@@ -336,9 +336,9 @@ func agentLines(m *model, w int) (list []string) {
 	return list
 }
 
-// serverPanel is what the server says of itself.
+// serverPanel returns the lines with the figures that the server reports of itself.
 func serverPanel(m *model, w int) (list []string) {
-	st, s := m.st, &m.snap.Server
+	st, s := m.styles, &m.snapshot.Server
 	if !s.Known {
 		return nil
 	}

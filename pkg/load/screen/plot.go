@@ -7,18 +7,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// styles are those of a frame, with the colours of lines and of densities.
+// styles holds the styles of a frame, with the colours of lines and of densities.
 type styles struct {
 	paint.Styles
 
 	series [seriesKinds]paint.Paint
 	heat   []paint.Paint // the least dense first
-	shades []rune        // of the heat map, the least dense first
+	shades []rune        // characters of the heat map, the least dense first
 	ascii  bool
 }
 
-// The colours of density: cividis, which was made for colour blindness, without
-// its darkest end.
+// cividis holds the colours of densities: the palette cividis, which is made for colour-blind
+// people, without its darkest end.
 var cividis = []string{"#3b496c", "#575c6d", "#73706f", "#918578", "#b09b6e", "#d0b35c", "#fee838"}
 
 func newStyles(ascii bool) *styles {
@@ -35,61 +35,61 @@ func newStyles(ascii bool) *styles {
 	return st
 }
 
-// kind is what a line of a chart shows; it has its colour and its letter.
-type kind int
+// lineKind says what a line of a chart shows. Each kind has its colour and its letter.
+type lineKind int
 
 const (
-	kindTarget kind = iota
+	kindTarget lineKind = iota
 	kindSent
 	kindAccepted
 	kindDelivered
 	kindBacklog
-	seriesKinds // how many
+	seriesKinds // number of kinds
 )
 
-// letters mark where a line ends, so that lines are told apart without colours.
+// letters holds the letter that marks the end of each kind of line. It tells lines apart without
+// colours.
 var letters = [seriesKinds]byte{'t', 's', 'a', 'd', 'b'}
 
-// series is a line of a chart: a value for each moment, the latest last. NaN
-// leaves a gap.
-type series struct {
-	kind   kind
+// chartLine is a line of a chart: a value for each moment, the latest last. A NaN leaves a gap.
+type chartLine struct {
+	kind   lineKind
 	values []float64
 	dotted bool
 }
 
-// plot draws lines in braille: each cell has two by four dots. ntcharts v2.2.0 was
-// tried: four lines in 100 by 12 cells took 2.8 ms of CPU and 930 KB a frame, here
-// 63 us and 37 KB; and it draws neither gaps, nor marks, nor without UTF-8.
-type plot struct {
-	w, h  int // cells
-	dots  []uint8
-	owner []kind // of a cell: whose colour it has
-	used  []bool
+// braillePlot draws lines with braille characters: each cell has two by four dots. Four lines in
+// 100 by 12 cells take 63 us of CPU and 37 KB a frame. ntcharts v2.2.0 took 2.8 ms and 930 KB,
+// and it can draw neither gaps nor marks, and not without UTF-8.
+type braillePlot struct {
+	w, h     int // size in cells
+	dots     []uint8
+	cellKind []lineKind // kind of the line whose colour a cell has
+	cellUsed []bool
 }
 
-func newPlot(w, h int) *plot {
+func newPlot(w, h int) *braillePlot {
 	w, h = max(0, w), max(0, h)
-	return &plot{w: w, h: h, dots: make([]uint8, w*h), owner: make([]kind, w*h), used: make([]bool, w*h)}
+	return &braillePlot{w: w, h: h, dots: make([]uint8, w*h), cellKind: make([]lineKind, w*h), cellUsed: make([]bool, w*h)}
 }
 
-// The bits of a braille character, by row and column of its dots.
+// braille holds the bits of a braille character, by row and column of its dots.
 var braille = [4][2]uint8{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
-// dot sets a dot; x and y count from the lower left.
-func (p *plot) dot(x, y int, k kind) {
+// setDot sets a dot. x and y count from the lower left.
+func (p *braillePlot) setDot(x, y int, k lineKind) {
 	if x < 0 || y < 0 || x >= 2*p.w || y >= 4*p.h {
 		return
 	}
 	row := p.h - 1 - y/4
 	i := row*p.w + x/2
 	p.dots[i] |= braille[3-y%4][x%2]
-	p.owner[i], p.used[i] = k, true
+	p.cellKind[i], p.cellUsed[i] = k, true
 }
 
-// line draws a series with its latest value at the right edge; top is the value
-// at the upper edge.
-func (p *plot) line(s series, top float64) (end int) {
+// drawLine draws a line with its latest value at the right edge. top is the value at the upper edge.
+// It returns the row in which the line ends, or -1.
+func (p *braillePlot) drawLine(s chartLine, top float64) (end int) {
 	end = -1
 	if top <= 0 || p.w == 0 || p.h == 0 {
 		return end
@@ -106,12 +106,12 @@ func (p *plot) line(s series, top float64) (end int) {
 		x := left + i
 		if s.dotted {
 			if x%3 == 0 {
-				p.dot(x, y, s.kind)
+				p.setDot(x, y, s.kind)
 			}
 		} else {
-			p.dot(x, y, s.kind)
+			p.setDot(x, y, s.kind)
 			for between := min(last, y) + 1; last >= 0 && between < max(last, y); between++ {
-				p.dot(x, between, s.kind)
+				p.setDot(x, between, s.kind)
 			}
 		}
 		last = y
@@ -120,13 +120,13 @@ func (p *plot) line(s series, top float64) (end int) {
 	return end
 }
 
-// rows are the lines of text of the plot.
-func (p *plot) rows(st *styles) []string {
+// textRows returns the rows of the plot as styled text.
+func (p *braillePlot) textRows(st *styles) []string {
 	out := make([]string, 0, p.h)
 	var b, run strings.Builder
 	for row := range p.h {
 		b.Reset()
-		of := kind(-1)
+		of := lineKind(-1)
 		flush := func() {
 			if of >= 0 {
 				b.WriteString(st.series[of].Render(run.String()))
@@ -137,9 +137,9 @@ func (p *plot) rows(st *styles) []string {
 		}
 		for col := range p.w {
 			i := row*p.w + col
-			k := kind(-1)
-			if p.used[i] {
-				k = p.owner[i]
+			k := lineKind(-1)
+			if p.cellUsed[i] {
+				k = p.cellKind[i]
 			}
 			if k != of {
 				flush()
@@ -160,10 +160,10 @@ func (p *plot) rows(st *styles) []string {
 	return out
 }
 
-// chart draws lines over time with an axis at the left and the letters of the
-// lines at the right, in h lines of w columns. axis writes a value. marks are
-// columns of values, counted from the latest, where something happened.
-func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks []int) []string {
+// chart draws lines over time, in h rows of w columns, with an axis on the left and the letters of
+// the lines on the right. axis formats a value. marks holds the positions of markers, in values
+// before the latest.
+func (s *styles) chart(list []chartLine, w, h int, axis func(float64) string, marks []int) []string {
 	const names = 4
 	peak := 0.0
 	for _, l := range list {
@@ -177,7 +177,7 @@ func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks
 			}
 		}
 	}
-	top := ceiling(peak)
+	top := roundUp(peak)
 	gutter := max(paint.Width(axis(top)), paint.Width(axis(top/2))) + 1
 	p := newPlot(w-gutter-names, h)
 	if p.w < 8 || h < 1 {
@@ -185,11 +185,11 @@ func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks
 	}
 	ends := make([]string, h)
 	for _, l := range list {
-		if end := p.line(l, top); end >= 0 {
+		if end := p.drawLine(l, top); end >= 0 {
 			ends[end] += string(letters[l.kind])
 		}
 	}
-	rows := p.rows(s)
+	rows := p.textRows(s)
 	marked := map[int]bool{}
 	for _, m := range marks {
 		if col := p.w - 1 - m/2; col >= 0 && m >= 0 {
@@ -227,18 +227,18 @@ func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks
 	return out
 }
 
-// withMarks draws the rows again with vertical lines where nothing else is.
-func (p *plot) withMarks(s *styles, cols map[int]bool) []string {
+// withMarks returns the rows with a vertical line for each mark, where no line of the chart is.
+func (p *braillePlot) withMarks(s *styles, cols map[int]bool) []string {
 	rows := make([]string, 0, p.h)
 	for row := range p.h {
 		var b strings.Builder
 		for col := range p.w {
 			i := row*p.w + col
 			switch {
-			case p.used[i] && s.ascii:
-				b.WriteString(s.series[p.owner[i]].Render(string(letters[p.owner[i]])))
-			case p.used[i]:
-				b.WriteString(s.series[p.owner[i]].Render(string(rune(0x2800) + rune(p.dots[i]))))
+			case p.cellUsed[i] && s.ascii:
+				b.WriteString(s.series[p.cellKind[i]].Render(string(letters[p.cellKind[i]])))
+			case p.cellUsed[i]:
+				b.WriteString(s.series[p.cellKind[i]].Render(string(rune(0x2800) + rune(p.dots[i]))))
 			case cols[col]:
 				b.WriteString(s.Warn.Render(s.Mark))
 			default:
@@ -250,8 +250,9 @@ func (p *plot) withMarks(s *styles, cols map[int]bool) []string {
 	return rows
 }
 
-// ceiling is the least of 1, 2 or 5 times a power of ten that is not below v.
-func ceiling(v float64) float64 {
+// roundUp returns the least round number that is not below v: 1, 1.5, 2, 3, 4, 5, 6 or 8 times a
+// power of ten.
+func roundUp(v float64) float64 {
 	if v <= 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return 1
 	}
@@ -264,8 +265,8 @@ func ceiling(v float64) float64 {
 	return 10 * p
 }
 
-// spark draws values one row high, the latest at the right.
-func spark(st *styles, values []float64, w int) string {
+// sparkline draws values in one row, the latest on the right.
+func sparkline(st *styles, values []float64, w int) string {
 	lines, _ := st.Bars(values, w, 1)
 	return lines[0]
 }

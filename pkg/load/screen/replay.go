@@ -10,43 +10,42 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// Replay is a Player of a run that is over: it shows its seconds again, at any
-// speed. Counts and rates are what they were; percentiles of steps are those of
-// the intervals until then, and of what was kept for the whole run alone they come
-// at the end, as do the ledger and the verdict.
+// Replay is a Player of a finished run. It shows the seconds of the run again, at any speed. Counts
+// and rates are those of each moment. Percentiles of steps come from the intervals up to then.
+// Percentiles that were kept for the whole run only, the ledger and the verdict appear at the end.
 type Replay struct {
-	r     *load.Result
-	now   func() time.Time
-	at    time.Time     // of the clock, when pos was true
-	pos   time.Duration // of the run
-	rate  float64
-	still bool
+	result *load.Result
+	now    func() time.Time
+	posAt  time.Time     // time of the clock at which pos was set
+	pos    time.Duration // position in the run at posAt
+	speed  float64
+	paused bool
 
-	end       time.Duration
-	intervals []load.Interval // by their end
-	phases    []string
-	steps     map[stepKey]*replayStep
-	next      int // of intervals: the first that steps do not have
-	shown     *load.Snapshot
-	second    int // of shown
-	done      chan struct{}
+	end          time.Duration
+	intervals    []load.Interval // sorted by their end
+	phases       []string
+	steps        map[stepKey]*replayStep
+	nextInterval int // first of intervals that is not added to steps yet
+	shown        *load.Snapshot
+	shownSecond  int // second that shown describes
+	done         chan struct{}
 }
 
 type stepKey struct{ phase, name string }
 
-// replayStep is what a step has reached.
+// replayStep holds the percentiles of a step up to the position.
 type replayStep struct {
-	hists  map[string]*hdrhistogram.Histogram // by kind
-	latest [3]load.Quantiles                  // lag, service, response
-	dirty  bool
+	hists   map[string]*hdrhistogram.Histogram // by kind of latency
+	latest  [3]load.Quantiles                  // lag, service, response
+	changed bool
 }
 
-// NewReplay shows a run from its beginning. A nil clock is time.Now.
+// NewReplay returns a replay from the start of a run. A nil clock is time.Now.
 func NewReplay(r *load.Result, clock func() time.Time) *Replay {
 	if clock == nil {
 		clock = time.Now
 	}
-	p := &Replay{r: r, now: clock, at: clock(), rate: 1, second: -1, done: make(chan struct{})}
+	p := &Replay{result: r, now: clock, posAt: clock(), speed: 1, shownSecond: -1, done: make(chan struct{})}
 	if n := len(r.Seconds); n > 0 {
 		p.end = time.Duration(r.Seconds[n-1].Second+1) * time.Second
 	}
@@ -57,66 +56,66 @@ func NewReplay(r *load.Result, clock func() time.Time) *Replay {
 			p.phases = append(p.phases, name)
 		}
 	}
-	p.rewind()
+	p.resetSteps()
 	return p
 }
 
-func (p *Replay) rewind() {
-	p.steps, p.next = map[stepKey]*replayStep{}, 0
+func (p *Replay) resetSteps() {
+	p.steps, p.nextInterval = map[stepKey]*replayStep{}, 0
 }
 
-// Done is part of Source: a replay has no end.
+// Done implements Source. Its channel is never closed, because a replay has no end.
 func (p *Replay) Done() <-chan struct{} { return p.done }
 
-// position is where the replay is now.
+// position returns the current position in the run.
 func (p *Replay) position() time.Duration {
 	pos := p.pos
-	if !p.still {
-		pos += time.Duration(float64(p.now().Sub(p.at)) * p.rate)
+	if !p.paused {
+		pos += time.Duration(float64(p.now().Sub(p.posAt)) * p.speed)
 	}
 	return min(max(pos, 0), p.end)
 }
 
-func (p *Replay) move(pos time.Duration) { p.pos, p.at = min(max(pos, 0), p.end), p.now() }
+func (p *Replay) moveTo(pos time.Duration) { p.pos, p.posAt = min(max(pos, 0), p.end), p.now() }
 
-// Pause is part of Player.
+// Pause implements Player.
 func (p *Replay) Pause(stopped bool) {
-	p.move(p.position())
-	p.still = stopped
+	p.moveTo(p.position())
+	p.paused = stopped
 }
 
-// Paused is part of Player.
-func (p *Replay) Paused() bool { return p.still }
+// Paused implements Player.
+func (p *Replay) Paused() bool { return p.paused }
 
-// Seek is part of Player.
-func (p *Replay) Seek(by time.Duration) { p.move(p.position() + by) }
+// Seek implements Player.
+func (p *Replay) Seek(by time.Duration) { p.moveTo(p.position() + by) }
 
-// Speed is part of Player; the rate stays between 1/8 and 64.
+// Speed implements Player. The speed stays between 1/8 and 64.
 func (p *Replay) Speed(times float64) {
-	p.move(p.position())
-	p.rate = min(max(p.rate*times, 0.125), 64)
+	p.moveTo(p.position())
+	p.speed = min(max(p.speed*times, 0.125), 64)
 }
 
-// Rate is part of Player.
-func (p *Replay) Rate() float64 { return p.rate }
+// Rate implements Player.
+func (p *Replay) Rate() float64 { return p.speed }
 
-// Latest is part of Source.
+// Latest implements Source.
 func (p *Replay) Latest() *load.Snapshot {
 	second := int(p.position() / time.Second)
-	if second == p.second {
+	if second == p.shownSecond {
 		return p.shown
 	}
-	if second < p.second {
-		p.rewind()
+	if second < p.shownSecond {
+		p.resetSteps()
 	}
-	p.second = second
-	p.shown = p.build(second)
+	p.shownSecond = second
+	p.shown = p.snapshotAt(second)
 	return p.shown
 }
 
-// build is the run when so many seconds were over.
-func (p *Replay) build(second int) *load.Snapshot {
-	r := p.r
+// snapshotAt returns the snapshot of the run after so many seconds.
+func (p *Replay) snapshotAt(second int) *load.Snapshot {
+	r := p.result
 	s := &load.Snapshot{
 		At: r.Started.Add(time.Duration(second) * time.Second), Elapsed: time.Duration(second) * time.Second, Planned: r.Sending,
 		State: load.StateRunning, Scenario: r.Scenario.Name,
@@ -135,7 +134,7 @@ func (p *Replay) build(second int) *load.Snapshot {
 			Delivered: float64(last.Delivered) / sec, Failed: float64(last.Failed) / sec,
 		}
 		s.Health, s.Totals.Backlog = last.Health, last.Backlog
-		s.Phase = p.phase(last.Phase)
+		s.Phase = p.phaseOf(last.Phase)
 		if last.Draining {
 			s.State = load.StateDraining
 		}
@@ -160,15 +159,15 @@ func (p *Replay) build(second int) *load.Snapshot {
 		t.Known = t.Known && t.Since <= s.Elapsed
 		s.Thresholds = append(s.Thresholds, t)
 	}
-	p.reach(s.Elapsed)
+	p.addIntervals(s.Elapsed)
 	for i := range r.Steps {
 		k := stepKey{r.Steps[i].Phase, r.Steps[i].Name}
 		if steps[k] == nil {
-			continue // it has not begun
+			continue // the step has not begun
 		}
 		step := r.Steps[i].StepSnapshot
 		if s.Elapsed < p.end {
-			p.until(&step, k)
+			p.setQuantiles(&step, k)
 			step.Totals, step.Rates = *steps[k], load.Rates{}
 		}
 		s.Steps = append(s.Steps, step)
@@ -197,10 +196,10 @@ func addSecond(s *load.Snapshot, row *load.SecondRow, steps map[stepKey]*load.To
 	}
 }
 
-func (p *Replay) phase(name string) load.Phase {
+func (p *Replay) phaseOf(name string) load.Phase {
 	out := load.Phase{Name: name, Index: slices.Index(p.phases, name), Of: len(p.phases)}
-	for i := range p.r.Seconds {
-		row := &p.r.Seconds[i]
+	for i := range p.result.Seconds {
+		row := &p.result.Seconds[i]
 		if row.Phase == name && !row.Draining {
 			if out.Ends == 0 {
 				out.Began = time.Duration(row.Second) * time.Second
@@ -211,16 +210,16 @@ func (p *Replay) phase(name string) load.Phase {
 	return out
 }
 
-// reach adds the intervals that were over by then.
-func (p *Replay) reach(t time.Duration) {
-	for ; p.next < len(p.intervals); p.next++ {
-		l := &p.intervals[p.next]
+// addIntervals adds the intervals that end by t to the histograms of the steps.
+func (p *Replay) addIntervals(t time.Duration) {
+	for ; p.nextInterval < len(p.intervals); p.nextInterval++ {
+		l := &p.intervals[p.nextInterval]
 		if l.Start+l.Length > t {
 			return
 		}
 		h, err := load.DecodeHistogram(l.Histogram)
 		if err != nil {
-			continue // a damaged one is left out
+			continue // leave out a damaged histogram
 		}
 		k := stepKey{l.Phase, l.Step}
 		s := p.steps[k]
@@ -232,23 +231,23 @@ func (p *Replay) reach(t time.Duration) {
 			s.hists[l.Kind] = load.NewHistogram()
 		}
 		s.hists[l.Kind].Merge(h)
-		s.dirty = true
+		s.changed = true
 	}
 }
 
-// until gives a step the percentiles it had by then.
-func (p *Replay) until(step *load.StepSnapshot, k stepKey) {
+// setQuantiles gives a step the percentiles up to the position.
+func (p *Replay) setQuantiles(step *load.StepSnapshot, k stepKey) {
 	step.EndToEnd, step.Lateness = load.Quantiles{}, load.Quantiles{}
 	s := p.steps[k]
 	if s == nil {
 		step.Lag, step.Service, step.Response = load.Quantiles{}, load.Quantiles{}, load.Quantiles{}
 		return
 	}
-	if s.dirty {
+	if s.changed {
 		for i, kind := range []string{"lag", "service", "response"} {
 			s.latest[i] = load.QuantilesOf(s.hists[kind])
 		}
-		s.dirty = false
+		s.changed = false
 	}
 	step.Lag, step.Service, step.Response = s.latest[0], s.latest[1], s.latest[2]
 }

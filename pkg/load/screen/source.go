@@ -15,46 +15,46 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Source is the run that is drawn. Its methods are called from one goroutine and
-// return at once.
+// Source is the run that the screen shows. Its methods are called from one goroutine and must return
+// at once.
 type Source interface {
-	// Latest is the newest snapshot, nil before the first. A new one is another
+	// Latest returns the newest snapshot, nil before the first. A new snapshot is another
 	// pointer.
 	Latest() *load.Snapshot
-	// Done is closed when the run has ended; Latest is then its last snapshot.
+	// Done returns a channel that is closed when the run has ended. Latest then returns the
+	// last snapshot.
 	Done() <-chan struct{}
 }
 
-// Control is what a person may do to a run. nil, where a Control is asked for,
-// means that one may only watch.
+// Control is what the user may do to a run. A nil Control means that the user may only watch.
 type Control interface {
 	Stop()            // ends the sending; the drain and the summary follow
 	Mark(text string) // draws a line across the charts, now
 }
 
-// Steerer changes how messages of a run arrive. A run that was steered is no
-// measurement of the rate that was planned, and says so.
+// Steerer changes the rate at which messages of a run become due. A run that was steered is no
+// measurement of the planned rate, and its result says so.
 type Steerer interface {
-	Pause(paused bool)  // nothing becomes due meanwhile
+	Pause(paused bool)  // while paused, no message becomes due
 	Pace(times float64) // multiplies the rate of all steps
 }
 
-// Player is a Source that can be moved: a replay.
+// Player is a Source with a position that can be changed: a replay.
 type Player interface {
 	Source
 	Pause(stopped bool)
 	Paused() bool
 	Seek(by time.Duration)
-	Speed(times float64) // of now: 2 doubles it
-	Rate() float64       // 1: as it was
+	Speed(times float64) // multiplies the current speed: 2 doubles it
+	Rate() float64       // current speed; 1: that of the run
 }
 
-// Run shows a run on a terminal until it ends or somebody leaves the screen, says
-// how, and leaves the terminal as it was. in and out are the terminal's; env is the
-// environment, as of os.Environ, which says what the terminal can.
+// Run shows a run on a terminal until the run ends or the user leaves the screen. It returns how
+// the user left, and restores the terminal. in and out are the terminal. env is the environment
+// as returned by os.Environ, which tells the abilities of the terminal.
 //
-// The end of ctx is for the run to follow: the screen stays until the source is
-// done, so that one sees the drain. A replay ends with ctx.
+// When ctx ends, the run is expected to stop. The screen stays until the source is done, so that
+// the user sees the drain. A replay ends with ctx.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) (Left, error) {
 	m := newModel(o)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler(), tea.WithFPS(10))
@@ -71,10 +71,10 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Optio
 	return m.left, nil
 }
 
-// stoppedMsg says that the run is being stopped from outside.
+// stoppedMsg says that the run is being stopped from outside the screen.
 type stoppedMsg struct{}
 
-// Format is how Lines writes a second.
+// Format is the form in which Lines writes a second.
 type Format string
 
 // The formats.
@@ -83,12 +83,11 @@ const (
 	JSONL Format = "jsonl" // {"type":"second", ...}: a load.SecondRow
 )
 
-// Lines writes a line for each second of a run that is complete, until the run or
-// ctx ends: where there is no terminal, and after somebody left the screen. from is
-// the first second to write. No line has an escape of a terminal. It stops at the
-// first error of w.
+// Lines writes a line for each complete second of a run, until the run or ctx ends. It is used
+// without a terminal, and after the user has left the screen. from is the first second to write.
+// The lines have no terminal escapes. Lines stops at the first error of w and returns it.
 func Lines(ctx context.Context, w io.Writer, src Source, f Format, from int) error {
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(drawEvery)
 	defer tick.Stop()
 	for ended := false; ; {
 		if s := src.Latest(); s != nil {
@@ -109,14 +108,14 @@ func Lines(ctx context.Context, w io.Writer, src Source, f Format, from int) err
 		select {
 		case <-tick.C:
 		case <-src.Done():
-			ended = true // what came last is still to be written
+			ended = true // write the last seconds before the end
 		case <-ctx.Done():
 			ended = true
 		}
 	}
 }
 
-// WriteLine writes one second.
+// WriteLine writes one second as a line.
 func WriteLine(w io.Writer, r *load.SecondRow, f Format) error {
 	if f == JSONL {
 		raw, err := json.Marshal(struct {
@@ -126,7 +125,7 @@ func WriteLine(w io.Writer, r *load.SecondRow, f Format) error {
 		if err != nil {
 			return err
 		}
-		// Between double quotes JSON's escapes are those of EscapeControls.
+		// EscapeControls uses escapes that are valid inside JSON strings.
 		_, err = fmt.Fprintln(w, notify.EscapeControls(string(raw)))
 		return err
 	}
