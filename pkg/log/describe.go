@@ -187,7 +187,7 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	}
 	if cfg.Replication > len(c.Brokers) {
 		add("", cfg.MinInSync > len(c.Brokers), "Start the brokers that are missing, or add some.",
-			"%d replicas are wanted, and %d brokers are there", cfg.Replication, len(c.Brokers))
+			"%d replicas are wanted, but there are only %d brokers", cfg.Replication, len(c.Brokers))
 	}
 	if c.OffsetsKept > 0 && c.OffsetsKept < cfg.Keep {
 		add("", false, fmt.Sprintf("Set %s of every broker to %d or more.", offsetRetention, int64(math.Ceil(cfg.Keep.Minutes()))),
@@ -209,7 +209,7 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 			add(name, true, "Start the brokers that have them.", "partitions without a leader: %v", t.Leaderless)
 		}
 		if len(t.UnderReplicated) > 0 {
-			add(name, false, "Start the brokers that lack; they catch up by themselves.", "partitions with replicas that lag: %v", t.UnderReplicated)
+			add(name, false, "Start the missing brokers; their replicas catch up by themselves.", "partitions with replicas that lag: %v", t.UnderReplicated)
 		}
 		if t.Replication < cfg.Replication {
 			add(name, true, "Reassign its partitions with kafka-reassign-partitions.", "%d replicas, %d are wanted", t.Replication, cfg.Replication)
@@ -222,11 +222,11 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 // check compares the topic's settings with those of cfg.
 func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair, format string, args ...any)) {
 	if len(t.Settings) == 0 {
-		add(t.Name, false, "Allow us to describe topics' configs.", "its settings cannot be read")
+		add(t.Name, false, "Allow notifyd's user to describe the configs of topics (DescribeConfigs).", "its settings cannot be read")
 		return
 	}
 	if least, err := strconv.Atoi(t.Settings["min.insync.replicas"]); err == nil && t.InSync < least && len(t.Leaderless) == 0 {
-		add(t.Name, true, "Start the brokers that lack; they catch up by themselves.",
+		add(t.Name, true, "Start the missing brokers; their replicas catch up by themselves.",
 			"%d replicas in sync, min.insync.replicas is %d: appends are refused", t.InSync, least)
 	}
 	want := cfg.settings(t.Name)
@@ -234,7 +234,7 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 		return fmt.Sprintf("kafka-configs --alter --entity-type topics --entity-name %s --add-config %s=%s", cfg.Conn.wireName(t.Name), key, want[key])
 	}
 	if p := t.Settings["cleanup.policy"]; strings.Contains(p, "compact") {
-		add(t.Name, true, alter("cleanup.policy"), "cleanup.policy is %s: of a user's records all but the last would go", p)
+		add(t.Name, true, alter("cleanup.policy"), "cleanup.policy is %s: all of a user's records except the last would be deleted", p)
 	}
 	if u := t.Settings["unclean.leader.election.enable"]; u == "true" {
 		add(t.Name, true, alter("unclean.leader.election.enable"), "an unclean leader may be elected: acknowledged records would be lost")
@@ -249,8 +249,8 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 			add(t.Name, wrong, alter(key), "%s is %d, %d is wanted: %s", key, has, least, why)
 		}
 	}
-	less("min.insync.replicas", true, "fewer replicas than that have what is acknowledged")
+	less("min.insync.replicas", true, "fewer replicas than that have the acknowledged records")
 	less("max.message.bytes", true, "large requests would be refused")
-	less("retention.ms", want["retention.ms"] == "-1", "records of that age go, read or not: a lane that stands longer loses what it holds")
-	less("retention.bytes", false, "a burst may remove what nobody has read yet")
+	less("retention.ms", want["retention.ms"] == "-1", "older records are deleted even if unread: a lane that is stopped for longer loses records")
+	less("retention.bytes", false, "a burst may remove unread records")
 }

@@ -148,7 +148,7 @@ func (k *Keys) Seal(owner, text string) string {
 func (k *Keys) Open(owner, sealed string) (string, error) {
 	id := KeyID(sealed)
 	if id == "" {
-		return "", errors.New("sealed in a form that is not known here: by a newer release, or damaged")
+		return "", errors.New("the sealed text has an unknown form: it is damaged, or a newer release wrote it")
 	}
 	one, ok := k.find(id)
 	if !ok {
@@ -160,7 +160,7 @@ func (k *Keys) Open(owner, sealed string) (string, error) {
 		text, err = one.aead.Open(nil, nil, raw, []byte(purpose+owner))
 	}
 	if err != nil {
-		return "", errors.New("damaged, or of another caller: the key fits and it does not open")
+		return "", errors.New("damaged, or sealed for another caller: the right key is there, but the text does not open")
 	}
 	return string(text), nil
 }

@@ -105,7 +105,7 @@ func (s schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	return err
 }
 
-// scheduled is what is stored of a schedule.
+// storedSchedule is a schedule with its head, as stored.
 type storedSchedule struct {
 	schedule engine.Schedule
 	head     engine.ScheduleHead

@@ -49,8 +49,8 @@ type checkResult struct {
 	commits map[place]map[string]int64 // by group
 }
 
-// check finds what is wrong with the log in cfg.Dir, writes down what is lost,
-// and mends the segments.
+// check finds the damage of the log in cfg.Dir, writes the losses down, and mends the segments. The
+// log must not be open.
 func check(cfg Config) (_ checkResult, err error) {
 	c := &checker{cfg: cfg, now: time.Now(), buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 	c.next = map[place]int64{}

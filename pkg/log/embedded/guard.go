@@ -120,6 +120,6 @@ func (g *Guard) measureFailed(err error) bool {
 func (g *Guard) fail(err error) {
 	g.broken.CompareAndSwap(nil, &notify.Error{
 		Kind: notify.KindUnavailable, Code: "disk_error",
-		Msg: "the log's volume failed; intake stands until a restart", Err: err,
+		Msg: "the log's volume failed; intake is stopped until a restart", Err: err,
 	})
 }
