@@ -1,5 +1,9 @@
-// Package atomicfile makes files and folders that a power cut does not take back:
-// when a function returns nil, both the content and the name are on the disk.
+// Package atomicfile writes files and folders that survive a power cut: when a function
+// returns nil, both the content and the name are on the disk.
+//
+// A file is written under a temporary name, synced, renamed, and then its folder is synced.
+// A reader therefore sees the old content or the new content, never a part of it. After an
+// error either content may be there.
 package atomicfile
 
 import (
@@ -9,11 +13,11 @@ import (
 	"path/filepath"
 )
 
-// MkdirAll makes a folder, and those above it, for their owner alone (0700). Where
-// it is there already nothing is written.
+// MkdirAll makes a folder and its missing parents with mode 0700. It writes nothing if the
+// folder exists.
 func MkdirAll(dir string) error {
 	dir = filepath.Clean(dir)
-	var parents []string // of the folders that are missing, the lowest first
+	var parents []string // parent of each missing folder, deepest first
 	for d := dir; ; d = filepath.Dir(d) {
 		_, err := os.Stat(d)
 		if err == nil {
@@ -28,7 +32,7 @@ func MkdirAll(dir string) error {
 		return err
 	}
 	for _, p := range parents {
-		// One that may be written to and not read cannot be synced by us.
+		// Sync needs read permission. A folder that is only writable cannot be synced.
 		if err := SyncDir(p); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
@@ -36,15 +40,15 @@ func MkdirAll(dir string) error {
 	return nil
 }
 
-// WriteFile makes or replaces a file of mode 0600. Whoever reads it, also after a
-// power cut or beside another WriteFile, finds the old content or the new one.
-func WriteFile(name string, data []byte) error { return write(name, data, Rename) }
+// WriteFile creates or replaces a file of mode 0600. A reader finds the old content or the
+// new content, also after a power cut and while another WriteFile runs.
+func WriteFile(name string, data []byte) error { return writeTemp(name, data, Rename) }
 
-// NewFile is WriteFile for a file that must not exist: it returns fs.ErrExist where
-// it does, and leaves that file as it is.
+// NewFile is WriteFile for a file that must not exist yet. It returns fs.ErrExist if the file
+// exists, and leaves that file unchanged.
 func NewFile(name string, data []byte) error {
-	return write(name, data, func(from, to string) error {
-		err := os.Link(from, to) // fails where to exists, which Rename would replace
+	return writeTemp(name, data, func(from, to string) error {
+		err := os.Link(from, to) // fails if to exists; Rename would replace it
 		if err == nil {
 			return errors.Join(os.Remove(from), SyncDir(filepath.Dir(to)))
 		}
@@ -55,8 +59,9 @@ func NewFile(name string, data []byte) error {
 	})
 }
 
-// write writes a file beside name and calls give to give it that name.
-func write(name string, data []byte, give func(from, to string) error) error {
+// writeTemp writes and syncs a temporary file in the folder of name, then calls publish to
+// move it to name. On an error it removes the temporary file.
+func writeTemp(name string, data []byte, publish func(from, to string) error) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // mode 0600
 	if err != nil {
 		return err
@@ -66,16 +71,16 @@ func write(name string, data []byte, give func(from, to string) error) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = give(f.Name(), name)
+		err = publish(f.Name(), name)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // the error before says more
+		_ = os.Remove(f.Name()) // the first error explains more
 	}
 	return err
 }
 
-// Rename gives a file or folder that is on the disk another name beside it,
-// instead of the file that has it, if any.
+// Rename renames a file or folder durably, and replaces a file that has the new name. The
+// content must be synced before, and both names must be in the same folder.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -83,7 +88,7 @@ func Rename(from, to string) error {
 	return SyncDir(filepath.Dir(to))
 }
 
-// SyncDir makes the names in a folder durable, as they are now.
+// SyncDir makes the names in a folder durable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

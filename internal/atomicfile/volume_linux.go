@@ -12,8 +12,8 @@ func FreeBytes(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// SameVolume reports whether two folders are on one volume. A folder that cannot be
-// looked at is on none.
+// SameVolume reports whether two folders are on one volume. It returns false if stat fails
+// on either of them.
 func SameVolume(a, b string) bool {
 	var sa, sb unix.Stat_t
 	return unix.Stat(a, &sa) == nil && unix.Stat(b, &sb) == nil && sa.Dev == sb.Dev

@@ -1,10 +1,10 @@
 // Package freeport finds ports of loopback for servers that are stopped and started
 // again on the port they had.
 //
-// A port that listening on ":0" gives will not do for those: it is one of the ports
-// that the kernel gives to outgoing connections, and while the server is away another
-// connection is given it, or a client that dials the server is, and so connects to
-// itself. The server cannot listen then.
+// A port from listening on ":0" does not work for such a server: the kernel also gives these
+// ports to outgoing connections. While the server is down another connection may get its
+// port, or a client that dials the server may get it and connect to itself. Then the server
+// cannot listen again.
 package freeport
 
 import (
@@ -15,31 +15,33 @@ import (
 	"sync"
 )
 
-// The ports are dealt out in lots, a lot to one process at a time: it listens on the
-// first port of its lots to its end, so two processes never offer the same port, also
-// long before their servers listen. Outgoing connections have 32768 to 60999 where
-// nothing else is set (Linux, net.ipv4.ip_local_port_range), and a node of a Redis
-// cluster takes the port 10,000 above its own, too.
+// Ports are handed out in lots. A process owns a lot by listening on its first port until the
+// process ends, so two processes never hand out the same port, even long before their servers
+// listen. Outgoing connections use 32768 to 60999 by default (Linux,
+// net.ipv4.ip_local_port_range). A node of a Redis cluster also uses the port 10,000 above its
+// own.
 const (
 	lowest = 10_000
 	lots   = 49 // to 22,543
 	lot    = 256
 )
 
+// held is what this process owns. Its mutex guards all fields.
 var held struct {
 	sync.Mutex
-	guards    []net.Listener // kept open, and from the collector
-	next, end int            // of the last lot: not offered yet
+	guards    []net.Listener // on the first port of each lot; referenced so that none is closed by the collector
+	next, end int            // ports of the newest lot that were not handed out yet
 }
 
-// Find returns the first of n ports (1 to 255) in a row, all of which can be listened
-// on at 127.0.0.1 now. No other call returns one of them, in this process or another
-// one, before this process ends; other programs may take them.
+// Find returns the first of n consecutive ports (1 to 255) on which a server can listen at
+// 127.0.0.1 now. No other call returns any of them, in this process or another one, before
+// this process ends. Programs that do not use this package may take them. Find returns an
+// error if n is out of range or other processes own all lots.
 func Find(n int) (int, error) {
 	held.Lock()
 	defer held.Unlock()
 	if n < 1 || n >= lot {
-		return 0, fmt.Errorf("freeport: %d ports, 1 to %d can be had", n, lot-1)
+		return 0, fmt.Errorf("freeport: %d ports requested; ask for 1 to %d", n, lot-1)
 	}
 	for {
 		for ; held.next+n <= held.end; held.next++ {
@@ -48,17 +50,17 @@ func Find(n int) (int, error) {
 				return p, nil
 			}
 		}
-		if err := takeLot(); err != nil {
+		if err := claimLot(); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// firstLot is where the search for a lot begins.
+// firstLot returns the lot at which the search begins. Tests replace it.
 var firstLot = func() int { return rand.IntN(lots) }
 
-// takeLot takes a lot that no process has; held is locked.
-func takeLot() error {
+// claimLot claims a lot that no process owns. The caller holds held.
+func claimLot() error {
 	start := firstLot()
 	for i := range lots {
 		first := lowest + (start+i)%lots*lot

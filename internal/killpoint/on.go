@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
+// rule is one entry of NOTIFYD_FAULT.
 type rule struct {
-	left   int
+	left   int // Hits until the action; mu guards it
 	action string
 }
 
@@ -35,7 +36,8 @@ var rules = sync.OnceValue(func() map[string]*rule {
 
 var mu sync.Mutex
 
-// Hit marks a place where a process may die at the worst moment.
+// Hit runs the action of NOTIFYD_FAULT if this is the configured Hit of name. It marks a place
+// where the death of the process is most dangerous.
 func Hit(name string) {
 	r := rules()[name]
 	if r == nil {
@@ -58,12 +60,13 @@ func Hit(name string) {
 	default:
 		fmt.Fprintln(os.Stderr, "fault: killed at", name)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // never on from here
+		select {} // no code runs between Kill and the death of the process
 	}
 }
 
-// Clock returns how much further ahead than it is the process takes its clock for. The
-// file is read each time, so that a test can turn the clock while the process runs.
+// Clock returns how far the clock of this process runs ahead of the real time. It reads the
+// file on each call, so that a test can change the clock while the process runs. It returns 0
+// if there is no readable file.
 func Clock() time.Duration {
 	text, err := os.ReadFile(os.Getenv("NOTIFYD_FAULT_CLOCK"))
 	if err != nil {

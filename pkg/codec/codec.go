@@ -1,5 +1,6 @@
-// Package codec packs records into bytes and unpacks them. One function describes a
-// record for both ways, so that the two cannot differ.
+// Package codec packs records into bytes and unpacks them. One function describes the fields
+// of a record for both directions, so that packing and unpacking cannot differ. Start with
+// Pack and Unpack; Packer and Unpacker are the same without their allocations.
 package codec
 
 import (
@@ -9,31 +10,31 @@ import (
 	"unsafe"
 )
 
-// Codec packs or unpacks one record. After the first damage every read yields zero,
-// and Unpack reports false. What is unpacked shares one copy of the packed bytes: who
-// keeps a text of a record for long clones it.
+// Codec packs or unpacks one record. After the first damaged field every read yields zero, and
+// Unpack returns false. Unpacked strings and slices share one copy of the packed bytes: a caller
+// that keeps a string for long must clone it, or it keeps the whole record in memory.
 type Codec struct {
-	b    []byte
-	at   int // what of b was read
-	read bool
-	bad  bool
+	b       []byte
+	pos     int  // bytes of b that were read
+	reading bool // the codec unpacks
+	damaged bool // a field could not be read
 
 	numWords int
 	words    [maxWords]string // see Word
 }
 
-// Pack returns the version and what fn describes.
+// Pack returns the version byte followed by the fields that fn describes.
 func Pack(version byte, fn func(*Codec)) []byte {
 	c := Packer(make([]byte, 0, 256), version)
 	fn(&c)
 	return c.b
 }
 
-// Unpack reads what Pack returned. It reports whether all of it was read and its
-// version was 1 to version; of a newer version nothing is read.
+// Unpack reads a record that Pack wrote. It returns true if it read all bytes and the record's
+// version is from 1 to version. It reads nothing of a newer version.
 func Unpack(b []byte, version byte, fn func(*Codec)) bool {
 	c := Unpacker(b, version)
-	if !c.bad {
+	if !c.damaged {
 		fn(&c)
 	}
 	return c.Whole()
@@ -43,67 +44,68 @@ func Unpack(b []byte, version byte, fn func(*Codec)) bool {
 // allocations of Pack cost too much.
 func Packer(b []byte, version byte) Codec { return Codec{b: append(b, version)} }
 
-// Packed returns the bytes with the record.
+// Packed returns the bytes that Packer was given, followed by the record.
 func (c *Codec) Packed() []byte { return c.b }
 
-// Unpacker returns a codec that reads what Packer wrote. It is for such paths, too; see
-// Whole.
+// Unpacker returns a codec that reads what Packer wrote. The caller calls Whole after the last
+// field.
 func Unpacker(b []byte, version byte) Codec {
 	if len(b) == 0 || b[0] == 0 || b[0] > version {
-		return Codec{read: true, bad: true}
+		return Codec{reading: true, damaged: true}
 	}
-	return Codec{b: append([]byte(nil), b[1:]...), read: true}
+	return Codec{b: append([]byte(nil), b[1:]...), reading: true}
 }
 
-// Whole reports what Unpack does, once the record was read.
-func (c *Codec) Whole() bool { return !c.bad && c.at == len(c.b) }
+// Whole reports whether the record was undamaged and was read to its last byte.
+func (c *Codec) Whole() bool { return !c.damaged && c.pos == len(c.b) }
 
-func (c *Codec) damaged() { c.bad, c.at = true, len(c.b) }
+func (c *Codec) markDamaged() { c.damaged, c.pos = true, len(c.b) }
 
-// next returns the next n bytes, nil if there are fewer.
-func (c *Codec) next(n int) []byte {
-	if n > len(c.b)-c.at {
-		c.damaged()
+// nextBytes returns the next n bytes, or nil if fewer are left.
+func (c *Codec) nextBytes(n int) []byte {
+	if n > len(c.b)-c.pos {
+		c.markDamaged()
 		return nil
 	}
-	c.at += n
-	return c.b[c.at-n : c.at : c.at]
+	c.pos += n
+	return c.b[c.pos-n : c.pos : c.pos]
 }
 
-// Uint is an unsigned integer of variable length.
+// Uint packs or unpacks an unsigned integer of variable length.
 func (c *Codec) Uint(v *uint64) {
 	switch {
-	case !c.read:
+	case !c.reading:
 		c.b = binary.AppendUvarint(c.b, *v)
-	case c.at < len(c.b) && c.b[c.at] < 0x80: // most
-		*v = uint64(c.b[c.at])
-		c.at++
+	case c.pos < len(c.b) && c.b[c.pos] < 0x80: // the common case: one byte
+		*v = uint64(c.b[c.pos])
+		c.pos++
 	default:
-		u, n := binary.Uvarint(c.b[c.at:])
+		u, n := binary.Uvarint(c.b[c.pos:])
 		if n <= 0 {
-			c.damaged()
+			c.markDamaged()
 			u, n = 0, 0
 		}
 		*v = u
-		c.at += n
+		c.pos += n
 	}
 }
 
-// Int64 is an integer of variable length.
+// Int64 packs or unpacks a signed integer of variable length (zigzag).
 func (c *Codec) Int64(v *int64) {
 	u := uint64(*v)<<1 ^ uint64(*v>>63)
 	c.Uint(&u)
 	*v = int64(u>>1) ^ -int64(u&1)
 }
 
-// Number is every integer that fits into 64 bits.
+// Number is any integer type of at most 64 bits.
 type Number interface {
 	~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64
 }
 
-// Num is any integer but those of 64 random bits, which Fixed is for.
+// Num packs or unpacks an integer of variable length. Use Fixed for 64 random bits, which would
+// take 10 bytes here.
 func Num[N Number](c *Codec, v *N) {
-	if ^N(0) > 0 { // it has no sign
+	if ^N(0) > 0 { // an unsigned type
 		u := uint64(*v)
 		c.Uint(&u)
 		*v = N(u)
@@ -114,38 +116,38 @@ func Num[N Number](c *Codec, v *N) {
 	*v = N(i)
 }
 
-// Delta is an integer that lies near another one, which is known.
+// Delta packs or unpacks v as its difference from near, which both directions know.
 func Delta[N Number](c *Codec, v *N, near N) {
 	d := *v - near
 	Num(c, &d)
 	*v = near + d
 }
 
-// Fixed is an integer of 8 bytes.
+// Fixed packs or unpacks an integer as 8 bytes, little endian.
 func (c *Codec) Fixed(v *uint64) {
-	if !c.read {
+	if !c.reading {
 		c.b = binary.LittleEndian.AppendUint64(c.b, *v)
 		return
 	}
 	*v = 0
-	if b := c.next(8); b != nil {
+	if b := c.nextBytes(8); b != nil {
 		*v = binary.LittleEndian.Uint64(b)
 	}
 }
 
-// Byte is one byte.
+// Byte packs or unpacks one byte.
 func (c *Codec) Byte(v *byte) {
-	if !c.read {
+	if !c.reading {
 		c.b = append(c.b, *v)
 		return
 	}
 	*v = 0
-	if b := c.next(1); b != nil {
+	if b := c.nextBytes(1); b != nil {
 		*v = b[0]
 	}
 }
 
-// Bool is one byte.
+// Bool packs or unpacks a bool as one byte.
 func (c *Codec) Bool(v *bool) {
 	var n byte
 	if *v {
@@ -155,35 +157,37 @@ func (c *Codec) Bool(v *bool) {
 	*v = n == 1
 }
 
-// Len is the length of a list whose items take at least a byte each, so that
-// damage cannot make the reader allocate more than the value is long.
+// Len packs or unpacks the length of a list whose items take at least one byte each. It marks
+// the record damaged if the length exceeds the bytes that are left, so a damaged length cannot
+// make the reader allocate more than that.
 func (c *Codec) Len(n int) int {
 	u := uint64(n)
 	c.Uint(&u)
-	if c.read && u > uint64(len(c.b)-c.at) || u > math.MaxInt32 {
-		c.damaged()
+	if c.reading && u > uint64(len(c.b)-c.pos) || u > math.MaxInt32 {
+		c.markDamaged()
 		return 0
 	}
 	return int(u)
 }
 
-// Str is a text, behind its length.
+// Str packs or unpacks a string as its length and its bytes.
 func (c *Codec) Str(v *string) {
 	n := c.Len(len(*v))
-	if !c.read {
+	if !c.reading {
 		c.b = append(c.b, *v...)
 		return
 	}
-	*v = unsafe.String(unsafe.SliceData(c.next(n)), n)
+	*v = unsafe.String(unsafe.SliceData(c.nextBytes(n)), n)
 }
 
-// maxWords bounds the table of words of a record. Further ones are written in full.
+// maxWords bounds a record's table of words. Words beyond it are written in full.
 const maxWords = 8
 
-// Word is a text that a record may hold many times.
+// Word packs or unpacks a string that a record may hold many times. A repeated word is written
+// as its number in the table of words.
 func (c *Codec) Word(v *string) {
-	var n uint64 // 0: empty, 1: a text follows, else word n-2
-	if !c.read && *v != "" {
+	var n uint64 // 0: empty, 1: the string follows, else word n-2
+	if !c.reading && *v != "" {
 		n = uint64(slices.Index(c.words[:c.numWords], *v) + 2)
 	}
 	switch c.Uint(&n); {
@@ -192,7 +196,7 @@ func (c *Codec) Word(v *string) {
 	case n >= 2 && n < 2+maxWords:
 		*v = c.words[n-2]
 	case n > 2:
-		c.damaged()
+		c.markDamaged()
 	default:
 		if c.Str(v); c.numWords < maxWords {
 			c.words[c.numWords] = *v
@@ -201,33 +205,33 @@ func (c *Codec) Word(v *string) {
 	}
 }
 
-// Bytes of length 0 are unpacked as nil.
+// Bytes packs or unpacks a byte slice as its length and its bytes. It unpacks length 0 as nil.
 func (c *Codec) Bytes(v *[]byte) {
 	n := c.Len(len(*v))
-	if !c.read {
+	if !c.reading {
 		c.b = append(c.b, *v...)
 		return
 	}
 	*v = nil
 	if n > 0 {
-		*v = c.next(n)
+		*v = c.nextBytes(n)
 	}
 }
 
-// Raw is a part of a length that is known.
+// Raw packs or unpacks len(v) bytes without their length, which both directions know.
 func (c *Codec) Raw(v []byte) {
-	if !c.read {
+	if !c.reading {
 		c.b = append(c.b, v...)
 		return
 	}
-	copy(v, c.next(len(v)))
+	copy(v, c.nextBytes(len(v)))
 }
 
-// Slice is the length of a slice whose items the caller packs or unpacks next, in
-// order. Nil and empty are unpacked as nil.
+// Slice packs the length of a slice, or unpacks it and allocates the slice. The caller then
+// packs or unpacks the items in order. An empty slice is unpacked as nil.
 func Slice[V any](c *Codec, vs *[]V) {
 	n := c.Len(len(*vs))
-	if !c.read {
+	if !c.reading {
 		return
 	}
 	*vs = nil
@@ -236,7 +240,7 @@ func Slice[V any](c *Codec, vs *[]V) {
 	}
 }
 
-// List is a slice, each item as item describes it.
+// List packs or unpacks a slice and calls item for each of its items.
 func List[V any](c *Codec, vs *[]V, item func(*Codec, *V)) {
 	Slice(c, vs)
 	for i := range *vs {

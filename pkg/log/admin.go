@@ -17,21 +17,21 @@ import (
 // AdminConfig configures an Admin. The zero value of a field means its default.
 type AdminConfig struct {
 	Conn Conn
-	// Replication of topics that EnsureTopics creates, and what Check wants at
-	// least. Default: the brokers', and any.
+	// Replication is the number of replicas of topics that EnsureTopics creates, and the minimum
+	// that Check requires. Default: the brokers' default, and no minimum.
 	Replication int
-	// MinInSync is min.insync.replicas of those topics: how many replicas have a
-	// record when it is acknowledged. At most Replication. Default: the brokers'.
+	// MinInSync is min.insync.replicas of those topics: the number of replicas that have a
+	// record when it is acknowledged. At most Replication. Default: the brokers' default.
 	MinInSync int
-	// MaxRecordBytes is the largest record those topics must take. Default
-	// 1,000,000, as ProducerConfig's.
+	// MaxRecordBytes is the largest record those topics must take. Default 1,000,000, as in
+	// ProducerConfig.
 	MaxRecordBytes int
-	// Keep is how long records stay that were read: Check wants the brokers to keep
-	// the offsets of groups as long. 0: Check does not look at that.
+	// Keep is how long records that were read are kept. Check requires the brokers to keep the
+	// offsets of groups as long. 0: Check does not compare them.
 	Keep time.Duration
 }
 
-// Admin looks after topics and offsets. It may be used from any goroutine.
+// Admin manages topics and offsets. It may be used from any goroutine.
 type Admin struct {
 	cfg AdminConfig
 	adm *kadm.Client
@@ -43,16 +43,16 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	switch {
 	case cfg.Replication < 0 || cfg.MinInSync < 0 || cfg.Replication > math.MaxInt16:
-		return nil, fmt.Errorf("stream: replication %d, min.insync.replicas %d", cfg.Replication, cfg.MinInSync)
+		return nil, fmt.Errorf("log: replication %d, min.insync.replicas %d", cfg.Replication, cfg.MinInSync)
 	case cfg.Replication > 0 && cfg.MinInSync > cfg.Replication:
-		return nil, fmt.Errorf("stream: min.insync.replicas %d of %d replicas: nothing could be appended", cfg.MinInSync, cfg.Replication)
+		return nil, fmt.Errorf("log: min.insync.replicas %d of %d replicas: nothing could be appended", cfg.MinInSync, cfg.Replication)
 	}
 	if err := cfg.Conn.validate(); err != nil {
 		return nil, err
 	}
 	cl, err := cfg.Conn.client()
 	if err != nil {
-		return nil, fmt.Errorf("stream: admin: %w", err)
+		return nil, fmt.Errorf("log: admin: %w", err)
 	}
 	return &Admin{cfg: cfg, adm: kadm.NewClient(cl)}, nil
 }
@@ -67,9 +67,9 @@ func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]in
 	return out, err
 }
 
-// eachTopic calls fn with each of the topics that exists.
+// eachTopic calls fn for each of topics that exists.
 func (a *Admin) eachTopic(ctx context.Context, topics []string, fn func(name string, d *kadm.TopicDetail)) error {
-	details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wires(topics)...)
+	details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wireNames(topics)...)
 	if err != nil {
 		return translate(err)
 	}
@@ -79,35 +79,35 @@ func (a *Admin) eachTopic(ctx context.Context, topics []string, fn func(name str
 		case d.Err != nil:
 			return translate(d.Err)
 		default:
-			fn(a.cfg.Conn.own(d.Topic), &d)
+			fn(a.cfg.Conn.productName(d.Topic), &d)
 		}
 	}
 	return nil
 }
 
-// StartOffsets returns the first offset held by each partition of topics.
+// StartOffsets returns the first offset of each partition of topics.
 func (a *Admin) StartOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
-	listed, err := a.adm.ListStartOffsets(ctx, a.cfg.Conn.wires(topics)...)
+	listed, err := a.adm.ListStartOffsets(ctx, a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// EndOffsets returns the offset the next record of each partition will get.
+// EndOffsets returns the end of each partition of topics: the offset of its next record.
 func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
-	listed, err := a.adm.ListEndOffsets(ctx, a.cfg.Conn.wires(topics)...)
+	listed, err := a.adm.ListEndOffsets(ctx, a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// OffsetsSince returns the offset of the first record of each partition whose time
-// is at or after a time; its end where there is none.
+// OffsetsSince returns for each partition the offset of the first record whose time is not before
+// at, or the end of the partition if there is none.
 func (a *Admin) OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[TopicPartition]int64, error) {
-	listed, err := a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), a.cfg.Conn.wires(topics)...)
+	listed, err := a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// Committed returns what a group has committed; partitions without a commit,
-// and groups that do not exist, are missing.
+// Committed returns the committed offsets of a group. Partitions without a commit are missing. The
+// result is empty if the group does not exist.
 func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition]int64, error) {
-	resps, err := a.adm.FetchOffsets(ctx, a.cfg.Conn.wire(group))
+	resps, err := a.adm.FetchOffsets(ctx, a.cfg.Conn.wireName(group))
 	if errors.Is(err, kerr.GroupIDNotFound) {
 		return map[TopicPartition]int64{}, nil
 	}
@@ -120,17 +120,17 @@ func (a *Admin) Committed(ctx context.Context, group string) (map[TopicPartition
 	out := make(map[TopicPartition]int64)
 	resps.Each(func(r kadm.OffsetResponse) {
 		if r.At >= 0 {
-			out[a.cfg.Conn.at(r.Topic, r.Partition)] = r.At
+			out[a.cfg.Conn.fromWire(r.Topic, r.Partition)] = r.At
 		}
 	})
 	return out, nil
 }
 
-// DeleteRecords removes the records below each offset for good.
+// DeleteRecords permanently removes the records below each offset.
 func (a *Admin) DeleteRecords(ctx context.Context, below map[TopicPartition]int64) error {
 	offsets := make(kadm.Offsets)
 	for tp, at := range below {
-		offsets.AddOffset(a.cfg.Conn.wire(tp.Topic), tp.Partition, at, -1)
+		offsets.AddOffset(a.cfg.Conn.wireName(tp.Topic), tp.Partition, at, -1)
 	}
 	resps, err := a.adm.DeleteRecords(ctx, offsets)
 	if err == nil {

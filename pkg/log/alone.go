@@ -2,13 +2,13 @@ package log
 
 import "sync"
 
-// alone owns one message that came from no group.
-type alone struct {
+// loneOwner is the msgOwner of a message that belongs to no group (NewMsg).
+type loneOwner struct {
 	done func()
 	mu   sync.Mutex
 }
 
-func (o *alone) finished(m *Msg) []*Msg {
+func (o *loneOwner) finished(m *Msg) []*Msg {
 	if o.done != nil {
 		o.done()
 	}
@@ -19,7 +19,7 @@ func (o *alone) finished(m *Msg) []*Msg {
 	return next
 }
 
-func (o *alone) after(m, next *Msg) bool {
+func (o *loneOwner) after(m, next *Msg) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if m.done.Load() {

@@ -16,14 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// assignment is one partition between its assignment and its loss. One
-// goroutine (run) calls the handler; records come from the poll loop and are
-// marked from anywhere.
+// assignment is one partition from its assignment until its loss. One goroutine (run) calls the
+// handler. The poll loop, or readLocal, queues records. Any goroutine may mark them done.
 //
-// A record is queued, then handed to the handler, then done. The partition is
-// paused in the client while more records, or bytes, are queued or handed than
-// the caps allow: a client that polls on while the handler is behind would
-// deliver all of that again after a crash.
+// A record is queued, then handed to the handler, then done. The partition is paused in the
+// client while more records or bytes are queued or handed than the limits allow: all of them
+// would be delivered again after a crash.
 type assignment struct {
 	g       *Group
 	cl      *kgo.Client
@@ -31,59 +29,59 @@ type assignment struct {
 	ctx     context.Context // ends with the assignment
 	cancel  context.CancelFunc
 	handler PartitionHandler
-	stopped chan struct{} // closed when run returned
+	stopped chan struct{} // closed when run has returned
 
-	following sync.WaitGroup // who reads a Local; done before stopped is closed
+	localReaders sync.WaitGroup // goroutines of readLocal; run waits for them before it returns
 
-	mu         sync.Mutex
-	changed    chan struct{} // closed and replaced when queue or state change
-	track      tracker
-	queue      []*Msg // not handed yet
-	handed     int    // records handed and not done
-	records    int    // queued or handed and not done
-	bytes      int
-	running    bool // the handler is inside Handle
-	draining   bool // nothing is handed any more
-	paused     bool
-	committed  int64 // -1: none
-	next       int64 // offset after the last one polled
-	generation int   // how often it has begun
-	newFrom    int64 // end of the log at the begin: what is there from here on was appended after the assignment
-	held       error // why the partition stands until it goes; nil: it does not
-	high       int64 // high watermark last seen
+	mu           sync.Mutex    // guards the fields below
+	stateChanged chan struct{} // closed and replaced when the queue or a state field changes
+	track        tracker
+	queue        []*Msg // records not handed yet
+	handed       int    // records handed and not done
+	records      int    // records queued or handed, and not done
+	bytes        int    // size of these records
+	running      bool   // the handler is inside Handle
+	draining     bool   // no more records are handed out
+	paused       bool
+	committed    int64 // committed offset; -1: none
+	next         int64 // offset after the last record polled
+	generation   int   // number of calls of startAt
+	endAtStart   int64 // end of the log at startAt: records from here on were appended after the assignment
+	held         error // why the partition is stopped until this member loses it; nil: it is not
+	high         int64 // high watermark last seen
 }
 
 func newAssignment(ctx context.Context, g *Group, cl *kgo.Client, tp TopicPartition) *assignment {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &assignment{
 		g: g, cl: cl, tp: tp, ctx: ctx, cancel: cancel,
-		stopped: make(chan struct{}), changed: make(chan struct{}),
-		track: newTracker(-1), committed: -1, next: -1, high: -1, newFrom: math.MaxInt64,
+		stopped: make(chan struct{}), stateChanged: make(chan struct{}),
+		track: newTracker(-1), committed: -1, next: -1, high: -1, endAtStart: math.MaxInt64,
 	}
 	a.handler = g.handler.Assigned(ctx, tp)
 	return a
 }
 
 func (a *assignment) wakeLocked() {
-	close(a.changed)
-	a.changed = make(chan struct{})
+	close(a.stateChanged)
+	a.stateChanged = make(chan struct{})
 }
 
-// begin sets where the assignment starts: the committed offset, or the one that
-// replaces it. end is the end of the log, asked for after the assignment.
-func (a *assignment) begin(at, committed, end int64, rejoin context.CancelCauseFunc) {
+// startAt sets the offset at which the assignment starts: the committed offset, or the one that
+// replaces it. end is the end of the log, read after the assignment.
+func (a *assignment) startAt(at, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.track = newTracker(at)
-	a.committed, a.next, a.newFrom = committed, at, end
+	a.committed, a.next, a.endAtStart = committed, at, end
 	a.generation++
 	if local := a.g.cfg.Conn.Local; local != nil && !a.draining {
-		a.following.Add(1)
-		go a.follow(local, at, a.generation, rejoin)
+		a.localReaders.Add(1)
+		go a.readLocal(local, at, a.generation, rejoin)
 	}
 }
 
-// pushFetched queues what the client has fetched.
+// pushFetched queues records that the client has fetched.
 func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	rs := make([]Record, len(recs))
 	for i, r := range recs {
@@ -95,8 +93,8 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// push queues records, in order; epoch is the leader epoch of each. False: the
-// assignment has begun anew since the generation, or is about to go.
+// push queues records, in order; epoch returns the leader epoch of record i. It queues nothing and
+// returns false if the assignment was restarted since generation, or is being given up.
 func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
@@ -105,7 +103,7 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 		m := &slab[i]
 		m.Record = recs[i]
 		m.Attempt, m.epoch, m.owner = 1, epoch(i), a
-		if m.Lost() { // nobody is handed it
+		if m.Lost() { // not handed to the handler
 			m.done.Store(true)
 			lost++
 		} else {
@@ -117,14 +115,14 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	defer a.mu.Unlock()
 	a.high = max(a.high, high)
 	if a.draining || generation != a.generation {
-		return false // met again by the next owner
+		return false // the next owner reads them
 	}
 	if len(msgs) == 0 {
 		return true
 	}
 	a.next = recs[len(recs)-1].Offset + 1
 	for _, m := range msgs {
-		m.AfterAssign = m.Offset >= a.newFrom
+		m.AfterAssign = m.Offset >= a.endAtStart
 	}
 	a.track.add(msgs)
 	if lost > 0 {
@@ -137,14 +135,14 @@ func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, ge
 	if cfg := &a.g.cfg; !a.paused && (a.records >= cfg.MaxInFlight || a.bytes >= cfg.MaxInFlightBytes) {
 		a.paused = true
 		if cfg.Conn.Local == nil {
-			a.cl.PauseFetchPartitions(a.g.cfg.Conn.only(a.tp))
+			a.cl.PauseFetchPartitions(a.g.cfg.Conn.nestOne(a.tp))
 		}
 	}
 	a.wakeLocked()
 	return true
 }
 
-// finished is called at the first Done of a message.
+// finished implements msgOwner: it is called at the first Done of a message.
 func (a *assignment) finished(m *Msg) []*Msg {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -183,7 +181,7 @@ func (a *assignment) resumeLocked() {
 		a.wakeLocked()
 		return
 	}
-	a.cl.ResumeFetchPartitions(a.g.cfg.Conn.only(a.tp))
+	a.cl.ResumeFetchPartitions(a.g.cfg.Conn.nestOne(a.tp))
 }
 
 // run hands records to the handler until the assignment ends.
@@ -191,17 +189,17 @@ func (a *assignment) run() {
 	defer close(a.stopped)
 	defer func() {
 		a.mu.Lock()
-		a.draining = true // a partition that is lost was not drained; no follower begins any more
+		a.draining = true // a lost partition was not drained; this keeps startAt from starting another readLocal
 		a.mu.Unlock()
-		a.following.Wait()
+		a.localReaders.Wait()
 	}()
 	for {
-		batch := a.take()
+		batch := a.takeBatch()
 		if batch == nil {
 			return
 		}
 		if err := a.handle(batch); err != nil && a.ctx.Err() == nil {
-			if !errors.Is(err, notify.ErrNewer) { // of that one hold tells
+			if !errors.Is(err, notify.ErrNewer) { // hold reports ErrNewer
 				a.g.cfg.Events.failed(a.tp, err)
 			}
 			a.retry(batch, err)
@@ -213,8 +211,9 @@ func (a *assignment) run() {
 	}
 }
 
-// take waits for records and hands them out; nil when the assignment is over.
-func (a *assignment) take() []*Msg {
+// takeBatch waits for records and returns up to MaxPollRecords of them. It returns nil when the
+// assignment ends.
+func (a *assignment) takeBatch() []*Msg {
 	for {
 		a.mu.Lock()
 		if a.draining {
@@ -230,7 +229,7 @@ func (a *assignment) take() []*Msg {
 			return batch
 		}
 		a.queue = nil
-		changed := a.changed
+		changed := a.stateChanged
 		a.mu.Unlock()
 		select {
 		case <-changed:
@@ -240,7 +239,7 @@ func (a *assignment) take() []*Msg {
 	}
 }
 
-// handle calls the handler; a panic becomes a *Panic.
+// handle calls the handler. It returns a panic as a *Panic.
 func (a *assignment) handle(batch []*Msg) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -250,14 +249,13 @@ func (a *assignment) handle(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retry delivers what a failed batch left undone again until it is taken, after
-// a backoff and one record at a time, so that the one that makes the handler
-// fail is found and does not take the others with it. It gives up when the
-// partition is about to go.
+// retry delivers the records of a failed batch that are not done again, until the handler accepts
+// them. It does so after a backoff and one record at a time, so that a record that makes the
+// handler fail does not block the others. It gives up when the partition is being given up.
 func (a *assignment) retry(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
-		if !a.pause(wait) {
+		if !a.waitUnlessDraining(wait) {
 			a.abandon(todo)
 			return
 		}
@@ -285,10 +283,10 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 	}
 }
 
-// hold stops the partition at m until it is about to go: a newer release wrote m, or
-// what the handler must read for m, and only a process of that release can handle it.
-// Nothing behind m is handed out, so that the order of the partition stays, and nothing
-// is committed past m.
+// hold stops the partition at m until the partition is given up: a newer release wrote m, or a row
+// that the handler must read for m, and only a process of that release can handle it. No record
+// after m is handed out, so that the order of the partition stays, and no offset past m is
+// committed.
 func (a *assignment) hold(m *Msg, cause error) {
 	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
 	a.mu.Lock()
@@ -297,7 +295,7 @@ func (a *assignment) hold(m *Msg, cause error) {
 	if f := a.g.cfg.Events.Held; f != nil {
 		f(a.tp, cause)
 	}
-	for a.pause(time.Hour) {
+	for a.waitUnlessDraining(time.Hour) {
 	}
 }
 
@@ -313,13 +311,13 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 	return a.handle(one)
 }
 
-// pause waits; false: the partition is about to go.
-func (a *assignment) pause(d time.Duration) bool {
+// waitUnlessDraining waits for d. It returns false as soon as the partition is being given up.
+func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	for {
 		a.mu.Lock()
-		draining, changed := a.draining, a.changed
+		draining, changed := a.draining, a.stateChanged
 		a.mu.Unlock()
 		if draining {
 			return false
@@ -334,8 +332,8 @@ func (a *assignment) pause(d time.Duration) bool {
 	}
 }
 
-// abandon stops counting records that nobody works on as handed: a drain need
-// not wait for them.
+// abandon stops counting records as handed that the handler will not process any more, so that a
+// drain does not wait for them.
 func (a *assignment) abandon(msgs []*Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -348,13 +346,13 @@ func (a *assignment) abandon(msgs []*Msg) {
 	a.wakeLocked()
 }
 
-// drain stops handing out records and waits until nothing handed is unfinished,
-// or ctx ends. It may be called more than once.
+// drain stops handing out records and waits until all records handed out are done, or ctx ends. It
+// may be called more than once.
 func (a *assignment) drain(ctx context.Context) {
 	a.mu.Lock()
 	if !a.draining {
 		a.draining = true
-		for _, m := range a.queue { // nobody will mark these
+		for _, m := range a.queue { // the handler never gets these
 			a.records--
 			a.bytes -= m.size()
 		}
@@ -368,7 +366,7 @@ func (a *assignment) drain(ctx context.Context) {
 	}
 	for {
 		a.mu.Lock()
-		idle, changed := a.handed == 0 && !a.running, a.changed
+		idle, changed := a.handed == 0 && !a.running, a.stateChanged
 		a.mu.Unlock()
 		if idle {
 			return
@@ -381,13 +379,13 @@ func (a *assignment) drain(ctx context.Context) {
 	}
 }
 
-// end cancels the assignment's context and waits for the handler to come back,
-// or ctx to end. What is marked afterwards changes nothing.
-func (a *assignment) end(ctx context.Context) error {
+// cancelAndWait cancels the assignment's context and waits until the handler has returned or ctx
+// ends. Records that are marked done afterwards have no effect.
+func (a *assignment) cancelAndWait(ctx context.Context) error {
 	a.cancel()
 	a.mu.Lock()
 	a.draining = true
-	if a.paused { // a pause outlives the assignment in the client
+	if a.paused { // the client keeps a pause beyond the assignment
 		a.resumeLocked()
 	}
 	a.mu.Unlock()
@@ -395,12 +393,12 @@ func (a *assignment) end(ctx context.Context) error {
 	case <-a.stopped:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("stream: handler of %s did not return", a.tp)
+		return fmt.Errorf("log: handler of %s did not return", a.tp)
 	}
 }
 
-// mark returns what there is to commit; ok is false when that is nothing new.
-func (a *assignment) mark() (at kgo.EpochOffset, ok bool) {
+// markToCommit returns the low-water mark. ok is false if it is not above the committed offset.
+func (a *assignment) markToCommit() (at kgo.EpochOffset, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return kgo.EpochOffset{Epoch: a.track.epoch, Offset: a.track.low}, a.track.moved && a.track.low > a.committed
@@ -412,7 +410,7 @@ func (a *assignment) markCommitted(at int64) {
 	a.committed = max(a.committed, at)
 }
 
-// fromKgo returns a record of a topic.
+// fromKgo converts a record of the client library; topic is the product's name.
 func fromKgo(topic string, r *kgo.Record) Record {
 	rec := Record{Topic: topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
 	if len(r.Headers) > 0 {

@@ -10,20 +10,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// byOwner assigns partitions by the members' owners and the numbers of the partitions
-// alone. So in groups that have members of the same processes a process gets the same
-// partitions of topics of the same size: the workers of a channel's lanes and retries all
-// need the profiles of the users of their partitions, and the process holds those users
-// once. Members that come or go move few partitions, and partitions that are added move
-// none.
+// byOwner is a balancer that assigns partitions only by the members' owners and the numbers of the
+// partitions. So a process gets the same partitions of topics of the same size in all groups with
+// members of the same processes. The workers of a channel's lanes and retries all need the
+// profiles of the users of their partitions, and the process then holds those profiles once.
+// Members that join or leave move few partitions; partitions that are added move none.
 type byOwner struct {
 	owner string
-	// counts returns the numbers of partitions that a topic had and has, ascending.
+	// counts returns the past and present numbers of partitions of a topic, ascending.
 	counts func(wire string) []int
 }
 
-// ProtocolName implements kgo.GroupBalancer. A group in which a member does not know it,
-// of an earlier release, balances by cooperative-sticky until that member is gone.
+// ProtocolName implements kgo.GroupBalancer. A group with a member of an earlier release, which does
+// not know this protocol, balances by cooperative-sticky until that member is gone.
 func (byOwner) ProtocolName() string { return "notifyd-by-owner" }
 
 // IsCooperative implements kgo.GroupBalancer.
@@ -51,7 +50,7 @@ func (byOwner) ParseSyncAssignment(assignment []byte) (map[string][]int32, error
 func (b byOwner) MemberBalancer(members []kmsg.JoinGroupResponseMember) (kgo.GroupMemberBalancer, map[string]struct{}, error) {
 	cb, err := kgo.NewConsumerBalancer(b, members)
 	if err != nil {
-		return nil, nil, fmt.Errorf("stream: balance: %w", err)
+		return nil, nil, fmt.Errorf("log: balance: %w", err)
 	}
 	topics := cb.MemberTopics()
 	return cb, topics, nil
@@ -65,14 +64,14 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 		var owners []string
 		cb.EachMember(func(m *kmsg.JoinGroupResponseMember, meta *kmsg.ConsumerMemberMetadata) {
 			if slices.Contains(meta.Topics, topic) {
-				// Two members of one owner are told apart by their ids.
+				// The member id distinguishes two members of one owner.
 				members, owners = append(members, m), append(owners, string(meta.UserData)+"\x00"+m.MemberID)
 			}
 		})
 		if len(members) == 0 {
 			continue
 		}
-		for p, i := range shareOut(owners, int(n), b.counts(topic)) {
+		for p, i := range assignPartitions(owners, int(n), b.counts(topic)) {
 			plan.AddPartition(members[i], topic, int32(p))
 		}
 	}
@@ -80,20 +79,20 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 	return plan
 }
 
-// profileClasses is engine.ProfileParts. A partition's users are in the parts that agree
-// with its number modulo what divides both.
+// profileClasses equals engine.ProfileParts. The users of a partition are in the profile parts whose
+// number equals the partition's modulo the greatest common divisor of both counts.
 const profileClasses = 36
 
-// shareOut returns for each of n partitions the index of its owner. Each gets as many as
-// another, or one more. An owner's claim to a partition is a hash of both (rendezvous
-// hashing), the same for partitions whose users the store keeps in the same parts: so an
-// owner has few parts to read. Where there were fewer partitions before, by counts, those
-// are given as they were then.
-func shareOut(owners []string, n int, counts []int) []int {
+// assignPartitions returns for each of n partitions the index of its owner. The numbers of partitions
+// of two owners differ by at most one. The owner with the highest score gets a partition
+// (rendezvous hashing). The score is the same for partitions whose users the store keeps in the
+// same parts, so an owner reads few parts. If the topic had fewer partitions before, by counts,
+// those partitions keep their assignment.
+func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)
 	if earlier > 0 {
-		out = shareOut(owners, counts[earlier-1], counts[:earlier-1])
+		out = assignPartitions(owners, counts[earlier-1], counts[:earlier-1])
 		for _, i := range out {
 			has[i]++
 		}
@@ -115,7 +114,7 @@ func shareOut(owners []string, n int, counts []int) []int {
 			by[i] = i
 		}
 		slices.SortFunc(by, func(x, y int) int {
-			return cmp.Or(cmp.Compare(claim(owners[y], c), claim(owners[x], c)), cmp.Compare(owners[x], owners[y]))
+			return cmp.Or(cmp.Compare(ownerScore(owners[y], c), ownerScore(owners[x], c)), cmp.Compare(owners[x], owners[y]))
 		})
 		for p := c; p < n; p += class {
 			if p < kept {
@@ -132,8 +131,8 @@ func shareOut(owners []string, n int, counts []int) []int {
 	return out
 }
 
-// claim is the hash of an owner, without what tells its members apart, and a class.
-func claim(owner string, class int) uint64 {
+// ownerScore returns the hash of an owner, without its member id, and a class of partitions.
+func ownerScore(owner string, class int) uint64 {
 	h := fnv.New64a()
 	for i := range len(owner) {
 		if owner[i] == 0 {
@@ -142,7 +141,7 @@ func claim(owner string, class int) uint64 {
 		}
 	}
 	_, _ = fmt.Fprintf(h, "%s/%d", owner, class)
-	x := h.Sum64() // whose high bits differ little for short texts
+	x := h.Sum64() // for short texts its high bits differ little, so they are mixed
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31

@@ -20,7 +20,7 @@ func TestOwnersGetTheSamePartitionsInAllGroups(t *testing.T) {
 	for _, n := range []int{1, 4, 6, 12, 18, 24, 84, 100} {
 		for members := 1; members <= 9; members++ {
 			owners := ownersOf(members)
-			out := shareOut(owners, n, nil)
+			out := assignPartitions(owners, n, nil)
 			has := map[int]int{}
 			for _, i := range out {
 				has[i]++
@@ -34,7 +34,7 @@ func TestOwnersGetTheSamePartitionsInAllGroups(t *testing.T) {
 			for i, o := range owners {
 				other[members-1-i] = o + "\x00" + fmt.Sprint("another id", i*7%members)
 			}
-			for p, i := range shareOut(other, n, nil) {
+			for p, i := range assignPartitions(other, n, nil) {
 				if members-1-i != out[p] {
 					t.Fatalf("%d partitions, %d members: partition %d is %d's in one group, %d's in another", n, members, p, out[p], members-1-i)
 				}
@@ -50,10 +50,10 @@ func TestAddedPartitionsMoveNoOthers(t *testing.T) {
 	counts := []int{6, 12, 84}
 	for members := 1; members <= 9; members++ {
 		owners := ownersOf(members)
-		before := shareOut(owners, counts[0], counts[:1])
+		before := assignPartitions(owners, counts[0], counts[:1])
 		for k, n := range counts[1:] {
-			after := shareOut(owners, n, counts[:k+1]) // the last is announced a little later
-			if told := shareOut(owners, n, counts); !slices.Equal(told, after) {
+			after := assignPartitions(owners, n, counts[:k+1]) // the last is announced a little later
+			if told := assignPartitions(owners, n, counts); !slices.Equal(told, after) {
 				t.Errorf("%d members: %d partitions move when they are announced", members, n)
 			}
 			has := make([]int, members)
@@ -76,7 +76,7 @@ func TestAMemberThatComesMovesFewPartitions(t *testing.T) {
 	for _, n := range []int{18, 12, 84} {
 		moved, least := 0, 0
 		for members := 2; members <= 8; members++ {
-			before, after := shareOut(ownersOf(members), n, nil), shareOut(ownersOf(members+1), n, nil)
+			before, after := assignPartitions(ownersOf(members), n, nil), assignPartitions(ownersOf(members+1), n, nil)
 			least += n / (members + 1)
 			for p := range before {
 				if before[p] != after[p] {
@@ -96,7 +96,7 @@ func TestOwnersReadFewPartsOfTheProfiles(t *testing.T) {
 	for _, n := range []int{18, 12, 84} {
 		owners := ownersOf(4)
 		read := make([]map[int]bool, len(owners))
-		for p, i := range shareOut(owners, n, nil) {
+		for p, i := range assignPartitions(owners, n, nil) {
 			for part := range profileClasses {
 				d := 36
 				for b := n; b != 0; {

@@ -14,69 +14,70 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Conn says how to reach the brokers. It is shared by everything here.
+// Conn holds the connection settings that all clients of this package share.
 type Conn struct {
 	// Brokers are the seeds, host:port. Required.
 	Brokers []string
-	// ClientID is how the brokers' logs and quotas name us.
+	// ClientID is our name in the brokers' logs and quotas.
 	ClientID string `default:"notifyd"`
 	// TLS is used for every connection where it is enabled.
 	TLS secrets.TLS
-	// SASL authenticates every connection when set. Default: nobody in particular.
+	// SASL authenticates every connection if set. Default: no authentication.
 	SASL *SASL
-	// Rack is where we stand, as the brokers' broker.rack says it: records are then
-	// read from a replica of the same rack where the brokers allow it
-	// (replica.selector.class). Default: from the leaders.
+	// Rack is our rack, as in the brokers' broker.rack. Records are then read from a replica in
+	// the same rack, if the brokers allow it (replica.selector.class). Default: read from the
+	// leaders.
 	Rack string
-	// Prefix stands before the name of every topic and every consumer group at the brokers.
-	// Not with Local. Default: none.
+	// Prefix is put before the name of every topic and consumer group at the brokers. It cannot
+	// be used with Local. Default: none.
 	Prefix string
-	// Dial replaces the dialer, where the log is in this process and in tests; not with
-	// TLS. Default: TCP, 500 ms.
+	// Dial replaces the dialer, for the embedded log and in tests. It cannot be used with TLS.
+	// Default: TCP with a timeout of 500 ms.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Local reads records without the network, where the log is in this process.
-	// Default: they are fetched.
+	// Local reads records without the network, for the embedded log. Default: records are
+	// fetched.
 	Local Local
-	// Counter, when set, counts what is asked of the brokers.
+	// Counter, if set, counts the requests to the brokers.
 	Counter *Counter
-	// Logger gets what the client library says, from warnings up.
+	// Logger gets the client library's warnings and errors.
 	Logger *slog.Logger `default:"discard"`
 }
 
 func (c Conn) validate() error {
 	switch {
 	case len(c.Brokers) == 0:
-		return errors.New("stream: no brokers")
+		return errors.New("log: no brokers are given; name at least one, host:port")
 	case c.Local != nil && c.Prefix != "":
-		return errors.New("stream: a log in this process has no prefix")
+		return errors.New("log: a prefix (Conn.Prefix) cannot be used with a log in this process")
 	case c.Dial != nil && c.TLS.Enabled:
-		return errors.New("stream: a dialer of its own and TLS")
+		return errors.New("log: a dialer (Conn.Dial) cannot be combined with TLS")
 	}
 	_, err := c.options()
 	return err
 }
 
-// metadataAge is how soon a client knows of partitions that were added to a topic. It is
-// far below the time between making them and using them (cluster.RaiseSpread).
+// metadataAge is the time after which a client knows of partitions that were added to a topic. It
+// must be far below the time between adding partitions and using them (cluster.RaiseSpread).
 const metadataAge = 15 * time.Second
 
-// dialTimeout bounds a connect: a dead host must be known within a second. A TLS
-// handshake has longer: a busy broker works on it whether we still wait or not, and
-// clients that give up and come again add to that.
+// dialTimeout bounds a connect, so that a dead host is noticed within a second. A TLS handshake may
+// take longer: a busy broker works on it even after the client has given up, and a client that
+// gives up and connects again adds to its load.
 const (
 	dialTimeout      = 500 * time.Millisecond
 	handshakeTimeout = 5 * time.Second
 )
 
-// backoff is the wait before a request or a connection is tried again: soon at
-// first, for a leader that has moved is found at once, then doubling up to 800 ms; of
-// many clients no two at the same moment.
+// backoff returns the wait before a request or a connection is retried. The first wait is short,
+// because the new place of a moved leader is usually known at once. The wait doubles up to
+// 800 ms, with jitter so that many clients do not retry at the same moment.
 func backoff(fails int) time.Duration {
 	wait := 50 * time.Millisecond << min(max(fails-1, 0), 4)
 	return wait*3/4 + rand.N(wait/2)
 }
 
-// dialTLS connects and shakes hands, each within its own bound.
+// dialTLS returns a dialer that connects within dialTimeout and completes the TLS handshake within
+// handshakeTimeout.
 func dialTLS(conf *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := &net.Dialer{Timeout: dialTimeout}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -104,8 +105,7 @@ func dialTLS(conf *tls.Config) func(ctx context.Context, network, addr string) (
 	}
 }
 
-// client returns a client with what every one here has in common. It does not
-// connect.
+// client returns a client with the common options and more. It does not connect.
 func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 	opts, err := c.options()
 	if err != nil {
@@ -114,9 +114,8 @@ func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 	return kgo.NewClient(append(opts, more...)...)
 }
 
-// options are those common ones. Retries come fast and metadata is never older
-// than it must be, so that a moved leader is found at once; the defaults of the
-// library are made for patience.
+// options returns the options that all clients share. Retries are quick and metadata is refreshed
+// often, so that a moved leader is found at once. The library's defaults wait longer.
 func (c Conn) options() ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
@@ -157,7 +156,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 	return opts, nil
 }
 
-// bridge hands the library's warnings and errors to slog.
+// bridge passes the library's log lines to slog.
 type bridge struct{ log *slog.Logger }
 
 func (b bridge) Level() kgo.LogLevel {

@@ -7,7 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Config is how Kafka is used: the section kafka of the configuration file.
+// Config is the section kafka of the configuration file.
 type Config struct {
 	Brokers []string    `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
 	TLS     secrets.TLS `koanf:"tls"`
@@ -25,8 +25,7 @@ type Config struct {
 	MinInSync     int           `koanf:"min_insync" min:"0" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
 }
 
-// Conn returns how the brokers are reached. It returns an error where the password
-// cannot be read.
+// Conn returns the connection settings. It returns an error if the password cannot be read.
 func (c *Config) Conn(logger *slog.Logger) (Conn, error) {
 	conn := Conn{Brokers: c.Brokers, Rack: c.Rack, Prefix: c.TopicPrefix, TLS: c.TLS, Logger: logger}
 	if c.SASL.Mechanism == "" {

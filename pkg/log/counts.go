@@ -8,19 +8,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// Counts is what the clients of a Conn asked of the brokers.
+// Counts holds the numbers of requests that the clients of a Conn sent to the brokers.
 type Counts struct {
 	Produce        int64 // requests
 	ProduceBatches int64 // record batches in them, one for each partition of a request
-	Fetch          int64 // requests, of which the ones that found nothing waited for data
+	Fetch          int64 // requests, including those that waited for data in vain
 	FetchBatches   int64 // record batches read
 	Commit         int64 // requests that commit offsets
 	Heartbeat      int64
 	Other          int64
 }
 
-// Counter counts for all clients whose Conn names it. The zero value is ready. Its On
-// methods are hooks of the client library.
+// Counter counts the requests of all clients whose Conn.Counter it is. The zero value is ready.
+// Its On methods are hooks of the client library.
 type Counter struct {
 	produce, produceBatches, fetch, fetchBatches, commit, heartbeat, other atomic.Int64
 }

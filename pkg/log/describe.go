@@ -16,42 +16,42 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 )
 
-// Cluster is what brokers say of themselves and of some topics.
+// Cluster is the state of the brokers and of some topics, as the brokers report it.
 type Cluster struct {
 	Brokers []Broker // by id
-	Topics  []Topic  // by name; those that do not exist are missing
-	// OffsetsKept is how long the brokers keep the offsets of a group that has no
-	// members: the shortest of all brokers. 0: not known.
+	Topics  []Topic  // by name; topics that do not exist are missing
+	// OffsetsKept is how long the brokers keep the offsets of a group without members: the
+	// shortest time of all brokers. 0: not known.
 	OffsetsKept time.Duration
 }
 
 // Broker is one broker.
 type Broker struct {
 	ID      int32
-	Addr    string // host:port, as it tells clients
+	Addr    string // host:port, as the broker advertises it
 	Rack    string // empty: none
-	Version string // a guess from the requests it knows: "v4.1"; empty when it did not answer
-	Err     error  // why it did not
+	Version string // guessed from the requests it supports: "v4.1"; empty if it did not answer
+	Err     error  // why it did not answer
 }
 
 // Topic is one topic.
 type Topic struct {
 	Name        string
 	Partitions  int
-	Replication int // of the partition with the fewest replicas
-	InSync      int // replicas in sync, of the partition with the fewest
-	// Leaderless and UnderReplicated are partitions without a leader, and with
-	// fewer replicas in sync than there are.
+	Replication int // lowest number of replicas of a partition
+	InSync      int // lowest number of replicas in sync of a partition
+	// Leaderless lists partitions without a leader, UnderReplicated partitions with fewer
+	// replicas in sync than replicas.
 	Leaderless, UnderReplicated []int32
-	// Settings are the topic's, by their names in Kafka: min.insync.replicas,
-	// retention.ms, ...; empty where we may not read them.
+	// Settings are the topic's settings by their names in Kafka: min.insync.replicas,
+	// retention.ms, ...; empty if we may not read them.
 	Settings map[string]string
 }
 
-// Describe asks for all brokers, and for topics.
+// Describe returns the state of all brokers and of topics.
 func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error) {
 	var c Cluster
-	meta, err := a.adm.Metadata(ctx, a.cfg.Conn.wires(topics)...)
+	meta, err := a.adm.Metadata(ctx, a.cfg.Conn.wireNames(topics)...)
 	if err != nil {
 		return c, translate(err)
 	}
@@ -78,9 +78,9 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 			continue
 		case d.Err != nil:
 			return c, translate(fmt.Errorf("%s: %w", name, d.Err))
-		case slices.Contains(topics, a.cfg.Conn.own(name)):
+		case slices.Contains(topics, a.cfg.Conn.productName(name)):
 			t := describeTopic(&d)
-			t.Name = a.cfg.Conn.own(name)
+			t.Name = a.cfg.Conn.productName(name)
 			c.Topics = append(c.Topics, t)
 		}
 	}
@@ -88,10 +88,10 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 	return c, a.settingsOf(ctx, c.Topics)
 }
 
-// offsetRetention is the brokers' setting of Cluster.OffsetsKept.
+// offsetRetention is the brokers' setting for Cluster.OffsetsKept.
 const offsetRetention = "offsets.retention.minutes"
 
-// offsetsKept returns 0 where the brokers' settings may not be read.
+// offsetsKept returns Cluster.OffsetsKept, or 0 if we may not read the brokers' settings.
 func (a *Admin) offsetsKept(ctx context.Context, brokers []Broker) (least time.Duration) {
 	ids := make([]int32, len(brokers))
 	for i := range brokers {
@@ -140,7 +140,7 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 	}
 	names := make([]string, len(topics))
 	for i := range topics {
-		names[i] = a.cfg.Conn.wire(topics[i].Name)
+		names[i] = a.cfg.Conn.wireName(topics[i].Name)
 	}
 	configs, err := a.adm.DescribeTopicConfigs(ctx, names...)
 	if err != nil {
@@ -150,7 +150,7 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 		t := &topics[i]
 		t.Settings = make(map[string]string)
 		rc, err := configs.On(names[i], nil)
-		if err != nil || rc.Err != nil { // not allowed, most likely: Check says what it could not see
+		if err != nil || rc.Err != nil { // most likely not allowed; Check reports it
 			continue
 		}
 		for _, c := range rc.Configs {
@@ -162,19 +162,18 @@ func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
 	return nil
 }
 
-// Finding is something about a cluster that somebody should know or repair.
+// Finding is a problem of a cluster that an operator should know of or repair.
 type Finding struct {
 	Topic string // empty: the cluster
-	// Wrong says that promises do not hold, or the service does not run, until it
-	// is repaired; otherwise it is worth a look.
+	// Wrong says that guarantees do not hold, or that the service does not run, until the
+	// problem is repaired. Otherwise the finding is a warning.
 	Wrong  bool
 	Msg    string
-	Repair string // what to do; empty: nothing to say
+	Repair string // what to do; empty: no advice
 }
 
-// Check compares a cluster with the topics that are wanted, by their numbers of
-// partitions, and with how cfg would create them. It is pure. Findings are in
-// the order of topics.
+// Check compares a cluster with the wanted topics, given by their numbers of partitions, and with
+// the settings that cfg would create them with. It is pure. Findings are in the order of topics.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	var out []Finding
@@ -188,7 +187,7 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	}
 	if cfg.Replication > len(c.Brokers) {
 		add("", cfg.MinInSync > len(c.Brokers), "Start the brokers that are missing, or add some.",
-			"%d replicas are wanted, and %d brokers are there", cfg.Replication, len(c.Brokers))
+			"%d replicas are wanted, but there are only %d brokers", cfg.Replication, len(c.Brokers))
 	}
 	if c.OffsetsKept > 0 && c.OffsetsKept < cfg.Keep {
 		add("", false, fmt.Sprintf("Set %s of every broker to %d or more.", offsetRetention, int64(math.Ceil(cfg.Keep.Minutes()))),
@@ -210,7 +209,7 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 			add(name, true, "Start the brokers that have them.", "partitions without a leader: %v", t.Leaderless)
 		}
 		if len(t.UnderReplicated) > 0 {
-			add(name, false, "Start the brokers that lack; they catch up by themselves.", "partitions with replicas that lag: %v", t.UnderReplicated)
+			add(name, false, "Start the missing brokers; their replicas catch up by themselves.", "partitions with replicas that lag: %v", t.UnderReplicated)
 		}
 		if t.Replication < cfg.Replication {
 			add(name, true, "Reassign its partitions with kafka-reassign-partitions.", "%d replicas, %d are wanted", t.Replication, cfg.Replication)
@@ -220,22 +219,22 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	return out
 }
 
-// check looks at the settings.
+// check compares the topic's settings with those of cfg.
 func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair, format string, args ...any)) {
 	if len(t.Settings) == 0 {
-		add(t.Name, false, "Allow us to describe topics' configs.", "its settings cannot be read")
+		add(t.Name, false, "Allow notifyd's user to describe the configs of topics (DescribeConfigs).", "its settings cannot be read")
 		return
 	}
 	if least, err := strconv.Atoi(t.Settings["min.insync.replicas"]); err == nil && t.InSync < least && len(t.Leaderless) == 0 {
-		add(t.Name, true, "Start the brokers that lack; they catch up by themselves.",
+		add(t.Name, true, "Start the missing brokers; their replicas catch up by themselves.",
 			"%d replicas in sync, min.insync.replicas is %d: appends are refused", t.InSync, least)
 	}
 	want := cfg.settings(t.Name)
 	alter := func(key string) string {
-		return fmt.Sprintf("kafka-configs --alter --entity-type topics --entity-name %s --add-config %s=%s", cfg.Conn.wire(t.Name), key, want[key])
+		return fmt.Sprintf("kafka-configs --alter --entity-type topics --entity-name %s --add-config %s=%s", cfg.Conn.wireName(t.Name), key, want[key])
 	}
 	if p := t.Settings["cleanup.policy"]; strings.Contains(p, "compact") {
-		add(t.Name, true, alter("cleanup.policy"), "cleanup.policy is %s: of a user's records all but the last would go", p)
+		add(t.Name, true, alter("cleanup.policy"), "cleanup.policy is %s: all of a user's records except the last would be deleted", p)
 	}
 	if u := t.Settings["unclean.leader.election.enable"]; u == "true" {
 		add(t.Name, true, alter("unclean.leader.election.enable"), "an unclean leader may be elected: acknowledged records would be lost")
@@ -250,8 +249,8 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 			add(t.Name, wrong, alter(key), "%s is %d, %d is wanted: %s", key, has, least, why)
 		}
 	}
-	less("min.insync.replicas", true, "fewer replicas than that have what is acknowledged")
+	less("min.insync.replicas", true, "fewer replicas than that have the acknowledged records")
 	less("max.message.bytes", true, "large requests would be refused")
-	less("retention.ms", want["retention.ms"] == "-1", "records of that age go, read or not: a lane that stands longer loses what it holds")
-	less("retention.bytes", false, "a burst may remove what nobody has read yet")
+	less("retention.ms", want["retention.ms"] == "-1", "older records are deleted even if unread: a lane that is stopped for longer loses records")
+	less("retention.bytes", false, "a burst may remove unread records")
 }

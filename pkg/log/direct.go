@@ -13,52 +13,50 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 )
 
-// direct appends small records to a log of one broker. The client library takes
-// every record through locks, a partitioner, a buffer and a promise of its own.
-// Where one broker leads every partition, all that is needed is the batch: records
-// are written into one a partition as they come, and one request carries those of
-// everybody who waits. A record of a batch takes 309 ns, the broker's work
-// included, against 697 (BenchmarkAppendSmall).
+// direct appends small records to a log of one broker. The client library takes every record
+// through locks, a partitioner, a buffer and a promise of its own. With one broker none of these
+// is needed: direct writes records into one batch for each partition as they come, and one
+// request carries the records of all waiting callers. A record of a batch takes 309 ns,
+// including the broker's work, against 697 (BenchmarkAppendSmall).
 //
-// It never tries again. Whoever is told that it failed appends once more through
-// the library, which does; what was stored already is then there twice, as after
-// a crash, and readers know a record that they have seen.
+// direct never retries. If it fails, the caller appends again through the library, which does
+// retry. Records that were stored already are then stored twice, as after a crash, and readers
+// recognise the second copy.
 //
-// One request is under way at a time: records of a partition that are in two of
-// them are stored in their order.
+// Only one request is under way at a time, so that the records of a partition stay in order.
 //
-// Records of bulk lanes are appended apart, a partition a request: the broker works on one
-// request at a time and fsyncs each batch twice, so a code would wait for the batches of all
-// partitions of a fan-out.
+// For bulk lanes (splitRequests) each partition has a request of its own: the broker handles one
+// request at a time and fsyncs each batch twice, so a one-time code would otherwise wait for the
+// batches of all partitions of a fan-out.
 type direct struct {
-	cl       *kgo.Client
-	apart    bool // each batch in a request of its own; records may be large
-	linger   time.Duration
-	timeout  time.Duration
-	most     int // bytes of a batch
-	held     int // bytes that may wait
-	appended func(tp TopicPartition, next int64)
+	cl            *kgo.Client
+	splitRequests bool // each batch goes in a request of its own; records may be large
+	linger        time.Duration
+	timeout       time.Duration
+	maxBatch      int // limit of bytes in a batch
+	maxWaiting    int // limit of bytes that wait
+	appended      func(tp TopicPartition, next int64)
 
-	wake    chan struct{} // a round is full
-	closing chan struct{}
-	running sync.WaitGroup
+	roundFull chan struct{} // signals the sender that a round is full
+	closing   chan struct{} // closed by close
+	running   sync.WaitGroup
 
-	mu      sync.Mutex
-	filling *round   // takes what comes; nil: none has come since
-	full    []*round // wait to be sent, the oldest first
-	waiting int      // bytes in both
+	mu      sync.Mutex // guards the fields below
+	filling *round     // gets new records; nil: none came since the last round
+	full    []*round   // rounds that wait to be sent, oldest first
+	waiting int        // bytes in filling and full
 	spare   *round
-	busy    bool // somebody runs
+	sending bool // the goroutine of run exists
 	closed  bool
 }
 
 const (
-	// smallRecord is the largest record for direct, in bytes: the copy of a
-	// larger one costs more than the library.
+	// smallRecord is the largest record that direct accepts, in bytes: copying a larger one costs
+	// more than the library does.
 	smallRecord = 4 << 10
-	// maxSpare is the most memory that is kept for the next round.
+	// maxSpare bounds the memory that is kept for the next round, in bytes.
 	maxSpare = 32 << 20
-	// produceVersion of the protocol is the last that names topics.
+	// produceVersion is the last version of produce requests that identifies topics by name.
 	produceVersion = 12
 )
 
@@ -67,18 +65,19 @@ func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 	versions.SetMaxKeyVersion(int16(kmsg.Produce), produceVersion)
 	cl, err := cfg.Conn.client(kgo.MaxVersions(versions))
 	if err != nil {
-		return nil, fmt.Errorf("stream: producer: %w", err)
+		return nil, fmt.Errorf("log: producer: %w", err)
 	}
 	return &direct{
-		cl: cl, apart: apart, linger: cfg.Linger, timeout: cfg.AppendTimeout, appended: cfg.Appended,
-		most: cfg.MaxRecordBytes + batchOverhead, held: cfg.MaxBufferedBytes,
-		wake: make(chan struct{}, 1), closing: make(chan struct{}),
+		cl: cl, splitRequests: apart, linger: cfg.Linger, timeout: cfg.AppendTimeout, appended: cfg.Appended,
+		maxBatch: cfg.MaxRecordBytes + batchOverhead, maxWaiting: cfg.MaxBufferedBytes,
+		roundFull: make(chan struct{}, 1), closing: make(chan struct{}),
 	}, nil
 }
 
-// round is what one request holds.
+// round holds the records of one request. While it is filling, direct.mu guards it; afterwards it
+// belongs to the goroutine of run.
 type round struct {
-	*verdict
+	*roundResult
 	began  time.Time
 	bytes  int
 	topics []topicBatches
@@ -90,29 +89,30 @@ type topicBatches struct {
 	parts []rawBatch // by partition
 }
 
-// verdict is what becomes of a round; those who wait keep it longer than that.
-type verdict struct {
+// roundResult is the result of a round. Waiting callers keep it longer than the round, which is
+// reused.
+type roundResult struct {
 	done chan struct{} // closed when err is set
 	err  error
 }
 
-// takes reports whether direct is for all of recs.
-func (d *direct) takes(recs []Record) bool {
+// accepts reports whether direct can append all of recs.
+func (d *direct) accepts(recs []Record) bool {
 	for i := range recs {
-		if r := &recs[i]; r.Partition < 0 || r.Topic == "" || len(r.Headers) > 0 || len(r.Key)+len(r.Value) > smallRecord && !d.apart {
+		if r := &recs[i]; r.Partition < 0 || r.Topic == "" || len(r.Headers) > 0 || len(r.Key)+len(r.Value) > smallRecord && !d.splitRequests {
 			return false
 		}
 	}
 	return true
 }
 
-// append returns nil when every one of recs, which it takes, is acknowledged, and
-// an error when ctx or turn has ended: a context that ends with either of them
-// took 1% of a single request. Of recs nothing is referred to after its return,
+// append writes recs, which accepts has accepted, and waits until the broker has acknowledged all
+// of them. It returns an error if ctx or turn ends first. The two are separate because a context
+// that joins them took 1% of a single request. append keeps no reference to recs after it returns,
 // whatever it returns.
 func (d *direct) append(ctx, turn context.Context, recs []Record) error {
-	var few [2]*verdict
-	all, err := d.add(few[:0], recs)
+	var few [2]*roundResult
+	all, err := d.addToRounds(few[:0], recs)
 	if err != nil {
 		return err
 	}
@@ -130,12 +130,13 @@ func (d *direct) append(ctx, turn context.Context, recs []Record) error {
 }
 
 var (
-	errDirectFull   = errors.New("as much waits for the log as may")
+	errDirectFull   = errors.New("the limit of bytes that wait for the log is reached")
 	errDirectClosed = errors.New("the producer is closed")
 )
 
-// add puts recs into rounds and returns their verdicts; an error: none of them.
-func (d *direct) add(all []*verdict, recs []Record) ([]*verdict, error) {
+// addToRounds puts recs into rounds and appends their results to all. After an error no record is
+// in a round. It starts the goroutine of run if there is none.
+func (d *direct) addToRounds(all []*roundResult, recs []Record) ([]*roundResult, error) {
 	now := time.Now()
 	ms := now.UnixMilli()
 	d.mu.Lock()
@@ -143,46 +144,46 @@ func (d *direct) add(all []*verdict, recs []Record) ([]*verdict, error) {
 	switch {
 	case d.closed:
 		return nil, errDirectClosed
-	case d.waiting >= d.held:
+	case d.waiting >= d.maxWaiting:
 		return nil, errDirectFull
 	}
 	for i := 0; i < len(recs); {
 		if d.filling == nil {
-			d.begin(now)
+			d.startRoundLocked(now)
 		}
-		n, bytes := d.filling.add(recs[i:], ms, d.most)
+		n, bytes := d.filling.addRecords(recs[i:], ms, d.maxBatch)
 		d.waiting += bytes
 		i += n
-		all = append(all, d.filling.verdict)
+		all = append(all, d.filling.roundResult)
 		if i < len(recs) {
 			d.full, d.filling = append(d.full, d.filling), nil
 			select {
-			case d.wake <- struct{}{}:
+			case d.roundFull <- struct{}{}:
 			default:
 			}
 		}
 	}
-	if !d.busy {
-		d.busy = true
+	if !d.sending {
+		d.sending = true
 		d.running.Go(d.run)
 	}
 	return all, nil
 }
 
-// begin needs the lock.
-func (d *direct) begin(now time.Time) {
+// startRoundLocked starts a new filling round. The caller holds the lock.
+func (d *direct) startRoundLocked(now time.Time) {
 	r := d.spare
 	if d.spare = nil; r == nil {
 		r = &round{req: kmsg.NewProduceRequest()}
 		r.req.Acks, r.req.TimeoutMillis = -1, int32(d.timeout.Milliseconds())
 	}
-	r.verdict, r.began = &verdict{done: make(chan struct{})}, now
+	r.roundResult, r.began = &roundResult{done: make(chan struct{})}, now
 	d.filling = r
 }
 
-// add adds recs until a batch would grow above most bytes, and returns how many
-// records and bytes it took. ms is the time of those that have none.
-func (r *round) add(recs []Record, ms int64, most int) (n, bytes int) {
+// addRecords adds recs until a batch would exceed most bytes. It returns the number of records and
+// bytes added. ms is the time of records that have none.
+func (r *round) addRecords(recs []Record, ms int64, most int) (n, bytes int) {
 	var t *topicBatches
 	for i := range recs {
 		rec := &recs[i]
@@ -219,10 +220,10 @@ func (r *round) topic(name string) *topicBatches {
 	return &r.topics[len(r.topics)-1]
 }
 
-// run sends rounds until there is none.
+// run sends rounds until none is left. Its goroutine then ends; addToRounds starts a new one.
 func (d *direct) run() {
 	for {
-		r := d.next()
+		r := d.nextRound()
 		if r == nil {
 			return
 		}
@@ -230,15 +231,16 @@ func (d *direct) run() {
 		r.err = err
 		close(r.done)
 		d.mu.Lock()
-		if err == nil && d.spare == nil && r.reset() <= maxSpare { // after an error the client may still read it
+		if err == nil && d.spare == nil && r.reset() <= maxSpare { // not after an error: the client may still read the buffers
 			d.spare = r
 		}
 		d.mu.Unlock()
 	}
 }
 
-// next waits until a round is full or has lingered, and takes it; nil: none waits.
-func (d *direct) next() *round {
+// nextRound waits until a round is full or has lingered, and removes it from d. It returns nil if
+// there is no round.
+func (d *direct) nextRound() *round {
 	for {
 		d.mu.Lock()
 		if len(d.full) > 0 {
@@ -250,7 +252,7 @@ func (d *direct) next() *round {
 		}
 		r := d.filling
 		if r == nil {
-			d.busy = false
+			d.sending = false
 			d.mu.Unlock()
 			return nil
 		}
@@ -268,14 +270,14 @@ func (d *direct) next() *round {
 		lingers := time.NewTimer(wait)
 		select {
 		case <-lingers.C:
-		case <-d.wake:
+		case <-d.roundFull:
 		case <-d.closing:
 		}
 		lingers.Stop()
 	}
 }
 
-// send appends a round.
+// send sends the requests of a round and checks the answers.
 func (d *direct) send(r *round) error {
 	req, batches := &r.req, 0
 	req.Topics = req.Topics[:0]
@@ -288,7 +290,7 @@ func (d *direct) send(r *round) error {
 				continue
 			}
 			ps = append(ps, kmsg.ProduceRequestTopicPartition{Partition: int32(p), Records: b.finish()})
-			if d.apart {
+			if d.splitRequests {
 				req.Topics = append(req.Topics[:0], kmsg.ProduceRequestTopic{Topic: t.topic, Partitions: ps})
 				if err := d.request(r, 1); err != nil {
 					return err
@@ -307,7 +309,7 @@ func (d *direct) send(r *round) error {
 	return d.request(r, batches)
 }
 
-// request sends a round's request, which has so many batches.
+// request sends a round's request, which has the given number of batches.
 func (d *direct) request(r *round, batches int) error {
 	ctx, stop := context.WithTimeout(context.Background(), d.timeout)
 	defer stop()
@@ -317,13 +319,14 @@ func (d *direct) request(r *round, batches int) error {
 	}
 	resp, ok := answer.(*kmsg.ProduceResponse)
 	if !ok {
-		return fmt.Errorf("stream: %T answers a produce request", answer)
+		return fmt.Errorf("log: the broker answered a produce request with %T", answer)
 	}
-	return r.stored(resp, batches, d.appended)
+	return r.checkResponse(resp, batches, d.appended)
 }
 
-// stored reads the answer to a request of so many batches.
-func (r *round) stored(resp *kmsg.ProduceResponse, batches int, appended func(tp TopicPartition, next int64)) (err error) {
+// checkResponse returns an error unless resp acknowledges all batches of a request. It calls
+// appended for each acknowledged batch.
+func (r *round) checkResponse(resp *kmsg.ProduceResponse, batches int, appended func(tp TopicPartition, next int64)) (err error) {
 	for i := range resp.Topics {
 		rt := &resp.Topics[i]
 		t := r.topic(rt.Topic)
@@ -334,7 +337,7 @@ func (r *round) stored(resp *kmsg.ProduceResponse, batches int, appended func(tp
 				continue
 			}
 			if int(p.Partition) >= len(t.parts) || p.Partition < 0 {
-				return fmt.Errorf("stream: an answer for %s/%d, which was not asked", rt.Topic, p.Partition)
+				return fmt.Errorf("log: the broker answered for %s/%d, which was not in the request", rt.Topic, p.Partition)
 			}
 			batches--
 			if appended != nil {
@@ -343,12 +346,12 @@ func (r *round) stored(resp *kmsg.ProduceResponse, batches int, appended func(tp
 		}
 	}
 	if err == nil && batches != 0 {
-		err = fmt.Errorf("stream: %d batches without an answer", batches)
+		err = fmt.Errorf("log: the broker did not answer for %d batches", batches)
 	}
 	return err
 }
 
-// reset empties a round for its next use, and returns how many bytes it keeps.
+// reset empties a round for reuse. It returns the bytes of memory that the round keeps.
 func (r *round) reset() (kept int) {
 	for i := range r.topics {
 		for p := range r.topics[i].parts {
@@ -357,11 +360,11 @@ func (r *round) reset() (kept int) {
 			kept += cap(b.buf)
 		}
 	}
-	r.verdict, r.bytes = nil, 0
+	r.roundResult, r.bytes = nil, 0
 	return kept
 }
 
-// close fails what waits, and returns when nobody runs any more.
+// close fails the waiting rounds and waits until run has returned.
 func (d *direct) close() {
 	d.mu.Lock()
 	d.closed = true

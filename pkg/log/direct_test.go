@@ -312,7 +312,7 @@ func TestDirectEndsWithItsProducer(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		p.Close()
-		if p.fast.direct.busy {
+		if p.fast.direct.sending {
 			t.Error("somebody still sends")
 		}
 		wg.Wait()

@@ -9,12 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// errTooSlow is the cause of an append that our own timer gave up on.
+// errTooSlow is the cause of an append that took longer than AppendTimeout.
 var errTooSlow = errors.New("no acknowledgement within the append timeout")
 
-// translate makes one of our errors of whatever the client library returned.
-// Everything but a bad request is the log being unavailable: the callers'
-// answer (503, spill, try again) is the same for all of it.
+// translate converts an error of the client library into a notify.Error. Every error that is not
+// the fault of the request becomes KindUnavailable: callers treat all of them the same (503,
+// spill, retry).
 func translate(err error) error {
 	if err == nil {
 		return nil

@@ -13,27 +13,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Group is a member of a consumer group. Run does the work; the other methods
-// may be called at any time.
+// Group is a member of a consumer group. Run does the work; the other methods may be called at any
+// time, from any goroutine.
 type Group struct {
 	cfg     GroupConfig
 	handler Handler
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards assigned and commits
 	assigned map[TopicPartition]*assignment
-	commits  commits
+	commits  commitCounts
 
-	// committing holds a token while somebody reads the marks and waits for the
-	// broker to take them. A revocation takes it before it lets go of its
-	// partitions, so that no commit of ours arrives after another member's: that
-	// would rewind it.
+	// committing holds a token while one goroutine reads the low-water marks and commits them. A
+	// revocation takes the token before it gives up its partitions. So no commit of this member
+	// arrives after a commit of the next owner, which would rewind the partition.
 	committing chan struct{}
 }
 
-// commits counts what Stats reports.
-type commits struct{ done, failed, resets, failures uint64 }
+// commitCounts counts what Stats reports.
+type commitCounts struct{ done, failed, resets, failures uint64 }
 
-// NewGroup returns a member that has not joined: Run joins.
+// NewGroup returns a member that has not joined its group yet; Run joins.
 func NewGroup(cfg GroupConfig, h Handler) (*Group, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -42,7 +41,7 @@ func NewGroup(cfg GroupConfig, h Handler) (*Group, error) {
 	g := &Group{cfg: cfg, handler: h, assigned: make(map[TopicPartition]*assignment), committing: make(chan struct{}, 1)}
 	next := cfg.Events.Failed
 	g.cfg.Events.Failed = func(tp TopicPartition, cause error) {
-		g.count(func(c *commits) { c.failures++ })
+		g.count(func(c *commitCounts) { c.failures++ })
 		if next != nil {
 			next(tp, cause)
 		}
@@ -50,23 +49,22 @@ func NewGroup(cfg GroupConfig, h Handler) (*Group, error) {
 	return g, nil
 }
 
-func (g *Group) count(f func(*commits)) {
+func (g *Group) count(f func(*commitCounts)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f(&g.commits)
 }
 
-// errRejoin ends a session whose position is not in the log any more: joining
-// again goes through the check of committed offsets.
-var errRejoin = errors.New("stream: position lost")
+// errRejoin ends a session whose position is not in the log any more. Run then joins again, which
+// checks the committed offsets.
+var errRejoin = errors.New("log: position lost")
 
 // commitTimeout bounds one commit.
 const commitTimeout = 5 * time.Second
 
-// Run joins the group and hands records to the handler until ctx ends; then it
-// stops polling, waits up to DrainTimeout for what is in flight, commits, leaves
-// the group, and returns nil. It returns an error when a handler does not come back
-// after its context ended.
+// Run joins the group and hands records to the handler until ctx ends. Then it stops polling, waits
+// up to DrainTimeout for records in flight, commits, leaves the group, and returns nil. It returns
+// an error if a handler does not return after its context has ended.
 func (g *Group) Run(ctx context.Context) error {
 	for {
 		err := g.session(ctx)
@@ -82,11 +80,11 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// session is one membership.
+// session joins the group, works until ctx ends or the position is lost, and leaves the group.
 func (g *Group) session(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain outlives ctx
 	var member *membership
-	if g.cfg.Conn.Local == nil { // the embedded log has readers in this process alone
+	if g.cfg.Conn.Local == nil { // the embedded log has readers only in this process
 		member = newMembership(g.cfg.SessionTimeout)
 		base = context.WithValue(base, membershipKey{}, member)
 	}
@@ -94,10 +92,10 @@ func (g *Group) session(ctx context.Context) error {
 	defer stopPolling(nil)
 	cl, err := g.cfg.Conn.client(g.options(base, stopPolling)...)
 	if err != nil {
-		return fmt.Errorf("stream: group %s: %w", g.cfg.Group, err)
+		return fmt.Errorf("log: group %s: %w", g.cfg.Group, err)
 	}
 	if g.cfg.Conn.Local != nil {
-		cl.PauseFetchTopics(g.cfg.Conn.wires(g.cfg.Topics)...)
+		cl.PauseFetchTopics(g.cfg.Conn.wireNames(g.cfg.Topics)...)
 	}
 	ticking, stopTicking := context.WithCancel(base)
 	var wg sync.WaitGroup
@@ -114,7 +112,7 @@ func (g *Group) session(ctx context.Context) error {
 	stopTicking()
 	wg.Wait()
 	err = g.leave(base, cl)
-	stopConfirming() // not before: what a drain settles asks
+	stopConfirming() // only now: handlers call Held while they drain
 	confirms.Wait()
 	if err == nil && errors.Is(cause, errRejoin) {
 		return errRejoin
@@ -122,12 +120,12 @@ func (g *Group) session(ctx context.Context) error {
 	return err
 }
 
-// counts returns the numbers of partitions that a topic had and has, by its name on the wire.
+// counts returns the past and present numbers of partitions of a topic, given its wire name.
 func (g *Group) counts(wire string) []int {
 	if g.cfg.Counts == nil {
 		return nil
 	}
-	return g.cfg.Counts(g.cfg.Conn.own(wire))
+	return g.cfg.Counts(g.cfg.Conn.productName(wire))
 }
 
 func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []kgo.Opt {
@@ -136,15 +134,15 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 		balancers = []kgo.GroupBalancer{byOwner{g.cfg.Owner, g.counts}, kgo.CooperativeStickyBalancer()}
 	}
 	return []kgo.Opt{
-		kgo.ConsumerGroup(g.cfg.Conn.wire(g.cfg.Group)),
+		kgo.ConsumerGroup(g.cfg.Conn.wireName(g.cfg.Group)),
 		kgo.Balancers(balancers...),
-		kgo.ConsumeTopics(g.cfg.Conn.wires(g.cfg.Topics)...),
+		kgo.ConsumeTopics(g.cfg.Conn.wireNames(g.cfg.Topics)...),
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(),
 		kgo.SessionTimeout(g.cfg.SessionTimeout),
-		kgo.HeartbeatInterval(min(time.Second, g.cfg.SessionTimeout/4)), // also how soon a member learns of a rebalance
+		kgo.HeartbeatInterval(min(time.Second, g.cfg.SessionTimeout/4)), // also the delay until a member learns of a rebalance
 		kgo.RebalanceTimeout(max(30*time.Second, 2*g.cfg.RevokeWait, g.cfg.SessionTimeout)),
 		kgo.FetchMaxWait(g.cfg.FetchWait),
 		kgo.FetchMaxPartitionBytes(4 << 20),
@@ -153,7 +151,7 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 		kgo.OnPartitionsRevoked(func(_ context.Context, cl *kgo.Client, tps map[string][]int32) { g.onRevoked(base, cl, tps) }),
 		kgo.OnPartitionsLost(func(_ context.Context, _ *kgo.Client, tps map[string][]int32) { g.onLost(base, tps) }),
 		kgo.AdjustFetchOffsetsFn(func(ctx context.Context, os map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
-			return g.positions(ctx, os, rejoin)
+			return g.checkPositions(ctx, os, rejoin)
 		}),
 	}
 }
@@ -163,7 +161,7 @@ func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelC
 	for ctx.Err() == nil {
 		fs := cl.PollRecords(ctx, g.cfg.MaxPollRecords)
 		fs.EachPartition(func(p kgo.FetchTopicPartition) {
-			tp := g.cfg.Conn.at(p.Topic, p.Partition)
+			tp := g.cfg.Conn.fromWire(p.Topic, p.Partition)
 			if p.Err != nil {
 				g.fetchError(ctx, tp, p.Err, rejoin)
 			}
@@ -194,11 +192,11 @@ func (g *Group) fetchError(ctx context.Context, tp TopicPartition, err error, re
 func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string][]int32) {
 	for topic, ps := range tps {
 		for _, p := range ps {
-			a := newAssignment(base, g, cl, g.cfg.Conn.at(topic, p))
+			a := newAssignment(base, g, cl, g.cfg.Conn.fromWire(topic, p))
 			g.mu.Lock()
 			g.assigned[a.tp] = a
 			g.mu.Unlock()
-			go a.run() // waited for in release
+			go a.run() // release waits for it
 			if f := g.cfg.Events.Assigned; f != nil {
 				f(a.tp)
 			}
@@ -206,32 +204,32 @@ func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string]
 	}
 }
 
-// onRevoked finishes what is in flight of the partitions, commits their marks
-// and lets them go, in that order: the next owner begins where this one ended.
+// onRevoked waits for records in flight of the partitions, commits their marks and gives the
+// partitions up, in that order. So the next owner starts where this one ended.
 func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][]int32) {
-	as := g.of(tps)
+	as := g.assignmentsOf(tps)
 	if len(as) == 0 {
 		return
 	}
 	g.drain(base, as, g.cfg.RevokeWait)
 	g.committing <- struct{}{}
-	as = g.still(as) // leave may have let them go meanwhile
+	as = g.stillAssigned(as) // leave may have given them up meanwhile
 	g.commit(base, cl, as)
-	g.forget(as)
+	g.removeAssignments(as)
 	<-g.committing
-	_ = g.release(base, as, false) // it has told Events
+	_ = g.release(base, as, false) // release reports the error to Events
 }
 
-// onLost lets go of partitions that are somebody else's already.
+// onLost gives up partitions that another member has already.
 func (g *Group) onLost(base context.Context, tps map[string][]int32) {
-	as := g.of(tps)
+	as := g.assignmentsOf(tps)
 	g.committing <- struct{}{}
-	g.forget(as)
+	g.removeAssignments(as)
 	<-g.committing
 	_ = g.release(base, as, true)
 }
 
-// leave drains everything, commits and leaves the group.
+// leave drains all partitions, commits and leaves the group.
 func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	g.mu.Lock()
 	as := make([]*assignment, 0, len(g.assigned))
@@ -241,9 +239,9 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	g.mu.Unlock()
 	g.drain(base, as, g.cfg.DrainTimeout)
 	g.committing <- struct{}{}
-	as = g.still(as) // some may have been revoked meanwhile
+	as = g.stillAssigned(as) // some may have been revoked meanwhile
 	g.commit(base, cl, as)
-	g.forget(as)
+	g.removeAssignments(as)
 	<-g.committing
 	err := g.release(base, as, false)
 
@@ -254,19 +252,19 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 		g.cfg.Events.trouble(translate(lerr)) // the session times out instead
 	}
 	cl.CloseAllowingRebalance()
-	// Closing polls once more, which counts as a poll under way and would hold
-	// up the second leave that closing started, for ever.
+	// Closing polls once more. That poll blocks rebalances, and so would block the second leave
+	// that closing starts, for ever.
 	cl.AllowRebalance()
 	return err
 }
 
-func (g *Group) of(tps map[string][]int32) []*assignment {
+func (g *Group) assignmentsOf(tps map[string][]int32) []*assignment {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var as []*assignment
 	for topic, ps := range tps {
 		for _, p := range ps {
-			if a := g.assigned[g.cfg.Conn.at(topic, p)]; a != nil {
+			if a := g.assigned[g.cfg.Conn.fromWire(topic, p)]; a != nil {
 				as = append(as, a)
 			}
 		}
@@ -274,8 +272,8 @@ func (g *Group) of(tps map[string][]int32) []*assignment {
 	return as
 }
 
-// still returns those of as that are assigned.
-func (g *Group) still(as []*assignment) []*assignment {
+// stillAssigned returns the members of as that are still assigned.
+func (g *Group) stillAssigned(as []*assignment) []*assignment {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var out []*assignment
@@ -287,7 +285,7 @@ func (g *Group) still(as []*assignment) []*assignment {
 	return out
 }
 
-func (g *Group) forget(as []*assignment) {
+func (g *Group) removeAssignments(as []*assignment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, a := range as {
@@ -307,16 +305,16 @@ func (g *Group) drain(base context.Context, as []*assignment, limit time.Duratio
 	wg.Wait()
 }
 
-// release ends assignments and waits for their handlers.
+// release ends assignments and waits up to RevokeWait for their handlers.
 func (g *Group) release(base context.Context, as []*assignment, lost bool) error {
 	ctx, stop := context.WithTimeout(base, g.cfg.RevokeWait)
 	defer stop()
 	var errs []error
 	for _, a := range as {
-		a.cancel() // all at once, before the first wait
+		a.cancel() // cancel all before waiting for the first
 	}
 	for _, a := range as {
-		if err := a.end(ctx); err != nil {
+		if err := a.cancelAndWait(ctx); err != nil {
 			g.cfg.Events.trouble(err)
 			errs = append(errs, err)
 		}

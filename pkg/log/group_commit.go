@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// hastyCommit is how often marks are committed while something waits for that.
+// hastyCommit is the commit interval while GroupConfig.Hasty returns true.
 const hastyCommit = 100 * time.Millisecond
 
 // commitEvery commits the marks until ctx ends.
@@ -39,14 +39,13 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 	}
 }
 
-// commit commits the marks of as that moved. Offsets only ever grow: a
-// mark is committed when it is above what is committed. The token of
-// committing is held.
+// commit commits the marks of as that have moved. Committed offsets only grow: a mark is committed
+// only if it is above the committed offset. The caller holds the token of committing.
 func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(as))
 	offsets := make(map[TopicPartition]kgo.EpochOffset, len(as))
 	for _, a := range as {
-		if at, ok := a.mark(); ok {
+		if at, ok := a.markToCommit(); ok {
 			moved[a.tp], offsets[a.tp] = a, at
 		}
 	}
@@ -56,14 +55,14 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	ctx, stop := context.WithTimeout(ctx, commitTimeout)
 	defer stop()
 	var failure error
-	cl.CommitOffsetsSync(ctx, byTopic(&g.cfg.Conn, offsets), func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+	cl.CommitOffsetsSync(ctx, nestByTopic(&g.cfg.Conn, offsets), func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failure = err
 			return
 		}
 		for _, t := range resp.Topics {
 			for _, p := range t.Partitions {
-				tp := g.cfg.Conn.at(t.Topic, p.Partition)
+				tp := g.cfg.Conn.fromWire(t.Topic, p.Partition)
 				if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
 					failure = err
 				} else if a := moved[tp]; a != nil {
@@ -72,7 +71,7 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 			}
 		}
 	})
-	g.count(func(c *commits) {
+	g.count(func(c *commitCounts) {
 		if failure != nil {
 			c.failed++
 		} else {
@@ -86,9 +85,9 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	killpoint.Hit("offsets-committed")
 }
 
-// positions checks the offsets a rebalance fetched against the log, before
-// anything is read from there.
-func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
+// checkPositions compares the committed offsets that a rebalance fetched with the log, before records
+// are read from there. It replaces an offset that the log does not hold, and reports it.
+func (g *Group) checkPositions(ctx context.Context, at map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
 	topics := make([]string, 0, len(at))
 	tps := make(map[string][]int32, len(at))
 	for t, ps := range at {
@@ -97,7 +96,7 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 			tps[t] = append(tps[t], p)
 		}
 	}
-	as := g.of(tps)
+	as := g.assignmentsOf(tps)
 	if len(as) == 0 {
 		return at, nil
 	}
@@ -111,7 +110,7 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		return nil, err
 	}
 	for _, a := range as {
-		topic := g.cfg.Conn.wire(a.tp.Topic)
+		topic := g.cfg.Conn.wireName(a.tp.Topic)
 		start, ok1 := starts.Lookup(topic, a.tp.Partition)
 		finish, ok2 := ends.Lookup(topic, a.tp.Partition)
 		switch {
@@ -123,40 +122,41 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 			return nil, finish.Err
 		}
 		committed := at[topic][a.tp.Partition].EpochOffset().Offset
-		if committed < 0 { // never committed: the whole log
-			a.begin(start.Offset, -1, finish.Offset, end)
+		if committed < 0 { // never committed: read the whole log
+			a.startAt(start.Offset, -1, finish.Offset, end)
 			continue
 		}
 		if committed >= start.Offset && committed <= finish.Offset {
-			a.begin(committed, committed, finish.Offset, end)
+			a.startAt(committed, committed, finish.Offset, end)
 			continue
 		}
-		g.count(func(c *commits) { c.resets++ })
+		g.count(func(c *commitCounts) { c.resets++ })
 		if f := g.cfg.Events.Reset; f != nil {
 			f(Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset})
 		}
-		// The mark begins below what is committed when the log lost its end:
-		// the commit is lowered to where reading really is.
-		a.begin(start.Offset, -1, finish.Offset, end)
+		// If the log has lost its end, the mark starts below the committed offset, and the next
+		// commit lowers it to the position from which records are really read.
+		a.startAt(start.Offset, -1, finish.Offset, end)
 		at[topic][a.tp.Partition] = kgo.NewOffset().At(start.Offset).WithEpoch(-1)
 	}
 	return at, nil
 }
 
-// PartitionStats is where one assigned partition stands.
+// PartitionStats is the progress of one assigned partition.
 type PartitionStats struct {
 	TP        TopicPartition
 	Committed int64 // offset committed; -1: none
-	LowWater  int64 // offset below which all is done
-	Next      int64 // offset after the last one polled
-	HighWater int64 // end of the log when last polled; -1: unknown
+	LowWater  int64 // offset below which all records are done
+	Next      int64 // offset after the last record polled
+	HighWater int64 // end of the log at the last poll; -1: unknown
 	InFlight  int   // records polled and not done
-	Bytes     int   // of those
+	Bytes     int   // size of these records
 	Paused    bool
-	Held      error // why the partition stands until this member loses it; nil: it does not
+	Held      error // why the partition is stopped until this member loses it; nil: it is not
 }
 
-// Lag is how many records are not done; -1 before the first poll.
+// Lag returns the consumer lag: the number of records that are not done, or -1 before the first
+// poll.
 func (s *PartitionStats) Lag() int64 {
 	if s.HighWater < 0 || s.LowWater < 0 {
 		return -1

@@ -12,24 +12,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// membership is what a member knows of its place in the group. The broker gives a
-// member's partitions to others once it has heard nothing of the member for the
-// session timeout. So the partitions are surely held until that long after the
-// last heartbeat that the broker answered was sent.
+// membership is what a member knows of its place in the group. The broker gives a member's
+// partitions to other members when it has heard nothing from it for the session timeout. So the
+// member holds its partitions for the session timeout after it sent the last heartbeat that the
+// broker answered.
 type membership struct {
-	limit time.Duration // somewhat below the session timeout, for clocks run apart
+	limit time.Duration // somewhat below the session timeout, because clocks drift
 	last  atomic.Pointer[confirmation]
 }
 
+// confirmation is an answered heartbeat.
 type confirmation struct {
 	sent time.Time
-	next chan struct{} // closed by the next one
+	next chan struct{} // closed when a newer confirmation replaces this one
 }
 
 type membershipKey struct{}
 
-// WithHeld returns a context for which Held asks held every 50 ms, in place of a
-// group: for tests.
+// WithHeld returns a context for which Held calls held every 50 ms instead of asking a group. It is
+// for tests.
 func WithHeld(ctx context.Context, held func() bool) context.Context {
 	return context.WithValue(ctx, membershipKey{}, held)
 }
@@ -40,9 +41,9 @@ func newMembership(session time.Duration) *membership {
 	return m
 }
 
-// holds reports whether no other member can have the partitions now. It believes
-// the clock that says more: the monotonic one may stand while a machine is
-// suspended, the wall clock may be set.
+// holds reports whether no other member can have the partitions now. It uses the clock that shows
+// more elapsed time: the monotonic clock may stop while the machine is suspended, and the wall
+// clock may be set back.
 func (c *confirmation) holds(limit time.Duration, now time.Time) bool {
 	return !c.sent.IsZero() && now.Sub(c.sent) < limit && now.Round(0).Sub(c.sent.Round(0)) < limit
 }
@@ -52,12 +53,12 @@ func (m *membership) confirm(sent time.Time) {
 	close(old.next)
 }
 
-// Held waits until the partition whose Assigned was given ctx, or a parent of it,
-// is surely this member's, and returns nil, or ctx's error once ctx has ended. When
-// it returns nil, no other member was given the partition before the call.
-// A process that was paused, or cut off, for longer than the session timeout waits
-// here until the group has answered it or taken the partition away. For a context
-// that no group made, and over a log of this process, it looks at ctx alone.
+// Held waits until this member certainly owns its partition. ctx must be the context given to
+// Handler.Assigned, or derived from it. Held returns nil if no other member was given the
+// partition before the call, and ctx's error if ctx has ended. A process that was paused or cut
+// off for longer than the session timeout waits here until the group answers it or takes the
+// partition away. For a context that no group made, and with the embedded log, Held only checks
+// ctx.
 func Held(ctx context.Context) error {
 	if held, ok := ctx.Value(membershipKey{}).(func() bool); ok {
 		for !held() && ctx.Err() == nil {
@@ -77,11 +78,11 @@ func Held(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	return ctx.Err() // a context that has not ended had not when holds was asked
+	return ctx.Err() // checked after holds: if ctx has not ended now, it had not ended then
 }
 
-// confirmEvery asks the group's coordinator whether the member is in the group,
-// until ctx ends. The client's own heartbeats do not tell what came of them.
+// confirmEvery sends heartbeats to the group's coordinator until ctx ends, and records the answers
+// in m. The client sends heartbeats of its own, but does not report their results.
 func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership) {
 	every := min(time.Second, g.cfg.SessionTimeout/4)
 	for {
@@ -97,7 +98,7 @@ func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership)
 
 func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool {
 	req := kmsg.NewPtrHeartbeatRequest()
-	req.Group = g.cfg.Conn.wire(g.cfg.Group)
+	req.Group = g.cfg.Conn.wireName(g.cfg.Group)
 	if req.MemberID, req.Generation = cl.GroupMetadata(); req.MemberID == "" || req.Generation < 0 {
 		return false
 	}
@@ -105,7 +106,7 @@ func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool
 	defer stop()
 	sent := time.Now()
 	resp, err := req.RequestWith(ctx, cl)
-	// A rebalance under way confirms nothing: the group drops a member that joins late.
+	// An answer during a rebalance does not count: the group drops a member that joins late.
 	if err != nil || kerr.ErrorForCode(resp.ErrorCode) != nil {
 		return false
 	}

@@ -10,22 +10,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Local is a log in this process whose records are read without the network. It
-// replaces fetches and nothing else: groups, positions and commits go to the
-// broker as ever.
+// Local reads records of a log in this process without the network. It replaces only fetches:
+// groups, positions and commits still go to the broker.
 type Local interface {
-	// Open stands at an offset of a partition. notify.KindGone: the log does not
-	// hold it, and it is not the next one either.
+	// Open returns a Tail at an offset of a partition. It returns notify.KindGone if the log
+	// holds no record at this offset and the offset is not the end of the log.
 	Open(tp TopicPartition, offset int64) (Tail, error)
 }
 
-// Tail is a place in a partition. It is used by one goroutine.
+// Tail is a position in a partition. Only one goroutine may use it.
 type Tail interface {
-	// Next waits for records and returns some, in order and without a gap: only
-	// those the broker has acknowledged, or would have. They are not written to
-	// afterwards, nor may they be: other readers may have been given the same. An
-	// error is ctx's, or of notify.KindGone when the log does not hold the offset any
-	// more, or of a file; after the last kind it may be called again.
+	// Next waits for records and returns some, in order and without a gap. It returns only
+	// records that are stored as an acknowledged batch is. The caller must not write to them:
+	// other readers may have the same ones. Next returns the error of ctx, notify.KindGone if
+	// the log does not hold the offset any more, or an error of a file, after which it may be
+	// called again.
 	Next(ctx context.Context) (Fetched, error)
 	Close() error
 }
@@ -33,16 +32,16 @@ type Tail interface {
 // Fetched is what a Tail returns.
 type Fetched struct {
 	Records []Record
-	Epoch   int32 // leader epoch of the last one
-	End     int64 // of the log: the offset its next record gets
+	Epoch   int32 // leader epoch of the last record
+	End     int64 // end of the log: the offset of its next record
 }
 
-// follow reads a partition from its place until the assignment is over, in place
-// of the client's fetches.
-func (a *assignment) follow(local Local, at int64, generation int, rejoin context.CancelCauseFunc) {
-	defer a.following.Done()
+// readLocal reads a partition from Local, instead of the client's fetches, until the assignment
+// ends. It runs in a goroutine of its own, counted by localReaders.
+func (a *assignment) readLocal(local Local, at int64, generation int, rejoin context.CancelCauseFunc) {
+	defer a.localReaders.Done()
 	for wait := a.g.cfg.RetryBackoff; ; {
-		next, err := a.followFrom(local, at, generation)
+		next, err := a.readLocalFrom(local, at, generation)
 		if next > at {
 			at, wait = next, a.g.cfg.RetryBackoff
 		}
@@ -55,21 +54,22 @@ func (a *assignment) follow(local Local, at int64, generation int, rejoin contex
 			return
 		}
 		a.g.cfg.Events.trouble(err)
-		if !a.pause(wait) {
+		if !a.waitUnlessDraining(wait) {
 			return
 		}
 		wait = min(2*wait, 5*time.Second)
 	}
 }
 
-// followFrom returns where it stands; nil: there is nothing more to do.
-func (a *assignment) followFrom(local Local, at int64, generation int) (next int64, err error) {
+// readLocalFrom reads from offset at on. It returns the offset reached, and a nil error when the
+// assignment has ended or was restarted.
+func (a *assignment) readLocalFrom(local Local, at int64, generation int) (next int64, err error) {
 	tail, err := local.Open(a.tp, at)
 	if err != nil {
 		return at, err
 	}
 	defer tail.Close()
-	for a.hasRoom() {
+	for a.waitForRoom() {
 		f, err := tail.Next(a.ctx)
 		if err != nil {
 			return at, err
@@ -82,12 +82,12 @@ func (a *assignment) followFrom(local Local, at int64, generation int) (next int
 	return at, nil
 }
 
-// hasRoom waits while as much is in flight as may be; false: the assignment is
-// over.
-func (a *assignment) hasRoom() bool {
+// waitForRoom waits while the partition is paused because the limits of records in flight are
+// reached. It returns false if the assignment ends.
+func (a *assignment) waitForRoom() bool {
 	for {
 		a.mu.Lock()
-		paused, draining, changed := a.paused, a.draining, a.changed
+		paused, draining, changed := a.paused, a.draining, a.stateChanged
 		a.mu.Unlock()
 		if draining || !paused {
 			return !draining
@@ -103,15 +103,15 @@ func (a *assignment) hasRoom() bool {
 // runLocal is Run over a Local.
 func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	var one sync.Mutex // for fn
+	var one sync.Mutex // held during fn: only one call of fn runs at a time
 	for tp, at := range from {
-		g.Go(func() error { return r.follow(ctx, tp, at, &one, fn) })
+		g.Go(func() error { return r.readPartition(ctx, tp, at, &one, fn) })
 	}
 	return g.Wait()
 }
 
-// follow returns nil when ctx has ended.
-func (r *Reader) follow(ctx context.Context, tp TopicPartition, at int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
+// readPartition calls fn with the records of tp from at on. It returns nil when ctx ends.
+func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, at int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
 	tail, err := r.conn.Local.Open(tp, at)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (r *Reader) follow(ctx context.Context, tp TopicPartition, at int64, one *s
 			}
 		case notify.KindOf(err) == notify.KindGone:
 			return err
-		default: // of a file; while it cannot be read there is nothing to do
+		default: // a file cannot be read: try again until it can
 			r.conn.Logger.Error("the log cannot be read", "partition", tp.String(), "err", err)
 			if !notify.Sleep(ctx, time.Second) {
 				return nil

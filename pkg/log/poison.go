@@ -8,18 +8,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Headers of records in notifications-poison, after those of the original.
+// The headers of records in notifications-poison, which follow those of the original.
 const (
 	HeaderOriginTopic     = "notify-origin-topic"
 	HeaderOriginPartition = "notify-origin-partition"
 	HeaderOriginOffset    = "notify-origin-offset"
 	HeaderCause           = "notify-cause"
-	// HeaderCut is how many bytes the value had, of a record that was too large to
-	// be put aside whole.
+	// HeaderCut is the original size of the value, in bytes, if the record was too large and its
+	// value was cut.
 	HeaderCut = "notify-cut"
 )
 
-// What is kept of a record that is too large, in bytes: enough to see what it is.
+// The bytes that are kept of a record that is too large: enough to recognise it.
 const (
 	keptValue = 64 << 10
 	keptKey   = 1 << 10
@@ -31,19 +31,19 @@ type Appender interface {
 	Append(ctx context.Context, recs []Record) error
 }
 
-// Poisoner puts records nobody can handle aside.
+// Poisoner moves records that cannot be handled to the poison topic.
 type Poisoner struct {
 	Log   Appender
 	Topic string // default notifications-poison
 }
 
-// Poison appends a copy of m, with its origin and the cause, and marks m done.
-// When it cannot, m is not done and the error says why. A crash in between
-// leaves two copies, of the same origin.
+// Poison appends a copy of m with its origin and the cause to the poison topic, and marks m done.
+// If the append fails, Poison returns the error and m stays open. A crash between the two steps
+// leaves two copies with the same origin.
 //
-// The log may hold records that with their origin are larger than it takes from
-// us: those of other producers. Of such a one the beginning is put aside
-// (HeaderCut): it would else be tried for ever, and its partition stand.
+// Other producers may write records to the log that, with their origin, exceed our size limit.
+// Poison then appends only the beginning of the record (HeaderCut). Otherwise it would be tried
+// for ever and block its partition.
 func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
 	topic := cmp.Or(p.Topic, notify.TopicPoison)
 	why := "unknown"
@@ -68,7 +68,7 @@ func (p *Poisoner) Poison(ctx context.Context, m *Msg, cause error) error {
 	return err
 }
 
-// origin says where a record was.
+// origin returns the headers that say where a record was.
 func origin(m *Msg) []Header {
 	return []Header{
 		{HeaderOriginTopic, []byte(m.Topic)},

@@ -16,15 +16,15 @@ import (
 // ProbeConfig configures a Probe. The zero value of a field means its default.
 type ProbeConfig struct {
 	Conn Conn
-	// Every is how often the brokers are asked. Default 250 ms.
+	// Every is the interval of pings. Default 250 ms.
 	Every time.Duration
 	// Timeout is how long an answer may take. Default 500 ms.
 	Timeout time.Duration
 }
 
-// Probe watches whether any broker answers. A dead one is seen in about 0.1 s
-// and a frozen one in Timeout, where a producer that has requests in flight
-// needs two seconds. A partition that has lost its leader it does not see.
+// Probe watches whether any broker answers. It notices a dead broker in about 0.1 s and a frozen
+// one after Timeout, where a producer with requests in flight needs two seconds. It does not
+// notice that a partition has lost its leader.
 type Probe struct {
 	cfg ProbeConfig
 	cl  *kgo.Client
@@ -36,8 +36,7 @@ var (
 	errNoAnswer = errors.New("no broker answers")
 )
 
-// NewProbe returns a probe that reports the log unavailable until Run has had a
-// first answer.
+// NewProbe returns a probe. It reports the log as unavailable until Run gets a first answer.
 func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	cfg.Conn = setting.Fill(cfg.Conn)
 	cfg.Every = cmp.Or(cfg.Every, 250*time.Millisecond)
@@ -45,12 +44,12 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	if err := cfg.Conn.validate(); err != nil {
 		return nil, err
 	}
-	// A client of its own: a retry, or a request queued behind a large one,
-	// would blur what is measured.
+	// The probe has a client of its own: in a shared client a retry, or a ping queued behind a
+	// large request, would delay the result.
 	cl, err := cfg.Conn.client(
 		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))
 	if err != nil {
-		return nil, fmt.Errorf("stream: probe: %w", err)
+		return nil, fmt.Errorf("log: probe: %w", err)
 	}
 	p := &Probe{cfg: cfg, cl: cl}
 	err = translate(errNotAsked)
@@ -58,13 +57,13 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	return p, nil
 }
 
-// Run asks until ctx ends.
+// Run pings until ctx ends, and then closes the client.
 func (p *Probe) Run(ctx context.Context) error {
 	defer p.cl.Close()
 	tick := time.NewTicker(p.cfg.Every)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		p.ask(ctx)
+		p.pingOnce(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -73,10 +72,9 @@ func (p *Probe) Run(ctx context.Context) error {
 	return nil
 }
 
-// ask pings once. The verdict falls at Timeout, whatever the client does: while
-// it opens a connection it does not look at its context, and it goes on to the
-// next broker.
-func (p *Probe) ask(ctx context.Context) {
+// pingOnce pings once and stores the result at Timeout at the latest. The client alone may take
+// longer: it ignores its context while it opens a connection, and then tries the next broker.
+func (p *Probe) pingOnce(ctx context.Context) {
 	asking, stop := context.WithTimeout(ctx, p.cfg.Timeout)
 	defer stop()
 	answer := make(chan error, 1)
@@ -86,7 +84,7 @@ func (p *Probe) ask(ctx context.Context) {
 		p.set(err)
 	case <-asking.Done():
 		p.set(errNoAnswer)
-		<-answer //nolint:errcheck // one question at a time
+		<-answer //nolint:errcheck // one ping at a time
 	}
 }
 
@@ -95,6 +93,6 @@ func (p *Probe) set(err error) {
 	p.err.Store(&err)
 }
 
-// Err is nil when the last question was answered, else KindUnavailable with
-// code "log". It costs one atomic load.
+// Err returns nil if the last ping was answered, else KindUnavailable with code "log". It costs
+// one atomic load.
 func (p *Probe) Err() error { return *p.err.Load() }

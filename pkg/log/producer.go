@@ -20,45 +20,44 @@ import (
 // default.
 type ProducerConfig struct {
 	Conn Conn
-	// Linger is how long a record waits for others of its partition. Default
-	// 5 ms: the embedded log pays two fsyncs a batch on the goroutine that also
-	// serves reads, and without linger it fell behind at 5M receivers/s.
-	// Negative: none.
+	// Linger is how long a record waits for others of its partition. Default 5 ms: the embedded
+	// log needs two fsyncs for each batch, on the goroutine that also serves reads, and without
+	// linger it fell behind at 5M receivers/s. Negative: no linger.
 	Linger time.Duration `default:"5ms"`
-	// MaxRecordBytes is the largest key + value + headers, and so the largest
-	// batch. Default 1,000,000, which a Kafka left at its defaults takes. The
-	// topics' max.message.bytes must be at least 48,000 above it: see
-	// AdminConfig.MaxRecordBytes; the embedded broker takes up to 8 MiB.
+	// MaxRecordBytes is the largest size of key, value and headers together, and so the largest
+	// batch. Default 1,000,000, which a Kafka with default settings takes. The topics'
+	// max.message.bytes must be at least 48,000 higher: see AdminConfig.MaxRecordBytes. The
+	// embedded broker takes up to 8 MiB.
 	MaxRecordBytes int `default:"1000000" min:"0"`
-	// AppendTimeout bounds an Append, and how long the client itself tries; an
-	// Append may give up a sixteenth sooner. Default 1 s, which is how soon a dead broker is noticed; the embedded log,
-	// which cannot be away but whose disk can be slow, is given longer.
+	// AppendTimeout bounds an Append, and the client's retries. An Append may give up a sixteenth
+	// sooner. Default 1 s, within which a dead broker is noticed. The embedded log gets longer:
+	// it cannot be unavailable, but its disk can be slow.
 	AppendTimeout time.Duration `default:"1s" min:"0"`
-	// MaxBufferedBytes is how much may wait for the broker; more makes Append wait, up to its
-	// timeout.
+	// MaxBufferedBytes bounds the records that wait for the broker. Beyond it Append waits, up to
+	// its timeout.
 	MaxBufferedBytes int `default:"128MiB" min:"0"`
-	// Appended, when set, is told of every record that is acknowledged: the offset
-	// behind it. It must be quick.
+	// Appended, if set, is called with the offset after acknowledged records. It must return
+	// quickly.
 	Appended func(tp TopicPartition, next int64)
-	// Brokers says how many there are. Default ManyBrokers.
+	// Brokers says whether the log has one broker or many. Default ManyBrokers.
 	Brokers Brokers
-	// Partitions, when set, says over how many partitions of a topic keys are spread at
-	// the moment, 0 for topics that it does not know. A record of a topic that it knows goes
-	// where its key says, if it has one, whatever its Partition is. An error is that of the
-	// Append, and nothing is appended. With ManyBrokers only.
+	// Partitions, if set, returns over how many partitions of a topic keys are spread now, or 0
+	// for a topic that it does not know. A record with a key in a known topic goes to the
+	// partition of its key, whatever its Partition says. If Partitions returns an error, Append
+	// returns it and appends nothing. Only with ManyBrokers.
 	Partitions func(topic string) (int, error)
 }
 
-// Brokers is how many brokers a log has.
+// Brokers says whether a log has one broker or many.
 type Brokers string
 
 const (
-	// ManyBrokers share the partitions: everything goes through the client library.
+	// ManyBrokers: several brokers share the partitions. All records go through the client
+	// library.
 	ManyBrokers Brokers = ""
-	// OneBroker leads every partition, as the embedded one does: small records
-	// are then appended in fewer steps, and without the broker knowing the
-	// producer. Not for Kafka: there a moved leader, and a copy of a request that was
-	// sent again, are the library's to handle.
+	// OneBroker: one broker leads every partition, as the embedded one does. Small records then
+	// go through direct, in fewer steps and without an idempotent producer. It is not for Kafka,
+	// where the library must handle moved leaders and copies of requests that were sent again.
 	OneBroker Brokers = "one"
 )
 
@@ -71,43 +70,44 @@ func (c ProducerConfig) withDefaults() ProducerConfig {
 func (c ProducerConfig) validate() error {
 	switch {
 	case c.MaxBufferedBytes < c.MaxRecordBytes:
-		return errors.New("stream: MaxBufferedBytes is smaller than one record")
+		return errors.New("log: MaxBufferedBytes is smaller than one record")
 	case c.Brokers == OneBroker && (c.Partitions != nil || c.Conn.Prefix != "" || len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
-		return errors.New("stream: OneBroker is the embedded broker, and this is a cluster")
+		return errors.New("log: OneBroker is only for the embedded broker; remove the settings of a cluster")
 	}
 	return errors.Join(setting.Err("producer", &c), c.Conn.validate())
 }
 
 const (
 	maxRecordBytes = 1_000_000
-	// batchOverhead is what a batch of one record may add to it.
+	// batchOverhead bounds what a batch of one record adds to the record's size.
 	batchOverhead = 48_000
-	// maxPooledCall is the most records a call may hold to be kept for reuse.
+	// maxPooledCall is the largest number of records of a call that is kept for reuse.
 	maxPooledCall = 16 << 10
-	// maxBufferedRecords stands above what MaxBufferedBytes allows of the
-	// smallest records, so that bytes decide.
+	// maxBufferedRecords is higher than MaxBufferedBytes allows even of the smallest records, so
+	// that the limit of bytes decides.
 	maxBufferedRecords = 1 << 20
 )
 
-// Producer appends records. It may be used from any goroutine. It holds
-// connections from the first append on; Close frees them.
+// Producer appends records. It may be used from any goroutine. It opens connections at the first
+// append; Close frees them.
 //
-// Bulk lanes have connections of their own: behind one connection, a code would wait for
-// the bulk requests before it. Order holds within a topic, and a topic has one way.
+// Bulk lanes have connections of their own: on a shared connection a one-time code would wait for
+// the bulk requests before it. Order holds within a topic, because a topic always uses the same
+// producerPath.
 type Producer struct {
 	cfg        ProducerConfig
-	fast, bulk way
+	fast, bulk producerPath
 	calls      sync.Pool // *call
-	turns      turns
+	deadlines  deadlineContexts
 }
 
-// way is how records of some topics reach the brokers.
-type way struct {
+// producerPath is the way of the records of some topics to the brokers.
+type producerPath struct {
 	cl     *kgo.Client
-	direct *direct // nil: there is more than one broker
+	direct *direct // nil unless there is one broker
 }
 
-func (w *way) close() {
+func (w *producerPath) close() {
 	if w.direct != nil {
 		w.direct.close()
 	}
@@ -116,8 +116,8 @@ func (w *way) close() {
 	}
 }
 
-// of returns the way of a topic.
-func (p *Producer) of(topic string) *way {
+// pathOf returns the path of a topic.
+func (p *Producer) pathOf(topic string) *producerPath {
 	if strings.Contains(topic, "-bulk") { // and its -dlq
 		return &p.bulk
 	}
@@ -130,8 +130,8 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	p := &Producer{cfg: cfg, turns: turns{length: cfg.AppendTimeout}}
-	for _, w := range []*way{&p.fast, &p.bulk} {
+	p := &Producer{cfg: cfg, deadlines: deadlineContexts{length: cfg.AppendTimeout}}
+	for _, w := range []*producerPath{&p.fast, &p.bulk} {
 		if err := w.open(cfg, w == &p.bulk); err != nil {
 			p.Close()
 			return nil, err
@@ -140,11 +140,10 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	return p, nil
 }
 
-func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
-	// With the defaults an idempotent producer reports nothing for as long as
-	// the broker is away: the promises hang. These settings make it fail
-	// records after AppendTimeout, and keep their order, which giving up
-	// idempotence would not.
+func (w *producerPath) open(cfg ProducerConfig, bulk bool) (err error) {
+	// By default an idempotent producer reports nothing while the broker is unavailable: its
+	// promises hang. These settings make it fail records after AppendTimeout and still keep
+	// their order. A producer that is not idempotent would not keep the order.
 	w.cl, err = cfg.Conn.client(
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.AllowIdempotentProduceCancellation(),
@@ -153,8 +152,8 @@ func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
 		kgo.ProducerBatchCompression(kgo.NoCompression()), // the records are dense
-		// A broker works on one request at a time, or its disk does: one of the library's
-		// 100 MiB would keep codes waiting.
+		// A broker or its disk handles one request at a time. A request of the library's default
+		// limit, 100 MiB, would make one-time codes wait.
 		kgo.BrokerMaxWriteBytes(int32(2*(cfg.MaxRecordBytes+batchOverhead))),
 		kgo.MaxBufferedRecords(maxBufferedRecords),
 		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
@@ -162,7 +161,7 @@ func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
 		kgo.UnknownTopicRetries(1),
 	)
 	if err != nil {
-		return fmt.Errorf("stream: producer: %w", err)
+		return fmt.Errorf("log: producer: %w", err)
 	}
 	if cfg.Brokers == OneBroker {
 		w.direct, err = newDirect(cfg, bulk)
@@ -170,13 +169,13 @@ func (w *way) open(cfg ProducerConfig, bulk bool) (err error) {
 	return err
 }
 
-// partitioner spreads keys as ProducerConfig.Partitions says. Of topics that it does not
-// know, it honours Record.Partition and hashes keys for the rest. Records without a key go
-// round the partitions.
+// partitioner spreads keys as ProducerConfig.Partitions says. In topics that Partitions does not
+// know it uses Record.Partition if that is set, else the hash of the key. Records without a key
+// go to the partitions in turn.
 func partitioner(cfg *ProducerConfig) kgo.Partitioner {
 	return kgo.BasicConsistentPartitioner(func(wire string) func(*kgo.Record, int) int {
 		var turn atomic.Uint32
-		topic := cfg.Conn.own(wire)
+		topic := cfg.Conn.productName(wire)
 		return func(r *kgo.Record, n int) int {
 			if cfg.Partitions != nil && r.Key != nil {
 				if spread, err := cfg.Partitions(topic); err == nil && spread > 0 {
@@ -194,39 +193,39 @@ func partitioner(cfg *ProducerConfig) kgo.Partitioner {
 	})
 }
 
-// call is one Append under way. It goes back to the pool only after every
-// promise was kept, so nobody else can still refer to its records.
+// call is one Append under way. It returns to the pool only after the client has reported every
+// record, so that the client does not refer to the records any more.
 type call struct {
-	recs []kgo.Record
-	left atomic.Int64
-	err  atomic.Pointer[error] // the first
-	kept func(*kgo.Record, error)
-	all  func([]kgo.Record) // told when every promise was kept, before who waits
-	done func(error)        // nil: whoever waits reads answer
-	// answer takes the end of an Append. One that gave up leaves it to the
-	// collector with the call.
+	recs       []kgo.Record
+	left       atomic.Int64          // records not reported yet
+	err        atomic.Pointer[error] // the first error
+	onRecord   func(*kgo.Record, error)
+	onComplete func([]kgo.Record) // called when every record was reported, before done or answer
+	done       func(error)        // nil: the result goes to answer
+	// answer gets the result of an Append. An Append that gave up leaves the call and its answer
+	// to the garbage collector.
 	answer chan error
 }
 
 func (p *Producer) newCall() *call {
 	c, _ := p.calls.Get().(*call)
 	if c == nil {
-		c = &call{all: p.appended, answer: make(chan error, 1)}
-		c.kept = c.keep
+		c = &call{onComplete: p.appended, answer: make(chan error, 1)}
+		c.onRecord = c.recordDone
 	}
 	return c
 }
 
-// giveBack keeps c, whose records are written over by their next use: to clear
-// them too took 3% of a batch. The pool forgets what is not used again.
-func (p *Producer) giveBack(c *call) {
+// recycle returns c to the pool. It does not clear the records, which the next use overwrites:
+// clearing took 3% of a batch's time. The pool drops calls that are not reused.
+func (p *Producer) recycle(c *call) {
 	c.done = nil
 	if cap(c.recs) <= maxPooledCall {
 		p.calls.Put(c)
 	}
 }
 
-func (c *call) keep(r *kgo.Record, err error) {
+func (c *call) recordDone(r *kgo.Record, err error) {
 	if err != nil {
 		r.Offset = -1
 		c.fail(err)
@@ -236,11 +235,12 @@ func (c *call) keep(r *kgo.Record, err error) {
 	}
 }
 
-// fail is not part of keep: there, err would escape for every record.
+// fail stores the first error. It is not part of recordDone: there err would move to the heap for
+// every record.
 func (c *call) fail(err error) { c.err.CompareAndSwap(nil, &err) }
 
 func (c *call) finish() {
-	c.all(c.recs)
+	c.onComplete(c.recs)
 	var err error
 	if e := c.err.Load(); e != nil {
 		err = *e
@@ -252,33 +252,32 @@ func (c *call) finish() {
 	c.answer <- err
 }
 
-// Append appends records, in the order given per partition, and returns nil
-// when every one is acknowledged; nothing of recs is referred to any more then.
+// Append appends records, in the given order within each partition. It returns nil when every
+// record is acknowledged, and then keeps no reference to recs.
 //
-// Any error means that each of them may or may not be stored, and, unless it is
-// of notify.KindTooLarge, that keys and values may still be read for a while:
-// the caller must not write to them. A slice may be split in several batches
-// and requests, so some may be stored and others not. KindTooLarge comes before
-// anything is appended. KindUnavailable with code "log": the broker is away,
-// slow beyond AppendTimeout, or ctx ended.
+// After an error each record may or may not be stored: recs may be split into several batches and
+// requests. The client may still read keys and values for a while, so the caller must not write
+// to them. KindTooLarge is the exception: nothing was appended and nothing is referred to.
+// KindUnavailable with code "log" means that the broker is unavailable or slower than
+// AppendTimeout, or that ctx has ended.
 func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	if len(recs) == 0 {
 		return nil
 	}
-	if err := p.check(recs); err != nil {
+	if err := p.checkSizes(recs); err != nil {
 		return err
 	}
-	if err := p.known(recs); err != nil {
+	if err := p.checkPartitionsKnown(recs); err != nil {
 		return err
 	}
-	w := p.of(recs[0].Topic)
+	w := p.pathOf(recs[0].Topic)
 	for i := range recs {
-		if recs[i].Topic != recs[0].Topic && p.of(recs[i].Topic) != w {
+		if recs[i].Topic != recs[0].Topic && p.pathOf(recs[i].Topic) != w {
 			return p.appendBoth(ctx, recs)
 		}
 	}
-	turn := p.turns.current()
-	if w.direct != nil && w.direct.takes(recs) {
+	turn := p.deadlines.current()
+	if w.direct != nil && w.direct.accepts(recs) {
 		err := w.direct.append(ctx, turn, recs)
 		switch {
 		case err == nil:
@@ -301,7 +300,7 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	p.produce(ctx, c, recs)
 	select {
 	case err := <-c.answer:
-		p.giveBack(c)
+		p.recycle(c)
 		return p.failure(ctx, err)
 	case <-ctx.Done():
 	}
@@ -313,12 +312,12 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	}
 }
 
-// appendBoth appends the records of each way at once, in their order.
+// appendBoth appends the records of both paths at the same time, each in order.
 func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	var of [2][]Record
 	for _, r := range recs {
 		k := 0
-		if p.of(r.Topic) == &p.bulk {
+		if p.pathOf(r.Topic) == &p.bulk {
 			k = 1
 		}
 		of[k] = append(of[k], r)
@@ -328,62 +327,63 @@ func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	return cmp.Or(p.Append(ctx, of[0]), <-bulk)
 }
 
-// turns hands out contexts that end errTooSlow after length, or up to a
-// sixteenth of it sooner: those who ask within the same sixteenth share one. A
-// context and a timer of its own took 2% of a single request.
-type turns struct {
+// deadlineContexts hands out contexts that end with errTooSlow after length, or up to a sixteenth of
+// it sooner: callers within the same sixteenth share a context. A context and a timer for each
+// call took 2% of a single request.
+type deadlineContexts struct {
 	length time.Duration
 
 	mu   sync.Mutex
 	ctx  context.Context
-	stop context.CancelFunc // of ctx; those before end by their deadline, for some may still wait
-	next time.Time          // when ctx is too old to be handed out
+	stop context.CancelFunc // of ctx; earlier contexts end at their deadlines, because calls may still use them
+	next time.Time          // from then on ctx is not handed out any more
 }
 
-const turnsOf = 16
+// deadlineShare is the number of contexts in the length of a deadline.
+const deadlineShare = 16
 
-func (t *turns) current() context.Context {
+func (d *deadlineContexts) current() context.Context {
 	now := time.Now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.ctx == nil || !now.Before(t.next) {
-		t.next = now.Add(t.length / turnsOf)
-		t.ctx, t.stop = context.WithDeadlineCause(context.Background(), now.Add(t.length), errTooSlow)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ctx == nil || !now.Before(d.next) {
+		d.next = now.Add(d.length / deadlineShare)
+		d.ctx, d.stop = context.WithDeadlineCause(context.Background(), now.Add(d.length), errTooSlow)
 	}
-	return t.ctx
+	return d.ctx
 }
 
-func (t *turns) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.stop != nil {
-		t.stop()
+func (d *deadlineContexts) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stop != nil {
+		d.stop()
 	}
 }
 
-// AppendFunc appends like Append and calls done once with what Append would
-// return, from a goroutine of the client that done must not hold up. It waits
-// only while the buffer is full. Where ctx has no deadline, AppendTimeout does
-// not apply: a frozen broker is then reported after about two seconds.
+// AppendFunc appends like Append, but calls done once with the result of the append. done runs on a
+// goroutine of the client and must not block. AppendFunc itself waits only while the buffer is
+// full. AppendTimeout does not apply if ctx has no deadline: a frozen broker is then reported
+// after about two seconds.
 func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(error)) {
 	if len(recs) == 0 {
 		done(nil)
 		return
 	}
-	if err := cmp.Or(p.check(recs), p.known(recs)); err != nil {
+	if err := cmp.Or(p.checkSizes(recs), p.checkPartitionsKnown(recs)); err != nil {
 		done(err)
 		return
 	}
 	c := p.newCall()
 	c.done = func(err error) {
-		p.giveBack(c)
+		p.recycle(c)
 		done(p.failure(ctx, err))
 	}
 	p.produce(ctx, c, recs)
 }
 
-// check refuses recs whole if one of them is too large.
-func (p *Producer) check(recs []Record) error {
+// checkSizes returns KindTooLarge if one of recs is too large.
+func (p *Producer) checkSizes(recs []Record) error {
 	for i := range recs {
 		if n := recs[i].size(); n > p.cfg.MaxRecordBytes {
 			return &notify.Error{
@@ -395,8 +395,9 @@ func (p *Producer) check(recs []Record) error {
 	return nil
 }
 
-// known refuses recs if it is not known where keys of one of their topics go.
-func (p *Producer) known(recs []Record) error {
+// checkPartitionsKnown returns an error if the number of partitions of a topic of recs is not known,
+// because its keys would go to wrong partitions.
+func (p *Producer) checkPartitionsKnown(recs []Record) error {
 	if p.cfg.Partitions == nil {
 		return nil
 	}
@@ -411,7 +412,7 @@ func (p *Producer) known(recs []Record) error {
 	return nil
 }
 
-// produce hands recs to the client; c ends once all promises are kept.
+// produce hands recs to the client. c finishes when the client has reported every record.
 func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	if cap(c.recs) < len(recs) {
 		c.recs = make([]kgo.Record, len(recs))
@@ -419,11 +420,11 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	c.recs = c.recs[:len(recs)]
 	c.err.Store(nil)
 	c.left.Store(int64(len(recs)))
-	now := time.Now() // else the client asks the clock for each record
-	w := p.of(recs[0].Topic)
+	now := time.Now() // once: without a timestamp the client reads the clock for each record
+	w := p.pathOf(recs[0].Topic)
 	for i := range recs {
 		r, k := &recs[i], &c.recs[i]
-		*k = kgo.Record{Topic: p.cfg.Conn.wire(r.Topic), Partition: r.Partition, Key: r.Key, Value: r.Value, Timestamp: now}
+		*k = kgo.Record{Topic: p.cfg.Conn.wireName(r.Topic), Partition: r.Partition, Key: r.Key, Value: r.Value, Timestamp: now}
 		if !r.Time.IsZero() {
 			k.Timestamp = r.Time
 		}
@@ -431,13 +432,14 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 			k.Headers = append(k.Headers, kgo.RecordHeader{Key: h.Key, Value: h.Value})
 		}
 		if i > 0 && r.Topic != recs[i-1].Topic {
-			w = p.of(r.Topic)
+			w = p.pathOf(r.Topic)
 		}
-		w.cl.Produce(ctx, k, c.kept)
+		w.cl.Produce(ctx, k, c.onRecord)
 	}
 }
 
-// appended tells of the records of a call that were acknowledged.
+// appended calls ProducerConfig.Appended for the acknowledged records of a call: once for each run
+// of records in a partition.
 func (p *Producer) appended(recs []kgo.Record) {
 	if p.cfg.Appended == nil {
 		return
@@ -448,7 +450,7 @@ func (p *Producer) appended(recs []kgo.Record) {
 			continue
 		}
 		if r.Offset >= 0 {
-			p.cfg.Appended(p.cfg.Conn.at(r.Topic, r.Partition), r.Offset+1)
+			p.cfg.Appended(p.cfg.Conn.fromWire(r.Topic, r.Partition), r.Offset+1)
 		}
 	}
 }
@@ -463,9 +465,9 @@ func (p *Producer) failure(ctx context.Context, err error) error {
 	return translate(err)
 }
 
-// Close fails what is still buffered and frees the connections.
+// Close fails the appends that are still buffered and frees the connections.
 func (p *Producer) Close() {
 	p.fast.close()
 	p.bulk.close()
-	p.turns.close()
+	p.deadlines.close()
 }

@@ -232,7 +232,7 @@ func TestAppendEndsWithItsContext(t *testing.T) {
 // a sixteenth before that of a timeout of their own, and never behind it.
 func TestTurnsEndNoLaterThanTheirLength(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turn := turns{length: time.Second}
+		turn := deadlineContexts{length: time.Second}
 		defer turn.close()
 		seen := map[context.Context]bool{}
 		for range 1000 {
@@ -243,7 +243,7 @@ func TestTurnsEndNoLaterThanTheirLength(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if len(seen) > turnsOf+1 {
+		if len(seen) > deadlineShare+1 {
 			t.Errorf("%d contexts in a second", len(seen))
 		}
 		ctx := turn.current()

@@ -6,8 +6,7 @@ import (
 	"math/bits"
 )
 
-// rawBatch is a record batch of Kafka's format 2 that is being written. Its
-// header is
+// rawBatch builds a record batch of Kafka's format 2. The header of a batch is
 //
 //	 0  first offset   8 bytes, big-endian like the rest
 //	 8  length         4, of what follows
@@ -28,15 +27,14 @@ type rawBatch struct {
 
 const (
 	rawHeader = 61
-	// recordOverhead is more than a record takes besides its key and value, with
-	// a header of the batch.
+	// recordOverhead is an upper bound of what a record adds to a batch besides its key and
+	// value, including the header of the batch.
 	recordOverhead = rawHeader + 40
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// add appends a record without headers; at is its time in ms since 1970. A key
-// of nil is none.
+// add appends a record without headers; at is its time in ms since 1970. A nil key means no key.
 func (b *rawBatch) add(key, value []byte, at int64) {
 	if b.count == 0 {
 		b.buf = append(b.buf[:0], make([]byte, rawHeader)...)
@@ -59,12 +57,12 @@ func (b *rawBatch) add(key, value []byte, at int64) {
 	b.count++
 }
 
-// varintLen is how many bytes binary.AppendVarint takes for v.
+// varintLen returns the number of bytes that binary.AppendVarint writes for v.
 func varintLen(v int64) int {
 	return (bits.Len64(uint64(v<<1^v>>63)|1) + 6) / 7
 }
 
-// finish writes the header and returns the batch.
+// finish writes the header and returns the batch, which aliases b's buffer.
 func (b *rawBatch) finish() []byte {
 	h := b.buf
 	binary.BigEndian.PutUint64(h, 0)

@@ -14,14 +14,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Reader reads partitions from given offsets, without a group: it commits
-// nothing and shares with nobody. It may be used from any goroutine.
+// Reader reads partitions from given offsets without a group: it commits nothing, and several
+// readers may read the same partition. It may be used from any goroutine.
 type Reader struct {
 	conn Conn
 	adm  *kadm.Client
 
-	mu   sync.Mutex // Fetch reads one record at a time
-	once *kgo.Client
+	mu   sync.Mutex  // held during Fetch, which reads one record at a time; guards once
+	once *kgo.Client // client of Fetch; nil before its first use
 }
 
 // NewReader returns a reader. It does not connect.
@@ -32,7 +32,7 @@ func NewReader(conn Conn) (*Reader, error) {
 	}
 	cl, err := conn.client()
 	if err != nil {
-		return nil, fmt.Errorf("stream: reader: %w", err)
+		return nil, fmt.Errorf("log: reader: %w", err)
 	}
 	return &Reader{conn: conn, adm: kadm.NewClient(cl)}, nil
 }
@@ -49,11 +49,10 @@ func (r *Reader) Close() {
 	}
 }
 
-// Run calls fn with the records of each partition of from, in order, beginning
-// at its offset, until ctx ends, when it returns nil, or fn returns an error,
-// which Run returns. One call of fn ends before the next; recs, keys and values
-// must not be written to. An offset that the log does not hold, at the start or
-// later, is notify.KindGone: nothing is skipped. While brokers are away Run waits.
+// Run calls fn with the records of each partition in from, in order, beginning at its offset. It
+// returns nil when ctx ends, or the error of fn. Calls of fn do not overlap. fn must not write to
+// records, keys or values. Run returns notify.KindGone if the log does not hold an offset, at the
+// start or later: it never skips records. While brokers are unavailable Run waits.
 func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	if r.conn.Local != nil {
 		return r.runLocal(ctx, from, fn)
@@ -62,7 +61,7 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 	for tp, offset := range from {
 		at[tp] = kgo.NewOffset().At(offset)
 	}
-	cl, err := r.partitions(byTopic(&r.conn, at))
+	cl, err := r.partitions(nestByTopic(&r.conn, at))
 	if err != nil {
 		return err
 	}
@@ -74,7 +73,7 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 		}
 		var failure error
 		fs.EachPartition(func(p kgo.FetchTopicPartition) {
-			tp := r.conn.at(p.Topic, p.Partition)
+			tp := r.conn.fromWire(p.Topic, p.Partition)
 			if failure == nil && len(p.Records) > 0 {
 				failure = fn(tp, fromKgos(tp.Topic, p.Records))
 			}
@@ -88,8 +87,8 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 	}
 }
 
-// partitions returns a client that reads from exact offsets and stops, rather
-// than moves, when one is not there.
+// partitions returns a client that reads from exact offsets. If the log does not hold an offset, the
+// client reports an error instead of moving to another offset.
 func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
 	cl, err := r.conn.client(
 		kgo.ConsumePartitions(at),
@@ -98,12 +97,13 @@ func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, er
 		kgo.FetchMaxBytes(32<<20),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("stream: reader: %w", err)
+		return nil, fmt.Errorf("log: reader: %w", err)
 	}
 	return cl, nil
 }
 
-// readFailure is nil for what the client goes on from.
+// readFailure returns nil for errors from which the client recovers by itself, and the others
+// translated.
 func readFailure(tp TopicPartition, err error) error {
 	if _, lost := errors.AsType[*kgo.ErrDataLoss](err); lost {
 		return translate(fmt.Errorf("%s: %w: %w", tp, kerr.OffsetOutOfRange, err))
@@ -115,20 +115,19 @@ func readFailure(tp TopicPartition, err error) error {
 	return nil
 }
 
-// HighWater returns the end of each partition of topics: the offset the next
-// record will get.
+// HighWater returns the end of each partition of topics: the offset of its next record.
 func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
-	listed, err := r.adm.ListEndOffsets(ctx, r.conn.wires(topics)...)
+	listed, err := r.adm.ListEndOffsets(ctx, r.conn.wireNames(topics)...)
 	return offsetsOf(&r.conn, listed, err)
 }
 
-// Fetch reads one record. notify.KindGone: it is trimmed; notify.KindNotFound:
-// it is not written yet. It costs a few round trips and is meant for people and
-// checks.
+// Fetch reads one record. It returns notify.KindGone if the record was trimmed, and
+// notify.KindNotFound if it is not written yet. It needs a few round trips and is meant for
+// people and checks.
 func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Record, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ends, err := r.HighWater(ctx, tp.Topic) // the client would wait for a record to come
+	ends, err := r.HighWater(ctx, tp.Topic) // otherwise the client would wait for a future record
 	if err != nil {
 		return Record{}, err
 	}
@@ -140,8 +139,8 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 			return Record{}, err
 		}
 	}
-	r.once.AddConsumePartitions(byTopic(&r.conn, map[TopicPartition]kgo.Offset{tp: kgo.NewOffset().At(offset)}))
-	defer r.once.RemoveConsumePartitions(r.conn.only(tp))
+	r.once.AddConsumePartitions(nestByTopic(&r.conn, map[TopicPartition]kgo.Offset{tp: kgo.NewOffset().At(offset)}))
+	defer r.once.RemoveConsumePartitions(r.conn.nestOne(tp))
 	for {
 		fs := r.once.PollRecords(ctx, 1)
 		if err := ctx.Err(); err != nil {
@@ -154,7 +153,7 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 		}
 		for it := fs.RecordIter(); !it.Done(); {
 			rec := it.Next()
-			if r.conn.at(rec.Topic, rec.Partition) == tp && rec.Offset >= offset {
+			if r.conn.fromWire(rec.Topic, rec.Partition) == tp && rec.Offset >= offset {
 				r := fromKgo(tp.Topic, rec)
 				if rec.Offset > offset || r.Lost() { // compacted, a control record, or lost
 					return Record{}, notify.NotFound("record")
@@ -181,6 +180,6 @@ func offsetsOf(c *Conn, listed kadm.ListedOffsets, err error) (map[TopicPartitio
 		return nil, translate(err)
 	}
 	out := make(map[TopicPartition]int64)
-	listed.Each(func(o kadm.ListedOffset) { out[c.at(o.Topic, o.Partition)] = o.Offset })
+	listed.Each(func(o kadm.ListedOffset) { out[c.fromWire(o.Topic, o.Partition)] = o.Offset })
 	return out, nil
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Record is one record of a topic. On the way in, Partition -1 means: by the
-// murmur2 hash of the key (see notify.Partition), or any partition when Key is nil;
-// Offset is ignored, and a zero Time means now. Time has millisecond precision.
+// Record is one record of a topic. In an append, Partition -1 means the partition of the key's
+// murmur2 hash (see notify.Partition), or any partition if Key is nil; Offset is ignored; and a
+// zero Time means now. Time has millisecond precision.
 type Record struct {
 	Topic     string
 	Partition int32
@@ -18,23 +18,23 @@ type Record struct {
 	Time      time.Time
 }
 
-// Header is a named value beside a record's value.
+// Header is a named value of a record.
 type Header struct {
 	Key   string
 	Value []byte
 }
 
-// LostHeader marks a record that stands for records which the log has lost: it
-// has the last of their offsets, and nothing else. Groups take it for done, and
-// so go on behind them; readers are handed it, to know that there is a gap.
+// LostHeader marks a record that replaces records which the log has lost. It has the last of their
+// offsets and no value. Groups treat it as done and continue after it. Readers get it, so that
+// they know of the gap.
 const LostHeader = "notifyd-lost"
 
-// Lost reports whether the record stands for lost ones.
+// Lost reports whether the record replaces lost records.
 func (r *Record) Lost() bool {
 	return len(r.Headers) == 1 && r.Headers[0].Key == LostHeader && r.Value == nil
 }
 
-// size is what a record is counted as against byte limits.
+// size returns the bytes of the record that count towards limits.
 func (r *Record) size() int {
 	n := len(r.Key) + len(r.Value)
 	for i := range r.Headers {
@@ -49,5 +49,5 @@ type TopicPartition struct {
 	Partition int32
 }
 
-// String is "topic/partition".
+// String returns "topic/partition".
 func (tp TopicPartition) String() string { return fmt.Sprintf("%s/%d", tp.Topic, tp.Partition) }

@@ -11,17 +11,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TopicIDs returns the id that the brokers gave each topic that exists. A topic that was
-// deleted and made again has another id: offsets of the old one say nothing about it.
+// TopicIDs returns the brokers' id of each topic that exists. A topic that was deleted and created
+// again has another id: offsets of the old topic are meaningless in the new one.
 func (a *Admin) TopicIDs(ctx context.Context, topics ...string) (map[string]string, error) {
 	out := make(map[string]string, len(topics))
 	err := a.eachTopic(ctx, topics, func(name string, d *kadm.TopicDetail) { out[name] = d.ID.String() })
 	return out, err
 }
 
-// Members returns how many members each of groups has; groups without any are missing.
+// Members returns the number of members of each group. Groups without members are missing in the
+// result.
 func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, error) {
-	described, err := a.adm.DescribeGroups(ctx, a.cfg.Conn.wires(groups)...)
+	described, err := a.adm.DescribeGroups(ctx, a.cfg.Conn.wireNames(groups)...)
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -32,21 +33,21 @@ func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, 
 		case g.Err != nil:
 			return nil, translate(g.Err)
 		case len(g.Members) > 0:
-			out[a.cfg.Conn.own(name)] = len(g.Members)
+			out[a.cfg.Conn.productName(name)] = len(g.Members)
 		}
 	}
 	return out, nil
 }
 
-// SetCommitted makes offsets the committed offsets of a group; those of other partitions
-// stay. The group must have no members: else it returns KindConflict "cluster_running", and
-// some partitions may be set.
+// SetCommitted sets the committed offsets of a group; other partitions keep theirs. The group must
+// have no members. Otherwise SetCommitted returns KindConflict "cluster_running", and some
+// partitions may already be set.
 func (a *Admin) SetCommitted(ctx context.Context, group string, offsets map[TopicPartition]int64) error {
 	commit := make(kadm.Offsets)
 	for tp, at := range offsets {
-		commit.AddOffset(a.cfg.Conn.wire(tp.Topic), tp.Partition, at, -1)
+		commit.AddOffset(a.cfg.Conn.wireName(tp.Topic), tp.Partition, at, -1)
 	}
-	resps, err := a.adm.CommitOffsets(ctx, a.cfg.Conn.wire(group), commit)
+	resps, err := a.adm.CommitOffsets(ctx, a.cfg.Conn.wireName(group), commit)
 	if err == nil {
 		err = resps.Error()
 	}

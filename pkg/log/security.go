@@ -17,8 +17,8 @@ import (
 // Mechanism is how a client authenticates.
 type Mechanism string
 
-// The mechanisms. With SCRAM the password itself is never sent. The other two send what
-// they have, and are refused without TLS.
+// The mechanisms. SCRAM never sends the password itself. PLAIN and OAUTHBEARER send it, and are
+// refused without TLS.
 const (
 	SCRAM512    Mechanism = "SCRAM-SHA-512"
 	SCRAM256    Mechanism = "SCRAM-SHA-256"
@@ -26,35 +26,35 @@ const (
 	OAUTHBEARER Mechanism = "OAUTHBEARER" // the password is the token
 )
 
-// SASL says who we are. It prints as its mechanism and user.
+// SASL holds our credentials. It prints as its mechanism and user, without the password.
 type SASL struct {
 	// Mechanism defaults to SCRAM512.
 	Mechanism Mechanism
-	User      string // required, but for OAUTHBEARER, whose token says it
-	// Password is asked for at every authentication, so that a changed one needs
-	// no restart. Required. It is a function, not a string, so
-	// that no log, however it formats this, can show it.
+	User      string // required, except for OAUTHBEARER, whose token contains it
+	// Password is called at every authentication, so that a changed password needs no restart.
+	// Required. It is a function and not a string, so that no log can print the password.
 	Password Secret `json:"-"`
 }
 
 // Secret returns a secret. It may be called from any goroutine.
 type Secret func() (string, error)
 
-// mechanism checks s. tls says whether connections are encrypted.
+// mechanism checks s and returns the client library's mechanism. tls says whether connections are
+// encrypted.
 func (s *SASL) mechanism(tls bool) (sasl.Mechanism, error) {
 	m := cmp.Or(s.Mechanism, SCRAM512)
 	switch {
 	case s.User == "" && m != OAUTHBEARER:
-		return nil, errors.New("stream: SASL without a user")
+		return nil, errors.New("log: SASL without a user")
 	case s.Password == nil:
-		return nil, errors.New("stream: SASL without a password")
+		return nil, errors.New("log: SASL without a password")
 	case !tls && (m == PLAIN || m == OAUTHBEARER):
-		return nil, fmt.Errorf("stream: SASL mechanism %s sends the password: it needs tls.enabled", m)
+		return nil, fmt.Errorf("log: SASL mechanism %s sends the password: it needs tls.enabled", m)
 	}
 	password := func() (string, error) {
 		pass, err := s.Password()
 		if err != nil {
-			return "", fmt.Errorf("stream: the password of %s: %w", cmp.Or(s.User, string(m)), err)
+			return "", fmt.Errorf("log: the password of %s: %w", cmp.Or(s.User, string(m)), err)
 		}
 		return pass, nil
 	}
@@ -81,10 +81,10 @@ func (s *SASL) mechanism(tls bool) (sasl.Mechanism, error) {
 			return oauth.Auth{Token: token}, err
 		}), nil
 	}
-	return nil, fmt.Errorf("stream: SASL mechanism %q; there are %s, %s, %s and %s", s.Mechanism, SCRAM512, SCRAM256, PLAIN, OAUTHBEARER)
+	return nil, fmt.Errorf("log: SASL mechanism %q; there are %s, %s, %s and %s", s.Mechanism, SCRAM512, SCRAM256, PLAIN, OAUTHBEARER)
 }
 
-// String is the mechanism and the user.
+// String returns the mechanism and the user.
 func (s *SASL) String() string {
 	if s == nil {
 		return "none"
@@ -92,7 +92,7 @@ func (s *SASL) String() string {
 	return strings.TrimSpace(string(cmp.Or(s.Mechanism, SCRAM512)) + " " + s.User)
 }
 
-// String is the brokers and how they are reached, without anything secret.
+// String returns the brokers and the connection settings, without secrets.
 func (c Conn) String() string {
 	s := strings.Join(c.Brokers, ",")
 	if c.TLS.Enabled {
@@ -107,5 +107,5 @@ func (c Conn) String() string {
 	return s
 }
 
-// LogValue is String.
+// LogValue returns String, so that logs contain no secrets.
 func (c Conn) LogValue() slog.Value { return slog.StringValue(c.String()) }

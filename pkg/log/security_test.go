@@ -171,7 +171,7 @@ func secured(t *testing.T, p papers, addr string, mechanisms ...Mechanism) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		probe.ask(t.Context())
+		probe.pingOnce(t.Context())
 		probe.cl.Close()
 		if err := probe.Err(); err != nil {
 			t.Errorf("%s: probe: %v", m, err)

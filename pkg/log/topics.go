@@ -16,13 +16,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// topicTriggersDLQ is the topic of triggers that failed for good.
+// topicTriggersDLQ is the topic of dead triggers.
 const topicTriggersDLQ = "triggers-dlq"
 
-// Topics returns every topic of the product with its number of partitions on a
-// cluster: perChannel for the lanes of a channel and their -dlq, where it has the
-// channel, else 18 for push, 12 for sms and 84 for email. What failed for good
-// has 6; outcomes, poison and triggers-dlq have one.
+// Topics returns every topic of the product with its number of partitions on a cluster. The lanes
+// of a channel and their -dlq have perChannel, or else 18 for push, 12 for sms and 84 for email.
+// notifications-failed has 6. The topics of outcomes, poison and triggers-dlq have one.
 func Topics(perChannel map[notify.Channel]int) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {
@@ -34,12 +33,12 @@ func Topics(perChannel map[notify.Channel]int) map[string]int {
 
 var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, notify.Email: 84}
 
-// keepPoison is how long records stay that no worker could read, for people to look
-// at. All other topics are read by groups of the product and keep records until we
-// delete them: a broker's retention does not know which records are unread.
+// keepPoison is how long the poison topic keeps records for people to inspect. All other topics are
+// read by groups of the product and keep records until we delete them: a broker's retention does
+// not know which records are unread.
 const keepPoison = 30 * 24 * time.Hour
 
-// settings are what a topic is created with, besides partitions and replicas.
+// settings returns the settings of a new topic besides partitions and replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
 	keep := int64(-1)
 	if topic == notify.TopicPoison {
@@ -48,11 +47,10 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 	s := map[string]string{
 		"cleanup.policy":    "delete",
 		"retention.ms":      strconv.FormatInt(keep, 10),
-		"retention.bytes":   "-1", // else a burst would take with it what nobody has read yet
+		"retention.bytes":   "-1", // a limit would let a burst remove unread records
 		"max.message.bytes": strconv.Itoa(c.MaxRecordBytes + batchOverhead),
-		"compression.type":  "producer", // the broker stores batches as they came
-		// A replica that lags must not become the leader: what was acknowledged
-		// would be gone.
+		"compression.type":  "producer", // the broker stores batches unchanged
+		// A lagging replica must not become the leader: acknowledged records would be lost.
 		"unclean.leader.election.enable": "false",
 	}
 	if c.MinInSync > 0 {
@@ -61,14 +59,14 @@ func (c *AdminConfig) settings(topic string) map[string]string {
 	return s
 }
 
-// EnsureTopics creates the topics that are missing, with these partition counts,
-// and returns their names, sorted. It returns when all of topics have leaders. It
-// may be called again, and by several at once.
+// EnsureTopics creates the missing topics with these partition counts, waits until all topics have
+// leaders, and returns the names of the created ones, sorted. It may be repeated, and several
+// processes may call it at the same time.
 //
-// A topic that exists is left as it is. One with fewer partitions than wanted is
-// an error (KindConflict, code "topic_partitions"), after the others were created:
-// see Grow. More partitions are fine. Other settings that differ: see Check.
-// KindInvalid: a count below 1.
+// It does not change a topic that exists. If an existing topic has fewer partitions than wanted,
+// EnsureTopics creates the others and then returns KindConflict with code "topic_partitions";
+// see Grow. More partitions are fine. It does not compare other settings; see Check. It returns
+// KindInvalid for a count below 1.
 func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (created []string, err error) {
 	for t, n := range topics {
 		if n < 1 {
@@ -92,11 +90,11 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 		for k, v := range a.cfg.settings(t) {
 			configs[k] = &v
 		}
-		r, err := a.adm.CreateTopic(ctx, int32(topics[t]), replication, configs, a.cfg.Conn.wire(t))
+		r, err := a.adm.CreateTopic(ctx, int32(topics[t]), replication, configs, a.cfg.Conn.wireName(t))
 		switch {
 		case err == nil:
 			created = append(created, t)
-		case errors.Is(err, kerr.TopicAlreadyExists): // somebody else was faster
+		case errors.Is(err, kerr.TopicAlreadyExists): // another process was faster
 		case r.ErrMessage != "":
 			errs = append(errs, fmt.Errorf("creating %s: %w (%s)", t, err, r.ErrMessage))
 		default:
@@ -106,11 +104,11 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	if len(errs) > 0 {
 		return created, translate(errors.Join(errs...))
 	}
-	some := map[string]int{} // one that was there may have fewer than wanted
+	some := map[string]int{} // at least 1: an existing topic may have fewer partitions than wanted
 	for t := range topics {
 		some[t] = 1
 	}
-	if err := a.led(ctx, some); err != nil {
+	if err := a.waitForLeaders(ctx, some); err != nil {
 		return created, err
 	}
 	if there, err = a.Partitions(ctx, slices.Collect(maps.Keys(topics))...); err != nil {
@@ -128,12 +126,14 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	return created, nil
 }
 
-// Grow adds partitions to those of the topics that have fewer than wanted, in the order
-// given, and returns when all have leaders. It may be called again, and by several at once.
-// Brokers that do not answer are asked again for a while, for making many partitions takes
-// them time.
-// What is appended by the number of partitions a topic has goes to others from then on:
-// Producers that must keep a user's records in order have ProducerConfig.Partitions.
+// Grow adds partitions to each of topics that has fewer than partitions, in the order given, and
+// waits until all have leaders. It may be repeated, and several processes may call it at the same
+// time. It retries for up to growTimeout if brokers do not answer, because creating many
+// partitions takes them time.
+//
+// A producer that hashes keys over the topic's number of partitions sends them to other partitions
+// from then on. A producer that must keep each user's records in order sets
+// ProducerConfig.Partitions.
 func (a *Admin) Grow(ctx context.Context, partitions int, topics ...string) error {
 	ctx, stop := context.WithTimeout(ctx, growTimeout)
 	defer stop()
@@ -159,7 +159,7 @@ func (a *Admin) grow(ctx context.Context, partitions int, topics []string) error
 		if there[t] >= partitions {
 			continue
 		}
-		resps, err := a.adm.UpdatePartitions(ctx, partitions, a.cfg.Conn.wire(t))
+		resps, err := a.adm.UpdatePartitions(ctx, partitions, a.cfg.Conn.wireName(t))
 		if err == nil {
 			err = resps.Error()
 		}
@@ -172,20 +172,20 @@ func (a *Admin) grow(ctx context.Context, partitions int, topics []string) error
 			return translate(fmt.Errorf("adding partitions to %s: %w", t, err))
 		}
 	}
-	return a.led(ctx, want)
+	return a.waitForLeaders(ctx, want)
 }
 
-// led waits until topics have so many partitions, and each has a leader that is known:
-// right after they are made brokers still answer that there is none.
-func (a *Admin) led(ctx context.Context, topics map[string]int) error {
+// waitForLeaders waits until each topic has at least the given number of partitions and each
+// partition has a leader. Right after partitions are created brokers still report no leader.
+func (a *Admin) waitForLeaders(ctx context.Context, topics map[string]int) error {
 	for {
-		details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wires(slices.Collect(maps.Keys(topics)))...)
+		details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wireNames(slices.Collect(maps.Keys(topics)))...)
 		if err != nil {
 			return translate(err)
 		}
 		missing := ""
 		for t := range topics {
-			d, ok := details[a.cfg.Conn.wire(t)]
+			d, ok := details[a.cfg.Conn.wireName(t)]
 			if !ok || d.Err != nil || len(d.Partitions) < max(topics[t], 1) {
 				missing = t
 			}

@@ -21,7 +21,7 @@ func TestTrackerMarkIsTheFirstNotDone(t *testing.T) {
 				msgs := make([]*Msg, len(gaps))
 				for i, gap := range gaps {
 					next += gap
-					msgs[i] = &Msg{Record: Record{Offset: next}, owner: &alone{}}
+					msgs[i] = &Msg{Record: Record{Offset: next}, owner: &loneOwner{}}
 					next++
 				}
 				tr.add(msgs)

@@ -1,5 +1,9 @@
-// Package metrics holds the counters of a process: which there are, how the stages count,
-// and their rates over the last minutes.
+// Package metrics holds the Prometheus metrics of a process, the functions by which the stages
+// count, and the rates of the last minutes.
+//
+// metrics.go declares every metric that is counted as it happens and returns the Events of each
+// stage. rates.go samples the counters so that an operator without Prometheus sees the rates.
+// Start with Metrics and New.
 package metrics
 
 import (
@@ -23,10 +27,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Metrics turns what the stages report into Prometheus metrics. The tags of a field are
-// all there is to know of a metric: its name behind "notifyd_", its labels and its help.
-// Names and meanings stand in docs/metrics-*.md too, which a test holds against the
-// registry. Labels are bounded: no ids, no users, no callers.
+// Metrics turns the events of the stages into Prometheus metrics. The tags of a field define
+// its metric: the name after "notifyd_", the labels and the help. docs/metrics-*.md list the
+// same names with their meanings; a test compares it with the registry. Labels are bounded: no
+// ids, no users, no callers.
 type Metrics struct {
 	Registry *prometheus.Registry
 
@@ -47,7 +51,7 @@ type Metrics struct {
 	OutcomeSeconds    *prometheus.HistogramVec `metric:"acceptance_to_outcome_seconds" labels:"lane" help:"Time from acceptance to the durable outcome of a first attempt's envelope."`
 	Resumed           *prometheus.CounterVec   `metric:"resumed_receivers_total" labels:"lane" help:"Receivers found started without an outcome after a crash."`
 	Duplicates        *prometheus.CounterVec   `metric:"duplicate_receivers_total" labels:"lane" help:"Receivers of envelopes that had been finished before, dropped."`
-	NewEnvelopes      *prometheus.CounterVec   `metric:"new_envelopes_total" labels:"lane" help:"Envelopes that surely had no outcome row, so that none was read."`
+	NewEnvelopes      *prometheus.CounterVec   `metric:"new_envelopes_total" labels:"lane" help:"Envelopes that cannot have an outcome row, so that none was read."`
 	Parked            *prometheus.CounterVec   `metric:"parked_receivers_total" labels:"lane" help:"Receivers put into the timer store."`
 	Poison            *prometheus.CounterVec   `metric:"poison_records_total" labels:"topic" help:"Undecodable records put aside."`
 	Damaged           *prometheus.CounterVec   `metric:"damaged_outcome_rows_total" labels:"lane" help:"Undecodable outcome rows put aside."`
@@ -61,25 +65,25 @@ type Metrics struct {
 	TriggersEnded     *prometheus.CounterVec   `metric:"triggers_ended_total" labels:"state" help:"Triggers that became terminal."`
 	TriggersDeferred  *prometheus.CounterVec   `metric:"triggers_deferred_total" labels:"cause" help:"Callbacks put off without an attempt."`
 	TriggersDead      prometheus.Counter       `metric:"triggers_dead_lettered_total" help:"Records written to triggers-dlq."`
-	ClaimsLost        prometheus.Counter       `metric:"trigger_claims_lost_total" help:"Claims and outcomes that met a row somebody else had changed."`
+	ClaimsLost        prometheus.Counter       `metric:"trigger_claims_lost_total" help:"Claims and outcomes not stored because another process had changed the row."`
 	TriggerSwaps      prometheus.Counter       `metric:"trigger_swaps_total" help:"State rows of triggers swapped."`
 	CallbackSeconds   *prometheus.HistogramVec `metric:"callback_seconds" labels:"class" help:"Time of one callback."`
 	TriggerLate       prometheus.Histogram     `metric:"trigger_late_seconds" help:"From a trigger's fire time to the start of its first attempt."`
 	Reconciles        *prometheus.CounterVec   `metric:"trigger_reconciles_total" labels:"result" help:"Runs of the trigger reconciler."`
 	ReconcileFindings *prometheus.CounterVec   `metric:"trigger_reconcile_findings_total" labels:"class" help:"What the trigger reconciler found."`
-	OutcomesTold      prometheus.Counter       `metric:"outcomes_told_total" help:"Outcomes put into triggers to the URLs of callers that asked to be told."`
+	OutcomesTold      prometheus.Counter       `metric:"outcomes_told_total" help:"Outcomes put into triggers to the outcomes URLs of callers."`
 	OutcomesRefused   *prometheus.CounterVec   `metric:"outcomes_told_refused_total" labels:"code" help:"Times a caller could not be told of its outcomes; given_up and undecodable: they are not told."`
 	ArchiveLines      *prometheus.CounterVec   `metric:"archive_lines_total" labels:"kind" help:"Lines written to the archive."`
 	ArchiveFailures   prometheus.Counter       `metric:"archive_failures_total" help:"Runs of the archive that ended with an error."`
 	SpansExported     prometheus.Counter       `metric:"trace_spans_exported_total" help:"Spans the collector took."`
-	SpansDropped      *prometheus.CounterVec   `metric:"trace_spans_dropped_total" labels:"reason" help:"Spans the collector will never see."`
-	StoreStalled      prometheus.Gauge         `metric:"status_store_stalled_seconds" help:"How long the status store has been refusing outcomes; 0: it is well."`
+	SpansDropped      *prometheus.CounterVec   `metric:"trace_spans_dropped_total" labels:"reason" help:"Spans that were dropped before the collector took them."`
+	StoreStalled      prometheus.Gauge         `metric:"status_store_stalled_seconds" help:"How long the status store has been refusing outcomes; 0: it accepts them."`
 }
 
 // seconds are the buckets of every histogram.
 var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
 
-// New makes and registers the metrics of a process.
+// New creates and registers the metrics of a process. It panics if a field's tags are wrong.
 func New() *Metrics {
 	m := &Metrics{Registry: prometheus.NewRegistry()}
 	m.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -94,7 +98,7 @@ func New() *Metrics {
 	return m
 }
 
-// newMetric makes the metric of a field, by its type.
+// newMetric creates the metric for a field according to the field's type, and stores it there.
 func newMetric(field any, name, help string, labels []string) prometheus.Collector {
 	counter := prometheus.CounterOpts{Name: name, Help: help}
 	histogram := prometheus.HistogramOpts{Name: name, Help: help, Buckets: seconds}
@@ -118,12 +122,12 @@ func newMetric(field any, name, help string, labels []string) prometheus.Collect
 	panic(name + " is of no kind of metric")
 }
 
-// Add counts n.
+// Add adds n to the counter with these label values.
 func Add(c *prometheus.CounterVec, n int, labels ...string) {
 	c.WithLabelValues(labels...).Add(float64(n))
 }
 
-// Intake is what the intake counts by.
+// Intake returns the events by which the intake counts.
 func (m *Metrics) Intake() intake.Events {
 	return intake.Events{
 		Accepted: func(ch notify.Channel, cat notify.Category, _ string, n int) {
@@ -137,7 +141,7 @@ func (m *Metrics) Intake() intake.Events {
 	}
 }
 
-// HTTP is what the API counts by.
+// HTTP returns the hooks by which the API counts.
 func (m *Metrics) HTTP() server.Hooks {
 	return server.Hooks{
 		Request: func(route, method string, status int, took time.Duration, _, _ int64) {
@@ -150,6 +154,7 @@ func (m *Metrics) HTTP() server.Hooks {
 	}
 }
 
+// statusTexts holds "000" to "599", so that a request's label needs no allocation.
 var statusTexts = func() (t [600]string) {
 	for i := range t {
 		t[i] = string([]byte{byte('0' + i/100), byte('0' + i/10%10), byte('0' + i%10)})
@@ -164,7 +169,8 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-// Worker is what workers count by. They tell tail, while somebody watches, and observe.
+// Worker returns the events by which workers count. A settled window is also published to tail
+// while tail has watchers, and each finished envelope is passed to observe.
 func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
@@ -190,7 +196,7 @@ func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) 
 				}
 			}
 			if tail.Watching() {
-				publish(tail, &s)
+				publishSettled(tail, &s)
 			}
 		},
 		Resumed:   func(l notify.Lane, n int) { Add(m.Resumed, n, l.String()) },
@@ -203,8 +209,8 @@ func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) 
 	}
 }
 
-// publish tells whoever watches: a line per state of a window.
-func publish(tail *deadletter.Tail, s *worker.SettledInfo) {
+// publishSettled publishes one event to tail for each state of a settled window.
+func publishSettled(tail *deadletter.Tail, s *worker.SettledInfo) {
 	e := s.Envelope
 	for state, n := range s.States {
 		if n == 0 {
@@ -224,7 +230,7 @@ func publish(tail *deadletter.Tail, s *worker.SettledInfo) {
 	}
 }
 
-// Group is what consumer groups count by.
+// Group returns the events by which consumer groups count and log.
 func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	return log.GroupEvents{
 		Failed: func(tp log.TopicPartition, err error) {
@@ -232,7 +238,7 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 			logger.Error("handler failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
 		},
 		Held: func(tp log.TopicPartition, cause error) {
-			logger.Error("a partition stands until a process of a newer release takes it over; told once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
+			logger.Error("partition stopped until a process of a newer release takes it over; logged once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
 		},
 		Reset: func(r log.Reset) {
 			Add(m.Resets, 1, r.TP.Topic)
@@ -243,7 +249,7 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	}
 }
 
-// Released counts timers that were published.
+// Released counts timers that were published at a time, and their lateness.
 func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, at time.Time) {
 	m.TimersReleased.Add(float64(len(ts)))
 	for i := range ts {
@@ -251,8 +257,8 @@ func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, at time.Time) {
 	}
 }
 
-// Triggers counts what becomes of callbacks. Callers are no labels: there may be
-// many, and metrics name none.
+// Triggers returns the events by which callbacks are counted. The caller is not a label: the
+// number of callers is unbounded.
 func (m *Metrics) Triggers() trigger.Events {
 	return trigger.Events{
 		Created: func(_ string, n int) { m.TriggersCreated.Add(float64(n)) },
@@ -268,7 +274,7 @@ func (m *Metrics) Triggers() trigger.Events {
 	}
 }
 
-// Reconciled counts what a run of the trigger reconciler found, by class.
+// Reconciled counts a run of the trigger reconciler and its findings by class.
 func (m *Metrics) Reconciled(found map[string]int, err error) {
 	if err != nil {
 		Add(m.Reconciles, 1, "failed")
@@ -280,7 +286,7 @@ func (m *Metrics) Reconciled(found map[string]int, err error) {
 	}
 }
 
-// Stalled says how long the status store has been refusing outcomes.
+// Stalled records for how long the status store has been refusing outcomes.
 func (m *Metrics) Stalled(d time.Duration) { m.StoreStalled.Set(d.Seconds()) }
 
 // ReceiptsStored counts the rows of receipts.

@@ -15,30 +15,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Rates keeps a few minutes of what the counters said, so that an operator without
-// Prometheus sees what happens now.
+// Rates keeps samples of the counters over the last 5 minutes, so that an operator without
+// Prometheus sees the current rates. Report may be called from any goroutine while Run runs.
 type Rates struct {
-	registry *prometheus.Registry // of the few metrics that count
+	registry *prometheus.Registry // holds only the metrics that Rates reads
 
-	mu      sync.Mutex
-	samples []sample // oldest first
+	mu      sync.Mutex // guards samples
+	samples []sample   // oldest first
 }
 
 const (
-	rateStep = 5 * time.Second
-	rateKeep = 61 // samples: 5 minutes
-	rateOver = 60 * time.Second
+	rateStep = 5 * time.Second  // between samples
+	rateKeep = 61               // samples kept: 5 minutes
+	rateOver = 60 * time.Second // period of the rates in a report
 )
 
-// sample is what the counters said at a time.
+// sample holds the values of the counters at one time. It is not changed after it was read.
 type sample struct {
-	at                              time.Time
-	accepted, reached, failed, ends map[string]float64 // by what
-	called, calls                   map[string]float64 // by channel: seconds at the provider, and how many calls
-	late                            map[string]*dto.Histogram
+	at                               time.Time
+	accepted, reached, failed, ended map[string]float64 // by channel, or whatTrigger
+	callSeconds, calls               map[string]float64 // by channel: time at the provider, and number of calls
+	late                             map[string]*dto.Histogram
 }
 
-// NewRates follows the counters of m while Run runs.
+// NewRates returns the rates of the counters of m. It takes samples only while Run runs.
 func NewRates(m *Metrics) *Rates {
 	r := &Rates{registry: prometheus.NewRegistry()}
 	r.registry.MustRegister(m.Accepted, m.Outcomes, m.TriggersCreated, m.TriggersEnded, m.TimerLate, m.TriggerLate, m.CallSeconds)
@@ -50,7 +50,7 @@ func (r *Rates) Run(ctx context.Context) error {
 	t := time.NewTicker(rateStep)
 	defer t.Stop()
 	for {
-		if err := r.take(time.Now()); err != nil {
+		if err := r.addSample(time.Now()); err != nil {
 			return err
 		}
 		select {
@@ -61,8 +61,8 @@ func (r *Rates) Run(ctx context.Context) error {
 	}
 }
 
-func (r *Rates) take(now time.Time) error {
-	s, err := r.read(now)
+func (r *Rates) addSample(now time.Time) error {
+	s, err := r.readCounters(now)
 	if err != nil {
 		return err
 	}
@@ -74,13 +74,13 @@ func (r *Rates) take(now time.Time) error {
 	return nil
 }
 
-// whatTrigger stands beside the names of channels.
+// whatTrigger is the key of triggers in the maps of a sample, beside the names of channels.
 const whatTrigger = "trigger"
 
-func (r *Rates) read(now time.Time) (sample, error) {
+func (r *Rates) readCounters(now time.Time) (sample, error) {
 	s := sample{
 		at: now, accepted: map[string]float64{}, reached: map[string]float64{}, failed: map[string]float64{},
-		ends: map[string]float64{}, called: map[string]float64{}, calls: map[string]float64{}, late: map[string]*dto.Histogram{},
+		ended: map[string]float64{}, callSeconds: map[string]float64{}, calls: map[string]float64{}, late: map[string]*dto.Histogram{},
 	}
 	families, err := r.registry.Gather()
 	if err != nil {
@@ -99,13 +99,13 @@ func (r *Rates) read(now time.Time) (sample, error) {
 				s.accepted[whatTrigger] += m.GetCounter().GetValue()
 			case "outcomes_total":
 				channel, _, _ := strings.Cut(label["lane"], "-")
-				s.end(channel, label["state"], m.GetCounter().GetValue())
+				s.addEnded(channel, label["state"], m.GetCounter().GetValue())
 			case "provider_call_seconds":
 				channel, _, _ := strings.Cut(label["lane"], "-")
-				s.called[channel] += m.GetHistogram().GetSampleSum()
+				s.callSeconds[channel] += m.GetHistogram().GetSampleSum()
 				s.calls[channel] += float64(m.GetHistogram().GetSampleCount())
 			case "triggers_ended_total":
-				s.end(whatTrigger, label["state"], m.GetCounter().GetValue())
+				s.addEnded(whatTrigger, label["state"], m.GetCounter().GetValue())
 			case "timer_late_seconds", "trigger_late_seconds":
 				what, _, _ := strings.Cut(name, "_")
 				s.late[what] = m.GetHistogram()
@@ -115,8 +115,8 @@ func (r *Rates) read(now time.Time) (sample, error) {
 	return s, nil
 }
 
-func (s *sample) end(what, state string, n float64) {
-	s.ends[what] += n
+func (s *sample) addEnded(what, state string, n float64) {
+	s.ended[what] += n
 	switch state {
 	case "SENT", "DELIVERED", "FIRED":
 		s.reached[what] += n
@@ -125,19 +125,22 @@ func (s *sample) end(what, state string, n float64) {
 	}
 }
 
-// Report says what happened in the last minute, and step by step before it.
+// Report returns the rates over the last minute, and a series of one point for each sample kept.
+// It returns an error if the counters cannot be gathered.
 func (r *Rates) Report() (out api.Rates, err error) {
-	now, err := r.read(time.Now())
+	now, err := r.readCounters(time.Now())
 	if err != nil {
 		return out, err
 	}
 	r.mu.Lock()
 	kept := slices.Clone(r.samples)
 	r.mu.Unlock()
-	return ratesOf(kept, now), nil
+	return computeRates(kept, now), nil
 }
 
-func ratesOf(kept []sample, now sample) api.Rates {
+// computeRates compares now with the newest kept sample that is at least rateOver old, or with
+// the oldest if none is.
+func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now
 	for i := len(kept) - 1; i >= 0; i-- {
@@ -164,9 +167,10 @@ func ratesOf(kept []sample, now sample) api.Rates {
 			What: w, Accepted: per(now.accepted[w], since.accepted[w], over),
 			Reached: per(now.reached[w], since.reached[w], over), Failed: per(now.failed[w], since.failed[w], over),
 		}
-		others := func(s *sample) float64 { return s.ends[w] - s.reached[w] - s.failed[w] } // whole numbers still
+		// Subtract counts, not rates: counts are whole numbers and leave no rounding error.
+		others := func(s *sample) float64 { return s.ended[w] - s.reached[w] - s.failed[w] }
 		one.Other = per(others(&now), others(&since), over)
-		one.CallSeconds = per(now.called[w], since.called[w], now.calls[w]-since.calls[w])
+		one.CallSeconds = per(now.callSeconds[w], since.callSeconds[w], now.calls[w]-since.calls[w])
 		out.Rates = append(out.Rates, one)
 	}
 	for _, w := range []string{"timer", whatTrigger} {
@@ -182,17 +186,17 @@ func ratesOf(kept []sample, now sample) api.Rates {
 		a, b := kept[i-1], kept[i]
 		took := b.at.Sub(a.at).Seconds()
 		out.Series = append(out.Series, api.RatePoint{
-			At: b.at.UTC().Truncate(time.Second), Accepted: short(per(sum(b.accepted), sum(a.accepted), took)),
-			Ended: short(per(sum(b.reached)+sum(b.failed), sum(a.reached)+sum(a.failed), took)),
+			At: b.at.UTC().Truncate(time.Second), Accepted: roundHundredths(per(sum(b.accepted), sum(a.accepted), took)),
+			Ended: roundHundredths(per(sum(b.reached)+sum(b.failed), sum(a.reached)+sum(a.failed), took)),
 		})
 	}
 	return out
 }
 
-// short rounds to hundredths: a process tells the others its series every 5 s.
-func short(v float64) float64 { return math.Round(v*100) / 100 }
+// roundHundredths keeps the series short: a process sends its series to the others every 5 s.
+func roundHundredths(v float64) float64 { return math.Round(v*100) / 100 }
 
-// lateness is of what a histogram counted between two readings.
+// lateness returns count and quantiles of what a histogram counted between two readings.
 func lateness(what string, is, was *dto.Histogram) api.Lateness {
 	out := api.Lateness{What: what}
 	n := float64(is.GetSampleCount()) - float64(was.GetSampleCount())
@@ -213,7 +217,7 @@ func lateness(what string, is, was *dto.Histogram) api.Lateness {
 				break
 			}
 		}
-		return top // of what lies above all buckets: the highest
+		return top // the highest bucket's bound, also for values above it
 	}
 	out.N, out.P50, out.P99 = n, quantile(.5), quantile(.99)
 	return out

@@ -36,7 +36,7 @@ func TestRates(t *testing.T) {
 	Add(m.Outcomes, 1000, "push", "FAILED")
 	m.CallSeconds.WithLabelValues("push").Observe(20)
 	for i := range 80 { // 400 s: more than are kept
-		if err := r.take(at.Add(time.Duration(i) * rateStep)); err != nil {
+		if err := r.addSample(at.Add(time.Duration(i) * rateStep)); err != nil {
 			t.Fatal(err)
 		}
 		if i == 67 { // then 60 s and more are left
@@ -57,11 +57,11 @@ func TestRates(t *testing.T) {
 			m.TimerLate.Observe(.5)
 		}
 	}
-	now, err := r.read(at.Add(79 * rateStep))
+	now, err := r.readCounters(at.Add(79 * rateStep))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := ratesOf(r.samples, now)
+	got := computeRates(r.samples, now)
 	if len(r.samples) != rateKeep || len(got.Series) != rateKeep-1 || got.OverSeconds != 60 {
 		t.Errorf("%d samples, %d points, over %g s", len(r.samples), len(got.Series), got.OverSeconds)
 	}
@@ -96,11 +96,11 @@ func TestRatesAtTheStart(t *testing.T) {
 	r, m := ratesOfMetrics()
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	Add(m.Accepted, 7, "sms", "otp")
-	now, err := r.read(at)
+	now, err := r.readCounters(at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := ratesOf(nil, now); got.OverSeconds != 0 || len(got.Rates) != 4 || got.Rates[2].Accepted != 0 || len(got.Series) != 0 {
+	if got := computeRates(nil, now); got.OverSeconds != 0 || len(got.Rates) != 4 || got.Rates[2].Accepted != 0 || len(got.Series) != 0 {
 		t.Errorf("without a sample: %+v", got)
 	}
 }

@@ -79,15 +79,15 @@ func ParseCategory(s string) (Category, bool) {
 	return 0, false
 }
 
-// Critical reports whether the category can be muted by nobody: otp and alert
-// ignore opt-outs and quiet hours, and fail open when a store is away.
+// Critical reports whether receivers cannot mute the category. otp and alert ignore opt-outs and
+// quiet hours, and are sent when the store of preferences is unavailable.
 func (c Category) Critical() bool { return c == OTP || c == Alert }
 
 // Bulk reports whether the category travels in the bulk lane.
 func (c Category) Bulk() bool { return c == Marketing || c == Digest }
 
-// Lane is a channel and its speed: every lane has its own topic, workers and
-// share of provider capacity, so that a code never waits behind a campaign.
+// Lane is a channel and whether it carries bulk. Every lane has its own topic, workers and share
+// of provider capacity, so that a one-time code never waits behind a campaign.
 type Lane struct {
 	Channel Channel
 	Bulk    bool
@@ -96,7 +96,7 @@ type Lane struct {
 // LaneOf returns the lane of a notification.
 func LaneOf(ch Channel, cat Category) Lane { return Lane{ch, cat.Bulk()} }
 
-// Lanes lists every lane, the fast ones first.
+// Lanes returns every lane, the bulk lanes last.
 func Lanes() []Lane {
 	ls := make([]Lane, 0, 2*len(Channels))
 	for _, bulk := range []bool{false, true} {
@@ -107,7 +107,7 @@ func Lanes() []Lane {
 	return ls
 }
 
-// FirstTopics returns the topics of first attempts, one of each lane.
+// FirstTopics returns the topics of first attempts, one for each lane.
 func FirstTopics() (topics []string) {
 	for _, l := range Lanes() {
 		topics = append(topics, l.Topic())
@@ -115,7 +115,7 @@ func FirstTopics() (topics []string) {
 	return topics
 }
 
-// String is the lane's name in metrics and on the command line: "push", "push-bulk".
+// String returns the lane's name in metrics and on the command line: "push", "push-bulk".
 func (l Lane) String() string {
 	if l.Bulk {
 		return l.Channel.String() + "-bulk"
@@ -130,21 +130,21 @@ func ParseLane(s string) (Lane, bool) {
 	return Lane{c, bulk}, ok
 }
 
-// Topic is the lane's topic of first attempts and deferrals.
+// Topic returns the lane's topic of first attempts and deferrals.
 func (l Lane) Topic() string { return "notifications-" + l.String() }
 
-// DLQTopic is the lane's transport for retries.
+// DLQTopic returns the lane's topic of retries.
 func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
 
 // Topics that belong to no lane.
 const (
 	TopicFailed   = "notifications-failed"   // JSON, one record per notification of State.InFailedFeed
-	TopicOutcomes = "notifications-outcomes" // JSON, other ends, of callers that asked for them (Ended)
-	TopicPoison   = "notifications-poison"   // records nobody could decode, with their origin
+	TopicOutcomes = "notifications-outcomes" // JSON, the other outcomes, for callers with an outcomes URL (Ended)
+	TopicPoison   = "notifications-poison"   // undecodable records, with their origin
 )
 
-// Group is the consumer group of the lane's workers. Both lanes of a channel are
-// read by separate groups, so that a paused bulk lane never holds the other back.
+// Group returns the consumer group of the lane's workers. The two lanes of a channel have
+// separate groups, so that a paused bulk lane never holds back the other lane.
 func (l Lane) Group() string {
 	if l.Bulk {
 		return l.Channel.String() + "-bulk-workers"
@@ -152,7 +152,7 @@ func (l Lane) Group() string {
 	return l.Channel.String() + "-workers"
 }
 
-// RetryGroup is the consumer group of the lane's retry workers.
+// RetryGroup returns the consumer group of the lane's retry workers.
 func (l Lane) RetryGroup() string {
 	if l.Bulk {
 		return l.Channel.String() + "-bulk-retry-workers"

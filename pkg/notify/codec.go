@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Field numbers of notify.v1.Envelope; a test holds them against the schema.
+// Field numbers of notify.v1.Envelope; a test compares them with the schema.
 const (
 	fVersion = iota + 1
 	fBase
@@ -36,16 +36,16 @@ const (
 	fReceivers = 31
 )
 
-// AppendEnvelope appends the wire form of e (notify.v1.Envelope). It is
-// written by hand because it stands on the path of every single send: 121 ns
-// against 474 ns of the generated code (reading: 317 ns and no allocation against
-// 755 ns and 14; BenchmarkAppendEnvelope, BenchmarkDecodeEnvelope).
+// AppendEnvelope appends the wire form of e (notify.v1.Envelope). It is written by hand because
+// every single send needs it: 121 ns, against 474 ns of the generated code. Decoding takes 317 ns
+// without an allocation, against 755 ns and 14 allocations (BenchmarkAppendEnvelope,
+// BenchmarkDecodeEnvelope).
 func AppendEnvelope(b []byte, e *Envelope) []byte {
 	return AppendEnvelopeOf(b, e, &e.Content, e.Receivers)
 }
 
-// AppendEnvelopeOf is AppendEnvelope of an envelope with this content and these
-// receivers, whatever e has: who writes many need not copy them into it.
+// AppendEnvelopeOf appends the wire form of e with this content and these receivers instead of
+// e's own, so that a caller that writes many envelopes does not copy them into e.
 func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byte {
 	b = appendUint(b, fVersion, EnvelopeVersion)
 	b = append(appendLength(b, fBase, len(e.Chunk.Base)), e.Chunk.Base[:]...)
@@ -76,15 +76,17 @@ func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byt
 	return append(appendLength(b, fReceivers, len(receivers)), receivers...)
 }
 
-// DecodeEnvelope reads a record into e; strings and slices of e alias b, which
-// must not change afterwards. It checks the receivers' column to its end.
+// DecodeEnvelope decodes a record into e. Strings and slices of e alias b, which must not change
+// afterwards. It checks the whole column of receivers. It returns ErrCorrupt for damage and
+// ErrNewer for a higher version.
 func DecodeEnvelope(b []byte, e *Envelope) error {
 	_, err := DecodeCut(b, e, nil, math.MaxUint32)
 	return err
 }
 
-// DecodeCut is DecodeEnvelope, and appends to marks where the receivers begin and
-// every size-th (from 1) after the first: its check comes by there anyway.
+// DecodeCut is DecodeEnvelope that also appends readers to marks: one at the first receiver and
+// one at every size-th receiver after it (size is at least 1). The check of the column visits
+// these places anyway.
 func DecodeCut(b []byte, e *Envelope, marks []ReceiverReader, size uint32) ([]ReceiverReader, error) {
 	if err := DecodeHead(b, e); err != nil {
 		return marks, err
@@ -92,15 +94,15 @@ func DecodeCut(b []byte, e *Envelope, marks []ReceiverReader, size uint32) ([]Re
 	return cutColumn(e.Receivers, e.Count, marks, size)
 }
 
-// DecodeHead is DecodeEnvelope without the check of the receivers, for who checks them
-// while it reads them to their end.
+// DecodeHead is DecodeEnvelope without the check of the receivers. It is for callers that read
+// the whole column and so check it themselves.
 func DecodeHead(b []byte, e *Envelope) error {
 	*e = Envelope{}
 	var version uint64
 	err := eachField(b, func(num protowire.Number, v uint64, s []byte) error {
 		switch num {
 		case fVersion:
-			// It is the first field: what stands behind it in a newer envelope may
+			// The version is the first field. The fields after it in a newer envelope may
 			// look damaged to this release.
 			if version = v; v > EnvelopeVersion {
 				return Newer("an envelope", int(min(v, math.MaxInt32)), EnvelopeVersion)
@@ -171,8 +173,8 @@ func DecodeHead(b []byte, e *Envelope) error {
 	return nil
 }
 
-// cutColumn walks a column to its end without looking at what is in it: 3 ns
-// a receiver against 10.6 of a ReceiverReader (BenchmarkDecodeEnvelope).
+// cutColumn checks a column to its end without reading its values: 3 ns a receiver, against 10.6
+// of a ReceiverReader (BenchmarkDecodeEnvelope). It appends marks as DecodeCut describes.
 func cutColumn(column []byte, count uint32, marks []ReceiverReader, size uint32) ([]ReceiverReader, error) {
 	b, next, n, cut := column, uint64(0), uint32(0), uint64(0)
 	for ; len(b) > 0; n++ {
@@ -228,7 +230,7 @@ func sizeContent(c *Content) int {
 		sizeField(len(c.Variables)) + sizeField(len(c.Data)) + sizeField(len(c.CollapseKey)) + sizeField(len(c.From))
 }
 
-// sizeField is what n bytes take in a field below 16.
+// sizeField returns the size of n bytes in a field with a number below 16.
 func sizeField(n int) int {
 	switch {
 	case n == 0:
@@ -239,7 +241,7 @@ func sizeField(n int) int {
 	return 1 + protowire.SizeBytes(n)
 }
 
-// DecodeContent reads what AppendContent wrote; c aliases b.
+// DecodeContent decodes what AppendContent wrote. c aliases b.
 func DecodeContent(b []byte, c *Content) error {
 	return eachField(b, func(num protowire.Number, _ uint64, s []byte) error {
 		switch num {

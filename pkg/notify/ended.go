@@ -1,9 +1,8 @@
 package notify
 
-// Ended is a record of notifications-outcomes: receivers of one envelope that
-// have ended otherwise than by a failure, whose caller asked to be told of that.
-// The topic is the server's own, and its records no interface: callers are told
-// by callbacks.
+// Ended is a record of notifications-outcomes. It holds receivers of one envelope that ended
+// without a failure and whose caller has an outcomes URL. The topic is internal: callers get
+// the outcomes by callbacks, not from the topic.
 type Ended struct {
 	Version   int             `json:"version"` // 1
 	Caller    string          `json:"caller"`
@@ -19,8 +18,7 @@ type Ended struct {
 // EndedVersion is the version of Ended that this build writes and reads.
 const EndedVersion = 1
 
-// MaxEnded is how many receivers a record carries at most: what one callback
-// tells of.
+// MaxEnded is the maximum number of receivers in a record, and so in one callback.
 const MaxEnded = 100
 
 // EndedReceiver is one receiver of an Ended.
@@ -32,10 +30,10 @@ type EndedReceiver struct {
 	Code     string `json:"code,omitempty"`
 	Provider string `json:"provider,omitempty"`
 	Attempts int    `json:"attempts,omitempty"` // provider calls
-	// Look says that this row alone does not decide: what all rows of the
-	// receiver say together is told, as of the telling.
+	// Look says that the fields above do not decide the outcome. The callback gets the state
+	// that Fold finds in all rows of the receiver when the callback is made.
 	Look bool `json:"look,omitempty"`
-	// Receipt says that a receipt told of it, which may come before the row of the
-	// call is durable: then it is looked at again. Look is set.
+	// Receipt says that the record comes from a receipt. A receipt may arrive before the row of
+	// its call is durable; the reader then looks again later. Look is set as well.
 	Receipt bool `json:"receipt,omitempty"`
 }

@@ -5,10 +5,11 @@ import (
 	"time"
 )
 
-// EnvelopeVersion is what this build writes. DecodeEnvelope returns ErrNewer for a higher one.
+// EnvelopeVersion is the version that this build writes. DecodeEnvelope returns ErrNewer for a
+// higher one.
 const EnvelopeVersion = 1
 
-// Limits of one notification, in bytes. They hold at intake.
+// Limits of one notification, in bytes. Intake enforces them.
 const (
 	MaxUserID    = 128
 	MaxAddress   = 512
@@ -36,11 +37,11 @@ type Envelope struct {
 	Trace    string // W3C traceparent; empty: none
 	Content  Content
 
-	TraceState string // W3C tracestate, as it came beside Trace
+	TraceState string // W3C tracestate that came with Trace
 
 	Epoch     uint16 // raised by a replay
 	Attempt   uint16 // 0: first attempt
-	Deferrals uint16 // how often this part was put off
+	Deferrals uint16 // how often these receivers were deferred
 	First     uint32 // derived envelopes: request index of the first receiver
 	NotBefore int64  // ms since 1970; 0: at once
 	Cause     string // derived envelopes: code of the failure or deferral
@@ -51,9 +52,9 @@ type Envelope struct {
 	Receivers []byte // packed column, see envelope.proto; walk it with Each or a ReceiverReader
 }
 
-// LogKey is the key of the log's record of e: the user of a single notification, so that the
-// record goes to the user's partition. It is nil of a part of a fan-out, whose users share
-// the partition of the chunk.
+// LogKey returns the key of e's record in the log. For a single notification it is the user, so
+// that the record goes to the user's partition. For a chunk of a fan-out it is nil: the chunk
+// already has the partition of its users.
 func (e *Envelope) LogKey() []byte {
 	var r Receiver
 	if rd := ReadReceivers(e.Receivers); e.Fan || !rd.Next(&r) {
@@ -62,21 +63,21 @@ func (e *Envelope) LogKey() []byte {
 	return r.User
 }
 
-// Chunk names the part of a request that one original envelope carries:
-// reproducible from the request's reservation, so that a repeated request
-// writes the same chunks.
+// Chunk identifies the part of a request that one original envelope carries. The same request
+// under the same reservation gives the same chunks, so a repeat writes duplicates that the
+// worker drops.
 type Chunk struct {
 	Base      Base
 	Partition uint16
 	Block     uint32
 }
 
-// CauseCancelled is the Cause of an original envelope whose schedule was
-// cancelled before it was due: it becomes CANCELLED, and nothing is called.
+// CauseCancelled is the Cause of an original envelope whose schedule was cancelled before it was
+// due. The worker writes CANCELLED for it without a call.
 const CauseCancelled = "cancelled"
 
-// TimerID names the timer that holds the chunk until it is due; gen is raised by
-// each reschedule.
+// TimerID returns the id of the timer that holds the chunk until it is due. gen is the schedule's
+// generation: each move raises it.
 func (c Chunk) TimerID(gen uint32) []byte {
 	b := append(make([]byte, 0, 26), c.Base[:]...)
 	b = binary.BigEndian.AppendUint16(b, c.Partition)
@@ -87,8 +88,8 @@ func (c Chunk) TimerID(gen uint32) []byte {
 	return b
 }
 
-// Content is what every receiver of a request is sent. Strings of {{name}} are
-// replaced by variables, a receiver's own before the shared ones.
+// Content is the text and data that every receiver of a request gets. Variables replace {{name}}
+// in its texts. A receiver's own variable takes precedence over a shared one.
 type Content struct {
 	Template    string
 	Title       string
@@ -104,19 +105,19 @@ type Content struct {
 type Receiver struct {
 	Index     uint32
 	User      []byte
-	Address   []byte // nil: look it up
+	Address   []byte // nil: the worker looks it up in the profile
 	Variables []byte // JSON object or nil
 }
 
-// Lane is where the envelope travels.
+// Lane returns the lane of the envelope.
 func (e *Envelope) Lane() Lane { return LaneOf(e.Channel, e.Category) }
 
-// Key is the outcome row's key of this envelope.
+// Key returns the key of the envelope's outcome row.
 func (e *Envelope) Key() RowKey {
 	return RowKey{Chunk: e.Chunk, Epoch: e.Epoch, Attempt: e.Attempt, Deferrals: e.Deferrals, First: e.First}
 }
 
-// ID is the notification id of the receiver with this request index.
+// ID returns the notification id of the receiver with this request index.
 func (e *Envelope) ID(index uint32) ID {
 	if !e.Fan {
 		return ID{Base: e.Chunk.Base}
@@ -124,8 +125,8 @@ func (e *Envelope) ID(index uint32) ID {
 	return ID{Base: e.Chunk.Base, Index: index, Fan: true}
 }
 
-// Derived reports whether the envelope is a retry, a deferral or a replay and
-// not the chunk as accepted. Only originals count towards what was accepted.
+// Derived reports whether the envelope is a retry, a deferral or a replay. An envelope that is not
+// derived is an original: the chunk as intake accepted it. Only originals count as accepted.
 func (e *Envelope) Derived() bool { return e.Epoch > 0 || e.Attempt > 0 || e.Deferrals > 0 }
 
 // Expired reports whether the envelope's deadline has passed at now.

@@ -13,7 +13,7 @@ type Failure struct {
 	Category  string `json:"category"`
 	User      string `json:"user_id"`
 	Template  string `json:"template,omitempty"`
-	Class     string `json:"class"` // of the last answer, or FailureUndeliverable; ambiguous: it is UNKNOWN
+	Class     string `json:"class"` // of the last answer, or FailureUndeliverable; ambiguous: the state is UNKNOWN
 	Code      string `json:"code"`
 	Provider  string `json:"provider,omitempty"`
 	Attempts  int    `json:"attempts"`              // provider calls
@@ -27,6 +27,6 @@ type Failure struct {
 	Offset    int64  `json:"offset"`
 }
 
-// FailureUndeliverable is the class of a failure without a provider call, or of one that
-// panicked in our own client.
+// FailureUndeliverable is the class of a failure without a provider call, or of a call that
+// panicked in our client.
 const FailureUndeliverable = "undeliverable"

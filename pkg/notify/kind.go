@@ -7,22 +7,21 @@ import (
 	"time"
 )
 
-// Kind says what an error means to whoever must act on it. Engines and
-// providers translate foreign errors into a Kind in one function each; one
-// switch per consumer decides what to do. The API maps it to an HTTP status,
-// the CLI to an exit code.
+// Kind says what an error means for the code that handles it. Each engine and each provider has
+// one function that translates foreign errors into a Kind. The API maps a Kind to an HTTP
+// status, the CLI to an exit code.
 type Kind uint8
 
 const (
-	// KindInternal is the zero value: an error nobody classified is ours.
+	// KindInternal is the zero value: an error without a Kind is a fault of notifyd.
 	KindInternal Kind = iota
 	// KindInvalid: the input breaks a rule; trying again cannot help.
 	KindInvalid
-	// KindUnauthorized: no, or not valid, credentials.
+	// KindUnauthorized: credentials are missing or invalid.
 	KindUnauthorized
 	// KindForbidden: valid credentials that lack a scope.
 	KindForbidden
-	// KindNotFound: no such thing, or not this caller's.
+	// KindNotFound: it does not exist, or it belongs to another caller.
 	KindNotFound
 	// KindGone: it existed and was removed by retention.
 	KindGone
@@ -36,7 +35,7 @@ const (
 	KindThrottled
 	// KindUnavailable: a dependency is down; safe to try again.
 	KindUnavailable
-	// KindPermanent: the far side refused for good.
+	// KindPermanent: the other side refused; a retry would be refused again.
 	KindPermanent
 )
 
@@ -52,8 +51,8 @@ func (k Kind) String() string {
 	return "internal"
 }
 
-// Error is the one error type that crosses package borders. Msg names the
-// rule; Field names the offending input, as a dotted path, when there is one.
+// Error is the error type that packages exchange. Msg states the rule. Field is the dotted path
+// of the wrong input, if there is one.
 type Error struct {
 	Kind       Kind
 	Code       string        // stable, snake_case, e.g. "expires_in_past"
@@ -89,13 +88,14 @@ func Unavailable(code string, retryAfter time.Duration, err error) *Error {
 	return &Error{Kind: KindUnavailable, Code: code, Msg: code + " is unavailable", RetryAfter: retryAfter, Err: err}
 }
 
-// NotFound reports a missing thing; what names it ("notification", "dead_letter").
+// NotFound returns the error for a missing object; what is its kind ("notification",
+// "dead_letter").
 func NotFound(what string) *Error {
 	return &Error{Kind: KindNotFound, Code: what + "_not_found", Msg: "no such " + strings.ReplaceAll(what, "_", " ")}
 }
 
-// KindOf returns the Kind of err: of the outermost *Error in its chain,
-// KindUnavailable for an expired deadline, KindInternal otherwise.
+// KindOf returns the Kind of the outermost *Error in err's chain. Without one it returns
+// KindUnavailable for an expired deadline, and KindInternal for everything else.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind

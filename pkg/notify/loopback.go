@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// OnLoopback reports whether a is an address of this machine that others cannot reach.
+// OnLoopback reports whether a is a TCP loopback address, which other machines cannot reach.
 func OnLoopback(a net.Addr) bool {
 	tcp, ok := a.(*net.TCPAddr)
 	return ok && tcp.IP.IsLoopback()

@@ -13,24 +13,24 @@ func Partition(key []byte, n int) int32 {
 	return int32(murmur2(key)&0x7fffffff) % int32(n)
 }
 
-// Partitioner is Partition for one n, without its division, which took 4 ns a receiver
-// of a fan-out (P6).
+// Partitioner computes Partition for a fixed n without a division, which took 4 ns a receiver of
+// a fan-out (P6).
 type Partitioner struct{ n, inverse uint64 }
 
-// NewPartitioner returns one for n partitions, 1 or more.
+// NewPartitioner returns a Partitioner for n partitions, 1 or more.
 func NewPartitioner(n int) Partitioner {
 	return Partitioner{uint64(n), math.MaxUint64/uint64(n) + 1}
 }
 
-// Partition is Partition(key, n).
+// Partition returns Partition(key, n).
 func (p Partitioner) Partition(key []byte) int32 {
 	// The fraction of hash/n, times n: exact for numbers of 32 bits (Lemire, Kaser,
-	// Kurz, "Faster remainder by direct computation", 2019). Of n = 1 the inverse is 0.
+	// Kurz, "Faster remainder by direct computation", 2019). For n = 1 the inverse wraps to 0.
 	rest, _ := bits.Mul64(p.inverse*uint64(murmur2(key)&0x7fffffff), p.n)
 	return int32(rest)
 }
 
-// murmur2 is the Java client's variant: its seed, and the length folded in.
+// murmur2 is the variant of Kafka's Java client: its seed, with the length folded in.
 func murmur2(b []byte) uint32 {
 	const (
 		seed uint32 = 0x9747b28c

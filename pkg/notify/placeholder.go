@@ -5,11 +5,10 @@ import "strings"
 // MaxPlaceholder is the longest name of a variable in a text, in bytes.
 const MaxPlaceholder = 64
 
-// NextPlaceholder finds the first {{name}} in s from position from on:
-// s[open:end] is all of it. A name is made of letters, digits, '_', '-' and '.',
-// has at most MaxPlaceholder bytes and may stand between spaces; anything else
-// between braces is text.
-// It takes time in proportion to s.
+// NextPlaceholder finds the first {{name}} in s at or after from. s[open:end] is the placeholder
+// with its braces. A name consists of letters, digits, '_', '-' and '.', has at most
+// MaxPlaceholder bytes and may have spaces around it. Anything else between braces is text. The
+// time is proportional to the length of s.
 func NextPlaceholder(s string, from int) (open, end int, name string, ok bool) {
 	for {
 		i := strings.Index(s[from:], "{{")

@@ -12,11 +12,11 @@ var ErrCorrupt = errors.New("corrupt record")
 // Reset keeps the buffer.
 type ReceiverWriter struct {
 	buf   []byte
-	next  uint32 // lowest index that may come
+	next  uint32 // lowest index that Append accepts
 	count uint32
 }
 
-// Append adds r. Indexes must ascend strictly; the caller has checked lengths.
+// Append appends r. Indexes must ascend strictly. The caller checks the lengths before.
 func (w *ReceiverWriter) Append(r Receiver) {
 	delta := r.Index - w.next
 	flags := uint64(len(r.User)) << 2
@@ -47,13 +47,13 @@ func (w *ReceiverWriter) Append(r Receiver) {
 	w.count++
 }
 
-// Bytes is the column so far; it aliases the writer's buffer.
+// Bytes returns the column so far. It aliases the writer's buffer.
 func (w *ReceiverWriter) Bytes() []byte { return w.buf }
 
-// Count is the number of receivers so far.
+// Count returns the number of receivers so far.
 func (w *ReceiverWriter) Count() uint32 { return w.count }
 
-// Len is the column's size so far, in bytes.
+// Len returns the column's size so far, in bytes.
 func (w *ReceiverWriter) Len() int { return len(w.buf) }
 
 // Reset empties the column and keeps its buffer.
@@ -66,10 +66,11 @@ type ReceiverReader struct {
 	err  error
 }
 
-// ReadReceivers starts at the beginning of the column.
+// ReadReceivers returns a reader at the beginning of the column.
 func ReadReceivers(column []byte) ReceiverReader { return ReceiverReader{buf: column} }
 
-// Next reads the next receiver into r; false at the end or at damage.
+// Next reads the next receiver into r. It returns false at the end of the column and at damage;
+// Err tells the two apart.
 func (d *ReceiverReader) Next(r *Receiver) bool {
 	b := d.buf
 	if len(b) == 0 {
@@ -114,8 +115,8 @@ func (d *ReceiverReader) Next(r *Receiver) bool {
 	return true
 }
 
-// Skip passes n receivers, or all that there are, without looking at them: 3 ns
-// each where Next takes 7.
+// Skip skips n receivers, or all that are left, without reading them: 3 ns each, where Next
+// takes 7.
 func (d *ReceiverReader) Skip(n uint32) {
 	for r := (Receiver{}); ; n-- {
 		b, next := d.buf, d.next
@@ -124,16 +125,16 @@ func (d *ReceiverReader) Skip(n uint32) {
 			b = b[2+b[1]>>2:]
 		}
 		d.buf, d.next = b, next
-		if n == 0 || !d.Next(&r) { // one of another form
+		if n == 0 || !d.Next(&r) { // Next skips a receiver that is not of the common form
 			return
 		}
 	}
 }
 
-// Err is ErrCorrupt when Next stopped at damage, else nil.
+// Err returns ErrCorrupt if Next stopped at damage, else nil.
 func (d *ReceiverReader) Err() error { return d.err }
 
-// Rest is the part of the column not read yet.
+// Rest returns the part of the column that was not read yet.
 func (d *ReceiverReader) Rest() []byte { return d.buf }
 
 func (d *ReceiverReader) fail() bool {
@@ -151,10 +152,10 @@ func cutBytes(b []byte) (val, rest []byte, ok bool) {
 	return b[n:end:end], b[end:], true
 }
 
-// ColumnDigest is a fingerprint of a column: equal columns, equal digests. It guards
-// a chunk's identity, it is no protection against somebody who wants a match.
+// ColumnDigest returns a fingerprint of a column, by which equal chunks are recognised. It is not
+// cryptographic: an attacker can construct a collision.
 func ColumnDigest(column []byte) uint64 { return hash64(column) }
 
-// HashUser hashes a user id for history and the order of attempts: the same in every
-// process and release (xxHash64, seed 0).
+// HashUser returns the hash of a user id for history and the order of attempts. It is the same in
+// every process and release (xxHash64, seed 0).
 func HashUser(user []byte) uint64 { return hash64(user) }

@@ -2,7 +2,7 @@ package notify
 
 import "sort"
 
-// RowKey names an outcome row: what became of the receivers of one envelope.
+// RowKey is the key of an outcome row, which holds the outcomes of one envelope's receivers.
 type RowKey struct {
 	Chunk     Chunk
 	Epoch     uint16
@@ -12,7 +12,7 @@ type RowKey struct {
 	Kind      RowKind
 }
 
-// RowKind tells outcomes of our own calls from news that came later.
+// RowKind distinguishes the outcomes of calls from receipts that came later.
 type RowKind uint8
 
 const (
@@ -22,19 +22,19 @@ const (
 	RowReceipt
 )
 
-// ReceiptKey names the row of a receipt that says state s of one address of the
-// receiver with this request index, called by the envelope of key call. Receipts
-// come in any order and more than once: each state of an address has a row of
-// its own, and the fold says which holds.
+// ReceiptKey returns the row key of a receipt. The receipt reports state s for address addr of
+// the receiver with this request index; call is the row key of the envelope that made the call.
+// Receipts arrive in any order and more than once: each state of an address has a row of its
+// own, and Fold decides which one counts.
 func ReceiptKey(call RowKey, index uint32, addr uint8, s State) RowKey {
 	call.Kind, call.First = RowReceipt, index
 	call.Deferrals = uint16(addr)<<8 | uint16(s)
 	return call
 }
 
-// Row is the outcome of one envelope: a default state and the exceptions. A
-// worker first writes it as a claim (StartedUpTo moves before the provider is
-// called), last with Done set; the same key is overwritten, nothing is deleted.
+// Row holds the outcomes of one envelope: a default and the exceptions from it. The worker first
+// writes it as a claim: it raises StartedUpTo before it calls the provider. It writes the row
+// last with Done set. Each write overwrites the row under the same key.
 type Row struct {
 	Key    RowKey
 	Count  uint32   // receivers of the envelope
@@ -43,14 +43,14 @@ type Row struct {
 
 	DoneUpTo    uint32 // positions below have an outcome
 	StartedUpTo uint32 // positions below may have been handed to a provider
-	Starts      uint16 // how often the window at DoneUpTo was started; above worker.Config.MaxStarts its receivers run solo
+	Starts      uint16 // how often the window at DoneUpTo was started; above worker.Config.MaxStarts its receivers go in solo runs
 	Done        bool   // every position has an outcome
 
-	// Resent counts receivers that were handed to a provider again although an
-	// earlier call may have been taken: the bound of duplicates, exactly.
+	// Resent counts receivers that were handed to a provider again although an earlier call may
+	// have been taken. It is the exact bound of duplicates.
 	Resent uint32
 
-	Default    Exception   // outcome of positions below DoneUpTo that have no exception; its Pos and Addr mean nothing
+	Default    Exception   // outcome of positions below DoneUpTo that have no exception; its Pos and Addr are not used
 	Exceptions []Exception // ascending (Pos, Addr); see Waits for the one at DoneUpTo
 
 	Caller   string
@@ -63,25 +63,25 @@ type Row struct {
 	LogPart  int32 // where the envelope lies in the log
 	Offset   int64
 
-	// Stamp orders the writes of the row (engine.Tenure). It is no part of what is
-	// stored: rows that are read have none. 0 means that the last write stands.
+	// Stamp orders the writes of the row (engine.Tenure). It is not stored: rows that are read
+	// have 0. With 0 the last write wins.
 	Stamp int64
 
-	// Damaged holds the stored bytes of a row that cannot be decoded, and nothing
-	// else but Key is set (engine.Status.Resume). Nil: the row is whole.
+	// Damaged holds the stored bytes of a row that cannot be decoded; then only Key is set
+	// besides (engine.Status.Resume). nil: the row was decoded.
 	Damaged []byte
 }
 
-// Exception is the outcome of one position, or of one of its addresses, that
-// is not the row's default.
+// Exception is the outcome of one position, or of one address of it, that differs from the
+// row's default.
 type Exception struct {
 	Pos      uint32
 	Addr     uint8 // ordinal of the address, 0 for the first or only one
 	Of       uint8 // number of addresses tried; 0 and 1 mean one
 	State    State
-	Retry    bool   // State Deferred: goes on as a retry (attempt + 1), else as a deferral
-	Wake     int64  // State Deferred: when it goes on, ms since 1970
-	Class    Class  // of the provider's last answer; ClassAccepted where there was no call
+	Retry    bool   // State Deferred: continues as a retry (attempt + 1), else as a deferral
+	Wake     int64  // State Deferred: when it continues, ms since 1970
+	Class    Class  // of the provider's last answer; ClassAccepted if there was no call
 	Code     string // why, e.g. "apns_unregistered", "opted_out", "no_address"
 	Provider string // which provider or account answered
 	Receipt  string // the provider's own id of the message
@@ -97,10 +97,10 @@ func (r *Row) At(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
-// Waits returns what the receiver at pos waits for while its worker holds it:
-// it is started, and its provider cannot be called. The worker says so for all
-// such positions in one Deferred exception at DoneUpTo, where a row that is not
-// done can have no outcome. It is a remark for readers: nothing was handed on.
+// Waits returns what the receiver at pos waits for while its worker holds it. Such a receiver is
+// started but its provider cannot be called yet. The worker notes this for all such positions
+// in one Deferred exception at DoneUpTo, a position that has no outcome while the row is not
+// done. The exception only informs readers: no retry or deferral was handed on.
 func (r *Row) Waits(pos uint32) (x Exception, ok bool) {
 	if r.Done || pos < r.DoneUpTo || pos >= r.StartedUpTo {
 		return x, false
@@ -111,24 +111,23 @@ func (r *Row) Waits(pos uint32) (x Exception, ok bool) {
 	return x, false
 }
 
-// PosOf returns the position of the receiver with this request index, for rows
-// that list their receivers.
+// PosOf returns the position of the receiver with this request index in a row that has an Index.
 func (r *Row) PosOf(index uint32) (uint32, bool) {
 	i := sort.Search(len(r.Index), func(i int) bool { return r.Index[i] >= index })
 	return uint32(i), i < len(r.Index) && r.Index[i] == index
 }
 
-// Outcome is what the fold says of one receiver.
+// Outcome is the result of Fold for one receiver.
 type Outcome struct {
 	State   State
 	Epoch   uint16
 	Attempt uint16 // of the row that decided
 	Code    string
-	Updated int64 // ms since 1970; 0 while nothing happened
+	Updated int64 // ms since 1970; 0 while no row exists
 }
 
-// StateOf returns the state that Fold finds. Of most chunks one row without exceptions
-// says it, which costs a few nanoseconds.
+// StateOf returns the state that Fold finds. Most chunks have one row without an exception for the
+// receiver; for these StateOf takes a few nanoseconds.
 func StateOf(rows []Row, index, pos uint32) State {
 	if len(rows) == 1 {
 		r := &rows[0]
@@ -140,19 +139,18 @@ func StateOf(rows []Row, index, pos uint32) State {
 	return Fold(rows, index, pos).State
 }
 
-// Fold returns the state of the receiver with request index index, whose
-// position in the original chunk is pos, from all rows of its chunk in any
-// order. The highest epoch wins; within it, per address the best report, and
-// over the addresses the best address; a receiver that is still waiting
-// somewhere is Deferred.
+// Fold returns the state of a receiver from all rows of its chunk, in any order. index is the
+// receiver's request index, pos its position in the original chunk. The highest epoch wins.
+// Within it the best report of each address counts, and then the best address. A receiver that
+// still waits at any address is Deferred.
 //
-// (A row that is not done may hold exceptions behind DoneUpTo, of windows that
-// finished early; they are ignored. What it says its receivers wait for makes
-// them Deferred as long as nothing else does.)
+// A row that is not done may hold exceptions behind DoneUpTo, of windows that finished early.
+// Fold ignores them. If such a row notes what its receivers wait for (Waits), they are Deferred
+// unless another row decides their state.
 //
-// A row that handed a receiver on (Deferred) is answered by the row of the
-// envelope it handed it to, so only the latest (attempt, deferrals) of an
-// epoch speaks, and receipts speak about what was Sent or Unknown.
+// If a row handed a receiver on (Deferred), the row of the next envelope replaces that entry. So
+// only the latest (attempt, deferrals) of an epoch counts, and receipts change what was Sent or
+// Unknown.
 func Fold(rows []Row, index, pos uint32) Outcome {
 	out := Outcome{State: Accepted}
 	epoch := -1
@@ -166,11 +164,11 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	}
 	out.Epoch = uint16(epoch)
 	var addrs [256]State
-	count, whole := 0, None // whole: an outcome of the receiver without a call
+	count, whole := 0, None // whole: an outcome of the whole receiver, without a call
 	var wholeCode string
-	var held *Row // says what the receiver waits for, in waits
+	var held *Row // the row that notes what the receiver waits for
 	var waits Exception
-	for _, r := range inOrder(rows, uint16(epoch)) {
+	for _, r := range rowsInOrder(rows, uint16(epoch)) {
 		p, ok := r.position(index, pos)
 		if !ok {
 			continue
@@ -189,12 +187,12 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 			ex[0].Pos, ex[0].Addr = p, 0
 		}
 		if r.Key.Kind == RowOutcome {
-			// What was handed to this row's envelope is answered by it: by an
-			// outcome of the address, by one of the whole receiver, or, for an
-			// address it left out, by nothing.
+			// This row's envelope got the addresses that were Deferred before. The row
+			// replaces their state by an outcome of the address or of the whole receiver. An
+			// address that the row does not mention has no state.
 			for a := range addrs[:count] {
 				if addrs[a] == Deferred {
-					addrs[a] = answer(ex, uint8(a))
+					addrs[a] = addressState(ex, uint8(a))
 					out.Code, out.Attempt = ex[0].Code, r.Key.Attempt
 				}
 			}
@@ -206,7 +204,7 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 				out.Attempt = r.Key.Attempt
 				continue
 			case r.Key.Kind == RowOutcome && x.Of <= 1 && count > 1:
-				continue // of the receiver, and said above
+				continue // an outcome of the whole receiver, applied to its addresses above
 			}
 			was := addrs[x.Addr]
 			if now := BetterAddressState(was, x.State); now != was || now == Deferred {
@@ -227,8 +225,9 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	return out
 }
 
-// answer is what the outcomes of a receiver say of its address addr.
-func answer(ex []Exception, addr uint8) State {
+// addressState returns the state of address addr according to the exceptions of its receiver, or
+// None if they do not mention it or no call was made.
+func addressState(ex []Exception, addr uint8) State {
 	for i := range ex {
 		x := &ex[i]
 		if x.Addr != addr && x.Of > 1 {
@@ -246,7 +245,7 @@ func answer(ex []Exception, addr uint8) State {
 // CodeNoAddress is the code of a receiver that had no address at fire time.
 const CodeNoAddress = "no_address"
 
-// position returns where the receiver stands in r's envelope.
+// position returns the receiver's position in r's envelope, and whether it is in it.
 func (r *Row) position(index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == RowReceipt:
@@ -257,8 +256,8 @@ func (r *Row) position(index, pos uint32) (uint32, bool) {
 	return pos, pos < r.Count
 }
 
-// inOrder returns the rows of an epoch as they happened.
-func inOrder(rows []Row, epoch uint16) []*Row {
+// rowsInOrder returns the rows of an epoch in the order of their envelopes, receipts last.
+func rowsInOrder(rows []Row, epoch uint16) []*Row {
 	var rs []*Row
 	for i := range rows {
 		if rows[i].Key.Epoch == epoch {

@@ -24,14 +24,14 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Pause is the wait between the tries of something that has to succeed in the end:
-// 50 ms, and twice as long each time, up to Most.
+// Pause waits between the tries of an operation that is repeated until it succeeds: first 50 ms,
+// then twice as long each time, up to Most.
 type Pause struct {
 	Most time.Duration // 0: 2 s
-	last time.Duration
+	last time.Duration // the previous wait
 }
 
-// Wait waits. It returns false if ctx has ended or ends first.
+// Wait waits for the next pause. It returns false if ctx ends first.
 func (p *Pause) Wait(ctx context.Context) bool {
 	p.last = min(max(2*p.last, 50*time.Millisecond), cmp.Or(p.Most, 2*time.Second))
 	return Sleep(ctx, p.last)

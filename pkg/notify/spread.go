@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// Spread says over how many parts requests are spread: their timers over shards, their
-// users over the partitions of the log. The number can only be raised. A request keeps the number that counted at the time of its
-// base, so that what is stored of it is found again after the number was raised. A Spread
-// is immutable.
+// Spread holds the number of parts over which requests are spread, and its history. The parts
+// are shards of timers, or partitions of the log for users. The number can only be raised. A
+// request keeps the number that counted at the time of its base, so that its rows are found
+// after the number was raised. A Spread is immutable.
 type Spread struct{ steps []spreadStep } // ascending in both fields
 
 type spreadStep struct {
-	from  int64 // ms since 1970; 0 of the first
+	from  int64 // when parts begins to count, ms since 1970; 0 for the first step
 	parts int
 }
 
 // SpreadOver returns a Spread over a number of parts that was never raised.
 func SpreadOver(parts int) Spread { return Spread{[]spreadStep{{0, parts}}} }
 
-// ParseSpread reads what String wrote. Any other text is an error.
+// ParseSpread parses the text of String. It returns an error for any other text.
 func ParseSpread(text string) (Spread, error) {
 	var s Spread
 	for i, field := range strings.Split(text, ",") {
@@ -33,15 +33,15 @@ func ParseSpread(text string) (Spread, error) {
 			at, err = strconv.ParseInt(from, 10, 64)
 		}
 		if err != nil || raised != (i > 0) || n < 1 || i > 0 && (n <= s.Most() || at <= s.steps[i-1].from) {
-			return Spread{}, fmt.Errorf("%q is no list of rising numbers, each but the first with @ and the time in ms from which it counts", text)
+			return Spread{}, fmt.Errorf("%q is not a list of rising numbers; each number after the first needs @ and the time in ms from which it counts, as in 16,256@1790000000000", text)
 		}
 		s.steps = append(s.steps, spreadStep{at, n})
 	}
 	return s, nil
 }
 
-// String returns the numbers in their order, each but the first with the time in ms since
-// 1970 from which it counts: "16" or "16,256@1790000000000".
+// String returns the numbers in order. Each number after the first has the time in ms since 1970
+// from which it counts: "16" or "16,256@1790000000000".
 func (s Spread) String() string {
 	var b []byte
 	for i, step := range s.steps {
@@ -56,8 +56,8 @@ func (s Spread) String() string {
 	return string(b)
 }
 
-// Of returns the number that counts for what was made of the request of a base, given
-// the base or an id that begins with it.
+// Of returns the number of parts that counts for a request, given its base or an id that begins
+// with the base.
 func (s Spread) Of(base []byte) int {
 	last := len(s.steps) - 1
 	if last <= 0 {
@@ -75,7 +75,8 @@ func (s Spread) Of(base []byte) int {
 	return s.steps[last].parts
 }
 
-// Most returns the greatest number, also if it does not count yet; 0 of the zero Spread.
+// Most returns the greatest number, even if it does not count yet. It returns 0 for the zero
+// Spread.
 func (s Spread) Most() int {
 	if len(s.steps) == 0 {
 		return 0
@@ -95,9 +96,8 @@ func (s Spread) At(t time.Time) int {
 	return s.steps[last].parts
 }
 
-// Raise returns the raise that added a part: the number of parts before it, and when it
-// began to count. The number is 0 if the part was there from the start, or if the Spread
-// does not have it.
+// Raise returns which raise added a part: the number of parts before the raise, and the time from
+// which the raise counts. before is 0 if the part existed from the start or does not exist.
 func (s Spread) Raise(part int) (before int, from time.Time) {
 	for i := 1; i < len(s.steps); i++ {
 		if s.steps[i-1].parts <= part && part < s.steps[i].parts {
@@ -107,7 +107,7 @@ func (s Spread) Raise(part int) (before int, from time.Time) {
 	return 0, time.Time{}
 }
 
-// Counts returns the numbers of the list, ascending.
+// Counts returns all numbers, ascending.
 func (s Spread) Counts() []int {
 	out := make([]int, len(s.steps))
 	for i, step := range s.steps {
@@ -116,7 +116,7 @@ func (s Spread) Counts() []int {
 	return out
 }
 
-// Had reports whether the number of parts is one of the list.
+// Had reports whether parts is or was the number of parts.
 func (s Spread) Had(parts int) bool {
 	return slices.Contains(s.Counts(), parts)
 }

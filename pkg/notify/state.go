@@ -1,7 +1,6 @@
 package notify
 
-// State is where a notification stands. The zero value is no state: nothing is
-// known yet.
+// State is the state of a notification. The zero value, None, means that nothing is known.
 type State uint8
 
 // The states. Those from Sent on are terminal: nothing more will be tried in
@@ -10,7 +9,7 @@ const (
 	None State = iota
 	Accepted
 	Scheduled
-	Deferred   // put off: quiet hours, a wait, a retry
+	Deferred   // waits: quiet hours, a route, a retry
 	Sent       // the provider took it
 	Delivered  // the provider confirmed it reached the device, phone or mailbox
 	Failed     // it will not be delivered
@@ -61,9 +60,9 @@ func (s *State) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// legal[from] lists where a notification may go within one epoch. A replay
+// legalMoves[from] lists the states to which a notification may move within one epoch. A replay
 // starts a new epoch at Accepted.
-var legal = [States][]State{
+var legalMoves = [States][]State{
 	None:       {Accepted, Scheduled},
 	Accepted:   {Deferred, Sent, Delivered, Failed, Suppressed, Expired, Cancelled, Unknown},
 	Scheduled:  {Accepted, Deferred, Sent, Delivered, Failed, Suppressed, Expired, Cancelled, Unknown},
@@ -71,7 +70,7 @@ var legal = [States][]State{
 	Sent:       {Delivered, Failed},
 	Unknown:    {Sent, Delivered, Failed},
 	Delivered:  nil,
-	Failed:     {Delivered}, // a receipt that comes after one that said the opposite
+	Failed:     {Delivered}, // a DELIVERED receipt after a FAILED one
 	Suppressed: nil,
 	Expired:    nil,
 	Cancelled:  nil,
@@ -79,7 +78,7 @@ var legal = [States][]State{
 
 // CanMove reports whether a notification in state s may move to next.
 func (s State) CanMove(next State) bool {
-	for _, to := range legal[s] {
+	for _, to := range legalMoves[s] {
 		if to == next {
 			return true
 		}
@@ -87,23 +86,22 @@ func (s State) CanMove(next State) bool {
 	return false
 }
 
-// InFailedFeed reports whether a notification of a category that ended so stands in
-// its caller's failed feed: FAILED, and UNKNOWN of what a user waits for. The caller may
-// have another way to reach the user, or an operator may send it again.
+// InFailedFeed reports whether a notification of category cat with state s appears in its caller's
+// failed feed: FAILED does, and UNKNOWN of otp, alert and transactional. The caller may reach
+// the user in another way, or an operator may replay it.
 func (s State) InFailedFeed(cat Category) bool {
 	return s == Failed || s == Unknown && !cat.Bulk()
 }
 
-// addressRank orders what is known of one address: later news of the same
-// address counts only when it ranks higher. Delivered > Failed > Sent > Unknown.
+// addressRank orders reports about one address: a later report counts only if it ranks higher.
+// Delivered > Failed > Sent > Unknown.
 var addressRank = [States]uint8{Deferred: 1, Unknown: 2, Sent: 3, Failed: 4, Delivered: 5}
 
-// receiverRank orders the addresses of one receiver: the best one speaks for
-// it. Delivered > Sent > Unknown > Failed; one still waiting keeps it open.
+// receiverRank orders the addresses of one receiver: the highest decides the receiver's state.
+// Delivered > Sent > Unknown > Failed.
 var receiverRank = [States]uint8{Failed: 1, Unknown: 2, Sent: 3, Delivered: 4}
 
-// BetterAddressState returns the one of two reports about the same address that
-// holds.
+// BetterAddressState returns which of two reports about the same address counts.
 func BetterAddressState(a, b State) State {
 	if addressRank[b] > addressRank[a] {
 		return b
@@ -111,8 +109,8 @@ func BetterAddressState(a, b State) State {
 	return a
 }
 
-// FoldAddresses returns what the states of a receiver's addresses say of the
-// receiver: Deferred while any still waits, else the best.
+// FoldAddresses returns a receiver's state from the states of its addresses: Deferred while any
+// address still waits, else the highest by receiverRank.
 func FoldAddresses(states []State) State {
 	best := None
 	for _, s := range states {

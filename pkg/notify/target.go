@@ -2,18 +2,18 @@ package notify
 
 import "encoding/binary"
 
-// Target is one address a receiver is to be reached at.
+// Target is one address at which a receiver is to be reached.
 type Target struct {
 	Addr    uint8 // ordinal among the receiver's addresses when they were resolved
-	Of      uint8 // how many there were
+	Of      uint8 // number of addresses when they were resolved
 	Address []byte
 }
 
-// A derived envelope may have to reach some of a receiver's addresses and not
-// the others: its address field then is a list, marked by a zero byte no real
-// address begins with: {ordinal, of, uvarint length, address}...
+// A derived envelope may have to reach only some of a receiver's addresses. Its address field
+// then is a list of {ordinal, of, uvarint length, address}. The list starts with a zero byte,
+// which no real address starts with.
 
-// AppendTargets appends the address field that names exactly these targets.
+// AppendTargets appends an address field that lists exactly these targets.
 func AppendTargets(b []byte, ts []Target) []byte {
 	b = append(b, 0)
 	for _, t := range ts {
@@ -24,12 +24,13 @@ func AppendTargets(b []byte, ts []Target) []byte {
 	return b
 }
 
-// Given reports whether an address field holds the address of the request: a list
-// is of a user's own addresses, for a request names one at most.
+// Given reports whether an address field holds an address that came with the request. A list
+// holds addresses of the user's profile: a request gives at most one address.
 func Given(field []byte) bool { return len(field) > 0 && field[0] != 0 }
 
-// Targets appends the targets an address field names to dst: the list, or the
-// one plain address. A nil field names none: they are to be looked up.
+// Targets appends the targets of an address field to dst: those of the list, or the one plain
+// address. An empty field has none: the worker looks the addresses up. Targets returns
+// ErrCorrupt for a damaged list.
 func Targets(dst []Target, field []byte) ([]Target, error) {
 	if len(field) == 0 {
 		return dst, nil

@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// IsControl reports whether a character changes how what stands around it is
-// shown, and is not seen itself: the control characters (C0, DEL, C1), line and
-// paragraph separators, and Unicode's Bidi_Control. On a terminal or a page a
-// name that holds one can pass for another name, or hide what follows it.
+// IsControl reports whether a character is invisible and changes how the text around it is
+// displayed: control characters (C0, DEL, C1), line and paragraph separators, and Unicode's
+// Bidi_Control. On a terminal or a page a name with such a character can look like another name
+// or hide the text after it.
 func IsControl(r rune) bool {
 	switch {
 	case r < 0xa0:
@@ -21,27 +21,27 @@ func IsControl(r rune) bool {
 	return unicode.Is(unicode.Bidi_Control, r)
 }
 
-// HasControl reports whether text holds a character of IsControl. Bytes that
-// are not UTF-8 are none.
+// HasControl reports whether text contains a character for which IsControl is true. It ignores
+// bytes that are not UTF-8.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
-// HasHidden reports whether a name holds a character that is not seen: a control
-// character (IsControl), or a character that Unicode lets a display leave out, such as the
-// zero-width space, the soft hyphen, a tag or a filler. With one, two names look the same. Joiners
-// and the selectors of an emoji's form are part of words in some scripts: they may stand
-// behind a character of such a script, and joiners before one. It is for names alone:
-// texts for people need more of them.
+// HasHidden reports whether a name contains an invisible character, with which two names look the
+// same: a control character (IsControl), or a character that Unicode allows a display to omit,
+// such as the zero-width space, the soft hyphen, a tag or a filler. Joiners and the selectors
+// of an emoji's form belong to words in some scripts: HasHidden allows them after a character
+// of such a script, and a joiner only before one. Use it only for names: longer texts need
+// more of these characters.
 func HasHidden(name string) bool {
-	const scripts = '\u0590'     // the first that has joiners: of Latin, Greek and Cyrillic none has
+	const scripts = '\u0590'     // first character of the scripts with joiners; Latin, Greek and Cyrillic have none
 	before, joined := ' ', false // joined: before is a joiner
 	for _, r := range name {
 		joins := r == '\u200c' || r == '\u200d'
 		selects := r == '\ufe0e' || r == '\ufe0f'
 		switch {
-		case joined && (hidden(r) || r < scripts):
+		case joined && (isHidden(r) || r < scripts):
 			return true
-		case (joins || selects) && before >= scripts && (!hidden(before) || joins && before == '\ufe0f'):
-		case hidden(r):
+		case (joins || selects) && before >= scripts && (!isHidden(before) || joins && before == '\ufe0f'):
+		case isHidden(r):
 			return true
 		}
 		before, joined = r, joins
@@ -49,18 +49,18 @@ func HasHidden(name string) bool {
 	return joined
 }
 
-// RuleHidden is what a name that HasHidden is told.
+// RuleHidden is the rule that a name breaks if HasHidden is true for it.
 const RuleHidden = "has no control characters and none that are not seen or set the direction of text"
 
-func hidden(r rune) bool {
+func isHidden(r rune) bool {
 	if r < 0xa0 {
 		return IsControl(r)
 	}
 	return unicode.In(r, unicode.Zl, unicode.Zp, unicode.Cf, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) &&
-		!unicode.Is(unicode.Prepended_Concatenation_Mark, r) // signs before Arabic numbers: they are seen
+		!unicode.Is(unicode.Prepended_Concatenation_Mark, r) // signs before Arabic numbers are visible
 }
 
-// What CheckUserID says.
+// The rules of CheckUserID.
 const (
 	RuleUserIDSize    = "a user id has 1 to 128 bytes"
 	RuleUserIDUTF8    = "a user id is UTF-8"
@@ -68,13 +68,13 @@ const (
 	RuleUserIDPath    = `a user id is not ".", ".." or "/": no URL could name it`
 )
 
-// CheckUserID returns the rule that a user id breaks, "" if it breaks none. Ids
-// are kept and compared byte by byte; nothing is normalised.
+// CheckUserID returns the rule that a user id breaks, or "" if it breaks none. Ids are stored and
+// compared byte by byte, without normalisation.
 func CheckUserID(id string) (rule string) {
 	switch {
 	case len(id) == 0 || len(id) > MaxUserID:
 		return RuleUserIDSize
-	case id == "." || id == ".." || id == "/": // Go's ServeMux takes %2F alone for the end of a path
+	case id == "." || id == ".." || id == "/": // Go's ServeMux treats a lone %2F as the end of a path
 		return RuleUserIDPath
 	case !utf8.ValidString(id):
 		return RuleUserIDUTF8
@@ -84,9 +84,8 @@ func CheckUserID(id string) (rule string) {
 	return ""
 }
 
-// EscapeControls returns text with every character of IsControl, and every byte
-// that is no UTF-8, written as an escape of JSON, \u202e, or \xff. Text without
-// them is returned as it is.
+// EscapeControls returns text with every character of IsControl as a JSON escape such as \u202e,
+// and every byte that is not UTF-8 as \xff. It returns text without them unchanged.
 func EscapeControls(text string) string {
 	if utf8.ValidString(text) && !HasControl(text) {
 		return text

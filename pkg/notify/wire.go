@@ -8,9 +8,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// eachField calls fn with every field of a protobuf message: v for varints, s
-// for length-delimited ones. Other wire types are skipped: a later schema may
-// use them.
+// eachField calls fn with every field of a protobuf message: v for varints, s for
+// length-delimited fields. It skips other wire types, which a later schema may use.
 func eachField(b []byte, fn func(num protowire.Number, v uint64, s []byte) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
@@ -42,8 +41,8 @@ func eachField(b []byte, fn func(num protowire.Number, v uint64, s []byte) error
 	return nil
 }
 
-// The three below say in place what protowire does in calls, for the sizes that
-// are usual: an envelope takes 121 ns and not 274 (BenchmarkAppendEnvelope).
+// The functions below handle the usual sizes inline instead of calling protowire: an envelope
+// takes 121 ns and not 274 (BenchmarkAppendEnvelope).
 
 func appendUint(b []byte, num protowire.Number, v uint64) []byte {
 	switch {
@@ -84,6 +83,6 @@ func appendTag(b []byte, num protowire.Number, t protowire.Type) []byte {
 	return binary.AppendUvarint(b, protowire.EncodeTag(num, t))
 }
 
-// alias returns b as a string without a copy: the record it lies in is never
-// changed after it was read.
+// alias returns b as a string without a copy. This is safe because a record is never changed
+// after it was read.
 func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

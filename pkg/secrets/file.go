@@ -1,5 +1,10 @@
-// Package secrets reads files that hold secrets, and seals texts so that whoever
-// has the stores or their backups cannot read them.
+// Package secrets reads files that hold secrets, and seals texts so that a reader of the stores
+// or of their backups cannot read them.
+//
+// ReadFile (file.go) refuses a file that all users of the machine can read. Keys (keys.go)
+// seals and opens texts with AES-256-GCM. TLS (tls.go) builds the configuration of verified
+// client connections. Opening a text fails if its key is missing (ErrOtherKey), if the text is
+// damaged, or if it was sealed for another owner.
 package secrets
 
 import (
@@ -10,9 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// CheckFile returns notify.KindInvalid "secret_exposed" for a file that everybody
-// on the machine may read or write. Its group may read it: containers are given
-// secrets as files of root with mode 0440.
+// CheckFile returns notify.KindInvalid "secret_exposed" if all users of the machine may access
+// the file. The file's group may read it: containers get secrets as files of root with mode 0440.
 func CheckFile(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -24,8 +28,8 @@ func CheckFile(path string) error {
 	return nil
 }
 
-// ReadFile returns what a file holds. Its errors are those of CheckFile and of
-// os.ReadFile. It may be called from any goroutine.
+// ReadFile checks the file with CheckFile and returns its content. It returns the errors of
+// CheckFile and of os.ReadFile. It may be called from any goroutine.
 func ReadFile(path string) ([]byte, error) {
 	if err := CheckFile(path); err != nil {
 		return nil, err
@@ -33,8 +37,8 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Of returns a secret of the configuration: what file holds, without the end of its last
-// line, or value where file is empty. Errors name key, which is file's.
+// Of returns a secret of the configuration: the content of file without its trailing line
+// ends, or value if file is empty. Errors name key, the setting that holds file.
 func Of(key, value, file string) (string, error) {
 	if file == "" {
 		return value, nil

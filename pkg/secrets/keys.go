@@ -18,16 +18,17 @@ import (
 
 const (
 	keyBytes = 32
-	// version begins what Seal writes: sealed:v1:KEY-ID:BASE64 of nonce, ciphertext
-	// and tag. Every later form begins with "sealed:" too (engine.SealedPrefix).
+	// version is the prefix of a sealed text: sealed:v1:KEY-ID:BASE64 of nonce, ciphertext
+	// and tag. Every later form must begin with "sealed:" too (engine.SealedPrefix).
 	version = "sealed:v1:"
-	// purpose keeps a text that was sealed for something else from being opened here.
+	// purpose is authenticated with every text. A text that was sealed for another purpose
+	// does not open here.
 	purpose = "notifyd caller secret v1\x00"
 )
 
-// Keys seal and open texts with AES-256-GCM. The first key seals, every key opens:
-// a key is replaced by a new one in front of it. The methods may be called from any
-// goroutine. A nil *Keys opens nothing.
+// Keys seals and opens texts with AES-256-GCM. The first key seals; every key opens. To replace
+// a key, put the new key in front of it. The methods may be called from any goroutine. A nil
+// *Keys opens nothing.
 type Keys struct {
 	file string
 	keys []key
@@ -38,12 +39,13 @@ type key struct {
 	aead cipher.AEAD
 }
 
-// ErrOtherKey is the error of a text that was sealed with a key that Keys do not
-// have. Such a text may be whole.
+// ErrOtherKey reports a text that was sealed with a key that is not among the Keys. The text
+// may be undamaged.
 var ErrOtherKey = errors.New("sealed with another key")
 
-// ReadKeys reads a key file: a key of 32 bytes in base64 on each line. Its errors
-// are those of ReadFile, and notify.KindInvalid "bad_key_file".
+// ReadKeys reads a key file with one key of 32 bytes in base64 on each line. It returns the
+// errors of ReadFile, and notify.KindInvalid "bad_key_file" if a line is not a key or the file
+// has none.
 func ReadKeys(file string) (*Keys, error) {
 	b, err := ReadFile(file)
 	if err != nil {
@@ -56,7 +58,7 @@ func ReadKeys(file string) (*Keys, error) {
 			continue
 		}
 		raw, err := base64.StdEncoding.DecodeString(text)
-		if err != nil || len(raw) != keyBytes { // never the line: it may be most of a key
+		if err != nil || len(raw) != keyBytes { // the error must not quote the line: it may be most of a key
 			return nil, badKeys("%s: line %d is not a key: 32 bytes in base64, as openssl rand -base64 32 makes them", file, i+1)
 		}
 		one, err := newKey(raw)
@@ -81,14 +83,13 @@ func newKey(raw []byte) (key, error) {
 	if err != nil {
 		return key{}, err
 	}
-	// The nonce is random and stands before the ciphertext: one key may seal 2^32 texts.
+	// The nonce is random and precedes the ciphertext. One key may seal 2^32 texts.
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	return key{hex.EncodeToString(sum[:8]), aead}, err
 }
 
-// MakeKeys makes a key file of mode 0600 with a fresh key. The file and its name are
-// on the disk when it returns. It returns fs.ErrExist where the file exists, and
-// leaves that as it is.
+// MakeKeys creates a key file of mode 0600 with a new key. The file and its name are on the disk
+// when it returns. It returns fs.ErrExist if the file exists, and leaves that file unchanged.
 func MakeKeys(file string) (*Keys, error) {
 	var raw [keyBytes]byte
 	rand.Read(raw[:]) // never fails since Go 1.24
@@ -98,10 +99,10 @@ func MakeKeys(file string) (*Keys, error) {
 	return ReadKeys(file)
 }
 
-// File is the file that the keys were read from.
+// File returns the name of the file that the keys were read from.
 func (k *Keys) File() string { return k.file }
 
-// ID names the key that seals.
+// ID returns the id of the key that seals.
 func (k *Keys) ID() string { return k.keys[0].id }
 
 // Has reports whether one of the keys has the id.
@@ -121,11 +122,11 @@ func (k *Keys) find(id string) (key, bool) {
 	return key{}, false
 }
 
-// Current reports whether a text is sealed with the key that seals now.
+// Current reports whether a sealed text was sealed with the first key.
 func (k *Keys) Current(text string) bool { return KeyID(text) == k.ID() }
 
-// KeyID names the key that a text was sealed with; empty: the text is not of a
-// version that is known here.
+// KeyID returns the id of the key that a text was sealed with, or "" if this release does not
+// know the form of the text.
 func KeyID(text string) string {
 	rest, ok := strings.CutPrefix(text, version)
 	id, _, more := strings.Cut(rest, ":")
@@ -135,19 +136,19 @@ func KeyID(text string) string {
 	return id
 }
 
-// Seal returns text so that only Open with the same owner and key returns it.
+// Seal encrypts text. Only Open with the same owner and the same key returns it.
 func (k *Keys) Seal(owner, text string) string {
 	sealed := k.keys[0].aead.Seal(nil, nil, []byte(text), []byte(purpose+owner))
 	return version + k.ID() + ":" + base64.RawStdEncoding.EncodeToString(sealed)
 }
 
-// Open returns a text that Seal was given. It returns ErrOtherKey for one that was
-// sealed with a key that is not there, and another error for one that is damaged or
-// was sealed for another owner.
+// Open decrypts a text that Seal returned. It returns ErrOtherKey if the text was sealed with a
+// key that is not among the keys, and another error if the text is damaged or was sealed for
+// another owner.
 func (k *Keys) Open(owner, sealed string) (string, error) {
 	id := KeyID(sealed)
 	if id == "" {
-		return "", errors.New("sealed in a form that is not known here: by a newer release, or damaged")
+		return "", errors.New("the sealed text has an unknown form: it is damaged, or a newer release wrote it")
 	}
 	one, ok := k.find(id)
 	if !ok {
@@ -159,7 +160,7 @@ func (k *Keys) Open(owner, sealed string) (string, error) {
 		text, err = one.aead.Open(nil, nil, raw, []byte(purpose+owner))
 	}
 	if err != nil {
-		return "", errors.New("damaged, or of another caller: the key fits and it does not open")
+		return "", errors.New("damaged, or sealed for another caller: the right key is there, but the text does not open")
 	}
 	return string(text), nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TLS names the files of a connection to a server whose certificate is verified:
-// nothing can turn that off. At least TLS 1.2.
+// TLS configures connections to a server. The server's certificate is always verified; no
+// setting turns that off. The minimum is TLS 1.2.
 type TLS struct {
 	Enabled    bool   `koanf:"enabled" doc:"connect by TLS, with verification"`
 	CAFile     string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; empty: the system's"`
@@ -20,9 +20,9 @@ type TLS struct {
 	ServerName string `koanf:"server_name" doc:"name the server's certificate must carry; empty: the host connected to"`
 }
 
-// Config reads the files and returns the configuration of connections; nil where TLS
-// is off. An error names the setting below key. Our certificate is read again for each
-// connection, so that a renewed one needs no restart.
+// Config reads the files and returns the configuration of connections, or nil if TLS is off.
+// An error names the setting below key. The client certificate is read again for each
+// connection, so that a renewed certificate needs no restart.
 func (t TLS) Config(key string) (*tls.Config, error) {
 	if !t.Enabled {
 		return nil, nil

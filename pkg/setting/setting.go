@@ -1,14 +1,13 @@
-// Package setting reads defaults and ranges from the tags of a struct's fields, so that
-// each stands in one place: on the field that it is about.
+// Package setting reads defaults and ranges from the tags of a struct's fields, so that the
+// field is the one place that states its rule.
 //
 //	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
 //	Format  string        `default:"json" oneof:"json text"`
 //	Proxy   string        `is:"url" empty:"yes"`
 //
-// Tags are default; min, max and above for numbers and lengths of time; oneof for
-// words; is for a form that the caller of Check knows; and empty, which lets the zero
-// value pass all of them. A tag that cannot be read is a mistake in the program: it
-// panics.
+// The tags are default; min, max and above for numbers and durations; oneof for words; is, the
+// name of a form that the caller of Check supplies; and empty, which lets the zero value pass
+// every rule. A tag that cannot be parsed is a mistake in the program and panics.
 package setting
 
 import (
@@ -25,14 +24,14 @@ import (
 
 // Field is one value of a struct.
 type Field struct {
-	Key   string // as a file of the configuration has it
+	Key   string // the dotted key in the configuration file
 	Value reflect.Value
 	Tag   reflect.StructTag
 }
 
-// Fields lists the exported fields of v, a struct. A key is the tag koanf, or the
-// field's name in lower case with underscores. Fields looks into structs that have
-// that tag: they are sections of a file. It leaves out what is tagged koanf:"-".
+// Fields returns the exported fields of v, a struct. A field's key is its tag koanf, or its
+// name in lower case with underscores. A struct field that has the tag is a section of the
+// file: Fields returns its fields instead. It omits fields tagged koanf:"-".
 func Fields(v reflect.Value) (fields []Field) {
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
@@ -47,15 +46,15 @@ func Fields(v reflect.Value) (fields []Field) {
 			}
 			continue
 		case !named:
-			key = snake(t.Name)
+			key = snakeCase(t.Name)
 		}
 		fields = append(fields, Field{key, v.Field(i), t.Tag})
 	}
 	return fields
 }
 
-// snake writes a name of Go in lower case: MaxConns is max_conns, LocalDC is local_dc.
-func snake(name string) string {
+// snakeCase converts a Go name: MaxConns becomes max_conns, LocalDC becomes local_dc.
+func snakeCase(name string) string {
 	var b strings.Builder
 	for i, c := range name {
 		upper := c >= 'A' && c <= 'Z'
@@ -67,18 +66,19 @@ func snake(name string) string {
 	return b.String()
 }
 
-// Fill returns c with the defaults of the fields that are zero. The default of a
-// logger is always "discard".
+// Fill returns a copy of c in which fields that are zero have their default. A logger's default
+// discards, whatever its tag says.
 func Fill[T any](c T) T {
 	for _, f := range Fields(reflect.ValueOf(&c).Elem()) {
 		if text, ok := f.Tag.Lookup("default"); ok && f.Value.IsZero() {
-			set(f.Value, text)
+			setDefault(f.Value, text)
 		}
 	}
 	return c
 }
 
-func set(v reflect.Value, text string) {
+// setDefault parses text, the tag default, and assigns it to v.
+func setDefault(v reflect.Value, text string) {
 	switch v.Interface().(type) {
 	case []string:
 		v.Set(reflect.ValueOf(strings.Split(text, ",")))
@@ -93,16 +93,17 @@ func set(v reflect.Value, text string) {
 	case v.Kind() == reflect.Bool:
 		v.SetBool(text == "true")
 	case v.CanFloat():
-		v.SetFloat(number(v, text))
+		v.SetFloat(parseNumber(v, text))
 	case v.CanInt():
-		v.SetInt(int64(number(v, text)))
+		v.SetInt(int64(parseNumber(v, text)))
 	default:
-		v.SetUint(uint64(number(v, text)))
+		v.SetUint(uint64(parseNumber(v, text)))
 	}
 }
 
-// number reads a number, a number of MiB or KiB, or a length of time, of the type of v.
-func number(v reflect.Value, text string) float64 {
+// parseNumber parses a bound or default for a value of v's type: a duration, or a number that
+// may have the unit MiB or KiB and underscores. It panics if text is neither.
+func parseNumber(v reflect.Value, text string) float64 {
 	if _, ok := v.Interface().(time.Duration); ok && text != "0" {
 		d, err := time.ParseDuration(text)
 		if err != nil {
@@ -123,7 +124,7 @@ func number(v reflect.Value, text string) float64 {
 	return n * unit
 }
 
-// Range says in words what the tags min, max and above allow; empty: everything.
+// Range returns in words what the tags min, max and above allow, or "" if there are none.
 func (f Field) Range() string {
 	least, most, above := f.Tag.Get("min"), f.Tag.Get("max"), f.Tag.Get("above")
 	switch {
@@ -141,12 +142,13 @@ func (f Field) Range() string {
 	return ""
 }
 
-// Fault is a value that breaks a rule.
+// Fault is a value that breaks a rule. Text says which rule.
 type Fault struct{ Key, Text string }
 
-// Check returns the values of c, a pointer to a struct, that break their rules. A form
-// returns what is wrong with a text, or nothing. Of a list it is asked about each item.
-// Check without forms passes over them: they were looked at when the file was read.
+// Check returns the values of c, a pointer to a struct, that break their rules. forms holds a
+// function for each value of the tag is: it returns what is wrong with a text, or "". Check
+// calls it for each item of a list. With nil forms Check ignores the tag is: the values were
+// checked when the file was read.
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
@@ -188,10 +190,10 @@ func (f Field) outOfRange() string {
 	default:
 		v = float64(f.Value.Uint())
 	}
-	// Written so that a NaN breaks each of them.
+	// Each comparison is false for NaN, so NaN breaks every bound.
 	within := func(tag string, holds func(v, bound float64) bool) bool {
 		text := f.Tag.Get(tag)
-		return text == "" || holds(v, number(f.Value, text))
+		return text == "" || holds(v, parseNumber(f.Value, text))
 	}
 	if within("min", func(v, bound float64) bool { return v >= bound }) &&
 		within("above", func(v, bound float64) bool { return v > bound }) &&
@@ -201,8 +203,8 @@ func (f Field) outOfRange() string {
 	return fmt.Sprintf("%v is not %s", f.Value.Interface(), allowed)
 }
 
-// Err returns the first fault of c, a pointer to the configuration of part, as a
-// notify.KindInvalid with the code bad_config.
+// Err checks c, a pointer to the configuration struct of part. It returns the first fault as
+// a notify.KindInvalid with the code bad_config, or nil.
 func Err(part string, c any) error {
 	if faults := Check(c, nil); len(faults) > 0 {
 		return notify.Invalid("bad_config", part+"."+faults[0].Key, faults[0].Text)

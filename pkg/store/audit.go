@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Audit keeps the audit log. Rows are added, and never changed.
+// Audit keeps the audit log. Rows are only added, never changed.
 //
-// It keeps blocks of rows, each a partition. One more partition has the number of the
-// last block; it is raised before the block has a row.
+// The rows are stored in blocks, each a partition. One more partition holds the number of the
+// last block. It is raised before the first row of the block is written.
 type Audit struct{ rows rows.Partitions }
 
 // AuditOver returns the audit log over p.
@@ -28,14 +28,14 @@ func partOfAudit(block uint64) rows.Part {
 
 func blockOfAudit(seq uint64) uint64 { return (seq - 1) / auditBlock }
 
-// lastBlock returns the number of the last block, and its row as it is stored.
+// lastBlock returns the number of the last block, and its stored value.
 func (a *Audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err error) {
-	return load[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
+	return loadRecord[uint64](ctx, a.rows, tableAudit, lastAuditBlock)
 }
 
-// Append adds the row that next returns for the last row (the zero AuditRow: there is
-// none), as its next: Seq is its Seq + 1. Of many who append at a time each sees the one
-// before: Append calls next again if another was faster.
+// Append calls next with the last row, or the zero AuditRow if there is none, and adds the row that
+// next returns with the following Seq. If another process has added a row meanwhile, Append
+// calls next again with that row. So each row is made with knowledge of the one before it.
 func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
 	none := engine.AuditRow{}
 	end, err := a.rows.Turn(ctx, tableAudit)
@@ -44,7 +44,7 @@ func (a *Audit) Append(ctx context.Context, next func(engine.AuditRow) (engine.A
 	}
 	defer end()
 	for {
-		last, block, stored, err := a.last(ctx)
+		last, block, stored, err := a.lastRow(ctx)
 		if err != nil {
 			return none, err
 		}
@@ -97,7 +97,7 @@ func (a *Audit) Rows(ctx context.Context, after uint64, max int) (out []engine.A
 		return nil, err
 	}
 	for block := after / auditBlock; block <= last && len(out) < max; block++ {
-		page, err := list(ctx, a.rows, partOfAudit(block), rows.Range{After: num(after)}, max-len(out), readAudit)
+		page, err := scanList(ctx, a.rows, partOfAudit(block), rows.Range{After: num(after)}, max-len(out), readAudit)
 		if err != nil {
 			return nil, err
 		}
@@ -106,12 +106,12 @@ func (a *Audit) Rows(ctx context.Context, after uint64, max int) (out []engine.A
 	return out, nil
 }
 
-// last returns the last row, and what lastBlock does. The last block may be empty.
-func (a *Audit) last(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
+// lastRow returns the last row and the results of lastBlock. The last block may still be empty.
+func (a *Audit) lastRow(ctx context.Context) (row engine.AuditRow, block uint64, stored []byte, err error) {
 	block, stored, err = a.lastBlock(ctx)
 	for in := block; err == nil && row.Seq == 0; in-- {
 		var page []engine.AuditRow
-		page, err = list(ctx, a.rows, partOfAudit(in), rows.Range{Back: true}, 1, readAudit)
+		page, err = scanList(ctx, a.rows, partOfAudit(in), rows.Range{Back: true}, 1, readAudit)
 		if len(page) > 0 {
 			row = page[0]
 		}
@@ -122,8 +122,8 @@ func (a *Audit) last(ctx context.Context) (row engine.AuditRow, block uint64, st
 	return row, block, stored, err
 }
 
-// Last returns the last row; the zero AuditRow: there is none.
+// Last returns the last row, or the zero AuditRow if there is none.
 func (a *Audit) Last(ctx context.Context) (engine.AuditRow, error) {
-	row, _, _, err := a.last(ctx)
+	row, _, _, err := a.lastRow(ctx)
 	return row, err
 }

@@ -12,7 +12,7 @@ import (
 type callers struct{ rows rows.Rows }
 
 func (c callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
-	caller, stored, err := load[engine.Caller](ctx, c.rows, tableCallers, id)
+	caller, stored, err := loadRecord[engine.Caller](ctx, c.rows, tableCallers, id)
 	return caller, stored != nil && err == nil, err
 }
 
@@ -20,9 +20,9 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 	if in.ID == "" {
 		return notify.Invalid("bad_caller", "id", "a caller has an id")
 	}
-	old, stored, err := load[engine.Caller](ctx, c.rows, tableCallers, in.ID)
+	old, stored, err := loadRecord[engine.Caller](ctx, c.rows, tableCallers, in.ID)
 	if err == nil && old.Version != in.Version {
-		err = changed("caller_changed", "caller")
+		err = errChanged("caller_changed", "caller")
 	}
 	if err != nil {
 		return err
@@ -36,11 +36,11 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 		Part: tableCallers, If: []rows.Row{{Key: in.ID, Value: stored}}, Do: []rows.Row{{Key: in.ID, Value: v}},
 	})
 	if err == nil && !won {
-		err = changed("caller_changed", "caller")
+		err = errChanged("caller_changed", "caller")
 	}
 	return err
 }
 
 func (c callers) List(ctx context.Context) ([]engine.Caller, error) {
-	return list(ctx, c.rows, tableCallers, rows.Range{}, math.MaxInt, unpack[engine.Caller])
+	return scanList(ctx, c.rows, tableCallers, rows.Range{}, math.MaxInt, unpack[engine.Caller])
 }

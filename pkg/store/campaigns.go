@@ -10,10 +10,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Campaigns keeps which requests belong to a campaign.
+// Campaigns records which requests belong to a campaign.
 //
-// It keeps a partition for each campaign: its totals and parts. One more partition names
-// all campaigns, the newest first, of all and of each caller.
+// Each campaign has a partition with its totals and parts. One more partition lists all
+// campaigns by time: once for all callers and once for each caller.
 type Campaigns struct{ rows rows.Partitions }
 
 // CampaignsOver returns the campaigns over p.
@@ -21,9 +21,9 @@ func CampaignsOver(p rows.Partitions) *Campaigns { return &Campaigns{p} }
 
 func partOfCampaign(id string) rows.Part { return rows.Part{Table: tableCampaigns.Table, Name: id} }
 
-// AddPart records that part of the campaign was accepted as base. The same
-// (campaign, part) again changes nothing. A campaign of another caller is
-// notify.KindNotFound.
+// AddPart records that part of the campaign was accepted as base. A repeat of the same (campaign,
+// part) changes nothing. AddPart returns notify.KindNotFound if the campaign belongs to another
+// caller.
 func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
 	if campaign == "" || len(campaign) > maxCampaign {
 		return notify.Invalid("bad_campaign", "campaign", "a campaign has an id of 1 to 1,024 bytes")
@@ -39,7 +39,7 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 	defer end()
 	seen := "s" + num(uint64(part))
 	for {
-		got, err := c.rows.Get(ctx, in, headOfCampaign, seen)
+		got, err := c.rows.Get(ctx, in, campaignTotalsKey, seen)
 		if err != nil {
 			return err
 		}
@@ -56,8 +56,8 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 			return nil
 		}
 		if got[0] == nil {
-			// Before the campaign: an entry that leads nowhere is passed over, and a
-			// campaign without one would not be found.
+			// The list entries are written before the campaign: readers skip an entry without a
+			// campaign, but would not find a campaign without an entry.
 			if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, []byte{})}); err != nil {
 				return err
 			}
@@ -71,8 +71,8 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 			return err
 		}
 		won, err := c.rows.Swap(ctx, rows.Change{
-			Part: in, If: []rows.Row{{Key: headOfCampaign, Value: got[0]}},
-			Do: []rows.Row{{Key: headOfCampaign, Value: v}, {Key: seen, Value: []byte{}}, {Key: key, Value: base[:]}},
+			Part: in, If: []rows.Row{{Key: campaignTotalsKey, Value: got[0]}},
+			Do: []rows.Row{{Key: campaignTotalsKey, Value: v}, {Key: seen, Value: []byte{}}, {Key: key, Value: base[:]}},
 		})
 		if won || err != nil {
 			return err
@@ -81,33 +81,34 @@ func (c *Campaigns) AddPart(ctx context.Context, campaign, caller string, part u
 }
 
 const (
-	headOfCampaign = "h"
-	maxCampaign    = 1 << 10 // bytes of an id
+	campaignTotalsKey = "h"
+	maxCampaign       = 1 << 10 // bytes of an id
 )
 
-// campaignList begins the entries of the list of a caller's campaigns; "": of all.
-func campaignList(caller string) string {
+// campaignListPrefix returns the key prefix of the list of a caller's campaigns, or of all
+// campaigns for "".
+func campaignListPrefix(caller string) string {
 	if caller == "" {
 		return "a"
 	}
 	return "c" + str(caller)
 }
 
-// campaignPlace is a campaign's place in a list: its time, then its id.
-func campaignPlace(created int64, id string) string { return ordered(created) + id }
+// campaignKey returns a campaign's key in a list without the prefix: its time, then its id.
+func campaignKey(created int64, id string) string { return orderedTime(created) + id }
 
-// campaignEntries returns the entries of a campaign in the lists, with a value; nil
-// removes them.
+// campaignEntries returns the rows that set a campaign's entries in the lists to value, or remove
+// them if value is nil.
 func campaignEntries(c *engine.Campaign, value []byte) (out []rows.Row) {
-	for _, list := range []string{campaignList(""), campaignList(c.Caller)} {
-		out = append(out, rows.Row{Key: list + campaignPlace(c.Created, c.ID), Value: value})
+	for _, list := range []string{campaignListPrefix(""), campaignListPrefix(c.Caller)} {
+		out = append(out, rows.Row{Key: list + campaignKey(c.Created, c.ID), Value: value})
 	}
 	return out
 }
 
 // load returns a campaign without its bases.
 func (c *Campaigns) load(ctx context.Context, id string) (h engine.Campaign, stored []byte, err error) {
-	return load[engine.Campaign](ctx, c.rows, partOfCampaign(id), headOfCampaign)
+	return loadRecord[engine.Campaign](ctx, c.rows, partOfCampaign(id), campaignTotalsKey)
 }
 
 // Get returns a campaign with its bases.
@@ -116,8 +117,8 @@ func (c *Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, 
 	if err != nil || stored == nil {
 		return engine.Campaign{}, false, err
 	}
-	// A part that was added since the totals were read is left out of both.
-	h.Bases, err = list(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
+	// Reading only h.Parts bases leaves out a part that was added after the totals were read.
+	h.Bases, err = scanList(ctx, c.rows, partOfCampaign(campaign), rows.Range{Prefix: "p"}, h.Parts, readBase)
 	if err != nil {
 		return engine.Campaign{}, false, err
 	}
@@ -131,24 +132,24 @@ func readBase(r rows.Row) (notify.Base, error) {
 	return notify.Base(r.Value), nil
 }
 
-// List returns campaigns of a caller (empty: of all), the newest first and of one
-// time the greatest id first, at most max of them, without their bases. It begins
-// behind after, of which only Created and ID count; an empty ID means at the newest.
+// List returns up to max campaigns of a caller, or of all callers for "", without their bases. The
+// newest come first, and among campaigns of the same time the greatest id. The list begins after
+// the campaign after, of which only Created and ID count, or with the newest if its ID is empty.
 func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
-	prefix := campaignList(caller)
+	prefix := campaignListPrefix(caller)
 	in := rows.Range{Prefix: prefix, Back: true}
 	if after.ID != "" {
-		in.Before = prefix + campaignPlace(after.Created, after.ID)
+		in.Before = prefix + campaignKey(after.Created, after.ID)
 	}
 	for len(out) < max {
-		entries, err := list(ctx, c.rows, tableCampaigns, in, max-len(out), func(r rows.Row) (string, error) { return r.Key, nil })
+		entries, err := scanList(ctx, c.rows, tableCampaigns, in, max-len(out), func(r rows.Row) (string, error) { return r.Key, nil })
 		if err != nil || len(entries) == 0 {
 			return out, err
 		}
-		page, err := together(entries, func(entry string) (engine.Campaign, error) {
+		page, err := getConcurrently(entries, func(entry string) (engine.Campaign, error) {
 			place := entry[len(prefix):]
-			head, err := list(ctx, c.rows, partOfCampaign(place[8:]), rows.Range{Prefix: headOfCampaign}, 1, unpack[engine.Campaign])
-			if err != nil || len(head) == 0 || head[0].Created != timeAt(place) { // else another process's time won
+			head, err := scanList(ctx, c.rows, partOfCampaign(place[8:]), rows.Range{Prefix: campaignTotalsKey}, 1, unpack[engine.Campaign])
+			if err != nil || len(head) == 0 || head[0].Created != timeAt(place) { // Created differs if another process created the campaign first
 				return engine.Campaign{}, err
 			}
 			return head[0], nil
@@ -162,12 +163,11 @@ func (c *Campaigns) List(ctx context.Context, caller string, after engine.Campai
 	return out, nil
 }
 
-// PurgeCampaigns removes campaigns with their parts if they were created before a time,
-// ms since 1970, and so was their newest part. It returns how many it removed, also with
-// an error.
+// PurgeCampaigns removes each campaign, with its parts, if it and its newest part were created
+// before a time, ms since 1970. It returns how many campaigns it removed, also with an error.
 func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int, err error) {
-	all := campaignList("")
-	old, err := list(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + ordered(before)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
+	all := campaignListPrefix("")
+	old, err := scanList(ctx, c.rows, tableCampaigns, rows.Range{Prefix: all, Before: all + orderedTime(before)}, math.MaxInt, func(r rows.Row) (engine.Campaign, error) {
 		place := r.Key[len(all):]
 		return engine.Campaign{ID: place[8:], Created: timeAt(place)}, nil
 	})
@@ -180,23 +180,23 @@ func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int
 	return total, err
 }
 
-// purgeCampaign removes a campaign unless its newest part is young. A part that is
-// added meanwhile changes the totals, and the campaign stays.
+// purgeCampaign removes a campaign unless its newest part is younger than before. If a part is
+// added at the same time, the totals change, the swap fails and the campaign stays.
 func (c *Contracts) purgeCampaign(ctx context.Context, old engine.Campaign, before int64) (bool, error) {
 	in := partOfCampaign(old.ID)
 	h, stored, err := CampaignsOver(c.rows).load(ctx, old.ID)
 	if err != nil {
 		return false, err
 	}
-	if h.Created != old.Created { // the entry leads nowhere
-		_, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: []rows.Row{{Key: campaignList("") + campaignPlace(old.Created, old.ID)}}})
+	if h.Created != old.Created { // the list entry has no campaign
+		_, err := c.rows.Swap(ctx, rows.Change{Part: tableCampaigns, Do: []rows.Row{{Key: campaignListPrefix("") + campaignKey(old.Created, old.ID)}}})
 		return false, err
 	}
-	newest, err := list(ctx, c.rows, in, rows.Range{Prefix: "p", Back: true}, 1, readBase)
+	newest, err := scanList(ctx, c.rows, in, rows.Range{Prefix: "p", Back: true}, 1, readBase)
 	if err != nil || len(newest) > 0 && newest[0].Time().UnixMilli() >= before {
 		return false, err
 	}
 	return c.rows.Swap(ctx,
-		rows.Change{Part: in, If: []rows.Row{{Key: headOfCampaign, Value: stored}}, Do: []rows.Row{{Key: headOfCampaign}}, Clear: []string{"p", "s"}},
+		rows.Change{Part: in, If: []rows.Row{{Key: campaignTotalsKey, Value: stored}}, Do: []rows.Row{{Key: campaignTotalsKey}}, Clear: []string{"p", "s"}},
 		rows.Change{Part: tableCampaigns, Do: campaignEntries(&h, nil)})
 }

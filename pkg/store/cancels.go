@@ -9,7 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Cancels keeps a log of cancellations, and per scope the version that counts.
+// Cancels keeps a log of cancellations, and for each scope the version of its first one, which
+// counts.
 type Cancels struct{ rows rows.Rows }
 
 // Put implements users.CancelStore.
@@ -17,7 +18,7 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err e
 	if in.Scope == "" {
 		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope")
 	}
-	in.Version = 0 // it is in the key
+	in.Version = 0 // the key holds the version
 	v, err := pack("bad_cancel", "cancellation", in)
 	if err != nil {
 		return 0, err
@@ -64,13 +65,12 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 
 // Changes implements users.CancelStore.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.Cancel, error) {
-	return list(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
+	return scanList(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
 
-// PurgeCancels removes cancellations made before a time, ms since 1970. The newest of
-// all stays, so that versions never begin again. It returns how many it removed, also
-// with an error. Versions are in the order of time: it stops at the first cancellation
-// that is young.
+// PurgeCancels removes cancellations made before a time, ms since 1970. It keeps the newest one, so
+// that versions do not start again. Versions ascend with time, so it stops at the first
+// cancellation that is younger. It returns how many it removed, also with an error.
 func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, err error) {
 	for {
 		old, err := Cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)
@@ -79,7 +79,7 @@ func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, 
 		}
 		n := slices.IndexFunc(old, func(c engine.Cancel) bool { return c.At >= before })
 		if n < 0 {
-			n = len(old) - 1 // the newest of all stays
+			n = len(old) - 1 // keep the newest
 		}
 		if n <= 0 {
 			return total, nil

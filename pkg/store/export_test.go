@@ -4,7 +4,7 @@ import "github.com/notifyd/notifyd/pkg/engine"
 
 // What tests outside the package need of it.
 const (
-	RoughFrom = roughFrom
+	RoughFrom = firstUncountedFrom
 	SplitFrom = splitFrom
 )
 
@@ -16,5 +16,5 @@ func QueueEntries(e engine.Queue) int {
 	q := e.(*queue)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.index.live() + len(q.index.slots) - len(q.index.free)
+	return q.index.liveCount() + len(q.index.slots) - len(q.index.free)
 }

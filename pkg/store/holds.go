@@ -9,28 +9,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// HoldKey names a queue of holds.
+// HoldKey identifies a queue of holds.
 type HoldKey struct{ Lane, User string }
 
 // HoldQueues keeps the packed queue of each lane and user.
 type HoldQueues interface {
-	// Turn waits until no other Update of this process is between its Load and its Swap,
-	// if Swap cannot see that a queue has changed. Other engines return at once.
+	// Turn waits until no other Update of this process is between its Load and its Swap. Only
+	// engines whose Swap cannot detect a changed queue wait; the others return at once. The
+	// caller calls end after its Swap.
 	Turn(ctx context.Context) (end func(), err error)
-	// Load returns queues in the order of keys; nil where a queue is empty.
+	// Load returns the queues in the order of keys, nil for an empty queue.
 	Load(ctx context.Context, keys []HoldKey) ([][]byte, error)
-	// Swap stores queues in place of those that were loaded. It returns false, and has
-	// stored nothing, if it can see that one of them has changed.
+	// Swap replaces the loaded queues by next. It returns false and stores nothing if it detects
+	// that one of them has changed.
 	Swap(ctx context.Context, keys []HoldKey, loaded, next [][]byte) (bool, error)
 }
 
-// Holds keeps, per lane and user, the notifications that wait, in their order.
+// Holds keeps, for each lane and user, the notifications that wait, in order.
 type Holds struct{ queues HoldQueues }
 
 // HoldsOver returns the holds over queues.
 func HoldsOver(q HoldQueues) *Holds { return &Holds{q} }
 
-// queueRecord is a queue. The lane and the user of its holds are its key.
+// queueRecord packs a queue of holds without their lane and user, which are its key.
 var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Codec, q *[]engine.Hold) {
 	codec.Slice(c, q)
 	for i := range *q {
@@ -43,7 +44,7 @@ var queueRecord = Record[[]engine.Hold]{"a queue of holds", 1, func(c *codec.Cod
 	}
 }}
 
-// load returns queues, packed and unpacked.
+// load returns the queues of keys, packed and unpacked.
 func (h *Holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.Hold, error) {
 	packed, err := h.queues.Load(ctx, keys)
 	if err != nil {
@@ -64,10 +65,10 @@ func (h *Holds) load(ctx context.Context, keys []HoldKey) ([][]byte, [][]engine.
 	return packed, out, nil
 }
 
-// Update removes and adds, all or none; where it takes more than a batch of an engine of
-// many machines, by parts. (Lane, User, ID, Epoch) names a hold. A new one goes behind
-// those of its user; one that is there keeps its place and gets the new Wake. Removing
-// one that is not there changes nothing.
+// Update removes and adds holds in one commit. An engine of several machines may split a large
+// update into several commits. (Lane, User, ID, Epoch) identifies a hold. A new hold goes to the
+// end of its user's queue. A hold that exists keeps its place and gets the new Wake. Removing a
+// hold that does not exist changes nothing.
 func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	end, err := h.queues.Turn(ctx)
 	if err != nil {
@@ -75,7 +76,7 @@ func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	}
 	defer end()
 	all := slices.Concat(remove, add)
-	places := map[HoldKey]int{} // of a queue in keys
+	places := map[HoldKey]int{} // index of a queue in keys
 	var keys []HoldKey
 	for _, x := range all {
 		k := HoldKey{x.Lane, x.User}
@@ -115,7 +116,7 @@ func (h *Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 	return nil
 }
 
-// Get returns the holds of users of a lane, the first to go first, in the order of users.
+// Get returns for each user of a lane the queue of holds, the next to be sent first.
 func (h *Holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
 	keys := make([]HoldKey, len(users))
 	for i, u := range users {

@@ -10,7 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Idem keeps one row a key and one row of the index by Expires. Both change together.
+// Idem keeps for each Idempotency-Key one row, and one index row by Expires. Both change in one
+// swap.
 type Idem struct{ rows rows.Rows }
 
 var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *codec.Codec, r *engine.Reservation) {
@@ -29,7 +30,7 @@ var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *c
 	c.Bytes(&r.Body)
 }}
 
-// idemName returns what the keys of a reservation's rows end with.
+// idemName returns the common suffix of the keys of a reservation's rows.
 func idemName(k engine.IdemKey) (string, error) {
 	if len(k.Caller) > maxPart || len(k.Route) > maxPart {
 		return "", notify.Invalid("bad_key", "key", "caller and route have at most 65,535 bytes")
@@ -38,11 +39,11 @@ func idemName(k engine.IdemKey) (string, error) {
 	return string(append(appendStr(b, k.Route), k.Key...)), nil
 }
 
-func idemExpiry(expires int64, name string) string { return "e" + ordered(expires) + name }
+func idemExpiry(expires int64, name string) string { return "e" + orderedTime(expires) + name }
 
-// change returns what stores next, or nothing if it is nil, in the place of what is
-// stored: old, packed as value; nil: there is none.
-func (Idem) change(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
+// replace returns the change that replaces the reservation old, whose packed form is value, by
+// next. A nil value means that none is stored. A nil next removes the reservation.
+func (Idem) replace(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
 	key := "k" + name
 	c := rows.Change{Part: tableIdem, If: []rows.Row{{Key: key, Value: value}}, Do: []rows.Row{{Key: key}}}
 	moves := value == nil || next == nil || old.Expires != next.Expires
@@ -53,14 +54,14 @@ func (Idem) change(name string, old *engine.Reservation, value []byte, next *eng
 		return c
 	}
 	c.Do[0].Value = reservationRecord.Pack(next)
-	if moves { // the lock of the key guards its index row, too
+	if moves { // the condition on the key's row guards its index row as well
 		c.Add = []rows.Row{{Key: idemExpiry(next.Expires, name), Value: []byte{}}}
 	}
 	return c
 }
 
-// read returns what is stored of a name, and its packed value; nil: there is none.
-func (i Idem) read(ctx context.Context, name string) (r engine.Reservation, value []byte, err error) {
+// readReservation returns a stored reservation and its packed value, which is nil if there is none.
+func (i Idem) readReservation(ctx context.Context, name string) (r engine.Reservation, value []byte, err error) {
 	got, err := i.rows.Get(ctx, tableIdem, "k"+name)
 	if err == nil && got[0] != nil {
 		err = reservationRecord.Unpack(got[0], &r)
@@ -71,15 +72,16 @@ func (i Idem) read(ctx context.Context, name string) (r engine.Reservation, valu
 	return r, got[0], nil
 }
 
-// update stores what decide returns for what is stored under the key (nil: there is
-// none). keep says that nothing changes. It decides again if another was faster.
+// update calls decide with the stored reservation, nil if there is none, and stores the
+// reservation that decide returns. If decide returns keep, update changes nothing. If another
+// process has changed the reservation meanwhile, update calls decide again.
 func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
 	name, err := idemName(key)
 	if err != nil {
 		return err
 	}
 	for {
-		old, value, err := i.read(ctx, name)
+		old, value, err := i.readReservation(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -92,19 +94,20 @@ func (i Idem) update(ctx context.Context, key engine.IdemKey, decide func(stored
 		if err != nil || keep {
 			return err
 		}
-		if won, err := i.rows.Swap(ctx, i.change(name, &old, value, next)); won || err != nil {
+		if won, err := i.rows.Swap(ctx, i.replace(name, &old, value, next)); won || err != nil {
 			return err
 		}
 	}
 }
 
-// Reserve expects a key to be new: it reads what is stored only if that fails.
+// Reserve implements request.Idem. It first assumes that the key is new, and reads the stored
+// reservation only if that fails.
 func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
 	name, err := idemName(r.Key)
 	if err != nil {
 		return engine.Reservation{}, false, err
 	}
-	if won, err = i.rows.Swap(ctx, i.change(name, nil, nil, &r)); err == nil && !won {
+	if won, err = i.rows.Swap(ctx, i.replace(name, nil, nil, &r)); err == nil && !won {
 		err = i.update(ctx, r.Key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
 			if won = stored == nil || stored.Expires <= now; won {
 				return &r, false, nil
@@ -135,7 +138,7 @@ func (i Idem) TakeOver(ctx context.Context, old engine.Reservation, owner string
 }
 
 func errReservationLost() error {
-	return &notify.Error{Kind: notify.KindConflict, Code: "reservation_lost", Msg: "somebody else works on this request"}
+	return &notify.Error{Kind: notify.KindConflict, Code: "reservation_lost", Msg: "another process works on this request"}
 }
 
 // Freeze implements request.Idem.
@@ -167,7 +170,7 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 		case stored == nil:
 			keep = true
 		case stored.Done:
-			err = &notify.Error{Kind: notify.KindConflict, Code: "reservation_done", Msg: "the request was answered"}
+			err = &notify.Error{Kind: notify.KindConflict, Code: "reservation_done", Msg: "the request was answered already"}
 		case stored.Owner != held.Owner || stored.LeaseUntil != held.LeaseUntil:
 			err = errReservationLost()
 		}
@@ -175,9 +178,10 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	})
 }
 
-// Purge removes a key only if it is still as it was read: it may be taken again.
+// Purge implements request.Idem. It removes a key only if its row is unchanged since it was read,
+// because the key may have been reserved again.
 func (i Idem) Purge(ctx context.Context, now int64) (int, error) {
-	return purge(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
+	return purgeByTime(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
 		keys := make([]string, len(entries))
 		for n, e := range entries {
 			keys[n] = "k" + e[len("e")+8:]

@@ -15,9 +15,9 @@ import (
 
 // Jobs keeps jobs and their reports.
 //
-// It keeps a partition for each kind and name: the job that has the name, and its
-// report. One more partition says of each id which kind and name its job has. It is
-// written before the job and removed behind it, so it may name a job that is not there.
+// Each kind and name has a partition with its job and the job's report. One more partition maps
+// each id to the kind and name of its job. That row is written before the job and removed after
+// it, so it may refer to a job that does not exist.
 type Jobs struct{ rows rows.Partitions }
 
 // JobsOver returns the jobs over p.
@@ -34,8 +34,8 @@ func partOfJob(j *engine.Job) rows.Part {
 	return rows.Part{Table: tableJobs.Table, Name: strconv.Quote(j.Kind) + j.Name}
 }
 
-// jobRows returns the rows of a job and of entries of its report. Of two entries with one
-// place the last one counts.
+// jobRows returns the rows of a job and of entries of its report. Of two entries with the same At
+// the last one counts.
 func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 	v, err := pack("bad_job", "job", j)
 	if err != nil {
@@ -48,44 +48,46 @@ func jobRows(j *engine.Job, entries []engine.JobEntry) ([]rows.Row, error) {
 	}
 	for i, e := range entries {
 		if last[e.At] == i {
-			out = append(out, rows.Row{Key: entryPrefix + num(e.At), Value: present(e.Doc)})
+			out = append(out, rows.Row{Key: entryPrefix + num(e.At), Value: nonNil(e.Doc)})
 		}
 	}
 	return out, nil
 }
 
-// in returns the job of a partition, nil if there is none, and its row.
-func (j *Jobs) in(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, error) {
-	job, stored, err := load[engine.Job](ctx, j.rows, part, jobKey)
+// jobInPart returns the job of a partition, nil if there is none, and its row as the condition of
+// a swap.
+func (j *Jobs) jobInPart(ctx context.Context, part rows.Part) (*engine.Job, []rows.Row, error) {
+	job, stored, err := loadRecord[engine.Job](ctx, j.rows, part, jobKey)
 	if err != nil || stored == nil {
 		return nil, []rows.Row{{Key: jobKey}}, err
 	}
 	return &job, []rows.Row{{Key: jobKey, Value: stored}}, nil
 }
 
-// find returns the job that has an id, nil if there is none, its partition and its row.
-func (j *Jobs) find(ctx context.Context, id string) (*engine.Job, rows.Part, []rows.Row, error) {
+// jobByID returns the job with an id, nil if there is none, its partition, and its row as the
+// condition of a swap.
+func (j *Jobs) jobByID(ctx context.Context, id string) (*engine.Job, rows.Part, []rows.Row, error) {
 	part := rows.Part{Table: tableJobs.Table}
 	name, err := j.rows.Get(ctx, tableJobs, id)
 	if err != nil || name[0] == nil {
 		return nil, part, nil, err
 	}
 	part.Name = string(name[0])
-	job, row, err := j.in(ctx, part)
+	job, row, err := j.jobInPart(ctx, part)
 	if job != nil && job.ID != id {
 		job = nil
 	}
 	return job, part, row, err
 }
 
-// changeID stores which partition an id has, nil for none, if it has another one.
-func (j *Jobs) changeID(ctx context.Context, id string, from, to []byte) (bool, error) {
+// swapID changes the partition of an id from one to another; nil means none.
+func (j *Jobs) swapID(ctx context.Context, id string, from, to []byte) (bool, error) {
 	return j.rows.Swap(ctx, rows.Change{Part: tableJobs, If: []rows.Row{{Key: id, Value: from}}, Do: []rows.Row{{Key: id, Value: to}}})
 }
 
-// Create stores a job, or returns the one that has its (Kind, Name) and false. The
-// entries are stored with it, both or none. Its id must never have been used, not even
-// by a job that was dropped: Create may refuse it then (notify.KindConflict).
+// Create stores a job with its entries in one commit. If a job with the same (Kind, Name) exists,
+// Create returns that one and false. The id must never have been used, not even by a job that
+// was dropped: otherwise Create may return notify.KindConflict.
 func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	none, part := engine.Job{}, partOfJob(&in)
 	if in.ID == "" || len(in.ID) > maxJobID || len(in.Kind) > maxJobID || len(in.Name) > maxJobName {
@@ -103,17 +105,17 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 	name, claimed := []byte(part.Name), false
 	for {
-		old, row, err := j.in(ctx, part)
+		old, row, err := j.jobInPart(ctx, part)
 		if err != nil {
 			return none, false, err
 		}
 		if old != nil {
 			if claimed && old.ID != in.ID {
-				_, err = j.changeID(ctx, in.ID, name, nil)
+				_, err = j.swapID(ctx, in.ID, name, nil)
 			}
 			return *old, false, err
 		}
-		won, err := j.changeID(ctx, in.ID, nil, name)
+		won, err := j.swapID(ctx, in.ID, nil, name)
 		if err != nil {
 			return none, false, err
 		}
@@ -137,16 +139,17 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 }
 
-// change looks for the job that has an id and a version, and swaps what to makes of it.
-func (j *Jobs) change(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
+// swapJob calls to with the job that has an id and a version, and swaps the change that to
+// returns. It returns notify.KindConflict if there is no such job or it has changed.
+func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Part{Table: tableJobs.Table, Name: id})
 	if err != nil {
 		return err
 	}
 	defer end()
-	old, part, row, err := j.find(ctx, id)
+	old, part, row, err := j.jobByID(ctx, id)
 	if err == nil && (old == nil || old.Version != version) {
-		err = changed("job_changed", "job")
+		err = errChanged("job_changed", "job")
 	}
 	if err != nil {
 		return err
@@ -158,16 +161,16 @@ func (j *Jobs) change(ctx context.Context, id string, version uint64, to func(*e
 	c.Part, c.If = part, row
 	won, err := j.rows.Swap(ctx, c)
 	if err == nil && !won {
-		err = changed("job_changed", "job")
+		err = errChanged("job_changed", "job")
 	}
 	return err
 }
 
-// Put stores in if the stored version is in.Version; else notify.KindConflict. The
-// entries are stored with it, both or none.
+// Put stores in and the entries in one commit if the stored version is in.Version. Otherwise it
+// returns notify.KindConflict.
 func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
-	err := j.change(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
-		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // its identity
+	err := j.swapJob(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
+		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // the identity of a job never changes
 		in.Version++
 		c.Do, err = jobRows(&in, entries)
 		return c, err
@@ -180,51 +183,51 @@ func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntr
 
 // Get returns the job of an id.
 func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
-	job, _, _, err := j.find(ctx, id)
+	job, _, _, err := j.jobByID(ctx, id)
 	if err != nil || job == nil {
 		return engine.Job{}, false, err
 	}
 	return *job, true, nil
 }
 
-// Drop forgets a job, its name and its entries, all or none, if the stored version is
-// version; else, and for no job, notify.KindConflict.
+// Drop removes a job, its name and its entries in one commit if the stored version is version. It
+// returns notify.KindConflict if the version differs or the job does not exist.
 func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	var name []byte
-	err := j.change(ctx, id, version, func(old *engine.Job) (rows.Change, error) {
+	err := j.swapJob(ctx, id, version, func(old *engine.Job) (rows.Change, error) {
 		name = []byte(partOfJob(old).Name)
 		return rows.Change{Do: []rows.Row{{Key: jobKey}}, Clear: []string{entryPrefix}}, nil
 	})
 	if err == nil {
-		_, err = j.changeID(ctx, id, name, nil)
+		_, err = j.swapID(ctx, id, name, nil)
 	}
 	return err
 }
 
 // Entries returns a job's entries with At > after, ascending.
 func (j *Jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {
-	job, part, _, err := j.find(ctx, id)
+	job, part, _, err := j.jobByID(ctx, id)
 	if err != nil || job == nil {
 		return nil, err
 	}
 	in := rows.Range{Prefix: entryPrefix, After: entryPrefix + num(after)}
-	return list(ctx, j.rows, part, in, max, func(r rows.Row) (engine.JobEntry, error) {
+	return scanList(ctx, j.rows, part, in, max, func(r rows.Row) (engine.JobEntry, error) {
 		return engine.JobEntry{At: numberAt(r.Key), Doc: bytes.Clone(r.Value)}, nil
 	})
 }
 
-// List returns jobs, newest first. It reads all: there are few. Operators list them every
-// second, so it scans.
+// List returns jobs, newest first. It reads all jobs, because there are few. It uses scans, which
+// do not wait for writes under way: operators' screens list jobs every second.
 func (j *Jobs) List(ctx context.Context, max int) ([]engine.Job, error) {
-	names, err := list(ctx, j.rows, tableJobs, rows.Range{}, math.MaxInt, func(r rows.Row) (rows.Row, error) {
+	names, err := scanList(ctx, j.rows, tableJobs, rows.Range{}, math.MaxInt, func(r rows.Row) (rows.Row, error) {
 		return rows.Row{Key: r.Key, Value: bytes.Clone(r.Value)}, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	found, err := together(names, func(name rows.Row) (engine.Job, error) {
+	found, err := getConcurrently(names, func(name rows.Row) (engine.Job, error) {
 		part := rows.Part{Table: tableJobs.Table, Name: string(name.Value)}
-		jobs, err := list(ctx, j.rows, part, rows.Range{Prefix: jobKey}, 1, unpack[engine.Job])
+		jobs, err := scanList(ctx, j.rows, part, rows.Range{Prefix: jobKey}, 1, unpack[engine.Job])
 		if err != nil || len(jobs) == 0 || jobs[0].ID != name.Key {
 			return engine.Job{}, err
 		}

@@ -9,21 +9,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// letters keeps dead letters by Ord, with indexes. Each caller's feed is a partition of
-// its own, whose numbers are the Seqs.
+// letters keeps dead letters by Ord, with indexes. Each caller's feed is a partition of its own,
+// whose numbers are the Seqs.
 //
-// Readers who remember how far they are stop at the last Ord that a loss of power cannot
-// take back: a number behind it may be given again, to another letter.
+// Feed, List and Walk return only letters up to the last durable Ord. After a power loss a number
+// above it may be given to another letter, and a reader that remembers its position would miss
+// that letter.
 type letters struct {
 	rows    rows.Rows
-	settled settled
+	durable durableNumber
 }
 
 func feedOf(caller string) rows.Part { return rows.Part{Table: 'f', Name: caller} }
 
-func letterTime(prefix string, ms int64, id string) string { return prefix + ordered(ms) + id }
+func letterTime(prefix string, ms int64, id string) string { return prefix + orderedTime(ms) + id }
 
-// letterKeys are the keys of a letter's rows in tableLetters.
+// letterKeys returns the keys of a letter's rows in tableLetters.
 func letterKeys(d *engine.DeadLetter, id string) (byID, byOrd, byTime, byUntil string) {
 	return "i" + id, "o" + num(d.Ord), letterTime("l", ^d.LastFailed, id), letterTime("e", d.Until, id)
 }
@@ -34,9 +35,9 @@ func readLetter(r rows.Row) (d engine.DeadLetter, err error) {
 	return d, err
 }
 
-// last returns the last settled Ord.
-func (l *letters) last(ctx context.Context) (uint64, error) {
-	return l.settled.get(func() (last uint64, err error) {
+// lastDurable returns the last durable Ord.
+func (l *letters) lastDurable(ctx context.Context) (uint64, error) {
+	return l.durable.get(func() (last uint64, err error) {
 		got, err := l.rows.Get(ctx, tableLetters, "n")
 		if err == nil && got[0] != nil {
 			last = numberAt(string(got[0]))
@@ -49,7 +50,7 @@ func (l *letters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	if len(ds) == 0 {
 		return nil
 	}
-	if _, err := l.last(ctx); err != nil {
+	if _, err := l.lastDurable(ctx); err != nil {
 		return err
 	}
 	var ids []string
@@ -62,7 +63,7 @@ func (l *letters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 		}
 	}
 	for {
-		cs, err := l.putNew(ctx, all, ids)
+		cs, err := l.changesForNew(ctx, all, ids)
 		if err != nil || len(cs) == 0 {
 			return err
 		}
@@ -72,9 +73,9 @@ func (l *letters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	}
 }
 
-// putNew returns the changes that store those letters that are not stored. The feeds
-// come first: they give each letter its Seq, and the last change gives it its Ord.
-func (l *letters) putNew(ctx context.Context, ds []*engine.DeadLetter, ids []string) ([]rows.Change, error) {
+// changesForNew returns the changes that store the letters that are not stored yet. The changes of
+// the feeds come first and give each letter its Seq. The last change gives it its Ord.
+func (l *letters) changesForNew(ctx context.Context, ds []*engine.DeadLetter, ids []string) ([]rows.Change, error) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
 		keys[i] = "i" + id
@@ -85,10 +86,10 @@ func (l *letters) putNew(ctx context.Context, ds []*engine.DeadLetter, ids []str
 	}
 	main := rows.Change{Part: tableLetters}
 	var values [][]byte
-	var fresh []int           // of ds
-	feeds := map[string]int{} // change of a caller
+	var fresh []int           // indexes in ds of letters that are not stored
+	feeds := map[string]int{} // index in cs of a caller's feed
 	var cs []rows.Change
-	var of [][]int // of fresh, by change
+	var of [][]int // for each change, indexes in fresh
 	for i, v := range stored {
 		if v != nil {
 			continue
@@ -129,12 +130,12 @@ func (l *letters) putNew(ctx context.Context, ds []*engine.DeadLetter, ids []str
 			{Key: byTime, Value: []byte{}}, {Key: byUntil, Value: []byte{}},
 		}
 	}
-	main.Stored = func() { l.settled.set(last) }
+	main.Stored = func() { l.durable.set(last) }
 	return append(cs, main), nil
 }
 
-// find returns the letter of an id. It waits for no write, as lists do.
-func (l *letters) find(ctx context.Context, id string) (d engine.DeadLetter, ok bool, err error) {
+// lookUpLetter returns the letter with an id. Like a list it does not wait for writes under way.
+func (l *letters) lookUpLetter(ctx context.Context, id string) (d engine.DeadLetter, ok bool, err error) {
 	ord := ""
 	err = l.rows.Look(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'i'), id...) }, func(_ int, v []byte) error {
 		ord = string(v)
@@ -144,7 +145,7 @@ func (l *letters) find(ctx context.Context, id string) (d engine.DeadLetter, ok 
 		return d, false, err
 	}
 	err = l.rows.Look(ctx, tableLetters, 1, func(b []byte, _ int) []byte { return append(append(b, 'o'), ord...) }, func(_ int, v []byte) (err error) {
-		if ok = v != nil; ok { // else it was purged in between
+		if ok = v != nil; ok { // nil: the letter was purged after the first look-up
 			d, err = readLetter(rows.Row{Key: ord, Value: v})
 		}
 		return err
@@ -153,7 +154,7 @@ func (l *letters) find(ctx context.Context, id string) (d engine.DeadLetter, ok 
 }
 
 func (l *letters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
-	d, ok, err := l.find(ctx, string(LetterID(id, epoch)))
+	d, ok, err := l.lookUpLetter(ctx, string(LetterID(id, epoch)))
 	if err == nil && !ok {
 		err = notify.NotFound("dead_letter")
 	}
@@ -161,13 +162,13 @@ func (l *letters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.D
 }
 
 func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int) (out []engine.DeadLetter, err error) {
-	last, err := l.last(ctx)
+	last, err := l.lastDurable(ctx)
 	if err != nil || max <= 0 || len(caller) > engine.MaxCaller {
 		return nil, err
 	}
 	err = l.rows.Scan(ctx, feedOf(caller), rows.Range{After: num(after)}, func(r rows.Row) (bool, error) {
-		d, ok, err := l.find(ctx, string(r.Value))
-		if err != nil || ok && d.Ord > last { // those behind it are not settled either
+		d, ok, err := l.lookUpLetter(ctx, string(r.Value))
+		if err != nil || ok && d.Ord > last { // the letters after it are not durable either
 			return false, err
 		}
 		if ok {
@@ -183,7 +184,7 @@ func (l *letters) Feed(ctx context.Context, caller string, after uint64, max int
 
 // List's cursor is the key of the last dead letter returned, without its table.
 func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, most int) (out []engine.DeadLetter, _ []byte, err error) {
-	settled, err := l.last(ctx)
+	settled, err := l.lastDurable(ctx)
 	if err != nil || most <= 0 {
 		return nil, nil, err
 	}
@@ -202,8 +203,8 @@ func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []
 	}
 	more, last := false, ""
 	err = l.rows.Scan(ctx, tableLetters, in, func(r rows.Row) (bool, error) {
-		// A letter that is listed must be found by a plan, which walks settled letters.
-		d, ok, err := l.find(ctx, r.Key[1+8:])
+		// A replay walks only durable letters, and must find each letter that a list shows.
+		d, ok, err := l.lookUpLetter(ctx, r.Key[1+8:])
 		if err != nil || !ok || d.Ord > settled || !f.Matches(&d) {
 			return true, err
 		}
@@ -220,7 +221,7 @@ func (l *letters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []
 }
 
 func (l *letters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.DeadLetter) error) error {
-	last, err := l.last(ctx)
+	last, err := l.lastDurable(ctx)
 	if upTo = min(upTo, last); err != nil || after >= upTo {
 		return err
 	}
@@ -233,11 +234,11 @@ func (l *letters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.
 	})
 }
 
-func (l *letters) Last(ctx context.Context) (uint64, error) { return l.last(ctx) }
+func (l *letters) Last(ctx context.Context) (uint64, error) { return l.lastDurable(ctx) }
 
-// stored returns the letters of ids as of every swap answered before, and their packed
-// values, nil where there is none.
-func (l *letters) stored(ctx context.Context, ids []string) ([]engine.DeadLetter, [][]byte, error) {
+// readStored returns the letters with ids and their packed values, nil for a missing letter. It
+// sees every swap that was answered before.
+func (l *letters) readStored(ctx context.Context, ids []string) ([]engine.DeadLetter, [][]byte, error) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
 		keys[i] = "i" + id
@@ -271,7 +272,7 @@ func (l *letters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, err
 		ids[i] = string(LetterID(ms[i].ID, ms[i].Epoch))
 	}
 	for {
-		ds, values, err := l.stored(ctx, ids)
+		ds, values, err := l.readStored(ctx, ids)
 		if err != nil {
 			return nil, err
 		}
@@ -306,19 +307,19 @@ func (l *letters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, err
 }
 
 func (l *letters) Purge(ctx context.Context, now int64) (int, error) {
-	return purge(ctx, l.rows, tableLetters, "e", now, math.MaxInt, func(entries []string) ([]rows.Change, int, error) {
+	return purgeByTime(ctx, l.rows, tableLetters, "e", now, math.MaxInt, func(entries []string) ([]rows.Change, int, error) {
 		ids := make([]string, len(entries))
 		for i, e := range entries {
 			ids[i] = e[1+8:]
 		}
-		ds, values, err := l.stored(ctx, ids)
+		ds, values, err := l.readStored(ctx, ids)
 		if err != nil {
 			return nil, 0, err
 		}
 		var cs []rows.Change
 		main, gone := rows.Change{Part: tableLetters}, 0
 		for i, v := range values {
-			if v == nil { // purged by another
+			if v == nil { // another process purged it
 				continue
 			}
 			gone++

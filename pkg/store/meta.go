@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// meta keeps a partition for each name, with one row.
+// meta keeps one partition with one row for each name.
 type meta struct{ rows rows.Partitions }
 
-// MetaOver returns the contract of the small table of names and values over p.
+// MetaOver returns the contract of the table of names and values over p.
 func MetaOver(p rows.Partitions) engine.Meta { return meta{p} }
 
 const metaKey = "v"
@@ -27,12 +27,12 @@ func (m meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
 }
 
 func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
-	_, err := m.rows.Swap(ctx, rows.Change{Part: partOfMeta(name), Do: []rows.Row{{Key: metaKey, Value: present(value)}}})
+	_, err := m.rows.Swap(ctx, rows.Change{Part: partOfMeta(name), Do: []rows.Row{{Key: metaKey, Value: nonNil(value)}}})
 	return err
 }
 
 func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
-	value = present(value)
+	value = nonNil(value)
 	won, err := m.rows.Swap(ctx, rows.Change{
 		Part: partOfMeta(name), If: []rows.Row{{Key: metaKey, Value: old}}, Do: []rows.Row{{Key: metaKey, Value: value}},
 	})

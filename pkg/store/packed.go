@@ -2,26 +2,26 @@ package store
 
 import "sync"
 
-// packed holds the keys and values of rows until a Write copies them: they are packed
-// before it, for under its lock they should only be copied.
+// packed holds encoded keys and values of rows for a Write. They are encoded before the Write,
+// because its fill function runs under a lock and should only copy.
 type packed struct {
 	b    []byte
-	ends []int // of each part
+	ends []int // end of each part in b
 }
 
 var packedPool = sync.Pool{New: func() any { return new(packed) }}
 
-// newPacked returns an empty one, to be put back into the pool.
+// newPacked returns an empty packed from the pool. The caller puts it back.
 func newPacked() *packed {
 	p := packedPool.Get().(*packed)
 	p.b, p.ends = p.b[:0], p.ends[:0]
 	return p
 }
 
-// mark ends a part.
-func (p *packed) mark() { p.ends = append(p.ends, len(p.b)) }
+// endPart ends the current part at the end of b.
+func (p *packed) endPart() { p.ends = append(p.ends, len(p.b)) }
 
-// part returns the part with a number.
+// part returns part i.
 func (p *packed) part(i int) []byte {
 	start := 0
 	if i > 0 {

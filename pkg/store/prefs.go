@@ -10,11 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Prefs keeps one row a user and one row a user's latest change, so that the change
-// table is as long as there are users.
+// Prefs keeps one row for each user, and one row for each user's latest change. So the table of
+// changes has as many rows as there are users.
 type Prefs struct {
 	rows    rows.Rows
-	settled settled // version up to which every change is durable
+	durable durableNumber // version of the latest durable change
 }
 
 func readProfile(r rows.Row) (p engine.Profile, err error) {
@@ -25,8 +25,8 @@ func readProfile(r rows.Row) (p engine.Profile, err error) {
 	return p, nil
 }
 
-// versionIn returns the version of a stored profile, 0 when there is none.
-func versionIn(stored []byte) uint64 {
+// storedVersion returns the version of a stored profile, or 0 if there is none.
+func storedVersion(stored []byte) uint64 {
 	if len(stored) < 8 {
 		return 0
 	}
@@ -45,14 +45,14 @@ func (p *Prefs) Get(ctx context.Context, user string) (engine.Profile, bool, err
 
 // Put implements users.ProfileStore.
 func (p *Prefs) Put(ctx context.Context, in engine.Profile) (uint64, error) {
-	return p.put(ctx, []engine.Profile{in}, true)
+	return p.putProfiles(ctx, []engine.Profile{in}, true)
 }
 
 // PutMany implements users.ProfileStore.
 func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	for len(ps) > 0 {
 		n := min(len(ps), manyAtOnce)
-		if _, err := p.put(ctx, ps[:n], false); err != nil {
+		if _, err := p.putProfiles(ctx, ps[:n], false); err != nil {
 			return err
 		}
 		ps = ps[n:]
@@ -60,10 +60,10 @@ func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	return nil
 }
 
-// put stores profiles and returns the version of the last one. If check is set, their
-// versions must be the stored ones.
-func (p *Prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given uint64, err error) {
-	last := make(map[string]int, len(ps)) // a user named twice: the later one holds
+// putProfiles stores profiles and returns the version of the last one. With check their versions
+// must equal the stored ones; otherwise it returns profile_changed.
+func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool) (given uint64, err error) {
+	last := make(map[string]int, len(ps)) // of two profiles of a user the later one counts
 	for i := range ps {
 		if user := ps[i].User; user == "" || len(user) > notify.MaxUserID {
 			return 0, notify.Invalid("bad_user", "user_id", "a user id has 1 to 128 bytes")
@@ -95,9 +95,9 @@ func (p *Prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given
 		}
 		c := rows.Change{Part: tablePrefs, Numbers: len(keys)}
 		for i, v := range stored {
-			old := versionIn(v)
+			old := storedVersion(v)
 			if check && old != versions[i] {
-				return 0, changed("profile_changed", "profile")
+				return 0, errChanged("profile_changed", "profile")
 			}
 			c.If = append(c.If, rows.Row{Key: keys[i], Value: v})
 			if v != nil {
@@ -109,7 +109,7 @@ func (p *Prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given
 			binary.BigEndian.PutUint64(values[i], n)
 			return []rows.Row{{Key: keys[i], Value: values[i]}, {Key: "n" + num(n), Value: []byte(keys[i][1:])}}
 		}
-		c.Stored = func() { p.settled.set(given) }
+		c.Stored = func() { p.durable.set(given) }
 		won, err := p.rows.Swap(ctx, c)
 		switch {
 		case err != nil:
@@ -122,7 +122,7 @@ func (p *Prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given
 
 // Changes implements users.ProfileStore.
 func (p *Prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Change, error) {
-	return list(ctx, p.rows, tablePrefs, rows.Range{Prefix: "n", After: "n" + num(since)}, max, func(r rows.Row) (engine.Change, error) {
+	return scanList(ctx, p.rows, tablePrefs, rows.Range{Prefix: "n", After: "n" + num(since)}, max, func(r rows.Row) (engine.Change, error) {
 		profile, ok, err := p.Get(ctx, string(r.Value))
 		if err == nil && !ok {
 			err = corrupt(r.Key)
@@ -131,9 +131,9 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Ch
 	})
 }
 
-// Version returns durable versions only: a loss of power cannot take them back.
+// Version implements users.ProfileStore. It returns the latest durable version.
 func (p *Prefs) Version(ctx context.Context) (uint64, error) {
-	return p.settled.get(func() (last uint64, err error) {
+	return p.durable.get(func() (last uint64, err error) {
 		err = p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "n", Back: true}, func(r rows.Row) (bool, error) {
 			last = numberAt(r.Key)
 			return false, nil
@@ -142,13 +142,14 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-// Scan reads all parts: the user ids order the rows.
+// Scan implements users.ProfileStore. It ignores the parts and reads all profiles: rows are in the
+// order of user ids.
 func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) error) error {
-	return p.after(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
+	return p.scanAfter(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
 }
 
-// after calls fn with the profiles of users after one, in order, while it returns true.
-func (p *Prefs) after(ctx context.Context, user string, fn func(*engine.Profile) (bool, error)) error {
+// scanAfter calls fn with the profiles of the users after user, in order, while fn returns true.
+func (p *Prefs) scanAfter(ctx context.Context, user string, fn func(*engine.Profile) (bool, error)) error {
 	return p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "p", After: "p" + user}, func(r rows.Row) (bool, error) {
 		profile, err := readProfile(r)
 		if err != nil {
@@ -177,7 +178,7 @@ func (p *Prefs) Suppressing(ctx context.Context, after string, max int) (out []e
 	if max <= 0 {
 		return nil, nil
 	}
-	err = p.after(ctx, after, func(pr *engine.Profile) (bool, error) {
+	err = p.scanAfter(ctx, after, func(pr *engine.Profile) (bool, error) {
 		if len(pr.Suppressed) > 0 {
 			out = append(out, *pr)
 		}

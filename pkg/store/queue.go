@@ -13,18 +13,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables of queues. Both have the same keys.
+// The tables of queues. Both have the same keys.
 var (
 	tableMessages = rows.Part{Table: 'Q'} // str queue, seq: enqueued and lane, visible, body
 	tableReceived = rows.Part{Table: 'V'} // str queue, seq: receives, released until
 )
 
-// queues are the queues by name: those that had messages at the start, and
-// those asked for since.
+// queues holds the queues that had messages at the start and those that were requested since.
 type queues struct {
 	rows rows.Rows
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards byName
 	byName map[string]*queue
 }
 
@@ -33,46 +32,44 @@ func (qs *queues) get(name string) *queue {
 	defer qs.mu.Unlock()
 	q := qs.byName[name]
 	if q == nil {
-		q = &queue{rows: qs.rows, prefix: str(name), opened: time.Now(), look: make(chan struct{}, 1)}
-		rand.Read(q.life[:]) // never fails since Go 1.24
+		q = &queue{rows: qs.rows, prefix: str(name), opened: time.Now(), lookAgain: make(chan struct{}, 1)}
+		rand.Read(q.instance[:]) // never fails since Go 1.24
 		qs.byName[name] = q
 	}
 	return q
 }
 
-// queue gives out messages in the order in which they became visible, then of
-// their seqs. What is stored is the message, and how often it was received: that
-// is durable before a delivery is given out, so that a message that ends the
-// process ends dead (but see roughFrom). Who has it, and until when, is in memory: after a start
-// everything that was not acknowledged is visible again, at its delay's end.
+// queue delivers messages in the order in which they became visible, and of the same time in the
+// order of their seqs. The message and its number of receives are stored. The number is durable
+// before the delivery is handed out, so that a message that kills the process ends up dead (but
+// see firstUncountedFrom). Which messages are held, and until when, is kept only in memory: after
+// a start every message that was not acknowledged is visible again when its delay ends.
 //
-// Acknowledged messages are deleted without waiting for an fsync: a delete that
-// is lost is a delivery too many, which receivers must expect anyway. It is
-// durable before every write that comes later.
+// Acknowledged messages are deleted without waiting for an fsync. A lost delete repeats a
+// delivery, which receivers must expect anyway. The delete is durable before every later write.
 type queue struct {
-	rows   rows.Rows
-	prefix string        // of its keys
-	life   [4]byte       // in receipts: those of another process are over
-	opened time.Time     // what times of the index count from, on the monotonic clock
-	look   chan struct{} // 1: one of those who wait should look
+	rows      rows.Rows
+	prefix    string        // of the queue's keys
+	instance  [4]byte       // random, part of each receipt; receipts of an earlier process do not match
+	opened    time.Time     // zero of the index's times, on the monotonic clock
+	lookAgain chan struct{} // capacity 1: holds a signal while one waiting Receive should look again
 
-	next uint64 // seq given to the latest message; changed in fills of Write
+	next uint64 // seq of the latest message; changed only in fill functions of Write
 
-	mu          sync.Mutex // never held while calling rows
-	maxReceives int
-	index       queueIndex
-	turn        int // messages of the on-time lane since one of the backlog, while both waited
+	mu                 sync.Mutex // never held while calling rows
+	maxReceives        int
+	index              queueIndex
+	onTimeSinceBacklog int // on-time messages taken since the last backlog message, while both lanes had messages
 }
 
 func (q *queue) now() int64 { return int64(time.Since(q.opened)) }
 
-// wakeOne makes one receiver that waits look again. Whoever takes the signal, or
-// leaves with messages still there, gives it again: one of those who stay knows
-// when the next message is visible.
+// wakeOne makes one waiting Receive look again. A Receive that returns while messages are left
+// signals again, so that another waiting Receive knows when the next message is visible.
 func (q *queue) wakeOne() {
 	select {
-	case q.look <- struct{}{}:
-	default: // there is one
+	case q.lookAgain <- struct{}{}:
+	default: // a signal is pending
 	}
 }
 
@@ -98,7 +95,7 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 		p.b = binary.BigEndian.AppendUint64(p.b, stamp)
 		p.b = binary.BigEndian.AppendUint64(p.b, uint64(ceilMs(now.Add(ms[i].Delay))))
 		p.b = append(p.b, ms[i].Body...)
-		p.mark()
+		p.endPart()
 	}
 	k := make([]byte, 0, len(q.prefix)+8)
 	return q.rows.Write(ctx, func(b rows.Batch) {
@@ -121,16 +118,16 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	})
 }
 
-// messageHead is two times of 8 bytes each: enqueued, and visible, in ms since
-// 1970. The first bit of the first one is the lane.
+// messageHead is the size of two times of 8 bytes each, enqueued and visible, in ms since 1970. The
+// highest bit of the first one (inBacklog) is the lane.
 const (
 	messageHead = 16
 	inBacklog   = 1 << 63
 )
 
-// bodies calls fn with the bodies of n messages, in order; a body is valid until fn
-// returns, and nil if the message is gone.
-func (q *queue) bodies(ctx context.Context, n int, seq func(i int) uint64, fn func(i int, body []byte) error) error {
+// readBodies calls fn with the bodies of n messages, in order. A body is nil if the message does not
+// exist any more. It is valid until fn returns.
+func (q *queue) readBodies(ctx context.Context, n int, seq func(i int) uint64, fn func(i int, body []byte) error) error {
 	key := func(b []byte, i int) []byte { return q.appendKey(b, seq(i)) }
 	return q.rows.Look(ctx, tableMessages, n, key, func(i int, v []byte) error {
 		switch {
@@ -148,7 +145,7 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 		return nil, err
 	}
 	for ctx.Err() == nil {
-		taken, next, more := q.take(max, int64(visibility))
+		taken, next, more := q.takeReady(max, int64(visibility))
 		if len(taken) > 0 {
 			if more {
 				q.wakeOne()
@@ -163,8 +160,8 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return nil, nil
 }
 
-// wait returns when it is time to look again: at next, ns since opened, 0: never;
-// when somebody says so; or when ctx ends.
+// wait returns when Receive should look again: at next (ns since opened; 0: no message), at a signal
+// of wakeOne, or when ctx ends. It returns an error if the store has failed.
 func (q *queue) wait(ctx context.Context, next int64) error {
 	var due <-chan time.Time
 	if next > 0 {
@@ -174,7 +171,7 @@ func (q *queue) wait(ctx context.Context, next int64) error {
 	}
 	select {
 	case <-due:
-	case <-q.look:
+	case <-q.lookAgain:
 	case <-ctx.Done():
 	case <-q.rows.Failed():
 		return q.rows.Err()
@@ -182,16 +179,16 @@ func (q *queue) wait(ctx context.Context, next int64) error {
 	return nil
 }
 
-// took is a message, and where it is in the index. Of one that is being received it is
-// what the message was before.
-type took struct {
+// takenMessage is a copy of a message with its slot in the index. During a Receive it holds the
+// message as it was before.
+type takenMessage struct {
 	slot uint32
 	queued
 }
 
-// take takes up to max ready messages. If there are none it says when the next
-// one is; more reports whether others are left, ready or not.
-func (q *queue) take(max int, visibility int64) (taken []took, next int64, more bool) {
+// takeReady marks up to max ready messages as held and returns them. If none is ready, next is the
+// time of the next one. more reports whether other messages are left, ready or not.
+func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, next int64, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	x, now := &q.index, q.now()
@@ -201,20 +198,20 @@ func (q *queue) take(max int, visibility int64) (taken []took, next int64, more 
 			break
 		}
 		m := &x.slots[slot]
-		taken = append(taken, took{slot, *m})
+		taken = append(taken, takenMessage{slot, *m})
 		m.receives, m.hold = m.receives+1, held
 		x.move(slot, now+visibility)
 	}
 	for l := range x.lanes {
-		if slot, ok := x.first(laneOf(l)); ok && len(taken) == 0 && (next == 0 || x.slots[slot].visible < next) {
+		if slot, ok := x.first(queueLane(l)); ok && len(taken) == 0 && (next == 0 || x.slots[slot].visible < next) {
 			next = x.slots[slot].visible
 		}
 	}
-	return taken, next, x.live() > len(taken)
+	return taken, next, x.liveCount() > len(taken)
 }
 
-// nextLocked is the message to be taken next: of the backlog lane, while the
-// other has any, one of engine.BacklogShare.
+// nextLocked returns the message to take next. While both lanes have ready messages, one of
+// engine.BacklogShare messages is from the backlog lane.
 func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	prompt, some := q.readyLocked(onTime, now)
 	late, overdue := q.readyLocked(backlog, now)
@@ -224,16 +221,16 @@ func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	case !some:
 		return late, true
 	}
-	if q.turn++; q.turn == engine.BacklogShare {
-		q.turn = 0
+	if q.onTimeSinceBacklog++; q.onTimeSinceBacklog == engine.BacklogShare {
+		q.onTimeSinceBacklog = 0
 		return late, true
 	}
 	return prompt, true
 }
 
-// readyLocked is the first message of a lane that may be received. It puts aside
-// those that were received too often.
-func (q *queue) readyLocked(l laneOf, now int64) (slot uint32, ok bool) {
+// readyLocked returns the first ready message of a lane. It marks messages that were received too
+// often as dead.
+func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	x := &q.index
 	for {
 		slot, ok = x.first(l)
@@ -249,10 +246,11 @@ func (q *queue) readyLocked(l laneOf, now int64) (slot uint32, ok bool) {
 	}
 }
 
-// deliver reads what was taken and makes durable that it was received.
-func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, error) {
+// deliver reads the bodies of taken messages and stores their numbers of receives durably. If that
+// fails, it makes the messages ready again.
+func (q *queue) deliver(ctx context.Context, taken []takenMessage) ([]engine.Delivery, error) {
 	out := make([]engine.Delivery, 0, len(taken))
-	err := q.bodies(ctx, len(taken), func(i int) uint64 { return taken[i].seq }, func(i int, body []byte) error {
+	err := q.readBodies(ctx, len(taken), func(i int) uint64 { return taken[i].seq }, func(i int, body []byte) error {
 		t := taken[i]
 		if body == nil {
 			return corrupt(string(q.appendKey(nil, t.seq)))
@@ -263,8 +261,8 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 	})
 	if err == nil {
 		counted := taken
-		if q.rough() {
-			counted = slices.DeleteFunc(slices.Clone(taken), func(t took) bool { return t.receives == 0 })
+		if q.skipsFirstReceive() {
+			counted = slices.DeleteFunc(slices.Clone(taken), func(t takenMessage) bool { return t.receives == 0 })
 		}
 		err = q.putReceived(ctx, counted...)
 	}
@@ -272,34 +270,36 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 		return out, nil
 	}
 	q.giveBack(taken)
-	if ctx.Err() != nil { // no error of a Receive
+	if ctx.Err() != nil { // the end of ctx is not an error of Receive
 		err = nil
 	}
 	return nil, err
 }
 
-func (q *queue) delivery(t took, body []byte) engine.Delivery {
+func (q *queue) delivery(t takenMessage, body []byte) engine.Delivery {
 	return engine.Delivery{
 		Receipt: q.receipt(t), Body: bytes.Clone(body),
 		Receives: int(t.receives), Enqueued: time.UnixMilli(t.enqueued), Backlog: t.lane == backlog,
 	}
 }
 
-// roughFrom is the limit of receives from which on a queue does not write the first
-// receive of a message, which for nearly all messages is the only one: it was two of
-// the nine row writes of a callback, and a wait for the disk. After a start each message
-// that was visible by then counts as received once, so a message that ends the process
-// still ends dead, and one that does not is received at most once less.
-const roughFrom = 100
+// firstUncountedFrom is the maxReceives from which on a queue does not store the first receive of a
+// message. For nearly all messages the first receive is the only one, and storing it took two of
+// the nine row writes of a callback and a wait for the disk. After a start each message that was
+// visible by then counts as received once. So a message that kills the process still ends up
+// dead, and any other message is received at most once less.
+const firstUncountedFrom = 100
 
-func (q *queue) rough() bool { return q.maxReceives >= roughFrom } // it is set before the first Receive
+// skipsFirstReceive reports whether the first receive is not stored. maxReceives is set before the
+// first Receive and never changes.
+func (q *queue) skipsFirstReceive() bool { return q.maxReceives >= firstUncountedFrom }
 
-// countUnwrittenLocked counts the receives before the start that were not written.
+// countUnwrittenLocked counts a receive for messages that may have been received before the start.
 func (q *queue) countUnwrittenLocked() {
-	if !q.rough() {
+	if !q.skipsFirstReceive() {
 		return
 	}
-	now := q.now() + int64(time.Millisecond) // what is stored is rounded up
+	now := q.now() + int64(time.Millisecond) // stored times are rounded up
 	for i := range q.index.slots {
 		if m := &q.index.slots[i]; m.seq != 0 && m.receives == 0 && m.visible <= now {
 			m.receives = 1
@@ -307,14 +307,14 @@ func (q *queue) countUnwrittenLocked() {
 	}
 }
 
-// receivedLen is the length of how often a message was received, 2 bytes, and when it is
-// visible again, if it was released, ms since 1970.
+// receivedLen is the length of a row in tableReceived: the number of receives, 2 bytes, and the time
+// when a released message is visible again, ms since 1970, 8 bytes.
 const receivedLen = 2 + 8
 
-// putReceived writes how often messages were received and, if they were released,
-// until when. It writes what is true in the fill: the last write of two is never the
-// older one, and nothing is written of what was acknowledged.
-func (q *queue) putReceived(ctx context.Context, of ...took) error {
+// putReceived stores how often messages were received and, for released ones, until when they are
+// invisible. It reads these values in the fill function: so of two writes the later one has the
+// newer values, and nothing is written for a message that was acknowledged.
+func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil
 	}
@@ -324,7 +324,7 @@ func (q *queue) putReceived(ctx context.Context, of ...took) error {
 		defer q.mu.Unlock()
 		for _, t := range of {
 			m := q.index.at(t.slot, t.seq)
-			if m == nil || m.pos == none {
+			if m == nil || m.pos == notInHeap {
 				continue
 			}
 			until := int64(0)
@@ -338,13 +338,13 @@ func (q *queue) putReceived(ctx context.Context, of ...took) error {
 	})
 }
 
-// giveBack undoes a take: the messages are ready again, in their old places.
-func (q *queue) giveBack(taken []took) {
+// giveBack undoes takeReady: the messages are ready again, in their old places.
+func (q *queue) giveBack(taken []takenMessage) {
 	q.mu.Lock()
 	for _, t := range taken {
 		m := q.index.at(t.slot, t.seq)
-		if m != nil && m.hold == held && m.pos != none && m.receives == t.receives+1 {
-			m.receives, m.hold = t.receives, nobodys
+		if m != nil && m.hold == held && m.pos != notInHeap && m.receives == t.receives+1 {
+			m.receives, m.hold = t.receives, notHeld
 			q.index.move(t.slot, t.visible)
 		}
 	}

@@ -10,34 +10,34 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// A receipt is the life of the queue, slot, seq and receives.
+// receiptLen is the length of a receipt: instance of the queue, slot, seq and receives.
 const receiptLen = 4 + 4 + 8 + 2
 
-func (q *queue) receipt(t took) string {
-	b := append(make([]byte, 0, receiptLen), q.life[:]...)
+func (q *queue) receipt(t takenMessage) string {
+	b := append(make([]byte, 0, receiptLen), q.instance[:]...)
 	b = binary.BigEndian.AppendUint32(b, t.slot)
 	b = binary.BigEndian.AppendUint64(b, t.seq)
 	b = binary.BigEndian.AppendUint16(b, t.receives)
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// writable says why a call that writes nothing now could not.
+// writable returns the error of a call that needs no write, but could not write if it had to.
 func (q *queue) writable(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return ended(ctx)
+		return contextEnded(ctx)
 	}
 	return q.rows.Err()
 }
 
-// named returns the held message of a receipt, nil when that is over. Must be called
-// with mu held.
-func (q *queue) named(receipt string, now int64) (slot uint32, m *queued) {
+// heldMessage returns the message of a receipt, or nil if the receipt is not valid any more. The
+// caller holds mu.
+func (q *queue) heldMessage(receipt string, now int64) (slot uint32, m *queued) {
 	var b [receiptLen + 3]byte
 	if len(receipt) != base64.RawURLEncoding.EncodedLen(receiptLen) {
 		return 0, nil
 	}
 	n, err := base64.RawURLEncoding.Decode(b[:], []byte(receipt))
-	if err != nil || n != receiptLen || [4]byte(b[:4]) != q.life {
+	if err != nil || n != receiptLen || [4]byte(b[:4]) != q.instance {
 		return 0, nil
 	}
 	slot = binary.BigEndian.Uint32(b[4:])
@@ -58,12 +58,12 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	q.mu.Lock()
 	now := q.now()
 	for _, r := range receipts {
-		if slot, m := q.named(r, now); m != nil {
+		if slot, m := q.heldMessage(r, now); m != nil {
 			q.index.move(slot, now+int64(visibility))
 		}
 	}
 	q.mu.Unlock()
-	q.wakeOne() // it may be sooner than before
+	q.wakeOne() // a message may become visible sooner than before
 	return nil
 }
 
@@ -71,15 +71,15 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	type leaving struct {
 		slot    uint32
 		seq     uint64
-		counted bool // its receives stand in a row
+		counted bool // the message has a row in tableReceived
 	}
 	gone := make([]leaving, 0, len(receipts))
 	q.mu.Lock()
 	now := q.now()
 	for _, r := range receipts {
-		if slot, m := q.named(r, now); m != nil {
-			q.index.remove(slot) // nobody gets it meanwhile
-			gone = append(gone, leaving{slot, m.seq, m.receives > 1 || !q.rough()})
+		if slot, m := q.heldMessage(r, now); m != nil {
+			q.index.remove(slot) // so that no Receive gets it meanwhile
+			gone = append(gone, leaving{slot, m.seq, m.receives > 1 || !q.skipsFirstReceive()})
 		}
 	}
 	q.mu.Unlock()
@@ -100,7 +100,7 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	q.mu.Lock()
 	for _, g := range gone {
 		if err == nil {
-			q.index.forget(g.slot)
+			q.index.freeSlot(g.slot)
 		} else {
 			q.index.push(g.slot)
 		}
@@ -121,14 +121,14 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	}
 	q.mu.Lock()
 	now := q.now()
-	slot, m := q.named(receipt, now)
+	slot, m := q.heldMessage(receipt, now)
 	if m == nil {
 		q.mu.Unlock()
 		return nil
 	}
-	m.hold = nobodys
+	m.hold = notHeld
 	q.index.move(slot, now+int64(delay))
-	released := took{slot, *m}
+	released := takenMessage{slot, *m}
 	q.mu.Unlock()
 	q.wakeOne()
 	return q.putReceived(ctx, released)

@@ -6,48 +6,48 @@ import (
 	"time"
 )
 
-// queueIndex is what a queue knows of its messages without reading them: where
-// each stands in time. It is in memory alone and built anew at each start.
+// queueIndex holds the times and states of a queue's messages, without their bodies. It is kept
+// only in memory and is rebuilt at each start. The queue's mutex guards it.
 //
-// A message takes 36 bytes, and up to a quarter more while slices grow
-// (TestQueueMemory): a million that wait, 45 MB at most.
+// A message takes 36 bytes, and up to a quarter more while slices grow (TestQueueMemory): a
+// million waiting messages take 45 MB at most.
 type queueIndex struct {
 	slots []queued
 	free  []uint32
-	lanes [2]lane
+	lanes [2]laneHeap
 }
 
 type queued struct {
 	seq      uint64
-	visible  int64 // when it may be received, or its visibility ends; ns since the queue was opened
+	visible  int64 // when it may be received, or when its visibility timeout ends; ns since the queue was opened
 	enqueued int64 // ms since 1970
 	pos      uint32
 	receives uint16
 	hold     hold
-	lane     laneOf
+	lane     queueLane
 }
 
-// hold says whose a message is.
+// hold says whether a receiver has a message.
 type hold uint8
 
 const (
-	nobodys hold = iota
-	held         // a receiver's, until visible
+	notHeld hold = iota
+	held         // a receiver has it until visible
 	dead
 )
 
-// laneOf is the lane of a message.
-type laneOf uint8
+// queueLane is the lane of a message in its queue.
+type queueLane uint8
 
 const (
-	onTime laneOf = iota
+	onTime queueLane = iota
 	backlog
 )
 
-// none is no place in the heap: of messages that are dead or being removed.
-const none = math.MaxUint32
+// notInHeap is the position of messages that are in no heap: dead ones and those being removed.
+const notInHeap = math.MaxUint32
 
-// maxCounted is where the count of receives stops.
+// maxCounted is the highest number of receives that is counted.
 const maxCounted = math.MaxUint16
 
 func (x *queueIndex) add(m queued) uint32 {
@@ -71,63 +71,63 @@ func (x *queueIndex) at(slot uint32, seq uint64) *queued {
 	return &x.slots[slot]
 }
 
-// forget gives a slot to the next message. A queue that is empty lets go of what
-// a flood made it take.
-func (x *queueIndex) forget(slot uint32) {
+// freeSlot removes a message and frees its slot. An empty queue releases the memory of a large
+// index.
+func (x *queueIndex) freeSlot(slot uint32) {
 	x.remove(slot)
-	x.slots[slot] = queued{pos: none}
+	x.slots[slot] = queued{pos: notInHeap}
 	x.free = append(x.free, slot)
 	if len(x.free) == len(x.slots) && len(x.slots) > 1<<16 {
 		*x = queueIndex{}
 	}
 }
 
-// lane is a heap of the slots of messages that are not dead, the first to become visible
-// on top.
-type lane struct {
+// laneHeap is a heap of the slots of messages that are not dead. The message that becomes visible
+// first is on top.
+type laneHeap struct {
 	x     *queueIndex
 	slots []uint32
 }
 
-func (x *queueIndex) laneOf(slot uint32) *lane {
+func (x *queueIndex) heapOf(slot uint32) *laneHeap {
 	l := &x.lanes[x.slots[slot].lane]
 	l.x = x
 	return l
 }
 
-// Less, Swap and Len implement heap.Interface, of which Fix needs no more.
-func (l *lane) Less(i, j int) bool {
+// Less, Swap and Len implement heap.Interface. Fix needs no other methods.
+func (l *laneHeap) Less(i, j int) bool {
 	m, n := &l.x.slots[l.slots[i]], &l.x.slots[l.slots[j]]
 	return m.visible < n.visible || m.visible == n.visible && m.seq < n.seq
 }
 
-func (l *lane) Swap(i, j int) {
+func (l *laneHeap) Swap(i, j int) {
 	h := l.slots
 	h[i], h[j] = h[j], h[i]
 	l.x.slots[h[i]].pos, l.x.slots[h[j]].pos = uint32(i), uint32(j)
 }
 
-func (l *lane) Len() int { return len(l.slots) }
-func (l *lane) Push(any) {}
-func (l *lane) Pop() any { return nil }
+func (l *laneHeap) Len() int { return len(l.slots) }
+func (l *laneHeap) Push(any) {}
+func (l *laneHeap) Pop() any { return nil }
 
 func (x *queueIndex) push(slot uint32) {
-	l := x.laneOf(slot)
+	l := x.heapOf(slot)
 	x.slots[slot].pos = uint32(len(l.slots))
 	l.slots = append(l.slots, slot)
 	heap.Fix(l, len(l.slots)-1)
 }
 
-// remove takes a slot out of its lane, if it is in it.
+// remove removes a slot from its heap, if it is in it.
 func (x *queueIndex) remove(slot uint32) {
-	l, i := x.laneOf(slot), x.slots[slot].pos
-	if i == none {
+	l, i := x.heapOf(slot), x.slots[slot].pos
+	if i == notInHeap {
 		return
 	}
 	last := len(l.slots) - 1
 	l.Swap(int(i), last)
 	l.slots = l.slots[:last]
-	x.slots[slot].pos = none
+	x.slots[slot].pos = notInHeap
 	if int(i) < last {
 		heap.Fix(l, int(i))
 	}
@@ -136,19 +136,19 @@ func (x *queueIndex) remove(slot uint32) {
 // move gives a message another visible time.
 func (x *queueIndex) move(slot uint32, visible int64) {
 	x.slots[slot].visible = visible
-	heap.Fix(x.laneOf(slot), int(x.slots[slot].pos))
+	heap.Fix(x.heapOf(slot), int(x.slots[slot].pos))
 }
 
-// first returns the slot on top of a lane; false: there is none.
-func (x *queueIndex) first(l laneOf) (slot uint32, ok bool) {
+// first returns the slot on top of a lane's heap, and false if the heap is empty.
+func (x *queueIndex) first(l queueLane) (slot uint32, ok bool) {
 	if h := x.lanes[l].slots; len(h) > 0 {
 		return h[0], true
 	}
 	return 0, false
 }
 
-// live is how many are not dead.
-func (x *queueIndex) live() int { return len(x.lanes[onTime].slots) + len(x.lanes[backlog].slots) }
+// liveCount returns the number of messages that are neither dead nor being removed.
+func (x *queueIndex) liveCount() int { return len(x.lanes[onTime].slots) + len(x.lanes[backlog].slots) }
 
 type messageState uint8
 
@@ -157,15 +157,16 @@ const (
 	messageDelayed
 	messageHeld
 	messageDead
-	messageLeaving // acknowledged; its delete is being handed in
+	messageLeaving // acknowledged; its delete is being written
 )
 
-// state says what a message is at now; maxReceives without an end make it dead.
+// state returns the state of a message at now. A message that was received maxReceives times without
+// an acknowledgement is dead.
 func (m *queued) state(now int64, maxReceives int) messageState {
 	switch {
 	case m.hold == dead:
 		return messageDead
-	case m.pos == none:
+	case m.pos == notInHeap:
 		return messageLeaving
 	case m.visible <= now && int(m.receives) >= maxReceives:
 		return messageDead
@@ -177,7 +178,7 @@ func (m *queued) state(now int64, maxReceives int) messageState {
 	return messageDelayed
 }
 
-// ceilMs rounds up, so that nothing is early.
+// ceilMs returns t in ms since 1970, rounded up so that no message is early.
 func ceilMs(t time.Time) int64 {
 	return t.Add(time.Millisecond - 1).UnixMilli()
 }

@@ -16,15 +16,15 @@ func TestQueueIndex(t *testing.T) {
 		for slot := range live {
 			return slot
 		}
-		return none
+		return notInHeap
 	}
 	for seq := uint64(1); seq < 20_000; seq++ {
 		slot, what := some(), rng.IntN(10)
 		switch {
 		case len(live) < 100 || what < 3:
-			live[x.add(queued{seq: seq, visible: rng.Int64N(50), lane: laneOf(rng.IntN(2))})] = true
+			live[x.add(queued{seq: seq, visible: rng.Int64N(50), lane: queueLane(rng.IntN(2))})] = true
 		case what < 6:
-			x.forget(slot)
+			x.freeSlot(slot)
 			delete(live, slot)
 		case what < 7:
 			x.remove(slot)
@@ -33,12 +33,12 @@ func TestQueueIndex(t *testing.T) {
 			x.move(slot, rng.Int64N(50))
 		}
 		for slot := range live {
-			if top, _ := x.first(x.slots[slot].lane); x.laneOf(slot).Less(int(x.slots[slot].pos), int(x.slots[top].pos)) {
+			if top, _ := x.first(x.slots[slot].lane); x.heapOf(slot).Less(int(x.slots[slot].pos), int(x.slots[top].pos)) {
 				t.Fatalf("%+v is before %+v", x.slots[slot], x.slots[top])
 			}
 		}
-		if x.live() != len(live) {
-			t.Fatalf("%d of %d in the heaps", x.live(), len(live))
+		if x.liveCount() != len(live) {
+			t.Fatalf("%d of %d in the heaps", x.liveCount(), len(live))
 		}
 	}
 }
@@ -66,7 +66,7 @@ func TestQueueMemory(t *testing.T) {
 		t.Errorf("%.1f bytes a message", each)
 	}
 	for slot := range uint32(messages) {
-		x.forget(slot)
+		x.freeSlot(slot)
 	}
 	if after := heap(); after > before+1<<20 {
 		t.Errorf("an empty queue keeps %d bytes", after-before)

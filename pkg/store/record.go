@@ -6,7 +6,7 @@ import (
 )
 
 // Record packs and unpacks one kind of record. Its fields are described once, for both
-// ways and for every engine.
+// directions and for every engine.
 type Record[V any] struct {
 	what    string
 	version byte
@@ -18,8 +18,8 @@ func (r *Record[V]) Pack(v *V) []byte {
 	return codec.Pack(r.version, func(c *codec.Codec) { r.fields(c, v) })
 }
 
-// Unpack reads what Pack returned. It leaves fields that are not described as they are.
-// It fails with notify.ErrNewer if a newer release wrote the bytes, and with
+// Unpack decodes what Pack returned. It leaves fields of v that the record does not describe
+// unchanged. It returns notify.ErrNewer if a newer release wrote the bytes, and
 // notify.ErrCorrupt if they are damaged.
 func (r *Record[V]) Unpack(b []byte, v *V) error {
 	if codec.Unpack(b, r.version, func(c *codec.Codec) { r.fields(c, v) }) {

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// schedules adds schedules and their index rows without a read, and swaps heads. So an
-// index may hold rows of a Put that changed nothing: its readers look at the schedule.
+// schedules adds schedules and their index rows without a read, and changes heads by swaps. So an
+// index may hold rows of a Put that changed nothing. Readers of an index check the schedule.
 type schedules struct{ *Contracts }
 
 func scheduleFields(c *codec.Codec, x *engine.Schedule) {
@@ -32,10 +32,10 @@ func scheduleFields(c *codec.Codec, x *engine.Schedule) {
 	c.Bool(&x.Fan)
 }
 
-// ScheduleRecord is everything of a schedule but its Base.
+// ScheduleRecord packs a schedule without its Base.
 var ScheduleRecord = Record[engine.Schedule]{"a schedule", 1, scheduleFields}
 
-// HeadRecord is everything of a schedule's head but its Base.
+// HeadRecord packs a schedule's head without its Base.
 var HeadRecord = Record[engine.ScheduleHead]{"the head of a schedule", 1, func(c *codec.Codec, h *engine.ScheduleHead) {
 	codec.Num(c, &h.State)
 	codec.Num(c, &h.Gen)
@@ -47,9 +47,9 @@ var HeadRecord = Record[engine.ScheduleHead]{"the head of a schedule", 1, func(c
 	c.Uint(&h.Version)
 }}
 
-func fireKey(fireAt int64, base string) string { return "f" + ordered(fireAt) + base }
+func fireKey(fireAt int64, base string) string { return "f" + orderedTime(fireAt) + base }
 
-// baseAt reads the base that a key ends with.
+// baseAt decodes the base at the end of a key.
 func baseAt(key string) (notify.Base, error) {
 	n := len(key) - len(notify.Base{})
 	if n < 0 {
@@ -58,8 +58,8 @@ func baseAt(key string) (notify.Base, error) {
 	return notify.Base([]byte(key[n:])), nil
 }
 
-// addSchedules returns the change that Put makes. All keys are parts of one text and
-// all values of one slice, so that a schedule costs no allocation.
+// addSchedules returns the change that Put makes. All keys share one string and all values one
+// slice, so that a schedule costs no allocation of its own.
 func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 	if err := engine.CheckSchedules(ss); err != nil {
 		return rows.Change{}, err
@@ -71,7 +71,7 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 		valuesLen += 56 + len(x.Caller) + len(x.Campaign) + len(x.User)
 	}
 	keys, values := make([]byte, 0, keysLen), make([]byte, 0, valuesLen)
-	ends := make([]int, 0, 4*len(ss)) // of three keys and a value of each
+	ends := make([]int, 0, 4*len(ss)) // for each schedule the ends of three keys and a value
 	for i := range ss {
 		x := &ss[i]
 		keys = append(append(keys, 's'), x.Base[:]...)
@@ -84,7 +84,7 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 		values = c.Packed()
 		ends = append(ends, len(keys), len(values))
 	}
-	all, key, value := unsafe.String(unsafe.SliceData(keys), len(keys)), 0, 0 // keys is not changed any more
+	all, key, value := unsafe.String(unsafe.SliceData(keys), len(keys)), 0, 0 // safe: keys is not changed below
 	add := make([]rows.Row, 3*len(ss))
 	for i := range ss {
 		e, r := ends[4*i:], add[3*i:]
@@ -105,26 +105,26 @@ func (s schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	return err
 }
 
-// scheduled is what is stored of a schedule.
-type scheduled struct {
+// storedSchedule is a schedule with its head, as stored.
+type storedSchedule struct {
 	schedule engine.Schedule
 	head     engine.ScheduleHead
 	exists   bool   // the schedule
 	packed   []byte // the head; nil: there is none
 }
 
-// fireAt is the last known fire time, ok where there is any. A head's of 0 is the
-// schedule's own.
-func (x *scheduled) fireAt() (at int64, ok bool) {
+// fireAt returns the last known fire time, and whether there is one. A head without a fire time
+// leaves the schedule's own.
+func (x *storedSchedule) fireAt() (at int64, ok bool) {
 	if x.head.FireAt != 0 {
 		return x.head.FireAt, true
 	}
 	return x.schedule.FireAt, x.exists
 }
 
-// read returns what is stored of schedules, as of every swap of a head that was
+// readStored returns the schedules and heads of bases. It sees every swap of a head that was
 // answered before.
-func (s schedules) read(ctx context.Context, bases ...notify.Base) ([]scheduled, error) {
+func (s schedules) readStored(ctx context.Context, bases ...notify.Base) ([]storedSchedule, error) {
 	keys := make([]string, 0, 2*len(bases))
 	for _, b := range bases {
 		keys = append(keys, "s"+string(b[:]), "h"+string(b[:]))
@@ -133,7 +133,7 @@ func (s schedules) read(ctx context.Context, bases ...notify.Base) ([]scheduled,
 	if err != nil {
 		return nil, err
 	}
-	out := make([]scheduled, len(bases))
+	out := make([]storedSchedule, len(bases))
 	for i := range out {
 		x := &out[i]
 		if v := got[2*i]; v != nil {
@@ -217,7 +217,7 @@ func (s schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	h.Version = old + 1
 	next := HeadRecord.Pack(&h)
 	for {
-		stored, err := s.read(ctx, h.Base)
+		stored, err := s.readStored(ctx, h.Base)
 		if err != nil {
 			return engine.ScheduleHead{}, false, err
 		}
@@ -250,7 +250,7 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 	if before == math.MinInt64 {
 		return 0, nil
 	}
-	return purge(ctx, s.rows, tableSchedules, "f", before-1, max, func(entries []string) ([]rows.Change, int, error) {
+	return purgeByTime(ctx, s.rows, tableSchedules, "f", before-1, max, func(entries []string) ([]rows.Change, int, error) {
 		bases := make([]notify.Base, len(entries))
 		for i, e := range entries {
 			var err error
@@ -258,7 +258,7 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 				return nil, 0, err
 			}
 		}
-		stored, err := s.read(ctx, bases...)
+		stored, err := s.readStored(ctx, bases...)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -272,7 +272,7 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 			switch {
 			case !listed:
 				continue
-			case at >= before: // the entry is left from a Put that changed nothing
+			case at >= before: // the index entry is from a Put that changed nothing
 				c.Do = append(c.Do, rows.Row{Key: fireKey(at, base), Value: []byte{}})
 				continue
 			case x.exists && !seen[bases[i]]:
@@ -312,8 +312,8 @@ func (s schedules) Hints(ctx context.Context, p engine.TimerPartition) (out []no
 	return out, nil
 }
 
-// PutScheduled implements engine.Schedules in one change: a registration waits for one
-// fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble has the numbers.
+// PutScheduled implements engine.Schedules in one commit, so that a registration waits for one
+// fsync instead of two. BenchmarkPutScheduled of pkg/engine/pebble measures it.
 func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	schedules, err := addSchedules(ss)
 	if err != nil {
@@ -327,8 +327,8 @@ func (s schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	return err
 }
 
-// ForgetTimers implements engine.Schedules. It removes the rows of moved schedules one by
-// one. They are few: other timers are dropped with their minute.
+// ForgetTimers implements engine.Schedules. It removes the timers of moved schedules one by one.
+// There are few of them: other timers are dropped with their minute.
 func (s schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	if len(ts) == 0 {
 		return nil

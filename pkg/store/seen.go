@@ -14,77 +14,73 @@ import (
 )
 
 const (
-	// filterTimeout bounds each look-up in the filter: longer than that, reading the rows
-	// is faster. A claim waits so long for the filter once the store has answered. A
-	// process that gets little processor time hears late from both, and a claim that the
-	// filter is not told of makes all processes read rows.
+	// filterTimeout bounds each look-up in the filter; beyond it, reading the rows is faster. A
+	// claim waits this long for the filter after the store has answered. The wait starts then
+	// because a process that gets little processor time hears late from both, and a claim that
+	// is missing in the filter makes all processes read rows.
 	filterTimeout = 250 * time.Millisecond
-	// filterHeal is how long after a failure the filter is asked again.
+	// filterHeal is the wait after a failure before the filter is asked again.
 	filterHeal = time.Second
-	// filterSkew is the largest difference between the clocks of whoever makes ids and
-	// of the filter.
+	// filterSkew is the largest assumed difference between the clock of the process that made
+	// an id and the filter's clock.
 	filterSkew = time.Second
 )
 
 // SeenStats are counts since the start.
 type SeenStats struct {
-	Believed uint64 // keys that were not read, for the filter did not know them
-	Read     uint64 // keys that were
-	False    uint64 // of those read: the filter knew them, and there was no row
-	Blind    uint64 // of those read: the filter could not be asked
-	Added    uint64 // claims that the filter knows
-	Missed   uint64 // claims that it was not told of
-	Off      bool   // the filter is not asked now
+	Believed uint64 // keys whose rows were not read, because the filter did not know them
+	Read     uint64 // keys whose rows were read
+	False    uint64 // of Read: the filter knew the key, but there was no row
+	Blind    uint64 // of Read: the filter could not be asked
+	Added    uint64 // claims that were added to the filter
+	Missed   uint64 // claims that could not be added to it
+	Off      bool   // the filter is not used at the moment
 }
 
-// Filter remembers ids for a while, in little room. It can be sure of one thing
-// only, that it does not know an id: what it may know has to be looked up.
-// Ids are hashes, spread over all 64 bits.
+// Filter remembers ids for a while in little memory. Only its answer that it does not know an id
+// is reliable; if it may know an id, the row must be read. Ids are hashes, spread over all 64
+// bits.
 type Filter interface {
-	// Add remembers ids for at least the filter's window. After an error any of
-	// them may be remembered; then call Incomplete before a Seen is believed.
+	// Add remembers ids for at least the filter's window. After an error any subset of them may
+	// be remembered; the caller must then call Incomplete before it relies on Seen.
 	Add(ctx context.Context, ids []uint64) error
-	// Seen reports of each id whether it may have been added. False means that
-	// it was not, to the filter's knowledge since complete: an id that may have
-	// been added before then must be looked up.
+	// Seen reports for each id whether it may have been added. False means that it was not added
+	// since complete. An id that may have been added before complete must be looked up.
 	Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error)
-	// Incomplete says that something was not added: complete is now at least.
+	// Incomplete records that an id is missing in the filter: complete becomes at least now.
 	Incomplete(ctx context.Context) error
 }
 
-// Seen is an engine.Status behind a filter, which keeps workers from reading outcome
-// rows that cannot be there. It remembers in the filter whatever was claimed, before it is
-// claimed; a key that the filter does not know, made since the filter is complete, has
-// no row.
+// Seen is an engine.Status with a filter in front, which saves workers the reads of outcome rows
+// that cannot exist. Put adds each claimed key to the filter. So a key that the filter does not
+// know, made since the filter is complete, has no row.
 //
-// The filter never decides that something is a duplicate: what it may know is read. And
-// it never keeps a message back: where it does not answer, rows are read, and claims go
-// on without it (delivery beats dedup).
+// The filter never decides that a record is a duplicate: if it may know a key, the row is read.
+// It never delays a delivery: if it does not answer, rows are read and claims go on without it.
 //
-// Everybody who writes outcome rows to the store, or reads them by key, does so through
-// a Seen over the same filter: a row that was written around it could be taken for one
-// that is not there.
+// All code that writes outcome rows or reads them by key must use a Seen over the same filter. A
+// row that was written around the filter could be taken for missing.
 type Seen struct {
 	engine.Status
-	filter Filter
-	log    *slog.Logger
-	off    atomic.Bool   // the filter was not told of a claim: it is not used until it was told Incomplete
-	blind  atomic.Int64  // until then it is not asked, ns since 1970: a look-up has failed
-	wake   chan struct{} // off was set
+	filter      Filter
+	log         *slog.Logger
+	disabled    atomic.Bool   // a claim is missing in the filter; the filter is not used until Incomplete has succeeded
+	pausedUntil atomic.Int64  // after a failed look-up the filter is not asked before this time, ns since 1970
+	wake        chan struct{} // tells Run that disabled was set
 
 	believed, read, falseHits, unasked, added, missed atomic.Uint64
 }
 
-// NewSeen returns next behind a filter. log gets a line when the filter fails, and one
-// when it is back. Run must run.
+// NewSeen returns a Seen over next. It logs to log when the filter fails and when it is back. The
+// caller must run Run.
 func NewSeen(next engine.Status, filter Filter, log *slog.Logger) *Seen {
 	return &Seen{Status: next, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Put remembers the outcome rows' keys and stores the rows at the same time, and returns
-// when both is done. Its caller acts on a claim only after that, so a key that is stored
-// and not remembered yet is of a claim that nothing was done for. What the filter could
-// not be told of is stored all the same.
+// Put adds the outcome rows' keys to the filter and stores the rows at the same time. It returns
+// when both are done. The caller acts on a claim only after Put has returned, so no call was made
+// yet for a key that is stored but not in the filter. The rows are stored even if the filter
+// fails.
 func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
 	for i := range rows {
@@ -97,7 +93,7 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	defer giveUp()
 	if len(ids) > 0 {
 		g.Go(func() {
-			if s.add(telling, ctx, ids) {
+			if s.addToFilter(telling, ctx, ids) {
 				s.added.Add(uint64(len(ids)))
 			} else {
 				s.missed.Add(uint64(len(ids)))
@@ -110,26 +106,26 @@ func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	return err
 }
 
-// Get returns the rows of keys. Those that surely have none are not read.
+// Get returns the rows of keys. It does not read keys that cannot have a row.
 func (s *Seen) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
-	return s.get(ctx, keys, s.Status.Get)
+	return s.getFiltered(ctx, keys, s.Status.Get)
 }
 
 // Resume is Get for the owner of a tenure.
 func (s *Seen) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
-	return s.get(ctx, keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	return s.getFiltered(ctx, keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 		return s.Status.Resume(ctx, t, keys)
 	})
 }
 
-func (s *Seen) get(ctx context.Context, keys []notify.RowKey, from func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
+func (s *Seen) getFiltered(ctx context.Context, keys []notify.RowKey, from func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	ids := make([]uint64, len(keys))
 	for i := range keys {
 		ids[i] = filterID(&keys[i])
 	}
 	var maybe []bool
 	var complete time.Time
-	if len(keys) == 0 || !s.lookUp(ctx, func(ctx context.Context) (err error) {
+	if len(keys) == 0 || !s.askFilter(ctx, func(ctx context.Context) (err error) {
 		maybe, complete, err = s.filter.Seen(ctx, ids)
 		return err
 	}) {
@@ -164,10 +160,11 @@ func (s *Seen) get(ctx context.Context, keys []notify.RowKey, from func(context.
 	return out, nil
 }
 
-// lookUp asks the filter, unless it has just failed or may not know of a claim. A look-up that
-// fails leaves nothing out of the filter: it is asked again after filterHeal.
-func (s *Seen) lookUp(ctx context.Context, ask func(ctx context.Context) error) bool {
-	if s.off.Load() || time.Now().UnixNano() < s.blind.Load() {
+// askFilter calls ask and reports whether it succeeded. It does not call it while the filter is
+// disabled or a look-up has just failed. A failed look-up loses nothing in the filter, so the
+// filter is asked again after filterHeal.
+func (s *Seen) askFilter(ctx context.Context, ask func(ctx context.Context) error) bool {
+	if s.disabled.Load() || time.Now().UnixNano() < s.pausedUntil.Load() {
 		return false
 	}
 	call, stop := context.WithTimeout(ctx, filterTimeout)
@@ -176,16 +173,16 @@ func (s *Seen) lookUp(ctx context.Context, ask func(ctx context.Context) error) 
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
-	if now := time.Now(); s.blind.Swap(now.Add(filterHeal).UnixNano()) < now.UnixNano() {
+	if now := time.Now(); s.pausedUntil.Swap(now.Add(filterHeal).UnixNano()) < now.UnixNano() {
 		s.log.Warn("the seen-filter does not answer; rows are read instead", "err", err)
 	}
 	return false
 }
 
-// add tells the filter of claims, unless it is off; of is the context of the caller. A
-// failure turns it off.
-func (s *Seen) add(ctx, of context.Context, ids []uint64) bool {
-	if s.off.Load() {
+// addToFilter adds claims to the filter and reports whether it succeeded. A failure disables the
+// filter, unless of, the context of the caller, has ended.
+func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
+	if s.disabled.Load() {
 		return false
 	}
 	err := s.filter.Add(ctx, ids)
@@ -193,9 +190,9 @@ func (s *Seen) add(ctx, of context.Context, ids []uint64) bool {
 		return true
 	}
 	if of.Err() != nil {
-		return false // the caller gave up: what it wanted to claim is not called
+		return false // the caller gave up, so it makes no call for these claims
 	}
-	if s.off.CompareAndSwap(false, true) {
+	if s.disabled.CompareAndSwap(false, true) {
 		s.log.Warn("the seen-filter was not told of claims; rows are read instead", "err", err)
 		select {
 		case s.wake <- struct{}{}:
@@ -205,9 +202,9 @@ func (s *Seen) add(ctx, of context.Context, ids []uint64) bool {
 	return false
 }
 
-// Run brings the filter back after a failure until ctx ends, and returns nil
-// then. The filter is asked again only after it was told that something is
-// missing in it, so that no process believes what it says of that time.
+// Run re-enables the filter after failures until ctx ends, and then returns nil. It first records
+// in the filter that claims are missing (Incomplete), so that no process relies on the filter
+// for that time.
 func (s *Seen) Run(ctx context.Context) error {
 	for {
 		select {
@@ -216,12 +213,12 @@ func (s *Seen) Run(ctx context.Context) error {
 			return nil
 		}
 		began := time.Now()
-		for s.off.Load() {
+		for s.disabled.Load() {
 			call, stop := context.WithTimeout(ctx, filterTimeout)
 			err := s.filter.Incomplete(call)
 			stop()
 			if err == nil {
-				s.off.Store(false)
+				s.disabled.Store(false)
 				s.log.Info("the seen-filter is back", "after", time.Since(began))
 				break
 			}
@@ -236,14 +233,14 @@ func (s *Seen) Run(ctx context.Context) error {
 func (s *Seen) Stats() SeenStats {
 	return SeenStats{
 		Believed: s.believed.Load(), Read: s.read.Load(), False: s.falseHits.Load(), Blind: s.unasked.Load(),
-		Added: s.added.Load(), Missed: s.missed.Load(), Off: s.off.Load() || time.Now().UnixNano() < s.blind.Load(),
+		Added: s.added.Load(), Missed: s.missed.Load(), Off: s.disabled.Load() || time.Now().UnixNano() < s.pausedUntil.Load(),
 	}
 }
 
-// filterID names a row in the filter: the second in which its request was made, then 32 bits
-// of a hash. A filter that is spread over parts spreads it by the upper half, so what
-// is claimed together goes to one or two parts. It is the same in every process and
-// release: another one would not know what an earlier one added.
+// filterID returns a row's id in the filter: the second in which its request was made, then 32
+// bits of a hash. A filter with several parts chooses the part by the upper half, so rows that
+// are claimed together go to one or two parts. The id must stay the same in every process and
+// release, or a release would not recognise the ids that an earlier one added.
 func filterID(k *notify.RowKey) uint64 {
 	var b [rowKeyLen]byte
 	return uint64(k.Chunk.Base.Time().Unix())<<32 | xxhash.Sum64(appendRowKey(b[:0], k))>>32

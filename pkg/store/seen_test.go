@@ -121,7 +121,7 @@ func claim(t T, r *rig, k notify.RowKey) {
 }
 
 // look returns whether there is a row, and whether it was read to know.
-func look(t T, r *rig, k notify.RowKey) (found, read bool) {
+func lookEach(t T, r *rig, k notify.RowKey) (found, read bool) {
 	t.Helper()
 	before := r.store.n
 	rows, err := r.Get(context.Background(), []notify.RowKey{k})
@@ -133,7 +133,7 @@ func look(t T, r *rig, k notify.RowKey) (found, read bool) {
 
 func want(t T, r *rig, what string, k notify.RowKey, found, read bool) {
 	t.Helper()
-	if f, rd := look(t, r, k); f != found || rd != read {
+	if f, rd := lookEach(t, r, k); f != found || rd != read {
 		t.Errorf("%s: found %v, read %v; want %v, %v", what, f, rd, found, read)
 	}
 }

@@ -12,15 +12,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Spill is a queue. A record counts the bytes of its topic, key and value. Totals are in
-// memory: every request of the fast lanes asks, and nearly always there is nothing.
+// Spill is the queue of records that the log did not take. The size of a record is its topic, key
+// and value. The totals are kept in memory: every request of the fast lanes asks for them, and
+// the queue is nearly always empty.
 type Spill struct {
 	rows rows.Rows
 
 	mu      sync.Mutex
 	counted bool   // the totals were read from the rows
-	dropped uint64 // every seq up to it is dropped: scans start here, not in tombstones
-	records int64  // pushes under way count
+	dropped uint64 // all records up to this seq are dropped; scans start here, to skip tombstones
+	records int64  // including records of pushes under way
 	bytes   int64
 }
 
@@ -40,7 +41,7 @@ func readSpilled(row rows.Row) (r engine.Spilled, err error) {
 
 func spilledSize(r *engine.Spilled) int64 { return int64(len(r.Topic) + len(r.Key) + len(r.Value)) }
 
-// count reads the totals once.
+// count computes the totals from the rows, once.
 func (p *Spill) count(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +90,7 @@ func (p *Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) er
 		Stored: func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if stored = true; failed { // the caller has left, and the records were counted out
+			if stored = true; failed { // Push has already returned an error and subtracted the records
 				p.records += n
 				p.bytes += size
 			}
@@ -104,7 +105,7 @@ func (p *Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) er
 	return err
 }
 
-// waiting is the range of records that were not dropped.
+// waiting returns the range of records that were not dropped.
 func (p *Spill) waiting() rows.Range {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,11 +114,11 @@ func (p *Spill) waiting() rows.Range {
 
 // Peek implements intake.Spill.
 func (p *Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
-	return list(ctx, p.rows, tableSpill, p.waiting(), max, readSpilled)
+	return scanList(ctx, p.rows, tableSpill, p.waiting(), max, readSpilled)
 }
 
-// Drop removes some at a time, from the oldest on. Of two that begin at the same record
-// one wins, so that each record is counted out once.
+// Drop removes the records up to seq, oldest first, some at a time. Each swap requires its first
+// record to be there, so of two concurrent Drops only one removes and subtracts a record.
 func (p *Spill) Drop(ctx context.Context, seq uint64) error {
 	if err := p.count(ctx); err != nil {
 		return err
@@ -163,7 +164,7 @@ func (p *Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err er
 	p.mu.Lock()
 	records = p.records
 	p.mu.Unlock()
-	if records == 0 { // no iterator is opened
+	if records == 0 { // saves opening an iterator
 		return 0, 0, 0, nil
 	}
 	first, err := p.Peek(ctx, 1)

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// status keeps outcome rows. Its tenures live in memory: the store has one process, and
-// its owners end with it.
+// status keeps outcome rows. It keeps tenures only in memory: the store belongs to one process,
+// and a tenure ends with that process.
 type status struct {
 	rows rows.Rows
 
@@ -26,12 +26,12 @@ type topicPartition struct {
 }
 
 type tenure struct {
-	begun int64 // Start of the last TakeOver
-	// fenced is the Start below which rows are dropped. It belongs to the latest tenure
-	// that has resumed a row; a tenure that was begun and not used fences no writer. It
-	// is raised in the fill of a Write.
-	fenced int64
-	seen   int64 // likewise, once the rows that were written before are visible
+	latestStart int64 // Start of the latest TakeOver
+	// fenced is the Start below which rows are dropped: that of the latest tenure that has
+	// resumed a row. A tenure that was started but not used fences no writer. It is raised in
+	// the fill function of a Write, which orders it with the writes of rows.
+	fenced       int64
+	fenceVisible int64 // as fenced, but set only when the rows of earlier writes are visible
 }
 
 func newStatus(r rows.Rows) *status {
@@ -50,7 +50,7 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 			return err
 		}
 		p.b = AppendRow(appendRowKey(p.b, &in[i].Key), &in[i])
-		p.mark()
+		p.endPart()
 	}
 	return s.rows.Write(ctx, func(b rows.Batch) {
 		for i := range in {
@@ -61,14 +61,15 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	})
 }
 
-// Get finds no row for most keys: a worker asks for what it is about to claim.
+// Get implements engine.Status. Most keys have no row: a worker asks for envelopes that it is
+// about to claim.
 func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
-	return s.get(ctx, keys, false)
+	return s.getRows(ctx, keys, false)
 }
 
-// get returns rows that cannot be unpacked with their bytes, if damaged is set, else
-// an error.
-func (s *status) get(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
+// getRows reads rows. For a row that cannot be unpacked it returns the bytes in Row.Damaged if
+// damaged is true, else an error.
+func (s *status) getRows(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }
 	err := s.rows.Look(ctx, tableStatus, len(keys), key, func(i int, v []byte) error {
@@ -91,7 +92,7 @@ func (s *status) get(ctx context.Context, keys []notify.RowKey, damaged bool) ([
 }
 
 func (s *status) Chunk(ctx context.Context, c notify.Chunk) (out []notify.Row, err error) {
-	err = s.each(ctx, rows.Range{Prefix: string(appendChunkKey(nil, c))}, func(r *notify.Row) error {
+	err = s.scanRows(ctx, rows.Range{Prefix: string(appendChunkKey(nil, c))}, func(r *notify.Row) error {
 		out = append(out, *r)
 		return nil
 	})
@@ -102,7 +103,7 @@ func (s *status) Chunk(ctx context.Context, c notify.Chunk) (out []notify.Row, e
 }
 
 func (s *status) Request(ctx context.Context, base notify.Base, fn func(*notify.Row) error) error {
-	return s.each(ctx, rows.Range{Prefix: string(base[:])}, fn)
+	return s.scanRows(ctx, rows.Range{Prefix: string(base[:])}, fn)
 }
 
 func (s *status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error {
@@ -110,13 +111,13 @@ func (s *status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) 
 		return nil
 	}
 	in := rows.Range{After: timeKey(from)}
-	if to < 1<<48 { // a base has so many milliseconds
+	if to < 1<<48 { // the time of a base has 48 bits
 		in.Before = timeKey(to)
 	}
-	return s.each(ctx, in, fn)
+	return s.scanRows(ctx, in, fn)
 }
 
-func (s *status) each(ctx context.Context, in rows.Range, fn func(*notify.Row) error) error {
+func (s *status) scanRows(ctx context.Context, in rows.Range, fn func(*notify.Row) error) error {
 	return s.rows.Scan(ctx, tableStatus, in, func(stored rows.Row) (bool, error) {
 		row := new(notify.Row)
 		if !readRowKey(stored.Key, &row.Key) || !ReadRow(stored.Value, row) {
@@ -126,8 +127,8 @@ func (s *status) each(ctx context.Context, in rows.Range, fn func(*notify.Row) e
 	})
 }
 
-// change calls f with the tenure of a partition.
-func (s *status) change(p topicPartition, f func(*tenure)) {
+// updateTenure calls f with the tenure of a partition, under the lock.
+func (s *status) updateTenure(p topicPartition, f func(*tenure)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.tenures[p]
@@ -135,8 +136,8 @@ func (s *status) change(p topicPartition, f func(*tenure)) {
 	s.tenures[p] = t
 }
 
-// fenced reports whether the tenure that stamped a row has ended. It is called in the
-// fill of a Write.
+// fenced reports whether a later tenure has fenced the one that stamped r. It must be called in
+// the fill function of a Write.
 func (s *status) fenced(r *notify.Row) bool {
 	if r.Stamp <= 0 {
 		return false
@@ -149,43 +150,44 @@ func (s *status) fenced(r *notify.Row) bool {
 // TakeOver implements engine.Status.
 func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engine.Tenure, err error) {
 	if ctx.Err() != nil {
-		return next, ended(ctx)
+		return next, contextEnded(ctx)
 	}
-	s.change(topicPartition{topic, n}, func(t *tenure) {
-		next = engine.NextTenure(topic, n, t.begun, time.Now().UnixMicro())
-		t.begun = next.Start
+	s.updateTenure(topicPartition{topic, n}, func(t *tenure) {
+		next = engine.NextTenure(topic, n, t.latestStart, time.Now().UnixMicro())
+		t.latestStart = next.Start
 	})
 	return next, nil
 }
 
-// Resume drops what earlier tenures write from now on, and waits until what they
-// wrote before is visible. Both cost a Write with nothing in it, once a tenure.
+// Resume implements engine.Status. From now on rows of earlier tenures are dropped; Resume waits
+// until rows that they wrote before are visible, and then reads. The first Resume of a tenure
+// costs an empty Write.
 func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	p, ready := topicPartition{of.Topic, of.Partition}, false
-	s.change(p, func(t *tenure) { ready = t.seen >= of.Start })
+	s.updateTenure(p, func(t *tenure) { ready = t.fenceVisible >= of.Start })
 	if !ready {
 		err := s.rows.Write(ctx, func(rows.Batch) {
-			s.change(p, func(t *tenure) { t.fenced = max(t.fenced, of.Start) })
+			s.updateTenure(p, func(t *tenure) { t.fenced = max(t.fenced, of.Start) })
 		})
 		if err != nil {
 			return nil, err
 		}
-		s.change(p, func(t *tenure) { t.seen = max(t.seen, of.Start) })
+		s.updateTenure(p, func(t *tenure) { t.fenceVisible = max(t.fenceVisible, of.Start) })
 	}
-	return s.get(ctx, keys, true)
+	return s.getRows(ctx, keys, true)
 }
 
-// PurgeOutcomes removes done rows that were last updated before closed (ms since 1970),
-// and other rows that were last updated before open: a row that is not done is a claim,
-// and its record may still be in the log. The caller passes no time whose rows are
-// still read. It returns how many rows it removed, also with an error; the next call
-// removes the rest.
+// PurgeOutcomes removes done rows that were last updated before closed, and other rows that were
+// last updated before open (ms since 1970). A row that is not done is a claim, whose record may
+// still be in the log. The caller must choose times whose rows are not read any more.
+// PurgeOutcomes returns how many rows it removed, also with an error; the next call removes the
+// rest.
 //
-// It deletes rows one by one: a worker may meanwhile write the claim of an old request
-// among them, a schedule of last year that fires now.
+// It deletes single rows, not a range: a worker may at the same time write the claim of an old
+// request in that range, such as a schedule of last year that fires now.
 //
-// Keys begin with the time of the request, and no row is older than its request: the
-// scan ends there, and reads no younger rows.
+// Keys begin with the time of the request, and a row is never older than its request. So the scan
+// ends at the later of the two times and reads no younger rows.
 func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (total int, err error) {
 	in := rows.Range{Before: timeKey(max(closed, open))}
 	for more := true; more; {

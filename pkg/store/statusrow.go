@@ -11,7 +11,7 @@ import (
 // RowVersion is the version of the packed form of an outcome row.
 const RowVersion = 1
 
-// Flags beside the state (low four bits) of an exception.
+// Flags of an exception, in one byte with the state (low four bits).
 const (
 	exceptionRetries = 0x10 << iota
 	exceptionWakes
@@ -26,8 +26,8 @@ func flag(set bool, bit byte) byte {
 	return 0
 }
 
-// exceptionFields describes an exception without its position. Most have neither a
-// wake-up time nor several addresses nor a receipt: a flag says so.
+// exceptionFields describes an exception without its position. Flags say whether it has a wake-up
+// time, several addresses and a receipt; most exceptions have none.
 func exceptionFields(c *codec.Codec, x *notify.Exception, accepted int64) {
 	head := byte(x.State)&0x0f | flag(x.Retry, exceptionRetries) | flag(x.Wake != 0, exceptionWakes) |
 		flag(x.Addr != 0 || x.Of != 0, exceptionAddress) | flag(x.Receipt != "", exceptionReceipt)
@@ -48,11 +48,11 @@ func exceptionFields(c *codec.Codec, x *notify.Exception, accepted int64) {
 	}
 }
 
-// RowFields describes everything of an outcome row but its key. Times are stored
-// relative to Accepted, and indexes and positions as distances: a done chunk of 8,300
-// receivers takes about 100 bytes, and 5 more for each failure.
+// RowFields describes an outcome row without its key. Times are stored relative to Accepted, and
+// indexes and positions as distances: a done chunk of 8,300 receivers takes about 100 bytes, and
+// 5 more for each failure.
 //
-// It passes c to no function value, so that a codec on the stack stays there.
+// RowFields does not pass c to a function value, which would move the codec to the heap.
 func RowFields(c *codec.Codec, r *notify.Row) {
 	c.Bool(&r.Done)
 	c.Byte((*byte)(&r.Channel))
@@ -94,19 +94,21 @@ func AppendRow(b []byte, r *notify.Row) []byte {
 	return c.Packed()
 }
 
-// ReadRow reads what AppendRow wrote into r, all but the key. It reports whether it could.
+// ReadRow decodes what AppendRow wrote into r, except the key. It returns false if the bytes are
+// damaged or of a newer version.
 func ReadRow(v []byte, r *notify.Row) bool {
 	c := codec.Unpacker(v, RowVersion)
 	RowFields(&c, r)
 	return c.Whole()
 }
 
-// unreadRow reports a stored row that ReadRow could not read.
+// unreadRow returns the error for a stored row that ReadRow could not decode.
 func unreadRow(key string, v []byte) error {
 	return notify.Unread("store", fmt.Sprintf("outcome row at %x", key), v, RowVersion)
 }
 
-// CheckRow refuses a row with a state that the packed form cannot hold.
+// CheckRow returns an error if a state of the row does not exist, because the packed form cannot
+// hold it.
 func CheckRow(r *notify.Row) error {
 	if int(r.Default.State) >= notify.States {
 		return notify.Invalid("bad_row", "default.state", "no such state")
@@ -149,5 +151,5 @@ func readRowKey(b string, k *notify.RowKey) bool {
 	return true
 }
 
-// timeKey is the first key of bases made at ms.
+// timeKey returns the first key of requests made at ms.
 func timeKey(ms int64) string { return num(uint64(min(max(ms, 0), 1<<48-1)))[2:] }

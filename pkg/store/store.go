@@ -1,12 +1,17 @@
-// Package store implements contracts of pkg/engine over rows.Rows, once for every
-// engine that has such rows. An engine embeds Contracts in its store.
+// Package store implements the contracts of pkg/engine over rows.Rows, once for every engine
+// that has such rows. An engine embeds Contracts in its store. Start with Contracts and the
+// tables below; each contract has files of its own.
 //
-// A method that changes a row reads it, decides, and swaps the row it has read for the
-// new one. If another was faster it reads again. So no method holds a lock, and what
-// it answers is durable: see rows.Rows.Get. Triggers are the exception: see there.
+// A method that changes a row reads it, decides, and swaps the new row for the row it read. If
+// another process has changed the row, the method reads again. So no method holds a lock, and
+// each answer is durable (see rows.Rows.Get). Triggers are the exception: they take locks, see
+// triggers.go.
 //
-// Two things are not durable when they are answered, because losing them only repeats a
-// delivery: an acknowledgement of a message of a queue, and until when somebody has it.
+// Two changes are not durable when they are answered, because losing them only repeats a
+// delivery: the acknowledgement of a message of a queue, and the end of its visibility timeout.
+//
+// A value that cannot be unpacked is notify.ErrCorrupt, or notify.ErrNewer if a newer release
+// wrote it.
 package store
 
 import (
@@ -23,39 +28,40 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables; each has one partition, unless its comment names more. Those of timers, queues
-// and triggers are in their files. The comment says its keys and values: str is two
-// bytes of length and the bytes, and numbers are 8 bytes, big-endian. Times have their
-// sign bit flipped. Where no value is named it is empty: the row is of an index.
+// The tables. Each has one partition unless its comment names more. The tables of timers,
+// queues and triggers are declared in their files. The comments list keys and values: str is a
+// length of two bytes followed by the bytes; numbers are 8 bytes, big-endian; times have their
+// sign bit flipped, so that they sort as bytes. A key without a value is an index row, whose
+// value is empty.
 var (
-	tableAudit   = rows.Part{Table: 'a'} // last: number of the last block; of the partition of each block: seq: row
+	tableAudit   = rows.Part{Table: 'a'} // last: number of the last block; in the partition of each block: seq: row
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
-	tableMeta    = rows.Part{Table: 'm'} // of the partition of each name: v: value
+	tableMeta    = rows.Part{Table: 'm'} // in the partition of each name: v: value
 	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
 	// base, partition, block, epoch, attempt, deferrals, first, kind: outcome row
 	tableStatus = rows.Part{Table: 's'}
-	// p, user: version, profile; n, version: the user whose latest change it is
+	// p, user: version, profile; n, version: the user whose latest change has this version
 	tablePrefs = rows.Part{Table: 'p'}
 	// n, version: cancellation; s, scope: its version
 	tableCancels = rows.Part{Table: 'c'}
-	// a, time, id; c, str caller, time, id. Of the partition of each campaign, which has
-	// its id: h: totals; p, seq: base of a part, in the order they came; s, part: the
+	// a, time, id; c, str caller, time, id. In the partition of each campaign, named by
+	// its id: h: totals; p, seq: base of a part, in the order of arrival; s, part: the
 	// part was counted
 	tableCampaigns = rows.Part{Table: 'g'}
-	// id: its kind and name. Of the partition of each kind and name: j: job;
+	// id: kind and name of its job. In the partition of each kind and name: j: job;
 	// e, at: entry of its report
 	tableJobs = rows.Part{Table: 'j'}
 	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
 	tableIdem  = rows.Part{Table: 'i'}
 	tableSpill = rows.Part{Table: 'z'} // seq: spilled record
 	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id;
-	// e, Until, id. Of the partitions of feedOf: Seq: id
+	// e, Until, id. In the partitions of feedOf: Seq: id
 	tableLetters = rows.Part{Table: 'd'}
 	// s, base: schedule; c, str caller, base; f, last known fire time, base; h, base: head
 	tableSchedules = rows.Part{Table: 'S'}
 )
 
-// Contracts are the contracts over rows.
+// Contracts implements the contracts over rows.
 type Contracts struct {
 	rows    rows.Rows
 	prefs   *Prefs
@@ -75,8 +81,8 @@ func Over(r rows.Rows) *Contracts {
 	}
 }
 
-// Load reads what triggers and queues keep in memory of what is stored. An engine that
-// keeps rows longer than its process calls it before any method of a contract.
+// Load reads the stored rows that triggers and queues keep in memory. An engine whose rows
+// outlive its process calls it before any method of a contract.
 func (c *Contracts) Load(ctx context.Context) error {
 	if err := c.triggers.load(ctx); err != nil {
 		return err
@@ -84,7 +90,7 @@ func (c *Contracts) Load(ctx context.Context) error {
 	return c.queues.load(ctx)
 }
 
-// Rows returns what the contracts are over.
+// Rows returns the rows under the contracts.
 func (c *Contracts) Rows() rows.Rows { return c.rows }
 
 // Status returns the contract of outcome rows.
@@ -99,7 +105,7 @@ func (c *Contracts) Cancels() Cancels { return Cancels{c.rows} }
 // Campaigns returns the campaigns.
 func (c *Contracts) Campaigns() *Campaigns { return CampaignsOver(c.rows) }
 
-// Jobs returns the operations jobs.
+// Jobs returns the operators' jobs.
 func (c *Contracts) Jobs() *Jobs { return JobsOver(c.rows) }
 
 // Holds returns the holds of strict lanes.
@@ -117,7 +123,7 @@ func (c *Contracts) Idem() Idem { return Idem{c.rows} }
 // Spill returns the contract of the spill buffer.
 func (c *Contracts) Spill() *Spill { return c.spill }
 
-// DeadLetters returns the contract of what failed for good.
+// DeadLetters returns the contract of dead letters.
 func (c *Contracts) DeadLetters() engine.DeadLetters { return c.letters }
 
 // Schedules returns the contract of scheduled requests.
@@ -126,10 +132,9 @@ func (c *Contracts) Schedules() engine.Schedules { return schedules{c} }
 // Triggers returns the contract of triggers.
 func (c *Contracts) Triggers() engine.Triggers { return c.triggers }
 
-// Queue returns the delay queue of a name of at most 65,535 bytes, made when it
-// is asked for the first time. Its messages are given out at most maxReceives
-// times, 1 to 65,535. The same name is the same queue, with the maxReceives of
-// the first call.
+// Queue returns the delay queue with a name of at most 65,535 bytes. The first call creates it.
+// Each message is delivered at most maxReceives times, 1 to 65,535. The same name gives the same
+// queue, with the maxReceives of the first call.
 func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 	q := c.queues.get(name)
 	q.mu.Lock()
@@ -141,11 +146,11 @@ func (c *Contracts) Queue(name string, maxReceives int) engine.Queue {
 	return q
 }
 
-// QueueBodies calls fn with every message of the queue of a name that is there
-// when it begins and has not been acknowledged since, dead ones included, in no
-// order. A body is valid until fn returns. Memory is 8 bytes a message.
+// QueueBodies calls fn with every message of a queue that exists when QueueBodies begins and was
+// not acknowledged since, including dead messages, in no order. A body is valid until fn
+// returns. QueueBodies uses 8 bytes of memory a message.
 func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
-	return c.queues.get(name).all(ctx, fn)
+	return c.queues.get(name).eachBody(ctx, fn)
 }
 
 // Meta returns the table of identity and versions.
@@ -154,7 +159,7 @@ func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 // manyAtOnce bounds the records that a purge or an import writes at once.
 const manyAtOnce = 1000
 
-// maxPart bounds a part of a key that other parts follow.
+// maxPart bounds the length of a part of a key that is followed by other parts.
 const maxPart = 1<<16 - 1
 
 func str(s string) string { return string(appendStr(make([]byte, 0, 2+len(s)), s)) }
@@ -163,7 +168,7 @@ func appendStr(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// cutStr returns the text that str has put before rest.
+// cutStr splits a key part that str wrote from the rest of the key.
 func cutStr(b string) (s, rest string, ok bool) {
 	if len(b) < 2 {
 		return "", "", false
@@ -175,9 +180,9 @@ func cutStr(b string) (s, rest string, ok bool) {
 	return b[2:n], b[n:], true
 }
 
-// following returns the first key behind every key that begins with prefix, which has
-// bytes that are not 0xff.
-func following(prefix string) string {
+// prefixEnd returns the first key after every key that begins with prefix. At least one byte of
+// prefix must not be 0xff.
+func prefixEnd(prefix string) string {
 	b := []byte(prefix)
 	for b[len(b)-1] == 0xff {
 		b = b[:len(b)-1]
@@ -186,8 +191,10 @@ func following(prefix string) string {
 	return string(b)
 }
 
-// ended is the error of a call whose context has ended.
-func ended(ctx context.Context) error { return notify.Unavailable("store", 0, context.Cause(ctx)) }
+// contextEnded returns the error of a call whose context has ended.
+func contextEnded(ctx context.Context) error {
+	return notify.Unavailable("store", 0, context.Cause(ctx))
+}
 
 func num(n uint64) string {
 	var b [8]byte
@@ -195,29 +202,29 @@ func num(n uint64) string {
 	return string(b[:])
 }
 
-// ordered is a time in the order of times.
-func ordered(ms int64) string { return num(uint64(ms) ^ 1<<63) }
+// orderedTime encodes a time so that keys sort by time, also before 1970.
+func orderedTime(ms int64) string { return num(uint64(ms) ^ 1<<63) }
 
 func appendOrdered(b []byte, ms int64) []byte {
 	return binary.BigEndian.AppendUint64(b, uint64(ms)^1<<63)
 }
 
-// timeAt reads the time that a key begins with.
+// timeAt decodes the time at the beginning of a key.
 func timeAt(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8])) ^ 1<<63) }
 
-// numberAt reads the number that a key ends with.
+// numberAt decodes the number at the end of a key.
 func numberAt(key string) uint64 { return binary.BigEndian.Uint64([]byte(key[len(key)-8:])) }
 
-// present returns v as the value of a row that is there.
-func present(v []byte) []byte {
+// nonNil returns v, or an empty value for nil: a nil value would delete the row.
+func nonNil(v []byte) []byte {
 	if v == nil {
 		return []byte{}
 	}
 	return v
 }
 
-// pack returns the value of a record. It fails with notify.KindInvalid and code if the
-// record has no JSON form.
+// pack encodes a record as JSON. It returns notify.KindInvalid with code if the record has no JSON
+// form.
 func pack(code, what string, record any) ([]byte, error) {
 	v, err := json.Marshal(record)
 	if err != nil {
@@ -226,7 +233,7 @@ func pack(code, what string, record any) ([]byte, error) {
 	return v, nil
 }
 
-// unpack reads what pack returned.
+// unpack decodes what pack returned.
 func unpack[V any](r rows.Row) (v V, err error) {
 	if json.Unmarshal(r.Value, &v) != nil {
 		return *new(V), corrupt(r.Key)
@@ -234,13 +241,14 @@ func unpack[V any](r rows.Row) (v V, err error) {
 	return v, nil
 }
 
-// corrupt reports a row that this package did not write.
+// corrupt returns the error for a row that this package did not write.
 func corrupt(key string) error {
 	return notify.Corrupt("store", fmt.Sprintf("row %q", key))
 }
 
-// load returns the record that is stored under a key, and its value; nil: there is none.
-func load[V any](ctx context.Context, r rows.Partitions, p rows.Part, key string) (v V, stored []byte, err error) {
+// loadRecord returns the record that is stored under a key, and its packed value. The value is nil
+// if there is no record.
+func loadRecord[V any](ctx context.Context, r rows.Partitions, p rows.Part, key string) (v V, stored []byte, err error) {
 	got, err := r.Get(ctx, p, key)
 	if err != nil || got[0] == nil {
 		return v, nil, err
@@ -249,8 +257,8 @@ func load[V any](ctx context.Context, r rows.Partitions, p rows.Part, key string
 	return v, got[0], err
 }
 
-// list returns the first max records of a range, as read reads them.
-func list[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
+// scanList decodes the first max rows of a range with read and returns them.
+func scanList[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
@@ -265,9 +273,9 @@ func list[V any](ctx context.Context, r rows.Scanner, p rows.Part, in rows.Range
 	return out, nil
 }
 
-// together calls get with each key, some at a time, and returns the values in the order
+// getConcurrently calls get for each key, up to 16 at a time, and returns the values in the order
 // of keys.
-func together[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
+func getConcurrently[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	out := make([]V, len(keys))
 	var g errgroup.Group
 	g.SetLimit(16)
@@ -280,16 +288,17 @@ func together[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, g.Wait()
 }
 
-// settled is the number of the latest change of a partition that a loss of power cannot
-// take back. It is read before the first change, and set when one is stored.
-type settled struct {
+// durableNumber is the number of the latest durable change of a partition: a power loss cannot
+// undo it. It is read before the first change, and set when a change is stored. mu guards the
+// other fields.
+type durableNumber struct {
 	mu     sync.Mutex
 	read   bool
 	number uint64
 }
 
-// get returns the number. It calls read at first.
-func (s *settled) get(read func() (uint64, error)) (_ uint64, err error) {
+// get returns the number. The first call gets it from read.
+func (s *durableNumber) get(read func() (uint64, error)) (_ uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.read {
@@ -301,17 +310,18 @@ func (s *settled) get(read func() (uint64, error)) (_ uint64, err error) {
 	return s.number, nil
 }
 
-func (s *settled) set(n uint64) {
+func (s *durableNumber) set(n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.number = n
 }
 
-// purge works off an index by time: rows of p whose keys are prefix, a time and a rest.
-// It calls change with the keys of some rows whose time is until or earlier, in their
-// order, until most records are removed. change returns what removes the records of
-// those rows, and how many they are. It is called again if one was changed meanwhile.
-func purge(ctx context.Context, r rows.Rows, p rows.Part, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
+// purgeByTime removes records by an index of time: rows of p whose keys are prefix, a time and a
+// rest. It calls change with the keys of index rows whose time is until or earlier, in order, a
+// page at a time, until most records are removed. change returns the changes that remove the
+// records of these rows, and the number of records. purgeByTime calls change again for the same
+// page if another process has changed a record.
+func purgeByTime(ctx context.Context, r rows.Rows, p rows.Part, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
 	after := ""
 	for total < most {
 		var entries []string
@@ -340,13 +350,13 @@ func purge(ctx context.Context, r rows.Rows, p rows.Part, prefix string, until i
 	return total, nil
 }
 
-// changed is the error of a record whose version is not the one that was read.
-func changed(code, what string) error {
+// errChanged returns the error for a record whose version differs from the one that was read.
+func errChanged(code, what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
 }
 
 // Timers returns the contract of timers.
 func (c *Contracts) Timers() engine.Timers { return timers{hotTimers(c.rows)} }
 
-// ColdTimers returns the contract of timers far ahead.
+// ColdTimers returns the contract of timers that are more than 30 days ahead.
 func (c *Contracts) ColdTimers() engine.ColdTimers { return coldTimers(c.rows) }

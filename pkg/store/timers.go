@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables of timers. A key begins with the shard (2 bytes) and the number of its bucket,
-// so that a bucket is dropped with one delete.
+// The tables of timers. A key begins with the shard (2 bytes) and the number of its bucket, so
+// that one range delete drops a bucket.
 var (
 	tableTimers     = rows.Part{Table: 't'} // shard, minute, ms in it (4 bytes), id: timer
 	tableColdTimers = rows.Part{Table: 'T'} // shard, day, ms in it (4 bytes), id: timer
@@ -26,11 +26,11 @@ const (
 	timerKeyLen = bucketLen + 4 // before the id
 )
 
-// timerTable keeps timers in buckets of a length, ms.
+// timerTable keeps timers in buckets of equal length.
 type timerTable struct {
 	rows   rows.Rows
 	part   rows.Part
-	length int64
+	length int64 // of a bucket, ms
 }
 
 func appendShard(b []byte, shard uint16) []byte { return binary.BigEndian.AppendUint16(b, shard) }
@@ -45,8 +45,8 @@ func (t timerTable) appendKey(b []byte, shard uint16, fireAt int64, id []byte) [
 	return append(b, id...)
 }
 
-// TimerFields describes a timer but its time and id, which are in keys, and its payload,
-// which Cassandra keeps in a column of its own so that rows are counted without it.
+// TimerFields describes a timer without its time and id, which are in keys, and without its
+// payload, which Cassandra keeps in a column of its own so that it can count rows without it.
 func TimerFields(c *codec.Codec, t *engine.Timer) {
 	codec.Num(c, &t.Kind)
 	c.Str(&t.Target)
@@ -62,9 +62,9 @@ func TimerFields(c *codec.Codec, t *engine.Timer) {
 // TimerVersion is the version of TimerFields.
 const TimerVersion = 1
 
-// adds returns the rows of timers. All keys are parts of one text and all values of one
-// slice, so that a timer costs no allocation.
-func (t timerTable) adds(shards notify.Spread, ts []engine.Timer) ([]rows.Row, error) {
+// timerRows returns the rows of timers. All keys share one string and all values one slice, so
+// that a timer costs no allocation of its own.
+func (t timerTable) timerRows(shards notify.Spread, ts []engine.Timer) ([]rows.Row, error) {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (t timerTable) adds(shards notify.Spread, ts []engine.Timer) ([]rows.Row, e
 // bucketAt returns the number of the bucket in a key.
 func bucketAt(key string) int64 { return int64(numberAt(key[:bucketLen])) }
 
-func (t timerTable) read(r rows.Row, x *engine.Timer) error {
+func (t timerTable) readTimer(r rows.Row, x *engine.Timer) error {
 	if len(r.Key) <= timerKeyLen {
 		return corrupt(r.Key)
 	}
@@ -112,7 +112,7 @@ func (t timerTable) read(r rows.Row, x *engine.Timer) error {
 }
 
 func (t timerTable) Put(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
-	add, err := t.adds(shards, ts)
+	add, err := t.timerRows(shards, ts)
 	if err != nil || len(add) == 0 {
 		return err
 	}
@@ -125,12 +125,12 @@ func (t timerTable) Scan(ctx context.Context, p engine.TimerPartition, after eng
 	switch bucket := after.FireAt / t.length; {
 	case bucket > p.Bucket || max <= 0 || p.Bucket < 0:
 		return nil, nil
-	case bucket == p.Bucket: // a cursor without an id stands before the rows of its time
+	case bucket == p.Bucket: // a cursor without an id is before the rows of its time
 		in.After = string(t.appendKey(nil, p.Shard, after.FireAt, after.ID))
 	}
 	err = t.rows.Scan(ctx, t.part, in, func(r rows.Row) (bool, error) {
 		var x engine.Timer
-		if err := t.read(r, &x); err != nil || x.FireAt > until {
+		if err := t.readTimer(r, &x); err != nil || x.FireAt > until {
 			return false, err
 		}
 		out = append(out, x)
@@ -160,7 +160,8 @@ func (t timerTable) Buckets(ctx context.Context, shard uint16, from, to int64) (
 	return slices.Compact(out), nil
 }
 
-// buckets leaps from one bucket to the next: it reads one row of each.
+// buckets returns the buckets that have a row. It seeks from one bucket to the next and reads only
+// one row of each.
 func (t timerTable) buckets(ctx context.Context, part rows.Part, shard uint16, from, to int64) (out []int64, err error) {
 	for next := max(from, 0); next <= to; next++ {
 		found := int64(-1)
@@ -196,21 +197,21 @@ func (t timerTable) Drop(ctx context.Context, p engine.TimerPartition) error {
 func (t timerTable) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
 	return t.rows.Scan(ctx, t.part, rows.Range{}, func(r rows.Row) (bool, error) {
 		x := new(engine.Timer)
-		if err := t.read(r, x); err != nil {
+		if err := t.readTimer(r, x); err != nil {
 			return false, err
 		}
 		return true, fn(x)
 	})
 }
 
-// timers are the hot table and the states of shards.
+// timers is the hot table with the states of the shards.
 type timers struct{ timerTable }
 
 func hotTimers(r rows.Rows) timerTable  { return timerTable{r, tableTimers, engine.MinuteMs} }
 func coldTimers(r rows.Rows) timerTable { return timerTable{r, tableColdTimers, engine.DayMs} }
 
 func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
-	st, _, err := load[engine.ShardState](ctx, t.rows, tableShards, string(appendShard(nil, shard)))
+	st, _, err := loadRecord[engine.ShardState](ctx, t.rows, tableShards, string(appendShard(nil, shard)))
 	return st, err
 }
 
@@ -220,22 +221,23 @@ func (t timers) Closed(ctx context.Context, shard uint16) (int64, error) {
 }
 
 func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
-	return t.update(ctx, shard, term, func(st *engine.ShardState) { st.Term, st.Owner = st.Term+1, owner })
+	return t.updateShard(ctx, shard, term, func(st *engine.ShardState) { st.Term, st.Owner = st.Term+1, owner })
 }
 
 func (t timers) Advance(ctx context.Context, shard uint16, to engine.ShardState) error {
-	_, err := t.update(ctx, shard, to.Term, func(st *engine.ShardState) {
+	_, err := t.updateShard(ctx, shard, to.Term, func(st *engine.ShardState) {
 		st.Closed, st.Watermark = max(st.Closed, to.Closed), max(st.Watermark, to.Watermark)
 	})
 	return err
 }
 
-// update changes the state of a shard if its term still is term. A term that is stale
-// is compared by a swap, too: a store that failed may show what is not durable.
-func (t timers) update(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
+// updateShard calls change with the state of a shard and stores the result, if the shard's term is
+// still term; otherwise it returns engine.StaleTerm. It confirms a stale term by a swap, too: a
+// store that has failed may show a state that is not durable.
+func (t timers) updateShard(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
 	key := string(appendShard(nil, shard))
 	for {
-		st, stored, err := load[engine.ShardState](ctx, t.rows, tableShards, key)
+		st, stored, err := loadRecord[engine.ShardState](ctx, t.rows, tableShards, key)
 		if err != nil {
 			return engine.ShardState{}, err
 		}
@@ -263,6 +265,6 @@ func (t timers) update(ctx context.Context, shard uint16, term uint64, change fu
 // addTimers returns the change that Timers.Put makes.
 func addTimers(shards notify.Spread, ts []engine.Timer) (rows.Change, error) {
 	t := hotTimers(nil)
-	add, err := t.adds(shards, ts)
+	add, err := t.timerRows(shards, ts)
 	return rows.Change{Part: t.part, Add: add}, err
 }

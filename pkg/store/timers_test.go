@@ -13,13 +13,13 @@ import (
 func TestDamagedTimers(t *testing.T) {
 	t.Parallel()
 	timers := hotTimers(nil)
-	add, err := timers.adds(notify.SpreadOver(1), []engine.Timer{{FireAt: 61_000, ID: []byte("id"), Target: "t", Payload: []byte("payload")}})
+	add, err := timers.timerRows(notify.SpreadOver(1), []engine.Timer{{FireAt: 61_000, ID: []byte("id"), Target: "t", Payload: []byte("payload")}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	read := func(key string, v []byte) error {
 		var x engine.Timer
-		return timers.read(rows.Row{Key: key, Value: v}, &x)
+		return timers.readTimer(rows.Row{Key: key, Value: v}, &x)
 	}
 	key, value := add[0].Key, add[0].Value
 	if err := read(key, value); err != nil {

@@ -8,24 +8,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// triggerHeads remembers headers of rows that are about to be swapped: those
-// just read, and those of claims. A swap that finds its row here reads nothing;
-// a look into a busy memtable costs 4 us, and a call has two swaps.
+// triggerHeads caches headers of rows that will be swapped soon: of rows just read, and of claims.
+// A swap that finds its row here reads nothing from the store. A read of a busy memtable costs
+// 4 us, and a callback has two swaps.
 //
-// What is remembered is what is stored, or nobody who holds the row's lock would
-// look: a writer forgets the row before its group is filled and remembers what
-// it wrote once that is durable, both under the row's lock; a reader, who has no
-// lock, is believed only if no writer came by since before it read.
+// The cache never returns a stale header to a holder of the row's lock. A writer removes the row
+// (invalidate) before its batch is filled, and adds what it wrote (addWritten) when that is
+// durable, both under the row's lock. A reader has no lock: its header is added (addRead) only
+// if no writer has touched the stripe since before the read (beginRead).
 type triggerHeads [256]headStripe
 
 type headStripe struct {
-	mu    sync.Mutex
-	seq   uint64 // of writers
+	mu    sync.Mutex // guards the fields below
+	seq   uint64     // raised by each writer
 	slots []headSlot
 }
 
-// A slot has one header: what is not here is read. There are 65,536 slots, 8 MB: a busy
-// dispatcher has read 32,768 rows and not swapped them yet.
+// headSlot holds one header; another row with the same slot replaces it. There are 65,536 slots,
+// 8 MB: a busy dispatcher has up to 32,768 rows that it has read and not swapped yet.
 type headSlot struct {
 	id string
 	h  triggerHeader
@@ -33,14 +33,14 @@ type headSlot struct {
 
 const stripeSlots = 256
 
-func (c *triggerHeads) of(id string) (s *headStripe, slot int) {
+func (c *triggerHeads) slotOf(id string) (s *headStripe, slot int) {
 	h := uint32(notify.HashUser([]byte(id[max(len(id)-12, 0):])))
 	return &c[h>>24], int(h>>8) % stripeSlots
 }
 
-// get must be called with the row's lock held.
-func (c *triggerHeads) get(id string) (h triggerHeader, ok bool) {
-	s, slot := c.of(id)
+// lookUp returns the cached header of a row. The caller holds the row's lock.
+func (c *triggerHeads) lookUp(id string) (h triggerHeader, ok bool) {
+	s, slot := c.slotOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.slots) == 0 || s.slots[slot].id != id {
@@ -49,17 +49,17 @@ func (c *triggerHeads) get(id string) (h triggerHeader, ok bool) {
 	return s.slots[slot].h, true
 }
 
-// reading is to be handed to found with what is read after it.
-func (c *triggerHeads) reading(id string) (seq uint64) {
-	s, _ := c.of(id)
+// beginRead returns the sequence that the caller passes to addRead after it has read the row.
+func (c *triggerHeads) beginRead(id string) (seq uint64) {
+	s, _ := c.slotOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.seq
 }
 
-// found remembers what was read, unless a writer came by.
-func (c *triggerHeads) found(id string, h triggerHeader, seq uint64) {
-	s, slot := c.of(id)
+// addRead caches a header that was read, unless a writer has touched the stripe since seq.
+func (c *triggerHeads) addRead(id string, h triggerHeader, seq uint64) {
+	s, slot := c.slotOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.seq == seq {
@@ -67,20 +67,20 @@ func (c *triggerHeads) found(id string, h triggerHeader, seq uint64) {
 	}
 }
 
-// writing forgets a row that is about to be written.
-func (c *triggerHeads) writing(id string) {
-	s, slot := c.of(id)
+// invalidate removes a row that is about to be written. The caller holds the row's lock.
+func (c *triggerHeads) invalidate(id string) {
+	s, slot := c.slotOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
 	s.forget(slot, id)
 }
 
-// wrote remembers a claim as it was written: its outcome comes soon. A reader may
-// have remembered the row between writing and the moment it became visible; what
-// it read is over.
-func (c *triggerHeads) wrote(id string, h triggerHeader) {
-	s, slot := c.of(id)
+// addWritten caches the header of a claim that was written, because its outcome is swapped soon. For
+// other states it only removes the row: a reader may have cached the old header after invalidate
+// and before the write became visible.
+func (c *triggerHeads) addWritten(id string, h triggerHeader) {
+	s, slot := c.slotOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
@@ -100,6 +100,6 @@ func (s *headStripe) put(slot int, id string, h triggerHeader) {
 	if s.slots == nil {
 		s.slots = make([]headSlot, stripeSlots)
 	}
-	h.caller = strings.Clone(h.caller) // it may be a part of a whole row
+	h.caller = strings.Clone(h.caller) // it may alias a whole row, which the cache would keep
 	s.slots[slot] = headSlot{id, h}
 }

@@ -14,15 +14,15 @@ func TestHeadersReadWhileWriting(t *testing.T) {
 	for state := engine.TriggerPending; state <= engine.TriggerExpired; state++ {
 		var c triggerHeads
 		old := triggerHeader{version: 1, state: engine.TriggerPending, caller: "shop"}
-		before := c.reading("trg_1")
-		c.writing("trg_1")
-		c.found("trg_1", old, c.reading("trg_1"))
-		c.wrote("trg_1", triggerHeader{version: 2, state: state, caller: "shop"})
-		if h, ok := c.get("trg_1"); ok && h.version != 2 {
+		before := c.beginRead("trg_1")
+		c.invalidate("trg_1")
+		c.addRead("trg_1", old, c.beginRead("trg_1"))
+		c.addWritten("trg_1", triggerHeader{version: 2, state: state, caller: "shop"})
+		if h, ok := c.lookUp("trg_1"); ok && h.version != 2 {
 			t.Errorf("written as %d: version %d is believed", state, h.version)
 		}
-		c.found("trg_1", old, before)
-		if h, ok := c.get("trg_1"); ok && h.version != 2 {
+		c.addRead("trg_1", old, before)
+		if h, ok := c.lookUp("trg_1"); ok && h.version != 2 {
 			t.Errorf("written as %d: version %d, read before, is believed", state, h.version)
 		}
 	}

@@ -15,20 +15,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// flights knows which triggers are IN_FLIGHT. On the disk a swap writes the ids
-// of all rows it claims as one row (table K), which goes when the last of them
-// has left the state; the rows themselves stay in the list of the waiting ones.
-// So a claim costs one row, and no index.
+// flights knows which triggers are IN_FLIGHT. A flight is the set of triggers that one swap
+// claimed. It is stored as one row with their ids (table K), which is deleted when the last of
+// them has left the state. In the index the triggers stay in the list of PENDING ones. So the
+// claims of a swap cost one row, and no change of an index.
 type flights struct {
-	mu   sync.Mutex
-	next uint64
-	of   map[string]*flight
-	gone [][]byte // keys of flights that are over; the next swap deletes them
+	mu        sync.Mutex
+	next      uint64
+	byTrigger map[string]*flight
+	emptyKeys [][]byte // keys of flights that are over; the next swap deletes them
 }
 
 type flight struct {
-	key  uint64
-	left int // ids that are still in it
+	key       uint64
+	remaining int // ids that are still in it
 }
 
 func flightKey(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
@@ -42,27 +42,27 @@ func flightFields(c *codec.Codec, ids *[]string) {
 	}
 }
 
-// begin adds ids, each once, before they are written, and returns the row that says so;
-// nil when all of them were in flight already. It changes ids.
-func (f *flights) begin(ids []string) (key, value []byte) {
+// addFlight adds the ids that are not in a flight as a new one, and returns its row, or nil if there
+// are none. It is called before the claims are written. It reorders ids.
+func (f *flights) addFlight(ids []string) (key, value []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	ids = slices.DeleteFunc(ids, func(id string) bool { return f.of[id] != nil })
+	ids = slices.DeleteFunc(ids, func(id string) bool { return f.byTrigger[id] != nil })
 	if len(ids) == 0 {
 		return nil, nil
 	}
 	f.next++
-	x := &flight{key: f.next, left: len(ids)}
+	x := &flight{key: f.next, remaining: len(ids)}
 	for _, id := range ids {
-		f.of[id] = x
+		f.byTrigger[id] = x
 	}
 	c := codec.Packer(make([]byte, 0, 32*(1+len(ids))), flightVersion)
 	flightFields(&c, &ids)
 	return flightKey(x.key), c.Packed()
 }
 
-// end takes ids out, after what they left for is written.
-func (f *flights) end(ids []string) {
+// leave removes ids from their flights. It is called when their new state is durable.
+func (f *flights) leave(ids []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range ids {
@@ -71,32 +71,33 @@ func (f *flights) end(ids []string) {
 }
 
 func (f *flights) leaveLocked(id string) {
-	x := f.of[id]
+	x := f.byTrigger[id]
 	if x == nil {
 		return
 	}
-	delete(f.of, id)
-	if x.left--; x.left == 0 {
-		f.gone = append(f.gone, flightKey(x.key))
+	delete(f.byTrigger, id)
+	if x.remaining--; x.remaining == 0 {
+		f.emptyKeys = append(f.emptyKeys, flightKey(x.key))
 	}
 }
 
-// over returns the keys of flights that are over, once.
-func (f *flights) over() (keys [][]byte) {
+// takeEmptyKeys returns the keys of flights without remaining ids, each once. The caller deletes
+// their rows.
+func (f *flights) takeEmptyKeys() (keys [][]byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	keys, f.gone = f.gone, nil
+	keys, f.emptyKeys = f.emptyKeys, nil
 	return keys
 }
 
-// view returns a view of the store and all ids that may be IN_FLIGHT in it.
+// view returns a view of the store, and all ids that may be IN_FLIGHT in it.
 func (f *flights) view(from rows.Rows) (rows.View, map[string]*flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return from.View(), maps.Clone(f.of)
+	return from.View(), maps.Clone(f.byTrigger)
 }
 
-// load reads what the process before left.
+// load reads the flights that the previous process left.
 func (t *triggers) load(ctx context.Context) error {
 	f := &t.flights
 	return t.rows.Scan(ctx, tableFlights, rows.Range{}, func(r rows.Row) (bool, error) {
@@ -109,20 +110,20 @@ func (t *triggers) load(ctx context.Context) error {
 			return false, notify.Unread("store", fmt.Sprintf("claimed triggers at %x", r.Key), r.Value, flightVersion)
 		}
 		now := map[string]triggerHeader{}
-		if err := t.headers(ctx, ids, func(id string, h triggerHeader) { now[id] = h }); err != nil {
+		if err := t.readHeaders(ctx, ids, func(id string, h triggerHeader) { now[id] = h }); err != nil {
 			return false, err
 		}
 		n := &flight{key: numberAt(r.Key)}
 		for id, h := range now {
 			if h.state == engine.TriggerInFlight {
 				f.leaveLocked(id)
-				f.of[strings.Clone(id)] = n
-				n.left++
+				f.byTrigger[strings.Clone(id)] = n
+				n.remaining++
 			}
 		}
 		f.next = max(f.next, n.key)
-		if n.left == 0 {
-			f.gone = append(f.gone, flightKey(n.key))
+		if n.remaining == 0 {
+			f.emptyKeys = append(f.emptyKeys, flightKey(n.key))
 		}
 		return true, nil
 	})
@@ -140,7 +141,7 @@ func (t *triggers) listFlights(ctx context.Context, view rows.View, flying map[s
 			continue
 		}
 		var row engine.Trigger
-		if _, err := t.row(ctx, view, id, &row); err != nil {
+		if _, err := t.readRow(ctx, view, id, &row); err != nil {
 			return nil, err
 		}
 		if row.ID != "" && row.State == engine.TriggerInFlight && (caller == "" || row.Caller == caller) {

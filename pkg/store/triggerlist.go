@@ -18,7 +18,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	if max <= 0 || len(caller) > maxPart {
 		return nil, nil
 	}
-	out, err := t.list(ctx, caller, state, behind.ID, max)
+	out, err := t.listPage(ctx, caller, state, behind.ID, max)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	return out, nil
 }
 
-func (t *triggers) list(ctx context.Context, caller string, state engine.TriggerState, behind string, max int) (out []engine.Trigger, err error) {
+func (t *triggers) listPage(ctx context.Context, caller string, state engine.TriggerState, behind string, max int) (out []engine.Trigger, err error) {
 	view, flying := t.flights.view(t.rows)
 	defer func() { err = errors.Join(err, view.Close()) }()
 	switch {
@@ -42,13 +42,13 @@ func (t *triggers) list(ctx context.Context, caller string, state engine.Trigger
 		return t.listRows(ctx, view, behind, max)
 	}
 	lists := newestFirst{view: view}
-	if err := lists.find(ctx, caller, state, behind); err != nil {
+	if err := lists.findLists(ctx, caller, state, behind); err != nil {
 		return nil, err
 	}
 	for len(lists.lists) > 0 && len(out) < max {
 		id := lists.lists[0].ids[0]
 		var row engine.Trigger
-		if _, err := t.row(ctx, view, id, &row); err != nil {
+		if _, err := t.readRow(ctx, view, id, &row); err != nil {
 			return nil, err
 		}
 		if row.ID == "" {
@@ -60,17 +60,17 @@ func (t *triggers) list(ctx context.Context, caller string, state engine.Trigger
 		default:
 			out = append(out, row)
 		}
-		if err := lists.pop(ctx); err != nil {
+		if err := lists.advance(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// CountOpen counts up to most+1 rows.
+// CountOpen counts open triggers of a caller and stops when it has more than most.
 func (t *triggers) CountOpen(ctx context.Context, caller string, most int) (n int, err error) {
 	for behind, page := "", 1000; n <= most; {
-		rows, err := t.list(ctx, caller, engine.TriggerOpen, behind, page)
+		rows, err := t.listPage(ctx, caller, engine.TriggerOpen, behind, page)
 		if n += len(rows); err != nil || len(rows) < page {
 			return n, err
 		}
@@ -80,25 +80,26 @@ func (t *triggers) CountOpen(ctx context.Context, caller string, most int) (n in
 }
 
 func (t *triggers) listRows(ctx context.Context, view rows.View, behind string, max int) (out []engine.Trigger, err error) {
-	return list(ctx, view, tableTriggers, rows.Range{Before: behind, Back: true}, max, func(r rows.Row) (row engine.Trigger, err error) {
+	return scanList(ctx, view, tableTriggers, rows.Range{Before: behind, Back: true}, max, func(r rows.Row) (row engine.Trigger, err error) {
 		h, err := readTrigger(r.Key, r.Value, &row, false)
 		if err == nil && h.split {
-			err = t.head(ctx, view, r.Key, &row, &h)
+			err = t.readHead(ctx, view, r.Key, &row, &h)
 		}
 		return row, err
 	})
 }
 
-// triggerList is a list of the index. Its ids are read in pages, each twice the one before.
+// triggerList is one list of the index: the ids of a state and caller. It reads ids in pages, each
+// twice as large as the previous one, up to largestPage.
 type triggerList struct {
 	prefix string   // of its keys
-	ids    []string // that were read, the highest first
+	ids    []string // read and not consumed yet, highest first
 	page   int
 }
 
 const largestPage = 256
 
-// newestFirst merges lists by id, the highest first.
+// newestFirst merges lists by id, highest first. It is a heap of lists that are not empty.
 type newestFirst struct {
 	view  rows.View
 	lists []*triggerList
@@ -115,12 +116,12 @@ func (l *newestFirst) Pop() any {
 	return last
 }
 
-// pop goes on to the next id.
-func (l *newestFirst) pop(ctx context.Context) error {
+// advance consumes the highest id.
+func (l *newestFirst) advance(ctx context.Context) error {
 	first := l.lists[0]
 	id := first.ids[0]
 	if first.ids = first.ids[1:]; len(first.ids) == 0 {
-		if err := l.read(ctx, first, id); err != nil {
+		if err := l.readPage(ctx, first, id); err != nil {
 			return err
 		}
 	}
@@ -132,27 +133,27 @@ func (l *newestFirst) pop(ctx context.Context) error {
 	return nil
 }
 
-// read reads the next page of a list, behind an id.
-func (l *newestFirst) read(ctx context.Context, of *triggerList, behind string) (err error) {
+// readPage reads the next page of a list, after the id behind.
+func (l *newestFirst) readPage(ctx context.Context, of *triggerList, behind string) (err error) {
 	in := rows.Range{Prefix: of.prefix, Back: true}
 	if behind != "" {
 		in.Before = of.prefix + behind
 	}
 	of.page = min(max(2*of.page, 1), largestPage)
-	of.ids, err = list(ctx, l.view, tableTriggerList, in, of.page, func(r rows.Row) (string, error) { return r.Key[len(of.prefix):], nil })
+	of.ids, err = scanList(ctx, l.view, tableTriggerList, in, of.page, func(r rows.Row) (string, error) { return r.Key[len(of.prefix):], nil })
 	return err
 }
 
-// find adds the lists of a caller and state that have anything behind an id; empty and
-// 0: of any.
-func (l *newestFirst) find(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
+// findLists adds the lists of a caller and state that have ids after behind. An empty caller means
+// all callers; state 0 means all states.
+func (l *newestFirst) findLists(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
 	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
 		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
 		if state != 0 && state != one && !open {
 			continue
 		}
 		if caller != "" {
-			if err := l.add(ctx, string(appendListKey(nil, one, caller)), behind); err != nil {
+			if err := l.addList(ctx, string(appendListKey(nil, one, caller)), behind); err != nil {
 				return err
 			}
 			continue
@@ -160,7 +161,7 @@ func (l *newestFirst) find(ctx context.Context, caller string, state engine.Trig
 		for prefix := ""; ; {
 			next, err := l.nextList(ctx, one, prefix)
 			if err == nil && next != "" {
-				err = l.add(ctx, next, behind)
+				err = l.addList(ctx, next, behind)
 			}
 			if err != nil {
 				return err
@@ -173,22 +174,22 @@ func (l *newestFirst) find(ctx context.Context, caller string, state engine.Trig
 	return nil
 }
 
-// add adds a list, if it has anything behind an id.
-func (l *newestFirst) add(ctx context.Context, prefix, behind string) error {
+// addList adds a list if it has ids after behind.
+func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error {
 	of := &triggerList{prefix: prefix}
-	err := l.read(ctx, of, behind)
+	err := l.readPage(ctx, of, behind)
 	if err == nil && len(of.ids) > 0 {
 		heap.Push(l, of)
 	}
 	return err
 }
 
-// nextList returns the prefix of the list of a state that follows another, ""; if there
-// is none, it returns "". It leaps there: it reads one row.
+// nextList returns the prefix of the list of a state that follows the list prefix, or of the
+// first one for "". It returns "" if there is none. It seeks there and reads one row.
 func (l *newestFirst) nextList(ctx context.Context, state engine.TriggerState, prefix string) (next string, err error) {
 	in := rows.Range{Prefix: string([]byte{byte(state)})}
 	if prefix != "" {
-		in.After = following(prefix)
+		in.After = prefixEnd(prefix)
 	}
 	err = l.view.Scan(ctx, tableTriggerList, in, func(r rows.Row) (bool, error) {
 		caller, _, ok := cutStr(r.Key[1:])

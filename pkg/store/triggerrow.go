@@ -7,36 +7,33 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables of triggers.
+// The tables of triggers.
 var (
 	tableTriggers     = rows.Part{Table: 'G'} // id: trigger
 	tableTriggerHeads = rows.Part{Table: 'B'} // id: head of a large trigger, once it was swapped
 	tableTriggerList  = rows.Part{Table: 'L'} // state (a byte), str caller, id: -; IN_FLIGHT among PENDING
-	tableTriggerEnds  = rows.Part{Table: 'E'} // ended, id: - of terminal ones
+	tableTriggerEnds  = rows.Part{Table: 'E'} // ended, id: - ; only terminal triggers
 	tableFlights      = rows.Part{Table: 'K'} // seq: ids that one swap claimed
 )
 
-// A whole row of a trigger holds everything and is written anew by each swap. Of a
-// split one, which is large, the request (what nothing changes: URL, payload, terms) is
-// written once, and the head is written beside it, in a row of its own, from the first
-// swap on: with a payload of 4 KB a trigger's life (BenchmarkTriggerLife) costs 62 to 67
-// us of processor instead of 88 to 106, on a busy machine. A small row is cheaper
-// to rewrite than to read in two parts.
+// A row of a small trigger holds everything, and each swap rewrites it. The row of a large trigger
+// is split: its request (URL, payload, terms: what rarely changes) is written once, and from the
+// first swap on its head is written to a row of its own. With a payload of 4 KB a trigger's life
+// (BenchmarkTriggerLife) then costs 62 to 67 us of processor instead of 88 to 106, on a busy
+// machine. A small row is cheaper to rewrite than to read in two parts.
 
 // splitFrom is the size of URL and payload, in bytes, from which a row is split.
 const splitFrom = 512
 
-// triggerHeader is what a swap has to know of the row it replaces. It begins the
-// value, so that the rest is not taken apart.
+// triggerHeader is what a swap needs to know of the row that it replaces. It is at the beginning
+// of the value, so that the rest need not be decoded.
 type triggerHeader struct {
 	version uint64
 	state   engine.TriggerState
 	ended   int64
 	caller  string
-	// split: the request lies apart, and this is its digest. A swap that changes
-	// the request too rewrites it.
-	split   bool
-	request uint64
+	split   bool   // the request has a row of its own
+	request uint64 // digest of the request if split; a swap rewrites the request if it changes
 }
 
 func (h *triggerHeader) fields(c *codec.Codec) {
@@ -54,7 +51,8 @@ func headerOf(t *engine.Trigger) triggerHeader {
 	return triggerHeader{version: t.Version, state: t.State, ended: t.Ended, caller: t.Caller}
 }
 
-// digestOf is of everything a head does not hold. The payload is digested where it lies.
+// digestOf returns a digest of the fields that a head does not hold. It hashes the payload without
+// copying it.
 func digestOf(t *engine.Trigger) uint64 {
 	c := codec.Packer(make([]byte, 0, 512), TriggerVersion)
 	TriggerTerms(&c, t)
@@ -62,33 +60,33 @@ func digestOf(t *engine.Trigger) uint64 {
 	return h ^ notify.ColumnDigest(t.Payload)*0x9e3779b97f4a7c15 ^ uint64(len(t.Payload))
 }
 
-// appendListKey is the prefix of a list: of a state and caller.
+// appendListKey appends the key prefix of the list of a state and caller.
 func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
 	return appendStr(append(b, byte(state)), caller)
 }
 
-// list is the state under which a trigger is listed.
-func (h *triggerHeader) list() engine.TriggerState {
+// listedState returns the state under which a trigger is listed.
+func (h *triggerHeader) listedState() engine.TriggerState {
 	if h.state == engine.TriggerInFlight {
-		return engine.TriggerPending // flights knows which
+		return engine.TriggerPending // flights knows which of them are IN_FLIGHT
 	}
 	return h.state
 }
 
 func (h *triggerHeader) sameList(o *triggerHeader) bool {
-	return h.list() == o.list() && h.caller == o.caller
+	return h.listedState() == o.listedState() && h.caller == o.caller
 }
 
 func (h *triggerHeader) listKey(id string) []byte {
-	return append(appendListKey(make([]byte, 0, 3+len(h.caller)+len(id)), h.list(), h.caller), id...)
+	return append(appendListKey(make([]byte, 0, 3+len(h.caller)+len(id)), h.listedState(), h.caller), id...)
 }
 
 func (h *triggerHeader) endedKey(id string) []byte {
 	return append(appendOrdered(make([]byte, 0, 8+len(id)), h.ended), id...)
 }
 
-// appendTrigger packs everything of t but its id, under a header; of a head only what
-// changes in the life of a split row.
+// appendTrigger packs the header and t without its id. With head it packs only what changes during
+// the life of a split row.
 func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []byte {
 	c := codec.Packer(b, TriggerVersion)
 	h.fields(&c)
@@ -99,16 +97,17 @@ func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []b
 	return c.Packed()
 }
 
-// readHeader reads the header of a row, or of a head.
+// readHeader decodes the header of a row or of a head.
 func readHeader(id string, v []byte) (h triggerHeader, err error) {
 	c := codec.Unpacker(v, TriggerVersion)
-	if h.fields(&c); h.version == 0 { // what is damaged reads as zero
+	if h.fields(&c); h.version == 0 { // damaged bytes read as zero
 		return h, notify.Unread("store", "trigger "+id, v, TriggerVersion)
 	}
 	return h, nil
 }
 
-// readTrigger reads a row, or a head over the row it belongs to, and returns its header.
+// readTrigger decodes a row into t and returns its header. With head it decodes a head into t, which
+// already holds its row.
 func readTrigger(id string, v []byte, t *engine.Trigger, head bool) (h triggerHeader, err error) {
 	c := codec.Unpacker(v, TriggerVersion)
 	h.fields(&c)

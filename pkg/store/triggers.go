@@ -8,19 +8,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// triggers keeps a row per trigger (triggerrow.go), and two indexes written with
-// it: by state and caller, and of terminal rows by their end. Of those IN_FLIGHT
-// flights knows (triggerflight.go).
+// triggers keeps one row for each trigger (triggerrow.go), and two indexes that are written with
+// it: by state and caller, and of terminal rows by their end. flights (triggerflight.go) knows
+// which triggers are IN_FLIGHT.
 //
-// Unlike the other contracts it does not swap rows for rows: a swap here decides about
-// each trigger for itself, and reads its header, mostly from memory (triggercache.go),
-// where a rows.Swap would read it all. So a swap locks its rows, reads their headers,
-// and writes the triggers that it wins in one batch. The locks are held until the batch is
-// durable: a caller that lost a swap lost it to a row that survives a loss of power.
+// Unlike the other contracts it does not use rows.Swap. A swap of triggers decides about each
+// trigger separately and needs only its header, mostly from memory (triggercache.go); rows.Swap
+// would read whole rows. So a swap locks its rows, reads their headers, and writes the triggers
+// that it wins in one batch. It holds the locks until the batch is durable, so that a caller
+// that loses a swap loses it to a row that survives a power loss.
 type triggers struct {
 	rows      rows.Rows
-	locks     *rows.Locks // by id
-	splitFrom int         // splitFrom, or a test's
+	locks     *rows.Locks // by trigger id
+	splitFrom int         // the constant splitFrom; tests set another value
 	heads     triggerHeads
 	flights   flights
 	purge     sync.Mutex
@@ -28,13 +28,14 @@ type triggers struct {
 
 func newTriggers(r rows.Rows) *triggers {
 	return &triggers{
-		rows: r, locks: rows.NewLocks(r.Failed(), r.Err, ended), splitFrom: splitFrom,
-		flights: flights{of: map[string]*flight{}},
+		rows: r, locks: rows.NewLocks(r.Failed(), r.Err, contextEnded), splitFrom: splitFrom,
+		flights: flights{byTrigger: map[string]*flight{}},
 	}
 }
 
-// headers calls fn with the header of each trigger that there is.
-func (t *triggers) headers(ctx context.Context, ids []string, fn func(id string, h triggerHeader)) error {
+// readHeaders calls fn with the header of each trigger that exists. For a split row it calls fn a
+// second time, with the header of its head, which replaces the first.
+func (t *triggers) readHeaders(ctx context.Context, ids []string, fn func(id string, h triggerHeader)) error {
 	var split []string
 	read := func(id string, v []byte) error {
 		if v == nil {
@@ -47,49 +48,49 @@ func (t *triggers) headers(ctx context.Context, ids []string, fn func(id string,
 		}
 		return err
 	}
-	err := look(ctx, t.rows, tableTriggers, ids, read)
-	if heads := split; err == nil && len(heads) > 0 { // which replace what fn has got
-		err = look(ctx, t.rows, tableTriggerHeads, heads, read)
+	err := lookEach(ctx, t.rows, tableTriggers, ids, read)
+	if heads := split; err == nil && len(heads) > 0 {
+		err = lookEach(ctx, t.rows, tableTriggerHeads, heads, read)
 	}
 	return err
 }
 
-// look calls fn with the values of rows.
-func look(ctx context.Context, from rows.Reader, p rows.Part, keys []string, fn func(key string, v []byte) error) error {
+// lookEach calls fn with the key and value of each row.
+func lookEach(ctx context.Context, from rows.Reader, p rows.Part, keys []string, fn func(key string, v []byte) error) error {
 	return from.Look(ctx, p, len(keys),
 		func(b []byte, i int) []byte { return append(b, keys[i]...) },
 		func(i int, v []byte) error { return fn(keys[i], v) })
 }
 
-// row reads a row with its head and returns its header; one that is not there leaves
-// out as it is.
-func (t *triggers) row(ctx context.Context, from rows.Reader, id string, out *engine.Trigger) (h triggerHeader, err error) {
-	err = look(ctx, from, tableTriggers, []string{id}, func(_ string, v []byte) (err error) {
+// readRow reads a row and its head into out and returns the header. If the row does not exist, out
+// stays unchanged.
+func (t *triggers) readRow(ctx context.Context, from rows.Reader, id string, out *engine.Trigger) (h triggerHeader, err error) {
+	err = lookEach(ctx, from, tableTriggers, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
-			h, err = t.parts(ctx, from, id, v, out)
+			h, err = t.readParts(ctx, from, id, v, out)
 		}
 		return err
 	})
 	return h, err
 }
 
-// parts reads a row whose first part is v, and its head if there is one.
-func (t *triggers) parts(ctx context.Context, from rows.Reader, id string, v []byte, out *engine.Trigger) (h triggerHeader, err error) {
+// readParts decodes v, the first part of a row, and reads its head if there is one.
+func (t *triggers) readParts(ctx context.Context, from rows.Reader, id string, v []byte, out *engine.Trigger) (h triggerHeader, err error) {
 	h, err = readTrigger(id, v, out, false)
 	if err != nil || !h.split {
 		return h, err
 	}
 	request := h.request
-	err = t.head(ctx, from, id, out, &h)
+	err = t.readHead(ctx, from, id, out, &h)
 	if err == nil && h.request != request {
-		return t.row(ctx, from, id, out) // a swap has replaced both parts in between
+		return t.readRow(ctx, from, id, out) // a swap replaced both parts between the two reads
 	}
 	return h, err
 }
 
-// head reads the head of a split row, once that was swapped.
-func (t *triggers) head(ctx context.Context, from rows.Reader, id string, out *engine.Trigger, h *triggerHeader) error {
-	return look(ctx, from, tableTriggerHeads, []string{id}, func(_ string, v []byte) (err error) {
+// readHead reads the head of a split row. A row that was never swapped has none.
+func (t *triggers) readHead(ctx context.Context, from rows.Reader, id string, out *engine.Trigger, h *triggerHeader) error {
+	return lookEach(ctx, from, tableTriggerHeads, []string{id}, func(_ string, v []byte) (err error) {
 		if v != nil {
 			*h, err = readTrigger(id, v, out, true)
 		}
@@ -97,33 +98,34 @@ func (t *triggers) head(ctx context.Context, from rows.Reader, id string, out *e
 	})
 }
 
-// triggerWrite is a row that replaces another, or is the first of its id.
+// triggerWrite is the write of one row, which replaces an older one or is the first of its id.
 type triggerWrite struct {
 	id       string
-	row      *engine.Trigger // the caller's, until the call returns
+	row      *engine.Trigger // belongs to the caller; not used after the call returns
 	old, new triggerHeader
 	first    bool
-	request  bool // everything is written, not only the head of a split row
+	request  bool // the whole row is written, not only the head of a split row
 }
 
-// partsOfWrite is how many parts pack appends: the key, the row, and the head.
+// partsOfWrite is the number of parts that pack appends: key, row and head.
 const partsOfWrite = 3
 
-// pack appends the key and the values that are written, a part each.
+// pack appends the key and the values to write, one part each. A part that is not written is
+// empty.
 func (w *triggerWrite) pack(p *packed) {
 	p.b = append(p.b, w.id...)
-	p.mark()
+	p.endPart()
 	if w.request {
 		p.b = appendTrigger(p.b, w.row, &w.new, false)
 	}
-	p.mark()
+	p.endPart()
 	if w.new.split && !w.first {
 		p.b = appendTrigger(p.b, w.row, &w.new, true)
 	}
-	p.mark()
+	p.endPart()
 }
 
-// fill writes the row and what changes in the indexes.
+// fill writes the row and the changes of the indexes into b.
 func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	if len(row) > 0 {
 		b.Set(tableTriggers, key, row)
@@ -147,8 +149,8 @@ func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	}
 }
 
-// plan makes the write that replaces stored.
-func (t *triggers) plan(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
+// planWrite returns the write of x that replaces stored.
+func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
 	w := triggerWrite{id: x.ID, row: x, old: stored, new: headerOf(x), first: first, request: true}
 	w.new.version = version
 	switch {
@@ -163,24 +165,24 @@ func (t *triggers) plan(x *engine.Trigger, stored triggerHeader, first bool, ver
 	return w
 }
 
-// stored returns the headers of the rows that exist. The caller holds their locks.
-func (t *triggers) stored(ctx context.Context, ids []string) (map[string]triggerHeader, error) {
+// storedHeaders returns the headers of the rows that exist. The caller holds their locks.
+func (t *triggers) storedHeaders(ctx context.Context, ids []string) (map[string]triggerHeader, error) {
 	all := make(map[string]triggerHeader, len(ids))
 	var unknown []string
 	for _, id := range ids {
-		if h, ok := t.heads.get(id); ok {
+		if h, ok := t.heads.lookUp(id); ok {
 			all[id] = h
 		} else {
 			unknown = append(unknown, id)
 		}
 	}
-	err := t.headers(ctx, unknown, func(id string, h triggerHeader) { all[id] = h })
+	err := t.readHeaders(ctx, unknown, func(id string, h triggerHeader) { all[id] = h })
 	return all, err
 }
 
-// change locks n rows, asks decide about each, in order, and writes those it
-// says yes to. decide sees what the call itself wrote before.
-func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Trigger, decide func(i int, stored triggerHeader, ok bool) (version uint64, yes bool)) (won []bool, err error) {
+// updateRows locks n rows, calls decide for each in order, and writes the rows for which decide
+// returns true. If a row occurs more than once, decide sees the header of its previous write.
+func (t *triggers) updateRows(ctx context.Context, n int, row func(i int) *engine.Trigger, decide func(i int, stored triggerHeader, ok bool) (version uint64, yes bool)) (won []bool, err error) {
 	won = make([]bool, n)
 	if n == 0 {
 		return won, nil
@@ -196,7 +198,7 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 	if err != nil {
 		return nil, err
 	}
-	last, err := t.stored(ctx, ids)
+	last, err := t.storedHeaders(ctx, ids)
 	if err != nil {
 		unlock()
 		return nil, err
@@ -211,7 +213,7 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 			continue
 		}
 		won[i] = true
-		w := t.plan(row(i), stored, !ok, version)
+		w := t.planWrite(row(i), stored, !ok, version)
 		writes = append(writes, w)
 		last[id] = w.new
 		w.pack(p)
@@ -220,14 +222,15 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 		unlock()
 		return won, nil
 	}
-	if err := t.write(ctx, writes, last, p, unlock); err != nil {
+	if err := t.storeWrites(ctx, writes, last, p, unlock); err != nil {
 		return nil, err
 	}
 	return won, nil
 }
 
-// write stores writes; last are the rows as they are afterwards.
-func (t *triggers) write(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
+// storeWrites writes the rows. last holds the final header of each row. It calls unlock when the
+// rows are durable or the write has failed.
+func (t *triggers) storeWrites(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
 	var begin, end []string
 	final := make([]*triggerWrite, 0, len(writes)) // the last write of each row
 	for i := range writes {
@@ -236,15 +239,15 @@ func (t *triggers) write(ctx context.Context, writes []triggerWrite, last map[st
 			continue
 		}
 		final = append(final, w)
-		t.heads.writing(w.id)
+		t.heads.invalidate(w.id)
 		if w.new.state == engine.TriggerInFlight {
 			begin = append(begin, w.id)
 		} else {
 			end = append(end, w.id)
 		}
 	}
-	flight, flying := t.flights.begin(begin)
-	over := t.flights.over()
+	flight, flying := t.flights.addFlight(begin)
+	over := t.flights.takeEmptyKeys()
 	return t.writeLocked(ctx, unlock, func(b rows.Batch) {
 		for i := range writes {
 			writes[i].fill(b, p.part(partsOfWrite*i), p.part(partsOfWrite*i+1), p.part(partsOfWrite*i+2))
@@ -257,14 +260,14 @@ func (t *triggers) write(ctx context.Context, writes []triggerWrite, last map[st
 		}
 	}, func() {
 		for _, w := range final {
-			t.heads.wrote(w.id, w.new)
+			t.heads.addWritten(w.id, w.new)
 		}
-		t.flights.end(end)
+		t.flights.leave(end)
 	})
 }
 
-// writeLocked is a Write that calls stored once it is durable, and then unlock. If it is
-// not, it calls unlock alone.
+// writeLocked writes what fill puts into the batch. When that is durable it calls stored and then
+// unlock. If the write fails, it calls only unlock.
 func (t *triggers) writeLocked(ctx context.Context, unlock func(), fill func(rows.Batch), stored func()) error {
 	filled := false
 	err := t.rows.Write(ctx, func(b rows.Batch) {
@@ -284,12 +287,12 @@ func (t *triggers) writeLocked(ctx context.Context, unlock func(), fill func(row
 }
 
 func (t *triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
-	return t.change(ctx, len(ts), func(i int) *engine.Trigger { return &ts[i] },
+	return t.updateRows(ctx, len(ts), func(i int) *engine.Trigger { return &ts[i] },
 		func(_ int, _ triggerHeader, ok bool) (uint64, bool) { return 1, !ok })
 }
 
 func (t *triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) {
-	return t.change(ctx, len(ss), func(i int) *engine.Trigger { return &ss[i].New },
+	return t.updateRows(ctx, len(ss), func(i int) *engine.Trigger { return &ss[i].New },
 		func(i int, stored triggerHeader, ok bool) (uint64, bool) {
 			return ss[i].Old + 1, ok && stored.version == ss[i].Old
 		})
@@ -297,25 +300,25 @@ func (t *triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, e
 
 func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	out := make([]engine.Trigger, len(ids))
-	seqs := make([]uint64, len(ids)) // of the cache, before each row was read
+	seqs := make([]uint64, len(ids)) // sequence of the cache before each row was read
 	err := t.rows.Look(ctx, tableTriggers, len(ids), func(b []byte, i int) []byte {
-		seqs[i] = t.heads.reading(ids[i])
+		seqs[i] = t.heads.beginRead(ids[i])
 		return append(b, ids[i]...)
 	}, func(i int, v []byte) error {
 		if v == nil {
 			return nil
 		}
-		h, err := t.parts(ctx, t.rows, ids[i], v, &out[i])
+		h, err := t.readParts(ctx, t.rows, ids[i], v, &out[i])
 		if err == nil && !h.state.Terminal() {
-			t.heads.found(ids[i], h, seqs[i])
+			t.heads.addRead(ids[i], h, seqs[i])
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	// A swap is visible a moment before it is durable. Get does not return a state that a
-	// loss of power takes back.
+	// A swap is visible shortly before it is durable. Get waits, so that it never returns a
+	// state that a power loss undoes.
 	if err := t.locks.Settled(ctx, ids); err != nil {
 		return nil, err
 	}
@@ -325,7 +328,7 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 func (t *triggers) Purge(ctx context.Context, before int64, max int) (total int, err error) {
 	t.purge.Lock()
 	defer t.purge.Unlock()
-	in := rows.Range{Before: ordered(before)}
+	in := rows.Range{Before: orderedTime(before)}
 	for total < max {
 		n, last, err := t.purgeSome(ctx, in, before, min(max-total, manyAtOnce))
 		total += n
@@ -337,10 +340,10 @@ func (t *triggers) Purge(ctx context.Context, before int64, max int) (total int,
 	return total, nil
 }
 
-// purgeSome removes up to max rows and returns the last key that it read; empty: there
-// are no more.
+// purgeSome removes up to max rows. It returns the last index key that it read, or "" if there are
+// no more.
 func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, max int) (n int, last string, err error) {
-	ids, err := list(ctx, t.rows, tableTriggerEnds, in, max, func(r rows.Row) (string, error) {
+	ids, err := scanList(ctx, t.rows, tableTriggerEnds, in, max, func(r rows.Row) (string, error) {
 		if len(r.Key) <= 8 {
 			return "", corrupt(r.Key)
 		}
@@ -355,16 +358,16 @@ func (t *triggers) purgeSome(ctx context.Context, in rows.Range, before int64, m
 		return 0, "", err
 	}
 	gone := map[string]triggerHeader{}
-	if err := t.headers(ctx, ids, func(id string, h triggerHeader) { gone[id] = h }); err != nil {
+	if err := t.readHeaders(ctx, ids, func(id string, h triggerHeader) { gone[id] = h }); err != nil {
 		unlock()
 		return 0, "", err
 	}
 	for id, h := range gone {
-		if !h.state.Terminal() || h.ended >= before { // it was swapped meanwhile
+		if !h.state.Terminal() || h.ended >= before { // swapped since the index was read
 			delete(gone, id)
 			continue
 		}
-		t.heads.writing(id)
+		t.heads.invalidate(id)
 	}
 	err = t.writeLocked(ctx, unlock, func(b rows.Batch) {
 		for id, h := range gone {

@@ -23,16 +23,16 @@ type Context struct {
 	Protected  bool   `yaml:"protected,omitempty" json:"protected,omitempty"`   // asks before it changes anything
 }
 
-// Contexts are the configured servers. The current one is kept beside them, in
-// the state folder, so that a shared configuration can be read-only.
+// Contexts holds the configured servers. The name of the current one is stored separately, in
+// the state folder, so that a shared configuration file can be read-only.
 type Contexts struct {
 	List map[string]Context `yaml:"contexts" json:"contexts"`
 
 	file, state string
 }
 
-// OpenContexts reads $XDG_CONFIG_HOME/notifyctl/config.yaml; a missing file is
-// an empty list.
+// OpenContexts reads $XDG_CONFIG_HOME/notifyctl/config.yaml. A missing file is an empty list. A
+// file that cannot be parsed is the error bad_config.
 func OpenContexts(getenv func(string) string) (*Contexts, error) {
 	c := &Contexts{
 		List:  map[string]Context{},
@@ -64,10 +64,10 @@ func folder(getenv func(string) string, name, fallback string) string {
 	return filepath.Join(getenv("HOME"), fallback)
 }
 
-// File is where the contexts are kept.
+// File returns the name of the configuration file.
 func (c *Contexts) File() string { return c.file }
 
-// Names lists the contexts in order.
+// Names returns the names of the contexts, sorted.
 func (c *Contexts) Names() []string {
 	names := make([]string, 0, len(c.List))
 	for n := range c.List {
@@ -77,13 +77,13 @@ func (c *Contexts) Names() []string {
 	return names
 }
 
-// Current is the name of the context in use; empty: none was chosen.
-func (c *Contexts) Current() string { return c.read("context") }
+// Current returns the name of the context in use, or "" if none was chosen.
+func (c *Contexts) Current() string { return c.readState("context") }
 
-// Previous is the name of the one before it.
-func (c *Contexts) Previous() string { return c.read("previous") }
+// Previous returns the name of the context that was in use before Current.
+func (c *Contexts) Previous() string { return c.readState("previous") }
 
-func (c *Contexts) read(name string) string {
+func (c *Contexts) readState(name string) string {
 	b, err := os.ReadFile(filepath.Join(c.state, name))
 	if err != nil {
 		return ""
@@ -91,10 +91,10 @@ func (c *Contexts) read(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Use makes a context the current one.
+// Use makes a context the current one, and the current one the previous one.
 func (c *Contexts) Use(name string) error {
 	if _, ok := c.List[name]; !ok {
-		return c.unknown(name)
+		return c.unknownContext(name)
 	}
 	if err := os.MkdirAll(c.state, 0o700); err != nil {
 		return err
@@ -112,10 +112,10 @@ func (c *Contexts) Get(name string) (Context, error) {
 	if x, ok := c.List[name]; ok {
 		return x, nil
 	}
-	return Context{}, c.unknown(name)
+	return Context{}, c.unknownContext(name)
 }
 
-func (c *Contexts) unknown(name string) error {
+func (c *Contexts) unknownContext(name string) error {
 	e := &Error{Exit: ExitNotFound, Err: fmt.Errorf("no context is called %q", name), Next: []string{"notifyctl context ls"}}
 	if n := Nearest(name, 2, c.Names()); n != "" {
 		e.Err = fmt.Errorf("no context is called %q; did you mean %q?", name, n)
@@ -129,10 +129,10 @@ func (c *Contexts) Set(name string, x Context) error {
 	return c.save()
 }
 
-// Remove forgets a context; when it was the current one, none is.
+// Remove deletes a context. If it was the current one, no context is current afterwards.
 func (c *Contexts) Remove(name string) error {
 	if _, ok := c.List[name]; !ok {
-		return c.unknown(name)
+		return c.unknownContext(name)
 	}
 	delete(c.List, name)
 	if err := c.save(); err != nil || c.Current() != name {

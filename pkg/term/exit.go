@@ -21,7 +21,7 @@ const (
 	ExitNotFound    = 5   // no such thing
 	ExitConflict    = 6   // the state forbids it, or the plan is stale
 	ExitUnavailable = 7   // server away or too slow; safe to try again
-	ExitPending     = 8   // a wait ended before the thing did
+	ExitPending     = 8   // a wait ended before the thing it waited for
 	ExitFindings    = 9   // a check found something
 	ExitGuard       = 10  // stopped by a guard
 	ExitSLO         = 99  // a threshold of a load run was missed
@@ -29,7 +29,7 @@ const (
 	ExitTerminated  = 143 // SIGTERM
 )
 
-// Error is an error with an exit code and what to do next.
+// Error is an error with an exit code and advice on what to do next.
 type Error struct {
 	Exit int
 	Err  error
@@ -41,12 +41,12 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Usage is an error of the command line.
+// Usage returns an error of the command line, with ExitUsage.
 func Usage(format string, args ...any) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf(format, args...)}
 }
 
-// Exitf is an error with an exit code.
+// Exitf returns an error with an exit code.
 func Exitf(code int, format string, args ...any) error {
 	return &Error{Exit: code, Err: fmt.Errorf(format, args...)}
 }

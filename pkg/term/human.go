@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Span writes a length of time, at least 0, with the two units that matter.
+// Span formats a duration, at least 0, with its one or two largest units: 450ms, 2h5m.
 func Span(d time.Duration) string {
 	switch {
 	case d < time.Microsecond:
@@ -23,14 +23,14 @@ func Span(d time.Duration) string {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", d/time.Second)
 	case d < time.Hour:
-		return two(d, time.Minute, "m", time.Second, "s")
+		return twoUnits(d, time.Minute, "m", time.Second, "s")
 	case d < 24*time.Hour:
-		return two(d, time.Hour, "h", time.Minute, "m")
+		return twoUnits(d, time.Hour, "h", time.Minute, "m")
 	}
-	return two(d, 24*time.Hour, "d", time.Hour, "h")
+	return twoUnits(d, 24*time.Hour, "d", time.Hour, "h")
 }
 
-func two(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
+func twoUnits(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
 	s := fmt.Sprintf("%d%s", d/big, bigName)
 	if rest := d % big / small; rest > 0 {
 		s += fmt.Sprintf("%d%s", rest, smallName)
@@ -38,12 +38,12 @@ func two(d, big time.Duration, bigName string, small time.Duration, smallName st
 	return s
 }
 
-// Count writes a number with separators: 1,204,000.
+// Count formats a number with separators: 1,204,000.
 func Count[N int | int64 | uint32 | uint64](n N) string {
 	return Separated(fmt.Sprint(n))
 }
 
-// Separated puts the separators into a whole number.
+// Separated inserts separators into the digits of a whole number.
 func Separated(s string) string {
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]
@@ -51,8 +51,8 @@ func Separated(s string) string {
 	return s
 }
 
-// Quote writes a word so that a shell reads it back. Control characters are written as
-// escapes: the reader sees them, and a copied word has no line end.
+// Quote quotes a word for a shell. Control characters become escapes, so that the reader sees
+// them and a copied word contains no line end.
 func Quote(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)
@@ -75,9 +75,9 @@ func Quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Version returns the version of this program: what the linker was told, else the
-// module's version (go install MODULE@VERSION), else the commit that go build saw, as
-// make build abbreviates it, else "dev".
+// Version returns the version of this program. That is linked, the value set by the linker,
+// or else the commit of the build with 7 digits as in make build, or else the module's
+// version (go install MODULE@VERSION), or else "dev".
 func Version(linked string) string {
 	info, ok := debug.ReadBuildInfo()
 	if linked != "" || !ok {

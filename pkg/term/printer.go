@@ -27,24 +27,25 @@ type Printer struct {
 	JQ        string // filter, applied to the JSON form
 	NoHeaders bool
 
-	// AuditID is the row of the audit log under which the server recorded what is
-	// printed: the field audit_id of a JSON object, and not in a table. Empty: none.
+	// AuditID is the row of the audit log in which the server recorded the operation. Print
+	// adds it to a JSON object as the field audit_id; a table does not show it. Empty: the
+	// operation was not recorded.
 	AuditID string
 
-	// Paint colours a cell of a table; header says whether it is one of the
-	// first row. It adds only what takes no room. nil: no colour.
+	// Paint colours a cell of a table; header is true in the first row. Paint may add only
+	// escapes that take no columns. nil: no colour.
 	Paint func(cell string, header Header) string
-	// Width is that of the terminal; 0: there is none, and nothing is cut. A
-	// table that is wider leaves out its Optional columns, named by their
-	// headers, the first one first; then its last column is cut.
+	// Width is the number of columns of the terminal; 0: there is no terminal, and nothing is
+	// cut. A wider table first loses its Optional columns, which are named by their headers, in
+	// the order of this list. Then its last column is cut.
 	Width    int
 	Optional []string
 }
 
-// Header says whether a cell names its column.
+// Header reports whether a cell is the name of its column.
 type Header bool
 
-// Check reports a wrong format or filter before any work is done.
+// Check returns a usage error if the format or the filter is wrong. Call it before any work.
 func (p *Printer) Check() error {
 	if !slices.Contains(Formats, p.Format) {
 		return Usage("-o %q: formats are %s", p.Format, strings.Join(Formats, ", "))
@@ -57,16 +58,16 @@ func (p *Printer) Check() error {
 	return nil
 }
 
-// Table is what a human sees: the first row is the header.
+// Table is the form for people. Its first row is the header.
 type Table [][]string
 
-// List is the one form of every list: an object, so that a field can be added.
+// List is the form of every list: an object, so that a field can be added later.
 type List struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// Print writes v: as the table in that format, else v itself. A list becomes a List,
-// and in jsonl each of its items a line, to which JQ is applied.
+// Print writes table in the format table, and v in every other format. A list becomes a List.
+// In jsonl each item of a list becomes a line, and JQ is applied to each line.
 func (p *Printer) Print(v any, table Table) error {
 	if p.JQ == "" && p.Format == "table" {
 		return p.table(table)
@@ -85,7 +86,7 @@ func (p *Printer) Print(v any, table Table) error {
 	case isList:
 		v = List{items}
 	}
-	if v, err = p.recorded(v); err != nil {
+	if v, err = p.withAuditID(v); err != nil {
 		return err
 	}
 	if p.JQ != "" {
@@ -102,7 +103,7 @@ func (p *Printer) Print(v any, table Table) error {
 	return nil
 }
 
-// itemsOf returns the items of what is a list in JSON.
+// itemsOf returns the items of v if v is a list in JSON.
 func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	if t := reflect.TypeOf(v); t == nil || t.Kind() != reflect.Slice {
 		return nil, false, nil
@@ -123,8 +124,8 @@ func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	return nil, false, nil // JSON of an object
 }
 
-// Record writes one thing: to a human as a list of names and values, of which
-// those without a value are left out.
+// Record writes one object. In the format table it prints names and values, and omits fields
+// without a value.
 func (p *Printer) Record(v any, fields Table) error {
 	if p.JQ != "" || p.Format != "table" {
 		return p.Print(v, nil)
@@ -138,14 +139,13 @@ func (p *Printer) Record(v any, fields Table) error {
 	return p.rows(t, Header(false))
 }
 
-// Line writes one item of a stream: a JSON line unless the format is table,
-// then text.
+// Line writes one item of a stream: text in the format table, else a line of JSON.
 func (p *Printer) Line(v any, text func() string) error {
 	if p.JQ == "" && p.Format == "table" {
 		_, err := fmt.Fprintln(p.Out, text())
 		return err
 	}
-	v, err := p.recorded(v)
+	v, err := p.withAuditID(v)
 	if err != nil {
 		return err
 	}
@@ -155,9 +155,9 @@ func (p *Printer) Line(v any, text func() string) error {
 	return p.json(v, "")
 }
 
-// recorded is v with the field audit_id before its own, if it is an object that
-// was recorded, and is printed as one.
-func (p *Printer) recorded(v any) (any, error) {
+// withAuditID returns v with audit_id as its first field. It returns v unchanged if there is no
+// AuditID, if v is not an object, or if the format is table.
+func (p *Printer) withAuditID(v any) (any, error) {
 	if p.AuditID == "" || p.JQ == "" && p.Format == "table" {
 		return v, nil
 	}
@@ -208,8 +208,8 @@ func (p *Printer) yaml(v any) error {
 	return err
 }
 
-// quoteControls makes the encoder quote what escapeLines will change: only
-// between double quotes has YAML escapes.
+// quoteControls makes the encoder put double quotes around each text that escapeLines will
+// change: YAML has escapes only between double quotes.
 func quoteControls(n *yaml.Node) {
 	if n.Kind == yaml.ScalarNode && notify.HasControl(n.Value) {
 		n.Style = yaml.DoubleQuotedStyle
@@ -220,20 +220,21 @@ func quoteControls(n *yaml.Node) {
 }
 
 func (p *Printer) table(t Table) error {
-	t = p.fit(t)
+	t = p.fitWidth(t)
 	if p.NoHeaders && len(t) > 0 {
 		return p.rows(t[1:], Header(false))
 	}
 	return p.rows(t, Header(true))
 }
 
-// fit makes a table with a header as narrow as the terminal, as far as it may.
-func (p *Printer) fit(t Table) Table {
+// fitWidth drops Optional columns and cuts the last column until t fits the terminal. The
+// last column keeps at least 8 characters, so a narrow terminal may still be exceeded.
+func (p *Printer) fitWidth(t Table) Table {
 	if p.Width <= 0 || len(t) == 0 {
 		return t
 	}
 	for _, name := range p.Optional {
-		if width(t) <= p.Width {
+		if tableWidth(t) <= p.Width {
 			return t
 		}
 		at := slices.Index(t[0], name)
@@ -247,9 +248,9 @@ func (p *Printer) fit(t Table) Table {
 		}
 	}
 	last := len(t[0]) - 1
-	room := p.Width - (width(t) - columns(t)[last])
-	const least = 8 // less than that says nothing
-	if width(t) <= p.Width || room < least {
+	room := p.Width - (tableWidth(t) - columnWidths(t)[last])
+	const least = 8 // fewer characters of a cell tell the reader nothing
+	if tableWidth(t) <= p.Width || room < least {
 		return t
 	}
 	for _, row := range t {
@@ -260,8 +261,8 @@ func (p *Printer) fit(t Table) Table {
 	return t
 }
 
-// columns are the widths of the columns.
-func columns(t Table) (widths []int) {
+// columnWidths returns the width of each column of t, in characters.
+func columnWidths(t Table) (widths []int) {
 	for _, row := range t {
 		for i, cell := range row {
 			if i == len(widths) {
@@ -273,13 +274,13 @@ func columns(t Table) (widths []int) {
 	return widths
 }
 
-// width is that of a table's longest line.
-func width(t Table) (n int) {
-	ws := columns(t)
+// tableWidth returns the length of t's longest line.
+func tableWidth(t Table) (n int) {
+	ws := columnWidths(t)
 	for _, row := range t {
 		line := 0
 		for i := range row {
-			if row[i] != "" { // nothing is filled up behind the last one
+			if row[i] != "" { // the last filled cell of a row is not padded
 				line = 2 * i
 				for _, w := range ws[:i] {
 					line += w
@@ -292,15 +293,15 @@ func width(t Table) (n int) {
 	return n
 }
 
-// rows lays cells out in columns. The widths are counted before anything is
-// coloured, and the last cell of a row is not filled up.
+// rows prints cells in columns. It computes the widths before Paint adds escapes, and does not
+// pad the last cell of a row.
 func (p *Printer) rows(t Table, first Header) error {
 	for _, row := range t {
 		for i, cell := range row {
 			row[i] = Clean(cell)
 		}
 	}
-	widths := columns(t)
+	widths := columnWidths(t)
 	var b bytes.Buffer
 	for n, row := range t {
 		for len(row) > 0 && row[len(row)-1] == "" {
@@ -323,16 +324,15 @@ func (p *Printer) rows(t Table, first Header) error {
 	return err
 }
 
-// Clean makes a text that came from outside fit for one line of a terminal:
-// line ends and tabs become spaces, and what steers the terminal or turns the
-// direction of text is shown as an escape, so that no name passes for another.
+// Clean makes a text from outside safe for one line of a terminal. Line ends and tabs become
+// spaces. Characters that control the terminal or the direction of text become visible
+// escapes, so that one name cannot look like another.
 func Clean(s string) string { return notify.EscapeControls(oneLine.Replace(s)) }
 
 var oneLine = strings.NewReplacer("\n", " ", "\t", " ", "\r", " ")
 
-// escapeLines is EscapeControls for each line of JSON, and of YAML in which
-// quoteControls was: the characters then stand between double quotes, where
-// their escapes mean the same.
+// escapeLines applies EscapeControls to each line of JSON, or of YAML after quoteControls. The
+// escaped characters are between double quotes, where the escapes mean the same characters.
 func escapeLines(b []byte) []byte {
 	lines := bytes.SplitAfter(b, []byte("\n"))
 	for i, line := range lines {
@@ -363,7 +363,7 @@ func (p *Printer) filter(v any) error {
 			return Usage("--jq: %v", err)
 		}
 		if s, is := out.(string); is {
-			if p.Width > 0 { // a terminal would act on what a server or a receiver wrote
+			if p.Width > 0 { // a terminal would execute control characters in the text
 				s = string(escapeLines([]byte(s)))
 			}
 			fmt.Fprintln(p.Out, s)
@@ -377,7 +377,7 @@ func (p *Printer) filter(v any) error {
 	}
 }
 
-// plain turns v into maps, lists and scalars by way of its JSON form.
+// plain converts v into maps, lists and scalars by encoding it as JSON and decoding that.
 func plain(v any) (any, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

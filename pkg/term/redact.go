@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// What must never stand in a log or a bundle, wherever it comes from: an error
-// of a library may quote a URL, a header or an address.
+// redactions are the patterns that must never appear in a log or a bundle. An error of a
+// library may quote a URL, a header or an address.
 var redactions = []struct {
 	re   *regexp.Regexp
 	with string
@@ -23,17 +23,17 @@ var redactions = []struct {
 	{regexp.MustCompile(`(?i)(\+|%2B)[1-9][0-9]{6,14}\b`), "[phone]", "phone numbers"},
 }
 
-// reTold are values after a telling name: password=..., "token": "...", and the
-// same in JSON that is quoted in JSON.
-var reTold = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
+// reNamedSecret matches a value after a name that marks a secret: password=..., "token": "...",
+// and the same in JSON that is quoted in JSON.
+var reNamedSecret = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
 
-// SecretKeys are names of values that are dropped whole, in lower case.
+// SecretKeys are the names, in lower case, of values that are removed whatever they hold.
 var SecretKeys = map[string]bool{
 	"token": true, "authorization": true, "password": true, "secret": true, "address": true,
 	"phone": true, "email": true, "body": true, "title": true, "variables": true,
 }
 
-// Mask replaces what looks like a secret or an address.
+// Mask replaces each text that looks like a secret or an address.
 func Mask(s string) string {
 	s, _ = Redact(s)
 	return s
@@ -51,13 +51,12 @@ func Redact(s string) (masked string, counts map[string]int) {
 	return s, counts
 }
 
-// RedactTold is Redact that also drops values after a name such as password.
-// It is for texts that people read: the value of a number or a file's name may
-// go as well.
+// RedactTold is Redact that also replaces each value after a name such as password. Use it for
+// texts that people read: it may also replace a harmless number or file name.
 func RedactTold(s string) (masked string, counts map[string]int) {
 	s, counts = Redact(s)
-	s = reTold.ReplaceAllStringFunc(s, func(m string) string {
-		at := reTold.FindStringSubmatchIndex(m)
+	s = reNamedSecret.ReplaceAllStringFunc(s, func(m string) string {
+		at := reNamedSecret.FindStringSubmatchIndex(m)
 		value := strings.Trim(m[at[4]:at[5]], `"\`)
 		if strings.HasPrefix(value, "[") || value == "" {
 			return m // masked before, a list, or nothing

@@ -10,40 +10,40 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Polish gives a command tree its manners. cobra 1.10 prints help and exits 0
-// for a mistyped command below the root, and never suggests a flag; here both
-// are usage errors with a suggestion, at every level, and so is an argument too
-// many.
+// Polish makes a mistyped command, a mistyped flag and an excess argument a usage error with a
+// suggestion, at every level of the tree. By itself cobra 1.10 prints help and exits with 0
+// for a mistyped command below the root, and never suggests a flag.
 func Polish(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetFlagErrorFunc(flagError)
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
-	walk(root)
+	polishCommand(root)
 }
 
-func walk(c *cobra.Command) {
-	noFiles(c)
+// polishCommand applies Polish to c and the commands below it.
+func polishCommand(c *cobra.Command) {
+	disableFileCompletion(c)
 	switch {
 	case c.Name() == "help":
 	case !c.HasSubCommands():
-		c.Args = usage(c.Args)
+		c.Args = asUsageErrors(c.Args)
 	default:
 		if c.RunE == nil && c.Run == nil {
 			c.Args = func(c *cobra.Command, args []string) error {
 				if len(args) == 0 {
 					return nil
 				}
-				return unknown(c, args[0])
+				return unknownCommand(c, args[0])
 			}
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-		} else { // it does something by itself; what follows it is still a subcommand, mistyped
+		} else { // c runs without a subcommand; an argument is still a mistyped subcommand
 			c.Args = func(c *cobra.Command, args []string) error {
 				if len(args) == 0 {
 					return nil
 				}
-				return unknown(c, args[0])
+				return unknownCommand(c, args[0])
 			}
 		}
 	}
@@ -54,7 +54,7 @@ func walk(c *cobra.Command) {
 				if to == nil {
 					to = c.Root()
 				}
-				return unknown(to, strings.Join(rest, " "))
+				return unknownCommand(to, strings.Join(rest, " "))
 			}
 			to.InitDefaultHelpFlag()
 			return to.Help()
@@ -62,21 +62,21 @@ func walk(c *cobra.Command) {
 		c.Run = nil
 	}
 	for _, sub := range c.Commands() {
-		walk(sub)
+		polishCommand(sub)
 	}
 }
 
-// noFiles keeps shells from offering the files that lie about where an id, a user
-// or a time is due: cobra offers them for all that has no completion of its own.
-// What takes a file says so, in its usage.
-func noFiles(c *cobra.Command) {
+// disableFileCompletion stops shells from completing file names where an id, a user or a time
+// is expected: cobra completes files for each argument and flag without a completion of its
+// own. Arguments and flags that take a file are recognised by their usage text.
+func disableFileCompletion(c *cobra.Command) {
 	if !c.HasSubCommands() && c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && !takesFile(c.Use) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
 	}
 	for _, flags := range []*pflag.FlagSet{c.LocalNonPersistentFlags(), c.PersistentFlags()} {
 		flags.VisitAll(func(f *pflag.Flag) {
 			if !takesFile(f.Usage) {
-				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // an error: it has one
+				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // fails only if the flag has a completion
 			}
 		})
 	}
@@ -87,9 +87,9 @@ func takesFile(usage string) bool {
 	return slices.ContainsFunc([]string{"file", "folder", "dir", ".yaml", "document"}, func(s string) bool { return strings.Contains(usage, s) })
 }
 
-// usage makes what is wrong with arguments an error of the command line; a
-// command that says nothing about them takes none.
-func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+// asUsageErrors returns a check that turns the errors of check into usage errors. A command
+// without a check takes no arguments.
+func asUsageErrors(check cobra.PositionalArgs) cobra.PositionalArgs {
 	if check == nil {
 		check = Exact()
 	}
@@ -98,25 +98,26 @@ func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 		if _, ours := errors.AsType[*Error](err); err == nil || ours {
 			return err
 		}
-		if strings.HasPrefix(err.Error(), "unknown command") { // how cobra words an argument too many
+		if strings.HasPrefix(err.Error(), "unknown command") { // cobra's words for an excess argument
 			err = fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), args[0])
 		}
 		return &Error{Exit: ExitUsage, Err: err, Next: []string{c.CommandPath() + " --help"}}
 	}
 }
 
-func unknown(c *cobra.Command, arg string) error {
+func unknownCommand(c *cobra.Command, arg string) error {
 	msg := fmt.Sprintf("unknown command %q for %q", arg, c.CommandPath())
-	if s := nearest(c, arg); len(s) > 0 {
+	if s := nearestCommands(c, arg); len(s) > 0 {
 		msg += fmt.Sprintf("; did you mean %s?", strings.Join(s, " or "))
 	}
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// nearest lists the commands below c that arg may have meant: those that begin
-// with it, that are suggested for it, or that are the fewest typing errors away.
-func nearest(c *cobra.Command, arg string) (names []string) {
-	best := min(3, (len(arg)+1)/2) + 1 // as many errors make another word
+// nearestCommands returns the subcommands of c that the user may have meant by arg. A
+// subcommand that starts with arg or lists it in SuggestFor counts as 0 typing errors; the
+// subcommands with the fewest errors are returned.
+func nearestCommands(c *cobra.Command, arg string) (names []string) {
+	best := min(3, (len(arg)+1)/2) + 1 // with this many errors it is a different word
 	for _, sub := range c.Commands() {
 		if !sub.IsAvailableCommand() && sub.Name() != "help" {
 			continue
@@ -164,7 +165,7 @@ func flagError(c *cobra.Command, err error) error {
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
 }
 
-// Exact wants n arguments and names them when they are missing.
+// Exact returns a check for exactly one argument per name. Its error names missing arguments.
 func Exact(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
@@ -179,7 +180,7 @@ func Exact(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// AtLeast wants n arguments or more and names them when they are missing.
+// AtLeast returns a check for n or more arguments. Its error calls missing ones what.
 func AtLeast(n int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= n {
@@ -193,7 +194,7 @@ func AtLeast(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-// calledAs is the path of a command, with the alias it was called by.
+// calledAs returns the path of c, with the alias that the user typed.
 func calledAs(c *cobra.Command) string {
 	if name := c.CalledAs(); name != "" {
 		return strings.TrimSuffix(c.CommandPath(), c.Name()) + name
@@ -201,8 +202,8 @@ func calledAs(c *cobra.Command) string {
 	return c.CommandPath()
 }
 
-// Nearest returns the name that is fewest typing errors away from word, at most most, and
-// of several the first in the alphabet; empty: there is none.
+// Nearest returns the name with the fewest typing errors from word, or "" if each name has more
+// than most. Of several it returns the first in the alphabet.
 func Nearest(word string, most int, names []string) (best string) {
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if d := Distance(n, word); d <= most {
@@ -212,8 +213,8 @@ func Nearest(word string, most int, names []string) (best string) {
 	return best
 }
 
-// Distance is the number of typing errors between two short words: a letter
-// missing, added or wrong, or two neighbours swapped.
+// Distance returns the number of typing errors between two short words. An error is a letter
+// that is missing, added or wrong, or two neighbours that are swapped.
 func Distance(a, b string) int {
 	before := make([]int, len(b)+1) // the row before the last
 	last := make([]int, len(b)+1)

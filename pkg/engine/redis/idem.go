@@ -201,7 +201,7 @@ func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	keys, _ := i.keys(r.Key)
 	ok, err := i.runBool(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))
 	if err == nil && !ok {
-		return conflict("reservation_lost", "somebody else works on this request")
+		return conflict("reservation_lost", "another process works on this request")
 	}
 	return err
 }
@@ -223,7 +223,7 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	keys, member := i.keys(held.Key)
 	ok, err := i.runBool(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
 	if err == nil && !ok {
-		return conflict("reservation_lost", "the request was answered, or somebody else works on it")
+		return conflict("reservation_lost", "the request was answered already, or another process works on it")
 	}
 	return err
 }

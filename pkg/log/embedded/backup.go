@@ -14,51 +14,50 @@ import (
 	"github.com/notifyd/notifyd/pkg/backup"
 )
 
-// HoldTrim keeps Trim and TrimOnce from removing anything until release is
-// called, once.
+// HoldTrim stops Trim and TrimOnce from removing records until release is called. The caller must
+// call release exactly once.
 func (b *Broker) HoldTrim() (release func()) {
 	b.trimming.Lock()
 	return b.trimming.Unlock
 }
 
-// CopyState copies what the broker keeps beside its records into the folder to:
-// what the groups have committed, above all. A copy of the records that is to
-// go with it must be made later: a commit must not point behind them.
+// CopyState copies the broker's files other than records into the folder to, above all the commits
+// of the groups. Call CopyRecords after it: a commit must not point beyond the copied records.
 func (b *Broker) CopyState(to string) error {
 	if err := os.MkdirAll(to, 0o700); err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	list, err := os.ReadDir(b.cfg.Dir)
 	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	for _, d := range list {
-		// The probe and the port are this process's own.
+		// The probe and the port belong to this process.
 		if d.IsDir() || d.Name() == "fsync.probe" || d.Name() == "port" || strings.HasSuffix(d.Name(), ".tmp") {
 			continue
 		}
 		if err := backup.Copy(filepath.Join(b.cfg.Dir, d.Name()), filepath.Join(to, d.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 	}
 	return nil
 }
 
-// CopyRecords copies the records, all that are acknowledged when it begins, into
-// the folder to: full segments as links where the file system can, the one that
-// grows as it is. What is cut off at its end was not acknowledged; Open removes
-// it, as after a crash. Trimming must be held.
+// CopyRecords copies all records that are acknowledged when it begins into the folder to. It copies
+// full segments as hard links if the file system supports them, and the growing segment byte by
+// byte. A batch that is cut at the end of the copy was not acknowledged; Open removes it, as after
+// a crash. The caller must hold trimming (HoldTrim).
 func (b *Broker) CopyRecords(to string) error {
 	parts, err := os.ReadDir(filepath.Join(b.cfg.Dir, "partitions"))
 	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	for _, p := range parts {
 		if !p.IsDir() {
 			continue
 		}
 		if err := copyPartition(filepath.Join(b.cfg.Dir, "partitions", p.Name()), filepath.Join(to, "partitions", p.Name())); err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 	}
 	return nil
@@ -84,8 +83,8 @@ func copyPartition(from, to string) error {
 	for _, d := range list {
 		last = max(last, base(d.Name()))
 	}
-	// The index before the records it is about: a shorter one is made whole from
-	// them, of a longer one the rest is cut off.
+	// Copy the index before its records. Open completes an index that is too short from the
+	// records, and cuts one that is too long.
 	slices.SortFunc(list, func(a, b fs.DirEntry) int {
 		return cmp.Compare(filepath.Ext(b.Name()), filepath.Ext(a.Name()))
 	})

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// A segment is Kafka's record batches, one behind the other. Of a batch's header
-// the checksum covers only what is behind it:
+// A segment is a sequence of Kafka's record batches. The checksum in a batch's header covers only the
+// bytes after it:
 //
 //	 0  first offset   8 bytes, big-endian like the rest
 //	 8  length         4, of what follows
@@ -30,18 +30,18 @@ const (
 	batchHeader                                  = 61
 )
 
-// batch is where a whole batch lies in its segment, and what it holds.
+// batch describes an undamaged batch: its place in the segment and its offsets and times.
 type batch struct {
 	pos, size int
 	first     int64 // offset
-	count     int64 // offsets it takes
+	count     int64 // number of offsets that it occupies
 	epoch     int32
 	from, to  int64 // times of its records, ms since 1970
 }
 
 func (b *batch) next() int64 { return b.first + b.count }
 
-// readBatch returns the batch at pos; false where there is none that is whole.
+// readBatch returns the batch at pos, and false if no undamaged batch starts there.
 func readBatch(raw []byte, pos int) (b batch, ok bool) {
 	if pos < 0 || len(raw)-pos < batchHeader {
 		return b, false
@@ -63,8 +63,8 @@ func readBatch(raw []byte, pos int) (b batch, ok bool) {
 	}, true
 }
 
-// readdress returns a copy of a batch with the header that its checksum does
-// not cover written anew.
+// readdress returns a copy of a batch in which the header fields that the checksum does not cover are
+// rewritten.
 func readdress(raw []byte, first int64, epoch int32) []byte {
 	out := append([]byte(nil), raw...)
 	binary.BigEndian.PutUint64(out, uint64(first))
@@ -74,14 +74,12 @@ func readdress(raw []byte, first int64, epoch int32) []byte {
 	return out
 }
 
-// maxMarker is how many offsets one marker may take: a batch counts them in
-// four bytes.
+// maxMarker is the highest number of offsets in one marker: a batch stores the number in four bytes.
 const maxMarker = 1 << 30
 
-// markers returns batches that take the offsets [from, to): each holds one
-// record, the last of its offsets, that says so (log.LostHeader). With them a
-// partition's offsets go on where they were: none is given out twice, and no
-// group stands outside of the log.
+// markers returns batches that occupy the offsets [from, to). Each holds one record with
+// log.LostHeader at its last offset. With markers a partition keeps its offsets: no offset is
+// assigned twice, and no committed offset is outside of the log.
 func markers(from, to int64, epoch int32, at int64) (out []byte) {
 	for from < to {
 		n := min(to-from, maxMarker)
@@ -105,16 +103,16 @@ func marker(first, n int64, epoch int32, at int64) []byte {
 	return raw
 }
 
-// The index beside a segment has 15 bytes a batch: version, the low byte of the
-// checksum of the rest, epoch, a time the broker computes anew, flags.
+// The index of a segment has 15 bytes for each batch: version, the low byte of the checksum of the
+// rest, epoch, a time that the broker recomputes, and flags.
 const (
 	indexEntry   = 15
 	indexVersion = 1
 )
 
-// indexEpoch returns the leader epoch that the index has for the nth batch;
-// false where it says nothing that can be believed. It is written after the
-// batch: there is no entry of a batch whose write was cut by a kill.
+// indexEpoch returns the leader epoch of the nth batch according to the index, and false if the index
+// has no undamaged entry for it. The broker writes the entry after the batch, so a batch whose write
+// was cut by a kill has no entry.
 func indexEpoch(index []byte, n int) (int32, bool) {
 	if len(index) < (n+1)*indexEntry {
 		return 0, false
@@ -126,7 +124,7 @@ func indexEpoch(index []byte, n int) (int32, bool) {
 	return int32(binary.LittleEndian.Uint32(e[2:])), true
 }
 
-// indexOf returns the index of a segment of whole batches.
+// indexOf returns the index of a segment of undamaged batches.
 func indexOf(raw []byte) (out []byte) {
 	for pos := 0; ; {
 		b, ok := readBatch(raw, pos)

@@ -18,39 +18,39 @@ import (
 
 // Broker is the embedded log. It may be used from any goroutine.
 type Broker struct {
-	cfg     Config
-	cluster *kfake.Cluster
-	addr    string
-	id      string
-	counts  map[string]int    // partitions of the configured topics
-	heights map[place]*height // of the configured topics
-	guard   *Guard
-	watch   *watcher
-	found   checked
-	cuts    []Truncation
-	noting  sync.Mutex // held while ends are written, and while a trim makes true what it wrote
-	ends    ends       // as written down last
+	cfg       Config
+	cluster   *kfake.Cluster
+	addr      string
+	id        string
+	counts    map[string]int      // partitions of the configured topics
+	ackedEnds map[place]*ackedEnd // of the configured topics
+	guard     *Guard
+	watch     *watcher
+	checked   checkResult
+	cuts      []Truncation
+	endsMu    sync.Mutex // held while ends are written, and while a trim makes true what it wrote
+	ends      ends       // as written down last
 
 	trimming sync.Mutex // held while records are removed, or must not be
 	door     *door      // nil: Virtual
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Truncation is a partition that the broker cut when it opened, because what followed
-// was no batch to it.
+// Truncation is a partition that the broker cut when it opened, because it did not recognise the rest
+// as batches.
 type Truncation struct {
 	Topic     string
 	Partition int32
-	To, End   int64 // the offset behind its last record, now and when it was checked
+	To, End   int64 // end of the partition now, and at the check before
 }
 
 func (t Truncation) String() string {
 	return fmt.Sprintf("%s/%d: the broker cut the records from offset %d to %d", t.Topic, t.Partition, t.To, t.End)
 }
 
-// Open starts the broker on what Dir holds. It serves from its return on; Run
-// keeps its guards up to date. It refuses a folder that does not carry
-// Config.StoreID (see there) with an error of code "store_id_mismatch".
+// Open checks and mends the log in Dir and starts the broker on it. The broker serves when Open
+// returns; the caller must then run Run, which keeps the guard up to date. Open returns the error
+// "store_id_mismatch" if the folder does not carry Config.StoreID.
 func Open(cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -66,40 +66,41 @@ func Open(cfg Config) (*Broker, error) {
 		return b, nil
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("kfake: %w", err)
+		return nil, fmt.Errorf("embedded log: %w", err)
 	}
 	var err error
 	if b.id, err = storeID(cfg.Dir, cfg.StoreID); err != nil {
 		return nil, err
 	}
-	if err := cutTails(cfg.Dir, cfg.Logger); err != nil {
+	if err := cutTornEntries(cfg.Dir, cfg.Logger); err != nil {
 		return nil, err
 	}
-	if b.found, err = check(cfg); err != nil {
+	if b.checked, err = check(cfg); err != nil {
 		return nil, err
 	}
-	if err := keepState(cfg, &b.found.ends); err != nil {
-		return nil, fmt.Errorf("kfake: %w", err)
+	if err := repairState(cfg, &b.checked.ends); err != nil {
+		return nil, fmt.Errorf("embedded log: %w", err)
 	}
-	b.ends = b.found.ends
+	b.ends = b.checked.ends
 	if err := makeFolders(b); err != nil {
 		return nil, err
 	}
-	if err := b.open(); err != nil {
+	if err := b.startOnPort(); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(syncFolders(b), b.measure()); err != nil {
-		b.end()
+		b.stop()
 		return nil, err
 	}
-	if err := noteEnds(b); err != nil { // a full disk must not keep what is there from being delivered
+	if err := writeEndsIfMoved(b); err != nil { // not fatal: a full disk must not stop the delivery of stored records
 		b.guard.writeFailed(err)
 	}
 	return b, nil
 }
 
-// open starts on the configured port, or on the last one, or on any.
-func (b *Broker) open() error {
+// startOnPort starts the broker on the configured port, or on the port of the last start if it is
+// free, or on any.
+func (b *Broker) startOnPort() error {
 	if b.cfg.Port != 0 || b.cfg.NoPort {
 		return b.startBehind(b.cfg.Port)
 	}
@@ -120,8 +121,8 @@ func (b *Broker) open() error {
 		err = os.WriteFile(file, []byte(port+"\n"), 0o600)
 	}
 	if err != nil {
-		b.end()
-		return fmt.Errorf("kfake: remembering the port: %w", err)
+		b.stop()
+		return fmt.Errorf("embedded log: remembering the port: %w", err)
 	}
 	return nil
 }
@@ -131,7 +132,7 @@ func (b *Broker) startBehind(port int) error {
 	d := newDoor()
 	if !b.cfg.NoPort {
 		if err := d.listenPort(net.JoinHostPort(b.cfg.Host, strconv.Itoa(port))); err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 	}
 	if name := b.cfg.Socket; name != "" {
@@ -148,8 +149,8 @@ func (b *Broker) startBehind(port int) error {
 	return err
 }
 
-// end stops the broker and waits for what it has begun.
-func (b *Broker) end() {
+// stop stops the broker and waits for the goroutines of its door.
+func (b *Broker) stop() {
 	b.cluster.Close()
 	if b.door != nil {
 		_ = b.door.Close()
@@ -167,7 +168,7 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 			"log.segment.bytes":   strconv.FormatInt(b.cfg.SegmentBytes, 10),
 			"log.retention.ms":    "-1",
 			"log.retention.bytes": "-1",
-			// A group that was away for long must still find its place: 100 years.
+			// Never drop the offsets of a group that was stopped for long: 100 years.
 			"offsets.retention.minutes": "52560000",
 		}),
 	}, more...)
@@ -179,7 +180,7 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 	}
 	c, err := kfake.NewCluster(opts...)
 	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	b.counts = make(map[string]int, len(b.cfg.Topics))
 	for topic, n := range b.cfg.Topics {
@@ -194,69 +195,67 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 		}
 		if err := c.CreateTopic(topic, int32(n), nil); err != nil {
 			c.Close()
-			return fmt.Errorf("kfake: creating %s: %w", topic, err)
+			return fmt.Errorf("embedded log: creating %s: %w", topic, err)
 		}
 	}
-	b.heights = make(map[place]*height)
+	b.ackedEnds = make(map[place]*ackedEnd)
 	for topic := range b.cfg.Topics {
 		infos := c.PartitionInfos(topic)
 		for i := range infos {
 			p := place{topic, int32(i)}
-			b.heights[p] = &height{grown: make(chan struct{})}
-			if end, to := b.found.next[p], infos[i].HighWatermark; to < end {
+			b.ackedEnds[p] = &ackedEnd{grown: make(chan struct{})}
+			if end, to := b.checked.next[p], infos[i].HighWatermark; to < end {
 				b.cuts = append(b.cuts, Truncation{topic, p.partition, to, end})
 			}
 		}
-		b.noteHeights(topic, infos)
+		b.raiseAckedEnds(topic, infos)
 	}
 	b.cluster, b.addr = c, c.ListenAddrs()[0]
 	return nil
 }
 
-// Addr is host:port of the port for readers. Without one it is a name that clients
-// with Dial can be given as the broker's.
+// Addr returns host:port of the port for readers. Without a port it is a placeholder for clients that
+// use Dial.
 func (b *Broker) Addr() string { return b.addr }
 
 // HasPort reports whether there is a port for readers.
 func (b *Broker) HasPort() bool { return !b.cfg.NoPort }
 
-// Dial connects to the broker within the process, whatever the address: clients that
-// use it may write.
+// Dial connects to the broker within the process and ignores the address. Its clients may write.
 func (b *Broker) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return b.dial(ctx, network, address)
 }
 
-// StoreID is the id of this log; empty in memory unless configured.
+// StoreID returns the id of this log. In memory it is empty unless configured.
 func (b *Broker) StoreID() string { return b.id }
 
-// Guard says whether the log may take more.
+// Guard returns the guard that says whether the log accepts more records.
 func (b *Broker) Guard() *Guard { return b.guard }
 
-// Losses lists what was found lost, at this start and at those before.
-func (b *Broker) Losses() []Loss { return b.found.losses }
+// Losses returns the losses found at this start and at earlier ones.
+func (b *Broker) Losses() []Loss { return b.checked.losses }
 
-// Committed is what each group had committed when the broker opened, by group,
-// topic and partition.
-func (b *Broker) Committed() map[string]map[string]map[int32]int64 { return byGroup(b.found.commits) }
+// Committed returns the committed offsets of each group when the broker opened, by group, topic and
+// partition.
+func (b *Broker) Committed() map[string]map[string]map[int32]int64 { return byGroup(b.checked.commits) }
 
-// CommittedNow reads what each group has committed by now.
+// CommittedNow reads the current committed offsets of each group.
 func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 	now, err := readCommits(b.cfg.Dir)
 	return byGroup(now), err
 }
 
-// Torn lists the unfinished writes that this start removed: a crash leaves
-// them, and nothing acknowledged is missing.
-func (b *Broker) Torn() []Torn { return b.found.torn }
+// Torn returns the unfinished writes that this start removed. A crash leaves them; no acknowledged
+// record is missing.
+func (b *Broker) Torn() []Torn { return b.checked.torn }
 
-// Truncated lists the partitions that the broker cut when it opened: the check before
-// had found, or made, them whole. There should be none.
+// Truncated returns the partitions that the broker cut when it opened, although the check before had
+// found or made them undamaged. There should be none.
 func (b *Broker) Truncated() []Truncation { return b.cuts }
 
-// Partitions is the number of partitions of topic; 0: there is no such topic.
-// That of a configured topic is the one it had when the broker opened: the
-// broker answers only between two batches and their fsyncs, and every request
-// asks this, a batch six times.
+// Partitions returns the number of partitions of topic, or 0 if it does not exist. For a configured
+// topic it is the number at the start. The broker is not asked again, because it answers only
+// between two batches and their fsyncs, and every request calls Partitions, a batch six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {
 		return n
@@ -264,11 +263,11 @@ func (b *Broker) Partitions(topic string) int {
 	return len(b.cluster.PartitionInfos(topic))
 }
 
-// Close stops the broker and stores what it keeps in memory. Everything
-// acknowledged is stored before, so a kill instead loses nothing.
+// Close stops the broker and stores its state in memory. Acknowledged records are stored already, so
+// a kill instead of Close loses nothing.
 func (b *Broker) Close() error {
-	b.end()
-	b.watch.settle(func(time.Time) bool { return true })
+	b.stop()
+	b.watch.endSpans(func(time.Time) bool { return true })
 	if b.cfg.Dir == "" {
 		return nil
 	}

@@ -23,53 +23,52 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// checker reads every batch of a log before the broker does. The broker would
-// cut a segment at its first bad checksum, with a warning, and give the offsets
-// of what it cut out again: records behind the damage would be gone too, and
-// groups and the history, which stand behind them, would take the next ones for
-// done.
+// checker reads every batch of a log before the broker opens it. The broker would cut a segment at its
+// first bad checksum, with a warning, and assign the offsets of the cut records again. The records
+// after the damage would be lost too, and groups and the history, whose positions are after them,
+// would treat new records as done.
 type checker struct {
 	cfg     Config
 	now     time.Time
 	buffers sync.Pool // *bytes.Buffer
 
-	mu sync.Mutex
-	checked
-	found  []Loss         // of this start
-	todo   []func() error // what mends it, after the losses are written down
+	mu sync.Mutex // guards the fields below while partitions are checked
+	checkResult
+	found  []Loss         // losses of this start
+	todo   []func() error // repairs, which run after the losses were written down
 	healed int
 }
 
-// checked is what a check found.
-type checked struct {
-	losses []Loss // of this start and of those before
+// checkResult is the result of a check.
+type checkResult struct {
+	losses []Loss // of this start and of earlier ones
 	torn   []Torn
-	ends   ends            // as written down last
-	next   map[place]int64 // the offset behind the last record of each partition
+	ends   ends            // as stored last
+	next   map[place]int64 // end of each partition
 
 	commits map[place]map[string]int64 // by group
 }
 
-// check finds what is wrong with the log in cfg.Dir, writes down what is lost,
-// and mends the segments.
-func check(cfg Config) (_ checked, err error) {
+// check finds the damage of the log in cfg.Dir, writes the losses down, and mends the segments. The
+// log must not be open.
+func check(cfg Config) (_ checkResult, err error) {
 	c := &checker{cfg: cfg, now: time.Now(), buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 	c.next = map[place]int64{}
 	if c.ends, err = readEnds(cfg.Dir); err != nil {
-		return checked{}, err
+		return checkResult{}, err
 	}
 	if c.commits, err = readCommits(cfg.Dir); err != nil {
-		return checked{}, err
+		return checkResult{}, err
 	}
 	parts, err := c.partitions()
 	if err != nil {
-		return checked{}, err
+		return checkResult{}, err
 	}
 	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0)) // a segment of each is in memory
+	g.SetLimit(runtime.GOMAXPROCS(0)) // each goroutine holds a segment in memory
 	for p, segments := range parts {
 		g.Go(func() error {
-			next, err := c.partition(p, segments)
+			next, err := c.checkPartition(p, segments)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.next[p] = next
@@ -77,18 +76,18 @@ func check(cfg Config) (_ checked, err error) {
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return checked{}, err
+		return checkResult{}, err
 	}
 	if c.losses, err = addLosses(cfg.Dir, c.found); err != nil {
-		return checked{}, err
+		return checkResult{}, err
 	}
 	for _, mend := range c.todo {
 		if err := mend(); err != nil {
-			return checked{}, fmt.Errorf("kfake: mending: %w", err)
+			return checkResult{}, fmt.Errorf("embedded log: mending: %w", err)
 		}
 	}
 	if c.healed > 0 {
-		cfg.Logger.Warn("the log had damaged headers of batches, and they could be written anew", "batches", c.healed)
+		cfg.Logger.Warn("the log had damaged batch headers, which were rewritten without a loss", "batches", c.healed)
 	}
 	for _, l := range c.found {
 		cfg.Logger.Error("the log has lost records", "topic", l.Topic, "partition", l.Partition, "from", l.From, "to", l.To)
@@ -96,12 +95,12 @@ func check(cfg Config) (_ checked, err error) {
 	for _, t := range c.torn {
 		cfg.Logger.Info("removed a write that a crash cut short", "topic", t.Topic, "partition", t.Partition, "offset", t.Offset, "bytes", t.Bytes)
 	}
-	return c.checked, nil
+	return c.checkResult, nil
 }
 
-// partitions returns the partitions of the log, those that had records when
-// their ends or a group's position were written down included, and the first
-// offsets of their segments, in order.
+// partitions returns the partitions of the log and the first offsets of their segments, in order. It
+// includes partitions without segments that had records according to the stored ends, a commit or
+// Config.Kept.
 func (c *checker) partitions() (map[place][]int64, error) {
 	parts := map[place][]int64{}
 	for topic, bs := range c.ends.Parts {
@@ -136,7 +135,7 @@ func (c *checker) partitions() (map[place][]int64, error) {
 	return parts, err
 }
 
-// placeOf is the partition a folder of the broker is for.
+// placeOf returns the partition of one of the broker's folders.
 func placeOf(folder string) (p place, ok bool) {
 	i := strings.LastIndexByte(folder, '-')
 	if i < 0 {
@@ -151,9 +150,9 @@ func (p place) folder(dir string) string {
 	return filepath.Join(dir, "partitions", fmt.Sprintf("%s-%d", url.PathEscape(p.topic), p.partition))
 }
 
-// known returns the end that a partition had at least, by what others than its
-// segments say.
-func (c *checker) known(p place) int64 {
+// knownEnd returns an offset that the end of a partition had reached for certain, according to
+// sources other than its segments.
+func (c *checker) knownEnd(p place) int64 {
 	at, _ := c.ends.of(p)
 	end := max(at.End, c.cfg.Kept[p.topic][p.partition])
 	for _, committed := range c.commits[p] {
@@ -162,9 +161,9 @@ func (c *checker) known(p place) int64 {
 	return max(end, snapshotEnd(p.folder(c.cfg.Dir)))
 }
 
-// read reads a file into a buffer that is used again: fresh memory for every
-// segment took longer than checking them.
-func read(buf *bytes.Buffer, name string) error {
+// readFile reads a file into a buffer that is reused: new memory for every segment took longer than
+// the check.
+func readFile(buf *bytes.Buffer, name string) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
@@ -180,7 +179,7 @@ func read(buf *bytes.Buffer, name string) error {
 	return err
 }
 
-// snapshotEnd is the end that a graceful stop wrote down. It may be an old one.
+// snapshotEnd returns the end that a graceful stop stored. It may be outdated.
 func snapshotEnd(folder string) int64 {
 	raw, err := os.ReadFile(filepath.Join(folder, "snapshot.json"))
 	if err != nil {
@@ -195,14 +194,14 @@ func snapshotEnd(folder string) int64 {
 	return s.End
 }
 
-// partition checks one partition and returns where it ends.
-func (c *checker) partition(p place, segments []int64) (next int64, err error) {
-	known := c.known(p)
+// checkPartition checks one partition and returns its end.
+func (c *checker) checkPartition(p place, segments []int64) (next int64, err error) {
+	known := c.knownEnd(p)
 	folder := p.folder(c.cfg.Dir)
 	if len(segments) == 0 {
 		if known > 0 {
 			at, _ := c.ends.of(p)
-			c.end(p, &mended{next: min(at.Start, known)}, min(at.Start, known), known, nil)
+			c.mendLast(p, &mended{next: min(at.Start, known)}, min(at.Start, known), known, nil)
 		}
 		return known, nil
 	}
@@ -211,27 +210,27 @@ func (c *checker) partition(p place, segments []int64) (next int64, err error) {
 	next = segments[0]
 	latest := int64(0)
 	for i, base := range segments {
-		s := span{first: base, follows: -1}
+		s := segmentContext{first: base, nextFirst: -1}
 		if i+1 < len(segments) {
-			s.follows = segments[i+1]
+			s.nextFirst = segments[i+1]
 		} else {
-			s.known = known
+			s.knownEnd = known
 		}
 		if base < next {
-			return 0, fmt.Errorf("kfake: %s/%d: segment %d begins before the one before it ends, at %d", p.topic, p.partition, base, next)
+			return 0, fmt.Errorf("embedded log: %s/%d: segment %d begins before the one before it ends, at %d", p.topic, p.partition, base, next)
 		}
-		if err := read(buf, filepath.Join(folder, fmt.Sprintf("%d.dat", base))); err != nil {
-			return 0, fmt.Errorf("kfake: %w", err)
+		if err := readFile(buf, filepath.Join(folder, fmt.Sprintf("%d.dat", base))); err != nil {
+			return 0, fmt.Errorf("embedded log: %w", err)
 		}
-		raw := buf.Bytes() // until the next one
+		raw := buf.Bytes() // valid until the next readFile
 		if i == 0 {
-			c.beginning(p, base, raw)
+			c.checkStart(p, base, raw)
 		}
 		index, err := os.ReadFile(filepath.Join(folder, fmt.Sprintf("%d.idx", base)))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, fmt.Errorf("kfake: %w", err)
+			return 0, fmt.Errorf("embedded log: %w", err)
 		}
-		if end, at, _, ok := whole(raw, index, s); ok && end >= s.known {
+		if end, at, _, ok := walkUndamaged(raw, index, s); ok && end >= s.knownEnd {
 			next, latest = end, max(latest, at)
 			continue
 		}
@@ -240,13 +239,13 @@ func (c *checker) partition(p place, segments []int64) (next int64, err error) {
 			if g.after == 0 {
 				g.after = latest
 			}
-			c.lost(p, g)
+			c.addLoss(p, g)
 		}
 		m.latest = max(m.latest, latest)
-		if s.follows < 0 {
-			c.end(p, &m, base, known, index)
+		if s.nextFirst < 0 {
+			c.mendLast(p, &m, base, known, index)
 		} else {
-			c.write(folder, base, m.raw)
+			c.queueRewrite(folder, base, m.raw)
 		}
 		next, latest = m.next, m.latest
 		c.mu.Lock()
@@ -256,9 +255,9 @@ func (c *checker) partition(p place, segments []int64) (next int64, err error) {
 	return next, nil
 }
 
-// beginning finds segments that are gone from the front of a partition: only a
-// trim takes them away, and it writes the new start down before.
-func (c *checker) beginning(p place, first int64, raw []byte) {
+// checkStart finds segments that are missing at the start of a partition. Only a trim removes
+// segments there, and it stores the new start before.
+func (c *checker) checkStart(p place, first int64, raw []byte) {
 	at, ok := c.ends.of(p)
 	if !ok || at.Start >= first || at.Start >= at.End {
 		return
@@ -268,25 +267,25 @@ func (c *checker) beginning(p place, first int64, raw []byte) {
 	if b, ok := readBatch(raw, 0); ok {
 		g.before, epoch = b.from, b.epoch
 	}
-	c.lost(p, g)
-	c.write(p.folder(c.cfg.Dir), g.from, markers(g.from, g.to, epoch, g.before))
+	c.addLoss(p, g)
+	c.queueRewrite(p.folder(c.cfg.Dir), g.from, markers(g.from, g.to, epoch, g.before))
 }
 
-// end mends the last segment of a partition, whose tail is either a write that
-// a crash cut short or records that were there.
-func (c *checker) end(p place, m *mended, base, known int64, index []byte) {
+// mendLast mends the last segment of a partition. Its tail is either a write that a crash cut short,
+// or damaged records that were acknowledged.
+func (c *checker) mendLast(p place, m *mended, base, known int64, index []byte) {
 	to := known
 	if len(m.tail) > 0 && m.next >= known && c.ends.sameBoot() && len(m.gaps) == 0 && m.healed == 0 {
-		// The index entry is written behind the batch, and no kill takes back
-		// what was written: with one, the batch was whole.
-		if _, written := indexEpoch(index, batches(m.raw)); written {
+		// The broker writes the index entry after the batch, and a kill does not undo writes. So
+		// a batch with an index entry was written completely.
+		if _, written := indexEpoch(index, countBatches(m.raw)); written {
 			to = m.next + countOf(m.tail)
 		}
 	}
 	switch {
 	case m.next < to:
 		g := gap{from: m.next, to: to, bytes: m.tail, after: m.latest, before: c.now.UnixMilli()}
-		c.lost(p, g)
+		c.addLoss(p, g)
 		m.raw = append(m.raw, markers(g.from, g.to, m.epoch, max(g.after, 0))...)
 		m.next = to
 	case len(m.tail) > 0:
@@ -294,10 +293,10 @@ func (c *checker) end(p place, m *mended, base, known int64, index []byte) {
 		c.torn = append(c.torn, Torn{p.topic, p.partition, m.next, len(m.tail)})
 		c.mu.Unlock()
 	}
-	c.write(p.folder(c.cfg.Dir), base, m.raw)
+	c.queueRewrite(p.folder(c.cfg.Dir), base, m.raw)
 }
 
-func batches(raw []byte) (n int) {
+func countBatches(raw []byte) (n int) {
 	for pos := 0; ; n++ {
 		b, ok := readBatch(raw, pos)
 		if !ok {
@@ -307,8 +306,8 @@ func batches(raw []byte) (n int) {
 	}
 }
 
-// countOf is how many records a damaged batch held: what its header says if
-// that can be, else one, for there was one at least.
+// countOf returns the number of records of a damaged batch: the number in its header if that is
+// plausible, else 1, because a batch has at least one record.
 func countOf(raw []byte) int64 {
 	if len(raw) < batchHeader {
 		return 1
@@ -321,8 +320,8 @@ func countOf(raw []byte) int64 {
 	return n
 }
 
-// lost notes a gap, and keeps what lies in its place for whoever looks into it.
-func (c *checker) lost(p place, g gap) {
+// addLoss adds a gap to the losses, and keeps the bytes found in its place for an investigation.
+func (c *checker) addLoss(p place, g gap) {
 	l := Loss{
 		Topic: p.topic, Partition: p.partition, From: g.from, To: g.to, Found: c.now.UTC().Truncate(time.Millisecond),
 		Committed: maps.Clone(c.commits[p]), Kept: c.cfg.Kept[p.topic][p.partition], After: g.after, Before: g.before,
@@ -343,9 +342,9 @@ func (c *checker) lost(p place, g gap) {
 	c.found = append(c.found, l)
 }
 
-// write replaces a segment and its index. The broker's snapshot of the
-// partition goes first: it speaks of the old ones.
-func (c *checker) write(folder string, base int64, raw []byte) {
+// queueRewrite queues the replacement of a segment and its index. It removes the broker's snapshot of
+// the partition first, because that describes the old files.
+func (c *checker) queueRewrite(folder string, base int64, raw []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.todo = append(c.todo, func() error {

@@ -10,15 +10,15 @@ import (
 	"path/filepath"
 )
 
-// readCommits returns what each group has committed, from the broker's list of
-// groups.
+// readCommits returns the committed offsets of each group, by partition and group, from the broker's
+// list of groups.
 func readCommits(dir string) (map[place]map[string]int64, error) {
 	raw, err := os.ReadFile(filepath.Join(dir, "groups.log"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("kfake: %w", err)
+		return nil, fmt.Errorf("embedded log: %w", err)
 	}
 	out := map[place]map[string]int64{}
 	for raw = raw[:wholeEntries(raw)]; len(raw) > 0; {
@@ -47,7 +47,7 @@ func readCommits(dir string) (map[place]map[string]int64, error) {
 	return out, nil
 }
 
-// byGroup turns commits by place into commits by group, topic and partition.
+// byGroup regroups commits by group, topic and partition.
 func byGroup(commits map[place]map[string]int64) map[string]map[string]map[int32]int64 {
 	out := map[string]map[string]map[int32]int64{}
 	for p, groups := range commits {

@@ -11,11 +11,11 @@ import (
 // Durability says when an append is acknowledged.
 type Durability string
 
-// The levels.
+// The levels of durability.
 const (
-	// Fsync: after its batch was fsynced. It survives a loss of power.
+	// Fsync: after its batch was fsynced. The records survive a power loss.
 	Fsync Durability = "fsync"
-	// PageCache: after its batch was written. It survives a kill of the process.
+	// PageCache: after its batch was written. The records survive a kill of the process.
 	PageCache Durability = "page-cache"
 )
 
@@ -25,38 +25,37 @@ type Config struct {
 	Dir string
 	// Durability defaults to Fsync.
 	Durability Durability `default:"fsync" oneof:"fsync page-cache"`
-	// Port is where readers such as kcat connect, on Host; they cannot write. 0: the
-	// port of the last start if it is free, else any.
+	// Port is the port on Host for readers such as kcat, which cannot write. 0: the port of the
+	// last start if it is free, else any.
 	Port int `min:"0" max:"65535"`
 	// Host is a loopback address.
 	Host string `default:"127.0.0.1"`
-	// NoPort leaves the port out: the log is reached by Broker.Dial and by Socket.
+	// NoPort opens no port: clients use Broker.Dial or Socket.
 	NoPort bool
-	// Socket is the name of a unix socket through which tools of the same user read
-	// and write, of mode 0600, in a folder that only the user may enter. Empty: none.
+	// Socket is the name of a unix socket, of mode 0600, through which tools of the same user
+	// read and write. Its folder must be accessible only to that user. Empty: none.
 	Socket string
-	// Topics and their partition counts. Missing ones are created; one that has
-	// another count keeps it, since keys would move.
+	// Topics holds the topics and their numbers of partitions. Missing topics are created. A
+	// topic that exists with another number keeps it, because keys would move.
 	Topics map[string]int
-	// StoreID is the id the database next to this log carries; empty when the
-	// database is new, which then must store Broker.StoreID before anything is
-	// appended.
+	// StoreID is the id that the database of this log carries. It is empty if the database is
+	// new; the database must then store Broker.StoreID before anything is appended.
 	StoreID string
-	// Kept[topic][partition] is the offset below which records were read and are
-	// kept elsewhere: the log held them at least. A log that ends below it has
-	// lost records.
+	// Kept[topic][partition] is the offset below which records were read and are kept elsewhere.
+	// It proves that the log held them: a log that ends below it has lost records.
 	Kept map[string]map[int32]int64
-	// CapBytes is the size on disk at which Guard says log_full.
+	// CapBytes is the size on disk at which Guard returns log_full.
 	CapBytes int64 `default:"2048MiB" min:"0"`
-	// MinFreeBytes is the room on the volume below which Guard says disk_full.
+	// MinFreeBytes is the free space on the volume below which Guard returns disk_full.
 	MinFreeBytes int64 `default:"256MiB" min:"0"`
 	// MaxBatchBytes is the largest batch.
 	MaxBatchBytes int `default:"8256KiB" min:"0"`
-	// SegmentBytes is when a partition's file is closed; only whole files are
-	// trimmed. Default 32 MiB, less where the partitions' open files together
-	// could hold more than half of CapBytes.
+	// SegmentBytes is the size at which a segment is closed. Only whole segments are trimmed.
+	// Default 32 MiB, or less if the partitions' open segments together could hold more than
+	// half of CapBytes.
 	SegmentBytes int64
-	// Measure is how often size and room are measured and the volume is fsynced.
+	// Measure is the interval at which size and free space are measured and the volume is
+	// probed by an fsync.
 	Measure time.Duration `default:"500ms" min:"0"`
 	// TrimEvery defaults to 1 s.
 	TrimEvery time.Duration `default:"1s" min:"0"`
@@ -84,7 +83,7 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	for t, n := range c.Topics {
 		if n < 1 {
-			return fmt.Errorf("kfake: %d partitions for %s", n, t)
+			return fmt.Errorf("embedded log: %d partitions for %s", n, t)
 		}
 	}
 	return setting.Err("log", &c)

@@ -166,7 +166,7 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 				if err := kadm.NewClient(b.client(t)).CommitAllOffsets(t.Context(), "group", done); err != nil {
 					t.Fatal(err)
 				}
-				if err := noteEnds(b); err != nil { // as Run does
+				if err := writeEndsIfMoved(b); err != nil { // as Run does
 					t.Fatal(err)
 				}
 				if how == "kill" {
@@ -266,7 +266,7 @@ func TestTrimIsNoLoss(t *testing.T) {
 		b := open(t, cfg)
 		cfg.StoreID = b.StoreID()
 		b.fill(t, topic, 0, 0, 10, 1000)
-		if err := noteEnds(b); err != nil {
+		if err := writeEndsIfMoved(b); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.TrimOnce(map[string]map[int32]int64{topic: {0: 5}}); err != nil {
@@ -372,7 +372,7 @@ func TestEndsAreNoted(t *testing.T) {
 	}
 	for i := range 4 {
 		b.fill(t, "t", 0, i, 1, 100)
-		if err := noteEnds(b); err != nil {
+		if err := writeEndsIfMoved(b); err != nil {
 			t.Fatal(err)
 		}
 		if got := end(); got != int64(i+1) {

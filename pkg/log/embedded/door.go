@@ -9,25 +9,23 @@ import (
 	"time"
 )
 
-// door is the listener that the broker takes its connections from. There are three
-// ways in:
+// door is the listener from which the broker accepts connections. There are three ways in:
 //
 //   - Dial, within the process;
 //   - a unix socket of mode 0600, for tools of the same user;
-//   - a loopback port, which any user of the machine can reach: each of its
-//     connections goes through a reader (see there).
+//   - a loopback port, which any user of the machine can reach: each of its connections is a
+//     readerConn.
 type door struct {
-	addr   net.Addr // what the broker tells its clients
+	addr   net.Addr // the address that the broker advertises to clients
 	ways   []net.Listener
-	conns  chan net.Conn
-	slots  chan struct{} // one for each connection of the port
-	closed chan struct{}
-	close  sync.Once
-	loops  sync.WaitGroup
+	conns  chan net.Conn  // accepted connections on their way to the broker
+	slots  chan struct{}  // holds a token for each connection of the port
+	closed chan struct{}  // closed by Close
+	close  sync.Once      // guards the close of closed
+	loops  sync.WaitGroup // goroutines of serve
 }
 
-// unnamed is the address of a broker without a port. Clients need one; Dial does not
-// look at it.
+// unnamed is the address of a broker without a port. Clients need an address, but Dial ignores it.
 var unnamed = net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9092}
 
 func newDoor() *door {
@@ -45,7 +43,7 @@ func (d *door) listenPort(address string) error {
 		select {
 		case d.slots <- struct{}{}:
 			return newReaderConn(c, func() { <-d.slots })
-		default: // as many as there may be
+		default: // maxReaders connections are open
 			_ = c.Close()
 			return nil
 		}
@@ -53,8 +51,8 @@ func (d *door) listenPort(address string) error {
 	return nil
 }
 
-// listenSocket opens the socket. What a process that was killed left under the name
-// is removed: the folder is ours.
+// listenSocket opens the unix socket. It removes a socket file that a killed process left; the folder
+// belongs to us.
 func (d *door) listenSocket(name string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -63,15 +61,15 @@ func (d *door) listenSocket(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Chmod(name, 0o600); err != nil { // the folder is 0700: no other user came before
+	if err := os.Chmod(name, 0o600); err != nil { // until then the folder's mode, 0700, keeps other users out
 		return errors.Join(err, l.Close())
 	}
 	d.serve(l, func(c net.Conn) net.Conn { return c })
 	return nil
 }
 
-// serve accepts connections of l until the door is closed. use returns nil for a
-// connection that it has closed.
+// serve accepts connections of l, in a goroutine, until the door is closed. use wraps a connection; it
+// returns nil for a connection that it has closed.
 func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 	d.ways = append(d.ways, l)
 	d.loops.Go(func() {
@@ -98,11 +96,11 @@ func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 	})
 }
 
-// dial connects within the process. The connection is one of TCP: its buffers take
-// what the broker, which reads one request ahead, has not read yet. Through a pipe
-// or a unix socket the client's writes time out while the disk is slow.
+// dial connects within the process. It uses TCP, because the broker reads only one request ahead, and
+// the buffers of TCP hold the requests that it has not read yet. With a pipe or a unix socket the
+// client's writes would time out while the disk is slow.
 func (d *door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	ours, theirs, err := pair(ctx)
+	ours, theirs, err := connPair(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -117,17 +115,16 @@ func (d *door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, errors.Join(err, ours.Close(), theirs.Close())
 }
 
-// DialSocket returns a dialer for clients of a broker's Config.Socket; it does not look
-// at the address.
+// DialSocket returns a dialer for clients of a broker's Config.Socket. The dialer ignores the address.
 func DialSocket(name string) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", name)
 	}
 }
 
-// pair returns the two ends of a connection of this process with itself. Whoever else
-// connects to its port, which is open for a moment, is hung up on.
-func pair(ctx context.Context) (ours, theirs net.Conn, err error) {
+// connPair returns the two ends of a TCP connection of this process with itself. Its port is open for
+// a moment; connections of other processes to it are closed.
+func connPair(ctx context.Context) (ours, theirs net.Conn, err error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
@@ -147,7 +144,7 @@ func pair(ctx context.Context) (ours, theirs net.Conn, err error) {
 	}
 }
 
-// Accept is for the broker.
+// Accept returns the next connection. The broker calls it.
 func (d *door) Accept() (net.Conn, error) {
 	select {
 	case c := <-d.conns:
@@ -159,7 +156,7 @@ func (d *door) Accept() (net.Conn, error) {
 
 func (d *door) Addr() net.Addr { return d.addr }
 
-// Close ends every way in. Connections that were accepted are the broker's.
+// Close closes all listeners. Accepted connections belong to the broker.
 func (d *door) Close() error {
 	var err error
 	d.close.Do(func() {

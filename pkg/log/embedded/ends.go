@@ -16,27 +16,27 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// The end of a partition is nowhere on disk but in its last batch. If that one
-// is damaged, nothing tells it from a write that a crash cut short, which nobody
-// was promised. So the ends are written down apart, twice a second while they
-// move, in two files in turn: a crash may spoil the one being written.
+// The broker stores the end of a partition only in its last batch. If that batch is damaged, it
+// looks like a write that a crash cut short, which was never acknowledged. So this file stores the
+// ends separately, twice a second while they move. It writes two files in turn, because a crash
+// may damage the file being written.
 
-// bounds are the first offset of a partition and the one behind its last.
+// bounds are the first offset of a partition and the offset after its last record.
 type bounds struct {
 	Start int64 `json:"start"`
 	End   int64 `json:"end"`
 }
 
-// place names a partition.
+// place identifies a partition.
 type place struct {
 	topic     string
 	partition int32
 }
 
-// ends is what was written down.
+// ends is the content of an ends file.
 type ends struct {
 	Seq   uint64              `json:"seq"`
-	Boot  string              `json:"boot,omitempty"` // of the machine, when its system tells
+	Boot  string              `json:"boot,omitempty"` // boot id of the machine, if the system has one
 	Parts map[string][]bounds `json:"parts"`          // by topic, then partition
 }
 
@@ -47,8 +47,8 @@ func (e *ends) of(p place) (b bounds, ok bool) {
 	return b, false
 }
 
-// sameBoot reports whether the machine runs since e was written, so that what
-// was written before a kill is there, synced or not.
+// sameBoot reports whether the machine has not been restarted since e was written. Then everything
+// that was written before a kill is there, synced or not.
 func (e *ends) sameBoot() bool { return e.Boot != "" && e.Boot == bootID() }
 
 func bootID() string {
@@ -63,7 +63,7 @@ func endsFile(dir string, seq uint64) string {
 	return filepath.Join(dir, fmt.Sprintf("ends.%d", seq%2))
 }
 
-// readEnds returns the latest ends that were written whole; none is no error.
+// readEnds returns the latest ends that were written completely, or empty ends if there are none.
 func readEnds(dir string) (latest ends, err error) {
 	for i := range uint64(2) {
 		raw, err := os.ReadFile(endsFile(dir, i))
@@ -71,7 +71,7 @@ func readEnds(dir string) (latest ends, err error) {
 			continue
 		}
 		if err != nil {
-			return latest, fmt.Errorf("kfake: %w", err)
+			return latest, fmt.Errorf("embedded log: %w", err)
 		}
 		var e ends
 		const frame = 8
@@ -104,7 +104,7 @@ func writeEnds(dir string, e *ends) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(raw, 0) // what a longer one left behind it is not read
+	_, err = f.WriteAt(raw, 0) // the length in the frame hides the rest of a longer predecessor
 	if err == nil {
 		err = f.Sync()
 	}
@@ -115,10 +115,10 @@ func writeEnds(dir string, e *ends) error {
 	return err
 }
 
-// keepEnds writes the ends down until ctx ends, and once then. It asks the
-// broker, which answers between two batches: what it says is written, and in
-// Fsync mode synced.
-func keepEnds(ctx context.Context, b *Broker) {
+// writeEndsEvery writes the ends periodically until ctx ends, and then once more. It gets them from
+// the broker, which answers only between two batches: the records below these ends are written,
+// and in Fsync mode synced.
+func writeEndsEvery(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()
 	for {
@@ -126,7 +126,7 @@ func keepEnds(ctx context.Context, b *Broker) {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
-		if err := noteEnds(b); err != nil {
+		if err := writeEndsIfMoved(b); err != nil {
 			b.guard.writeFailed(err)
 		}
 		if ctx.Err() != nil {
@@ -135,20 +135,20 @@ func keepEnds(ctx context.Context, b *Broker) {
 	}
 }
 
-func noteEnds(b *Broker) error {
-	b.noting.Lock()
-	defer b.noting.Unlock()
-	return noteEnd(b, nil)
+func writeEndsIfMoved(b *Broker) error {
+	b.endsMu.Lock()
+	defer b.endsMu.Unlock()
+	return writeEndsLocked(b, nil)
 }
 
-// note writes the ends down if they have moved, with the starts that a trim is
-// about to make. b.noting must be held.
-func noteEnd(b *Broker, starts map[place]int64) error {
+// writeEndsLocked writes the ends if they have moved. starts are the new starts of a trim that is
+// about to happen. The caller holds b.endsMu.
+func writeEndsLocked(b *Broker, starts map[place]int64) error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot
 	for topic := range b.cfg.Topics {
 		infos := b.cluster.PartitionInfos(topic)
-		b.noteHeights(topic, infos)
+		b.raiseAckedEnds(topic, infos)
 		for i, p := range infos {
 			place := place{topic, int32(i)}
 			at := bounds{max(p.LogStartOffset, starts[place]), p.HighWatermark}
@@ -161,7 +161,7 @@ func noteEnd(b *Broker, starts map[place]int64) error {
 		return nil
 	}
 	if err := writeEnds(b.cfg.Dir, &now); err != nil {
-		return fmt.Errorf("writing the ends down: %w", err)
+		return fmt.Errorf("writing the ends of the partitions: %w", err)
 	}
 	b.ends = now
 	return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// makeFolders makes the folders of all partitions, which the broker would make
-// with their first records and not sync.
+// makeFolders creates the folders of all partitions. The broker would create each with its first
+// record and not sync it.
 func makeFolders(b *Broker) error {
 	folders := []string{filepath.Join(b.cfg.Dir, "partitions")}
 	for topic, n := range b.cfg.Topics {
@@ -20,19 +20,18 @@ func makeFolders(b *Broker) error {
 	}
 	for _, dir := range folders {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 	}
 	return nil
 }
 
-// syncFolders makes durable which files the log consists of: the broker syncs
-// files and never folders.
+// syncFolders makes the names of the log's files durable: the broker syncs files, but never folders.
 func syncFolders(b *Broker) error {
 	parts := filepath.Join(b.cfg.Dir, "partitions")
 	list, err := os.ReadDir(parts)
 	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	folders := []string{filepath.Dir(b.cfg.Dir), b.cfg.Dir, parts}
 	for _, d := range list {
@@ -42,7 +41,7 @@ func syncFolders(b *Broker) error {
 	}
 	for _, dir := range folders {
 		if err := atomicfile.SyncDir(dir); err != nil {
-			return fmt.Errorf("kfake: syncing %s: %w", dir, err)
+			return fmt.Errorf("embedded log: syncing %s: %w", dir, err)
 		}
 	}
 	return nil

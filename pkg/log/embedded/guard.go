@@ -10,17 +10,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Guard says whether the log may take more from outside. It is for intake:
-// workers must still be able to append retries and dead letters when the log is
-// at its cap, or it would never empty; the cap leaves room for them.
+// Guard says whether the log accepts more records from outside. Only intake asks it. Workers must
+// still append retries and dead letters when the log is at its cap, or the log would never empty;
+// the cap leaves room for them. It may be used from any goroutine.
 type Guard struct {
 	cap, minFree int64
 
-	size     atomic.Int64 // measured
-	appended atomic.Int64 // since the last measure, as reported
-	free     atomic.Int64 // -1: not known
-	slowest  atomic.Int64 // ns, last fsync of the probe
-	noSpace  atomic.Bool  // a write failed for lack of room since the last measure
+	size     atomic.Int64 // bytes of the log at the last measurement
+	appended atomic.Int64 // bytes appended since, as reported by Appended
+	free     atomic.Int64 // free bytes of the volume; -1: not known
+	slowest  atomic.Int64 // duration of the probe's last fsync, ns
+	noSpace  atomic.Bool  // a write failed for lack of space since the last measurement
 	broken   atomic.Pointer[notify.Error]
 }
 
@@ -30,13 +30,12 @@ func newGuard(cfg Config) *Guard {
 	return g
 }
 
-// Err is nil when the log may take more, else notify.KindUnavailable with code
+// Err returns nil if the log accepts more records, else notify.KindUnavailable with code
 //
 //	log_full    the log is at its cap; trimming makes room
 //	disk_full   the volume is nearly full
-//	disk_error  the volume failed a write or an fsync. What the kernel dropped
-//	            then is not known, so this holds until a restart reads the log
-//	            back.
+//	disk_error  a write or an fsync failed. It is not known what the kernel has
+//	            dropped, so the error stays until a restart has read the log.
 //
 // It costs a few atomic loads.
 func (g *Guard) Err() error {
@@ -49,8 +48,8 @@ func (g *Guard) Err() error {
 	return nil
 }
 
-// Bulk is Err for records of bulk lanes: their cap is lower, so that a campaign never takes
-// the last of the room from single requests.
+// Bulk is Err for records of bulk lanes. Their cap is an eighth lower, so that a campaign never takes
+// the last room from single requests.
 func (g *Guard) Bulk() error {
 	if err := g.Err(); err != nil {
 		return err
@@ -61,7 +60,7 @@ func (g *Guard) Bulk() error {
 	return nil
 }
 
-// Disk is Err without what is the log's alone: for stores on the same volume.
+// Disk is Err without the cap of the log. It is for stores on the same volume.
 func (g *Guard) Disk() error {
 	if e := g.broken.Load(); e != nil {
 		return e
@@ -79,12 +78,12 @@ func diskFull(msg string) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: msg, RetryAfter: 5 * time.Second}
 }
 
-// Appended counts bytes just appended, so that the cap holds between measures.
+// Appended adds bytes that were just appended, so that the cap holds between two measurements.
 func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
 
 // Usage is a snapshot for metrics and doctor.
 type Usage struct {
-	LogBytes int64 // on disk, at the last measure
+	LogBytes int64 // on disk, at the last measurement
 	CapBytes int64
 	Free     int64         // bytes left on the volume; -1: not known
 	Fsync    time.Duration // of the last probe
@@ -96,7 +95,7 @@ func (g *Guard) Usage() Usage {
 	return Usage{g.size.Load(), g.cap, g.free.Load(), time.Duration(g.slowest.Load()), g.Err()}
 }
 
-// writeFailed notes a failed write of the broker.
+// writeFailed records a failed write.
 func (g *Guard) writeFailed(err error) {
 	if errors.Is(err, syscall.ENOSPC) {
 		g.noSpace.Store(true)
@@ -105,9 +104,8 @@ func (g *Guard) writeFailed(err error) {
 	g.fail(fmt.Errorf("write: %w", err))
 }
 
-// measureFailed notes that the log could not be measured, and reports whether that is
-// the disk's failure. What the process or the machine has run out of says nothing
-// about the disk, and passes: connections may have taken every descriptor.
+// measureFailed handles an error of a measurement and reports whether it is a failure of the disk. A
+// lack of descriptors or memory is not: connections may use every descriptor for a while.
 func (g *Guard) measureFailed(err error) bool {
 	for _, passes := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EAGAIN} {
 		if errors.Is(err, passes) {
@@ -118,10 +116,10 @@ func (g *Guard) measureFailed(err error) bool {
 	return true
 }
 
-// fail stops intake until a restart.
+// fail makes Err return disk_error until a restart. The first cause counts.
 func (g *Guard) fail(err error) {
 	g.broken.CompareAndSwap(nil, &notify.Error{
 		Kind: notify.KindUnavailable, Code: "disk_error",
-		Msg: "the log's volume failed; intake stands until a restart", Err: err,
+		Msg: "the log's volume failed; intake is stopped until a restart", Err: err,
 	})
 }

@@ -270,7 +270,7 @@ func TestMeasuringWithoutDescriptors(t *testing.T) {
 	f := func(err error, want string) {
 		t.Helper()
 		g := newGuard(Config{}.withDefaults())
-		disk := g.measureFailed(fmt.Errorf("kfake: measuring: %w", &os.PathError{Op: "open", Path: "log", Err: err}))
+		disk := g.measureFailed(fmt.Errorf("embedded log: measuring: %w", &os.PathError{Op: "open", Path: "log", Err: err}))
 		if got := code(g.Err()); got != want || disk != (want != "") {
 			t.Errorf("%v: %q, of the disk: %v; want %q", err, got, disk, want)
 		}

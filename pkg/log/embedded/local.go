@@ -23,27 +23,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A consumer in this process reads the broker's files: through the network every
-// record was read, copied and sent twice, once for the workers and once for the
-// history, on the goroutine that also appends, which was 11% of what a receiver of
-// a fan-out cost. It sees what a fetch would: batches below the high watermark,
-// which is what was acknowledged. The broker is not asked for that, since it
-// answers between two batches and their fsyncs only: producers of this process
-// say what they were acknowledged (Appended), and twice a second the broker is
-// asked for what others may have appended (noteEnds).
+// A consumer in this process reads the broker's files directly. Over the network every record was
+// read, copied and sent twice, for the workers and for the history, on the goroutine that also
+// appends. That was 11% of the cost of a receiver of a fan-out.
+//
+// The consumer sees what a fetch would return: batches below the high watermark, which are
+// acknowledged. It does not ask the broker for the high watermark, because the broker answers only
+// between two batches and their fsyncs. Instead producers of this process report acknowledged
+// appends (Appended), and twice a second the broker is asked about appends of other clients
+// (writeEndsIfMoved).
 
 // height is how far a partition is known to be acknowledged.
-type height struct {
+type ackedEnd struct {
 	end     atomic.Int64
 	waiting atomic.Int32
 	mu      sync.Mutex
-	grown   chan struct{} // closed and replaced when end has grown
+	grown   chan struct{} // closed and replaced when end has grown; mu guards the field
 
 	reads reads
 }
 
-// raise makes end at least to.
-func (h *height) raise(to int64) {
+// raise raises end to at least to, and wakes the waiting readers.
+func (h *ackedEnd) raise(to int64) {
 	for {
 		was := h.end.Load()
 		if to <= was {
@@ -61,8 +62,8 @@ func (h *height) raise(to int64) {
 	}
 }
 
-// above waits until end is above offset and returns it.
-func (h *height) above(ctx context.Context, offset int64) (int64, error) {
+// waitAbove waits until end is above offset and returns end, or the error of ctx.
+func (h *ackedEnd) waitAbove(ctx context.Context, offset int64) (int64, error) {
 	for {
 		if end := h.end.Load(); end > offset {
 			return end, nil
@@ -71,7 +72,7 @@ func (h *height) above(ctx context.Context, offset int64) (int64, error) {
 		h.mu.Lock()
 		grown := h.grown
 		h.mu.Unlock()
-		if h.end.Load() <= offset { // else it grew before somebody was known to wait
+		if h.end.Load() <= offset { // otherwise end grew before waiting was raised
 			select {
 			case <-grown:
 			case <-ctx.Done():
@@ -84,25 +85,25 @@ func (h *height) above(ctx context.Context, offset int64) (int64, error) {
 	}
 }
 
-// noteHeights learns the high watermarks of the configured topics.
-func (b *Broker) noteHeights(topic string, infos []*kfake.PartitionInfo) {
+// raiseAckedEnds raises the acknowledged ends of a topic to the broker's high watermarks.
+func (b *Broker) raiseAckedEnds(topic string, infos []*kfake.PartitionInfo) {
 	for i, p := range infos {
-		if h := b.heights[place{topic, int32(i)}]; h != nil {
+		if h := b.ackedEnds[place{topic, int32(i)}]; h != nil {
 			h.raise(p.HighWatermark)
 		}
 	}
 }
 
-// Appended says that records below next were acknowledged: those who read the
-// partition need not wait until the broker is asked.
+// Appended records that the records below next were acknowledged, so that readers of the partition do
+// not wait until the broker is asked.
 func (b *Broker) Appended(tp log.TopicPartition, next int64) {
-	if h := b.heights[place{tp.Topic, tp.Partition}]; h != nil {
+	if h := b.ackedEnds[place{tp.Topic, tp.Partition}]; h != nil {
 		h.raise(next)
 	}
 }
 
-// Local reads the broker's files; nil for a broker in memory, whose records can
-// be had over the network only.
+// Local returns a reader of the broker's files. It returns nil for a broker in memory, whose records
+// can be read only over the network.
 func (b *Broker) Local() log.Local {
 	if b.cfg.Dir == "" {
 		return nil
@@ -114,44 +115,44 @@ type local struct{ b *Broker }
 
 // Open implements log.Local.
 func (l local) Open(tp log.TopicPartition, offset int64) (log.Tail, error) {
-	h := l.b.heights[place{tp.Topic, tp.Partition}]
+	h := l.b.ackedEnds[place{tp.Topic, tp.Partition}]
 	if h == nil {
 		return nil, notify.Unavailable("log", time.Second, fmt.Errorf("%s: no such partition", tp))
 	}
 	if end := h.end.Load(); offset < 0 || offset > end {
-		// Perhaps somebody else has appended since the broker was asked.
+		// Another client may have appended since the broker was last asked.
 		if info := l.b.cluster.PartitionInfo(tp.Topic, tp.Partition); info != nil {
 			h.raise(info.HighWatermark)
 		}
 		if offset < 0 || offset > h.end.Load() {
-			return nil, gone(tp, offset)
+			return nil, errGone(tp, offset)
 		}
 	}
 	h.reads.opened()
-	return &tail{tp: tp, dir: place{tp.Topic, tp.Partition}.folder(l.b.cfg.Dir), height: h, next: offset}, nil
+	return &tail{tp: tp, dir: place{tp.Topic, tp.Partition}.folder(l.b.cfg.Dir), acked: h, next: offset}, nil
 }
 
-func gone(tp log.TopicPartition, offset int64) error {
+func errGone(tp log.TopicPartition, offset int64) error {
 	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold %s@%d", tp, offset), Err: kerr.OffsetOutOfRange}
 }
 
-// tail implements log.Tail. Its file stays open when the broker removes it, so
-// what it reads it reads to the end.
+// tail implements log.Tail. Its file stays open when the broker removes it, so tail can read it to the
+// end.
 type tail struct {
-	tp     log.TopicPartition
-	dir    string
-	height *height
-	next   int64 // offset to return next
+	tp    log.TopicPartition
+	dir   string
+	acked *ackedEnd
+	next  int64 // offset to return next
 
 	f     *os.File // nil: not found yet
 	base  int64    // offset of the file's first batch
-	pos   int64    // of a batch in it that ends behind next, or of its end
-	ahead []byte   // scratch
+	pos   int64    // position in the file of a batch that ends after next, or the end of the file
+	ahead []byte   // read buffer
 }
 
 // Close implements log.Tail.
 func (t *tail) Close() error {
-	t.height.reads.closed()
+	t.acked.reads.closed()
 	if t.f == nil {
 		return nil
 	}
@@ -159,16 +160,16 @@ func (t *tail) Close() error {
 }
 
 const (
-	// readAhead is how much is read at once while batches are small.
+	// readAhead is the number of bytes of one read while batches are small.
 	readAhead = 64 << 10
-	// maxRead is above the largest batch anybody configures.
+	// maxRead is above the largest batch that can be configured.
 	maxRead = 256 << 20
 )
 
 // Next implements log.Tail.
 func (t *tail) Next(ctx context.Context) (log.Fetched, error) {
 	for {
-		end, err := t.height.above(ctx, t.next)
+		end, err := t.acked.waitAbove(ctx, t.next)
 		if err != nil {
 			return log.Fetched{}, err
 		}
@@ -179,23 +180,24 @@ func (t *tail) Next(ctx context.Context) (log.Fetched, error) {
 		if len(f.Records) > 0 {
 			return f, nil
 		}
-		if err := ctx.Err(); err != nil { // only control records, or the file goes on elsewhere
+		if err := ctx.Err(); err != nil { // there were only control records, or the records continue in the next file
 			return log.Fetched{}, err
 		}
 	}
 }
 
-// fetch returns the batches at pos; none at the end of a file.
+// fetch adds the records of the batches at pos to f, and none at the end of a file. It takes them from
+// another reader if that has read or reads the same position.
 func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	if t.f == nil {
-		if err := t.find(); err != nil {
+		if err := t.openAtNext(); err != nil {
 			return err
 		}
 	}
-	e, mine := t.height.reads.begin(spot{t.base, t.pos, t.next})
+	e, mine := t.acked.reads.claimRead(readPos{t.base, t.pos, t.next})
 	if mine {
-		defer func() { t.height.reads.end(e, spot{t.base, t.pos, t.next}, *f) }() // whatever happens here, others wait
-		return t.read(f)
+		defer func() { t.acked.reads.finishRead(e, readPos{t.base, t.pos, t.next}, *f) }() // also after an error: another reader may wait
+		return t.readBatches(f)
 	}
 	select {
 	case <-e.done:
@@ -203,30 +205,31 @@ func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 		return ctx.Err()
 	}
 	if len(e.found.Records) == 0 {
-		return t.read(f)
+		return t.readBatches(f)
 	}
 	f.Records, f.Epoch, f.End = e.found.Records, e.found.Epoch, max(f.End, e.found.End)
 	t.pos, t.next = e.behind.pos, e.behind.next
 	return nil
 }
 
-// read reads the batches at pos; it returns without any at the end of a file.
+// readBatches reads the batches at pos. At the end of a file it opens the next one and adds no
+// records.
 //
-// A batch that begins below the end is acknowledged as a whole: the end may lie
-// within it while the callers whose records it holds are told one by one.
-// Batches before one that is damaged are returned without an error.
-func (t *tail) read(f *log.Fetched) error {
+// A batch that begins below the end is acknowledged as a whole. The end may be within it while its
+// callers are reported to one by one. If a batch is damaged, readBatches returns the batches before
+// it without an error.
+func (t *tail) readBatches(f *log.Fetched) error {
 	if t.ahead == nil {
 		t.ahead = make([]byte, readAhead)
 	}
 	n, err := t.f.ReadAt(t.ahead, t.pos)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("kfake: %s@%d: %w", t.tp, t.next, err)
+		return fmt.Errorf("embedded log: %s@%d: %w", t.tp, t.next, err)
 	}
 	if n == 0 {
-		return t.roll()
+		return t.openNextFile()
 	}
-	size := 0 // of the batches that are wanted and there
+	size := 0 // of the complete batches in the buffer that begin below the end
 	for size < n {
 		more := sizeOf(t.ahead[size:n])
 		if more > int64(n-size) || n-size >= 8 && int64(binary.BigEndian.Uint64(t.ahead[size:])) >= f.End {
@@ -234,18 +237,18 @@ func (t *tail) read(f *log.Fetched) error {
 		}
 		size += int(more)
 	}
-	var raw []byte // kept by the records, and so no longer than they need
+	var raw []byte // records alias it, so it has no unused bytes
 	if size > 0 {
 		raw = slices.Clone(t.ahead[:size])
 	} else {
 		whole := sizeOf(t.ahead[:n])
 		if whole > maxRead {
-			return fmt.Errorf("kfake: %s@%d: the batch at byte %d of %s says it has %d bytes", t.tp, t.next, t.pos, t.f.Name(), whole)
+			return fmt.Errorf("embedded log: %s@%d: the batch at byte %d of %s says it has %d bytes", t.tp, t.next, t.pos, t.f.Name(), whole)
 		}
 		raw = make([]byte, whole)
 		copy(raw, t.ahead[:n])
 		if _, err := t.f.ReadAt(raw[min(n, len(raw)):], t.pos+int64(n)); err != nil {
-			return fmt.Errorf("kfake: %s@%d: %w", t.tp, t.next, err)
+			return fmt.Errorf("embedded log: %s@%d: %w", t.tp, t.next, err)
 		}
 	}
 	for at := 0; at < len(raw); {
@@ -253,7 +256,7 @@ func (t *tail) read(f *log.Fetched) error {
 		switch {
 		case err == nil:
 		case len(f.Records) > 0:
-			return nil // and the next call begins with it
+			return nil // the next call begins with the damaged batch
 		default:
 			return err
 		}
@@ -262,18 +265,18 @@ func (t *tail) read(f *log.Fetched) error {
 	return nil
 }
 
-// readBatch adds the records of the batch that raw begins with and goes on behind it.
+// readBatch adds the records of the batch at the beginning of raw and moves pos and next behind it.
 func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	b, ok := readBatch(raw, 0)
 	switch {
 	case !ok:
-		return 0, fmt.Errorf("kfake: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
+		return 0, fmt.Errorf("embedded log: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
 	case b.first > t.next:
-		return 0, gone(t.tp, t.next)
+		return 0, errGone(t.tp, t.next)
 	case b.next() > t.next:
 		recs, err := appendRecords(f.Records, t.tp, raw[:b.size], t.next)
 		if err != nil {
-			return 0, fmt.Errorf("kfake: %s@%d: %w", t.tp, b.first, err)
+			return 0, fmt.Errorf("embedded log: %s@%d: %w", t.tp, b.first, err)
 		}
 		f.Records = recs
 		f.Epoch, t.next, f.End = b.epoch, b.next(), max(f.End, b.next())
@@ -282,8 +285,8 @@ func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	return b.size, nil
 }
 
-// sizeOf is the size of the batch that raw begins with; that of a header where
-// not even that is there.
+// sizeOf returns the size of the batch at the beginning of raw, or of a header if raw is shorter than
+// one.
 func sizeOf(raw []byte) int64 {
 	if len(raw) < batchHeader {
 		return batchHeader
@@ -291,8 +294,8 @@ func sizeOf(raw []byte) int64 {
 	return int64(binary.BigEndian.Uint32(raw[atLength:])) + atEpoch
 }
 
-// find opens the file that holds next and stands at its batch.
-func (t *tail) find() error {
+// openAtNext opens the file that holds next and sets pos to its batch.
+func (t *tail) openAtNext() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {
 		return err
@@ -300,18 +303,18 @@ func (t *tail) find() error {
 	i, exact := slices.BinarySearch(bases, t.next)
 	if !exact {
 		if i--; i < 0 {
-			return gone(t.tp, t.next)
+			return errGone(t.tp, t.next)
 		}
 	}
 	if err := t.open(bases[i]); err != nil {
 		return err
 	}
 	var header [batchHeader]byte
-	for { // by headers alone
+	for { // read only headers
 		if _, err := t.f.ReadAt(header[:], t.pos); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 		first := int64(binary.BigEndian.Uint64(header[:]))
 		if first+int64(int32(binary.BigEndian.Uint32(header[atLast:]))) >= t.next {
@@ -324,10 +327,10 @@ func (t *tail) find() error {
 func (t *tail) open(base int64) error {
 	f, err := os.Open(filepath.Join(t.dir, strconv.FormatInt(base, 10)+segmentSuffix))
 	if errors.Is(err, fs.ErrNotExist) {
-		return gone(t.tp, t.next) // removed since it was listed
+		return errGone(t.tp, t.next) // removed since it was listed
 	}
 	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	if t.f != nil {
 		_ = t.f.Close() // it was only read
@@ -336,16 +339,16 @@ func (t *tail) open(base int64) error {
 	return nil
 }
 
-// roll goes on in the next file, which begins where this one ends.
-func (t *tail) roll() error {
+// openNextFile opens the next file, which begins where this one ends.
+func (t *tail) openNextFile() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {
 		return err
 	}
 	if i, _ := slices.BinarySearch(bases, t.base+1); i < len(bases) {
-		return t.open(bases[i]) // which begins behind next if what was between is removed
+		return t.open(bases[i]) // it begins after next if files in between were removed
 	}
-	return fmt.Errorf("kfake: %s ends at byte %d, before %s@%d", t.f.Name(), t.pos, t.tp, t.next)
+	return fmt.Errorf("embedded log: %s ends at byte %d, before %s@%d", t.f.Name(), t.pos, t.tp, t.next)
 }
 
 const segmentSuffix = ".dat"
@@ -354,7 +357,7 @@ const segmentSuffix = ".dat"
 func segmentBases(dir string) ([]int64, error) {
 	names, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("kfake: %w", err)
+		return nil, fmt.Errorf("embedded log: %w", err)
 	}
 	var bases []int64
 	for _, e := range names {

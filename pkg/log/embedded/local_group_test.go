@@ -89,7 +89,7 @@ func TestGroupReadsLocally(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Dir: t.TempDir(), Topics: map[string]int{"t": 1}, SegmentBytes: 4 << 10, Durability: PageCache})
 	b.fill(t, "t", 0, 0, 60, 300)
-	if err := noteEnds(b); err != nil {
+	if err := writeEndsIfMoved(b); err != nil {
 		t.Fatal(err)
 	}
 	_, h, stop := join(t, b, func(*log.GroupConfig) {})
@@ -140,7 +140,7 @@ func TestGroupFindsItsPlaceGone(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Dir: t.TempDir(), Topics: map[string]int{"t": 1}, SegmentBytes: 4 << 10, Durability: PageCache})
 	b.fill(t, "t", 0, 0, 60, 3000)
-	if err := noteEnds(b); err != nil {
+	if err := writeEndsIfMoved(b); err != nil {
 		t.Fatal(err)
 	}
 	var told sync.Once

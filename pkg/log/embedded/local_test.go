@@ -178,7 +178,7 @@ func TestLocalWaitsForTheAcknowledgement(t *testing.T) {
 	if f, err := tail.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatalf("%d records: %v", len(f.Records), err)
 	}
-	if err := noteEnds(b); err != nil { // what others append is found so
+	if err := writeEndsIfMoved(b); err != nil { // what others append is found so
 		t.Fatal(err)
 	}
 	if f, err := tail.Next(t.Context()); err != nil || len(f.Records) != 1 || f.Records[0].Offset != 2 {
@@ -190,7 +190,7 @@ func TestLocalIsGone(t *testing.T) {
 	t.Parallel()
 	b := rolling(t)
 	b.fill(t, "t", 0, 0, 40, 500)
-	if err := noteEnds(b); err != nil {
+	if err := writeEndsIfMoved(b); err != nil {
 		t.Fatal(err)
 	}
 	tp := log.TopicPartition{Topic: "t"}
@@ -289,10 +289,10 @@ func TestLocalReadersShare(t *testing.T) {
 		t.Cleanup(func() { tail.Close() })
 		tails[i] = tail
 	}
-	if h := b.heights[place{"t", 0}]; h.reads.open != 2 {
+	if h := b.ackedEnds[place{"t", 0}]; h.reads.open != 2 {
 		t.Fatalf("%d readers", h.reads.open)
 	}
-	end, shared := b.heights[place{"t", 0}].end.Load(), 0
+	end, shared := b.ackedEnds[place{"t", 0}].end.Load(), 0
 	for next := int64(0); next < end; {
 		var got [2]log.Fetched
 		for i := range tails {
@@ -321,13 +321,13 @@ func TestLocalReaderNeedNotWait(t *testing.T) {
 	b.fill(t, "t", 0, 0, 1, 10)
 	tp := log.TopicPartition{Topic: "t"}
 	b.Appended(tp, 1)
-	b.heights[place{"t", 0}].reads.opened()
+	b.ackedEnds[place{"t", 0}].reads.opened()
 	tail, err := b.Local().Open(tp, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tail.Close()
-	if _, mine := b.heights[place{"t", 0}].reads.begin(spot{}); !mine { // and never ends
+	if _, mine := b.ackedEnds[place{"t", 0}].reads.claimRead(readPos{}); !mine { // and never ends
 		t.Fatal("it is being read already")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -341,21 +341,21 @@ func TestLocalReaderNeedNotWait(t *testing.T) {
 func TestReadsAreForgotten(t *testing.T) {
 	t.Parallel()
 	var r reads
-	at, some := spot{1, 2, 3}, log.Fetched{Records: make([]log.Record, 1, 5)}
-	read := func(what string, want bool) *piece {
+	at, some := readPos{1, 2, 3}, log.Fetched{Records: make([]log.Record, 1, 5)}
+	read := func(what string, want bool) *sharedRead {
 		t.Helper()
-		e, mine := r.begin(at)
+		e, mine := r.claimRead(at)
 		if mine != want {
 			t.Fatalf("%s: to be read %v", what, mine)
 		}
 		return e
 	}
 	r.opened()
-	r.end(read("by the first reader", true), at, some)
+	r.finishRead(read("by the first reader", true), at, some)
 	read("kept for nobody", true)
 	r.opened()
 	e := read("of two readers the first", true)
-	r.end(e, at, some)
+	r.finishRead(e, at, some)
 	if got := read("the other one", false); got != e || cap(got.found.Records) != 1 {
 		t.Fatal("something else is given out, or with room behind it")
 	}
@@ -363,17 +363,17 @@ func TestReadsAreForgotten(t *testing.T) {
 	if other := read("under way", false); other != e {
 		t.Fatal("another read is given out")
 	}
-	r.end(e, spot{}, log.Fetched{})
+	r.finishRead(e, readPos{}, log.Fetched{})
 	if <-e.done; len(e.found.Records) != 0 {
 		t.Fatal("a read that found nothing")
 	}
 	e = read("after one that failed", true)
-	r.end(e, spot{}, log.Fetched{})
-	r.end(read("a failure that nobody waited for", true), at, some)
+	r.finishRead(e, readPos{}, log.Fetched{})
+	r.finishRead(read("a failure that nobody waited for", true), at, some)
 	for i := range int64(len(r.latest)) {
-		r.begin(spot{next: i})
+		r.claimRead(readPos{next: i})
 	}
-	r.end(read("replaced by later ones", true), at, some)
+	r.finishRead(read("replaced by later ones", true), at, some)
 	r.closed()
 	r.opened()
 	read("kept after a reader went", true)
@@ -382,11 +382,11 @@ func TestReadsAreForgotten(t *testing.T) {
 // Nobody is woken for nothing, and nobody sleeps through.
 func TestHeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &height{grown: make(chan struct{})}
+		h := &ackedEnd{grown: make(chan struct{})}
 		got := make(chan int64, 3)
 		for range 3 {
 			go func() {
-				end, _ := h.above(t.Context(), 4)
+				end, _ := h.waitAbove(t.Context(), 4)
 				got <- end
 			}()
 		}
@@ -404,7 +404,7 @@ func TestHeight(t *testing.T) {
 		}
 		ctx, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		if _, err := h.above(ctx, 9); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := h.waitAbove(ctx, 9); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		if h.waiting.Load() != 0 {

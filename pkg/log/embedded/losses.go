@@ -13,46 +13,44 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// Loss is a range of records that the log held, and that a start found damaged
-// or missing. In their place the log has a marker (log.LostHeader): what is
-// behind them is read as if they were done, and their offsets are not given out
-// again. It is kept in losses.json until somebody removes that file.
+// Loss is a range of records that the log held and that a start found damaged or missing. A marker
+// (log.LostHeader) replaces them in the log: readers continue after it, and their offsets are not
+// assigned again. The loss stays in losses.json until an operator removes that file.
 type Loss struct {
 	Topic     string    `json:"topic"`
 	Partition int32     `json:"partition"`
 	From      int64     `json:"from"` // offsets
-	To        int64     `json:"to"`   // behind the last one
+	To        int64     `json:"to"`   // after the last record
 	Found     time.Time `json:"found"`
-	// Committed is what each group that reads the topic had committed then:
+	// Committed holds the committed offsets, at that time, of the groups that read the topic:
 	// records below are done.
 	Committed map[string]int64 `json:"committed,omitempty"`
-	// Kept is the offset below which records were kept elsewhere then, as
-	// Config.Kept said.
+	// Kept is the value of Config.Kept at that time: records below were kept elsewhere.
 	Kept int64 `json:"kept"`
-	// After and Before are the times of the records around them, ms since
-	// 1970; 0: not known.
+	// After and Before are the times of the records around the range, ms since 1970; 0: not
+	// known.
 	After  int64 `json:"after,omitempty"`
 	Before int64 `json:"before,omitempty"`
-	// File has what was found in their place, below Dir; empty: nothing was.
+	// File, below Dir, holds the bytes found in place of the records; empty: there were none.
 	File string `json:"file,omitempty"`
 }
 
-// Records is how many records are gone.
+// Records returns the number of lost records.
 func (l *Loss) Records() int64 { return l.To - l.From }
 
-// Below is how many of them lie below an offset.
+// Below returns the number of lost records below an offset.
 func (l *Loss) Below(offset int64) int64 { return min(max(offset-l.From, 0), l.Records()) }
 
-// Torn is the rest of a write that a crash cut short: the last one of its
-// partition, which was never acknowledged. A start removes it.
+// Torn is an incomplete write at the end of a partition: a crash cut it short, and it was never
+// acknowledged. A start removes it.
 type Torn struct {
 	Topic     string
 	Partition int32
-	Offset    int64 // that it would have had
+	Offset    int64 // the first offset of the write
 	Bytes     int
 }
 
-// LossesFile is the name, below Dir, of what was found lost so far.
+// LossesFile is the name, below Dir, of the file that lists all losses so far.
 const LossesFile = "losses.json"
 
 func readLosses(dir string) (all []Loss, err error) {
@@ -62,21 +60,21 @@ func readLosses(dir string) (all []Loss, err error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("kfake: %w", err)
+		return nil, fmt.Errorf("embedded log: %w", err)
 	}
 	if json.Unmarshal(raw, &all) != nil {
-		// Damaged too. A report must not keep the log from opening.
+		// The report itself is damaged. It must not prevent the log from opening.
 		if err := os.Rename(name, name+".damaged"); err != nil {
-			return nil, fmt.Errorf("kfake: %w", err)
+			return nil, fmt.Errorf("embedded log: %w", err)
 		}
 		return nil, nil
 	}
 	return all, nil
 }
 
-// addLosses writes down what was found, durably, and returns all there are. It
-// is done before the segments are mended: a start that is cut between the two
-// finds the same again.
+// addLosses adds found to the losses file, durably, and returns all losses. The caller mends the
+// segments only afterwards: a start that is interrupted between the two finds the same losses
+// again.
 func addLosses(dir string, found []Loss) ([]Loss, error) {
 	all, err := readLosses(dir)
 	if err != nil || len(found) == 0 {
@@ -94,7 +92,7 @@ func addLosses(dir string, found []Loss) ([]Loss, error) {
 		err = atomicfile.WriteFile(filepath.Join(dir, LossesFile), append(raw, '\n'))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("kfake: writing %s: %w", LossesFile, err)
+		return nil, fmt.Errorf("embedded log: writing %s: %w", LossesFile, err)
 	}
 	return all, nil
 }

@@ -2,34 +2,34 @@ package embedded
 
 import "math"
 
-// gap is a range of offsets that a segment should hold and does not.
+// gap is a range of offsets whose records a segment should hold and has lost.
 type gap struct {
-	from, to      int64  // offsets
-	bytes         []byte // what lies in its place
-	after, before int64  // times of the records around it, ms since 1970; 0: not known
+	from, to      int64  // offsets, to exclusive
+	bytes         []byte // the bytes found in place of the records
+	after, before int64  // times of the records around the gap, ms since 1970; 0: not known
 }
 
-// mended is a segment as it should be.
+// mended is a segment after repair.
 type mended struct {
-	raw    []byte // whole batches without a gap in their offsets; markers where records are lost
+	raw    []byte // undamaged batches without a gap in their offsets; markers replace lost records
 	gaps   []gap
-	healed int    // headers that were damaged and could be written anew: nothing is lost
-	tail   []byte // what follows the last whole batch of the last segment
-	next   int64  // offset behind it
+	healed int    // damaged headers that were rewritten without a loss
+	tail   []byte // bytes after the last undamaged batch of the last segment
+	next   int64  // offset after the last batch
 	epoch  int32  // of the last batch
 	latest int64  // time of the latest record
 }
 
-// span says what is known of a segment from outside of it.
-type span struct {
-	first   int64 // the offset it begins with
-	follows int64 // the offset the segment behind it begins with; -1: it is the last one
-	known   int64 // offsets below it were in the log, as others know; 0: nobody knows any
+// span holds what other files say about a segment.
+type segmentContext struct {
+	first     int64 // the offset it begins with
+	nextFirst int64 // first offset of the next segment; -1: this is the last segment
+	knownEnd  int64 // other files prove that the log held the offsets below; 0: no such proof
 }
 
-// whole walks a segment that is as it was written. ok is false at the first
-// thing that is not; then mend looks closer.
-func whole(raw, index []byte, s span) (next, latest int64, epoch int32, ok bool) {
+// walkUndamaged walks a segment that should be undamaged. It returns ok false at the first damage;
+// the caller then calls mend.
+func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epoch int32, ok bool) {
 	pos := 0
 	next = s.first
 	for n := 0; pos < len(raw); n++ {
@@ -42,19 +42,19 @@ func whole(raw, index []byte, s span) (next, latest int64, epoch int32, ok bool)
 		}
 		pos, next, latest, epoch = pos+b.size, b.next(), max(latest, b.to), b.epoch
 	}
-	return next, latest, epoch, s.follows < 0 || next == s.follows
+	return next, latest, epoch, s.nextFirst < 0 || next == s.nextFirst
 }
 
-// mend takes a damaged segment apart. The broker would cut it at the first bad
-// checksum and so lose every batch behind it, and give out their offsets again.
-func mend(raw, index []byte, s span) (m mended) {
+// mend repairs a damaged segment. The broker would cut it at the first bad checksum, lose every
+// batch after it, and assign their offsets again.
+func mend(raw, index []byte, s segmentContext) (m mended) {
 	m.next = s.first
-	inStep := true // batches so far are those of the index
+	inStep := true // batch n still corresponds to entry n of the index
 	for n, pos := 0, 0; pos < len(raw); n++ {
 		b, ok := readBatch(raw, pos)
 		if !ok {
 			inStep = false
-			pos = m.skip(raw, pos, s)
+			pos = m.skipDamage(raw, pos, s)
 			continue
 		}
 		body := raw[pos : pos+b.size]
@@ -64,47 +64,47 @@ func mend(raw, index []byte, s span) (m mended) {
 		}
 		switch {
 		case b.first == m.next && epoch == b.epoch:
-			m.keep(body, &b)
-		case b.first == m.next || m.misnumbered(raw, &b, s):
-			m.heal(body, m.next, epoch)
+			m.addBatch(body, &b)
+		case b.first == m.next || m.hasWrongOffset(raw, &b, s):
+			m.renumber(body, m.next, epoch)
 		default:
-			m.lose(gap{from: m.next, to: b.first, after: m.latest, before: b.from})
-			m.keep(body, &b)
+			m.addGap(gap{from: m.next, to: b.first, after: m.latest, before: b.from})
+			m.addBatch(body, &b)
 		}
 		pos += b.size
 	}
-	if s.follows >= 0 {
-		m.lose(gap{from: m.next, to: s.follows, bytes: m.tail, after: m.latest})
+	if s.nextFirst >= 0 {
+		m.addGap(gap{from: m.next, to: s.nextFirst, bytes: m.tail, after: m.latest})
 		m.tail = nil
 	}
 	return m
 }
 
-func (m *mended) keep(raw []byte, b *batch) {
+func (m *mended) addBatch(raw []byte, b *batch) {
 	m.raw = append(m.raw, raw...)
 	m.next, m.epoch, m.latest = b.next(), b.epoch, max(m.latest, b.to)
 }
 
-func (m *mended) heal(raw []byte, first int64, epoch int32) {
+func (m *mended) renumber(raw []byte, first int64, epoch int32) {
 	fixed := readdress(raw, first, epoch)
 	b, _ := readBatch(fixed, 0)
-	m.keep(fixed, &b)
+	m.addBatch(fixed, &b)
 	m.healed++
 }
 
-func (m *mended) lose(g gap) {
+func (m *mended) addGap(g gap) {
 	if g.to <= g.from {
-		return // bytes that no offset misses
+		return // damaged bytes, but no offset is missing
 	}
 	m.gaps = append(m.gaps, g)
 	m.raw = append(m.raw, markers(g.from, g.to, m.epoch, max(g.after, g.before))...)
 	m.next = g.to
 }
 
-// misnumbered says of a whole batch with an unexpected first offset, which its
-// checksum does not cover, that the number is wrong rather than that batches
-// before it are missing.
-func (m *mended) misnumbered(raw []byte, b *batch, s span) bool {
+// hasWrongOffset decides about an undamaged batch with an unexpected first offset. The checksum does
+// not cover that field. hasWrongOffset returns true if the field itself is wrong, and false if
+// batches before it are missing.
+func (m *mended) hasWrongOffset(raw []byte, b *batch, s segmentContext) bool {
 	if b.first < m.next {
 		return true // offsets only grow
 	}
@@ -115,40 +115,40 @@ func (m *mended) misnumbered(raw []byte, b *batch, s span) bool {
 	if b.pos+b.size < len(raw) {
 		return b.first-m.next > maxMarker
 	}
-	if s.follows >= 0 {
-		return s.follows == then
+	if s.nextFirst >= 0 {
+		return s.nextFirst == then
 	}
-	// The last batch of the partition: records of a gap were there before it,
-	// and somebody knew of them.
-	return s.known == then || s.known <= b.first
+	// The last batch of the partition. If records before it were missing, another file would
+	// prove that the log held them.
+	return s.knownEnd == then || s.knownEnd <= b.first
 }
 
-// skip passes over bytes at pos that are no whole batch and returns where to go
-// on: at the next whole batch, or at the end.
-func (m *mended) skip(raw []byte, pos int, s span) int {
-	b, found := search(raw, pos+1, m.next, s.limit())
+// skipDamage handles bytes at pos that are not an undamaged batch. It returns the position of the next
+// undamaged batch, or the end of raw.
+func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
+	b, found := findBatch(raw, pos+1, m.next, s.maxFirst())
 	end := len(raw)
 	if found {
 		end = b.pos
 	}
-	then := s.follows // the offset that must come next; -1: any
+	then := s.nextFirst // the offset that must follow the damage; -1: any
 	if found {
 		then = b.first
 	}
-	if m.healAll(raw[pos:end], then) {
+	if m.repairHeader(raw[pos:end], then) {
 		return end
 	}
 	if !found {
 		m.tail = raw[pos:]
 		return end
 	}
-	m.lose(gap{from: m.next, to: b.first, bytes: raw[pos:end], after: m.latest, before: b.from})
+	m.addGap(gap{from: m.next, to: b.first, bytes: raw[pos:end], after: m.latest, before: b.from})
 	return end
 }
 
-// healAll keeps bytes that are one whole batch but for its header, if its last
-// offset is then the one before next; -1: whatever it is.
-func (m *mended) healAll(raw []byte, next int64) bool {
+// repairHeader adds raw as a batch with a rewritten header, if only the header was damaged and the
+// offset after the batch is next; -1: any offset. It reports whether it did.
+func (m *mended) repairHeader(raw []byte, next int64) bool {
 	if len(raw) < batchHeader {
 		return false
 	}
@@ -157,23 +157,23 @@ func (m *mended) healAll(raw []byte, next int64) bool {
 	if !ok || next >= 0 && b.next() != next {
 		return false
 	}
-	m.keep(fixed, &b)
+	m.addBatch(fixed, &b)
 	m.healed++
 	return true
 }
 
-// limit is the highest offset a batch of this segment may begin with.
-func (s span) limit() int64 {
-	if s.follows >= 0 {
-		return s.follows
+// maxFirst returns the highest offset that a batch of this segment may begin with.
+func (s segmentContext) maxFirst() int64 {
+	if s.nextFirst >= 0 {
+		return s.nextFirst
 	}
 	return math.MaxInt64
 }
 
-// search finds the first whole batch at or behind pos whose offset lies in
-// [first, limit]. One that is followed by the next, or by the end, goes before
-// one that is not: a receiver's data may look like a batch.
-func search(raw []byte, pos int, first, limit int64) (b batch, found bool) {
+// findBatch finds the first undamaged batch at or after pos whose offset is in [first, limit]. It
+// prefers a batch that is followed by the next batch or by the end of the segment, because the
+// data of a record may look like a batch.
+func findBatch(raw []byte, pos int, first, limit int64) (b batch, found bool) {
 	for ; pos+batchHeader <= len(raw); pos++ {
 		if raw[pos+atMagic] != 2 {
 			continue

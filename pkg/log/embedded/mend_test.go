@@ -53,7 +53,7 @@ func sample(t *testing.T) (raw []byte, bs []batch) {
 // finish does to a last segment what checker.end does.
 func finish(m *mended, known int64) {
 	if m.next < known {
-		m.lose(gap{from: m.next, to: known, bytes: m.tail})
+		m.addGap(gap{from: m.next, to: known, bytes: m.tail})
 	}
 	m.tail = nil
 }
@@ -65,20 +65,20 @@ func TestEveryFlippedBit(t *testing.T) {
 	raw, bs := sample(t)
 	index := indexOf(raw)
 	end := bs[len(bs)-1].next()
-	for name, s := range map[string]span{
-		"before another": {first: 100, follows: end}, "last": {first: 100, follows: -1, known: end}, "last, unknown": {first: 100, follows: -1},
+	for name, s := range map[string]segmentContext{
+		"before another": {first: 100, nextFirst: end}, "last": {first: 100, nextFirst: -1, knownEnd: end}, "last, unknown": {first: 100, nextFirst: -1},
 	} {
 		lost := 0
 		for bit := range len(raw) * 8 {
 			bad := bytes.Clone(raw)
 			bad[bit/8] ^= 1 << (bit % 8)
-			if _, _, _, ok := whole(bad, index, s); ok {
+			if _, _, _, ok := walkUndamaged(bad, index, s); ok {
 				t.Fatalf("%s: bit %d of byte %d is not noticed", name, bit%8, bit/8)
 			}
 			m := mend(bad, index, s)
 			torn := len(m.tail)
-			finish(&m, s.known)
-			if _, _, _, ok := whole(m.raw, indexOf(m.raw), span{first: 100, follows: m.next}); !ok {
+			finish(&m, s.knownEnd)
+			if _, _, _, ok := walkUndamaged(m.raw, indexOf(m.raw), segmentContext{first: 100, nextFirst: m.next}); !ok {
 				t.Fatalf("%s: byte %d: what is mended is not whole", name, bit/8)
 			}
 			for _, b := range bs {
@@ -135,10 +135,10 @@ func TestDamagedRanges(t *testing.T) {
 		case 2:
 			bad = append(bad[:from:from], bad[to:]...)
 		}
-		s := span{first: 100, follows: -1, known: end}
+		s := segmentContext{first: 100, nextFirst: -1, knownEnd: end}
 		m := mend(bad, index, s)
 		finish(&m, end)
-		if _, _, _, ok := whole(m.raw, nil, span{first: 100, follows: end}); !ok {
+		if _, _, _, ok := walkUndamaged(m.raw, nil, segmentContext{first: 100, nextFirst: end}); !ok {
 			t.Fatalf("[%d, %d): not whole: %d bytes of %d, to %d, %+v", from, to, len(bad), len(raw), m.next, m.gaps)
 		}
 		var sum int64 // lost, or there
@@ -169,7 +169,7 @@ func TestBatchInsideOfABatch(t *testing.T) {
 	at := len(raw)
 	raw = append(raw, newBatch(102, 1, []byte("good"))...)
 	raw[70] ^= 1 // in the first record
-	m := mend(raw, nil, span{first: 100, follows: 103})
+	m := mend(raw, nil, segmentContext{first: 100, nextFirst: 103})
 	if len(m.gaps) != 1 || m.gaps[0].from != 100 || m.gaps[0].to != 102 || len(m.gaps[0].bytes) != at {
 		t.Fatalf("%+v", m.gaps)
 	}
@@ -182,9 +182,9 @@ func TestMarkers(t *testing.T) {
 	t.Parallel()
 	const from, to = 7, 7 + 2*maxMarker + 5
 	raw := markers(from, to, 3, 1000)
-	next, _, epoch, ok := whole(raw, nil, span{first: from, follows: to})
-	if !ok || next != to || epoch != 3 || batches(raw) != 3 {
-		t.Errorf("%d batches to %d of epoch %d: %v", batches(raw), next, epoch, ok)
+	next, _, epoch, ok := walkUndamaged(raw, nil, segmentContext{first: from, nextFirst: to})
+	if !ok || next != to || epoch != 3 || countBatches(raw) != 3 {
+		t.Errorf("%d batches to %d of epoch %d: %v", countBatches(raw), next, epoch, ok)
 	}
 	if !strings.Contains(string(raw), "notifyd-lost") {
 		t.Error("no header")

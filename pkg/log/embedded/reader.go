@@ -14,40 +14,39 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// Bounds of what comes through the port.
+// The limits of connections to the port.
 const (
 	maxReaders   = 16
 	maxRequest   = 64 << 10         // bytes
 	maxFetch     = 4 << 20          // bytes of one answer
-	maxFetchWait = 5 * time.Second  // for something to fetch
+	maxFetchWait = 5 * time.Second  // longest wait of a fetch for records
 	readerIdle   = 2 * time.Minute  // between two requests
 	readerSlow   = 10 * time.Second // for the rest of a request, or for an answer to be read
 )
 
-// readable are the requests that change nothing. It is what kcat and rpk ask to list
-// topics, to read them, and to show groups and their lag.
+// readable are the requests that change nothing. kcat and rpk use them to list topics, to read them,
+// and to show groups and their lag.
 var readable = []kmsg.Key{
 	kmsg.ApiVersions, kmsg.Metadata, kmsg.DescribeCluster, kmsg.Fetch, kmsg.ListOffsets, kmsg.OffsetForLeaderEpoch,
 	kmsg.FindCoordinator, kmsg.OffsetFetch, kmsg.DescribeGroups, kmsg.ListGroups, kmsg.DescribeConfigs,
 }
 
-// readerConn is a connection from the port. The broker ends the process at a request
-// that it does not know, allocates whatever length a request says, and does what
-// anybody asks. It therefore sees no byte of a client: each request is read here,
-// refused unless it is readable, bounded, and written anew. A refused one ends the
-// connection.
+// readerConn is a connection from the port. The broker would end the process at an unknown request,
+// allocate any length that a request states, and execute any request. So it never sees bytes of a
+// client: readerConn parses each request, refuses it unless it is in readable, limits it, and
+// encodes it again. A refused request ends the connection.
 type readerConn struct {
 	net.Conn
-	release func() // the slot of the connection; once
+	release func() // gives back the connection's slot
 	once    sync.Once
 
-	in []byte // what was admitted and the broker has not read; of Read alone
+	in []byte // admitted bytes that the broker has not read; only Read uses it
 
-	mu    sync.Mutex
-	asked []asked // whose answers are awaited, in order
+	mu      sync.Mutex
+	pending []pendingRequest // requests without an answer yet, in order
 }
 
-type asked struct{ key, version int16 }
+type pendingRequest struct{ key, version int16 }
 
 func newReaderConn(c net.Conn, release func()) *readerConn {
 	return &readerConn{Conn: c, release: release}
@@ -58,10 +57,10 @@ func (r *readerConn) Close() error {
 	return r.Conn.Close()
 }
 
-// Read returns requests that were admitted, and nothing of any other.
+// Read returns only requests that were admitted.
 func (r *readerConn) Read(p []byte) (int, error) {
 	if len(r.in) == 0 {
-		frame, err := r.request()
+		frame, err := r.readRequest()
 		if err != nil {
 			return 0, err
 		}
@@ -72,8 +71,8 @@ func (r *readerConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// request reads one request and returns it as the broker may see it.
-func (r *readerConn) request() ([]byte, error) {
+// readRequest reads one request and returns the encoded form for the broker.
+func (r *readerConn) readRequest() ([]byte, error) {
 	var size [4]byte
 	if err := r.SetReadDeadline(time.Now().Add(readerIdle)); err != nil {
 		return nil, err
@@ -83,7 +82,7 @@ func (r *readerConn) request() ([]byte, error) {
 	}
 	n := binary.BigEndian.Uint32(size[:])
 	if n > maxRequest {
-		return nil, fmt.Errorf("kfake: a request of %d bytes: the port takes at most %d", n, maxRequest)
+		return nil, fmt.Errorf("embedded log: a request of %d bytes: the port takes at most %d", n, maxRequest)
 	}
 	if err := r.SetReadDeadline(time.Now().Add(readerSlow)); err != nil {
 		return nil, err
@@ -98,17 +97,17 @@ func (r *readerConn) request() ([]byte, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked = append(r.asked, a) // at most two: the broker reads one ahead
+	r.pending = append(r.pending, a) // at most two: the broker reads one request ahead
 	return frame, nil
 }
 
-var errRefused = errors.New("kfake: the port is for reading only")
+var errRefused = errors.New("embedded log: the port is for reading only")
 
-// admit checks a request, without its length, and returns it, with its length, as
-// we write it: so there is nothing in it that was not understood.
-func admit(body []byte) (frame []byte, a asked, err error) {
+// admit parses and checks a request, given without its length. It returns the request encoded again,
+// with its length, so that the broker gets nothing that was not understood here.
+func admit(body []byte) (frame []byte, a pendingRequest, err error) {
 	b := kbin.Reader{Src: body}
-	a = asked{b.Int16(), b.Int16()}
+	a = pendingRequest{b.Int16(), b.Int16()}
 	corr, client := b.Int32(), b.NullableString()
 	if !slices.Contains(readable, kmsg.Key(a.key)) {
 		return nil, a, fmt.Errorf("%w: request %d is not known or changes something", errRefused, a.key)
@@ -131,7 +130,7 @@ func admit(body []byte) (frame []byte, a asked, err error) {
 	case *kmsg.MetadataRequest:
 		q.AllowAutoTopicCreation = false
 	case *kmsg.FetchRequest:
-		bound(q)
+		limitFetch(q)
 	}
 	frame = binary.BigEndian.AppendUint16(make([]byte, 4, len(body)+64), uint16(a.key))
 	frame = binary.BigEndian.AppendUint16(frame, uint16(a.version))
@@ -145,9 +144,9 @@ func admit(body []byte) (frame []byte, a asked, err error) {
 	return frame, a, nil
 }
 
-// bound keeps small what a fetch makes the broker hold: its answer, the time it
-// waits, and a session, which would outlive the connection.
-func bound(q *kmsg.FetchRequest) {
+// limitFetch limits the answer and the wait of a fetch, and removes its session, which the broker
+// would keep beyond the connection.
+func limitFetch(q *kmsg.FetchRequest) {
 	q.ReplicaID, q.ReplicaState = -1, kmsg.FetchRequestReplicaState{ID: -1, Epoch: -1}
 	q.SessionID, q.SessionEpoch, q.ForgottenTopics = 0, -1, nil
 	q.MaxBytes = min(max(q.MaxBytes, 0), maxFetch)
@@ -161,16 +160,15 @@ func bound(q *kmsg.FetchRequest) {
 	}
 }
 
-// Write passes an answer on, which the broker writes in one call. It removes the
-// versions of requests that do not read, because clients ask only for versions that
-// are offered. Produce
-// stays in the list, and is refused: librdkafka, and so kcat, fetches nothing from a
-// broker that does not offer it.
+// Write passes an answer to the client; the broker writes each answer in one call. From an
+// ApiVersions answer it removes requests that are not readable, because clients send only requests
+// that are offered. Produce stays in the list, although it is refused: librdkafka, and so kcat,
+// fetches nothing from a broker that does not offer Produce.
 func (r *readerConn) Write(p []byte) (int, error) {
 	r.mu.Lock()
-	var a asked
-	if len(r.asked) > 0 {
-		a, r.asked = r.asked[0], r.asked[1:]
+	var a pendingRequest
+	if len(r.pending) > 0 {
+		a, r.pending = r.pending[0], r.pending[1:]
 	}
 	r.mu.Unlock()
 	out := p
@@ -178,7 +176,7 @@ func (r *readerConn) Write(p []byte) (int, error) {
 		v := kmsg.NewPtrApiVersionsResponse()
 		v.SetVersion(a.version)
 		if err := v.ReadFrom(p[8:]); err != nil {
-			return 0, fmt.Errorf("kfake: the broker's versions: %w", err)
+			return 0, fmt.Errorf("embedded log: the broker's versions: %w", err)
 		}
 		v.ApiKeys = slices.DeleteFunc(v.ApiKeys, func(k kmsg.ApiVersionsResponseApiKey) bool {
 			return kmsg.Key(k.ApiKey) != kmsg.Produce && !slices.Contains(readable, kmsg.Key(k.ApiKey))

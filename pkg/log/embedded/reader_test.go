@@ -215,7 +215,7 @@ func FuzzPort(f *testing.F) {
 		if len(in) > most {
 			in = in[:most]
 		}
-		ours, theirs, err := pair(t.Context())
+		ours, theirs, err := connPair(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,8 +14,8 @@ import (
 
 var errRecord = errors.New("a record of a batch cannot be read")
 
-// appendRecords appends the records of a whole batch from an offset on. They
-// alias it, unless it is compressed.
+// appendRecords appends the records of an undamaged batch with offsets from from on. They alias raw
+// unless it is compressed. It skips control batches.
 func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, from int64) ([]log.Record, error) {
 	attributes := binary.BigEndian.Uint16(raw[atAttributes:])
 	if attributes&controlBatch != 0 {
@@ -68,17 +68,17 @@ func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, from int
 	return dst, nil
 }
 
-// Attributes of a batch.
+// The attributes of a batch.
 const (
 	compression   = 0x07
 	logAppendTime = 0x08
 	controlBatch  = 0x20
 )
 
-// minRecord is the size of the smallest record.
+// minRecord is the size of the smallest record, in bytes.
 const minRecord = 7
 
-// plainRecord is a record as it lies in a batch:
+// plainRecord is a record of an uncompressed batch, which is stored as
 //
 //	varint length of the rest, 1 byte of attributes, varint time from the
 //	batch's first, varint offset from the batch's first, key, value, varint count

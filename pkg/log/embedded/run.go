@@ -13,20 +13,20 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// Run keeps the guard up to date, and in PageCache mode the write-back even,
-// until ctx ends.
+// Run measures the log, probes the volume and writes the ends of the partitions until ctx ends. In
+// PageCache mode it also starts the write-back of new bytes every 100 ms.
 func (b *Broker) Run(ctx context.Context) error {
 	var probe syncer
 	if b.cfg.Dir != "" {
 		f, err := os.OpenFile(filepath.Join(b.cfg.Dir, "fsync.probe"), os.O_CREATE|os.O_WRONLY, 0o600)
 		if err != nil {
 			b.guard.fail(err)
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 		defer f.Close()
 		probe = f
 		var noting sync.WaitGroup
-		noting.Go(func() { keepEnds(ctx, b) })
+		noting.Go(func() { writeEndsEvery(ctx, b) })
 		defer noting.Wait()
 	}
 	smooth := newSmoother(b.cfg)
@@ -48,8 +48,8 @@ func (b *Broker) Run(ctx context.Context) error {
 			if err := b.measure(); err != nil && !b.guard.measureFailed(err) {
 				b.cfg.Logger.Warn("the log cannot be measured now; the last size counts", "err", err)
 			}
-			smooth.find()
-			b.watch.settleOld()
+			smooth.findSegments()
+			b.watch.endOldSpans()
 			if probe != nil {
 				b.guard.probe(probe)
 			}
@@ -63,8 +63,8 @@ type syncer interface {
 	Sync() error
 }
 
-// probe writes and fsyncs a file of ours next to the log: the broker drops the
-// errors of its own fsyncs.
+// probe writes and fsyncs a file beside the log, because the broker drops the errors of its own
+// fsyncs.
 func (g *Guard) probe(f syncer) {
 	start := time.Now()
 	_, err := f.WriteAt([]byte(start.Format("15:04:05.000000")), 0)
@@ -77,7 +77,7 @@ func (g *Guard) probe(f syncer) {
 	}
 }
 
-// measure sizes the log and its volume.
+// measure measures the size of the log and the free space of its volume.
 func (b *Broker) measure() error {
 	before := b.guard.appended.Load()
 	var size int64
@@ -94,13 +94,13 @@ func (b *Broker) measure() error {
 		}
 		free, err := atomicfile.FreeBytes(b.cfg.Dir)
 		if err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 		b.guard.free.Store(free)
 		b.guard.noSpace.Store(false)
 	}
 	b.guard.size.Store(size)
-	b.guard.appended.Add(-before) // what was appended before is in the measure
+	b.guard.appended.Add(-before) // size includes these bytes
 	return nil
 }
 
@@ -123,15 +123,14 @@ func dirSize(dir string) (int64, error) {
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("kfake: measuring: %w", err)
+		return 0, fmt.Errorf("embedded log: measuring: %w", err)
 	}
 	return size, nil
 }
 
-// Trim removes, every Config.TrimEvery until ctx ends, what safe allows:
-// safe()[topic][partition] is the offset below which every record is both
-// sealed in history and has a durable outcome. Partitions that are missing are
-// left alone. Only whole segments give their room back.
+// Trim removes records every Config.TrimEvery until ctx ends. safe()[topic][partition] is the offset
+// below which every record is sealed in history and has a durable outcome. Partitions that are
+// missing are not trimmed. Space is freed only by whole segments.
 func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int64) error {
 	tick := time.NewTicker(b.cfg.TrimEvery)
 	defer tick.Stop()
@@ -151,7 +150,7 @@ func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int6
 // record of a partition: it carries the partition's end through a crash.
 func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	if !b.trimming.TryLock() {
-		return nil // held: the next one does it
+		return nil // HoldTrim is in effect: the next call trims
 	}
 	defer b.trimming.Unlock()
 	var errs []error
@@ -160,7 +159,7 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 		for p, to := range ps {
 			info := b.cluster.PartitionInfo(topic, p)
 			if info == nil {
-				errs = append(errs, fmt.Errorf("kfake: no partition %s/%d", topic, p))
+				errs = append(errs, fmt.Errorf("embedded log: no partition %s/%d", topic, p))
 				continue
 			}
 			if to = min(to, info.HighWatermark-1); to > info.LogStartOffset {
@@ -171,16 +170,16 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	if len(targets) == 0 {
 		return errors.Join(errs...)
 	}
-	b.noting.Lock()
-	defer b.noting.Unlock()
+	b.endsMu.Lock()
+	defer b.endsMu.Unlock()
 	if b.cfg.Dir != "" {
-		// First, so that a start tells segments that were trimmed from those that
-		// somebody removed. On a full disk it is trimmed all the same: it makes room.
-		errs = append(errs, noteEnd(b, targets))
+		// Write the new starts first, so that the next start distinguishes trimmed segments from
+		// removed ones. Trim even if the write fails: on a full disk trimming makes room.
+		errs = append(errs, writeEndsLocked(b, targets))
 	}
 	for p, to := range targets {
 		if err := b.cluster.DeleteRecords(p.topic, p.partition, to); err != nil {
-			errs = append(errs, fmt.Errorf("kfake: trimming %s/%d to %d: %w", p.topic, p.partition, to, err))
+			errs = append(errs, fmt.Errorf("embedded log: trimming %s/%d to %d: %w", p.topic, p.partition, to, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -13,17 +13,17 @@ import (
 	"github.com/notifyd/notifyd/internal/atomicfile"
 )
 
-// The broker reads its folder only where it finds meta.json, and of the partitions
-// only those of topics.json. Without them it begins anew, at offset 0, beside the
-// segments that are there: what they hold is not read, and what is appended lies
-// behind the positions of groups, so that nobody reads that either.
+// The broker reads its folder only if it finds meta.json, and only the partitions listed in
+// topics.json. Without these files it starts again at offset 0 and ignores the existing segments.
+// New records would then have offsets below the positions of groups, so that no group would read
+// them.
 const (
 	metaFile   = "meta.json"
 	topicsFile = "topics.json"
 	clusterID  = "notifyd"
 )
 
-// The forms that kfake gives them.
+// The forms of these files in kfake.
 type (
 	metaJSON struct {
 		Version int    `json:"version"`
@@ -42,30 +42,30 @@ type (
 	}
 )
 
-// stateVersion is that of the forms above, and what kfake reads.
+// stateVersion is the version of the forms above that kfake reads.
 const stateVersion = 1
 
-// keepState writes what of the two is missing, cannot be read, or leaves out
-// partitions that have segments. Both follow from the folders: nothing is lost.
-// Call it when the segments are mended. ends are those that were written down.
-func keepState(cfg Config, ends *ends) error {
+// repairState writes meta.json and topics.json again if they are missing, cannot be read, or omit
+// partitions that have segments. Their content follows from the folders, so nothing is lost. Call
+// it after the segments were mended. ends are the stored ends of the partitions.
+func repairState(cfg Config, ends *ends) error {
 	most := map[string]int{} // partitions of each topic that have segments
 	err := eachSegment(cfg.Dir, func(folder string, _, _ int64) {
 		if p, ok := placeOf(folder); ok {
 			most[p.topic] = max(most[p.topic], int(p.partition)+1)
 		}
 	})
-	if err != nil || len(most) == 0 { // a log that is new
+	if err != nil || len(most) == 0 { // nothing to repair in a new log
 		return err
 	}
-	if err := dropDamaged(cfg); err != nil {
+	if err := moveDamagedAside(cfg); err != nil {
 		return err
 	}
 	var meta metaJSON
 	if ok, err := readState(cfg.Dir, metaFile, &meta); err != nil {
 		return err
 	} else if !ok || meta.Version < 1 {
-		cfg.Logger.Warn("a file of the log that says that there is one was missing or damaged, and was written anew", "file", metaFile)
+		cfg.Logger.Warn("the file that marks the folder as a log was missing or damaged, and was written again", "file", metaFile)
 		if err := writeState(cfg.Dir, metaFile, metaJSON{stateVersion, clusterID}); err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func keepState(cfg Config, ends *ends) error {
 		if i < 0 {
 			id := make([]byte, 16)
 			rand.Read(id) // never fails
-			// As many as there were; a user's partition follows from their number.
+			// The number must be the old one, because it determines each user's partition.
 			if n = max(n, len(ends.Parts[name])); len(ends.Parts[name]) == 0 {
 				n = max(n, cfg.Topics[name])
 			}
@@ -99,14 +99,14 @@ func keepState(cfg Config, ends *ends) error {
 		return nil
 	}
 	slices.Sort(missed)
-	cfg.Logger.Warn("a file of the log that lists its topics was missing or damaged, and was written anew", "file", topicsFile, "topics", strings.Join(missed, " "))
+	cfg.Logger.Warn("the file that lists the log's topics was missing or damaged, and was written again", "file", topicsFile, "topics", strings.Join(missed, " "))
 	return writeState(cfg.Dir, topicsFile, topics)
 }
 
-// dropDamaged puts aside files without which the broker starts, and with which,
-// damaged, it would not: nothing here has access rules or quotas, the settings are
-// given with each start, and windows are those of producers that are gone.
-func dropDamaged(cfg Config) error {
+// moveDamagedAside renames damaged files that the broker does not need but would refuse to start
+// with. Nothing in them is needed: there are no access rules or quotas, the settings are given at
+// each start, and the sequence windows belong to producers of the previous process.
+func moveDamagedAside(cfg Config) error {
 	for _, name := range []string{"acls.json", "sasl.json", "quotas.json", "broker_configs.json", "seq_windows.json"} {
 		file := filepath.Join(cfg.Dir, name)
 		raw, err := os.ReadFile(file)
@@ -119,13 +119,12 @@ func dropDamaged(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		cfg.Logger.Warn("a file of the log was damaged, and put aside: nothing in it is needed", "file", name)
+		cfg.Logger.Warn("a file of the log was damaged and was renamed; nothing in it is needed", "file", name)
 	}
 	return nil
 }
 
-// readState reads a file into v; ok is false for one that is missing or is not
-// what it should be.
+// readState decodes a file into v. ok is false if the file is missing or cannot be decoded.
 func readState(dir, name string, v any) (ok bool, err error) {
 	raw, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,21 +14,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// storeID returns the id of the log in dir, making one for an empty folder.
+// storeID returns the id of the log in dir, and makes one for an empty folder. expected is the id
+// that the database carries. A refusal is the error store_id_mismatch.
 //
-//	folder     expected   result
-//	empty      none       a new id
-//	empty      X          refused: the log of X is gone
-//	no id, log any        refused: nobody knows whose it is
-//	id X       X          X
-//	id X       Y          refused
-//	id X, no records      none   X: the first start was cut short
-//	id X, records         none   refused: the database of X is gone
+//	folder              expected  result
+//	empty               none      a new id
+//	empty               X         refused: the log of X is gone
+//	records without id  any       refused: the log's database is not known
+//	id X                X         X
+//	id X                Y         refused
+//	id X, no records    none      X: the first start was cut short
+//	id X, records       none      refused: the database of X is gone
 func storeID(dir, expected string) (string, error) {
 	file := filepath.Join(dir, "store.id")
 	raw, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("kfake: %w", err)
+		return "", fmt.Errorf("embedded log: %w", err)
 	}
 	records, err := hasRecords(dir)
 	if err != nil {
@@ -43,7 +44,7 @@ func storeID(dir, expected string) (string, error) {
 	case found == "":
 		found = strings.ToLower(rand.Text())
 		if err := atomicfile.WriteFile(file, []byte(found+"\n")); err != nil {
-			return "", fmt.Errorf("kfake: writing store.id: %w", err)
+			return "", fmt.Errorf("embedded log: writing store.id: %w", err)
 		}
 	case expected == "" && records:
 		return "", mismatch("%s holds log %s, but the database knows no log: it is new or was emptied", dir, found)
@@ -60,7 +61,7 @@ func mismatch(format string, args ...any) error {
 // hasRecords reports whether any partition of the log in dir holds a record.
 func hasRecords(dir string) (bool, error) {
 	found := false
-	err := eachSegment(dir, func(_ string, _ int64, size int64) { found = found || size > 0 })
+	err := eachSegment(dir, func(_ string, _ int64, size int64) { found = found || size > 0 }) // an empty file holds none
 	return found, err
 }
 
@@ -73,12 +74,12 @@ func eachSegment(dir string, fn func(partition string, base, size int64)) error 
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
+		return fmt.Errorf("embedded log: %w", err)
 	}
 	for _, p := range parts {
 		files, err := os.ReadDir(filepath.Join(root, p.Name()))
 		if err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return fmt.Errorf("embedded log: %w", err)
 		}
 		for _, f := range files {
 			var base int64
@@ -90,7 +91,7 @@ func eachSegment(dir string, fn func(partition string, base, size int64)) error 
 				continue // trimmed meanwhile
 			}
 			if err != nil {
-				return fmt.Errorf("kfake: %w", err)
+				return fmt.Errorf("embedded log: %w", err)
 			}
 			fn(p.Name(), base, info.Size())
 		}

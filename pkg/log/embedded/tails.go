@@ -11,15 +11,15 @@ import (
 	"path/filepath"
 )
 
-// cutTails cuts what a power loss left at the end of the broker's lists of
-// groups and of producers: part of an entry, or zeros. The broker skips it when
-// it reads, but appends behind it, so that the next start would read nothing of
-// what follows and groups would fall back to offsets of long ago.
-func cutTails(dir string, log *slog.Logger) error {
+// cutTornEntries removes what a power loss left at the end of the broker's lists of groups and of
+// producers: a part of an entry, or zeros. The broker skips these bytes when it reads, but appends
+// after them. The next start would read nothing after them, and groups would fall back to old
+// offsets.
+func cutTornEntries(dir string, log *slog.Logger) error {
 	for _, name := range []string{"groups.log", "pids.log"} {
-		cut, err := cutTail(filepath.Join(dir, name))
+		cut, err := cutTornEntry(filepath.Join(dir, name))
 		if err != nil {
-			return fmt.Errorf("kfake: the end of %s: %w", name, err)
+			return fmt.Errorf("embedded log: the end of %s: %w", name, err)
 		}
 		if cut > 0 {
 			log.Warn("cut an unfinished write", "file", name, "bytes", cut)
@@ -28,7 +28,7 @@ func cutTails(dir string, log *slog.Logger) error {
 	return nil
 }
 
-func cutTail(name string) (cut int64, err error) {
+func cutTornEntry(name string) (cut int64, err error) {
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -53,9 +53,9 @@ func cutTail(name string) (cut int64, err error) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// wholeEntries is the length of the good entries raw begins with, in the
-// broker's framing: length of the rest, checksum of the rest, the rest, which
-// begins with a version of two bytes; little-endian.
+// wholeEntries returns the length of the undamaged entries at the beginning of raw. The broker frames
+// an entry as the length of its body, the checksum of its body, both little-endian, and the body,
+// which begins with a version of two bytes.
 func wholeEntries(raw []byte) int {
 	const frame, version = 8, 2
 	pos := 0

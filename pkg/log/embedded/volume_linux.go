@@ -8,7 +8,7 @@ import (
 
 const canSmooth = true
 
-// startWriteBack asks the kernel to write a range out without waiting for it.
+// startWriteBack asks the kernel to write a range to the disk, and does not wait for it.
 func startWriteBack(f *os.File, off, n int64) error {
 	return unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE)
 }

@@ -15,82 +15,82 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// watcher is the broker's logger. The library takes no file system from us, so its log
-// is the only place where it hands out the error of a write that failed.
+// watcher is the broker's logger. The library cannot be given a file system, so its log is the only
+// place where it reports the error of a failed write. watcher passes such errors to the Guard.
 type watcher struct {
 	cfg   Config
 	guard *Guard
 
-	mu    sync.Mutex
-	heard map[string]*echo // by format
+	mu       sync.Mutex
+	warnings map[string]*repeatedWarning // by format
 }
 
-// echo is a complaint of the broker that it repeats: on a full disk it has one
-// for every batch and every commit.
-type echo struct {
-	began time.Time // of the span
-	lines int       // heard in it
+// echo is a kind of warning that the broker repeats: on a full disk it warns of every
+// batch and every commit.
+type repeatedWarning struct {
+	began time.Time // start of the span
+	lines int       // warnings in the span
 	at    slog.Level
 	last  string
 }
 
-// What is logged of complaints of one kind in a span; the others are counted.
+// Of each kind of warning the first repeatLines in a repeatSpan are logged; the others are counted.
 const (
-	echoSpan  = 10 * time.Second
-	echoLines = 3
+	repeatSpan  = 10 * time.Second
+	repeatLines = 3
 )
 
 func newWatcher(cfg Config, g *Guard) *watcher {
-	return &watcher{cfg: cfg, guard: g, heard: map[string]*echo{}}
+	return &watcher{cfg: cfg, guard: g, warnings: map[string]*repeatedWarning{}}
 }
 
-// say logs a complaint, unless there were enough of its kind.
-func (w *watcher) say(at slog.Level, format, text string) {
+// logLimited logs a warning, unless its span already has repeatLines of its kind.
+func (w *watcher) logLimited(at slog.Level, format, text string) {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e := w.heard[format]
-	if e == nil || now.Sub(e.began) >= echoSpan {
-		w.sum(e)
-		e = &echo{began: now}
-		w.heard[format] = e
+	e := w.warnings[format]
+	if e == nil || now.Sub(e.began) >= repeatSpan {
+		w.logSuppressed(e)
+		e = &repeatedWarning{began: now}
+		w.warnings[format] = e
 	}
 	e.lines++
 	e.at, e.last = at, text
-	if e.lines <= echoLines {
+	if e.lines <= repeatLines {
 		w.cfg.Logger.Log(context.Background(), at, text)
 	}
 }
 
-// sum logs how many complaints of a span were not logged. mu is held.
-func (w *watcher) sum(e *echo) {
-	if e != nil && e.lines > echoLines {
-		w.cfg.Logger.Log(context.Background(), e.at, "embedded log: it goes on like this", "times", e.lines-echoLines, "within", echoSpan, "last", e.last)
+// logSuppressed logs how many warnings of a span were not logged. The caller holds mu.
+func (w *watcher) logSuppressed(e *repeatedWarning) {
+	if e != nil && e.lines > repeatLines {
+		w.cfg.Logger.Log(context.Background(), e.at, "embedded log: more warnings of this kind were not logged", "times", e.lines-repeatLines, "within", repeatSpan, "last", e.last)
 	}
 }
 
-// settle sums up the spans that are over, or all of them.
-func (w *watcher) settle(over func(began time.Time) bool) {
+// endSpans ends the spans for which over returns true, and logs their suppressed warnings.
+func (w *watcher) endSpans(over func(began time.Time) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for format, e := range w.heard {
+	for format, e := range w.warnings {
 		if over(e.began) {
-			w.sum(e)
-			delete(w.heard, format)
+			w.logSuppressed(e)
+			delete(w.warnings, format)
 		}
 	}
 }
 
-// settleOld sums up the spans that are over.
-func (w *watcher) settleOld() {
+// endOldSpans ends the spans that have lasted repeatSpan.
+func (w *watcher) endOldSpans() {
 	now := time.Now()
-	w.settle(func(began time.Time) bool { return now.Sub(began) >= echoSpan })
+	w.endSpans(func(began time.Time) bool { return now.Sub(began) >= repeatSpan })
 }
 
 // Logf implements the broker's Logger.
 func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
 	if level <= kfake.LogLevelWarn && len(args) > 0 {
-		if err, ok := args[len(args)-1].(error); ok && ofFile(err) {
+		if err, ok := args[len(args)-1].(error); ok && isFileError(err) {
 			w.guard.writeFailed(err)
 		}
 	}
@@ -106,15 +106,15 @@ func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
 	}
 	text := "embedded log: " + fmt.Sprintf(format, args...)
 	if at == slog.LevelDebug {
-		w.cfg.Logger.Debug(text) // who asks for it gets all of it
+		w.cfg.Logger.Debug(text) // debug lines are not limited
 		return
 	}
-	w.say(at, format, text)
+	w.logLimited(at, format, text)
 }
 
-// ofFile reports whether err is a file's: the broker also warns of entries that it
-// cannot parse, and those are no fault of the disk.
-func ofFile(err error) bool {
+// isFileError reports whether err comes from a file operation. The broker also warns of entries that
+// it cannot parse; these are not failures of the disk.
+func isFileError(err error) bool {
 	_, path := errors.AsType[*fs.PathError](err)
 	_, link := errors.AsType[*os.LinkError](err)
 	_, errno := errors.AsType[syscall.Errno](err)

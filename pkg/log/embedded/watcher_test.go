@@ -41,12 +41,12 @@ func TestRepeatedComplaintsAreCounted(t *testing.T) {
 		if code(g.Err()) != "disk_full" {
 			t.Errorf("guard: %v", g.Err())
 		}
-		w.settleOld() // the span is not over
+		w.endOldSpans() // the span is not over
 		if count("times=") != 0 {
 			t.Errorf("too early:\n%s", &out)
 		}
-		time.Sleep(echoSpan)
-		w.settleOld() // nobody complains any more
+		time.Sleep(repeatSpan)
+		w.endOldSpans() // nobody complains any more
 		if count("times=997") != 1 || count("times=") != 1 {
 			t.Errorf("after the span:\n%s", &out)
 		}
@@ -55,7 +55,7 @@ func TestRepeatedComplaintsAreCounted(t *testing.T) {
 		if count("msg=\"embedded log: persist batch") != 6 || count("times=9997") != 1 {
 			t.Errorf("in two spans:\n%s", &out)
 		}
-		w.settle(func(time.Time) bool { return true }) // at the end
+		w.endSpans(func(time.Time) bool { return true }) // at the end
 		if count("times=1997") != 1 {
 			t.Errorf("at the end:\n%s", &out)
 		}
@@ -83,9 +83,9 @@ func TestCutsOfTheBrokerAreSeen(t *testing.T) {
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	damaged := &Broker{cfg: cfg, found: found, guard: newGuard(cfg)}
+	damaged := &Broker{cfg: cfg, checked: found, guard: newGuard(cfg)}
 	damaged.watch = newWatcher(cfg, damaged.guard)
-	if err := damaged.open(); err != nil {
+	if err := damaged.startOnPort(); err != nil {
 		t.Fatal(err)
 	}
 	defer damaged.Close()

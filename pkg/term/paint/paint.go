@@ -1,6 +1,7 @@
 // Package paint lays out text on a terminal's screen for the load screen and for the
 // operators' console: colours and signs, lines of an exact width, blocks side by side,
-// titles, bars and the line of keys.
+// titles, bars and the line of keys. Start with New and Styles. All functions are pure: they
+// return text and write nothing.
 package paint
 
 import (
@@ -16,8 +17,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Paint is a colour or an attribute, ready to be written. A frame has hundreds of
-// painted texts: building each with lipgloss took most of a frame's time.
+// Paint holds the escapes that switch a colour or an attribute on and off. They are computed
+// once: a frame has hundreds of painted texts, and building each with lipgloss took most of a
+// frame's time.
 type Paint struct{ On, off string }
 
 // Render returns s in this colour.
@@ -38,15 +40,15 @@ func Colour(c string) Paint { return newPaint(lipgloss.NewStyle().Foreground(lip
 
 // Styles are colours and signs. The colours are of Okabe and Ito's palette, which
 // people with any common colour blindness tell apart, in tones that are readable
-// on dark and on light. A state is always told by a sign and a word: colour only
-// repeats it. NO_COLOR and terminals without colours are the renderer's affair,
-// which leaves bold, faint and reverse.
+// on dark and on light. A state always has a sign and a word: colour only repeats it. The
+// renderer handles NO_COLOR and terminals without colours: it removes the colours and keeps
+// bold, faint and reverse.
 type Styles struct {
 	Plain, Bold, Dim, Good, Warn, Bad, Key, Accent, Chosen, Band, Alarm Paint
 
 	OK, Bang, Fail, Wait, Now, More, Rule, Full, Empty, Cut, Mark string
 
-	eighths []rune // of a bar that grows upwards, the lowest first
+	eighths []rune // levels of a bar that grows upwards, lowest first
 }
 
 // The colours of both screens.
@@ -78,7 +80,7 @@ func New(ascii bool) Styles { //nolint:revive // what the terminal can
 	return st
 }
 
-// Fit makes a line exactly so wide. Its own escapes take no room.
+// Fit cuts or pads a line to exactly w columns. Escapes in the line take no columns.
 func (s *Styles) Fit(line string, w int) string {
 	if w <= 0 {
 		return ""
@@ -91,7 +93,7 @@ func (s *Styles) Fit(line string, w int) string {
 	return line + Spaces(w-n)
 }
 
-// Right is Fit with the text at the right.
+// Right is Fit with the text aligned to the right.
 func (s *Styles) Right(text string, w int) string {
 	if n := Width(text); n < w {
 		return Spaces(w-n) + text
@@ -99,7 +101,7 @@ func (s *Styles) Right(text string, w int) string {
 	return s.Fit(text, w)
 }
 
-// Lines makes a block of exactly h lines of w columns.
+// Lines returns a block of exactly h lines of w columns.
 func (s *Styles) Lines(list []string, w, h int) []string {
 	out := make([]string, 0, max(0, h))
 	for i := range max(0, h) {
@@ -112,7 +114,7 @@ func (s *Styles) Lines(list []string, w, h int) []string {
 	return out
 }
 
-// Beside puts two blocks side by side.
+// Beside joins two blocks of lw and rw columns side by side.
 func (s *Styles) Beside(left, right []string, lw, rw int) []string {
 	n := max(len(left), len(right))
 	left, right = s.Lines(left, lw, n), s.Lines(right, rw, n)
@@ -122,7 +124,7 @@ func (s *Styles) Beside(left, right []string, lw, rw int) []string {
 	return left
 }
 
-// Title is the line over a panel: its key, its name, and a note at the right.
+// Title returns the line above a panel: its key, its name, and a note at the right.
 func (s *Styles) Title(key, name, note string, w int) string {
 	head := name
 	if key != "" {
@@ -148,7 +150,8 @@ func (s *Styles) Title(key, name, note string, w int) string {
 	return s.Dim.Render(s.Rule) + " " + head + " " + s.Dim.Render(strings.Repeat(s.Rule, fill)+note+s.Rule)
 }
 
-// Bar is how full something is.
+// Bar returns a bar of w columns that is filled by share, 0 to 1. A share above 0 fills at
+// least one column.
 func (s *Styles) Bar(share float64, w int) string {
 	if math.IsNaN(share) {
 		share = 0
@@ -160,7 +163,8 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws values over rows lines, the latest at the right; peak is the top.
+// Bars draws values as columns over rows lines, the latest at the right. It returns the highest
+// value, which is the height of the drawing, as peak.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
 	if len(values) > w {
 		values = values[len(values)-max(w, 0):]
@@ -186,22 +190,22 @@ func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float
 	return lines, peak
 }
 
-// Hint is a key, and what it does.
+// Hint is a key and its description.
 type Hint [2]string
 
-// KeyLine is a line of keys; what does not fit is left out.
+// KeyLine returns a line of keys. It omits the keys that do not fit.
 func (s *Styles) KeyLine(list []Hint, w int) string {
 	var b strings.Builder
 	for _, k := range list {
 		if w -= len(k[0]) + len(k[1]) + 3; w < 0 {
-			break // what is not to be seen is in the help
+			break // the help lists the keys that do not fit
 		}
 		b.WriteString(" " + s.Key.Render(k[0]) + " " + k[1] + " ")
 	}
 	return b.String()
 }
 
-// Input returns a line that a person writes, of at most so many characters.
+// Input returns an input line for at most most characters.
 func Input(most int) textinput.Model {
 	in := textinput.New()
 	in.Prompt = ""
@@ -211,16 +215,15 @@ func Input(most int) textinput.Model {
 	return in
 }
 
-// Cursor is the cursor of an input that stands behind a name, in the line y of a screen
-// of w columns.
+// Cursor returns the cursor of an input that follows a name, in line y of a screen of w columns.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)
 }
 
-// Width is how many columns a text takes. Nearly all of a frame is ASCII, our own
-// colours, and signs that are one column wide, which is counted here; for the rest
-// there is the library, which took most of a frame's time.
+// Width returns the number of columns that a text takes. It counts ASCII, the package's colours
+// and signs of one column by itself, which is nearly all of a frame. It calls the library only
+// for other characters: with the library alone most of a frame's time went into counting.
 func Width(s string) int {
 	n := 0
 	for i := 0; i < len(s); {
@@ -248,6 +251,7 @@ func Width(s string) int {
 	return n
 }
 
+// blank is a buffer of spaces, so that Spaces rarely allocates.
 const blank = "                                                                                                                                                                "
 
 // Spaces returns n spaces.
