@@ -152,21 +152,21 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 
 // Grant makes a grant for load, which an operator's token may.
 func (cl *Client) Grant(ctx context.Context, in LoadGrantRequest) (LoadGrant, error) {
-	return send[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
+	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
 }
 
 // Grants returns the grants of the last week, the newest first.
 func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
-	return fetch[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
+	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
 // ChangeGrant sets a grant to approved or revoked.
 func (cl *Client) ChangeGrant(ctx context.Context, id, to string) (LoadGrant, error) {
-	return send[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
+	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
 }
 
 // OwnGrant asks whether the grant of cl.Load holds now. Where it does not, the error is
 // of notify.KindForbidden with a code that begins with load_.
 func (cl *Client) OwnGrant(ctx context.Context) (LoadGrant, error) {
-	return fetch[LoadGrant](ctx, cl, "/v1/load-grant", nil)
+	return getJSON[LoadGrant](ctx, cl, "/v1/load-grant", nil)
 }
