@@ -23,7 +23,7 @@ func newAuditor(n *Node) *conserve.Auditor {
 	// up by.
 	away := func() error {
 		if n.own != nil && !n.tasks.Operator {
-			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
+			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "no role of this process answers this request; ask another process"}
 		}
 		return nil
 	}
