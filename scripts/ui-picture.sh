@@ -39,7 +39,7 @@ sleep 45
 tm new-session -d -x 110 -y 34 'LC_ALL=C.UTF-8 TERM=xterm-256color notifyctl ui'
 for _ in $(seq 100); do
 	sleep 0.2
-	tm capture-pane -p | grep -q 'checks are well' && break
+	tm capture-pane -p | grep -q 'checks are ok' && break
 done
 sleep 2
 tm capture-pane -e -p | awk -f "$here/screen.awk" >"$work/screen.html"

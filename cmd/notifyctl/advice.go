@@ -22,17 +22,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// danger says how much a command asks for.
-type danger uint8
+// confirmLevel says when a command asks for confirmation.
+type confirmLevel uint8
 
 const (
-	changes danger = iota // asks in a protected context
-	undone                // cannot be undone for many: always asks
+	changes       confirmLevel = iota // asks only in a protected context
+	confirmAlways                     // always asks: it affects many receivers and cannot be undone
 )
 
-// confirm asks before what is done. Where nobody can be asked, it is an error
-// that names the flag.
-func (p *program) confirm(t *target, d danger, what string) error {
+// confirm asks the person to confirm the change that what describes. It returns nil if the change
+// was confirmed, or needs no confirmation. Where nobody can answer (no terminal, or --no-input),
+// it returns an error that names --yes.
+func (p *program) confirm(t *target, d confirmLevel, what string) error {
 	if p.global.yes || (d == changes && !t.ctx.Protected) {
 		return nil
 	}
@@ -49,7 +50,7 @@ func (p *program) confirm(t *target, d danger, what string) error {
 		}
 	}
 	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", term.Clean(what), where)
-	line, _ := bufio.NewReader(p.in).ReadString('\n') // an end of input is a no
+	line, _ := bufio.NewReader(p.in).ReadString('\n') // the end of input counts as no
 	switch strings.ToLower(strings.TrimSpace(line)) {
 	case "y", "yes":
 		return nil
@@ -57,8 +58,8 @@ func (p *program) confirm(t *target, d danger, what string) error {
 	return term.Exitf(term.ExitError, "not confirmed; nothing was done")
 }
 
-// withAdvice adds to an error what to do next, where the command that failed did
-// not: it knows better.
+// withAdvice adds the next steps to an error. It keeps the steps that the failed command gave
+// itself, because they are more specific.
 func (p *program) withAdvice(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil
@@ -67,7 +68,7 @@ func (p *program) withAdvice(c *cobra.Command, err error) error {
 	if ours && len(e.Next) > 0 {
 		return err
 	}
-	next := p.next(c, err)
+	next := p.nextSteps(c, err)
 	if len(next) == 0 {
 		return err
 	}
@@ -77,32 +78,32 @@ func (p *program) withAdvice(c *cobra.Command, err error) error {
 	return &term.Error{Exit: term.ExitCode(err), Err: err, Next: next}
 }
 
-func (p *program) next(c *cobra.Command, err error) []string {
+func (p *program) nextSteps(c *cobra.Command, err error) []string {
 	code := ""
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		code = e.Code
 	}
 	switch code {
 	case "no_answer":
-		return p.noAnswer()
+		return p.noAnswerAdvice()
 	case "no_token":
-		return append(p.dead(), "a token: --token-file FILE, or a context that has one (notifyctl context add --help)")
+		return append(p.missingTokenAdvice(), "give a token: --token-file FILE, or use a context that has one (notifyctl context add --help)")
 	case "token_signature", "token_key_unknown", "token_expired", "token_malformed":
-		return []string{"notifyctl context check       (which server and token are used)", "notifyd token --help          (signs a new one)"}
+		return []string{"notifyctl context check       (which server and token are used)", "notifyd token --help          (how to sign a new token)"}
 	case "url_not_registered":
-		return []string{"notifyctl caller show CALLER  (whose token it is: its callback URLs)", "notifyctl caller set CALLER --callback-url URL   (an operator's to do)"}
+		return []string{"notifyctl caller show CALLER  (the callback URLs of the token's caller)", "notifyctl caller set CALLER --callback-url URL   (needs an operator)"}
 	case "no_secret":
-		return []string{"notifyctl caller rotate-secret CALLER  (an operator's to do: it makes and prints one)"}
+		return []string{"notifyctl caller rotate-secret CALLER  (needs an operator: makes and prints a secret)"}
 	case "secret_sealed":
-		return []string{"notifyctl doctor              (an operator's to do: it names the key file)", "notifyctl caller rotate-secret CALLER  (where the key is lost: it makes and prints a new secret)"}
+		return []string{"notifyctl doctor              (needs an operator: names the key file)", "notifyctl caller rotate-secret CALLER  (if the key is lost: makes and prints a new secret)"}
 	case "no_filter":
-		return []string{"notifyctl dlq top             (what there is, and a filter to paste)", "the same command with --all   (means every dead letter)"}
+		return []string{"notifyctl dlq top             (groups of dead letters, and a filter to copy)", "the same command with --all   (selects every dead letter)"}
 	case "dns":
-		return []string{"check the name; the resolver of the server is asked"}
+		return []string{"check the host name; the server resolves it with its own resolver"}
 	case "notification_not_found":
-		return []string{"notifyctl ls --user USER      (what a user was sent)"}
+		return []string{"notifyctl ls --user USER      (lists what was sent to a user)"}
 	case "list_needs_user":
-		return []string{"notifyctl ls USER", "notifyctl archive --help      (what ended, in files)"}
+		return []string{"notifyctl ls USER", "notifyctl archive --help      (reads archived outcomes of every user)"}
 	case "trigger_not_found":
 		return []string{"notifyctl trigger ls"}
 	case "job_not_found":
@@ -110,27 +111,26 @@ func (p *program) next(c *cobra.Command, err error) []string {
 	case "dead_letter_not_found":
 		return []string{"notifyctl dlq ls"}
 	case "load_grant_missing", "load_grant_expired", "load_grant_host", "load_grant_malformed", "load_grant_unknown", "load_target":
-		return []string{"notifyctl load grant --help    (an operator of the server makes one)"}
+		return []string{"notifyctl load grant --help    (an operator of the server creates a load grant)"}
 	case "load_grant_pending", "load_grant_revoked":
-		return []string{"notifyctl load grants          (who did what)"}
+		return []string{"notifyctl load grants          (who created, approved or revoked each one)"}
 	case "caller_not_found":
 		return []string{"notifyctl caller ls"}
 	case "user_not_found":
-		return []string{"notifyctl user set --help     (a user begins with the first address or wish that is set)"}
+		return []string{"notifyctl user set --help     (the first address or preference creates the user)"}
 	}
 	switch {
 	case notify.KindOf(err) == notify.KindForbidden:
 		return []string{"notifyctl context check       (the scopes of the token)"}
 	case notify.KindOf(err) == notify.KindThrottled || notify.KindOf(err) == notify.KindUnavailable:
-		return []string{"the same command again; notifyctl doctor says how the server is"}
-	case code == "" && term.ExitCode(err) == term.ExitUsage: // one with a code names its field and the rule
+		return []string{"run the same command again; notifyctl doctor shows the health of the server"}
+	case code == "" && term.ExitCode(err) == term.ExitUsage: // an error with a code already names the field and the rule
 		return []string{c.CommandPath() + " --help"}
 	}
 	return nil
 }
 
-// noAnswer is what to do when nobody listens: for a dev server, to start it.
-func (p *program) noAnswer() []string {
+func (p *program) noAnswerAdvice() []string {
 	t, err := p.target()
 	if err != nil {
 		return nil
@@ -139,11 +139,12 @@ func (p *program) noAnswer() []string {
 	if u, err := url.Parse(t.server); err == nil && notify.LoopbackHost(u.Host) {
 		what += " notifyd dev starts one"
 	}
-	return append([]string{what}, "notifyctl context ls          (the servers that are known), then the same command again")
+	return append([]string{what}, "notifyctl context ls          (lists the known servers), then run the same command again")
 }
 
-// dead says that the server of the context may be gone, when its token is.
-func (p *program) dead() []string {
+// missingTokenAdvice names the context's token file if that file does not exist. The server of
+// the context is then probably gone as well.
+func (p *program) missingTokenAdvice() []string {
 	t, err := p.target()
 	if err != nil || t.token == nil || t.name == "" || p.tokenGiven() {
 		return nil
@@ -151,16 +152,16 @@ func (p *program) dead() []string {
 	if _, err := t.token(context.Background()); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	next := "context " + term.Quote(t.name) + " names a token file that is not there"
+	next := "context " + term.Quote(t.name) + " names a token file that does not exist"
 	if strings.HasPrefix(t.name, "dev") {
-		next += ": notifyd dev makes one"
+		next += ": notifyd dev writes it"
 	}
 	return []string{next}
 }
 
-// again adds, to an error after which nobody knows whether a request was taken,
-// the way to repeat it that does nothing twice.
-func again(ctx context.Context, err error, key, what string) error {
+// withRetryHint adds to err how to repeat the command safely, if err leaves open whether the
+// server accepted the request. Repeating with the same key does nothing twice.
+func withRetryHint(ctx context.Context, err error, key, what string) error {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindThrottled:
 	default:
@@ -174,15 +175,15 @@ func again(ctx context.Context, err error, key, what string) error {
 // human reports whether results are printed for people to read.
 func (p *program) human() bool { return p.global.output == "table" && p.global.jq == "" }
 
-// paged runs write. On a terminal what it prints goes through $PAGER, or less. Where
-// there is no pager it is printed as it is.
+// paged runs write. On a terminal, the output goes through $PAGER, or less. If the pager does not
+// exist, paged prints without one.
 func (p *program) paged(ctx context.Context, write func() error) error {
 	if !p.outTerminal || !p.human() {
 		return write()
 	}
 	pager := cmp.Or(p.getenv("PAGER"), "less")
 	run := exec.CommandContext(ctx, "sh", "-c", pager)
-	run.Env = append(run.Environ(), "LESS="+cmp.Or(p.getenv("LESS"), "FRX")) // ends by itself if one screen is enough
+	run.Env = append(run.Environ(), "LESS="+cmp.Or(p.getenv("LESS"), "FRX")) // less ends by itself if the text fits on one screen
 	out := p.out
 	run.Stdout, run.Stderr = out, p.err
 	if _, err := exec.LookPath("less"); err != nil && pager == "less" {
@@ -197,24 +198,24 @@ func (p *program) paged(ctx context.Context, write func() error) error {
 	p.out = out
 	_ = in.Close() // the pager may have ended
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
-		err = nil // its reader has seen enough
+		err = nil // the person closed the pager early
 	}
 	end := run.Wait()
-	if e, ok := errors.AsType[*exec.ExitError](end); ok && e.ExitCode() == 127 { // there is no such pager
+	if e, ok := errors.AsType[*exec.ExitError](end); ok && e.ExitCode() == 127 { // the shell did not find the pager
 		return write()
 	}
 	return errors.Join(err, end)
 }
 
-// progress is a bar on standard error, where that is a terminal; elsewhere it
-// is nil, and says nothing.
+// progress is a bar on standard error. It is nil if standard error is no terminal; the methods of
+// a nil *progress do nothing.
 type progress struct {
 	all *mpb.Progress
 	bar *mpb.Bar
 }
 
-// progress begins a bar for so many things; 0: it is not known how many.
-func (p *program) progress(what string, total int64) *progress {
+// startProgress shows a bar for total items. A total of 0 means unknown.
+func (p *program) startProgress(what string, total int64) *progress {
 	if !p.errTerminal || p.global.quiet || p.getenv("TERM") == "dumb" {
 		return nil
 	}
@@ -223,7 +224,7 @@ func (p *program) progress(what string, total int64) *progress {
 	// 0, from where mpb draws the next frame ("chchecking").
 	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("\r%-10s ", what)))
 	tail := mpb.AppendDecorators(decor.Any(func(st decor.Statistics) string {
-		return howFar(st.Current, total, p.now().Sub(began))
+		return progressText(st.Current, total, p.now().Sub(began))
 	}))
 	if total == 0 {
 		return &progress{all, all.AddSpinner(0, name, tail)}
@@ -231,9 +232,9 @@ func (p *program) progress(what string, total int64) *progress {
 	return &progress{all, all.AddBar(total, name, tail)}
 }
 
-// howFar says how much of total is done, how fast, and how long the rest takes at
-// that; a total of 0 is not known. Before the first is done nobody knows either.
-func howFar(done, total int64, took time.Duration) string {
+// progressText returns how much of total is done, the rate, and the time left at that rate. A
+// total of 0 means unknown. Before the first item is done, it returns the count alone.
+func progressText(done, total int64, took time.Duration) string {
 	s := count(done)
 	if total > 0 {
 		s += " of " + count(total)
@@ -261,7 +262,7 @@ func (g *progress) set(n int64) {
 	}
 }
 
-// end leaves the bar as it is and goes on below it.
+// end stops drawing the bar. The bar stays visible, and later output goes below it.
 func (g *progress) end() {
 	if g == nil {
 		return

@@ -17,32 +17,33 @@ import (
 func newAudit(p *program) *cobra.Command {
 	run := newAuditRun(p)
 	c := &cobra.Command{
-		Use: "audit", Short: "Whether all that was accepted ended or is on its way; who changed what, and why",
+		Use: "audit", Short: "Check that nothing accepted was lost; list who changed what, and why",
 		Long: run.Long, Args: cobra.NoArgs, RunE: run.RunE,
 	}
 	c.Flags().AddFlagSet(run.Flags())
 	var limit int
 	cols := columns[api.AuditRow]{head: "SEQ  AT  ACTOR  ACTION  TARGET  SET  RESULT  COUNTS  REASON", row: func(r *api.AuditRow) []string {
-		return []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, string(r.Set), r.Result, skipped(r.Counts), r.Reason}
+		return []string{fmt.Sprint(r.Seq), p.timeText(r.At), r.Actor, r.Action, r.Target, string(r.Set), r.Result, countsOrEmpty(r.Counts), r.Reason}
 	}}
 	ls := &cobra.Command{
 		Use: "ls", Short: "List the latest rows, oldest first", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, _ []string) error {
 			rows, err := cl.Audit(ctx, nil, limit)
 			if err != nil {
 				return err
 			}
-			defer p.more(len(rows), "")
+			defer p.noteNextPage(len(rows), "")
 			return p.printer().Print(rows, cols.table(api.FoldAudit(rows)))
 		}),
 	}
 	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
 	var expect string
 	verify := &cobra.Command{
-		Use: "verify", Short: "Check the chain of the audit log; exit 9 where it is broken", Args: cobra.NoArgs,
-		Long: `verify reads every row and checks that each follows the one before. Keep the head it
-prints elsewhere: --expect then notices that the end was cut off.`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+		Use: "verify", Short: "Check the hash chain of the audit log; exit 9 if it is broken", Args: cobra.NoArgs,
+		Long: `verify reads every row and checks that its hash follows from the row before. Keep the
+head it prints in another place: with --expect, verify then also notices rows that were
+removed from the end.`,
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, _ []string) error {
 			v, err := cl.VerifyAudit(ctx, expect)
 			if err != nil {
 				return err
@@ -56,7 +57,7 @@ prints elsewhere: --expect then notices that the end was cut off.`,
 			return nil
 		}),
 	}
-	verify.Flags().StringVar(&expect, "expect", "", "SEQ:HASH, the head of an earlier check, which must still be there")
+	verify.Flags().StringVar(&expect, "expect", "", "SEQ:HASH, the head that an earlier verify printed; it must still be in the log")
 	c.AddCommand(run, ls, verify)
 	return c
 }
@@ -64,11 +65,12 @@ prints elsewhere: --expect then notices that the end was cut off.`,
 func newAuditRun(p *program) *cobra.Command {
 	var since string
 	c := &cobra.Command{
-		Use: "run", Short: "Add up accepted = terminal + pending; exit 9 on drift", Args: cobra.NoArgs,
-		Long: `run makes the server add up, while it works, what it accepted against outcomes and
-against what leads on to one: a record of the log, a timer, the spill buffer, the queue of
-triggers. What has neither was looked at again, and is drift: it is listed, with what is
-wrong, and the exit code is 9. The last line is
+		Use: "run", Short: "Check that accepted = terminal + pending; exit 9 on drift", Args: cobra.NoArgs,
+		Long: `run makes the server count what it accepted. Each notification and trigger must have an
+outcome, or something that leads to one: a record of the log, a timer, the spill buffer
+or the queue of triggers. If it has neither, the server checks it again, and then counts
+it as drift: run lists it with the reason, and exits 9. The server keeps working
+meanwhile. The last line is
 
   audit accepted=… terminal=… pending=… drift=…`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -84,29 +86,29 @@ wrong, and the exit code is 9. The last line is
 			if err != nil {
 				return err
 			}
-			if !c.Flags().Changed("timeout") { // it reads all that was accepted
+			if !c.Flags().Changed("timeout") { // the server reads everything that was accepted
 				cl.HTTPClient.Timeout = 0
 			}
 			rep, err := cl.Conservation(c.Context(), from)
 			if err != nil {
 				return err
 			}
-			if err := conservation(p, &rep); err != nil {
+			if err := printConservation(p, &rep); err != nil {
 				return err
 			}
 			if rep.Drift > 0 {
-				return term.Exitf(term.ExitFindings, "drift of %d: %s", rep.Drift, tally(rep.Classes))
+				return term.Exitf(term.ExitFindings, "drift of %d: %s", rep.Drift, keyValueText(rep.Classes))
 			}
 			return nil
 		},
 	}
-	c.Flags().StringVar(&since, "since", "", "what was accepted this long ago and later, e.g. 24h; default: all that is kept")
+	c.Flags().StringVar(&since, "since", "", "check only what was accepted this long ago or later, e.g. 24h; default: everything kept")
 	return c
 }
 
-// conservation prints a report. The line for scripts stands behind a table, and
-// not in what a program reads.
-func conservation(p *program, rep *api.Conservation) error {
+// printConservation prints a report. The line for scripts follows the tables only: a reader of
+// JSON or YAML gets the same figures as fields.
+func printConservation(p *program, rep *api.Conservation) error {
 	pr := p.printer()
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(rep, nil)
@@ -130,26 +132,26 @@ func conservation(p *program, rep *api.Conservation) error {
 			return err
 		}
 		if rep.Truncated {
-			fmt.Fprintln(p.out, "There are more than are listed.")
+			fmt.Fprintln(p.out, "The list is not complete: there are more.")
 		}
 	}
 	if len(rep.States) > 0 {
-		fmt.Fprintf(p.out, "\nterminal  %s\n", tally(rep.States))
+		fmt.Fprintf(p.out, "\nterminal  %s\n", keyValueText(rep.States))
 	}
 	if len(rep.Waiting) > 0 {
-		fmt.Fprintf(p.out, "pending   %s\n", tally(rep.Waiting))
+		fmt.Fprintf(p.out, "pending   %s\n", keyValueText(rep.Waiting))
 	}
 	if len(rep.Unanswered) > 0 {
-		fmt.Fprintf(p.out, "not answered, cut by a crash: %s\n", term.Clean(strings.Join(rep.Unanswered, " ")))
+		fmt.Fprintf(p.out, "no answer was sent because of a crash: %s\n", term.Clean(strings.Join(rep.Unanswered, " ")))
 	}
-	fmt.Fprintf(p.out, "read %d chunks, %d rows, %d triggers in %s; %d looked lost at first and were not\n",
+	fmt.Fprintf(p.out, "read %d chunks, %d rows, %d triggers in %s; %d looked lost at first but were not\n",
 		rep.Chunks, rep.Rows, rep.Triggers, time.Duration(rep.TookMS)*time.Millisecond, rep.Confirmed)
 	_, err := fmt.Fprintf(p.out, "audit accepted=%d terminal=%d pending=%d drift=%d\n", rep.Accepted, rep.Terminal, rep.Pending, rep.Drift)
 	return err
 }
 
-// tally is "a=1 b=2", by name.
-func tally(counts map[string]int64) string {
+// keyValueText returns "a=1 b=2", sorted by name.
+func keyValueText(counts map[string]int64) string {
 	parts := make([]string, 0, len(counts))
 	for _, k := range slices.Sorted(maps.Keys(counts)) {
 		parts = append(parts, fmt.Sprintf("%s=%d", term.Clean(k), counts[k]))

@@ -26,13 +26,13 @@ import (
 func newBackup(p *program) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
-		Use: "backup [FILE|-]", Short: "Save everything the server keeps, while it works (scope operate)", Args: cobra.MaximumNArgs(1),
+		Use: "backup [FILE|-]", Short: "Save everything the server keeps, without stopping it (scope operate)", Args: cobra.MaximumNArgs(1),
 		Long: `backup saves the store, the log and the history of a server with embedded engines
-in one file, without stopping it. Everything that was accepted before the command
-began is in it. "notifyd restore" makes a data folder of the file.
+in one file, without stopping it. The file holds everything that was accepted before
+the command began. "notifyd restore" makes a data folder from the file.
 
-The file holds addresses of users and secrets of callers: keep it as you keep
-those. FILE is notifyd-TIME.backup if none is named; - is standard output.`,
+The file holds addresses of users and secrets of callers: protect it as you protect
+them. Without FILE the name is notifyd-TIME.backup; - is standard output.`,
 		Example: `  notifyctl backup
   notifyctl backup nightly.backup --force
   notifyd restore nightly.backup --data-dir /srv/notifyd-restored`,
@@ -47,7 +47,7 @@ those. FILE is notifyd-TIME.backup if none is named; - is standard output.`,
 			return runBackup(c.Context(), p, name, force)
 		},
 	}
-	c.Flags().BoolVar(&force, "force", false, "replace FILE if it is there; it stays until the new one is whole")
+	c.Flags().BoolVar(&force, "force", false, "replace an existing FILE; the old one stays until the new one is complete")
 	return c
 }
 
@@ -57,29 +57,30 @@ func backupTo(ctx context.Context, p *program, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	cl.HTTPClient.Timeout = 0 // it takes as long as there is data
-	bar := p.progress("bytes", 0)
+	cl.HTTPClient.Timeout = 0 // the time depends on the amount of data
+	bar := p.startProgress("bytes", 0)
 	defer bar.end()
-	_, err = cl.Backup(ctx, &counting{w, bar})
+	_, err = cl.Backup(ctx, &progressWriter{w, bar})
 	return err
 }
 
-// counting tells a progress bar what passes.
-type counting struct {
+// progressWriter counts the bytes that are written through it on a progress bar.
+type progressWriter struct {
 	w   io.Writer
 	bar *progress
 }
 
-func (c *counting) Write(b []byte) (int, error) {
+func (c *progressWriter) Write(b []byte) (int, error) {
 	n, err := c.w.Write(b)
 	c.bar.add(n)
 	return n, err
 }
 
-// runBackup makes the file, reads it again to be sure, and gives it its name.
+// runBackup writes a temporary file, verifies it, and renames it to name. A backup that fails
+// leaves an existing file of that name as it was.
 func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if _, err := os.Stat(name); err == nil && !force {
-		return term.Usage("%s is there already; --force replaces it", name)
+		return term.Usage("%s already exists; --force replaces it", name)
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cannotWrite(name, err)
 	}
@@ -88,7 +89,7 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if err != nil {
 		return cannotWrite(name, err)
 	}
-	defer os.Remove(f.Name()) // nothing, once it has its name
+	defer os.Remove(f.Name()) // fails, as it should, once the file is renamed
 	defer f.Close()
 	if err := backupTo(ctx, p, f); err != nil {
 		return err
@@ -118,14 +119,14 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 		{"size", fmt.Sprintf("%s bytes, %s unpacked in %s files", count(size), count(m.Bytes), count(len(m.Files)))},
 		{"holds", "what was accepted before " + m.Created.Format(time.RFC3339)},
 		{"store", m.StoreID + ", notifyd " + m.Version},
-		{"verified", "every file has its checksum"},
+		{"verified", "the checksum of every file is right"},
 		{"took", time.Since(began).Round(10 * time.Millisecond).String()},
 		{"restore", restoreLine(name, m)},
 	})
 }
 
-// restoreLine is the command that makes a folder of a backup which the command that
-// ran the server can be given as --data-dir DIR.
+// restoreLine returns the command that restores a backup. For a backup of notifyd dev, DIR is
+// then what notifyd dev takes as --data-dir.
 func restoreLine(name string, m backup.Manifest) string {
 	if strings.HasPrefix(name, "-") {
 		name = "./" + name
@@ -143,9 +144,9 @@ func cannotWrite(name string, err error) error {
 
 func newArchive(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "archive", Short: "Look into an archive of dead letters and outcomes",
-		Long: `archive reads a folder that a server writes to as archive.dir, or a copy of it. How far
-the server's archive is, its doctor says: notifyctl doctor.`,
+		Use: "archive", Short: "Read and verify an archive of dead letters and outcomes",
+		Long: `archive reads the folder that a server writes as archive.dir, or a copy of that folder.
+notifyctl doctor says how far the server's archive is.`,
 		Example: `  notifyctl archive ls /srv/archive
   notifyctl archive verify /srv/archive
   zstd -dc /srv/archive/dead-letters/2026-11-22/04-00000017.ndjson.zst | jq .code`,
@@ -158,7 +159,7 @@ the server's archive is, its doctor says: notifyctl doctor.`,
 		&cobra.Command{
 			Use: "verify DIR", Short: "Read every file of an archive and compare it with its manifest", Args: term.Exact("a folder"),
 			Long: `verify compares the size, the checksum and the number of lines of each file with its
-manifest. Exit 9 when one differs or is not there.`,
+manifest. It exits 9 if a file differs or is missing.`,
 			RunE: func(_ *cobra.Command, args []string) error { return runArchiveVerify(p, args[0]) },
 		},
 	)
@@ -171,7 +172,7 @@ func runArchiveList(p *program, dir string) error {
 		return err
 	}
 	return printList(p, api.List[archive.Manifest]{Items: ms}, ms, &columns[archive.Manifest]{head: "FILE  LINES  BYTES  WRITTEN", row: func(m *archive.Manifest) []string {
-		return []string{m.File, count(m.Lines), strconv.FormatInt(m.Bytes, 10), p.when(m.Written)}
+		return []string{m.File, count(m.Lines), strconv.FormatInt(m.Bytes, 10), p.timeText(m.Written)}
 	}})
 }
 

@@ -23,13 +23,13 @@ func newCaller(p *program) *cobra.Command {
 		},
 	}
 	c.AddCommand(newListing(p, &cobra.Command{
-		Short: "List the callers that differ from the defaults",
+		Short: "List the callers whose settings differ from the defaults",
 		Example: `  notifyctl caller ls
   notifyctl caller ls -o json --jq .items[].id`,
-	}, &listing[api.Caller]{columns: cols, get: all((*api.Client).Callers), whole: true}), newGet(p, &cobra.Command{
-		Use: "show CALLER", Short: "Show what is set for a caller", Args: term.Exact("a caller"), Aliases: []string{"get"},
+	}, &listing[api.Caller]{columns: cols, get: wholeList((*api.Client).Callers), whole: true}), newShowCommand(p, &cobra.Command{
+		Use: "show CALLER", Short: "Show the settings of a caller", Args: term.Exact("a caller"), Aliases: []string{"get"},
 		Example: `  notifyctl caller show shop`,
-	}, (*api.Client).Caller, bind(p, callerFields)), newCallerSet(p), newRotateSecret(p))
+	}, (*api.Client).Caller, withProgram(p, callerFields)), newCallerSet(p), newRotateSecret(p))
 	return c
 }
 
@@ -64,9 +64,9 @@ func callerFields(p *program, c *api.Caller) term.Table {
 		t = append(t, []string{"final answers", strings.Trim(fmt.Sprint(append([]int{410}, c.FinalStatuses...)), "[]")})
 	}
 	if c.OutcomesURL != "" {
-		what := "failures are told to"
+		what := "failures are sent to"
 		if c.OutcomesOf == "all" {
-			what = "outcomes are told to"
+			what = "outcomes are sent to"
 		}
 		t = append(t, []string{what, c.OutcomesURL})
 	}
@@ -75,7 +75,7 @@ func callerFields(p *program, c *api.Caller) term.Table {
 		if s.ExpiresAt != nil {
 			until = ", signs until " + s.ExpiresAt.Local().Format("2006-01-02 15:04 MST")
 		}
-		t = append(t, []string{"secret", "made " + p.when(s.CreatedAt) + until})
+		t = append(t, []string{"secret", "made " + p.timeText(s.CreatedAt) + until})
 	}
 	return append(t, []string{"version", fmt.Sprint(c.Version)})
 }
@@ -95,8 +95,8 @@ func newCallerSet(p *program) *cobra.Command {
 	var o callerOptions
 	c := &cobra.Command{
 		Use: "set CALLER", Short: "Change a caller's limits and callback URLs", Args: term.Exact("a caller"),
-		Long: `set changes what is given and leaves the rest. A callback URL is a base: scheme, host,
-port and path; triggers may call what lies below it.`,
+		Long: `set changes the given settings and keeps the others. A callback URL is a base URL
+(scheme, host, port and path): triggers may call any URL below it.`,
 		Example: `  notifyctl caller set shop --callback-url https://shop.example/hooks/
   notifyctl caller set shop --rate 500 --burst 1000 --max-in-flight 50
   notifyctl caller set shop --outcomes https://shop.example/hooks/ended --outcomes-of all`,
@@ -107,22 +107,22 @@ port and path; triggers may call what lies below it.`,
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.StringArrayVar(&o.add, "callback-url", nil, "base URL its triggers may call; may be given more than once")
-	f.StringArrayVar(&o.remove, "remove-callback-url", nil, "base URL to take away")
+	f.StringArrayVar(&o.add, "callback-url", nil, "a base URL that its triggers may call; may be given more than once")
+	f.StringArrayVar(&o.remove, "remove-callback-url", nil, "a base URL to remove; may be given more than once")
 	f.Float64Var(&o.rate, "rate", 0, "requests per second; 0: the server's default")
 	f.IntVar(&o.burst, "burst", 0, "requests at once; 0: the server's default")
 	f.IntVar(&o.flights, "max-in-flight", 0, "callbacks at a time; 0: the server's default")
 	f.IntVar(&o.pending, "max-pending", 0, "triggers waiting; 0: the server's default")
-	f.IntSliceVar(&o.final, "final-status", nil, "answers, 300 to 599, that end a trigger at once beside 410, e.g. 400,422; 0: none")
-	f.StringVar(&o.outcomes, "outcomes", "", "URL its notifications that ended are told to, under a callback URL; \"\": none")
-	f.StringVar(&o.outcomesOf, "outcomes-of", "failed", "which of them: failed, or all")
+	f.IntSliceVar(&o.final, "final-status", nil, "HTTP statuses, 300 to 599, that end a trigger without a retry, as 410 does; e.g. 400,422; 0: none but 410")
+	f.StringVar(&o.outcomes, "outcomes", "", "URL that is called with the outcomes of its notifications; it must lie below a callback URL; \"\": none")
+	f.StringVar(&o.outcomesOf, "outcomes-of", "failed", "which outcomes: failed, or all")
 	f.StringVar(&o.reason, "reason", "", "why; kept in the audit log")
-	f.BoolVar(&o.disabled, "disabled", false, "refuse every request of it; --disabled=false admits it again")
+	f.BoolVar(&o.disabled, "disabled", false, "refuse every request of the caller; --disabled=false accepts them again")
 	return c
 }
 
 func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) error {
-	t, cl, err := p.operator(o.reason)
+	t, cl, err := p.operatorClient(o.reason)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 	for _, gone := range o.remove {
 		at := slices.Index(c.CallbackURLs, gone)
 		if at < 0 {
-			return term.Usage("--remove-callback-url %q: the caller does not have it", gone)
+			return term.Usage("--remove-callback-url %q: the caller has no such callback URL", gone)
 		}
 		c.CallbackURLs = slices.Delete(c.CallbackURLs, at, at+1)
 	}
@@ -157,7 +157,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 			set()
 		}
 	}
-	if o.changed("outcomes-of") { // after --outcomes, which may take it away
+	if o.changed("outcomes-of") { // after --outcomes, which may clear it
 		c.OutcomesOf = o.outcomesOf
 	}
 	if err := p.confirm(t, changes, "change caller "+id); err != nil {
@@ -171,24 +171,25 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 
 func newRotateSecret(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "rotate-secret CALLER", Short: "Give a caller a fresh secret to check callbacks with", Args: term.Exact("a caller"),
-		Long: `rotate-secret makes a new signing secret and prints it: the only time it is shown. The
-one before signs beside it for the overlap, so that the receiver can be changed over.`,
+		Use: "rotate-secret CALLER", Short: "Create a new secret with which a caller checks its callbacks", Args: term.Exact("a caller"),
+		Long: `rotate-secret creates a new signing secret and prints it. The secret is never shown
+again. For the time of --overlap, callbacks are signed with the previous secret as well,
+so that the service that checks them can change to the new one.`,
 		Example: `  notifyctl caller rotate-secret shop
   notifyctl caller rotate-secret shop --overlap 0s`,
 	}
-	overlap, reason := c.Flags().String("overlap", "24h", "how long the secret before signs too; 0s: not at all"), reasonFlag(c)
+	overlap, reason := c.Flags().String("overlap", "24h", "how long the previous secret signs as well; 0s: not at all"), reasonFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		d, err := parseSpan(*overlap)
 		if err != nil {
 			return err
 		}
-		return change(p, changes, "rotate the secret of "+args[0], *reason, func(cl *api.Client) (api.RotatedSecret, error) {
+		return confirmAndChange(p, changes, "rotate the secret of "+args[0], *reason, func(cl *api.Client) (api.RotatedSecret, error) {
 			return cl.RotateSecret(c.Context(), args[0], d)
 		}, func(out *api.RotatedSecret) error {
-			err := p.printer().Record(out, term.Table{{"caller", out.Caller}, {"secret", out.Secret}, {"the one before signs until", p.whenever(out.OldUntil)}})
+			err := p.printer().Record(out, term.Table{{"caller", out.Caller}, {"secret", out.Secret}, {"previous secret signs until", p.optionalTimeText(out.OldUntil)}})
 			if err == nil {
-				p.note("it is not shown again")
+				p.note("the secret is not shown again")
 			}
 			return err
 		})

@@ -26,29 +26,30 @@ import (
 func newCampaign(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "campaign", Short: "List campaigns, pause them and set their rate",
-		Long: `A paused campaign calls no receiver and uses no attempt; receivers that expire
-meanwhile expire. After resume those that were put off go on within ten minutes, after
-a change of the rate within one. What is set holds across restarts.`,
+		Long: `While a campaign is paused, none of its receivers is called and no attempt is used.
+Receivers can expire meanwhile. Deferred receivers continue within ten minutes after
+resume, and within one minute after a change of the rate. Pause and rate survive
+restarts.`,
 	}
 	c.AddCommand(newCampaignList(p), &cobra.Command{
 		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: term.Exact("a campaign id"),
 		Example: "  notifyctl campaign show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, args []string) error {
 			return showCampaign(ctx, p, cl, args[0])
 		}),
 	})
 	set := func(s *cobra.Command, to func(args []string) (api.CampaignChange, error)) {
-		reason := s.Flags().String("reason", "", "why; it is kept beside the change")
+		reason := s.Flags().String("reason", "", "why; kept with the change")
 		s.RunE = func(s *cobra.Command, args []string) error {
 			in, err := to(args)
 			if err != nil {
 				return err
 			}
 			in.Reason = *reason
-			return change(p, changes, s.Name()+" campaign "+args[0], in.Reason, func(cl *api.Client) (api.CampaignHold, error) {
+			return confirmAndChange(p, changes, s.Name()+" campaign "+args[0], in.Reason, func(cl *api.Client) (api.CampaignHold, error) {
 				return cl.SetCampaign(s.Context(), args[0], in)
 			}, func(h *api.CampaignHold) error {
-				return p.printer().Print(h, term.Table{{"CAMPAIGN", "STATE", "SINCE", "BY", "WHY"}, {args[0], holdText(h), p.when(h.Since), h.By, h.Reason}})
+				return p.printer().Print(h, term.Table{{"CAMPAIGN", "STATE", "SINCE", "BY", "WHY"}, {args[0], holdText(h), p.timeText(h.Since), h.By, h.Reason}})
 			})
 		}
 		c.AddCommand(s)
@@ -57,20 +58,20 @@ a change of the rate within one. What is set holds across restarts.`,
 		return func([]string) (api.CampaignChange, error) { return api.CampaignChange{Paused: &is}, nil }
 	}
 	set(&cobra.Command{
-		Use: "pause CAMPAIGN", Short: "Call no more receivers of a campaign until it is resumed", Args: term.Exact("a campaign id"),
+		Use: "pause CAMPAIGN", Short: "Stop calling receivers of a campaign until it is resumed", Args: term.Exact("a campaign id"),
 		Example: "  notifyctl campaign pause cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C --reason 'a wrong price'",
 	}, paused(true))
 	set(&cobra.Command{
-		Use: "resume CAMPAIGN", Short: "Let a campaign go on", Args: term.Exact("a campaign id"),
+		Use: "resume CAMPAIGN", Short: "Continue a paused campaign", Args: term.Exact("a campaign id"),
 		Example: "  notifyctl campaign resume cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
 	}, paused(false))
 	set(&cobra.Command{
-		Use: "rate CAMPAIGN RATE", Short: "Set how many receivers of a campaign are called a second; 0: no limit",
+		Use: "rate CAMPAIGN RATE", Short: "Set how many receivers of a campaign are called per second; 0: no limit",
 		Args: term.Exact("a campaign id", "a rate"), Example: "  notifyctl campaign rate cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C 500 --reason 'the shop is slow'",
 	}, func(args []string) (api.CampaignChange, error) {
 		rate, err := strconv.ParseFloat(args[1], 64)
 		if err != nil {
-			return api.CampaignChange{}, notify.Invalid("bad_rate", "RATE", strconv.Quote(args[1])+" is no number of receivers a second")
+			return api.CampaignChange{}, notify.Invalid("bad_rate", "RATE", strconv.Quote(args[1])+" is not a number of receivers per second")
 		}
 		return api.CampaignChange{Rate: &rate}, nil
 	})
@@ -88,14 +89,14 @@ func newCampaignList(p *program) *cobra.Command {
 			if c.Hold != nil {
 				hold = holdText(c.Hold)
 			}
-			return []string{c.CampaignID, p.when(c.CreatedAt), c.Caller, count(c.Parts), count(c.Accepted), count(c.Rejected), hold}
+			return []string{c.CampaignID, p.timeText(c.CreatedAt), c.Caller, count(c.Parts), count(c.Accepted), count(c.Rejected), hold}
 		}},
 	})
-	c.Flags().StringVar(&caller, "caller", "", "operators: only of this caller")
+	c.Flags().StringVar(&caller, "caller", "", "only this caller's (operators)")
 	return c
 }
 
-// holdText says in words what holds a campaign back.
+// holdText returns the pause and the rate of a campaign in words.
 func holdText(h *api.CampaignHold) string {
 	text := "open"
 	if h.Paused {
@@ -107,24 +108,24 @@ func holdText(h *api.CampaignHold) string {
 	return text
 }
 
-// campaignState is how far a fan-out came. It is written after every part, so
-// that a later run, even after a crash, skips what is done; a part that was
-// under way then is sent again, and the server recognises it.
+// campaignState is the checkpoint of a fan-out on this machine. It is written after every part,
+// so that a later run skips the parts that are done, even after a crash. A part that was under
+// way at a crash is sent again, and the server recognises it by (campaign, part).
 type campaignState struct {
 	Campaign string     `json:"campaign"`
 	Server   string     `json:"server"`
 	Created  time.Time  `json:"created"`
-	Fanout   api.Fanout `json:"fanout"` // the content; its times are fixed by the first run
+	Fanout   api.Fanout `json:"fanout"` // the content; the first run fixes its times
 	PartSize int        `json:"part_size"`
 
-	// The source: parts are cut at the same places only of the same file.
+	// The source. Only the same file is cut into the same parts.
 	File   string `json:"file"`   // "-": standard input
 	Size   int64  `json:"size"`   // bytes; -1: not known
 	Head   string `json:"head"`   // SHA-256 of its first 64 KiB
 	Format string `json:"format"` // of the receivers
 	Total  int64  `json:"total"`  // receivers in the file; 0: not known
 
-	// Parts are done in nearly their order: those before Next, and Ahead of it a few.
+	// Parts end in nearly their order: all before Next are done, and the few in Ahead.
 	Next     uint32           `json:"next"`
 	Ahead    []uint32         `json:"ahead,omitempty"`
 	Stored   int64            `json:"stored"` // receivers of the parts done
@@ -141,7 +142,7 @@ func campaignFile(getenv func(string) string, id string) string {
 	return filepath.Join(base, "notifyctl", "campaigns", id+".json")
 }
 
-// openCampaign reads the state of a campaign; nil when there is none here.
+// openCampaign reads the state of a campaign. It returns nil if this machine has none.
 func openCampaign(getenv func(string) string, id string) (*campaignState, error) {
 	s := &campaignState{path: campaignFile(getenv, id)}
 	b, err := os.ReadFile(s.path)
@@ -157,7 +158,7 @@ func openCampaign(getenv func(string) string, id string) (*campaignState, error)
 	return s, nil
 }
 
-// save writes the state so that a crash leaves the old one or the new one.
+// save writes the state atomically: after a crash, the file holds the old or the new state.
 func (s *campaignState) save() error {
 	b, err := json.MarshalIndent(s, "", " ")
 	if err != nil {
@@ -169,12 +170,14 @@ func (s *campaignState) save() error {
 	return atomicfile.WriteFile(s.path, append(b, '\n'))
 }
 
-// has reports whether a part is done.
-func (s *campaignState) has(part uint32) bool { return part < s.Next || slices.Contains(s.Ahead, part) }
+// isPartDone reports whether a part is done.
+func (s *campaignState) isPartDone(part uint32) bool {
+	return part < s.Next || slices.Contains(s.Ahead, part)
+}
 
-// add marks a part done.
-func (s *campaignState) add(part uint32) {
-	if !s.has(part) {
+// markPartDone marks a part as done.
+func (s *campaignState) markPartDone(part uint32) {
+	if !s.isPartDone(part) {
 		s.Ahead = append(s.Ahead, part)
 	}
 	for i := slices.Index(s.Ahead, s.Next); i >= 0; i = slices.Index(s.Ahead, s.Next) {
@@ -183,27 +186,27 @@ func (s *campaignState) add(part uint32) {
 	}
 }
 
-// parts is how many are done.
-func (s *campaignState) parts() int { return int(s.Next) + len(s.Ahead) }
+// partsDone returns how many parts are done.
+func (s *campaignState) partsDone() int { return int(s.Next) + len(s.Ahead) }
 
-// same checks that a run goes on with what the first one began.
-func (s *campaignState) same(server, file, head string, size int64) error {
+// checkSameSource returns an error if server or file are not those of the first run.
+func (s *campaignState) checkSameSource(server, file, head string, size int64) error {
 	bad := func(format string, args ...any) error {
 		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s "+format, append([]any{s.Campaign}, args...)...)}
 	}
 	switch {
 	case s.Server != server:
-		return bad("was begun on %s, not on %s", s.Server, server)
+		return bad("was started on %s, not on %s", s.Server, server)
 	case s.Size >= 0 && size >= 0 && s.Size != size:
-		return bad("was begun with a file of %s bytes; %s has %s: its parts would be others", count(s.Size), label(file), count(size))
+		return bad("was started with a file of %s bytes, but %s has %s: it would be cut into other parts", count(s.Size), label(file), count(size))
 	case s.Head != head:
-		return bad("was begun with another file than %s: the beginnings differ", label(file))
+		return bad("was started with another file than %s: their first bytes differ", label(file))
 	}
 	return nil
 }
 
-// digest is the SHA-256 of b in hexadecimal digits.
-func digest(b []byte) string {
+// sha256Hex returns the SHA-256 of b in hexadecimal digits.
+func sha256Hex(b []byte) string {
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
 }

@@ -15,13 +15,14 @@ import (
 
 func newCircuit(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "circuit", Short: "Look at breakers, and hold them open or closed",
-		Long: `Circuits stand before each provider's route and each caller's callbacks. An open one
-lets nothing through; what waits for it keeps its attempts. open and close hold one
-until reset gives it back to what its calls say. A provider's is held open or reset,
-in every process and across restarts. notifyctl provider test calls it all the same.
+		Use: "circuit", Short: "List circuit breakers, and hold them open or closed",
+		Long: `Each provider's route and each caller's callbacks have a circuit breaker, a circuit for
+short. While it is open, no call is made, and what waits for it uses no attempts. open
+and close hold a circuit until reset; after reset, the results of its calls decide
+again. A provider's circuit can only be held open; the hold applies to every process and
+survives restarts. notifyctl provider test calls the provider even then.
 
-Each process has circuits of its own, and a part of the room of each account. ls and
+Each process has its own circuits, and a share of the rate of each account. ls and
 accounts list those of all processes.`,
 	}
 	cols := columns[api.Circuit]{head: "CIRCUIT  STATE  SINCE  WHY  NEXT TRY  IN FLIGHT  QUEUED", row: func(c *api.Circuit) []string {
@@ -32,27 +33,27 @@ accounts list those of all processes.`,
 		if c.Limit > 0 {
 			flight += "/" + strconv.Itoa(c.Limit)
 		}
-		return []string{c.Name, state, p.whenever(c.Since), c.Why(), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)}
+		return []string{c.Name, state, p.optionalTimeText(c.Since), c.Why(), p.optionalTimeText(c.Until), flight, strconv.Itoa(c.Queued)}
 	}}
-	c.AddCommand(newListing(p, &cobra.Command{Short: "List circuits"}, &listing[api.Circuit]{columns: cols, get: all((*api.Client).Circuits), whole: true, process: func(c *api.Circuit) string { return c.Process }}))
+	c.AddCommand(newListing(p, &cobra.Command{Short: "List circuits"}, &listing[api.Circuit]{columns: cols, get: wholeList((*api.Client).Circuits), whole: true, process: func(c *api.Circuit) string { return c.Process }}))
 	accounts := columns[api.Account]{head: "PROVIDER  ACCOUNT  STATE  BLOCKED UNTIL  PROBE  ROOM  IN FLIGHT  REASON", row: func(a *api.Account) []string {
-		return []string{a.Provider, a.Account, a.State, p.whenever(a.BlockedUntil), p.whenever(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), fmt.Sprintf("%d/%d", a.InFlight, a.Limit), a.Reason}
+		return []string{a.Provider, a.Account, a.State, p.optionalTimeText(a.BlockedUntil), p.optionalTimeText(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), fmt.Sprintf("%d/%d", a.InFlight, a.Limit), a.Reason}
 	}}
 	c.AddCommand(newListing(p, &cobra.Command{
-		Use: "accounts", Short: "Show providers' accounts: room, and which are blocked", Args: cobra.NoArgs,
-		Long: `accounts lists the accounts of providers, one line for each process that calls them. ROOM is
-how many messages an account takes at once now by its rate. IN FLIGHT is how many requests
-are at it, of those that the process may make.`,
-	}, &listing[api.Account]{columns: accounts, get: all((*api.Client).Accounts), whole: true, process: func(a *api.Account) string { return a.Process }}))
+		Use: "accounts", Short: "List the providers' accounts: free capacity, and which are blocked", Args: cobra.NoArgs,
+		Long: `accounts lists the accounts of providers, one line for each process that calls them.
+ROOM is how many messages the rate of the account allows at once now. IN FLIGHT is how
+many requests are under way, and how many the process may have under way.`,
+	}, &listing[api.Account]{columns: accounts, get: wholeList((*api.Client).Accounts), whole: true, process: func(a *api.Account) string { return a.Process }}))
 	for _, a := range []struct{ name, to, short string }{
-		{"open", "open", "Let nothing through until it is reset"},
-		{"close", "closed", "Let everything through until it is reset"},
-		{"reset", "reset", "Give it back to what its calls say"},
+		{"open", "open", "Hold a circuit open: no calls until it is reset"},
+		{"close", "closed", "Hold a circuit closed: every call until it is reset"},
+		{"reset", "reset", "Let the results of its calls decide again"},
 	} {
 		c.AddCommand(&cobra.Command{
 			Use: a.name + " CIRCUIT", Short: a.short, Args: term.Exact("a circuit, such as caller:shop or provider:twilio"),
 			RunE: func(c *cobra.Command, args []string) error {
-				return change(p, changes, a.name+" circuit "+args[0], "", func(cl *api.Client) (api.Circuit, error) {
+				return confirmAndChange(p, changes, a.name+" circuit "+args[0], "", func(cl *api.Client) (api.Circuit, error) {
 					return cl.SetCircuit(c.Context(), args[0], a.to)
 				}, func(c *api.Circuit) error { return p.printer().Print(c, cols.table([]api.Circuit{*c})) })
 			},
@@ -62,12 +63,12 @@ are at it, of those that the process may make.`,
 }
 
 func newURL(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "url", Short: "Look at callback URLs"}
+	c := &cobra.Command{Use: "url", Short: "Check callback URLs"}
 	c.AddCommand(&cobra.Command{
-		Use: "check URL", Short: "Say of each address a URL resolves to whether it may be called", Args: term.Exact("a URL"),
-		Long: `check resolves the host as the server would, and judges each address; nothing is
-connected to. Exit 9 when no address may be called.`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+		Use: "check URL", Short: "Show which addresses a URL resolves to, and which of them may be called", Args: term.Exact("a URL"),
+		Long: `check makes the server resolve the host and judge each address. It connects to nothing.
+It exits 9 if no address may be called.`,
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, args []string) error {
 			out, err := cl.CheckURL(ctx, args[0])
 			if err != nil {
 				return err
@@ -94,22 +95,22 @@ connected to. Exit 9 when no address may be called.`,
 }
 
 func newProvider(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "provider", Short: "Test a provider's credentials and the way to it"}
+	c := &cobra.Command{Use: "provider", Short: "Test a provider's credentials and the connection to it"}
 	test := &cobra.Command{
 		Use: "test NAME", Short: "Call a provider once, without a campaign (scope operate)",
 		Args: term.Exact("apns, fcm, twilio, sendgrid, or an account of circuit accounts"),
-		Long: `test lets the server call a provider as its workers would, and says what was answered.
-Nothing reaches anybody: FCM and SendGrid have a dry run, Twilio is asked for the
-account, and APNs gets a push for a token that no device has. That proves the key, but
-the topic only with --to. With --to one real message goes to that address; it says that
-it is a test.
+		Long: `test makes the server call a provider as its workers would, and prints the answer.
+No message is delivered: FCM and SendGrid have a dry run, Twilio is asked for the
+account, and APNs gets a push for a token that no device has. For APNs that proves the
+key, but not the topic. With --to, one real message goes to that address, marked as a
+test, and it proves the topic as well.
 
-It keeps to the provider's rate limit. It is called whether its circuit is open, held
-or closed, and no circuit changes. Each account or pool is called; with --to, the first.
+The test counts towards the provider's rate limit. It ignores the circuit and does not
+change it. It calls each account or pool; with --to, only the first.
 
 VERDICT is ok, credentials_refused, wrong_project (good credentials of another project,
 topic or account), refused (the message or its address), throttled, unreachable or
-unavailable (5xx). Exit 9 when one is not ok.`,
+unavailable (5xx). test exits 9 if one is not ok.`,
 		Example: "  notifyctl provider test fcm\n  notifyctl provider test twilio --to +4915112345678 --reason 'new token'",
 	}
 	to, reason := test.Flags().String("to", "", "send one real message to this device, number or mail address"), reasonFlag(test)
@@ -121,7 +122,7 @@ unavailable (5xx). Exit 9 when one is not ok.`,
 }
 
 func runTestProvider(ctx context.Context, p *program, name, to, reason string) error {
-	t, cl, err := p.operator(reason)
+	t, cl, err := p.operatorClient(reason)
 	if err != nil {
 		return err
 	}
@@ -149,7 +150,7 @@ func runTestProvider(ctx context.Context, p *program, name, to, reason string) e
 		return err
 	}
 	if bad > 0 {
-		return term.Exitf(term.ExitFindings, "%d of %d calls of %s found something; notifyctl explain CODE says what to do", bad, len(out.Items), out.Provider)
+		return term.Exitf(term.ExitFindings, "%d of %d calls of %s failed; notifyctl explain CODE says what to do", bad, len(out.Items), out.Provider)
 	}
 	return nil
 }

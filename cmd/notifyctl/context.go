@@ -19,23 +19,23 @@ import (
 
 func newContext(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "context", Short: "Choose the server to talk to", Aliases: []string{"ctx"},
-		Long: `A context is a server and how to talk to it. They are kept in
-$XDG_CONFIG_HOME/notifyctl/config.yaml; which one is current, in
+		Use: "context", Short: "Choose the server that commands talk to", Aliases: []string{"ctx"},
+		Long: `A context is a server with its token and settings. Contexts are kept in
+$XDG_CONFIG_HOME/notifyctl/config.yaml. The name of the current one is kept in
 $XDG_STATE_HOME/notifyctl, so that a shared configuration can be read-only.`,
 	}
 	c.AddCommand(newContextList(p), newContextShow(p), newContextAdd(p), newContextUse(p), newContextRemove(p), newContextPrevious(p), newContextCheck(p))
 	return c
 }
 
-// named is a context as it is printed.
-type named struct {
+// namedContext is a context as it is printed.
+type namedContext struct {
 	Name    string `json:"name"`
 	Current bool   `json:"current"`
 	term.Context
 }
 
-// withContexts makes a RunE of what works on the contexts.
+// withContexts returns a RunE that opens the contexts and passes them to do.
 func withContexts(p *program, do func(cs *term.Contexts, args []string) error) func(*cobra.Command, []string) error {
 	return func(_ *cobra.Command, args []string) error {
 		cs, err := term.OpenContexts(p.getenv)
@@ -51,10 +51,10 @@ func newContextList(p *program) *cobra.Command {
 		Use: "ls", Short: "List the contexts", Args: cobra.NoArgs, Aliases: []string{"list"},
 		Example: `  notifyctl context ls`,
 		RunE: withContexts(p, func(cs *term.Contexts, _ []string) error {
-			list, t := []named{}, term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
+			list, t := []namedContext{}, term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
 			for _, name := range cs.Names() {
-				n := named{name, name == cs.Current(), cs.List[name]}
-				list, t = append(list, n), append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
+				n := namedContext{name, name == cs.Current(), cs.List[name]}
+				list, t = append(list, n), append(t, []string{textIf(n.Current, "*"), n.Name, n.Server, textIf(n.Protected, "yes")})
 			}
 			if len(list) == 0 {
 				p.note(`none; "notifyd dev" writes one, or see: notifyctl context add --help`)
@@ -64,7 +64,7 @@ func newContextList(p *program) *cobra.Command {
 	}
 }
 
-func mark(on bool, text string) string {
+func textIf(on bool, text string) string {
 	if on {
 		return text
 	}
@@ -73,23 +73,23 @@ func mark(on bool, text string) string {
 
 func newContextShow(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "show [NAME]", Short: "Show a context; the one in use without a name", Args: cobra.MaximumNArgs(1),
+		Use: "show [NAME]", Short: "Show a context; without a name, the current one", Args: cobra.MaximumNArgs(1),
 		Example: `  notifyctl context show
   notifyctl context show prod -o json`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
 			name := cmp.Or(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
 			if name == "" {
-				return term.Exitf(term.ExitNotFound, "no context is in use")
+				return term.Exitf(term.ExitNotFound, "no context is chosen: notifyctl context use NAME")
 			}
 			x, err := cs.Get(name)
 			if err != nil {
 				return err
 			}
-			n := named{name, name == cs.Current(), x}
+			n := namedContext{name, name == cs.Current(), x}
 			return p.printer().Record(n, term.Table{
-				{"name", n.Name}, {"current", mark(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
-				{"simulators", n.Simulators}, {"protected", mark(n.Protected, "yes")}, {"kept in", cs.File()},
+				{"name", n.Name}, {"current", textIf(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
+				{"simulators", n.Simulators}, {"protected", textIf(n.Protected, "yes")}, {"kept in", cs.File()},
 			})
 		}),
 	}
@@ -101,9 +101,9 @@ func newContextAdd(p *program) *cobra.Command {
 	var use bool
 	c := &cobra.Command{
 		Use: "add NAME --server URL", Short: "Add or replace a context", Args: term.Exact("a name"),
-		Long: `add stores a context. --token-file names the file the token is in, which is read
-at each use; "--token-file -" takes the token from standard input and keeps it,
-readable by you alone.`,
+		Long: `add stores a context. --token-file names the file that holds the token; it is read for
+each command. "--token-file -" reads the token from standard input and stores it in a
+file that only you can read.`,
 		Example: `  notifyctl context add prod --server https://notify.example.com --token-file ~/.secrets/notify --protected
   vault read -field=token notify | notifyctl context add prod --server https://notify.example.com --token-file -`,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -116,9 +116,9 @@ readable by you alone.`,
 			return runContextAdd(p, args[0], x, use)
 		},
 	}
-	c.Flags().StringSliceVar(&sims, "simulators", nil, "control URL of simulated providers; several count as one ledger in load runs")
-	c.Flags().BoolVar(&x.Protected, "protected", false, "ask before anything is changed there")
-	c.Flags().BoolVar(&use, "use", false, "make it the current one")
+	c.Flags().StringSliceVar(&sims, "simulators", nil, "control URL of simulated providers; load runs add the ledgers of several")
+	c.Flags().BoolVar(&x.Protected, "protected", false, "ask before each change on this server")
+	c.Flags().BoolVar(&use, "use", false, "make it the current context")
 	return c
 }
 
@@ -175,7 +175,7 @@ func keepToken(p *program, dir, name string) (string, error) {
 
 func newContextUse(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "use NAME", Short: "Make a context the current one; - for the one before", Args: term.Exact("a name"),
+		Use: "use NAME", Short: "Make a context the current one; - is the previous one", Args: term.Exact("a name"),
 		Example: `  notifyctl context use prod
   notifyctl context use -`,
 		ValidArgsFunction: p.completeContexts,
@@ -190,7 +190,7 @@ func newContextUse(p *program) *cobra.Command {
 
 func newContextPrevious(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "previous", Short: "Go back to the context before", Args: cobra.NoArgs,
+		Use: "previous", Short: "Go back to the previous context", Args: cobra.NoArgs,
 		Example: `  notifyctl context previous`,
 		RunE:    withContexts(p, func(cs *term.Contexts, _ []string) error { return usePrevious(p, cs) }),
 	}
@@ -199,7 +199,7 @@ func newContextPrevious(p *program) *cobra.Command {
 func usePrevious(p *program, cs *term.Contexts) error {
 	name := cs.Previous()
 	if name == "" {
-		return term.Exitf(term.ExitNotFound, "there is no context before this one")
+		return term.Exitf(term.ExitNotFound, "there is no previous context")
 	}
 	return useContext(p, cs, name)
 }
@@ -214,7 +214,7 @@ func useContext(p *program, cs *term.Contexts, name string) error {
 
 func newContextRemove(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm NAME", Short: "Forget a context", Args: term.Exact("a name"), Aliases: []string{"remove"},
+		Use: "rm NAME", Short: "Remove a context", Args: term.Exact("a name"), Aliases: []string{"remove"},
 		Example:           `  notifyctl context rm staging`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: withContexts(p, func(cs *term.Contexts, args []string) error {
@@ -225,7 +225,7 @@ func newContextRemove(p *program) *cobra.Command {
 			if err := os.Remove(kept); err != nil && !os.IsNotExist(err) {
 				return err
 			}
-			p.note("context %q is forgotten", args[0])
+			p.note("context %q is removed", args[0])
 			return nil
 		}),
 	}
@@ -233,7 +233,7 @@ func newContextRemove(p *program) *cobra.Command {
 
 func newContextCheck(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "check [NAME]", Short: "Try the server and the token of a context", Args: cobra.MaximumNArgs(1),
+		Use: "check [NAME]", Short: "Test the server and the token of a context", Args: cobra.MaximumNArgs(1),
 		Example: `  notifyctl context check
   notifyctl context check prod`,
 		ValidArgsFunction: p.completeContexts,
@@ -246,8 +246,8 @@ func newContextCheck(p *program) *cobra.Command {
 	}
 }
 
-// checked is what a check of a context found.
-type checked struct {
+// contextCheck is the result of a check of a context.
+type contextCheck struct {
 	Context string     `json:"context,omitempty"`
 	Server  string     `json:"server"`
 	Ready   bool       `json:"ready"`
@@ -264,14 +264,14 @@ func runContextCheck(ctx context.Context, p *program) error {
 	}
 	cl := p.clientOf(&t)
 	cl.Retries = 0
-	out := checked{Context: t.name, Server: t.server}
+	out := contextCheck{Context: t.name, Server: t.server}
 	began := p.now()
 	if err := cl.Ready(ctx); err != nil {
 		return err
 	}
 	out.Ready, out.Took = true, span(p.now().Sub(began))
 	if t.token == nil {
-		p.note("there is no token: only what needs none was tried")
+		p.note("the context has no token: only the connection was tested")
 	} else {
 		if _, err := cl.Failed(ctx, 0, 0, 1); err != nil {
 			return err
@@ -287,11 +287,11 @@ func runContextCheck(ctx context.Context, p *program) error {
 	}
 	return p.printer().Record(out, term.Table{
 		{"context", out.Context}, {"server", out.Server}, {"ready", fmt.Sprintf("yes, after %s", out.Took)},
-		{"token of", out.Caller}, {"scopes", out.Scopes}, {"expires", p.whenever(out.Expires)},
+		{"token of", out.Caller}, {"scopes", out.Scopes}, {"expires", p.optionalTimeText(out.Expires)},
 	})
 }
 
-// claims are what a token says of itself. They are not verified: the server does that.
+// claims are the claims of a token. They are not verified: the server does that.
 type claims struct {
 	Subject string  `json:"sub"`
 	Scope   string  `json:"scope"`

@@ -25,8 +25,8 @@ import (
 func newDashboards(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "dashboards", Short: "Export and check Grafana dashboards, Prometheus rules and runbooks",
-		Long: `dashboards carries what notifyd is watched with: Grafana dashboards, Prometheus
-rules, and a runbook for each alert.`,
+		Long: `dashboards exports and checks the files for monitoring notifyd: Grafana dashboards,
+Prometheus rules, and a runbook for each alert. notifyctl contains all of them.`,
 		Example: `  notifyctl dashboards export ./monitoring
   notifyctl dashboards check ./monitoring/grafana/service.json --url http://127.0.0.1:7421/metrics`,
 	}
@@ -34,20 +34,20 @@ rules, and a runbook for each alert.`,
 	return c
 }
 
-// carried is one file of the program.
-type carried struct {
+// embeddedFile is a file that is built into the program.
+type embeddedFile struct {
 	File  string `json:"file"`
 	Bytes int64  `json:"bytes"`
 }
 
-func carriedFiles() (out []carried, err error) {
+func embeddedFiles() (out []embeddedFile, err error) {
 	err = fs.WalkDir(dashboards.Files(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		info, err := d.Info()
 		if err == nil {
-			out = append(out, carried{name, info.Size()})
+			out = append(out, embeddedFile{name, info.Size()})
 		}
 		return err
 	})
@@ -58,11 +58,11 @@ func newDashboardsList(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List the files", Args: cobra.NoArgs, Aliases: []string{"list"},
 		RunE: func(*cobra.Command, []string) error {
-			files, err := carriedFiles()
+			files, err := embeddedFiles()
 			if err != nil {
 				return err
 			}
-			cols := columns[carried]{head: "FILE  BYTES", row: func(f *carried) []string { return []string{f.File, count(f.Bytes)} }}
+			cols := columns[embeddedFile]{head: "FILE  BYTES", row: func(f *embeddedFile) []string { return []string{f.File, count(f.Bytes)} }}
 			return p.printer().Print(files, cols.table(files))
 		},
 	}
@@ -72,21 +72,21 @@ func newDashboardsExport(p *program) *cobra.Command {
 	runbooks, force := dashboards.Runbooks, false
 	c := &cobra.Command{
 		Use: "export DIR", Short: "Write the files to a folder", Args: term.Exact("a folder"),
-		Long: `export writes grafana/, rules/ and runbooks/ into a folder, which is made. A file
-that is there with other contents is not written over without --force; then
-nothing is written at all.`,
+		Long: `export writes grafana/, rules/ and runbooks/ into a folder, and creates the folder if
+necessary. If a file exists with other contents, export writes nothing, unless --force
+is given.`,
 		RunE: func(_ *cobra.Command, args []string) error { return exportDashboards(p, args[0], runbooks, force) },
 	}
-	c.Flags().StringVar(&runbooks, "runbooks", runbooks, "URL of the folder alerts link their runbooks in")
-	c.Flags().BoolVar(&force, "force", false, "write over files that differ")
+	c.Flags().StringVar(&runbooks, "runbooks", runbooks, "URL of the folder with the runbooks that alerts link to")
+	c.Flags().BoolVar(&force, "force", false, "replace files that differ")
 	return c
 }
 
 func exportDashboards(p *program, dir, runbooks string, force bool) error {
 	if runbooks == "" {
-		return term.Usage("--runbooks: it must not be empty; every alert links its runbook")
+		return term.Usage("--runbooks must not be empty: every alert links to its runbook")
 	}
-	files, err := carriedFiles()
+	files, err := embeddedFiles()
 	if err != nil {
 		return err
 	}
@@ -104,14 +104,14 @@ func exportDashboards(p *program, dir, runbooks string, force bool) error {
 			return err
 		case err == nil && !force && !bytes.Equal(there, b):
 			return &term.Error{
-				Exit: term.ExitConflict, Err: fmt.Errorf("%s is there and differs; nothing was written", filepath.Join(dir, f.File)),
+				Exit: term.ExitConflict, Err: fmt.Errorf("%s exists with other contents; nothing was written", filepath.Join(dir, f.File)),
 				Next: []string{"notifyctl dashboards export " + term.Quote(dir) + " --force"},
 			}
 		}
 	}
 	for i, f := range files {
 		to := filepath.Join(dir, filepath.FromSlash(f.File))
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // for the processes of Grafana and Prometheus to read
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // Grafana and Prometheus must be able to read it
 			return err
 		}
 		if err := os.WriteFile(to, content[f.File], 0o644); err != nil { //nolint:gosec // the same
@@ -125,13 +125,17 @@ func exportDashboards(p *program, dir, runbooks string, force bool) error {
 func newDashboardsCheck(p *program) *cobra.Command {
 	var from string
 	c := &cobra.Command{
-		Use: "check [FILE|DIR...]", Short: "Check dashboards and rules against the metrics there are",
-		Long: `check parses every query of dashboards (.json) and rules (.yml) and holds each metric,
-label and bucket against the metrics this release has; of a folder all that is below
-it, and without files those it carries. With --url it asks a running server instead, whatever its release: a metric
-with labels shows there with its first value, so one that does not show yet is only
-remarked. Files that use what rules record are checked together with those rules.
-Exit 9 when something is wrong.`,
+		Use: "check [FILE|DIR...]", Short: "Check that dashboards and rules use metrics that exist",
+		Long: `check parses every query of dashboards (.json) and rules (.yml), and checks that each
+metric, label and bucket exists in this release. It checks every such file below a
+folder, and without arguments the files that notifyctl contains.
+
+With --url, check uses the metrics of a running server of any release instead. A metric
+with labels appears there only with its first value, so a metric that is missing there
+but exists in this release is only noted.
+
+Give a file that uses a recorded metric together with the rules that record it.
+check exits 9 if something is wrong.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  notifyctl dashboards check
   notifyctl dashboards check ./monitoring
@@ -139,7 +143,7 @@ Exit 9 when something is wrong.`,
   notifyctl dashboards check --url http://127.0.0.1:7421/metrics`,
 		RunE: func(c *cobra.Command, args []string) error { return checkDashboards(c.Context(), p, args, from) },
 	}
-	c.Flags().StringVar(&from, "url", "", "metrics of a running server, on its admin listener")
+	c.Flags().StringVar(&from, "url", "", "URL of the metrics of a running server, on its admin listener")
 	return c
 }
 
@@ -148,7 +152,7 @@ func checkDashboards(ctx context.Context, p *program, names []string, from strin
 	if err != nil {
 		return err
 	}
-	o, err := metricsThereAre(ctx, p, from)
+	o, err := knownMetrics(ctx, p, from)
 	if err != nil {
 		return err
 	}
@@ -162,7 +166,7 @@ func checkDashboards(ctx context.Context, p *program, names []string, from strin
 		return err
 	}
 	for _, name := range res.Silent {
-		p.note("%s has no value there yet", name)
+		p.note("%s has no value on that server yet", name)
 	}
 	if n := len(res.Problems); n > 0 {
 		return term.Exitf(term.ExitFindings, "%d problems in %d files", n, len(files))
@@ -170,11 +174,11 @@ func checkDashboards(ctx context.Context, p *program, names []string, from strin
 	return nil
 }
 
-// insideFolders puts the dashboards and rules below a folder in its place.
-func insideFolders(names []string) (out []string, err error) {
+// expandFolders replaces each folder by the dashboards and rules below it.
+func expandFolders(names []string) (out []string, err error) {
 	for _, name := range names {
 		if info, err := os.Stat(name); err != nil || !info.IsDir() {
-			out = append(out, name) // what is not there is said where it is read
+			out = append(out, name) // a missing file is reported when it is read
 			continue
 		}
 		was := len(out)
@@ -194,9 +198,9 @@ func insideFolders(names []string) (out []string, err error) {
 	return out, nil
 }
 
-// filesToCheck reads the files; without names, those the program carries.
+// filesToCheck reads the files. Without names it returns the built-in ones.
 func filesToCheck(names []string) (files []promcheck.File, err error) {
-	names, err = insideFolders(names)
+	names, err = expandFolders(names)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +214,7 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 	if len(names) > 0 {
 		return files, nil
 	}
-	list, err := carriedFiles()
+	list, err := embeddedFiles()
 	for _, f := range list {
 		if path.Ext(f.File) == ".md" {
 			continue
@@ -224,8 +228,8 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 	return files, err
 }
 
-// metricsThereAre is the catalogue of this release, or that of a server.
-func metricsThereAre(ctx context.Context, p *program, from string) (o promcheck.Options, err error) {
+// knownMetrics returns the catalogue of this release, or that of the server at from.
+func knownMetrics(ctx context.Context, p *program, from string) (o promcheck.Options, err error) {
 	table, err := promcheck.ParseTable(docs.Metrics)
 	if err != nil {
 		return o, err
@@ -238,7 +242,7 @@ func metricsThereAre(ctx context.Context, p *program, from string) (o promcheck.
 	if from == "" {
 		return o, nil
 	}
-	served, err := scrape(ctx, p, from)
+	served, err := scrapeMetrics(ctx, p, from)
 	if err != nil {
 		return o, err
 	}
@@ -252,10 +256,10 @@ func metricsThereAre(ctx context.Context, p *program, from string) (o promcheck.
 	return o, nil
 }
 
-// maxScrape is the most of /metrics that is read.
+// maxScrape bounds the bytes that are read of /metrics.
 const maxScrape = 64 << 20
 
-func scrape(ctx context.Context, p *program, from string) (promcheck.Catalogue, error) {
+func scrapeMetrics(ctx context.Context, p *program, from string) (promcheck.Catalogue, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, http.NoBody)
 	if err != nil || req.URL.Host == "" {
 		return nil, term.Usage("--url %q is not a URL such as http://127.0.0.1:7421/metrics", from)
@@ -276,7 +280,7 @@ func scrape(ctx context.Context, p *program, from string) (promcheck.Catalogue, 
 	}
 	served, err := promcheck.ParseExposition(io.LimitReader(resp.Body, maxScrape))
 	if err != nil {
-		return nil, away(fmt.Errorf("it answered something else than metrics: %w", err))
+		return nil, away(fmt.Errorf("the answer is not in the format of metrics: %w", err))
 	}
 	return served, nil
 }

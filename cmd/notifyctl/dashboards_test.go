@@ -27,7 +27,7 @@ func carriedFile(t *testing.T, name string) []byte {
 // that is there, and every runbook is of an alert.
 func TestAlertsAndRunbooks(t *testing.T) {
 	t.Parallel()
-	list, err := carriedFiles()
+	list, err := embeddedFiles()
 	if err != nil {
 		t.Fatal(err)
 	}

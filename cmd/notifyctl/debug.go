@@ -21,14 +21,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// bundle is what debug bundle made.
+// bundle is the result of debug bundle.
 type bundle struct {
 	File     string         `json:"file"`
 	Parts    []bundlePart   `json:"parts"`
 	Redacted map[string]int `json:"redacted"` // how often, by kind
 }
 
-// bundlePart is a file of a bundle, or one that is missing from it.
+// bundlePart is a file of a bundle, or a file that could not be read.
 type bundlePart struct {
 	Name    string `json:"name"`
 	Bytes   int    `json:"bytes"`
@@ -38,21 +38,21 @@ type bundlePart struct {
 }
 
 func newDebug(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "debug", Short: "Gather what a report of a bug needs"}
+	c := &cobra.Command{Use: "debug", Short: "Collect the data for a bug report"}
 	var file string
 	b := &cobra.Command{
 		Use: "bundle", Short: "Write a redacted archive of the server's state (scope operate)", Args: cobra.NoArgs,
-		Long: `bundle asks the server for its build, its configuration with origins, the last lines
-of its log, metrics, offsets, profiles of goroutines and heap, and for what doctor, lag
-and circuit ls say, and writes it all to one archive. Tokens, keys, secrets, phone
-numbers, mail addresses and device tokens are masked; what was masked is counted. Look
-into the archive before you hand it on: user ids and callers' names stay.
+		Long: `bundle writes one archive with the server's build, its configuration and where each
+setting comes from, the last lines of its log, metrics, offsets, profiles of goroutines
+and heap, and the output of doctor, lag and circuit ls. Tokens, keys, secrets, phone
+numbers, mail addresses and device tokens are masked, and bundle prints how many. Read
+the archive before you pass it on: user ids and callers' names are not masked.
 
-What the server does not answer is left out and named: exit 3.`,
+If the server does not answer a part, bundle leaves it out, names it, and exits 3.`,
 		Example: "  notifyctl debug bundle\n  notifyctl debug bundle --file /tmp/bug.tar.gz",
 		RunE:    func(c *cobra.Command, _ []string) error { return runBundle(c.Context(), p, file) },
 	}
-	b.Flags().StringVarP(&file, "file", "f", "", "where to write it; default: notifyd-debug-<time>.tar.gz here")
+	b.Flags().StringVarP(&file, "file", "f", "", "file to write; default: notifyd-debug-<time>.tar.gz in the current folder")
 	c.AddCommand(b)
 	return c
 }
@@ -92,74 +92,74 @@ func runBundle(ctx context.Context, p *program, file string) error {
 	return nil
 }
 
-// gather asks for every part; one that fails is named and left out.
+// gather requests every part. A part that fails is recorded as missing.
 func (b *bundle) gather(ctx context.Context, p *program, t *target) {
 	cl := p.clientOf(t)
-	cl.Retries = 0 // what does not answer now is a finding
+	cl.Retries = 0 // a part that does not answer now is a finding
 	build := map[string]any{"notifyctl": version, "server": t.server, "context": t.name}
 	if s := askServerBuild(ctx, p); s != nil {
 		build["server_version"], build["skew"] = s.Version, s.Skew
 	}
-	b.json("version.json", build, nil)
+	b.addJSON("version.json", build, nil)
 	findings, err := cl.Doctor(ctx)
-	b.json("doctor.json", findings, err)
+	b.addJSON("doctor.json", findings, err)
 	lags, err := cl.Lag(ctx)
-	b.json("lag.json", lags, err)
+	b.addJSON("lag.json", lags, err)
 	circuits, err := cl.Circuits(ctx)
-	b.json("circuits.json", circuits, err)
+	b.addJSON("circuits.json", circuits, err)
 	d, err := cl.Debug(ctx)
 	if err != nil {
-		b.json("server", nil, err)
+		b.addJSON("server", nil, err)
 		return
 	}
-	b.server(&d)
+	b.addServerParts(&d)
 }
 
-func (b *bundle) server(d *api.Debug) {
+func (b *bundle) addServerParts(d *api.Debug) {
 	for _, name := range slices.Sorted(maps.Keys(d.Texts)) {
-		b.text("server/"+filepath.Base(name), d.Texts[name])
+		b.addText("server/"+filepath.Base(name), d.Texts[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Binaries)) {
-		// Profiles hold names of functions and numbers, nothing of the heap itself.
-		b.add("server/"+filepath.Base(name), d.Binaries[name])
+		// Profiles hold function names and numbers, but no contents of the heap: no masking.
+		b.addPart("server/"+filepath.Base(name), d.Binaries[name])
 	}
 }
 
-func (b *bundle) json(name string, v any, err error) {
+func (b *bundle) addJSON(name string, v any, err error) {
 	if err != nil {
 		masked, n := term.Redact(err.Error())
-		b.counted(n)
+		b.addRedacted(n)
 		b.Parts = append(b.Parts, bundlePart{Name: name, Missing: masked})
 		return
 	}
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
-	enc.SetEscapeHTML(false) // or what is masked would be spelt differently
+	enc.SetEscapeHTML(false) // escapes would hide values from the masking
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
 		b.Parts = append(b.Parts, bundlePart{Name: name, Missing: err.Error()})
 		return
 	}
-	b.text(name, text.String())
+	b.addText(name, text.String())
 }
 
-func (b *bundle) text(name, text string) {
+func (b *bundle) addText(name, text string) {
 	masked, n := term.RedactTold(text)
-	b.counted(n)
-	b.add(name, []byte(masked))
+	b.addRedacted(n)
+	b.addPart(name, []byte(masked))
 }
 
-func (b *bundle) counted(n map[string]int) {
+func (b *bundle) addRedacted(n map[string]int) {
 	for kind, times := range n {
 		b.Redacted[kind] += times
 	}
 }
 
-func (b *bundle) add(name string, data []byte) {
+func (b *bundle) addPart(name string, data []byte) {
 	b.Parts = append(b.Parts, bundlePart{Name: name, Bytes: len(data), data: data})
 }
 
-// describe adds the page that says what the bundle is.
+// describe adds the README of the bundle.
 func (b *bundle) describe(now time.Time) {
 	var s strings.Builder
 	fmt.Fprintf(&s, "Debug bundle of notifyd, made %s by notifyctl %s.\n\nHolds:\n", now.UTC().Format(time.RFC3339), version)
@@ -175,11 +175,11 @@ func (b *bundle) describe(now time.Time) {
 		fmt.Fprintf(&s, "  %-28s %d times\n", kind, b.Redacted[kind])
 	}
 	s.WriteString("\nUser ids, callers' names, ids of notifications and host names are not masked.\n")
-	b.add("README.txt", []byte(s.String()))
+	b.addPart("README.txt", []byte(s.String()))
 }
 
-// write makes the archive in one folder, for its owner's eyes, and never
-// replaces a file: a half written one is removed.
+// write writes the archive, with one top folder, readable by its owner alone. It never replaces a
+// file, and removes a half-written one.
 func (b *bundle) write(now time.Time) (err error) {
 	f, err := os.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -16,23 +16,24 @@ import (
 )
 
 func newDLQ(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "dlq", Short: "Look at dead letters of every caller, and send them again", Aliases: []string{"dead-letters"},
-		Long: `Dead letters are what failed for good, of every channel and of triggers. They are kept
-for 30 days; ls and stats say what ages out next. Looking needs the scope observe,
-changing operate.`}
-	c.AddCommand(newDLQList(p), newGet(p, &cobra.Command{
+	c := &cobra.Command{Use: "dlq", Short: "List dead letters of every caller, and replay them", Aliases: []string{"dead-letters"},
+		Long: `A dead letter is a notification or trigger that failed for good. Dead letters are kept
+for 30 days; ls and stats show which are removed next. Reading needs the scope observe,
+changing needs operate.`}
+	c.AddCommand(newDLQList(p), newShowCommand(p, &cobra.Command{
 		Use: "show ID", Short: "Show one dead letter", Args: term.Exact("a notification id"),
-	}, (*api.Client).DeadLetter, bind(p, deadLetterFields)), newDLQTop(p), newDLQStats(p),
-		newDLQJob(p, "replay", "Send dead letters again, as a job of the server", `replay makes a plan, shows it, asks, and starts a job. The failed receiver alone is sent
-again, under the same id. A canary goes first, and its outcomes are awaited; the job
-stops by itself when too many fail again or a circuit is open (exit 10), and is
-resumed with "notifyctl job resume". What was replayed is not replayed again.
+	}, (*api.Client).DeadLetter, withProgram(p, deadLetterFields)), newDLQTop(p), newDLQStats(p),
+		newDLQJob(p, "replay", "Send dead letters again, in a job of the server", `replay makes a plan, shows it, asks for confirmation, and starts a job. Only the failed
+receiver is sent to again, under the same id. The job first sends a canary, a few
+letters, and waits for their outcomes. It stops by itself if too many fail again or a
+circuit is open (exit 10); "notifyctl job resume" continues it. A dead letter that was
+replayed is not replayed again.
 
-Ctrl-C pauses the job and prints how to go on.`, `  notifyctl dlq replay --channel sms --class permanent --template t1 --dry-run
+Ctrl-C pauses the job and prints how to continue it.`, `  notifyctl dlq replay --channel sms --class permanent --template t1 --dry-run
   notifyctl dlq replay --caller shop --since -2h --rate 200/s --canary 20 --yes
   notifyctl dlq replay --code twilio_21610 --plan-out plan.json; notifyctl dlq replay --plan plan.json --yes`),
-		newDLQJob(p, "discard", "Put dead letters aside for good, as a job of the server", "discard leaves what it selects out of later replays. Retention removes it.", `  notifyctl dlq discard --class permanent --code apns_unregistered --reason 'dead devices'`),
-		newDLQJob(p, "export", "Copy dead letters to a file, as a job of the server", "export writes what it selects into the job's report: --report FILE, or notifyctl job report.", `  notifyctl dlq export --caller shop --report letters.jsonl`))
+		newDLQJob(p, "discard", "Exclude dead letters from replays for good, in a job of the server", "discard marks the selected dead letters: later replays skip them. Retention removes them.", `  notifyctl dlq discard --class permanent --code apns_unregistered --reason 'dead devices'`),
+		newDLQJob(p, "export", "Copy dead letters to a file, in a job of the server", "export writes the selected dead letters into the job's report: --report FILE, or notifyctl job report.", `  notifyctl dlq export --caller shop --report letters.jsonl`))
 	return c
 }
 
@@ -74,7 +75,7 @@ func newDLQList(p *program) *cobra.Command {
 			row: func(d *api.DeadLetter) []string {
 				return []string{
 					d.NotificationID, d.Caller, d.Channel, d.Category, d.Provider, d.Class, d.Code,
-					fmt.Sprint(d.Attempts), d.State, p.when(d.LastFailedAt), p.whenever(d.KeptUntil),
+					fmt.Sprint(d.Attempts), d.State, p.timeText(d.LastFailedAt), p.optionalTimeText(d.KeptUntil),
 				}
 			},
 		},
@@ -90,7 +91,7 @@ func deadLetterFields(p *program, d *api.DeadLetter) term.Table {
 		{"notification", d.NotificationID}, {"state", d.State}, {"class", d.Class}, {"code", d.Code},
 		{"provider", d.Provider}, {"attempts", fmt.Sprint(d.Attempts)}, {"caller", d.Caller}, {"campaign", d.Campaign},
 		{"channel", d.Channel}, {"category", d.Category}, {"user", d.UserID}, {"template", d.Template},
-		{"first failed", p.when(d.FirstFailedAt)}, {"last failed", p.when(d.LastFailedAt)}, {"expires", p.whenever(d.ExpiresAt)}, {"kept until", p.whenever(d.KeptUntil)}, {"origin", d.Origin}, {"job", d.Job}, {"trace", d.TraceID},
+		{"first failed", p.timeText(d.FirstFailedAt)}, {"last failed", p.timeText(d.LastFailedAt)}, {"expires", p.optionalTimeText(d.ExpiresAt)}, {"kept until", p.optionalTimeText(d.KeptUntil)}, {"origin", d.Origin}, {"job", d.Job}, {"trace", d.TraceID},
 	}
 	if d.Epoch > 0 {
 		t = append(t, []string{"epoch", fmt.Sprint(d.Epoch)})
@@ -105,7 +106,7 @@ func newDLQTop(p *program) *cobra.Command {
 	var l letterFlags
 	var limit int
 	c := &cobra.Command{
-		Use: "top", Short: "How they failed, the most frequent first", Args: cobra.NoArgs,
+		Use: "top", Short: "Group dead letters by how they failed, the most frequent first", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			top, err := l.top(c.Context(), p, "dead", limit)
 			if err != nil {
@@ -115,12 +116,12 @@ func newDLQTop(p *program) *cobra.Command {
 		},
 	}
 	l.add(c)
-	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
+	c.Flags().IntVar(&limit, "limit", 20, "how many groups at most")
 	return c
 }
 
-// top counts the letters of the flags by how they failed; where these name no
-// state, those in state ("": in any).
+// top groups the selected letters by how they failed. state applies if the flags name none; ""
+// means any state.
 func (l *letterFlags) top(ctx context.Context, p *program, state string, limit int) (api.LetterTop, error) {
 	cl, err := p.client()
 	if err != nil {
@@ -146,25 +147,25 @@ func showTop(p *program, top *api.LetterTop) error {
 				trend += " down"
 			}
 			return []string{
-				count(g.Count), trend, g.Channel, g.Provider, g.Class, g.Code, g.Template, sums(g.Callers),
-				p.when(time.UnixMilli(g.First)), p.when(time.UnixMilli(g.Last)), g.Sample,
+				count(g.Count), trend, g.Channel, g.Provider, g.Class, g.Code, g.Template, countsText(g.Callers),
+				p.timeText(time.UnixMilli(g.First)), p.timeText(time.UnixMilli(g.Last)), g.Sample,
 			}
 		},
 	}
 	if err := p.printer().Print(top, cols.table(top.Groups)); err != nil {
 		return err
 	}
-	p.more(len(top.Groups), "")
+	p.noteNextPage(len(top.Groups), "")
 	if len(top.Groups) > 0 {
 		g := &top.Groups[0]
 		args := []string{"notifyctl dlq replay", "--channel " + term.Quote(g.Channel), "--class " + term.Quote(g.Class), "--code " + term.Quote(g.Code)}
 		if g.Template != "" {
 			args = append(args, "--template "+term.Quote(g.Template))
 		}
-		p.note("the first: %s --dry-run", strings.Join(args, " "))
+		p.note("to replay the first group: %s --dry-run", strings.Join(args, " "))
 	}
 	if top.EndsSoon > 0 {
-		p.note("%s age out within a day", count(top.EndsSoon))
+		p.note("%s will be removed within a day", count(top.EndsSoon))
 	}
 	return nil
 }
@@ -172,7 +173,7 @@ func showTop(p *program, top *api.LetterTop) error {
 func newDLQStats(p *program) *cobra.Command {
 	var l letterFlags
 	c := &cobra.Command{
-		Use: "stats", Short: "Count dead letters, and say when they age out", Args: cobra.NoArgs,
+		Use: "stats", Short: "Count dead letters, and show when they are removed", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			top, err := l.top(c.Context(), p, "", 1)
 			if err != nil {
@@ -182,11 +183,11 @@ func newDLQStats(p *program) *cobra.Command {
 				if ms == 0 {
 					return ""
 				}
-				return p.when(time.UnixMilli(ms))
+				return p.timeText(time.UnixMilli(ms))
 			}
 			return p.printer().Record(top, term.Table{
-				{"dead letters", count(top.Total)}, {"by state", sums(top.States)}, {"by channel", sums(top.Channels)}, {"by caller", sums(top.Callers)},
-				{"oldest failed", at(top.Oldest)}, {"next ages out", at(top.Next)}, {"within a day", count(top.EndsSoon)},
+				{"dead letters", count(top.Total)}, {"by state", countsText(top.States)}, {"by channel", countsText(top.Channels)}, {"by caller", countsText(top.Callers)},
+				{"oldest failed", at(top.Oldest)}, {"next removed", at(top.Next)}, {"within a day", count(top.EndsSoon)},
 			})
 		},
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// letterFlags are the filters of dead letters.
+// letterFlags are the flags that select dead letters.
 type letterFlags struct {
 	f            api.LetterFilter
 	since, until string
@@ -36,19 +36,19 @@ func (l *letterFlags) add(c *cobra.Command) {
 	f.StringVar(&l.f.Code, "code", "", "only this code")
 	f.StringVar(&l.f.Caller, "caller", "", "only this caller's")
 	f.StringVar(&l.f.Template, "template", "", "only this template")
-	f.StringVar(&l.since, "since", "", "failed at or after: a time, a distance such as -2h, or yesterday, 'today 09:00'")
-	f.StringVar(&l.until, "until", "", "failed before")
-	f.StringSliceVar(&l.ids, "id", nil, "only these ids; - reads them from standard input, one a line")
-	f.StringVar(&l.f.Attempts, "attempts", "", "only with so many attempts: 3, '>=3', '<2'")
-	f.StringVar(&l.f.Where, "where", "", "only those of which a jq expression is true, e.g. '.code | startswith(\"twilio_\")'")
+	f.StringVar(&l.since, "since", "", "failed at or after this time: RFC 3339, -2h, yesterday, 'today 09:00'")
+	f.StringVar(&l.until, "until", "", "failed before this time")
+	f.StringSliceVar(&l.ids, "id", nil, "only these ids; - reads them from standard input, one per line")
+	f.StringVar(&l.f.Attempts, "attempts", "", "only with this number of attempts: 3, '>=3', '<2'")
+	f.StringVar(&l.f.Where, "where", "", "only letters for which this jq expression is true, e.g. '.code | startswith(\"twilio_\")'")
 	complete(c, "channel", []string{"push", "sms", "email", "trigger"})
 	complete(c, "category", categoryNames())
 }
 
-// filter resolves times once.
+// filter resolves relative times once, so that the plan and the job select the same letters.
 func (l *letterFlags) filter(p *program) (f api.LetterFilter, err error) {
 	f = l.f
-	since, until, err := p.window(l.since, l.until)
+	since, until, err := p.parsePeriod(l.since, l.until)
 	if err != nil {
 		return f, err
 	}
@@ -76,7 +76,7 @@ func (l *letterFlags) filter(p *program) (f api.LetterFilter, err error) {
 	return f, nil
 }
 
-// jobFlags are what every command that makes a job has.
+// jobFlags are the flags of every command that starts a job.
 type jobFlags struct {
 	letters  letterFlags
 	spec     api.JobSpec
@@ -98,28 +98,28 @@ func (j *jobFlags) add(c *cobra.Command, kind string) {
 	j.spec.Kind = kind
 	j.letters.add(c)
 	f := c.Flags()
-	f.BoolVar(&j.all, "all", false, "say that no filter is meant")
-	f.BoolVarP(&j.dryRun, "dry-run", "n", false, "show the plan, and do nothing")
-	f.StringVar(&j.planOut, "plan-out", "", "write the plan to a file, for --plan; nothing is done")
-	f.StringVar(&j.planFile, "plan", "", "carry out the plan of this file; exit 6 when what it selects has changed")
-	f.StringVar(&j.rate, "rate", "", "so many a second: 50, 50/s, 2k/s, 600/m")
-	f.StringVar(&j.name, "name", "", "name of the job: the same again joins it")
+	f.BoolVar(&j.all, "all", false, "select every dead letter; required if there is no filter")
+	f.BoolVarP(&j.dryRun, "dry-run", "n", false, "show the plan and start no job")
+	f.StringVar(&j.planOut, "plan-out", "", "write the plan to a file for --plan, and start no job")
+	f.StringVar(&j.planFile, "plan", "", "start the job of this plan file; exit 6 if the selected letters have changed")
+	f.StringVar(&j.rate, "rate", "", "letters per second: 50, 50/s, 2k/s, 600/m")
+	f.StringVar(&j.name, "name", "", "name of the job; a second start with this name returns the same job")
 	f.StringVar(&j.reason, "reason", "", "why; kept in the audit log")
 	f.BoolVar(&j.approval, "needs-approval", false, "wait until another operator approves it")
-	f.BoolVar(&j.detach, "detach", false, "do not wait for the job")
-	f.StringVar(&j.report, "report", "", "write the report, JSON lines, to a file")
+	f.BoolVar(&j.detach, "detach", false, "start the job and do not wait for it")
+	f.StringVar(&j.report, "report", "", "write the job's report to this file, as JSON lines")
 	if kind != "replay" {
 		return
 	}
-	f.DurationVar(&j.ramp, "ramp", 0, "reach the rate in this time, from a tenth of it")
-	f.IntVar(&j.spec.Canary, "canary", 10, "so many first, and await their outcomes; 0: none")
-	f.StringVar(&j.abortIf, "abort-if", "20%", "stop when more than this part reaches nobody (failed again, suppressed, expired, unknown), e.g. 20%; never")
-	f.IntVar(&j.spec.MaxReplays, "max-replays", 3, "leave what was replayed so often before")
-	f.StringVar(&j.spec.Expired, "expired", "skip", "what is past its deadline: skip, send without it, fail as EXPIRED")
-	f.StringVar(&j.spec.Collapse, "collapse", "none", "none, or latest-per-recipient")
-	f.StringVar(&j.spec.Order, "order", "offset", "as they failed (offset) or were accepted (due)")
-	f.StringVar(&j.spec.OpenCircuit, "if-open-circuit", "stop", "stop, or wait until it is closed")
-	f.BoolVar(&j.spec.ForceResend, "force-resend", false, "also those that are UNKNOWN: the receiver may have them, and they may arrive twice")
+	f.DurationVar(&j.ramp, "ramp", 0, "raise the rate from a tenth to all of it in this time")
+	f.IntVar(&j.spec.Canary, "canary", 10, "send this many first and wait for their outcomes; 0: no canary")
+	f.StringVar(&j.abortIf, "abort-if", "20%", "stop if more than this share does not arrive (failed again, suppressed, expired or unknown), e.g. 20%; never: do not stop")
+	f.IntVar(&j.spec.MaxReplays, "max-replays", 3, "skip letters that were replayed this many times")
+	f.StringVar(&j.spec.Expired, "expired", "skip", "letters past their deadline: skip; send, without the deadline; fail, as EXPIRED")
+	f.StringVar(&j.spec.Collapse, "collapse", "none", "none, or latest-per-recipient: only the latest failure of each user, channel and template")
+	f.StringVar(&j.spec.Order, "order", "offset", "order of sending: as they failed (offset) or as they were accepted (due)")
+	f.StringVar(&j.spec.OpenCircuit, "if-open-circuit", "stop", "if a circuit is open: stop, or wait until it closes")
+	f.BoolVar(&j.spec.ForceResend, "force-resend", false, "also send letters that are UNKNOWN; they may have arrived before, and then arrive twice")
 	complete(c, "expired", []string{"skip", "send", "fail"})
 	complete(c, "collapse", []string{"none", "latest-per-recipient"})
 	complete(c, "order", []string{"offset", "due"})
@@ -171,15 +171,15 @@ func newDLQJob(p *program, kind, short, long, example string) *cobra.Command {
 	return c
 }
 
-// plan is that of --plan, or one made now.
-func (j *jobFlags) plan(ctx context.Context, p *program, cl *api.Client) (plan api.Plan, err error) {
+// loadOrMakePlan returns the plan of --plan, or has the server make one.
+func (j *jobFlags) loadOrMakePlan(ctx context.Context, p *program, cl *api.Client) (plan api.Plan, err error) {
 	if j.planFile != "" {
 		b, err := os.ReadFile(j.planFile)
 		if err != nil {
 			return plan, err
 		}
 		if json.Unmarshal(b, &plan) != nil || plan.Digest == "" || plan.Spec.Kind != j.spec.Kind {
-			return plan, term.Usage("--plan %s is no plan of notifyctl dlq %s --plan-out", j.planFile, j.spec.Kind)
+			return plan, term.Usage("--plan %s was not written by notifyctl dlq %s --plan-out", j.planFile, j.spec.Kind)
 		}
 		return plan, nil
 	}
@@ -204,11 +204,11 @@ func (j *jobFlags) plan(ctx context.Context, p *program, cl *api.Client) (plan a
 }
 
 func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
-	t, cl, err := p.operator(j.reason)
+	t, cl, err := p.operatorClient(j.reason)
 	if err != nil {
 		return err
 	}
-	plan, err := j.plan(ctx, p, cl)
+	plan, err := j.loadOrMakePlan(ctx, p, cl)
 	if err != nil {
 		return err
 	}
@@ -220,7 +220,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		if err != nil {
 			return err
 		}
-		p.note("plan %s is in %s; carry it out with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, term.Quote(j.planOut))
+		p.note("plan %s is written to %s; start it with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, term.Quote(j.planOut))
 	}
 	if j.dryRun || j.planOut != "" {
 		return p.printer().Record(plan, planFields(p, &plan))
@@ -233,33 +233,33 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		}
 	}
 	if plan.Entries == 0 {
-		p.note("there is nothing to %s", plan.Spec.Kind)
-		hintCode(ctx, p, cl, &plan.Spec.Filter)
-		return sumUp(p, &api.Job{Kind: plan.Spec.Kind, State: "done"})
+		p.note("no dead letters to %s", plan.Spec.Kind)
+		suggestCodes(ctx, p, cl, &plan.Spec.Filter)
+		return printJobSummary(p, &api.Job{Kind: plan.Spec.Kind, State: "done"})
 	}
-	d := undone
+	d := confirmAlways
 	if plan.Spec.Kind == "export" {
 		d = changes
 	}
 	if err := p.confirm(t, d, fmt.Sprintf("%s %s dead letters", plan.Spec.Kind, count(plan.Send))); err != nil {
 		return err
 	}
-	job, err := begin(ctx, cl, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: j.name, Approval: j.approval})
+	job, err := startJob(ctx, cl, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: j.name, Approval: j.approval})
 	if err != nil {
 		return err
 	}
-	return follow(ctx, p, cl, job, j.detach, j.report)
+	return followJob(ctx, p, cl, job, j.detach, j.report)
 }
 
-// hintCode says, where a filter by code selected nothing, which codes of dead letters
-// end like it: a provider's own number stands behind the provider's name.
-func hintCode(ctx context.Context, p *program, cl *api.Client, f *api.LetterFilter) {
+// suggestCodes prints similar codes if a filter by code selected nothing. The codes of dead
+// letters begin with the provider's name, and people often give the provider's own number.
+func suggestCodes(ctx context.Context, p *program, cl *api.Client, f *api.LetterFilter) {
 	if f.Code == "" {
 		return
 	}
 	top, err := cl.TopDeadLetters(ctx, api.LetterFilter{}, 1000)
 	if err != nil {
-		return // a hint, no more
+		return // it would only be a hint
 	}
 	near := map[string]int{}
 	for i := range top.Groups {
@@ -272,10 +272,10 @@ func hintCode(ctx context.Context, p *program, cl *api.Client, f *api.LetterFilt
 	}
 }
 
-// planFields shows a plan.
+// planFields returns the fields of a plan.
 func planFields(p *program, plan *api.Plan) term.Table {
 	if plan.Entries == 0 {
-		return term.Table{{"plan", plan.Digest}, {"entries", "0: nothing matches"}}
+		return term.Table{{"plan", plan.Digest}, {"entries", "0: no dead letter matches"}}
 	}
 	window := ""
 	if f := &plan.Spec.Filter; f.Since != 0 || f.Until != 0 {
@@ -291,7 +291,7 @@ func planFields(p *program, plan *api.Plan) term.Table {
 	if plan.Spec.Kind == "replay" && plan.Send > 0 {
 		eta = fmt.Sprintf("%s at %g/s", span(time.Duration(plan.EtaMs)*time.Millisecond), plan.Spec.Rate)
 		if plan.Spec.Canary > 0 {
-			eta += fmt.Sprintf(", behind a canary of %d", plan.Spec.Canary)
+			eta += fmt.Sprintf(", after a canary of %d", plan.Spec.Canary)
 		}
 	}
 	soon := ""
@@ -300,11 +300,11 @@ func planFields(p *program, plan *api.Plan) term.Table {
 	}
 	approval := ""
 	if plan.Approval {
-		approval = "another operator must approve it"
+		approval = "another operator must approve the job"
 	}
 	unreachable := ""
 	if len(plan.Unreach) > 0 {
-		unreachable = sums(plan.Unreach) + "; their profiles say so now"
+		unreachable = countsText(plan.Unreach) + ", by their profiles as they are now"
 	}
 	maybe := ""
 	if n := plan.Counts["class"][notify.ClassAmbiguous.String()]; n > 0 && plan.Spec.Kind == "replay" {
@@ -315,15 +315,15 @@ func planFields(p *program, plan *api.Plan) term.Table {
 	}
 	return term.Table{
 		{"plan", plan.Digest}, {"window", window}, {"entries", count(plan.Entries)},
-		{"by class", sums(plan.Counts["class"])}, {"by code", sums(plan.Counts["code"])}, {"by caller", sums(plan.Counts["caller"])},
-		{"by channel", sums(plan.Counts["channel"])}, {"by provider", sums(plan.Counts["provider"])}, {"by template", sums(plan.Counts["template"])},
-		{"skip", skipped(plan.Skip)}, {"will act on", count(plan.Send)}, {"may have arrived", maybe}, {"would reach nobody", unreachable}, {"eta", eta}, {"ages out", soon}, {"approval", approval},
+		{"by class", countsText(plan.Counts["class"])}, {"by code", countsText(plan.Counts["code"])}, {"by caller", countsText(plan.Counts["caller"])},
+		{"by channel", countsText(plan.Counts["channel"])}, {"by provider", countsText(plan.Counts["provider"])}, {"by template", countsText(plan.Counts["template"])},
+		{"skip", countsOrEmpty(plan.Skip)}, {"will act on", count(plan.Send)}, {"may have arrived", maybe}, {"would not arrive", unreachable}, {"eta", eta}, {"removed", soon}, {"approval", approval},
 	}
 }
 
-func skipped(m map[string]int) string {
+func countsOrEmpty(m map[string]int) string {
 	if len(m) == 0 {
 		return ""
 	}
-	return sums(m)
+	return countsText(m)
 }

@@ -15,24 +15,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// levels of findings, the mildest first.
+// levels are the levels of findings, the mildest first.
 var levels = []string{"ok", "warn", "fail"}
 
 func newDoctor(p *program) *cobra.Command {
 	var failOn string
 	c := &cobra.Command{
-		Use: "doctor", Short: "Check the server's health from the inside (scope operate)", Args: cobra.NoArgs,
-		Long: `doctor looks at this side (version, clock) and asks the server what is wrong with it;
-each finding that is not ok says what to do. Exit codes:
+		Use: "doctor", Short: "Check the health of the server, and what to repair (scope operate)", Args: cobra.NoArgs,
+		Long: `doctor checks this machine (version, clock) and makes the server check itself. Each
+finding that is not ok says what to do. Exit codes:
 
-  0  nothing, or nothing of the level of --fail-on
+  0  no finding of the level of --fail-on or above
   2  no server is chosen, or the contexts cannot be read
   4  no token, or one without the scope operate
   7  the server does not answer
-  9  a finding of level fail, or with --fail-on warn also one of level warn`,
+  9  a finding of level fail; with --fail-on warn, also one of level warn`,
 		RunE: func(c *cobra.Command, _ []string) error { return runDoctor(c.Context(), p, failOn) },
 	}
-	c.Flags().StringVar(&failOn, "fail-on", "fail", "level from which the exit code is 9: warn or fail")
+	c.Flags().StringVar(&failOn, "fail-on", "fail", "lowest level of a finding that makes the exit code 9: warn or fail")
 	complete(c, "fail-on", levels[1:])
 	return c
 }
@@ -43,14 +43,14 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	}
 	t, err := p.target()
 	if err != nil {
-		return advise(p, err, &t)
+		return withDoctorAdvice(p, err, &t)
 	}
 	theirs, err := p.clientOf(&t).Doctor(ctx)
 	if err != nil {
-		return advise(p, err, &t)
+		return withDoctorAdvice(p, err, &t)
 	}
-	fs := append(thisSide(ctx, p), theirs...)
-	// What is wrong first: of thirty checks one matters.
+	fs := append(localFindings(ctx, p), theirs...)
+	// Problems come first: of thirty checks, usually one matters.
 	slices.SortStableFunc(fs, func(a, b api.Finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
 	bad := 0
 	cols := columns[api.Finding]{head: "CHECK  LEVEL  DETAIL  REPAIR", row: func(f *api.Finding) []string {
@@ -64,22 +64,21 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 		return err
 	}
 	if bad > 0 {
-		return term.Exitf(term.ExitFindings, "%d of %d checks found something", bad, len(fs))
+		return term.Exitf(term.ExitFindings, "%d of %d checks found a problem", bad, len(fs))
 	}
 	return nil
 }
 
-// clockTolerance is how far clocks may differ; the server tells its own to the
-// second.
+// clockTolerance is how far the clocks may differ. The server tells its time to the second.
 const clockTolerance = 5 * time.Second
 
-// thisSide looks at what the server cannot see.
-func thisSide(ctx context.Context, p *program) []api.Finding {
+// localFindings checks what the server cannot see: the client's version and clock.
+func localFindings(ctx context.Context, p *program) []api.Finding {
 	s := askServerBuild(ctx, p)
 	if s == nil {
 		return nil
 	}
-	v := api.Finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + cmp.Or(s.Version, "does not tell")}
+	v := api.Finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + cmp.Or(s.Version, "of unknown version")}
 	if s.Skew {
 		v.Level, v.Repair = "warn", "install the notifyctl that came with notifyd "+s.Version
 	}
@@ -100,8 +99,8 @@ func thisSide(ctx context.Context, p *program) []api.Finding {
 	return append(fs, c)
 }
 
-// advise adds what to do to an error that keeps doctor from looking.
-func advise(p *program, err error, t *target) error {
+// withDoctorAdvice adds the next steps to an error that stops doctor.
+func withDoctorAdvice(p *program, err error, t *target) error {
 	e, ok := errors.AsType[*notify.Error](err)
 	if !ok {
 		return err
@@ -109,7 +108,7 @@ func advise(p *program, err error, t *target) error {
 	var next []string
 	switch {
 	case e.Code == "bad_config":
-		next = []string{"correct the file that is named, or remove it and add contexts anew: notifyctl context add"}
+		next = []string{"correct the named file, or remove it and add the contexts again: notifyctl context add"}
 	case e.Code == "scope_missing":
 		next = []string{"use a token with scope operate: notifyd token --key FILE --caller NAME --scope operate"}
 	case e.Kind == notify.KindUnauthorized:
@@ -120,9 +119,9 @@ func advise(p *program, err error, t *target) error {
 		}
 	case e.Kind == notify.KindUnavailable:
 		next = []string{
-			"start it: notifyd serve, or notifyd dev",
-			"notifyd healthcheck --server " + t.server + "      (on its machine)",
-			"notifyctl context ls      (is it the server that is meant?)",
+			"start the server: notifyd serve, or notifyd dev",
+			"notifyd healthcheck --server " + t.server + "      (on the server's machine)",
+			"notifyctl context ls      (is it the right server?)",
 		}
 	default:
 		return err

@@ -22,12 +22,11 @@ import (
 func newExplain(p *program) *cobra.Command {
 	var kind string
 	c := &cobra.Command{
-		Use: "explain [CODE]", Short: "Explain a code: of an error, a state, a class, a verdict, an exit",
-		Long: `explain says what a code means, what to do about it, whether trying again helps, and
-where it is printed. Codes are those of errors ("code" of an answer), of notifications
-and callbacks that failed, states, classes, verdicts of load runs, and exit codes.
-Without a code it lists them all, in a terminal with $PAGER (less, unless it is set).
-No server is asked.`,
+		Use: "explain [CODE]", Short: "Explain a code: of an error, state, class, verdict or exit",
+		Long: `explain says what a code means, what to do, whether a retry helps, and where the code
+is printed. It knows the codes of errors ("code" of an answer), of failed notifications
+and callbacks, states, classes, verdicts of load runs, and exit codes. Without a code it
+lists all of them, on a terminal with $PAGER (default: less). It needs no server.`,
 		Example: "  notifyctl explain idempotency_running\n  notifyctl explain 7\n  notifyctl explain --kind state",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -75,7 +74,7 @@ func runExplain(p *program, code, kind string) error {
 		}
 	}
 	if len(found) == 0 {
-		msg := fmt.Sprintf("no code is called %q", code)
+		msg := fmt.Sprintf("there is no code %q", code)
 		if near := codes.Near(code, term.Distance); len(near) > 0 {
 			msg += "; did you mean " + strings.Join(near, " or ") + "?"
 		}
@@ -89,7 +88,7 @@ func runExplain(p *program, code, kind string) error {
 			fmt.Fprintln(p.out)
 		}
 		if err := p.printer().Record(nil, term.Table{
-			{"code", code}, {"family", mark(e.Code != code && strings.Contains(e.Code, "<"), e.Code)}, {"kind", e.Kind},
+			{"code", code}, {"family", textIf(e.Code != code && strings.Contains(e.Code, "<"), e.Code)}, {"kind", e.Kind},
 			{"meaning", e.Meaning}, {"do", e.Do}, {"retry helps", e.RetryWords()}, {"printed in", e.Where},
 		}); err != nil {
 			return err
@@ -98,7 +97,7 @@ func runExplain(p *program, code, kind string) error {
 	return nil
 }
 
-// build says what this program, and the server it would talk to, were made from.
+// build describes this program, and the server it would talk to.
 type build struct {
 	Version  string       `json:"version"`
 	Go       string       `json:"go"`
@@ -109,15 +108,15 @@ type build struct {
 
 type serverBuild struct {
 	URL     string `json:"url"`
-	Version string `json:"version,omitempty"` // empty: it did not say
-	Skew    bool   `json:"skew"`              // another version than this program's
+	Version string `json:"version,omitempty"` // empty: the answer had none
+	Skew    bool   `json:"skew"`              // the server has another version than this program
 
-	date time.Time // of the answer, to the second; zero: it did not say
+	date time.Time // Date of the answer, to the second; zero: it had none
 }
 
 func newVersion(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version, and the server's where one answers", Args: cobra.NoArgs,
+		Use: "version", Short: "Print the version, and the server's version if it answers", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 			if info, ok := debug.ReadBuildInfo(); ok {
@@ -129,18 +128,19 @@ func newVersion(p *program) *cobra.Command {
 			}
 			b.Server = askServerBuild(c.Context(), p)
 			if b.Server != nil && b.Server.Skew {
-				p.note("warning: the server is of version %s, this is %s", b.Server.Version, b.Version)
+				p.note("warning: the server has version %s, notifyctl has %s", b.Server.Version, b.Version)
 			}
 			t := term.Table{{"notifyctl", b.Version}, {"go", b.Go}, {"platform", b.Platform}, {"revision", b.Revision}}
 			if b.Server != nil {
-				t = append(t, []string{"server", cmp.Or(b.Server.Version, "does not tell its version") + "  (" + b.Server.URL + ")"})
+				t = append(t, []string{"server", cmp.Or(b.Server.Version, "of unknown version") + "  (" + b.Server.URL + ")"})
 			}
 			return p.printer().Record(b, t)
 		},
 	}
 }
 
-// askServerBuild asks the server, briefly; nil when there is none that answers.
+// askServerBuild asks the server for its version, for at most 2 s. It returns nil if no server
+// answers.
 func askServerBuild(ctx context.Context, p *program) *serverBuild {
 	t, err := p.target()
 	if err != nil {

@@ -141,7 +141,7 @@ func stopAt(n int, s *fakeFanout, stop context.CancelCauseFunc) http.HandlerFunc
 			return
 		}
 		_, _ = io.Copy(io.Discard, r.Body) // only then the server notices that the client leaves
-		stop(&stopped{os.Interrupt, 130})
+		stop(&signalStop{os.Interrupt, 130})
 		<-r.Context().Done()
 	}
 }
@@ -184,19 +184,19 @@ func TestCampaignStateParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, model := &campaignState{}, map[uint32]bool{}
 		for _, part := range rapid.SliceOf(rapid.Uint32Range(0, 30)).Draw(t, "parts") {
-			s.add(part)
+			s.markPartDone(part)
 			model[part] = true
 			for i := range uint32(32) {
-				if s.has(i) != model[i] {
-					t.Fatalf("has(%d) is %v: %d and %v", i, s.has(i), s.Next, s.Ahead)
+				if s.isPartDone(i) != model[i] {
+					t.Fatalf("has(%d) is %v: %d and %v", i, s.isPartDone(i), s.Next, s.Ahead)
 				}
 			}
 			if slices.Contains(s.Ahead, s.Next) {
 				t.Fatalf("%d is done and kept ahead: %v", s.Next, s.Ahead)
 			}
 		}
-		if s.parts() != len(model) {
-			t.Fatalf("%d parts, want %d", s.parts(), len(model))
+		if s.partsDone() != len(model) {
+			t.Fatalf("%d parts, want %d", s.partsDone(), len(model))
 		}
 	})
 }

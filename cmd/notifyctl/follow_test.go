@@ -31,7 +31,7 @@ func TestInterruptWhileAJobStarts(t *testing.T) {
 		answer(w, http.StatusOK, `{"spec":{"kind":"replay"},"digest":"abcdef0123456789","entries":3,"send":3}`)
 	})
 	mux.HandleFunc("POST /v1/ops/jobs", func(w http.ResponseWriter, r *http.Request) {
-		interrupt(&stopped{syscall.SIGINT, term.ExitInterrupt})
+		interrupt(&signalStop{syscall.SIGINT, term.ExitInterrupt})
 		if r.Context().Err() == nil { // started, whatever became of who asked
 			answer(w, http.StatusCreated, `{"job_id":"job_1","kind":"replay","state":"running","planned":3}`)
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// globals are the flags every command has. A flag wins over its environment
-// variable, and that over the context.
+// globals are the flags that every command has. A flag wins over its environment variable, and
+// the environment variable wins over the context.
 type globals struct {
 	context    string
 	server     string
@@ -43,11 +43,11 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	f.StringVarP(&g.output, "output", "o", "table", "format: "+strings.Join(term.Formats, ", "))
 	f.StringVar(&g.jq, "jq", "", "filter the JSON form with a jq expression")
 	f.BoolVar(&g.noHeaders, "no-headers", false, "leave out the headers of tables")
-	f.BoolVarP(&g.quiet, "quiet", "q", false, "no progress and no remarks on standard error")
-	f.StringVar(&g.color, "color", "auto", "colours: auto, always, never (NO_COLOR is heeded)")
+	f.BoolVarP(&g.quiet, "quiet", "q", false, "print no progress and no notes on standard error")
+	f.StringVar(&g.color, "color", "auto", "colours: auto, always, never (auto respects NO_COLOR)")
 	f.StringVar(&g.timeFormat, "time-format", "relative", "times in tables: "+strings.Join(timeFormats, ", "))
-	f.DurationVar(&g.timeout, "timeout", 30*time.Second, "longest wait for an answer, and of --wait as a whole (env NOTIFYCTL_TIMEOUT)")
-	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail where a question would be asked")
+	f.DurationVar(&g.timeout, "timeout", 30*time.Second, "longest wait for one answer, and for --wait in total (env NOTIFYCTL_TIMEOUT)")
+	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail instead of asking a question")
 	f.BoolVarP(&g.yes, "yes", "y", false, "answer yes to every question")
 
 	complete(root, "output", term.Formats)
@@ -60,33 +60,33 @@ func (g *globals) add(p *program, root *cobra.Command) {
 
 // complete offers the values of a flag to the shell.
 func complete(c *cobra.Command, flag string, values []string) {
-	// The error is only about a flag that does not exist, which the first test run shows.
+	// The only possible error is an unknown flag, and every test would show that.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 var colors = []string{"auto", "always", "never"}
 
-// check refuses wrong values before any work is done. env is the timeout of the
-// environment, for when no flag says one.
+// check rejects wrong values before any work is done. timed says that --timeout was given;
+// otherwise env, the value of NOTIFYCTL_TIMEOUT, applies.
 func (g *globals) check(timed bool, env string) error {
 	if err := (&term.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
 	}
 	if !slices.Contains(colors, g.color) {
-		return term.Usage("--color %q: it is %s", g.color, strings.Join(colors, ", "))
+		return term.Usage("--color %q must be one of %s", g.color, strings.Join(colors, ", "))
 	}
 	if !slices.Contains(timeFormats, g.timeFormat) {
-		return term.Usage("--time-format %q: it is %s", g.timeFormat, strings.Join(timeFormats, ", "))
+		return term.Usage("--time-format %q must be one of %s", g.timeFormat, strings.Join(timeFormats, ", "))
 	}
 	if env != "" && !timed {
 		d, err := time.ParseDuration(env)
 		if err != nil || d <= 0 {
-			return term.Usage("NOTIFYCTL_TIMEOUT=%q: it is a duration above 0, like 1m", env)
+			return term.Usage("NOTIFYCTL_TIMEOUT=%q must be a duration above 0, such as 1m", env)
 		}
 		g.timeout = d
 	}
 	if g.timeout <= 0 {
-		return term.Usage("--timeout %s: it is above 0", g.timeout)
+		return term.Usage("--timeout %s must be above 0", g.timeout)
 	}
 	return nil
 }
@@ -96,11 +96,11 @@ type target struct {
 	name   string // of the context; empty: none
 	ctx    term.Context
 	server string
-	token  func(context.Context) (string, error) // nil: none is known
+	token  func(context.Context) (string, error) // nil: no token is known
 }
 
-// target finds out which server is meant. A server named without a context
-// does not get the current context's token.
+// target determines the server to talk to. A server named without a context does not get the
+// current context's token: the token must not leak to another server.
 func (p *program) target() (t target, err error) {
 	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
@@ -119,24 +119,24 @@ func (p *program) target() (t target, err error) {
 	t.server = cmp.Or(server, t.ctx.Server)
 	if t.server == "" {
 		return t, &term.Error{Exit: term.ExitUsage, Err: fmt.Errorf("no server is chosen"), Next: []string{
-			"notifyd dev                      (starts one, and writes a context)",
+			"notifyd dev                      (starts a server and writes a context)",
 			"notifyctl context add NAME --server URL --token-file FILE",
 		}}
 	}
 	if u, err := url.Parse(t.server); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return t, term.Usage("server %q is not a URL such as http://127.0.0.1:7420", t.server)
 	}
-	t.token = p.token(t.ctx.TokenFile)
+	t.token = p.tokenSource(t.ctx.TokenFile)
 	return t, nil
 }
 
-// tokenGiven reports whether the token is not that of the context.
+// tokenGiven reports whether a flag or the environment gives the token, not the context.
 func (p *program) tokenGiven() bool {
 	return cmp.Or(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"), p.getenv("NOTIFYCTL_TOKEN")) != ""
 }
 
-// token returns where the token comes from; nil: nowhere.
-func (p *program) token(fromContext string) func(context.Context) (string, error) {
+// tokenSource returns a function that reads the token. It returns nil if there is no token.
+func (p *program) tokenSource(fromContext string) func(context.Context) (string, error) {
 	file := cmp.Or(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"))
 	if env := p.getenv("NOTIFYCTL_TOKEN"); file == "" && env != "" {
 		return func(context.Context) (string, error) { return env, nil }
@@ -144,14 +144,13 @@ func (p *program) token(fromContext string) func(context.Context) (string, error
 	if file = cmp.Or(file, fromContext); file == "" {
 		return nil
 	}
-	return func(context.Context) (string, error) { // read each time: it may be renewed during a long sending
+	return func(context.Context) (string, error) { // read for each request: the file may be renewed during a long run
 		b, err := secrets.ReadFile(file)
 		return strings.TrimSpace(string(b)), err
 	}
 }
 
-// client returns a client of the chosen server whose requests each take no
-// longer than --timeout.
+// client returns a client for the chosen server. Each request takes at most --timeout.
 func (p *program) client() (*api.Client, error) {
 	t, err := p.target()
 	if err != nil {
@@ -160,18 +159,18 @@ func (p *program) client() (*api.Client, error) {
 	return p.clientOf(&t), nil
 }
 
-// confirmed returns a client for a change once the person agrees to it.
-func (p *program) confirmed(d danger, what, reason string) (*api.Client, error) {
-	t, cl, err := p.operator(reason)
+// confirmedClient returns a client for a change, once the person has confirmed the change.
+func (p *program) confirmedClient(d confirmLevel, what, reason string) (*api.Client, error) {
+	t, cl, err := p.operatorClient(reason)
 	if err == nil {
 		err = p.confirm(t, d, what)
 	}
 	return cl, err
 }
 
-// operator returns the chosen server and a client of it whose changes the audit log keeps
-// with a reason.
-func (p *program) operator(reason string) (*target, *api.Client, error) {
+// operatorClient returns the chosen server and a client for it. The audit log keeps reason with
+// each change made by the client.
+func (p *program) operatorClient(reason string) (*target, *api.Client, error) {
 	t, err := p.target()
 	if err != nil {
 		return nil, nil, err
@@ -181,8 +180,8 @@ func (p *program) operator(reason string) (*target, *api.Client, error) {
 	return &t, cl, nil
 }
 
-// call makes a RunE of what needs a client.
-func (p *program) call(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
+// withClient returns a RunE that passes run a client of the chosen server.
+func (p *program) withClient(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		cl, err := p.client()
 		if err != nil {
@@ -194,7 +193,7 @@ func (p *program) call(run func(ctx context.Context, cl *api.Client, args []stri
 
 func (p *program) clientOf(t *target) *api.Client {
 	if u, err := url.Parse(t.server); err == nil && u.Scheme == "http" && t.token != nil && !notify.LoopbackHost(u.Host) {
-		p.inClear.Do(func() { p.note("warning: the token goes to %s without encryption", u.Host) })
+		p.warnedUnencrypted.Do(func() { p.note("warning: the token is sent to %s without encryption", u.Host) })
 	}
 	return &api.Client{
 		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,
@@ -203,14 +202,14 @@ func (p *program) clientOf(t *target) *api.Client {
 	}
 }
 
-// audited says under which row of the audit log the server recorded a change, and
-// remembers the last one for what is printed then.
+// audited prints the row of the audit log in which the server recorded a change, and keeps it for
+// the printed result.
 func (p *program) audited(id string) {
 	p.auditID.Store(&id)
 	p.note("audit %s", id)
 }
 
-// printer writes results as the flags say.
+// printer returns a printer of results, set up by the flags.
 func (p *program) printer() *term.Printer {
 	out := &term.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders, Width: p.width}
 	if id := p.auditID.Load(); id != nil {
@@ -222,7 +221,7 @@ func (p *program) printer() *term.Printer {
 	return out
 }
 
-// note says something about the work; it is not data.
+// note prints a line about the work to standard error. It is no data.
 func (p *program) note(format string, args ...any) {
 	if !p.global.quiet && !p.drawing.Load() {
 		fmt.Fprintln(p.err, term.Clean(fmt.Sprintf(format, args...)))
@@ -241,9 +240,9 @@ func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, 
 	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
 }
 
-// runIDs offers the kept runs to the shell.
+// runIDs offers the ids of the kept runs to the shell.
 func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	list, err := runs(p).List()
+	list, err := runStore(p).List()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -254,8 +253,7 @@ func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.Shel
 	return ids, cobra.ShellCompDirectiveDefault // or a file
 }
 
-// commandLine is the command that words mean here: with the flags that chose the
-// server.
+// commandLine returns a notifyctl command with the flags that chose this server.
 func (p *program) commandLine(words ...string) string {
 	line := []string{"notifyctl"}
 	for flag, v := range map[string]string{"--context": p.global.context, "--server": p.global.server, "--token-file": p.global.tokenFile} {
@@ -270,7 +268,7 @@ func (p *program) commandLine(words ...string) string {
 	return strings.Join(line, " ")
 }
 
-// bind returns f for this program.
-func bind[T, R any](p *program, f func(*program, T) R) func(T) R {
+// withProgram binds the first parameter of f to p.
+func withProgram[T, R any](p *program, f func(*program, T) R) func(T) R {
 	return func(x T) R { return f(p, x) }
 }

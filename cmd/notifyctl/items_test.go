@@ -23,12 +23,12 @@ func TestEachItem(t *testing.T) {
 		"array over lines":   {"\xef\xbb\xbf\n [\n{\n \"a\" : \"x ] y\"\n} ,\n\n{\"b\":2}\n]\n\n", `3:{"a":"x ] y"} 7:{"b":2}`, ""},
 		"empty array":        {"[ ]", "", ""},
 		"array of others":    {"[1,\n\"x\"]", `1:1 2:"x"`, ""},
-		"array without end":  {"[{\"a\":1},\n", `1:{"a":1}`, "in: the array has no end"},
-		"cut element":        {"[{\"a\":1},\n{\"b\"", `1:{"a":1}`, "in: the array has no end"},
+		"array without end":  {"[{\"a\":1},\n", `1:{"a":1}`, "in: the array is not closed"},
+		"cut element":        {"[{\"a\":1},\n{\"b\"", `1:{"a":1}`, "in: the array is not closed"},
 		"not JSON":           {"[{\"a\":1},\n{b}]", `1:{"a":1}`, "in: element 2 of the array: invalid character 'b' "},
-		"two arrays":         {"[{\"a\":1}]\n[]", `1:{"a":1}`, "in:1: something follows the array"},
-		"large line":         {"x\n" + big, `1:x`, "in:2: the line is over 1 MiB"},
-		"large element":      {"[1,\n" + big + "]", `1:1`, "in:2: the element is over 1 MiB"},
+		"two arrays":         {"[{\"a\":1}]\n[]", `1:{"a":1}`, "in:1: there is text after the array"},
+		"large line":         {"x\n" + big, `1:x`, "in:2: the line is larger than 1 MiB"},
+		"large element":      {"[1,\n" + big + "]", `1:1`, "in:2: the element is larger than 1 MiB"},
 		"a comma at the end": {"[1,\n]", "1:1", "in: element 2 of the array: invalid character ']' "},
 	} {
 		readers := []io.Reader{strings.NewReader(x.in)}

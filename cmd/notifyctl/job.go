@@ -21,22 +21,23 @@ func jobFields(p *program, j *api.Job) term.Table {
 	t := term.Table{
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
 		{"context", j.Context}, {"reason", j.Reason}, {"plan", j.Digest}, {"filter", string(filter)},
-		{"position", fmt.Sprintf("%s of %s", count(j.Position), count(j.Planned))}, {"done", count(j.Done)}, {"skipped", skipped(j.Skipped)},
+		{"position", fmt.Sprintf("%s of %s", count(j.Position), count(j.Planned))}, {"done", count(j.Done)}, {"skipped", countsOrEmpty(j.Skipped)},
 		{"exhausted", count(j.Exhaust)}, {"failed", count(j.Failed)},
 	}
 	if j.Kind == "replay" {
 		t = append(t, []string{"outcomes", j.Outcomes.Text(count[int])},
-			[]string{"rate", fmt.Sprintf("asked %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)})
+			[]string{"rate", fmt.Sprintf("set %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)})
 	}
-	return append(t, []string{"created", p.when(time.UnixMilli(j.Created))}, []string{"updated", p.when(time.UnixMilli(j.Updated))})
+	return append(t, []string{"created", p.timeText(time.UnixMilli(j.Created))}, []string{"updated", p.timeText(time.UnixMilli(j.Updated))})
 }
 
 func newJob(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "job", Short: "Watch and steer operators' jobs: replay, discard, export, reconcile",
-		Long: `Jobs run on the server; a client only watches. They go on after a restart where
-they were. States: waiting (for approval), running, paused (by an operator), stopped
-(by its own guard; why says so), failed, done, cancelled.`,
+		Use: "job", Short: "Watch and control operators' jobs: replay, discard, export, reconcile",
+		Long: `Jobs run on the server; a client only watches them. After a restart of the server they
+continue where they were. States: waiting (for approval), running, paused (by an
+operator), stopped (by the job's own limits; the field why says which), failed, done,
+cancelled.`,
 	}
 	c.AddCommand(newListing(p, &cobra.Command{Short: "List jobs, newest first"}, &listing[api.Job]{
 		once: true,
@@ -45,12 +46,12 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 			return out, err
 		},
 		columns: columns[api.Job]{head: "JOB  KIND  STATE  POSITION  PLANNED  DONE  BY  CREATED  WHY", row: func(j *api.Job) []string {
-			return []string{j.ID, j.Kind, j.State, count(j.Position), count(j.Planned), count(j.Done), j.By, p.when(time.UnixMilli(j.Created)), j.Why}
+			return []string{j.ID, j.Kind, j.State, count(j.Position), count(j.Planned), count(j.Done), j.By, p.timeText(time.UnixMilli(j.Created)), j.Why}
 		}},
-	}), newGet(p, &cobra.Command{Use: "show JOB", Short: "Show a job", Args: term.Exact("a job")}, (*api.Client).Job, bind(p, jobFields)), &cobra.Command{
+	}), newShowCommand(p, &cobra.Command{Use: "show JOB", Short: "Show a job", Args: term.Exact("a job")}, (*api.Client).Job, withProgram(p, jobFields)), &cobra.Command{
 		Use: "watch JOB", Short: "Wait for a job; Ctrl-C pauses it", Args: term.Exact("a job"),
 		RunE: func(c *cobra.Command, args []string) error {
-			_, cl, err := p.operator("")
+			_, cl, err := p.operatorClient("")
 			if err != nil {
 				return err
 			}
@@ -58,28 +59,28 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 			if err != nil {
 				return err
 			}
-			return follow(c.Context(), p, cl, j, false, "")
+			return followJob(c.Context(), p, cl, j, false, "")
 		},
 	}, &cobra.Command{
 		Use: "report JOB", Short: "Write a job's report as JSON lines: what was not done, and why", Args: term.Exact("a job"),
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, args []string) error {
 			return cl.JobReport(ctx, args[0], func(l json.RawMessage) error {
 				return p.printer().Line(l, func() string { return term.Clean(string(l)) })
 			})
 		}),
 	})
 	for verb, short := range map[string]string{
-		"pause": "Pause a job behind its batch", "resume": "Go on with a paused, stopped or failed job",
-		"cancel": "End a job for good", "approve": "Let a job begin that another operator made",
+		"pause": "Pause a job after its current batch", "resume": "Continue a paused, stopped or failed job",
+		"cancel": "End a job for good", "approve": "Approve a job that another operator created",
 	} {
 		cmd := &cobra.Command{Use: verb + " JOB", Short: short, Args: term.Exact("a job")}
 		reason := reasonFlag(cmd)
 		cmd.RunE = func(c *cobra.Command, args []string) error {
 			d := changes
 			if verb == "cancel" {
-				d = undone
+				d = confirmAlways
 			}
-			return change(p, d, verb+" job "+args[0], *reason, func(cl *api.Client) (api.Job, error) {
+			return confirmAndChange(p, d, verb+" job "+args[0], *reason, func(cl *api.Client) (api.Job, error) {
 				return cl.ChangeJob(c.Context(), args[0], verb)
 			}, func(j *api.Job) error { return p.printer().Record(j, jobFields(p, j)) })
 		}
@@ -88,10 +89,10 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 	return c
 }
 
-// begin asks the server for a job. A Ctrl-C does not cut that: nobody would know
-// whether the job was started. follow then pauses it.
-func begin(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, error) {
-	late, stop := outlive(ctx, lastWord)
+// startJob starts a job on the server. Ctrl-C does not interrupt the request, because it would
+// then be unknown whether the job was started. followJob pauses it afterwards.
+func startJob(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, error) {
+	late, stop := outliveContext(ctx, finalRequestTime)
 	defer stop()
 	job, err := cl.StartJob(late, r)
 	if err != nil && late.Err() != nil {
@@ -100,12 +101,11 @@ func begin(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, erro
 	return job, err
 }
 
-// lastWord is how long the server may take to hear what a Ctrl-C leaves to say. The
-// next Ctrl-C ends that too.
-const lastWord = 30 * time.Second
+// finalRequestTime is how long a request after Ctrl-C may take. Another Ctrl-C ends it too.
+const finalRequestTime = 30 * time.Second
 
-// outlive returns a context that ends some time after ctx.
-func outlive(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+// outliveContext returns a context that ends a time of by after ctx.
+func outliveContext(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
 	late, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		t := time.NewTimer(by)
@@ -119,19 +119,19 @@ func outlive(ctx context.Context, by time.Duration) (context.Context, context.Ca
 	return late, func() { stop(); end() }
 }
 
-// follow waits for a job unless it is detached. Ctrl-C pauses it, and says how to
-// go on.
-func follow(ctx context.Context, p *program, cl *api.Client, job api.Job, detach bool, report string) error {
+// followJob waits until a job stops running, unless detach is set. Ctrl-C pauses the job and
+// prints how to continue it.
+func followJob(ctx context.Context, p *program, cl *api.Client, job api.Job, detach bool, report string) error {
 	if detach {
 		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
 		return p.printer().Record(job, jobFields(p, &job))
 	}
-	bar := p.progress(job.Kind, int64(job.Planned))
-	for !over(&job) {
+	bar := p.startProgress(job.Kind, int64(job.Planned))
+	for !jobNotRunning(&job) {
 		bar.set(int64(job.Position))
 		if !notify.Sleep(ctx, 300*time.Millisecond) {
 			bar.end()
-			return leave(ctx, p, cl, &job)
+			return pauseInterruptedJob(ctx, p, cl, &job)
 		}
 		now, err := cl.Job(ctx, job.ID)
 		if err != nil {
@@ -150,19 +150,19 @@ func follow(ctx context.Context, p *program, cl *api.Client, job api.Job, detach
 			return err
 		}
 	}
-	return sumUp(p, &job)
+	return printJobSummary(p, &job)
 }
 
-// over reports whether a job has ended or waits for an operator.
-func over(j *api.Job) bool { return j.State != "running" }
+// jobNotRunning reports whether a job has ended or waits for an operator.
+func jobNotRunning(j *api.Job) bool { return j.State != "running" }
 
-// leave pauses the job: the server would go on without us.
-func leave(ctx context.Context, p *program, cl *api.Client, job *api.Job) error {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+// pauseInterruptedJob pauses the job, because the server would otherwise continue it.
+func pauseInterruptedJob(ctx context.Context, p *program, cl *api.Client, job *api.Job) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), finalRequestTime)
 	defer stop()
 	now, err := cl.ChangeJob(ctx, job.ID, "pause")
 	if err != nil {
-		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused, and goes on: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
+		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused and keeps running: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
 	}
 	return &term.Error{
 		Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s is paused at %s of %s", now.ID, count(now.Position), count(now.Planned)),
@@ -183,9 +183,9 @@ func writeReport(ctx context.Context, cl *api.Client, id, name string) (err erro
 	return errors.Join(err, w.Flush(), f.Close())
 }
 
-// sumUp writes the last line, which sums to the plan, and turns the state into an
-// exit code.
-func sumUp(p *program, j *api.Job) error {
+// printJobSummary prints the last line, whose counts add up to the plan, and turns the state of
+// the job into an exit code.
+func printJobSummary(p *program, j *api.Job) error {
 	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
 	of := "="
 	if j.Position < j.Planned {
@@ -196,10 +196,10 @@ func sumUp(p *program, j *api.Job) error {
 		return err
 	}
 	if len(j.Skipped) > 0 {
-		p.note("skipped: %s", sums(j.Skipped))
+		p.note("skipped: %s", countsText(j.Skipped))
 	}
 	if j.Kind == "replay" && j.ID != "" {
-		p.note("outcomes: %s; asked %g/s, sent %.1f/s", j.Outcomes.Text(count[int]), j.Spec.Rate, j.Reached)
+		p.note("outcomes: %s; rate: set %g/s, sent %.1f/s", j.Outcomes.Text(count[int]), j.Spec.Rate, j.Reached)
 	}
 	if j.ID != "" {
 		p.note("job %s", j.ID)
@@ -212,7 +212,7 @@ func sumUp(p *program, j *api.Job) error {
 	case "paused":
 		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
 	case "waiting":
-		return &term.Error{Exit: term.ExitPending, Err: errors.New("another operator must approve it"), Next: []string{"notifyctl job approve " + j.ID}}
+		return &term.Error{Exit: term.ExitPending, Err: errors.New("another operator must approve the job"), Next: []string{"notifyctl job approve " + j.ID}}
 	case "cancelled":
 		return term.Exitf(term.ExitError, "cancelled %s", j.Why)
 	}

@@ -15,10 +15,11 @@ import (
 
 func newLane(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "lane", Short: "Look at lanes, pause them and let them go on",
-		Long: `A lane is a channel's workers: push, sms, email, and each with -bulk. A paused one
-claims and calls nothing; what is in flight ends, and the log keeps the rest, in order.
-What has a deadline expires at it. A pause holds across restarts, until resume.`,
+		Use: "lane", Short: "List lanes, pause and resume them",
+		Long: `A lane is a channel's workers: push, sms, email, and each with -bulk. A paused lane
+claims nothing and calls no provider. Calls in flight end, and the log keeps the rest in
+order. Notifications with a deadline expire at it. A pause survives restarts, until
+resume.`,
 	}
 	cols := columns[api.Lane]{head: "LANE  STATE  SINCE  BY  LAG  IN FLIGHT  WHY", row: func(l *api.Lane) []string {
 		state, why := "open", l.Stands
@@ -28,20 +29,20 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 		if l.Paused {
 			state, why = "paused", l.Reason
 		}
-		return []string{l.Name, state, p.whenever(l.Since), l.By, count(l.Lag), count(l.InFlight), why}
+		return []string{l.Name, state, p.optionalTimeText(l.Since), l.By, count(l.Lag), count(l.InFlight), why}
 	}}
-	c.AddCommand(newListing(p, &cobra.Command{Short: "List lanes"}, &listing[api.Lane]{columns: cols, get: all((*api.Client).Lanes), whole: true}))
+	c.AddCommand(newListing(p, &cobra.Command{Short: "List lanes"}, &listing[api.Lane]{columns: cols, get: wholeList((*api.Client).Lanes), whole: true}))
 	set := func(verb, short string, paused bool) *cobra.Command {
 		one := &cobra.Command{Use: verb + " LANE", Short: short, Args: term.Exact("a lane, such as push-bulk")}
 		reason := reasonFlag(one)
 		one.RunE = func(c *cobra.Command, args []string) error {
-			return change(p, changes, verb+" lane "+args[0], *reason, func(cl *api.Client) (api.Lane, error) {
+			return confirmAndChange(p, changes, verb+" lane "+args[0], *reason, func(cl *api.Client) (api.Lane, error) {
 				return cl.SetLane(c.Context(), args[0], paused, *reason)
 			}, func(l *api.Lane) error { return p.printer().Print(l, cols.table([]api.Lane{*l})) })
 		}
 		return one
 	}
-	c.AddCommand(set("pause", "Claim nothing more of a lane until it is resumed", true), set("resume", "Let a lane go on", false))
+	c.AddCommand(set("pause", "Pause a lane until it is resumed", true), set("resume", "Continue a paused lane", false))
 	return c
 }
 
@@ -59,12 +60,12 @@ func newRates(p *program) *cobra.Command {
 		return []string{r.What, n(r.Accepted), n(r.Reached), n(r.Failed), n(r.Other)}
 	}}
 	return &cobra.Command{
-		Use: "rates", Short: "Show what the servers do per second, and how late what is due comes", Args: cobra.NoArgs,
+		Use: "rates", Short: "Show rates per second, and the lateness of timers and triggers", Args: cobra.NoArgs,
 		Long: `rates shows the last minute: receivers and triggers accepted, reached and failed per
-second, and the lateness of timers and triggers. With several processes it shows all of
-them together, then what each one did, as it told within the last seconds. Scope observe.
-Metrics (/metrics) have the rest.`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+second, and the lateness of timers and triggers. With several processes it shows the
+total, then the figures that each process published within the last seconds. It needs
+the scope observe. /metrics has more figures.`,
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, _ []string) error {
 			r, err := cl.Rates(ctx)
 			if err != nil {
 				return err
@@ -103,20 +104,20 @@ Metrics (/metrics) have the rest.`,
 			}
 			for _, l := range r.Late {
 				if l.N > 0 {
-					p.note("%s %ss: half at most %s late, 99%% at most %s", count(int(l.N)), l.What, seconds(l.P50), seconds(l.P99))
+					p.note("%s %ss: half were at most %s late, 99%% at most %s", count(int(l.N)), l.What, secondsText(l.P50), secondsText(l.P99))
 				}
 			}
-			p.absent(absent)
+			p.noteMissing(absent)
 			return nil
 		}),
 	}
 }
 
-func seconds(s float64) string { return time.Duration(s * float64(time.Second)).String() }
+func secondsText(s float64) string { return time.Duration(s * float64(time.Second)).String() }
 
-// waits returns the cells of a table: how many receivers are deferred, how long ago
-// the oldest was accepted, when the next one goes on, and why.
-func waits(l *api.GroupLag, now time.Time) []string {
+// deferredCells returns the cells of a table: how many receivers are deferred, how long ago the
+// oldest was accepted, when the next attempt is, and why.
+func deferredCells(l *api.GroupLag, now time.Time) []string {
 	if l.Deferred == nil {
 		return []string{"?", "", "", ""}
 	}
@@ -148,18 +149,18 @@ func newLag(p *program) *cobra.Command {
 		if l.LanePaused {
 			paused = "lane"
 		}
-		return append([]string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused}, waits(l, p.now())...)
+		return append([]string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused}, deferredCells(l, p.now())...)
 	}}
 	return &cobra.Command{
-		Use: "lag", Short: "Show how far each consumer group is behind (scope operate)", Args: cobra.NoArgs,
-		Long: `Show how far each consumer group is behind, and what is deferred.
+		Use: "lag", Short: "Show the lag of each consumer group (scope operate)", Args: cobra.NoArgs,
+		Long: `lag shows how far each consumer group is behind its topic, and what is deferred.
 
 BEHIND and IN FLIGHT are records of the log. DEFERRED is receivers that wait in the
 timer store for a later attempt: a retry, quiet hours, an open circuit, a blocked
-account. They come to the topic again at their time. With servers, PARTITIONS OF says
-which processes work on the topic's partitions, and on how many. A ? means that the process that
-answered does not count them: one of the role operator does.`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+account. At that time they return to the topic. With several processes, PARTITIONS OF
+shows which process works on how many of the topic's partitions. A ? means that the
+process that answered does not count deferred receivers: ask one of the role operator.`,
+		RunE: p.withClient(func(ctx context.Context, cl *api.Client, _ []string) error {
 			ls, err := cl.Lag(ctx)
 			if err != nil {
 				return err

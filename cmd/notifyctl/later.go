@@ -11,35 +11,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/humantime"
 )
 
-// laterOptions say when something is to happen.
+// laterOptions are the flags that say when something happens.
 type laterOptions struct{ at, in, zone string }
 
 func (o *laterOptions) add(f *pflag.FlagSet) {
-	f.StringVar(&o.at, "at", "", "when: RFC 3339, '2026-03-01 09:00', 'tomorrow 09:00', 'monday 9am', 'in 2 days'")
-	f.StringVar(&o.in, "in", "", "when, from now on: 10m, 1h30m, '2 days 4 hours'")
+	f.StringVar(&o.at, "at", "", "time: RFC 3339, '2026-03-01 09:00', 'tomorrow 09:00', 'monday 9am', 'in 2 days'")
+	f.StringVar(&o.in, "in", "", "delay from now: 10m, 1h30m, '2 days 4 hours'")
 	f.StringVar(&o.zone, "tz", "", "time zone of --at, e.g. Europe/Berlin; default: this machine's")
 }
 
 func (o *laterOptions) given() bool { return o.at != "" || o.in != "" }
 
-// grace is how far back "now" may lie: clocks differ, and a script takes a moment
-// between asking for the time and using it.
+// grace is how far in the past --at may be: clocks differ, and a script takes a moment between
+// reading the time and using it.
 const grace = time.Minute
 
-// future is resolve for what is to happen: a moment that has passed is a mistake
-// and refused, unless the command is a repetition, which began before it.
-func (o *laterOptions) future(now time.Time, repeated bool) (*time.Time, error) {
+// resolveFuture resolves the time and rejects one that has passed, because that is a mistake. A
+// repeated command may name a passed time: its first run was before it.
+func (o *laterOptions) resolveFuture(now time.Time, repeated bool) (*time.Time, error) {
 	t, err := o.resolve(now)
 	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {
 		return t, err
 	}
 	return nil, &term.Error{
-		Exit: term.ExitUsage, Err: fmt.Errorf("--at %s has passed, %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
-		Next: []string{"another time, or --at now"},
+		Exit: term.ExitUsage, Err: fmt.Errorf("--at %s passed %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
+		Next: []string{"give a later time, or --at now"},
 	}
 }
 
-// location is the zone in which times are meant.
+// location returns the time zone of the flags.
 func (o *laterOptions) location() (*time.Location, error) {
 	if o.zone == "" {
 		return time.Local, nil
@@ -51,9 +51,9 @@ func (o *laterOptions) location() (*time.Location, error) {
 	return loc, nil
 }
 
-// moment reads a time of a flag. It is never earlier than what was written: the
-// API knows milliseconds.
-func (o *laterOptions) moment(flag, text string, now time.Time) (*time.Time, error) {
+// parseMoment parses the time of a flag. It rounds up to the API's milliseconds, so that the
+// result is never earlier than what was written.
+func (o *laterOptions) parseMoment(flag, text string, now time.Time) (*time.Time, error) {
 	loc, err := o.location()
 	if err != nil {
 		return nil, err
@@ -72,32 +72,32 @@ func (o *laterOptions) moment(flag, text string, now time.Time) (*time.Time, err
 	return &t, nil
 }
 
-// resolve returns the moment; nil where none was given.
+// resolve returns the time of the flags. It returns nil if they give none.
 func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
 	if _, err := o.location(); err != nil {
 		return nil, err
 	}
 	switch {
 	case o.at != "" && o.in != "":
-		return nil, term.Usage("--at and --in are two ways to say when; give one")
+		return nil, term.Usage("--at and --in both give the time; use one of them")
 	case o.in != "":
 		d, err := humantime.ParseDelay("--in", strings.TrimPrefix(o.in, "+"))
 		if err != nil {
 			return nil, err
 		}
-		return o.moment("--in", now.Add(d).UTC().Format(time.RFC3339Nano), now)
+		return o.parseMoment("--in", now.Add(d).UTC().Format(time.RFC3339Nano), now)
 	case o.at != "":
-		return o.moment("--at", o.at, now)
+		return o.parseMoment("--at", o.at, now)
 	}
 	return nil, nil
 }
 
-// echo says which instant was understood: what was written in a zone of one's
-// own is checked by reading it in two.
-func (o *laterOptions) echo(p *program, t time.Time) {
+// printDue prints which instant was understood, in UTC and in the zone of the flags, so that the
+// person can check it.
+func (o *laterOptions) printDue(p *program, t time.Time) {
 	loc, err := o.location()
 	if err != nil {
-		loc = time.Local // it was read before: cannot be
+		loc = time.Local // cannot happen: the zone was parsed before
 	}
 	local := ""
 	if s := t.In(loc).Format("Mon 2006-01-02 15:04:05 MST"); loc != time.UTC {
@@ -108,7 +108,7 @@ func (o *laterOptions) echo(p *program, t time.Time) {
 	case o.at == "now":
 		how = "at once"
 	case !t.After(p.now()):
-		how = "which has passed: at once"
+		how = "which has passed, so at once"
 	}
 	p.note("due %s%s, %s", t.UTC().Format("2006-01-02T15:04:05.000Z"), local, how)
 }

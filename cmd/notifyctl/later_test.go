@@ -39,7 +39,7 @@ func TestLater(t *testing.T) {
 	f(laterOptions{at: "in 1 day", zone: "Europe/Berlin"}, "2026-03-02T09:00:00.124Z")
 	f(laterOptions{at: "tomorrow 09:00", zone: "Europe/Berlin"}, "2026-03-02T08:00:00Z")
 	f(laterOptions{at: "2026-03-02T08:00:00+01:00", zone: "Asia/Tokyo"}, "2026-03-02T07:00:00Z")
-	f(laterOptions{at: "now", in: "1m"}, "give one")
+	f(laterOptions{at: "now", in: "1m"}, "use one of them")
 	f(laterOptions{at: "soon"}, "--at")
 	f(laterOptions{in: "tomorrow"}, "--in")
 	f(laterOptions{in: "1m", zone: "Mars/Base"}, "--tz")

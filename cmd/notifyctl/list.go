@@ -15,10 +15,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// columns say how a list is shown as a table.
+// columns describe the table of a list.
 type columns[T any] struct {
 	head     string   // the headers, two spaces or more between them
-	optional []string // headers of columns that are left out, the first named first, where the terminal is narrow
+	optional []string // headers of the columns that a narrow terminal omits, in the order in which they go
 	row      func(*T) []string
 }
 
@@ -33,8 +33,8 @@ func (c *columns[T]) table(list []T) term.Table {
 	return t
 }
 
-// printList writes a list for people as a table, in jsonl a line for each item, and else
-// whole, which holds the items.
+// printList prints a list: a table for people, one line per item in jsonl, and otherwise whole,
+// the value that holds the items.
 func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	pr := p.printer()
 	pr.Optional = c.optional
@@ -44,18 +44,18 @@ func printList[T any](p *program, whole any, items []T, c *columns[T]) error {
 	return pr.Print(whole, c.table(items))
 }
 
-// listing is a command that lists.
+// listing describes a command that lists.
 type listing[T any] struct {
 	columns[T]
 	// get returns at most n items behind a cursor.
 	get func(ctx context.Context, cl *api.Client, after string, n int) (api.List[T], error)
-	// process returns whose an item is; nil: items are of no process.
+	// process returns the process of an item; nil: items belong to no process.
 	process func(*T) string
-	whole   bool // get returns all there are: there is no --limit, and no --cursor
-	once    bool // get returns the latest n, and no cursor
+	whole   bool // get returns all items: the command has no --limit and no --cursor
+	once    bool // get returns the latest n items and no cursor: there is no --cursor
 }
 
-// newListing completes c, which has the flags that filter, to a command that lists.
+// newListing completes c, which has the flags of the filter, to a command that lists.
 func newListing[T any](p *program, c *cobra.Command, l *listing[T]) *cobra.Command {
 	if c.Use == "" {
 		c.Use, c.Args = "ls", cobra.NoArgs
@@ -67,7 +67,7 @@ func newListing[T any](p *program, c *cobra.Command, l *listing[T]) *cobra.Comma
 	if !l.whole {
 		c.Flags().IntVar(&limit, "limit", 50, "how many at most")
 		if !l.once {
-			c.Flags().StringVar(&cursor, "cursor", "", "go on where an earlier list ended")
+			c.Flags().StringVar(&cursor, "cursor", "", "continue where an earlier list ended")
 		}
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error { return l.print(c.Context(), p, limit, cursor) }
@@ -80,7 +80,7 @@ const maxPage = 1000
 // print reads a list page by page and prints it as one.
 func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor string) error {
 	if limit < 1 {
-		return term.Usage("--limit %d: it is above 0", limit)
+		return term.Usage("--limit %d must be above 0", limit)
 	}
 	cl, err := p.client()
 	if err != nil {
@@ -101,15 +101,15 @@ func (l *listing[T]) print(ctx context.Context, p *program, limit int, cursor st
 	if err := printList(p, out, out.Items, &cols); err != nil {
 		return err
 	}
-	p.more(len(out.Items), out.Cursor)
-	p.absent(out.Missing)
+	p.noteNextPage(len(out.Items), out.Cursor)
+	p.noteMissing(out.Missing)
 	if slices.Contains(out.Omits, api.OmitsFanouts) {
-		p.note("fan-outs are left out: the server keeps no row by user for their receivers (cassandra.every_receiver)")
+		p.note("fan-outs are not listed: the server stores no row per user for their receivers (cassandra.every_receiver)")
 	}
 	return nil
 }
 
-// addProcess adds the column PROCESS in front, if an item names its process.
+// addProcess adds the column PROCESS in front if any item has a process.
 func (c *columns[T]) addProcess(items []T, of func(*T) string) {
 	if !slices.ContainsFunc(items, func(v T) bool { return of(&v) != "" }) {
 		return
@@ -118,21 +118,21 @@ func (c *columns[T]) addProcess(items []T, of func(*T) string) {
 	c.head, c.row = "PROCESS  "+c.head, func(v *T) []string { return append([]string{of(v)}, row(v)...) }
 }
 
-// absent says which processes did not answer.
-func (p *program) absent(ps []api.Process) {
+// noteMissing prints which processes did not answer.
+func (p *program) noteMissing(ps []api.Process) {
 	for i := range ps {
 		p.note("%s", term.Clean(ps[i].Absence()))
 	}
 }
 
-// all makes a get of a call that returns everything.
-func all[T any](get func(*api.Client, context.Context) (api.List[T], error)) func(context.Context, *api.Client, string, int) (api.List[T], error) {
+// wholeList makes a listing's get of a call that returns all items.
+func wholeList[T any](get func(*api.Client, context.Context) (api.List[T], error)) func(context.Context, *api.Client, string, int) (api.List[T], error) {
 	return func(ctx context.Context, cl *api.Client, _ string, _ int) (api.List[T], error) { return get(cl, ctx) }
 }
 
-// newGet completes c to a command that shows what its argument names.
-func newGet[T any](p *program, c *cobra.Command, get func(*api.Client, context.Context, string) (T, error), fields func(*T) term.Table) *cobra.Command {
-	c.RunE = p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+// newShowCommand completes c to a command that shows the item named by its argument.
+func newShowCommand[T any](p *program, c *cobra.Command, get func(*api.Client, context.Context, string) (T, error), fields func(*T) term.Table) *cobra.Command {
+	c.RunE = p.withClient(func(ctx context.Context, cl *api.Client, args []string) error {
 		v, err := get(cl, ctx, args[0])
 		if err != nil {
 			return err
@@ -142,10 +142,10 @@ func newGet[T any](p *program, c *cobra.Command, get func(*api.Client, context.C
 	return c
 }
 
-// change makes a change once the person agrees to it, and prints what became of it. what
-// says it in words, reason is for the audit log.
-func change[T any](p *program, d danger, what, reason string, do func(*api.Client) (T, error), show func(*T) error) error {
-	cl, err := p.confirmed(d, what, reason)
+// confirmAndChange makes a change once the person has confirmed it, and prints the result. what
+// describes the change; reason goes into the audit log.
+func confirmAndChange[T any](p *program, d confirmLevel, what, reason string, do func(*api.Client) (T, error), show func(*T) error) error {
+	cl, err := p.confirmedClient(d, what, reason)
 	if err != nil {
 		return err
 	}
@@ -161,18 +161,17 @@ func reasonFlag(c *cobra.Command) *string {
 	return c.Flags().String("reason", "", "why; kept in the audit log")
 }
 
-// more says how to get the next page: the command as it was given, and a cursor.
-func (p *program) more(n int, cursor string) {
+// noteNextPage prints the command for the next page: the given command with a cursor.
+func (p *program) noteNextPage(n int, cursor string) {
 	switch {
 	case n == 0:
 		p.note("none")
 	case cursor != "":
-		p.note("there are more: %s --cursor %s", givenLine(p.running, p.args), term.Quote(cursor))
+		p.note("for the next page: %s --cursor %s", givenLine(p.running, p.args), term.Quote(cursor))
 	}
 }
 
-// givenLine writes a command line for a shell, with its arguments and the flags that were
-// given, but for --cursor.
+// givenLine returns a command line with its arguments and given flags, without --cursor.
 func givenLine(c *cobra.Command, args []string) string {
 	words := []string{c.CommandPath()}
 	for _, a := range args {
@@ -205,17 +204,17 @@ func newList(p *program) *cobra.Command {
 	var since, until string
 	c := newListing(p, &cobra.Command{
 		Use: "ls [USER]", Short: "List what was sent, newest first", Args: cobra.MaximumNArgs(1),
-		Long: `ls lists the notifications of a user, or of all users: those of the token's caller, and
-with the scope observe or operate those of every caller. What waits for its time is in
-"notifyctl schedule ls". A server whose history is in Cassandra lists one user at a
-time.`,
+		Long: `ls lists the notifications of one user or of all users. It shows those of the token's
+caller, or of every caller with the scope observe or operate. Scheduled notifications
+are in "notifyctl schedule ls". A server that keeps its history in Cassandra lists one
+user at a time.`,
 		Example: `  notifyctl ls ann
   notifyctl ls --status FAILED --since 10m
   notifyctl ls --caller shop --channel sms --template t1 --since yesterday -o jsonl --limit 1000`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if q.User != "" && q.User != args[0] {
-					return term.Usage("--user %q and %q: one user at a time", q.User, args[0])
+					return term.Usage("--user %q and argument %q: give one user", q.User, args[0])
 				}
 				q.User = args[0]
 			}
@@ -226,7 +225,7 @@ time.`,
 			if q.Status, err = checkState(q.Status); err != nil {
 				return err
 			}
-			q.Since, q.Until, err = p.window(since, until)
+			q.Since, q.Until, err = p.parsePeriod(since, until)
 			return err
 		},
 	}, &listing[api.Status]{
@@ -238,20 +237,20 @@ time.`,
 			head:     "NOTIFICATION  STATUS  CHANNEL  CATEGORY  USER  CALLER  ACCEPTED  CODE",
 			optional: []string{"CATEGORY", "CALLER", "CHANNEL", "USER"},
 			row: func(s *api.Status) []string {
-				return []string{s.NotificationID, s.Status, s.Channel, s.Category, s.UserID, s.Caller, p.when(s.AcceptedAt), s.Code}
+				return []string{s.NotificationID, s.Status, s.Channel, s.Category, s.UserID, s.Caller, p.timeText(s.AcceptedAt), s.Code}
 			},
 		},
 	})
 	f := c.Flags()
-	f.StringVar(&q.User, "user", "", "the user, as the argument")
+	f.StringVar(&q.User, "user", "", "the user; the same as the argument")
 	f.StringVar(&q.Channel, "channel", "", "only this channel: push, sms, email")
-	f.StringVar(&q.Status, "status", "", "only what stands so now, e.g. DELIVERED, FAILED, DEFERRED")
-	f.StringVar(&q.Code, "code", "", "only this code, e.g. twilio_21211; notifyctl explain tells what codes mean")
-	f.StringVar(&q.Caller, "caller", "", "only this caller's; for operators")
+	f.StringVar(&q.Status, "status", "", "only notifications in this state now, e.g. DELIVERED, FAILED, DEFERRED")
+	f.StringVar(&q.Code, "code", "", "only this code, e.g. twilio_21211; notifyctl explain says what codes mean")
+	f.StringVar(&q.Caller, "caller", "", "only this caller's (operators)")
 	f.StringVar(&q.Template, "template", "", "only this template")
 	f.StringVar(&q.Campaign, "campaign", "", "only this campaign")
-	f.StringVar(&since, "since", "", "accepted at or after: a time, a distance such as 2h, or yesterday, 'today 09:00'")
-	f.StringVar(&until, "until", "", "accepted before")
+	f.StringVar(&since, "since", "", "accepted at or after this time: RFC 3339, 2h (ago), yesterday, 'today 09:00'")
+	f.StringVar(&until, "until", "", "accepted before this time")
 	complete(c, "channel", channelNames())
 	complete(c, "status", stateNames())
 	return c
@@ -264,11 +263,11 @@ func stateNames() (names []string) {
 	return names
 }
 
-// window resolves --since and --until once: what is shown and done is the same. An
-// empty one is the zero time.
-func (p *program) window(since, until string) (from, to time.Time, err error) {
+// parsePeriod resolves --since and --until once, so that what is shown and what is done agree. An
+// empty flag gives the zero time.
+func (p *program) parsePeriod(since, until string) (from, to time.Time, err error) {
 	if since != "" {
-		if d, bare := parseSpan(since); bare == nil { // as kubectl and journalctl have it
+		if d, bare := parseSpan(since); bare == nil { // "2h" means 2h ago, as in kubectl and journalctl
 			from = p.now().Add(-d)
 		} else if from, err = parseTime(since, p.now()); err != nil {
 			return from, to, term.Usage("--since: %v", err)

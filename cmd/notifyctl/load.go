@@ -22,37 +22,37 @@ import (
 )
 
 type loadOptions struct {
-	rate     string
-	duration time.Duration
-	count    string
-	workers  int
-	seed     uint64
-	noCheck  bool
-	short    bool
-	scale    float64
-	segment  string
-	startAt  string
-	watch    watchOptions
-	control  controllerOptions
-	mode     string
-	notifyd  string
-	kafka    []string
-	noCal    bool
-	profile  string // file of the CPU profile
-	labels   map[string]string
-	given    func(flag string) bool // on the command line
-	grant    string                 // file of the token
-	valid    bool                   // --require-valid
-	again    bool                   // one of many runs: what each starts is not said
+	rate          string
+	duration      time.Duration
+	count         string
+	workers       int
+	seed          uint64
+	noCheck       bool
+	short         bool
+	scale         float64
+	segment       string
+	startAt       string
+	watch         watchOptions
+	control       controllerOptions
+	mode          string
+	notifyd       string
+	kafka         []string
+	noCalibration bool
+	profile       string // --cpu-profile: a file
+	labels        map[string]string
+	flagGiven     func(flag string) bool // reports whether the flag is on the command line
+	grant         string                 // --grant: a file with the token
+	requireValid  bool                   // --require-valid
+	repeatedTrial bool                   // one of many trials: the notes of each start are left out
 }
 
 func newLoad(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "load", Short: "Drive a server with load and measure it",
-		Long: `load offers an open-loop load: when a message is due does not depend on the server,
-and latency counts from then. It checks every accepted id against the ledger of the
-simulated providers, where there are some, and says whether the figures are the
-server's or the generator's.`,
+		Long: `load sends an open-loop load: the times at which messages are due do not depend on the
+server, and latency counts from those times. With simulated providers, it checks every
+accepted id against their ledger. It says whether the figures show the limits of the
+server or of the load generator.`,
 	}
 	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p), newLoadAgent(p), newLoadRecord(p))
 	c.AddCommand(loadRuns(p)...)
@@ -62,20 +62,20 @@ server's or the generator's.`,
 
 func (o *loadOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	o.given = f.Changed
+	o.flagGiven = f.Changed
 	f.StringVar(&o.rate, "rate", "", "messages per second of every step, instead of the scenario's, e.g. 50k")
-	f.DurationVar(&o.duration, "duration", 0, "length of every phase but warm-ups, instead of the scenario's")
-	f.StringVar(&o.count, "count", "", "how many messages of every step, instead of the scenario's")
-	f.IntVar(&o.workers, "workers", 0, "requests at a time of every step, instead of the scenario's")
+	f.DurationVar(&o.duration, "duration", 0, "length of every phase except warm-ups, instead of the scenario's")
+	f.StringVar(&o.count, "count", "", "number of messages of every step, instead of the scenario's")
+	f.IntVar(&o.workers, "workers", 0, "concurrent requests of every step, instead of the scenario's")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the data, instead of the scenario's")
-	f.BoolVar(&o.noCheck, "no-check", false, "do not wait for delivery and do not ask the ledger")
-	f.BoolVar(&o.short, "short", false, "the scenario's short form: to see that it works, not to measure")
-	f.Float64Var(&o.scale, "scale", 1, "factor of all rates and counts")
+	f.BoolVar(&o.noCheck, "no-check", false, "do not wait for delivery and do not check the ledger")
+	f.BoolVar(&o.short, "short", false, "run the scenario's short form, which shows that it works but measures nothing")
+	f.Float64Var(&o.scale, "scale", 1, "multiply all rates and counts by this factor")
 	f.StringVar(&o.mode, "mode", "", "context, pipeline or process, instead of the scenario's server.mode")
-	f.StringVar(&o.notifyd, "notifyd", "", "program of mode process (default: notifyd beside notifyctl, or on the PATH)")
-	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka: HOST:PORT, loopback only, or unix:FILE, kafka.sock in the data folder of notifyd")
+	f.StringVar(&o.notifyd, "notifyd", "", "program to start in mode process (default: notifyd beside notifyctl, or on the PATH)")
+	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka: HOST:PORT on loopback, or unix:FILE (kafka.sock in the data folder of notifyd)")
 	f.StringVar(&o.grant, "grant", "", "file with the token of a load grant (env NOTIFYCTL_LOAD_GRANT has the token itself)")
-	f.BoolVar(&o.noCal, "no-calibration", false, "do not measure the generator first")
+	f.BoolVar(&o.noCalibration, "no-calibration", false, "do not measure the load generator first")
 	complete(c, "mode", []string{"context", "pipeline", "process"})
 }
 
@@ -84,45 +84,48 @@ func newLoadRun(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "run SCENARIO.yaml", Short: "Run a scenario", Args: term.Exact("a scenario file"),
 		Long: `run sends a scenario's load, waits until it is delivered, and prints a summary: the
-rates accepted and delivered, percentiles of lag (the generator's own delay), service
-(the server's) and response (from when a message was due), and what the ledger says.
-In a terminal it shows the run on a live screen, of which ? lists the keys; elsewhere,
-and with --no-ui, it writes a line a second to standard error, with -o jsonl as JSON
-to standard output. Ctrl-C stops early and prints the figures so far; a second one
-ends at once. The run is kept: load ls, show, compare, merge and view find it.
+accepted and delivered rates, percentiles of lag (the generator's own delay), service
+(the server's time) and response (from the time a message was due), and the result of
+the ledger check.
 
-It exits 99 when a threshold of the scenario was missed or has no figure, 3 when something was lost,
-came twice, too early or unexpected, and 8 when something is still on its way after
-the scenario's drain: what waits for a provider is not lost.
+In a terminal, run shows a live screen; ? lists its keys. Otherwise, and with --no-ui,
+it writes a line per second to standard error, or with -o jsonl as JSON to standard
+output. Ctrl-C stops early and prints the figures so far; a second Ctrl-C ends at once.
+The run is kept for load ls, show, compare, merge and view.
 
-With server.mode pipeline notifyd runs inside this process, with mode process in one
-of its own, which faults may kill; neither needs a server that runs.
+It exits 99 if a threshold of the scenario was missed or has no figure, 3 if messages
+were lost, duplicated, early or unexpected, and 8 if messages still have no outcome
+after the scenario's drain: a message that waits for a provider is not lost.
 
-With --agents other processes, notifyctl load agent on other machines, send a segment
-of the load each. This one starts them together and judges what all of them measured.
+With server.mode pipeline, notifyd runs inside this process; with mode process, in a
+process of its own, which faults can kill. Neither mode needs a running server.
 
-Load goes to loopback addresses, and to a server that consented: see load grant.`,
+With --agents, other processes (notifyctl load agent, on other machines) send one
+segment of the load each. This process starts them together and judges the results of
+all of them.
+
+Load is only sent to loopback addresses, and to a server that consented: see load grant.`,
 		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json\n  notifyctl load run scenarios/steady.yaml --segment 1/4 --start-at 2030-01-01T00:00:00Z --out part1.json",
 		RunE:    func(c *cobra.Command, args []string) error { return runLoad(c.Context(), p, args[0], &o) },
 	}
 	o.add(c)
 	o.control.add(c)
 	f := c.Flags()
-	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
-	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
-	f.StringVar(&o.watch.out, "out", "", "write the result, with its histograms, to this file as JSON, too")
-	f.BoolVar(&o.valid, "require-valid", false, "exit 9 when the figures are not the server's: GENERATOR_BOUND, INCONCLUSIVE; those of SINK_BOUND and CONCURRENCY_BOUND are")
-	f.BoolVar(&o.watch.noUI, "no-ui", false, "a line a second instead of panels, also in a terminal")
+	f.StringVar(&o.segment, "segment", "", "i/n: send only segment i of n; notifyctl load merge adds the results")
+	f.StringVar(&o.startAt, "start-at", "", "start at this time (RFC 3339), so that all segments start together")
+	f.StringVar(&o.watch.out, "out", "", "also write the result, with its histograms, to this file as JSON")
+	f.BoolVar(&o.requireValid, "require-valid", false, "exit 9 if the figures do not show the server: verdict GENERATOR_BOUND or INCONCLUSIVE (SINK_BOUND and CONCURRENCY_BOUND do)")
+	f.BoolVar(&o.watch.noUI, "no-ui", false, "write a line per second instead of the live screen")
 	f.BoolVar(&o.watch.noKeep, "no-keep", false, "do not keep the run for load ls")
 	f.StringVar(&o.watch.metrics, "metrics", "", "serve the figures to Prometheus at this loopback address during the run")
-	f.StringVar(&o.profile, "cpu-profile", "", "write what this process spent its processors on to this file, for go tool pprof")
-	f.StringToStringVar(&o.labels, "label", nil, "key=value that the result carries")
+	f.StringVar(&o.profile, "cpu-profile", "", "write a CPU profile of this process to this file, for go tool pprof")
+	f.StringToStringVar(&o.labels, "label", nil, "key=value, stored in the result")
 	return c
 }
 
 func newLoadValidate(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "validate SCENARIO.yaml...", Short: "Check scenario files and say what they do",
+		Use: "validate SCENARIO.yaml...", Short: "Check scenario files and print what they do",
 		Args:    term.AtLeast(1, "scenario files"),
 		Example: "  notifyctl load validate scenarios/*.yaml",
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -138,15 +141,15 @@ func newLoadValidate(p *program) *cobra.Command {
 				if d := s.Length(); d > 0 {
 					length = term.Span(d)
 				}
-				fmt.Fprintf(p.out, "%s  %s, %s, %s\n", term.Clean(s.Name), length, number(len(s.Phases), "phase"), number(len(s.Thresholds), "threshold"))
+				fmt.Fprintf(p.out, "%s  %s, %s, %s\n", term.Clean(s.Name), length, plural(len(s.Phases), "phase"), plural(len(s.Thresholds), "threshold"))
 			}
 			return nil
 		},
 	}
 }
 
-// number writes 1 phase, 2 phases.
-func number(n int, of string) string {
+// plural returns "1 phase" or "2 phases".
+func plural(n int, of string) string {
 	if n == 1 {
 		return "1 " + of
 	}
@@ -156,8 +159,8 @@ func number(n int, of string) string {
 func newLoadSchema(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "schema", Short: "Print the JSON Schema of scenario files", Args: cobra.NoArgs,
-		Long: `schema prints the JSON Schema of scenario files. Editors that know it complete and
-check them: save it, and begin a scenario with
+		Long: `schema prints the JSON Schema of scenario files, with which editors complete and check
+scenarios. Save it, and begin a scenario with
   # yaml-language-server: $schema=scenario.schema.json`,
 		Example: "  notifyctl load schema > scenario.schema.json",
 		RunE: func(*cobra.Command, []string) error {
@@ -171,7 +174,7 @@ check them: save it, and begin a scenario with
 	}
 }
 
-// readScenario reads a file; one that cannot be read is a wrong argument.
+// readScenario reads a scenario file. A file that cannot be read is a usage error.
 func readScenario(file string) (load.Scenario, error) {
 	s, err := load.ReadScenario(file)
 	if _, ok := errors.AsType[*fs.PathError](err); ok {
@@ -190,7 +193,7 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 	}
 	if o.scale != 1 {
 		if !(o.scale > 0 && o.scale <= 1000) {
-			return s, "", term.Usage("--scale %g: it is above 0, up to 1000", o.scale)
+			return s, "", term.Usage("--scale %g must be above 0 and at most 1000", o.scale)
 		}
 		s, scale = s.Scaled(o.scale), strings.TrimSpace(scale+" x"+strconv.FormatFloat(o.scale, 'g', -1, 64))
 	}
@@ -205,7 +208,7 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 			return s, "", term.Usage("--count %s", err)
 		}
 	}
-	// To load.Overrides 0 is none: what was given must not count for nothing.
+	// load.Overrides takes 0 as "not set", so a flag with the value 0 must be an error.
 	for _, f := range []struct {
 		name, text string
 		ok         bool
@@ -213,13 +216,13 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 		{"rate", o.rate, change.Rate > 0}, {"count", o.count, change.Count > 0},
 		{"duration", o.duration.String(), o.duration > 0}, {"workers", strconv.Itoa(o.workers), o.workers > 0},
 	} {
-		if !f.ok && o.given(f.name) {
-			return s, "", term.Usage("--%s %s: it is above 0", f.name, f.text)
+		if !f.ok && o.flagGiven(f.name) {
+			return s, "", term.Usage("--%s %s must be above 0", f.name, f.text)
 		}
 	}
 	change.Duration, change.Workers = o.duration, o.workers
 	s = s.With(change)
-	if o.given("seed") {
+	if o.flagGiven("seed") {
 		s.Seed = o.seed
 	}
 	if o.mode != "" {
@@ -234,19 +237,19 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err != nil {
 		return err
 	}
-	seg, at, err := o.part()
+	seg, at, err := o.parseSegment()
 	if err != nil {
 		return err
 	}
-	if o.watch.out != "" { // known now, and not after the run
+	if o.watch.out != "" { // check the folder now: after the run it would be too late
 		dir := filepath.Dir(o.watch.out)
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-			return term.Usage("--out %s: there is no folder %s", o.watch.out, dir)
+			return term.Usage("--out %s: the folder %s does not exist", o.watch.out, dir)
 		}
 	}
 	if len(o.control.agents) > 0 {
 		if o.segment != "" {
-			return term.Usage("--agents and --segment: agents have the segments")
+			return term.Usage("--agents and --segment exclude each other: each agent sends a segment")
 		}
 		if err := agent.Suits(&s); err != nil {
 			return err
@@ -259,7 +262,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	defer env.Close()
 	cfg := env.Config
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
-	if panels(p, &o.watch) {
+	if showsPanels(p, &o.watch) {
 		cfg.Every, cfg.Steerable = screenEvery, true
 	}
 	fleet, err := dialAgents(ctx, p, &s, o, &cfg)
@@ -288,10 +291,10 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err := finishLoad(p, res, &o.watch); err != nil {
 		return err
 	}
-	return loadExit(ctx, res, o.valid)
+	return loadExitError(ctx, res, o.requireValid)
 }
 
-// profileTo writes a CPU profile to a file until stop; to none where the name is empty.
+// profileTo writes a CPU profile to file until stop is called. An empty name means no profile.
 func profileTo(file string) (stop func() error, err error) {
 	if file == "" {
 		return func() error { return nil }, nil
@@ -309,28 +312,28 @@ func profileTo(file string) (stop func() error, err error) {
 	}, nil
 }
 
-// part reads --segment and --start-at.
-func (o *loadOptions) part() (seg load.Segment, at time.Time, err error) {
+// parseSegment reads --segment and --start-at.
+func (o *loadOptions) parseSegment() (seg load.Segment, at time.Time, err error) {
 	seg = load.Segment{I: 1, N: 1}
 	if o.segment != "" {
 		if n, err := fmt.Sscanf(o.segment, "%d/%d", &seg.I, &seg.N); err != nil || n != 2 || seg.I < 1 || seg.I > seg.N {
-			return seg, at, term.Usage("--segment %q: it is i/n, such as 1/4", o.segment)
+			return seg, at, term.Usage("--segment %q must be i/n, such as 1/4", o.segment)
 		}
 	}
 	if o.startAt != "" {
 		if at, err = time.Parse(time.RFC3339, o.startAt); err != nil {
-			return seg, at, term.Usage("--start-at %q: it is a time such as 2030-01-01T00:00:00Z", o.startAt)
+			return seg, at, term.Usage("--start-at %q must be a time such as 2030-01-01T00:00:00Z", o.startAt)
 		}
 		if time.Until(at) < -time.Second || time.Until(at) > 24*time.Hour {
-			return seg, at, term.Usage("--start-at %s: it is within the next 24 hours", o.startAt)
+			return seg, at, term.Usage("--start-at %s must be within the next 24 hours", o.startAt)
 		}
 	}
 	return seg, at, nil
 }
 
-// loadExit turns the result's exit code into the error that carries it. With requireValid,
-// a run that says nothing about the server, such as GENERATOR_BOUND, is an error as well.
-func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
+// loadExitError turns the result's exit code into an error with that code. With requireValid, a
+// run whose figures do not show the server, such as GENERATOR_BOUND, is an error as well.
+func loadExitError(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {
 	case term.ExitOK:
@@ -342,7 +345,7 @@ func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 		if ctx.Err() != nil {
 			return context.Canceled
 		}
-		return term.Exitf(term.ExitInterrupt, "stopped before its end")
+		return term.Exitf(term.ExitInterrupt, "the run was stopped before its end")
 	case term.ExitSLO:
 		var missed []string
 		for _, t := range res.Thresholds {
@@ -368,7 +371,7 @@ func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 		}
 		return term.Exitf(term.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d%s", l.Lost, l.Duplicates, l.Early, l.Unexpected, see)
 	case term.ExitPending:
-		return term.Exitf(term.ExitPending, "%s are still on their way when the drain's time was over; they go on", term.Count(l.Pending+l.Unverified))
+		return term.Exitf(term.ExitPending, "%s messages had no outcome when the drain ended; they are still being delivered", term.Count(l.Pending+l.Unverified))
 	}
 	if res.Stopped != "" {
 		return term.Exitf(term.ExitError, "%s", term.Clean(res.Stopped))
@@ -376,7 +379,7 @@ func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 	return term.Exitf(term.ExitError, "nothing was accepted%s", firstError(res))
 }
 
-// firstError says which error came most.
+// firstError returns the most frequent error.
 func firstError(res *load.Result) string {
 	if len(res.Errors) == 0 {
 		return ""
@@ -385,10 +388,10 @@ func firstError(res *load.Result) string {
 	return fmt.Sprintf(": %s times %s", term.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
 }
 
-// launchServer opens what the scenario runs against.
+// launchServer opens the environment that the scenario runs against.
 func launchServer(ctx context.Context, p *program, s *load.Scenario, o *loadOptions) (*launch.Environment, error) {
 	note := p.note
-	if o.again {
+	if o.repeatedTrial {
 		note = func(string, ...any) {}
 	}
 	grant, err := o.grantToken(p)
@@ -396,9 +399,9 @@ func launchServer(ctx context.Context, p *program, s *load.Scenario, o *loadOpti
 		return nil, err
 	}
 	return launch.Open(ctx, s, &launch.Options{
-		Note: note, Grant: grant, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCal,
+		Note: note, Grant: grant, Version: version, Timeout: p.global.timeout, Notifyd: o.notifyd, Kafka: o.kafka, NoCheck: o.noCheck, NoCalibration: o.noCalibration,
 		Context: func() (*api.Client, string, error) {
-			t, cl, err := p.operator("")
+			t, cl, err := p.operatorClient("")
 			if err != nil {
 				return nil, "", err
 			}

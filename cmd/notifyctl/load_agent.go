@@ -217,7 +217,7 @@ func dialAgents(ctx context.Context, p *program, s *load.Scenario, o *loadOption
 	}
 	opt.Job = agent.Start{
 		Scenario: src.YAML, Promises: cfg.Ledger != nil, Steerable: cfg.Steerable,
-		Aim: agent.Aim{Grant: grant, Callback: cfg.Callback, Kafka: o.kafka, Timeout: p.global.timeout, NoCalibration: o.noCal},
+		Aim: agent.Aim{Grant: grant, Callback: cfg.Callback, Kafka: o.kafka, Timeout: p.global.timeout, NoCalibration: o.noCalibration},
 	}
 	if !s.OnlyNull() {
 		t, err := p.target()

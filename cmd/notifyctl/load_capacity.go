@@ -13,14 +13,15 @@ import (
 func newLoadCapacity(p *program) *cobra.Command {
 	var o loadOptions
 	c := &cobra.Command{
-		Use: "capacity SCENARIO.yaml", Short: "Search the highest rate that holds a scenario's objective", Args: term.Exact("a scenario file"),
-		Long: `capacity runs a scenario again and again, at rates that double until the objective
-is missed, then between, and confirms the highest that held for longer. The objective
-stands in the scenario: thresholds of latency, backlog and loss. A rate that the
-generator cannot offer bounds the search too, and is called by its name. A trial that
-the machine disturbed, and that held nothing, is repeated once.
+		Use: "capacity SCENARIO.yaml", Short: "Search for the highest rate that meets a scenario's objective", Args: term.Exact("a scenario file"),
+		Long: `capacity runs a scenario repeatedly. It doubles the rate until the objective is missed,
+searches between the last two rates, and confirms the highest rate that held in a longer
+trial. The objective is part of the scenario: thresholds of latency, backlog and loss.
+The search also ends at a rate that the load generator cannot send, and then says so.
+A trial that did not hold and was disturbed by the machine is repeated once.
 
-It exits 99 when not even the lowest rate holds. Load goes to loopback, and to a server that consented: see load grant.`,
+It exits 99 if not even the lowest rate holds. Load is only sent to loopback addresses,
+and to a server that consented: see load grant.`,
 		Example: "  notifyctl load capacity scenarios/steady.yaml",
 		RunE:    func(c *cobra.Command, args []string) error { return runCapacity(c.Context(), p, args[0], &o) },
 	}
@@ -33,13 +34,13 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	if err != nil {
 		return err
 	}
-	if o.given("count") {
-		return term.Usage("--count %s: a trial has a rate and a time, --rate and --duration", o.count)
+	if o.flagGiven("count") {
+		return term.Usage("--count %s does not go with capacity: a trial has a rate and a duration (--rate, --duration)", o.count)
 	}
-	o.again = true
+	o.repeatedTrial = true
 	run := func(trial load.Scenario) (*load.Result, error) {
-		// Each trial has a server of its own where the run makes one: the backlog of
-		// one must not weigh on the next.
+		// If the run starts a server, each trial gets a new one: the backlog of one trial
+		// must not slow down the next.
 		env, err := launchServer(ctx, p, &trial, o)
 		if err != nil {
 			return nil, err
@@ -60,9 +61,9 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 		what := "holds"
 		switch {
 		case t.Disturbed:
-			what = "is tried again: " + t.Why
+			what = "is repeated: " + t.Why
 		case !t.Held:
-			what = "does not: " + t.Why
+			what = "does not hold: " + t.Why
 		}
 		if t.Confirm {
 			what += " (confirmation)"
@@ -75,7 +76,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	if p.global.output == "table" && p.global.jq == "" {
 		between := ""
 		if share, ok := found.Uncertainty(); ok {
-			between = fmt.Sprintf("   (%s/s does not hold: the limit is at most %.1f%% higher)", term.Count(int64(found.MissedAt)), 100*share)
+			between = fmt.Sprintf("   (%s/s does not hold, so the limit is at most %.1f%% higher)", term.Count(int64(found.MissedAt)), 100*share)
 		}
 		fmt.Fprintf(p.out, "capacity    %s/s%s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", term.Count(int64(found.Rate)), between, limitText(found.Limit), len(found.Trials), found.Seconds, found.Verdict.Code)
 		for _, r := range found.Verdict.Reasons {
@@ -88,19 +89,19 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	case ctx.Err() != nil:
 		return context.Canceled
 	case found.Limit == load.LimitUnsteady:
-		return term.Exitf(term.ExitSLO, "no rate was confirmed: what held once did not hold again")
+		return term.Exitf(term.ExitSLO, "no rate was confirmed: a rate that held once did not hold again")
 	case found.Rate == 0 && len(found.Trials) > 0:
 		return term.Exitf(term.ExitSLO, "not even %s/s holds", term.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
 	}
 	return nil
 }
 
-// limitText says why a search ended where it did.
+// limitText returns why a search ended.
 func limitText(l load.Limit) string {
 	text := map[load.Limit]string{
-		load.LimitObjective: "more misses the objective", load.LimitGenerator: "more cannot be generated here",
-		load.LimitMost: "nobody asked for more: objective.most", load.LimitNothing: "the lowest rate tried misses it",
-		load.LimitUnsteady: "what held once did not hold again", load.LimitStopped: "before the search was over",
+		load.LimitObjective: "a higher rate misses the objective", load.LimitGenerator: "this machine cannot generate a higher rate",
+		load.LimitMost: "stopped at objective.most; raise it to search for a higher rate", load.LimitNothing: "the lowest rate tried misses the objective",
+		load.LimitUnsteady: "a rate that held once did not hold again", load.LimitStopped: "interrupted before the search was over",
 	}[l]
 	return string(l) + ": " + text
 }

@@ -17,10 +17,10 @@ func TestRequireValid(t *testing.T) {
 	} {
 		for exit, code := range map[int]int{term.ExitOK: want, term.ExitPartial: term.ExitPartial, term.ExitSLO: term.ExitSLO} {
 			res := &load.Result{Exit: exit, Verdict: load.Verdict{Code: verdict}}
-			if got := term.ExitCode(loadExit(t.Context(), res, true)); got != code {
+			if got := term.ExitCode(loadExitError(t.Context(), res, true)); got != code {
 				t.Errorf("%s, exit %d: exits %d, want %d", verdict, exit, got, code)
 			}
-			if got := term.ExitCode(loadExit(t.Context(), res, false)); got != exit {
+			if got := term.ExitCode(loadExitError(t.Context(), res, false)); got != exit {
 				t.Errorf("%s, exit %d: without --require-valid it exits %d", verdict, exit, got)
 			}
 		}

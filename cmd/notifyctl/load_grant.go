@@ -21,7 +21,7 @@ func grantColumns(p *program) columns[api.LoadGrant] {
 		optional: []string{"REASON", "REVOKED", "APPROVED", "HOSTS"},
 		row: func(g *api.LoadGrant) []string {
 			return []string{
-				g.ID, g.State, p.whenever(&g.ExpiresAt), count(int64(g.Rate)), strings.Join(g.Targets, ","), g.Providers, strings.Join(g.Hosts, ","),
+				g.ID, g.State, p.optionalTimeText(&g.ExpiresAt), count(int64(g.Rate)), strings.Join(g.Targets, ","), g.Providers, strings.Join(g.Hosts, ","),
 				g.By, g.ApprovedBy, g.RevokedBy, g.Reason,
 			}
 		},
@@ -35,7 +35,7 @@ func loadGrants(p *program) []*cobra.Command {
 		c := &cobra.Command{Use: verb + " GRANT", Short: short, Long: long, Args: term.Exact("a grant, such as lg_01J9ZQ4M8W6V3T2R1P0NKJHGFE")}
 		reason := reasonFlag(c)
 		c.RunE = func(c *cobra.Command, args []string) error {
-			return change(p, changes, "set grant "+args[0]+" to "+to, *reason, func(cl *api.Client) (api.LoadGrant, error) {
+			return confirmAndChange(p, changes, "set grant "+args[0]+" to "+to, *reason, func(cl *api.Client) (api.LoadGrant, error) {
 				return cl.ChangeGrant(c.Context(), args[0], to)
 			}, func(g *api.LoadGrant) error { return p.printer().Print(g, cols.table([]api.LoadGrant{*g})) })
 		}
@@ -46,7 +46,7 @@ func loadGrants(p *program) []*cobra.Command {
 		newListing(p, &cobra.Command{
 			Use: "grants", Args: cobra.NoArgs, Short: "List the grants of the last week",
 			Long: "grants lists who allowed which load on the server, and what became of it. Scope observe.",
-		}, &listing[api.LoadGrant]{columns: cols, whole: true, get: all((*api.Client).Grants)}),
+		}, &listing[api.LoadGrant]{columns: cols, whole: true, get: wholeList((*api.Client).Grants)}),
 		set("approve", "approved", "Approve a grant for real providers",
 			"approve lets a grant hold that names real providers. Another operator than the one who\nasked for it does this. Scope operate."),
 		set("revoke", "revoked", "End a grant", "revoke ends a grant: its load stops within a second. Scope operate."),
@@ -97,7 +97,7 @@ Scope operate.`,
 			in.Hosts = []string{host}
 		}
 		what := fmt.Sprintf("allow %s messages a second to %s for %s, with %s providers", rate, strings.Join(in.Hosts, ", "), term.Span(length), in.Providers)
-		return change(p, changes, what, *reason, func(cl *api.Client) (api.LoadGrant, error) { return cl.Grant(c.Context(), in) },
+		return confirmAndChange(p, changes, what, *reason, func(cl *api.Client) (api.LoadGrant, error) { return cl.Grant(c.Context(), in) },
 			func(g *api.LoadGrant) error { return printGrant(p, g, out) })
 	}
 	return c

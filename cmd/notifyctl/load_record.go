@@ -30,22 +30,22 @@ type recordOptions struct {
 func newLoadRecord(p *program) *cobra.Command {
 	var o recordOptions
 	c := &cobra.Command{
-		Use: "record", Short: "Make a scenario of what a server has done", Args: cobra.NoArgs,
+		Use: "record", Short: "Record a server's traffic as a scenario", Args: cobra.NoArgs,
 		Long: `record reads what was accepted from --since to --until and writes a scenario that sends
-the same again: a step for each kind (single, batch, fan-out, trigger), channel and
-category, with a trace beside the scenario that says when requests came, within 100 ms,
-and how large they were. A step says how long texts are, and how unevenly users are
-picked. It has no contents, addresses, names or ids.
+the same load again. It has a step for each kind (single, batch, fan-out, trigger),
+channel and category. A trace file beside the scenario says when requests came, within
+100 ms, and how large they were. A step also says how long the texts are, and how
+unevenly the users are chosen. The scenario holds no contents, addresses, names or ids.
 
-It reads one of three sources:
+The traffic is read from one of three sources:
 
-  the history of the server: messages and triggers, without the lengths of texts
-  --from DIR or s3://BUCKET/PREFIX: files of the archive, without lengths and triggers
-  --kafka HOST:PORT or unix:FILE: the log, without triggers
+  the history of the server (default): messages and triggers, but no lengths of texts
+  --from DIR or s3://BUCKET/PREFIX: files of the archive, no lengths and no triggers
+  --kafka HOST:PORT or unix:FILE: the log, no triggers
 
-A bucket is reached with the AWS credentials of the environment; a store that is not
-AWS's is s3://BUCKET/PREFIX?region=REGION&endpoint=URL&path_style=true. The log has a
-message for later from when it was due.`,
+A bucket is read with the AWS credentials of the environment. For another store than
+AWS, write s3://BUCKET/PREFIX?region=REGION&endpoint=URL&path_style=true. The log holds
+a scheduled message only from the time it became due.`,
 		Example: `  notifyctl load record --since 'yesterday 09:00' --until 'yesterday 10:00' --out yesterday.yaml
   notifyctl load record --since 2h --until -1h --kafka unix:/var/lib/notifyd/kafka.sock --out hour.yaml
   notifyctl load record --since 2026-11-26T09:00:00Z --until 2026-11-26T10:00:00Z --from /srv/archive --out hour.yaml
@@ -53,24 +53,24 @@ message for later from when it was due.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runLoadRecord(c.Context(), p, &o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.since, "since", "", "accepted at or after: a time, a distance such as 2h, or 'yesterday 09:00'")
-	f.StringVar(&o.until, "until", "", "accepted before, at most 24h later; default: now")
+	f.StringVar(&o.since, "since", "", "accepted at or after this time: RFC 3339, 2h (ago), 'yesterday 09:00'")
+	f.StringVar(&o.until, "until", "", "accepted before this time, at most 24h after --since; default: now")
 	f.StringVar(&o.from, "from", "", "folder of an archive, or s3://BUCKET/PREFIX")
-	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of the log: HOST:PORT, or unix:FILE, kafka.sock in the data folder of notifyd")
-	f.DurationVar(&o.due, "due-within", time.Hour, "with --kafka: how long after --until to read on, for messages for later that became due by then")
-	f.IntVar(&o.batch, "batch-from", 50, "so many messages of a caller, channel and category in one millisecond were a batch, where they have no trace that says so")
-	f.StringVar(&o.out, "out", "", "the scenario's file; traces are written beside it")
+	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of the log: HOST:PORT, or unix:FILE (kafka.sock in the data folder of notifyd)")
+	f.DurationVar(&o.due, "due-within", time.Hour, "with --kafka: read on for this long after --until, for scheduled messages that became due then")
+	f.IntVar(&o.batch, "batch-from", 50, "without traces: count this many messages of one caller, channel and category in one millisecond as a batch")
+	f.StringVar(&o.out, "out", "", "file of the scenario; traces are written beside it")
 	return c
 }
 
 func runLoadRecord(ctx context.Context, p *program, o *recordOptions) error {
 	if o.since == "" || o.out == "" {
-		return term.Usage("--since and --out say what is recorded, and where to")
+		return term.Usage("give --since (what to record) and --out (the scenario file)")
 	}
 	if o.from != "" && len(o.kafka) > 0 {
-		return term.Usage("--from and --kafka: one source at a time")
+		return term.Usage("--from and --kafka exclude each other: give one source")
 	}
-	since, until, err := p.window(o.since, o.until)
+	since, until, err := p.parsePeriod(o.since, o.until)
 	if err != nil {
 		return err
 	}
@@ -107,13 +107,13 @@ func runLoadRecord(ctx context.Context, p *program, o *recordOptions) error {
 	})
 }
 
-// read fills r from the source that the flags name, and says what kind that is.
+// read fills r from the source that the flags name, and returns the name of the source.
 func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder) (source string, err error) {
 	switch {
 	case len(o.kafka) > 0:
 		short, err := r.Log(ctx, o.kafka, o.due)
 		if short {
-			p.note("the log begins within the period: what was accepted before is missing")
+			p.note("the log begins after --since: what was accepted earlier is missing")
 		}
 		return "the log", err
 	case o.from == "":
@@ -129,26 +129,27 @@ func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder
 		if err != nil {
 			return "", err
 		}
-		defer os.RemoveAll(dir) // a copy
+		defer os.RemoveAll(dir) // it only holds copies
 		if err := fetchArchive(ctx, rest, r.Since(), dir); err != nil {
 			return "", err
 		}
 		files = os.DirFS(dir)
 	} else if _, err := os.Stat(o.from); err != nil {
-		return "", &notify.Error{Kind: notify.KindNotFound, Code: "nothing_recorded", Field: "from", Msg: "is no folder that can be read", Err: err}
+		return "", &notify.Error{Kind: notify.KindNotFound, Code: "nothing_recorded", Field: "from", Msg: "is not a readable folder", Err: err}
 	}
 	err = r.Archive(ctx, files)
 	if err == nil && r.Latest().Before(r.Until()) {
-		p.note("the archive ends at %s: what was accepted later is not in it yet", p.when(r.Latest()))
+		p.note("the archive ends at %s: it does not hold yet what was accepted later", p.timeText(r.Latest()))
 	}
 	return "the archive", err
 }
 
-// fetchArchive copies the files of an archive in a bucket that were written since a day.
+// fetchArchive copies the archive files in a bucket that were written on the day of since or
+// later.
 func fetchArchive(ctx context.Context, name string, since time.Time, dir string) error {
 	u, err := url.Parse("s3://" + name)
 	if err != nil || u.Host == "" {
-		return term.Usage("--from s3://%s: it is s3://BUCKET/PREFIX", name)
+		return term.Usage("--from s3://%s must be s3://BUCKET/PREFIX", name)
 	}
 	q := u.Query()
 	b, err := s3.New(ctx, s3.Config{

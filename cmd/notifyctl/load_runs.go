@@ -15,23 +15,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// loadRuns are the commands about runs that are over.
+// loadRuns returns the commands about finished runs.
 func loadRuns(p *program) []*cobra.Command {
 	return []*cobra.Command{newLoadLs(p), newLoadShow(p), newLoadCompare(p), newLoadMerge(p), newLoadView(p)}
 }
 
-func runs(p *program) report.Store { return report.DefaultStore(p.getenv) }
+func runStore(p *program) report.Store { return report.DefaultStore(p.getenv) }
 
 func newLoadLs(p *program) *cobra.Command {
 	var limit int
 	c := &cobra.Command{
-		Use: "ls", Short: "List the runs that were kept", Args: cobra.NoArgs,
-		Long: `ls lists the load runs of this user, the latest first. They are kept in
+		Use: "ls", Short: "List the kept runs", Args: cobra.NoArgs,
+		Long: `ls lists the load runs of this user, the latest first. Runs are kept in
 $XDG_DATA_HOME/notifyctl/runs (~/.local/share), each in a folder with result.json,
-summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
+summary.txt, report.html and run.hlog. To delete a run, remove its folder.`,
 		Example: "  notifyctl load ls\n  notifyctl load ls -o json --jq '.items[0].id'",
 		RunE: func(*cobra.Command, []string) error {
-			list, err := runs(p).List()
+			list, err := runStore(p).List()
 			if err != nil {
 				return err
 			}
@@ -39,14 +39,14 @@ summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 				list = list[:min(limit, len(list))]
 			}
 			if list == nil {
-				list = []report.Entry{} // a list in JSON
+				list = []report.Entry{} // JSON must show [] and not null
 			}
 			if len(list) == 0 {
 				p.note("none")
 			}
 			out := p.printer()
 			out.Optional = []string{"EXIT", "SENDING", "STARTED"}
-			cols := columns[report.Entry]{head: "RUN  STARTED  SENDING  VERDICT  ACCEPTED/S  P99  LOST  DUP  EXIT", row: bind(p, runRow)}
+			cols := columns[report.Entry]{head: "RUN  STARTED  SENDING  VERDICT  ACCEPTED/S  P99  LOST  DUP  EXIT", row: withProgram(p, runRow)}
 			return out.Print(list, cols.table(list))
 		},
 	}
@@ -67,7 +67,7 @@ func runRow(p *program, e *report.Entry) []string {
 		p99 = report.Nanos(e.P99)
 	}
 	return []string{
-		e.ID, p.when(e.Started), report.Seconds(e.Sending), verdict, report.Short(e.AcceptedPS), p99,
+		e.ID, p.timeText(e.Started), report.Seconds(e.Sending), verdict, report.Short(e.AcceptedPS), p99,
 		term.Count(e.Lost), term.Count(e.Duplicates), fmt.Sprint(e.Exit),
 	}
 }
@@ -77,18 +77,18 @@ var runForms = []string{"text", "html", "hlog", "json"}
 func newLoadShow(p *program) *cobra.Command {
 	var form string
 	c := &cobra.Command{
-		Use: "show RUN", Short: "Show a run that was kept", Args: term.Exact("a run: its ID, a part of it, last, last~1, or a file"),
-		Long: `show prints the summary of a run, or another form of it: html is a page that needs
-nothing else, hlog a log for HdrHistogram's tools, json everything there is (so is -o
-json, which --jq filters). A run is named by its ID, a part of its ID that no other
-run has, last, last~1 for the one before, or a file.`,
+		Use: "show RUN", Short: "Show a kept run", Args: term.Exact("a run: its ID, a part of it, last, last~1, or a file"),
+		Long: `show prints the summary of a run, or another form of it: html is a self-contained page,
+hlog a log for HdrHistogram's tools, and json the whole result (as with -o json, which
+--jq can filter). Name a run by its ID, a unique part of its ID, last, last~1 (the run
+before the last), or a file.`,
 		Example:           "  notifyctl load show last\n  notifyctl load show last --form html >report.html\n  notifyctl load show last~1 -o json --jq .totals",
 		ValidArgsFunction: p.runIDs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if !slices.Contains(runForms, form) {
-				return term.Usage("--form %q: forms are text, html, hlog and json", form)
+				return term.Usage("--form %q must be text, html, hlog or json", form)
 			}
-			r, err := runs(p).Open(args[0])
+			r, err := runStore(p).Open(args[0])
 			if err != nil {
 				return err
 			}
@@ -120,40 +120,40 @@ func newLoadCompare(p *program) *cobra.Command {
 		fail  bool
 	)
 	c := &cobra.Command{
-		Use: "compare A B", Short: "Hold a run against one before", Args: term.Exact("a run", "a run to hold against it"),
+		Use: "compare A B", Short: "Compare a run with an earlier one", Args: term.Exact("a run", "a run to compare with it"),
 		Long: `compare judges run B against run A. Warm-ups are left out.
 
   latency   p50, p99 and p99.9 of response, service and end to end, step by step: WORSE
-            when more than --percent higher, and by more than --floor, and by more than
+            if more than --percent higher, and by more than --floor, and by more than
             three times the noise. The noise is the standard error of the difference of
-            the two runs' seconds; seconds that resemble the ones before count as fewer.
-            At least ten values must lie above a percentile in both runs.
-  rates     sent, accepted and delivered: WORSE when more than --percent lower
-  backlog   backlog peak, the most that was accepted and not yet delivered: WORSE when
-            more than --percent higher, and by more than a tenth of a second of what B
-            accepted, and by more than three times the spread of the seconds
-  counts    lost, duplicates, early, reordered, unexpected, unverified and pending (had
-            not ended when the run stopped waiting): WORSE when higher at all
-  failed    share of what was sent: WORSE when over 0.1% of it higher
+            the two runs' seconds; correlated seconds count as fewer. At least ten
+            values must lie above a percentile in both runs.
+  rates     sent, accepted and delivered: WORSE if more than --percent lower
+  backlog   peak of the backlog (accepted but not yet delivered): WORSE if more than
+            --percent higher, and by more than what B accepted in a tenth of a second,
+            and by more than three times the spread of the seconds
+  counts    lost, duplicates, early, reordered, unexpected, unverified and pending (no
+            outcome when the run stopped waiting): WORSE if higher at all
+  failed    share of what was sent: WORSE if higher by more than 0.1% of it
 
-Where the deliveries were not looked up, delivered, backlog and counts are not judged.
-Nothing is judged when a run is GENERATOR_BOUND or INCONCLUSIVE: its figures are not
-the server's. With --fail-on-regression the exit code is 99 when something is worse,
-and 9 when nothing could be judged.`,
+If the deliveries were not looked up, delivered, backlog and counts are not judged.
+Nothing is judged if a run is GENERATOR_BOUND or INCONCLUSIVE, because its figures do
+not show the server. With --fail-on-regression, compare exits 99 if something is worse,
+and 9 if nothing could be judged.`,
 		Example:           "  notifyctl load compare last~1 last\n  notifyctl load compare baseline.json last --fail-on-regression --percent 5",
 		ValidArgsFunction: p.runIDs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if rules.Percent <= 0 || rules.Percent > 1000 {
-				return term.Usage("--percent %g: it is above 0, up to 1000", rules.Percent)
+				return term.Usage("--percent %g must be above 0 and at most 1000", rules.Percent)
 			}
 			if rules.Floor <= 0 {
-				return term.Usage("--floor %s: it is above 0", rules.Floor)
+				return term.Usage("--floor %s must be above 0", rules.Floor)
 			}
-			a, err := runs(p).Open(args[0])
+			a, err := runStore(p).Open(args[0])
 			if err != nil {
 				return err
 			}
-			b, err := runs(p).Open(args[1])
+			b, err := runStore(p).Open(args[1])
 			if err != nil {
 				return err
 			}
@@ -175,27 +175,27 @@ and 9 when nothing could be judged.`,
 		},
 	}
 	f := c.Flags()
-	f.Float64Var(&rules.Percent, "percent", 10, "how much worse a percentile or rate may be")
-	f.DurationVar(&rules.Floor, "floor", 100*time.Microsecond, "how much worse a percentile may be, whatever its share")
-	f.BoolVar(&fail, "fail-on-regression", false, "exit 99 when something is worse")
+	f.Float64Var(&rules.Percent, "percent", 10, "how much worse a percentile or rate may be, in percent")
+	f.DurationVar(&rules.Floor, "floor", 100*time.Microsecond, "ignore a percentile that is worse by less than this time")
+	f.BoolVar(&fail, "fail-on-regression", false, "exit 99 if something is worse")
 	return c
 }
 
 func newLoadMerge(p *program) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "merge RUN RUN...", Short: "Put the segments of one run together", Args: term.AtLeast(2, "the runs of a segment each"),
-		Long: `merge adds the results of load run --segment 1/n ... n/n: totals, histograms, and
-what happened in each second. Percentiles are those of the added histograms, never
-means of percentiles. The segments must be of one scenario and seed, and each is
-there once. The result is kept like a run's, and its exit code is the first of the
-segments' that is not 0.`,
+		Use: "merge RUN RUN...", Short: "Add the segments of one run", Args: term.AtLeast(2, "the runs of the segments"),
+		Long: `merge adds the results of load run --segment 1/n ... n/n: totals, histograms, and the
+figures of each second. Percentiles come from the added histograms; they are never means
+of percentiles. All segments must have the same scenario and seed, and each must occur
+once. The result is kept like a run. The exit code is the first exit code of the
+segments that is not 0.`,
 		Example:           "  notifyctl load merge part1.json part2.json part3.json part4.json",
 		ValidArgsFunction: p.runIDs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			var parts []*load.Result
 			for _, a := range args {
-				r, err := runs(p).Open(a)
+				r, err := runStore(p).Open(a)
 				if err != nil {
 					return err
 				}
@@ -217,13 +217,13 @@ segments' that is not 0.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&out, "out", "", "write the result, with its histograms, to this file as JSON, too")
+	c.Flags().StringVar(&out, "out", "", "also write the result, with its histograms, to this file as JSON")
 	return c
 }
 
-// keepRun keeps a run, and writes it to a file where one is named.
+// keepRun stores a run. If file is not empty, it also writes the run to that file.
 func keepRun(p *program, r *load.Result, file string) error {
-	store := runs(p)
+	store := runStore(p)
 	id, err := store.Save(r)
 	if err != nil {
 		return fmt.Errorf("keep the run: %w", err)
@@ -235,7 +235,7 @@ func keepRun(p *program, r *load.Result, file string) error {
 	return report.WriteFile(file, r)
 }
 
-// printRun prints a result as the flags say.
+// printRun prints a result in the format of the flags.
 func printRun(p *program, r *load.Result) error {
 	if p.global.output == "table" && p.global.jq == "" {
 		return report.WriteText(p.out, r)
@@ -246,13 +246,13 @@ func printRun(p *program, r *load.Result) error {
 func newLoadView(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "view RUN", Short: "Replay a run on the live screen", Args: term.Exact("a run: its ID, a part of it, last, last~1, or a file"),
-		Long: `view shows a run that is over as it was, second by second: h and l go 5 s back and
-on, g and G to its ends, - and + change the speed, space pauses, ? lists the keys.
-Where there is no terminal it writes a line for each second, with -o jsonl as JSON.`,
+		Long: `view replays a finished run second by second. h and l move 5 s back and forward, g and G
+go to the start and the end, - and + change the speed, space pauses, ? lists the keys.
+Without a terminal it writes a line per second, with -o jsonl as JSON.`,
 		Example:           "  notifyctl load view last\n  notifyctl load view last -o jsonl | jq .response.p99",
 		ValidArgsFunction: p.runIDs,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := runs(p).Open(args[0])
+			r, err := runStore(p).Open(args[0])
 			if err != nil {
 				return err
 			}
@@ -274,7 +274,7 @@ func viewLines(ctx context.Context, p *program, r *load.Result) error {
 	case "jsonl":
 		format = screen.JSONL
 	default:
-		return term.Usage("-o %s: view writes lines, as text or jsonl", p.global.output)
+		return term.Usage("-o %s: view writes lines, so -o must be table or jsonl", p.global.output)
 	}
 	for i := range r.Seconds {
 		if ctx.Err() != nil {
@@ -287,13 +287,13 @@ func viewLines(ctx context.Context, p *program, r *load.Result) error {
 	return nil
 }
 
-// hasScreen reports whether standard output can show panels and somebody can type.
+// hasScreen reports whether standard output can show the live screen and a person can type.
 func hasScreen(p *program) bool {
 	term := p.getenv("TERM")
 	return p.inTerminal && p.outTerminal && !p.global.noInput && term != "" && term != "dumb"
 }
 
-// screenEnv is the environment that says what the terminal can.
+// screenEnv returns the environment that describes the terminal.
 func screenEnv(p *program) []string {
 	env := append(os.Environ(), "TERM="+p.getenv("TERM"))
 	if !p.coloured() {

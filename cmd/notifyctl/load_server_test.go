@@ -144,7 +144,7 @@ objective: {from: 50, most: 100, hold: 5s, confirm: 5s, within: 0.5, holds: [HOL
 		file := holds(t, "lost == 0, failed == 0, backlog_slope < 0.5")
 		for _, mode := range []string{"context", "pipeline"} {
 			out, errs, code := w.ctl(t.Context(), "load", "capacity", file, "--mode", mode, "--no-calibration")
-			if code != 0 || !strings.Contains(out, "capacity    100/s\nlimit       most: nobody asked for more") || !strings.Contains(errs, "100/s  holds (confirmation)") {
+			if code != 0 || !strings.Contains(out, "capacity    100/s\nlimit       most: stopped at objective.most") || !strings.Contains(errs, "100/s  holds (confirmation)") {
 				t.Errorf("%s: exit %d\n%s\n%s", mode, code, out, errs)
 			}
 		}

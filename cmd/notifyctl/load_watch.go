@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// watchOptions say how a run is watched and what is left of it.
+// watchOptions say how a run is shown and where its result goes.
 type watchOptions struct {
 	noUI    bool
 	noKeep  bool
@@ -25,40 +25,42 @@ type watchOptions struct {
 	out     string
 }
 
-// screenEvery is how often a run makes a snapshot for the panels.
+// screenEvery is how often a run makes a snapshot for the live screen.
 const screenEvery = 250 * time.Millisecond
 
-// watched is a run as package tui wants it.
-type watched struct {
+// watchedRun is a run as package screen shows it. The goroutine that runs it closes done when the
+// run has ended and its result is set.
+type watchedRun struct {
 	run  *load.Run
 	stop context.CancelFunc
 	done chan struct{}
 }
 
-func (w *watched) Latest() *load.Snapshot { return w.run.Snapshot() }
-func (w *watched) Done() <-chan struct{}  { return w.done }
-func (w *watched) Stop()                  { w.stop() }
-func (w *watched) Mark(text string)       { w.run.Mark(text) }
+func (w *watchedRun) Latest() *load.Snapshot { return w.run.Snapshot() }
+func (w *watchedRun) Done() <-chan struct{}  { return w.done }
+func (w *watchedRun) Stop()                  { w.stop() }
+func (w *watchedRun) Mark(text string)       { w.run.Mark(text) }
 
-// steerer is what changes a run's arrivals: nil where nothing does.
-func (w *watched) steerer() screen.Steerer {
+// steerer returns what changes a run's arrivals, or nil if nothing may change them.
+func (w *watchedRun) steerer() screen.Steerer {
 	if !w.run.Steerable() {
 		return nil
 	}
 	return w.run
 }
 
-// panels reports whether the run is drawn on a screen.
-func panels(p *program, o *watchOptions) bool {
+// showsPanels reports whether the run is shown on the live screen.
+func showsPanels(p *program, o *watchOptions) bool {
 	return hasScreen(p) && !o.noUI && !p.global.quiet && p.global.output == "table" && p.global.jq == ""
 }
 
-// watchLoad runs a scenario, and shows it: with panels in a terminal, as JSON lines
-// on standard output with -o jsonl, else as lines on standard error.
+// watchLoad runs a scenario and shows it: on the live screen in a terminal, as JSON lines on
+// standard output with -o jsonl, otherwise as lines on standard error. It returns after the run's
+// goroutine has ended.
 func watchLoad(ctx context.Context, p *program, r *load.Run, o *watchOptions) (*load.Result, error) {
 	running, stop := context.WithCancel(ctx)
 	defer stop()
-	w := &watched{run: r, stop: stop, done: make(chan struct{})}
+	w := &watchedRun{run: r, stop: stop, done: make(chan struct{})}
 	ended, err := serveMetrics(ctx, p, o.metrics, w)
 	if err != nil {
 		return nil, err
@@ -76,15 +78,15 @@ func watchLoad(ctx context.Context, p *program, r *load.Run, o *watchOptions) (*
 	defer wg.Wait()
 	watchErr := watch(ctx, p, w, o)
 	if watchErr != nil {
-		stop() // nobody can see it any more
+		stop() // the run can no longer be shown
 	}
 	wg.Wait()
 	return res, errors.Join(runErr, watchErr)
 }
 
-func watch(ctx context.Context, p *program, w *watched, o *watchOptions) error {
+func watch(ctx context.Context, p *program, w *watchedRun, o *watchOptions) error {
 	from := 0
-	if panels(p, o) {
+	if showsPanels(p, o) {
 		left, err := watchScreen(ctx, p, w)
 		if err != nil {
 			return err
@@ -96,8 +98,8 @@ func watch(ctx context.Context, p *program, w *watched, o *watchOptions) error {
 			from = s.Seconds[len(s.Seconds)-1].Second + 1
 		}
 	}
-	// The run says itself when it ends, and it ends with ctx: what it says until then
-	// is shown as well.
+	// The run ends when ctx ends, and closes done then. The lines that it writes until it
+	// has ended must be shown too, so showing them does not stop with ctx.
 	ctx = context.WithoutCancel(ctx)
 	switch {
 	case p.global.jq != "":
@@ -110,9 +112,9 @@ func watch(ctx context.Context, p *program, w *watched, o *watchOptions) error {
 	return nil
 }
 
-// watchScreen shows the panels. Ctrl-C comes as a key: the second one ends the
-// process at once, as it does without panels.
-func watchScreen(ctx context.Context, p *program, w *watched) (screen.Left, error) {
+// watchScreen shows the live screen. There Ctrl-C is a key: the second one ends the process at
+// once, as it does without the screen.
+func watchScreen(ctx context.Context, p *program, w *watchedRun) (screen.Left, error) {
 	p.drawing.Store(true)
 	left, err := screen.Run(ctx, p.in, p.out, screenEnv(p), screen.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
 	p.drawing.Store(false)
@@ -122,13 +124,14 @@ func watchScreen(ctx context.Context, p *program, w *watched) (screen.Left, erro
 	return left, err
 }
 
-// serveMetrics serves the figures of a run on a loopback address; empty: not.
-func serveMetrics(ctx context.Context, p *program, addr string, w *watched) (end func(), err error) {
+// serveMetrics serves the figures of a run on a loopback address. An empty addr means no metrics.
+// end stops serving and waits for the server's goroutine.
+func serveMetrics(ctx context.Context, p *program, addr string, w *watchedRun) (end func(), err error) {
 	if addr == "" {
 		return func() {}, nil
 	}
 	if _, _, err := net.SplitHostPort(addr); err != nil || !notify.LoopbackHost(addr) {
-		return nil, term.Usage("--metrics %q: it is a loopback address and a port, such as 127.0.0.1:9469", addr)
+		return nil, term.Usage("--metrics %q must be a loopback address and a port, such as 127.0.0.1:9469", addr)
 	}
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", addr)
@@ -139,13 +142,13 @@ func serveMetrics(ctx context.Context, p *program, addr string, w *watched) (end
 	mux.Handle("GET /metrics", report.MetricsHandler(w.Latest))
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.Serve(ln) }) // it ends with Close
+	wg.Go(func() { _ = s.Serve(ln) }) // returns after Close
 	p.note("metrics: http://%s/metrics", ln.Addr())
 	return func() { _ = s.Close(); wg.Wait() }, nil
 }
 
-// finishLoad prints what a run showed, and keeps it. A run that cannot be kept was
-// still measured, and one that cannot be written or printed is still kept.
+// finishLoad prints the result of a run and keeps it. It prints a result that cannot be kept, and
+// keeps a result that cannot be written or printed.
 func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.out != "" {
 		err = report.WriteFile(o.out, res)
@@ -154,7 +157,7 @@ func finishLoad(p *program, res *load.Result, o *watchOptions) (err error) {
 	if o.noKeep {
 		return err
 	}
-	if failed := keepRun(p, res, ""); failed != nil { // said with --quiet, too: what it measured is gone
+	if failed := keepRun(p, res, ""); failed != nil { // printed with --quiet as well: the measurement is lost
 		fmt.Fprintln(p.err, term.Clean("warning: "+failed.Error()))
 	}
 	return err

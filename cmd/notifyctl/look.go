@@ -15,8 +15,9 @@ import (
 // timeFormats are the values of --time-format.
 var timeFormats = []string{"relative", "iso", "local"}
 
-// when writes a moment for people: "12s ago", "in 5m", or a full time.
-func (p *program) when(t time.Time) string {
+// timeText returns a time for people in the format of --time-format: "12s ago", "in 5m", or a
+// full time.
+func (p *program) timeText(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
@@ -36,9 +37,9 @@ func (p *program) when(t time.Time) string {
 	return "in " + span(d)
 }
 
-// clock writes a time of the day as this machine's zone has it, with the zone,
-// and with the date when that is another day.
-func (p *program) clock(t time.Time) string {
+// localTimeText returns the time of day in this machine's zone. It adds the date if that is not
+// today.
+func (p *program) localTimeText(t time.Time) string {
 	t, now := t.Local(), p.now().Local()
 	if t.YearDay() != now.YearDay() || t.Year() != now.Year() {
 		return t.Format("2006-01-02 15:04:05.000Z07:00")
@@ -46,27 +47,28 @@ func (p *program) clock(t time.Time) string {
 	return t.Format("15:04:05.000Z07:00")
 }
 
-// moment is a time whose distance from now says nothing: one of a history.
-func (p *program) moment(t time.Time) string {
+// eventTimeText returns the time of an event of a history. It is never relative: only the
+// distances between events matter there.
+func (p *program) eventTimeText(t time.Time) string {
 	if p.global.timeFormat == "iso" {
-		return p.when(t)
+		return p.timeText(t)
 	}
-	return p.clock(t)
+	return p.localTimeText(t)
 }
 
-// whenever is when for a time that may be unknown.
-func (p *program) whenever(t *time.Time) string {
+// optionalTimeText is timeText for a time that may be unknown (nil).
+func (p *program) optionalTimeText(t *time.Time) string {
 	if t == nil {
 		return ""
 	}
-	return p.when(*t)
+	return p.timeText(*t)
 }
 
-// span writes a length of time with the two units that matter.
+// span returns a duration with its two largest units.
 func span(d time.Duration) string { return term.Span(d) }
 
-// parseTime reads a moment: RFC 3339, "now", or a distance from now such as
-// "+10m", "in 10m", "-2h" or "2h ago". Days are "d".
+// parseTime parses a time: RFC 3339, "now", a day as parseDay takes it, or a distance from now
+// such as "+10m", "in 10m", "-2h" or "2h ago". Days are "d".
 func parseTime(s string, now time.Time) (time.Time, error) {
 	in := strings.TrimSpace(s)
 	if in == "now" {
@@ -97,8 +99,8 @@ func parseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, term.Usage("%q is not a time: write 2026-03-01T09:00:00Z, '2026-03-01 09:00', yesterday, 'today 09:00', now, +10m, or -2h", s)
 }
 
-// parseDay reads a day, with a time of the day as --at has it or from its midnight:
-// "yesterday", "today 9am", "2026-03-01 09:00". It is meant in this machine's zone.
+// parseDay parses a day, with a time of day as in --at, or else its midnight: "yesterday", "today
+// 9am", "2026-03-01 09:00". It uses the zone of now.
 func parseDay(s string, now time.Time) (time.Time, error) {
 	word, clock, _ := strings.Cut(s, " ")
 	day := now
@@ -119,7 +121,7 @@ func parseDay(s string, now time.Time) (time.Time, error) {
 	return humantime.Parse("", "today "+clock, midnight, now.Location())
 }
 
-// parseSpan reads a Go duration that may begin with days: "2d", "1d12h".
+// parseSpan parses a Go duration that may begin with days: "2d", "1d12h".
 func parseSpan(s string) (time.Duration, error) {
 	var total time.Duration
 	if days, rest, ok := strings.Cut(s, "d"); ok {
@@ -140,7 +142,7 @@ func parseSpan(s string) (time.Duration, error) {
 	return total + d, nil
 }
 
-// coloured says whether standard output takes colours.
+// coloured reports whether to print colours on standard output.
 func (p *program) coloured() bool {
 	switch p.global.color {
 	case "always":
@@ -151,7 +153,7 @@ func (p *program) coloured() bool {
 	return p.outTerminal && p.getenv("NO_COLOR") == "" && p.getenv("TERM") != "dumb"
 }
 
-// hues are the colours of states and levels, as SGR numbers.
+// hues are the colours of states and levels, as numbers of ANSI escape sequences.
 var hues = map[string]string{
 	"DELIVERED": "32", "SENT": "32", "ok": "32", "closed": "32",
 	"FAILED": "31", "fail": "31", "dead": "31",
@@ -169,7 +171,7 @@ func paint(cell string, header term.Header) string {
 	return cell
 }
 
-// count writes a number with separators: 1,204,000.
+// count returns a number with thousands separators: 1,204,000.
 func count[N int | int64 | uint32 | uint64](n N) string { return term.Count(n) }
 
 func channelNames() (names []string) {
@@ -186,22 +188,22 @@ func categoryNames() (names []string) {
 	return names
 }
 
-// checkState returns the state that --status names; empty is fine.
+// checkState checks --status and returns it in upper case. An empty value is valid.
 func checkState(given string) (string, error) {
 	name := strings.ToUpper(given)
 	if _, ok := notify.ParseState(name); name != "" && !ok {
-		return "", term.Usage("--status %q: states are %s%s", given, strings.Join(stateNames(), ", "), nearest(name, stateNames()))
+		return "", term.Usage("--status %q is no state; states are %s%s", given, strings.Join(stateNames(), ", "), nearest(name, stateNames()))
 	}
 	return name, nil
 }
 
-// checkKinds refuses a channel or category that does not exist; empty is fine.
+// checkKinds returns an error for an unknown channel or category. Empty values are valid.
 func checkKinds(channel, category string) error {
 	if _, ok := notify.ParseChannel(channel); channel != "" && !ok {
-		return term.Usage("--channel %q: channels are %s%s", channel, strings.Join(channelNames(), ", "), nearest(channel, channelNames()))
+		return term.Usage("--channel %q is no channel; channels are %s%s", channel, strings.Join(channelNames(), ", "), nearest(channel, channelNames()))
 	}
 	if _, ok := notify.ParseCategory(category); category != "" && !ok {
-		return term.Usage("--category %q: categories are %s%s", category, strings.Join(categoryNames(), ", "), nearest(category, categoryNames()))
+		return term.Usage("--category %q is no category; categories are %s%s", category, strings.Join(categoryNames(), ", "), nearest(category, categoryNames()))
 	}
 	return nil
 }
@@ -213,7 +215,7 @@ func nearest(word string, names []string) string {
 	return ""
 }
 
-// completeKinds offers channels and categories to the shell.
+// completeKinds registers the completion of --channel and --category.
 func completeKinds(c *cobra.Command) {
 	complete(c, "channel", channelNames())
 	complete(c, "category", categoryNames())

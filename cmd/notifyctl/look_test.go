@@ -20,7 +20,7 @@ func TestTimes(t *testing.T) {
 	f := func(format string, d time.Duration, want string) {
 		t.Helper()
 		p.global.timeFormat = format
-		if got := p.when(now.Add(d)); got != want {
+		if got := p.timeText(now.Add(d)); got != want {
 			t.Errorf("%s %s: got %q, want %q", format, d, got, want)
 		}
 	}
@@ -33,10 +33,10 @@ func TestTimes(t *testing.T) {
 	f("relative", 49*time.Hour+time.Minute, "in 2d1h")
 	f("iso", time.Millisecond, "2026-03-01T09:00:00.001Z")
 	p.global.timeFormat = "local"
-	if got, want := p.when(now), now.Local().Format("2006-01-02 15:04:05.000Z07:00"); got != want {
+	if got, want := p.timeText(now), now.Local().Format("2006-01-02 15:04:05.000Z07:00"); got != want {
 		t.Errorf("local: got %q, want %q", got, want)
 	}
-	if got := p.when(time.Time{}); got != "" {
+	if got := p.timeText(time.Time{}); got != "" {
 		t.Errorf("no time: got %q", got)
 	}
 	for d, want := range map[time.Duration]string{0: "0ns", 1500: "1us", 2 * time.Millisecond: "2ms", 9900 * time.Millisecond: "9.9s", 24 * time.Hour: "1d"} {
@@ -121,7 +121,7 @@ func TestWait(t *testing.T) {
 // told, as a number and as what it means.
 func TestShowFanout(t *testing.T) {
 	t.Parallel()
-	for total, want := range map[int]string{10: "", 12: "pending  2  (accepted, and nothing is found of them"} {
+	for total, want := range map[int]string{10: "", 12: "pending  2  (accepted, but without a row"} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Query().Get("after") == "" {
 				fmt.Fprintf(w, `{"notification_id":"ntf_1","accepted":%d,"counted":6,"counts":{"SENT":6},"complete":false,"pending":%d,"next":"0.6"}`, total, total-6)
@@ -150,7 +150,7 @@ func TestVersion(t *testing.T) {
 	for answer, want := range map[string]string{
 		`{"status":"ok","version":"v9.9.9"}`:          "v9.9.9",
 		`{"status":"ok","version":"` + version + `"}`: version,
-		`{"status":"ok"}`:                             "does not tell its version",
+		`{"status":"ok"}`:                             "of unknown version",
 	} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != "/healthz" {
@@ -159,7 +159,7 @@ func TestVersion(t *testing.T) {
 			fmt.Fprint(w, answer)
 		}))
 		out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "version")
-		if code != 0 || !strings.Contains(out, want+"  ("+srv.URL+")") || strings.Contains(errs, "the server is of version") != (want == "v9.9.9") {
+		if code != 0 || !strings.Contains(out, want+"  ("+srv.URL+")") || strings.Contains(errs, "the server has version") != (want == "v9.9.9") {
 			t.Errorf("%s: code %d, %s%s", answer, code, out, errs)
 		}
 		srv.Close()
@@ -211,7 +211,7 @@ func TestHowFar(t *testing.T) {
 	t.Parallel()
 	f := func(done, total int64, took time.Duration, want string) {
 		t.Helper()
-		if got := howFar(done, total, took); got != want {
+		if got := progressText(done, total, took); got != want {
 			t.Errorf("%d of %d in %v: %q, want %q", done, total, took, got, want)
 		}
 	}
@@ -230,11 +230,11 @@ func TestAdvice(t *testing.T) {
 	f := func(status, event, want string) {
 		t.Helper()
 		tl := api.Timeline{Status: api.Status{NotificationID: "ntf_1", Status: status}, Events: []api.TimelineEvent{{Type: event}}}
-		if got := advice(e, &tl); got != want {
+		if got := codeAdvice(e, &tl); got != want {
 			t.Errorf("%s after %s: %q, want %q", status, event, got, want)
 		}
 	}
 	f("DEFERRED", "attempt", e.Do)
-	f("EXPIRED", "attempt", "It is not tried again.")
-	f("FAILED", "dead_letter", "It is not tried again; once the cause is gone: notifyctl dlq replay --id ntf_1")
+	f("EXPIRED", "attempt", "It is not retried.")
+	f("FAILED", "dead_letter", "It is not retried; once the cause is repaired: notifyctl dlq replay --id ntf_1")
 }

@@ -1,6 +1,8 @@
-// Command notifyctl sends notifications, shows what became of them, and helps
-// those who run notifyd. Data goes to standard output, everything said about it
-// to standard error.
+// Command notifyctl sends notifications, shows their outcomes, and helps operators of notifyd.
+// Data goes to standard output; everything else (notes, progress, errors) goes to standard error.
+//
+// Start reading in main.go, which lists every command. Each command is in a file of its own;
+// globals.go holds the flags, the context and the client that all of them share.
 package main
 
 import (
@@ -23,12 +25,12 @@ import (
 )
 
 // linked is set by the linker (make build).
-var linked string
+var linkedVersion string
 
-var version = term.Version(linked)
+var version = term.Version(linkedVersion)
 
-// program is what commands use of the outside world, and what the global flags
-// say. One runs one command.
+// program is the environment of a command (streams, clock, terminal) and its global flags. Each
+// program runs one command.
 type program struct {
 	out, err io.Writer
 	in       io.Reader
@@ -38,12 +40,12 @@ type program struct {
 	inTerminal, outTerminal, errTerminal bool
 	width                                int // of the terminal that takes standard output; 0: none
 
-	global  globals
-	running *cobra.Command         // once its flags are read
-	args    []string               // its arguments
-	drawing atomic.Bool            // panels have the terminal: remarks would tear them
-	auditID atomic.Pointer[string] // row of the audit log of the last change; nil: there was none
-	inClear sync.Once              // told that a token goes over a line that others can read
+	global            globals
+	running           *cobra.Command         // the command; nil until its flags are parsed
+	args              []string               // its arguments
+	drawing           atomic.Bool            // a live screen is shown: notes would damage it
+	auditID           atomic.Pointer[string] // audit log row of the last change; nil: no change
+	warnedUnencrypted sync.Once              // so that the warning about an unencrypted token comes once
 }
 
 func main() {
@@ -70,12 +72,12 @@ func run(ctx context.Context, p *program, args []string) int {
 	err = p.withAdvice(c, err)
 	code := term.ExitCode(err)
 	if err != nil && ctx.Err() != nil && code == term.ExitInterrupt {
-		if s, ok := errors.AsType[*stopped](context.Cause(ctx)); ok {
+		if s, ok := errors.AsType[*signalStop](context.Cause(ctx)); ok {
 			code = s.code
 		}
 		e, ok := errors.AsType[*term.Error](err)
 		if !ok {
-			return code // whoever pressed Ctrl-C knows
+			return code // a person who pressed Ctrl-C needs no message
 		}
 		err = &term.Error{Exit: code, Err: e.Err, Next: e.Next}
 	}
@@ -85,23 +87,24 @@ func run(ctx context.Context, p *program, args []string) int {
 	return code
 }
 
-// stopped is why the context ended.
-type stopped struct {
+// signalStop is the cause of a context that a signal ended.
+type signalStop struct {
 	signal os.Signal
 	code   int
 }
 
-func (s *stopped) Error() string { return fmt.Sprintf("stopped by %v", s.signal) }
+func (s *signalStop) Error() string { return fmt.Sprintf("stopped by %v", s.signal) }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM: commands
-// say how far they came, and how to go on. The second one ends the process.
+// signals returns a context that ends at the first SIGINT or SIGTERM, so that commands can print
+// how far they got and how to continue. The second signal ends the process. The goroutine lives
+// as long as the process.
 func signals() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
 		for first := true; ; first = false {
-			s := &stopped{<-ch, term.ExitInterrupt}
+			s := &signalStop{<-ch, term.ExitInterrupt}
 			if s.signal == syscall.SIGTERM {
 				s.code = term.ExitTerminated
 			}
@@ -122,8 +125,7 @@ const (
 	groupSetup = "setup"
 )
 
-// commands is every command, by its group of the help page; a new one is added
-// here.
+// commands returns all commands by group of the help page. Add a new command here.
 func commands(p *program) map[string][]*cobra.Command {
 	return map[string][]*cobra.Command{
 		groupSend:  {newSend(p), newSchedule(p), newReschedule(p), newTrigger(p), newCancel(p), newUser(p)},
@@ -136,20 +138,20 @@ func commands(p *program) map[string][]*cobra.Command {
 func newRoot(p *program) *cobra.Command {
 	root := &cobra.Command{
 		Use: "notifyctl", Version: version,
-		Short: "Send notifications and see what became of them",
-		Long: `notifyctl sends notifications through notifyd, shows what became of them, and
-helps those who run it.
+		Short: "Send notifications and show their outcomes",
+		Long: `notifyctl sends notifications through notifyd, shows their outcomes, and helps
+operators of notifyd.
 
-Start a server with "notifyd dev", which also writes a context for notifyctl, and
+Start a server with "notifyd dev", which also writes a context for notifyctl. Then:
   notifyctl send --channel push --user ann --title Hello --body 'It works' --wait`,
 	}
-	root.InitDefaultVersionFlag() // else "help" does not list it
+	root.InitDefaultVersionFlag() // otherwise "help" does not list --version
 	root.SetIn(p.in)
 	root.SetOut(p.out)
 	root.SetErr(p.err)
 	root.AddGroup(
 		&cobra.Group{ID: groupSend, Title: "Send:"},
-		&cobra.Group{ID: groupLook, Title: "Look:"},
+		&cobra.Group{ID: groupLook, Title: "Show:"},
 		&cobra.Group{ID: groupRun, Title: "Operate:"},
 		&cobra.Group{ID: groupSetup, Title: "Set up:"},
 	)
@@ -171,7 +173,7 @@ Start a server with "notifyd dev", which also writes a context for notifyctl, an
 	return root
 }
 
-// topics are pages of help that belong to no command.
+// topics are the help pages without a command.
 func topics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "What the exit codes mean", Long: `Exit codes are part of the interface:
@@ -179,54 +181,53 @@ func topics() []*cobra.Command {
     0  done; an empty list is done as well
     1  something failed
     2  wrong flags or arguments, refused input, or a missing --yes
-    3  some items failed; which ones was printed
+    3  some items failed; the output says which
     4  no valid token, or it lacks a scope
-    5  no such thing
-    6  the state forbids it, or an idempotency key came with another body
-    7  the server is away, too busy or too slow; try the same command again
-    8  a wait ended before the thing did
-    9  a check found something
-   10  stopped by a guard
+    5  not found
+    6  the state does not allow it, or an idempotency key was used with another body
+    7  the server is unreachable, too busy or too slow; run the same command again
+    8  --timeout ended before the outcome was known
+    9  a check found a problem
+   10  a job stopped itself (see dlq replay)
    99  a threshold of a load run was missed
   130  Ctrl-C
   143  SIGTERM
 
-After 7, and after an interrupted sending, nobody knows whether the request was
-taken. "send" and "trigger create" print the idempotency key to give then: with the
-same key it is taken once, however often it is sent, for 24 hours. A batch and a
-fan-out know by themselves how far they came. Every other command says what is to
-be, and may be repeated as it is; only "caller rotate-secret" makes another secret.
-4, 5 and 6 do not change by trying again.`},
+After exit 7, and after an interrupted send, it is unknown whether the server accepted
+the request. "send" and "trigger create" then print an idempotency key: with this key
+the request is accepted only once within 24 hours, however often it is sent. A batch and
+a fan-out know how far they got. Every other command can be repeated as it is; only
+"caller rotate-secret" creates another secret. A retry does not help after 4, 5 and 6.`},
 		{Use: "formats", Short: "Output formats, filters and times", Long: `Results go to standard output in the format of -o:
 
   table  for people; columns may change between versions
   json   one indented document; a list is {"items": [...]}
-  jsonl  one line of JSON an item; streams such as tail write each at once
+  jsonl  one line of JSON per item; streams such as tail write each line at once
   yaml   one document
 
---jq filters the JSON form of any result without jq being installed, with jsonl each
-line:
+--jq filters the JSON form of any result, with jsonl each line. It is built in, jq need
+not be installed:
 
   notifyctl ls --user ann --jq '.items[] | select(.status == "FAILED") | .notification_id'
 
-Everything else goes to standard error: progress (only to a terminal), remarks
-(-q turns them off), and errors. With -o json or jsonl an error is one JSON line:
+Everything else goes to standard error: progress (only on a terminal), notes (-q turns
+them off), and errors. With -o json or jsonl an error is one JSON line:
 
   {"error":{"code":"...","message":"...","hint":["..."],"exit":5,"retryable":false}}
 
-Times in tables are relative; --time-format iso or local writes them in full, and
-the JSON forms are always RFC 3339. Where a time is given, it is RFC 3339, "now",
-or a distance such as +10m, -2h or "3d ago".`},
-		{Use: "env", Short: "Environment variables and files", Long: `A flag wins over its environment variable, and that over the context.
+Times in tables are relative; --time-format iso or local prints full times. JSON and
+YAML always use RFC 3339. A flag that takes a time accepts RFC 3339, "now", or a
+distance such as +10m, -2h or "3d ago".`},
+		{Use: "env", Short: "Environment variables and files", Long: `A flag wins over its environment variable, and the variable wins over the context.
 
   NOTIFYCTL_CONTEXT     context to use                            --context
   NOTIFYCTL_SERVER      URL of the server                         --server
   NOTIFYCTL_TOKEN_FILE  file with the token                       --token-file
   NOTIFYCTL_TOKEN       the token itself
-  NOTIFYCTL_TIMEOUT     longest wait for an answer, like 1m       --timeout
+  NOTIFYCTL_TIMEOUT     longest wait for an answer, such as 1m    --timeout
   NO_COLOR              no colours                                --color never
-  TZ                    zone of times written as local
-  HTTPS_PROXY, HTTP_PROXY, NO_PROXY   proxies; never for loopback
+  TZ                    zone of local times
+  HTTPS_PROXY, HTTP_PROXY, NO_PROXY   proxies; never used for loopback
 
 A server given without a context does not get the current context's token.
 
@@ -234,7 +235,7 @@ Files:
 
   $XDG_CONFIG_HOME/notifyctl/config.yaml   contexts            (~/.config)
   $XDG_CONFIG_HOME/notifyctl/tokens/       tokens kept by "context add --token-file -"
-  $XDG_STATE_HOME/notifyctl/context        the current one     (~/.local/state)
-  $XDG_STATE_HOME/notifyctl/campaigns/     how far each "send --fanout" came`},
+  $XDG_STATE_HOME/notifyctl/context        current context     (~/.local/state)
+  $XDG_STATE_HOME/notifyctl/campaigns/     progress of each "send --fanout"`},
 	}
 }

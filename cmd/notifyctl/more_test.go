@@ -23,8 +23,8 @@ func TestMoreKeepsTheQuestion(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.running, p.args = c, c.Flags().Args()
-		p.more(3, "NEXT")
-		if got := strings.TrimSpace(said.String()); got != "there are more: "+want+" --cursor NEXT" {
+		p.noteNextPage(3, "NEXT")
+		if got := strings.TrimSpace(said.String()); got != "for the next page: "+want+" --cursor NEXT" {
 			t.Errorf("%q, want %q", got, want)
 		}
 		// It reads back as it was meant.

@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// planned is the answer of plan: the sheet asked for and, with --from, the same
-// from rates that were measured.
-type planned struct {
+// planResult is the result of plan: the sheet with the assumed rates and, with --from, the sheet
+// with measured rates.
+type planResult struct {
 	Input    map[string]any `json:"input"`
 	Source   capacity.Sheet `json:"source"`
 	Measured *measuredPlan  `json:"measured,omitempty"`
@@ -24,7 +24,7 @@ type planned struct {
 
 type measuredPlan struct {
 	Rates   []capacity.Origin `json:"rates"`
-	Missing []string          `json:"missing"` // measured nowhere: the source's
+	Missing []string          `json:"missing"` // rates without a measurement: the sheet uses the assumed ones
 	Sheet   capacity.Sheet    `json:"sheet"`
 }
 
@@ -34,22 +34,22 @@ func newPlan(p *program) *cobra.Command {
 	in := capacity.Default()
 	params := in.Params()
 	c := &cobra.Command{
-		Use: "plan", Short: "Work out how many of each part a load needs", Args: cobra.NoArgs,
-		Long: `plan computes a capacity sheet. Without flags it is that of the design notifyd comes
-from: 5M notifications a second. COUNT counts as that design does, LASTING what the
-same load takes when it does not end; where they differ, plan says why. HOLDS TO is
-the load, in the same mix, that COUNT carries for good, ONE LOST the same with one of
-them gone.
+		Use: "plan", Short: "Calculate how many workers, nodes and accounts a load needs", Args: cobra.NoArgs,
+		Long: `plan computes a capacity sheet: how many of each part a load needs. Without flags, the
+load is that of the design document behind notifyd, 5M notifications per second. COUNT
+is calculated as in that document. LASTING is what the same load needs if it never ends;
+if the two differ, plan says why. HOLDS TO is the load, in the same mix, that COUNT can
+carry permanently. ONE LOST is the same after the loss of one part.
 
-Every value is a flag and, with _ for -, a key of a YAML file; a flag wins. --from
-reads the rates that "make bench" measured, and prints both sheets side by side.
-No server is asked.
+Every value is a flag and, with _ instead of -, a key of a YAML file; the flag wins.
+--from reads the rates that "make bench" measured, and prints both sheets side by side.
+plan needs no server, except with --verify.
 
-With --verify a server is asked (scope observe) what its processes are set to and do
-now, and each line says where that contradicts the sheet: requests at once against rate
-x latency, connections, accounts and pools, partitions, timer shards, rates of callers.
-The load is the one measured, with its mix, or that of --rate, which lasts. Exit 9 when
-something contradicts.`,
+With --verify, plan reads the settings and rates of a server's processes (scope
+observe) and compares them with the sheet: concurrent requests with rate x latency,
+connections, accounts and pools, partitions, timer shards, rates of callers. The load is
+the measured one with its mix, or the lasting load of --rate. plan exits 9 if a setting
+contradicts the sheet.`,
 		Example: `  notifyctl plan
   notifyctl plan --rate 200K --push 60% --email 40% --sms 0 --fanout 0.9
   notifyctl plan -f plan.yaml --from bench/results.json -o json
@@ -68,7 +68,7 @@ something contradicts.`,
 	f := c.Flags()
 	f.StringVarP(&file, "file", "f", "", "YAML file with values")
 	f.StringVar(&from, "from", "", "results of make bench, e.g. bench/results.json")
-	f.BoolVar(&verify, "verify", false, "compare the sheet with what a server's processes are set to and do")
+	f.BoolVar(&verify, "verify", false, "compare the sheet with the settings and rates of a server's processes")
 	f.SortFlags = false
 	for i := range params {
 		f.Var(planValue{&params[i]}, strings.ReplaceAll(params[i].Key, "_", "-"), params[i].Doc)
@@ -76,12 +76,12 @@ something contradicts.`,
 	return c
 }
 
-// planValue makes a parameter a flag.
+// planValue is a flag for a parameter.
 type planValue struct{ *capacity.Param }
 
 func (planValue) Type() string { return "value" }
 
-// Set leaves out the field: the flag is named beside it.
+// Set sets the parameter. Its error does not name the field, because the flag's error does.
 func (v planValue) Set(text string) error {
 	err := v.Param.Set(text)
 	if e, ok := errors.AsType[*notify.Error](err); ok {
@@ -90,7 +90,7 @@ func (v planValue) Set(text string) error {
 	return err
 }
 
-// readPlan sets what the file says and no flag does.
+// readPlan sets the parameters that the file gives and no flag does.
 func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 	if file == "" {
 		return nil
@@ -107,7 +107,7 @@ func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 		return nil
 	}
 	if doc.Content[0].Kind != yaml.MappingNode {
-		return term.Usage("%s: it is a list of values such as rate: 5M, one a line", file)
+		return term.Usage("%s must hold one value per line, such as rate: 5M", file)
 	}
 	byKey, keys := map[string]*capacity.Param{}, make([]string, 0, len(params))
 	for i := range params {
@@ -124,13 +124,13 @@ func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 		prm := byKey[key.Value]
 		switch {
 		case prm == nil:
-			bad("unknown_field", "no value is called that%s", nearest(key.Value, keys))
+			bad("unknown_field", "unknown value%s", nearest(key.Value, keys))
 			continue
 		case seen[key.Value]:
-			bad("duplicate_key", "it is there twice")
+			bad("duplicate_key", "is given twice")
 			continue
 		case value.Kind != yaml.ScalarNode:
-			bad("wrong_type", "it is one value, such as 5M")
+			bad("wrong_type", "must be a single value, such as 5M")
 			continue
 		}
 		seen[key.Value] = true
@@ -146,7 +146,7 @@ func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 }
 
 func runPlan(p *program, in capacity.Input, from string) error {
-	out := planned{Input: map[string]any{}}
+	out := planResult{Input: map[string]any{}}
 	for _, prm := range in.Params() {
 		out.Input[prm.Key] = prm.Value()
 	}
@@ -155,7 +155,7 @@ func runPlan(p *program, in capacity.Input, from string) error {
 		return err
 	}
 	if from != "" {
-		if out.Measured, err = measured(in, from); err != nil {
+		if out.Measured, err = measuredSheet(in, from); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,7 @@ func runPlan(p *program, in capacity.Input, from string) error {
 	return printPlan(p, &in, &out)
 }
 
-func measured(in capacity.Input, file string) (*measuredPlan, error) {
+func measuredSheet(in capacity.Input, file string) (*measuredPlan, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, term.Usage("--from: %v; make bench writes it", err)
@@ -182,8 +182,8 @@ func measured(in capacity.Input, file string) (*measuredPlan, error) {
 	return &measuredPlan{Rates: rates, Missing: missing, Sheet: s}, err
 }
 
-// printPlan writes the sheet for people: tables under headings.
-func printPlan(p *program, in *capacity.Input, out *planned) error {
+// printPlan prints the sheet for people, as tables with headings.
+func printPlan(p *program, in *capacity.Input, out *planResult) error {
 	pr := p.printer()
 	table := func(heading string, t term.Table) error {
 		if len(t) < 2 {
@@ -197,33 +197,33 @@ func printPlan(p *program, in *capacity.Input, out *planned) error {
 	first := out.Source.First
 	var errs []error
 	if m := out.Measured; m == nil {
-		errs = append(errs, table("What it takes", sheetTable(&out.Source)))
+		errs = append(errs, table("What the load needs", sheetTable(&out.Source)))
 	} else {
-		first = "with the rates assumed: " + first + "\nwith those measured:    " + m.Sheet.First
-		errs = append(errs, table("What it takes: with the rates assumed, and with those measured", bothTable(&out.Source, &m.Sheet)), table("Measured", ratesTable(m)))
+		first = "with assumed rates:  " + first + "\nwith measured rates: " + m.Sheet.First
+		errs = append(errs, table("What the load needs, with assumed and with measured rates", assumedAndMeasuredTable(&out.Source, &m.Sheet)), table("Measured", ratesTable(m)))
 		if len(m.Missing) > 0 {
-			fmt.Fprintf(p.out, "not measured, so as assumed: %s\n", strings.Join(m.Missing, ", "))
+			fmt.Fprintf(p.out, "not measured, so assumed: %s\n", strings.Join(m.Missing, ", "))
 		}
-		out.Source = m.Sheet // what follows speaks of the rates that are real
+		out.Source = m.Sheet // the tables below use the measured rates
 	}
-	errs = append(errs, table("Where COUNT does not hold for a load that lasts", limitTable(&out.Source)),
-		table("Rows by chunk: nodes of the status store by the share of fan-outs", chunkTable(&out.Source)),
-		table("A tenth worse", changeTable(&out.Source)))
+	errs = append(errs, table("Where COUNT is too low for a lasting load", limitTable(&out.Source)),
+		table("Rows by chunk: status nodes by share of fan-outs", chunkTable(&out.Source)),
+		table("Effect of values that get 10% worse", changeTable(&out.Source)))
 	fmt.Fprintf(p.out, "\n%s\n", first)
 	return errors.Join(errs...)
 }
 
 func percent(share float64) string { return capacity.Number(share*100) + "%" }
 
-// some writes a count, nothing for what is not known.
-func some(n int64) string {
+// countOrDash returns a count, or "-" for 0, which means unknown.
+func countOrDash(n int64) string {
 	if n == 0 {
 		return "-"
 	}
 	return count(n)
 }
 
-func holds(rate float64) string {
+func rateText(rate float64) string {
 	if rate == 0 {
 		return ""
 	}
@@ -234,20 +234,20 @@ func sheetTable(s *capacity.Sheet) term.Table {
 	t := term.Table{{"PART", "COUNT", "LASTING", "HOLDS TO", "ONE LOST", "HOW"}}
 	for i := range s.Lines {
 		l := &s.Lines[i]
-		lost := holds(l.OneLost)
+		lost := rateText(l.OneLost)
 		if l.HoldsTo > 0 && l.OneLost == 0 {
 			lost = "nothing"
 		}
-		t = append(t, []string{l.Name, some(l.Count), some(l.Sustained), holds(l.HoldsTo), lost, l.How})
+		t = append(t, []string{l.Name, countOrDash(l.Count), countOrDash(l.Sustained), rateText(l.HoldsTo), lost, l.How})
 	}
 	return t
 }
 
-func bothTable(a, b *capacity.Sheet) term.Table {
+func assumedAndMeasuredTable(a, b *capacity.Sheet) term.Table {
 	t := term.Table{{"PART", "ASSUMED", "LASTING", "MEASURED", "LASTING", "HOLDS TO", "HOW"}}
 	for i := range b.Lines {
 		x, y := &a.Lines[i], &b.Lines[i]
-		t = append(t, []string{y.Name, some(x.Count), some(x.Sustained), some(y.Count), some(y.Sustained), holds(y.HoldsTo), y.How})
+		t = append(t, []string{y.Name, countOrDash(x.Count), countOrDash(x.Sustained), countOrDash(y.Count), countOrDash(y.Sustained), rateText(y.HoldsTo), y.How})
 	}
 	return t
 }
@@ -260,7 +260,7 @@ func ratesTable(m *measuredPlan) term.Table {
 
 func limitTable(s *capacity.Sheet) term.Table {
 	return (&columns[capacity.Limit]{head: "PART  COUNT  LASTING  WHY", row: func(l *capacity.Limit) []string {
-		return []string{s.Line(l.Key).Name, some(l.Count), some(l.Sustained), l.Why}
+		return []string{s.Line(l.Key).Name, countOrDash(l.Count), countOrDash(l.Sustained), l.Why}
 	}}).table(s.Limits)
 }
 

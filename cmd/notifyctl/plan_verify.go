@@ -11,15 +11,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// verified is the answer of plan --verify.
-type verified struct {
-	Measured bool                  `json:"measured"` // the load is what the processes do now
+// verifyResult is the result of plan --verify.
+type verifyResult struct {
+	Measured bool                  `json:"measured"` // the load is the measured one
 	Rate     float64               `json:"rate"`     // of the load, notifications a second
 	Checks   []capacity.Comparison `json:"checks"`
 }
 
-// runVerify compares the sheet of a load with what a server's processes are set to. given
-// says that the load is the flags'.
+// runVerify compares the sheet of a load with the settings of a server's processes. given says
+// that the load comes from flags or a file, and is not the measured one.
 func runVerify(ctx context.Context, p *program, in capacity.Input, from string, given bool) error {
 	cl, err := p.client()
 	if err != nil {
@@ -58,7 +58,7 @@ func runVerify(ctx context.Context, p *program, in capacity.Input, from string, 
 	for i := range callers.Items {
 		fleet.CallerRate = max(fleet.CallerRate, callers.Items[i].Rate)
 	}
-	out := verified{Measured: !given, Rate: in.Rate}
+	out := verifyResult{Measured: !given, Rate: in.Rate}
 	if out.Checks, err = capacity.Verify(in, &fleet, true); err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func runVerify(ctx context.Context, p *program, in capacity.Input, from string, 
 			missing = append(missing, *one)
 		}
 	}
-	p.absent(missing)
+	p.noteMissing(missing)
 	p.note("load: %s/s%s", capacity.Number(in.Rate), map[bool]string{true: ", measured"}[out.Measured])
 	if err := p.printer().Print(out, verifyTable(out.Checks)); err != nil {
 		return err
@@ -80,7 +80,7 @@ func runVerify(ctx context.Context, p *program, in capacity.Input, from string, 
 }
 
 func verifyTable(cs []capacity.Comparison) term.Table {
-	// What contradicts first.
+	// Contradictions come first.
 	cs = slices.Clone(cs)
 	slices.SortStableFunc(cs, func(a, b capacity.Comparison) int {
 		switch {
@@ -96,8 +96,8 @@ func verifyTable(cs []capacity.Comparison) term.Table {
 	}}).table(cs)
 }
 
-// measuredLoad makes the load of in what was measured, with its mix. Where nothing came it
-// is one notification a second, which is the least that a sheet is of.
+// measuredLoad sets the load of in to the measured rates and their mix. If nothing came, the load
+// is one notification per second, the smallest that a sheet is computed for.
 func measuredLoad(in *capacity.Input, rates *api.Rates) {
 	by := map[string]float64{}
 	total := 0.0
@@ -119,8 +119,8 @@ func measuredLoad(in *capacity.Input, rates *api.Rates) {
 	}
 }
 
-// fleetOf puts the settings of processes together. Of what each has for itself, it takes
-// the least.
+// fleetOf combines the settings of the processes. For a setting that each process has for itself,
+// it takes the smallest.
 func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
 	least := func(to *int, v int) {
 		if *to == 0 || v < *to {
@@ -143,7 +143,7 @@ func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
 		f.TimerShards = max(f.TimerShards, s.TimerShards)
 		for _, c := range s.Channels {
 			to := map[string]*capacity.FleetChannel{"push": &f.Push, "sms": &f.SMS, "email": &f.Email}[c.Channel]
-			if to == nil { // of another release
+			if to == nil { // a channel of another release
 				continue
 			}
 			to.Workers++

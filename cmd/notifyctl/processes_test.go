@@ -57,7 +57,7 @@ func TestListSaysWhatItOmits(t *testing.T) {
 	defer srv.Close()
 	w := newWorld(t, srv.URL)
 	for user, want := range map[string]bool{"ann": true, "bob": false} {
-		if _, remarks, _ := w.ctl(t.Context(), "ls", user); strings.Contains(remarks, "fan-outs are left out") != want {
+		if _, remarks, _ := w.ctl(t.Context(), "ls", user); strings.Contains(remarks, "fan-outs are not listed") != want {
 			t.Errorf("ls %s says %q", user, remarks)
 		}
 	}

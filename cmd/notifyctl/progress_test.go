@@ -26,12 +26,12 @@ func TestProgressAfterInterrupt(t *testing.T) {
 		drawn <- string(b)
 	}()
 	p := &program{err: near, errTerminal: true, now: time.Now, getenv: func(string) string { return "" }}
-	bar := p.progress("checking", 10)
+	bar := p.startProgress("checking", 10)
 	for range 10 {
 		bar.add(1)
 	}
 	bar.end()
-	bar = p.progress("checking", 0)
+	bar = p.startProgress("checking", 0)
 	bar.add(1)
 	bar.end()
 	if err := near.Close(); err != nil {

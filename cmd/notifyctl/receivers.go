@@ -21,13 +21,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// eachItem calls fn with every item of a file and the number of the line on which it
-// begins. The file is NDJSON, or one JSON array if its first character is "[". name is
-// that of the file in errors. fn must not keep item.
+// eachItem calls fn with every item of a file and the number of the line on which the item
+// begins. The file is NDJSON, or one JSON array if its first character is "[". name names the
+// file in errors. fn must not keep item.
 func eachItem(r io.Reader, name string, fn func(line int, item []byte) error) error {
 	in := bufio.NewReader(r)
 	if mark, err := in.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" {
-		_, _ = in.Discard(3) // it was peeked
+		_, _ = in.Discard(3) // cannot fail: the bytes were peeked
 	}
 	line := 1
 	for {
@@ -41,7 +41,7 @@ func eachItem(r io.Reader, name string, fn func(line int, item []byte) error) er
 			line++
 		case b == ' ' || b == '\t' || b == '\r':
 		default:
-			_ = in.UnreadByte() // after a ReadByte
+			_ = in.UnreadByte() // cannot fail after a ReadByte
 			if b == '[' {
 				return eachElement(in, name, line, fn)
 			}
@@ -61,15 +61,15 @@ func eachLine(in io.Reader, name string, line int, fn func(line int, item []byte
 		}
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return term.Usage("%s:%d: the line is over 1 MiB", name, line)
+		return term.Usage("%s:%d: the line is larger than 1 MiB", name, line)
 	} else if err != nil {
 		return err
 	}
 	return nil
 }
 
-// eachElement reads an array element by element, so that its size is not bounded by
-// memory. An element that spans lines is passed on as one.
+// eachElement reads an array element by element, so that memory does not bound its size. It
+// passes on an element that spans lines as one line.
 func eachElement(in io.Reader, name string, line int, fn func(line int, item []byte) error) error {
 	at, elements := &lineCounter{r: in, line: line}, 0
 	dec := json.NewDecoder(at)
@@ -79,7 +79,7 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 		case errors.As(err, &syntax):
 			return term.Usage("%s: element %d of the array: %v", name, elements+1, err)
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return term.Usage("%s: the array has no end", name)
+			return term.Usage("%s: the array is not closed", name)
 		}
 		return err
 	}
@@ -94,7 +94,7 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 		}
 		n := at.lineOf(dec.InputOffset() - int64(len(element)))
 		if len(element) > maxLine {
-			return term.Usage("%s:%d: the element is over 1 MiB", name, n)
+			return term.Usage("%s:%d: the element is larger than 1 MiB", name, n)
 		}
 		item.Reset()
 		if err := json.Compact(&item, element); err != nil {
@@ -109,17 +109,18 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 	}
 	end := dec.InputOffset()
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return term.Usage("%s:%d: something follows the array", name, at.lineOf(end))
+		return term.Usage("%s:%d: there is text after the array", name, at.lineOf(end))
 	}
 	return nil
 }
 
-// lineCounter remembers where lines end in what was read ahead of a decoder.
+// lineCounter records where lines end. The decoder reads ahead, so lineOf finds the line of an
+// offset later.
 type lineCounter struct {
 	r    io.Reader
 	read int64   // bytes
 	ends []int64 // offsets of line ends that lineOf has not passed
-	line int     // number of the line before the first of ends
+	line int     // number of the line that the first of ends closes
 }
 
 func (c *lineCounter) Read(b []byte) (int, error) {
@@ -133,7 +134,7 @@ func (c *lineCounter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// lineOf returns the line of an offset, which must not be less than at the last call.
+// lineOf returns the line of an offset. Offsets must not decrease from call to call.
 func (c *lineCounter) lineOf(offset int64) int {
 	k := 0
 	for k < len(c.ends) && c.ends[k] < offset {
@@ -143,8 +144,8 @@ func (c *lineCounter) lineOf(offset int64) int {
 	return c.line
 }
 
-// input is an open file.
-type input struct {
+// inputFile is an open file, or standard input.
+type inputFile struct {
 	io.Reader
 	close func() error
 }
@@ -152,14 +153,14 @@ type input struct {
 // receiverFormats are the values of --fanout-format.
 var receiverFormats = []string{"auto", "lines", "ndjson", "csv"}
 
-// headSize is how much of a file is looked at to know it again, and its form.
+// headSize is how much of a file is read to detect its format and to recognise the file.
 const headSize = 64 << 10
 
-// receiverFormat finds out the form of a file of receivers: by its name, else
-// by how it begins.
+// receiverFormat returns the format of a file of receivers: the given one, or the one that its
+// name or its first line shows.
 func receiverFormat(asked, name string, head []byte) (string, error) {
 	if !slices.Contains(receiverFormats, asked) {
-		return "", term.Usage("--fanout-format %q: it is %s", asked, strings.Join(receiverFormats, ", "))
+		return "", term.Usage("--fanout-format %q must be one of %s", asked, strings.Join(receiverFormats, ", "))
 	}
 	if asked != "auto" {
 		return asked, nil
@@ -184,8 +185,7 @@ func receiverFormat(asked, name string, head []byte) (string, error) {
 
 var bom = []byte("\xef\xbb\xbf")
 
-// badLine is what is wrong with one line of a file of receivers. Reading may go
-// on behind it.
+// badLine is an error in one line of a file of receivers. Reading can continue after it.
 type badLine struct {
 	name string
 	line int
@@ -194,8 +194,8 @@ type badLine struct {
 
 func (e *badLine) Error() string { return fmt.Sprintf("%s:%d: %s", e.name, e.line, e.what) }
 
-// readReceivers reads receivers one after the other, in bounded memory. What is
-// wrong with a line is a *badLine in its place; any other error is the last.
+// readReceivers reads the receivers one by one, in bounded memory. It yields a *badLine for a
+// wrong line and continues; any other error is the last item.
 func readReceivers(r io.Reader, name, format string) iter.Seq2[api.Receiver, error] {
 	if format == "csv" {
 		return readCSV(r, name)
@@ -220,21 +220,21 @@ func readReceivers(r io.Reader, name, format string) iter.Seq2[api.Receiver, err
 			}
 			rcv, what := parse(line)
 			if what == "" {
-				what = wrong(&rcv)
+				what = receiverProblem(&rcv)
 			}
-			if !yieldOr(yield, rcv, name, n, what) {
+			if !yieldReceiver(yield, rcv, name, n, what) {
 				return
 			}
 		}
 		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-			yield(api.Receiver{}, term.Usage("%s:%d: the line is over 1 MiB", name, n+1))
+			yield(api.Receiver{}, term.Usage("%s:%d: the line is larger than 1 MiB", name, n+1))
 		} else if err != nil {
 			yield(api.Receiver{}, err)
 		}
 	}
 }
 
-func yieldOr(yield func(api.Receiver, error) bool, r api.Receiver, name string, line int, what string) bool {
+func yieldReceiver(yield func(api.Receiver, error) bool, r api.Receiver, name string, line int, what string) bool {
 	if what != "" {
 		return yield(api.Receiver{}, &badLine{name, line, what})
 	}
@@ -256,7 +256,7 @@ func parseObject(line []byte) (api.Receiver, string) {
 	if err != nil {
 		var se *jsonv2.SemanticError
 		if errors.As(err, &se) && se.JSONPointer != "" {
-			what := "is of another type than it should be"
+			what := "has the wrong type"
 			if errors.Is(se.Err, jsonv2.ErrUnknownName) {
 				what = "is not known; a receiver has user_id, address, variables"
 			}
@@ -274,32 +274,32 @@ func parseObject(line []byte) (api.Receiver, string) {
 	return r, ""
 }
 
-// wrong says what the server would refuse; empty: nothing.
-func wrong(r *api.Receiver) string {
+// receiverProblem returns why the server would refuse r, or "".
+func receiverProblem(r *api.Receiver) string {
 	switch {
 	case r.UserID == "" && r.Address == "":
-		return "neither a user_id nor an address"
+		return "has neither a user_id nor an address"
 	case len(r.UserID) > notify.MaxUserID:
-		return fmt.Sprintf("the user id is over %d bytes", notify.MaxUserID)
+		return fmt.Sprintf("the user id is longer than %d bytes", notify.MaxUserID)
 	case !utf8.ValidString(r.UserID) || !utf8.ValidString(r.Address):
-		return "not valid UTF-8"
+		return "is not valid UTF-8"
 	case strings.ContainsFunc(r.UserID, func(c rune) bool { return c < 0x20 || c == 0x7f }):
 		return "the user id has control characters"
 	case len(r.Address) > notify.MaxAddress:
-		return fmt.Sprintf("the address is over %d bytes", notify.MaxAddress)
+		return fmt.Sprintf("the address is longer than %d bytes", notify.MaxAddress)
 	case len(r.Variables) > notify.MaxVariables:
-		return fmt.Sprintf("the variables are over %d bytes", notify.MaxVariables)
+		return fmt.Sprintf("the variables are larger than %d bytes", notify.MaxVariables)
 	}
 	return ""
 }
 
-// readCSV reads CSV with a header: user_id, address, and any other column as a
-// variable of its name. Empty values are left out.
+// readCSV reads CSV with a header: user_id, address, and variables by the names of the other
+// columns. Empty values are left out.
 func readCSV(r io.Reader, name string) iter.Seq2[api.Receiver, error] {
 	return func(yield func(api.Receiver, error) bool) {
 		rows := csv.NewReader(r)
 		rows.ReuseRecord = true
-		rows.FieldsPerRecord = -1 // said below, with the line
+		rows.FieldsPerRecord = -1 // checked below, to name the line
 		header, err := rows.Read()
 		if err != nil {
 			if errors.Is(err, io.EOF) {
@@ -328,13 +328,13 @@ func readCSV(r io.Reader, name string) iter.Seq2[api.Receiver, error] {
 			}
 			line, _ := rows.FieldPos(0)
 			if len(row) != len(cols) {
-				if !yieldOr(yield, api.Receiver{}, name, line, fmt.Sprintf("%d fields, the header has %d", len(row), len(cols))) {
+				if !yieldReceiver(yield, api.Receiver{}, name, line, fmt.Sprintf("has %d fields, but the header has %d", len(row), len(cols))) {
 					return
 				}
 				continue
 			}
-			rcv := fromRow(cols, row)
-			if !yieldOr(yield, rcv, name, line, wrong(&rcv)) {
+			rcv := receiverFromRow(cols, row)
+			if !yieldReceiver(yield, rcv, name, line, receiverProblem(&rcv)) {
 				return
 			}
 		}
@@ -358,7 +358,7 @@ func badHeader(cols []string) string {
 	return ""
 }
 
-func fromRow(cols, row []string) (r api.Receiver) {
+func receiverFromRow(cols, row []string) (r api.Receiver) {
 	var vars map[string]string
 	for i, v := range row {
 		switch {

@@ -36,21 +36,21 @@ func TestReadReceivers(t *testing.T) {
 	f("lines", "")
 	f("lines", "\xef\xbb\xbfann\r\n\n  bob  \ncleo", "ann", "bob", "cleo")
 	f("lines", "ann\nb\x01b\n\xff\n"+strings.Repeat("x", 129)+"\nbob",
-		"ann", "! in:2: the user id has control characters", "! in:3: not valid UTF-8", "! in:4: the user id is over 128 bytes", "bob")
-	f("lines", "ann\n"+strings.Repeat("x", maxLine+1)+"\nbob", "ann", "! in:2: the line is over 1 MiB")
+		"ann", "! in:2: the user id has control characters", "! in:3: is not valid UTF-8", "! in:4: the user id is longer than 128 bytes", "bob")
+	f("lines", "ann\n"+strings.Repeat("x", maxLine+1)+"\nbob", "ann", "! in:2: the line is larger than 1 MiB")
 	f("ndjson", `{"user_id":"ann","variables":{"n":1}}`+"\n\n"+`{"address":"+4915112345678"}`+"\n"+`"bob"`,
 		`ann{"n":1}`, "@+4915112345678", "bob")
 	f("ndjson", `{"usr":"ann"}`, "! in:1: field usr is not known; a receiver has user_id, address, variables")
-	f("ndjson", `{"user_id":7}`, "! in:1: field user_id is of another type than it should be")
+	f("ndjson", `{"user_id":7}`, "! in:1: field user_id has the wrong type")
 	f("ndjson", "{}\n[]\n{\"user_id\":\"a\",\"variables\":[]}\n{\"user_id\":\"a\",\"variables\":null}",
-		"! in:1: neither a user_id nor an address", `! in:2: not a JSON object {"user_id","address","variables"}`, "! in:3: variables is not an object", "a")
+		"! in:1: has neither a user_id nor an address", `! in:2: not a JSON object {"user_id","address","variables"}`, "! in:3: variables is not an object", "a")
 	f("ndjson", `{"user_id":"a"} {"user_id":"b"}`, `! in:1: not a JSON object {"user_id","address","variables"}`)
 	f("csv", "")
 	f("csv", "\xef\xbb\xbfuser_id, name ,address\nann,\"A, \"\"B\"\"\",+49151\nbob,,\n",
 		`ann@+49151{"name":"A, \"B\""}`, "bob")
 	f("csv", "user_id\nann\n\nbob\n", "ann", "bob")
 	f("csv", "user_id,name\nann\n,x\n\"two\nlines\",x\nbob,y",
-		"! in:2: 1 fields, the header has 2", "! in:3: neither a user_id nor an address", "! in:4: the user id has control characters", `bob{"name":"y"}`)
+		"! in:2: has 1 fields, but the header has 2", "! in:3: has neither a user_id nor an address", "! in:4: the user id has control characters", `bob{"name":"y"}`)
 	f("csv", "user_id,name\nann,\"x\nbob", `! in:3: extraneous or missing " in quoted-field`)
 	f("csv", "name\nx", "! in:1: the header has neither user_id nor address")
 	f("csv", "user_id,a,a\nx", `! in:1: the header names "a" twice`)

@@ -18,26 +18,27 @@ import (
 func newReconcile(p *program) *cobra.Command {
 	var out, since string
 	c := &cobra.Command{
-		Use: "reconcile", Short: "Find notifications and triggers that nothing leads to any more", Args: cobra.NoArgs,
-		Long: `reconcile reads every notification that is kept and every trigger that is not over, and
-what should lead to the end of each. It changes nothing; exit 9 when it found something.
-apply has a job repair what a report lists. The server repairs triggers every hour by
-itself; notifications it only audits.
+		Use: "reconcile", Short: "Find notifications and triggers that are stuck or lost, and repair them", Args: cobra.NoArgs,
+		Long: `reconcile reads every kept notification and every unfinished trigger, and checks that
+something (a record, a timer, a row) still leads to its end. It changes nothing, and
+exits 9 if it found something. "reconcile apply" starts a job that repairs what a report
+lists. The server repairs triggers every hour by itself; it does not repair
+notifications by itself.
 
-                    of notifications                         of triggers
-  missing           its timer is gone: for people            no index row: it is written
-  late              its timer is due: a scheduler must run   due long ago: enqueued anew
-  stuck             put off, nothing leads on: handed on again
-  orphan                                                     never answered: dropped when due
-  claim_expired     a worker left it: resumed                a dispatcher died: enqueued anew
-  open_bucket       a past minute still holds timers: a scheduler must run
-  status_alone      rows of what nobody accepted: for people
-  record_alone      its record was passed, no outcome: claimed, and resumed
-  dead_letter_owed                                           triggers-dlq may not know: written
-  unreadable                                                 another release, or damaged: for people
+                    notifications                         triggers
+  missing           timer is gone: repair by hand         no index row: row is written
+  late              timer is due: start a scheduler       due long ago: enqueued again
+  stuck             deferred, no timer: handed on again
+  orphan                                                  never answered: dropped if due
+  claim_expired     worker is gone: resumed               dispatcher died: enqueued
+  open_bucket       past minute with timers: start a scheduler
+  status_alone      rows without a request: check by hand
+  record_alone      record passed, no outcome: claimed, then resumed
+  dead_letter_owed                                        lacks in triggers-dlq: written
+  unreadable                                              check by hand (see DETAIL)
 
-What is resumed goes by the policy of what is ambiguous: pushes, and otp, alert and
-transactional everywhere, are sent again under the id the provider knows; marketing and
+A resumed notification may have been sent before. Pushes, and otp, alert and
+transactional on every channel, are sent again under the same provider id. Marketing and
 digest by SMS or mail become UNKNOWN. See also: notifyctl audit, notifyctl why.`,
 		Example: `  notifyctl reconcile --report-out report.json; notifyctl reconcile apply --report report.json`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -45,24 +46,25 @@ digest by SMS or mail become UNKNOWN. See also: notifyctl audit, notifyctl why.`
 			if err != nil {
 				return err
 			}
-			_, rep, err := reconcile(c, cl, since)
+			_, rep, err := requestReconcile(c, cl, since)
 			if err != nil {
 				return err
 			}
 			if err := saveReport(&rep, out); err != nil {
 				return err
 			}
-			return findings(p, &rep)
+			return printFindings(p, &rep)
 		},
 	}
 	c.Flags().StringVar(&out, "report-out", "", "write the report to a file, for apply")
-	c.Flags().StringVar(&since, "since", "", "only notifications accepted this long ago and later, e.g. 24h; default: all that are kept")
+	c.Flags().StringVar(&since, "since", "", "only notifications accepted this long ago or later, e.g. 24h; default: all that are kept")
 	c.AddCommand(newReconcileApply(p))
 	return c
 }
 
-// reconcile has the server look; what it finds is a plan, which a job repairs.
-func reconcile(c *cobra.Command, cl *api.Client, since string) (plan api.Plan, rep api.ReconcileReport, err error) {
+// requestReconcile makes the server look for findings. It returns them as a plan, which a job can
+// carry out, and as a report.
+func requestReconcile(c *cobra.Command, cl *api.Client, since string) (plan api.Plan, rep api.ReconcileReport, err error) {
 	spec := api.JobSpec{Kind: "reconcile"}
 	if since != "" {
 		d, err := time.ParseDuration(since)
@@ -71,7 +73,7 @@ func reconcile(c *cobra.Command, cl *api.Client, since string) (plan api.Plan, r
 		}
 		spec.Filter.Since = time.Now().Add(-d).UnixMilli()
 	}
-	if !c.Flags().Changed("timeout") { // it reads all that was accepted
+	if !c.Flags().Changed("timeout") { // the server reads everything that was accepted
 		cl.HTTPClient.Timeout = 0
 	}
 	if plan, err = cl.Plan(c.Context(), spec); err != nil {
@@ -92,8 +94,8 @@ func saveReport(rep *api.ReconcileReport, name string) error {
 	return os.WriteFile(name, append(b, '\n'), 0o600)
 }
 
-// findings prints a report, and is an error when it holds any.
-func findings(p *program, rep *api.ReconcileReport) error {
+// printFindings prints a report. It returns an error if the report has findings.
+func printFindings(p *program, rep *api.ReconcileReport) error {
 	if err := p.printer().Print(rep, listFindings(p, rep)); err != nil {
 		return err
 	}
@@ -101,7 +103,7 @@ func findings(p *program, rep *api.ReconcileReport) error {
 	if len(rep.Findings) == 0 {
 		return nil
 	}
-	return term.Exitf(term.ExitFindings, "found %s", sums(rep.Counts))
+	return term.Exitf(term.ExitFindings, "found %s", countsText(rep.Counts))
 }
 
 func listFindings(p *program, rep *api.ReconcileReport) term.Table {
@@ -110,7 +112,7 @@ func listFindings(p *program, rep *api.ReconcileReport) term.Table {
 		f := &rep.Findings[i]
 		next := ""
 		if f.NextAt != 0 {
-			next = p.when(time.UnixMilli(f.NextAt))
+			next = p.timeText(time.UnixMilli(f.NextAt))
 		}
 		what := f.ID
 		if what == "" {
@@ -119,13 +121,13 @@ func listFindings(p *program, rep *api.ReconcileReport) term.Table {
 		t = append(t, []string{f.Class, what, f.Caller, f.State, next, f.Detail})
 	}
 	if rep.Truncated {
-		t = append(t, []string{"...", "there are more than are listed"})
+		t = append(t, []string{"...", "the list is not complete"})
 	}
 	return t
 }
 
-// sums writes counts by class.
-func sums(counts map[string]int) string {
+// countsText returns counts by name: "3 late, 1 stuck".
+func countsText(counts map[string]int) string {
 	var parts []string
 	for _, class := range slices.Sorted(maps.Keys(counts)) {
 		if counts[class] > 0 {
@@ -142,25 +144,26 @@ func newReconcileApply(p *program) *cobra.Command {
 	var file, reason, since string
 	var detach bool
 	c := &cobra.Command{
-		Use: "apply", Short: "Repair what a report lists", Args: cobra.NoArgs,
-		Long: `apply has a job repair what a report lists: that of --report, or one it makes now. A row that
-has changed since is left alone; a second apply changes nothing. A report is good for
-15 minutes. One such job runs at a time. notifyctl job report says what became of each.`,
+		Use: "apply", Short: "Repair the findings of a report", Args: cobra.NoArgs,
+		Long: `apply starts a job that repairs the findings of a report: of --report, or of a new one.
+The job skips rows that have changed since, and a second apply changes nothing. A report
+is valid for 15 minutes. Only one such job runs at a time. notifyctl job report shows
+the result for each finding.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return runReconcileApply(c, p, file, since, detach, reason)
 		},
 	}
-	c.Flags().StringVar(&file, "report", "", "the report that reconcile --report-out wrote; default: a new one")
-	c.Flags().StringVar(&since, "since", "", "of a new report: only notifications accepted this long ago and later")
+	c.Flags().StringVar(&file, "report", "", "report that reconcile --report-out wrote; default: a new one")
+	c.Flags().StringVar(&since, "since", "", "for a new report: only notifications accepted this long ago or later")
 	c.MarkFlagsMutuallyExclusive("report", "since")
-	c.Flags().BoolVar(&detach, "detach", false, "do not wait for the job")
+	c.Flags().BoolVar(&detach, "detach", false, "start the job and do not wait for it")
 	c.Flags().StringVar(&reason, "reason", "", "why; kept in the audit log")
 	return c
 }
 
 func runReconcileApply(c *cobra.Command, p *program, file, since string, detach bool, reason string) error {
 	ctx := c.Context()
-	t, cl, err := p.operator(reason)
+	t, cl, err := p.operatorClient(reason)
 	if err != nil {
 		return err
 	}
@@ -168,25 +171,25 @@ func runReconcileApply(c *cobra.Command, p *program, file, since string, detach 
 	var raw json.RawMessage
 	if file == "" {
 		var plan api.Plan
-		plan, rep, err = reconcile(c, cl, since)
+		plan, rep, err = requestReconcile(c, cl, since)
 		raw = plan.Reconcile
 	} else {
 		if raw, err = os.ReadFile(file); err == nil && (json.Unmarshal(raw, &rep) != nil || rep.Digest == "") {
-			return term.Usage("--report %s is no report of notifyctl reconcile", file)
+			return term.Usage("--report %s is not a report of notifyctl reconcile", file)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	p.note("found %s", sums(rep.Counts))
+	p.note("found %s", countsText(rep.Counts))
 	if len(rep.Findings) > 0 {
-		if err := p.confirm(t, changes, "repair "+sums(rep.Counts)); err != nil {
+		if err := p.confirm(t, changes, "repair "+countsText(rep.Counts)); err != nil {
 			return err
 		}
 	}
-	job, err := begin(ctx, cl, api.JobRequest{Spec: api.JobSpec{Kind: "reconcile", Report: rep.Digest}, Digest: rep.Digest, Report: raw})
+	job, err := startJob(ctx, cl, api.JobRequest{Spec: api.JobSpec{Kind: "reconcile", Report: rep.Digest}, Digest: rep.Digest, Report: raw})
 	if err != nil {
 		return err
 	}
-	return follow(ctx, p, cl, job, detach, "")
+	return followJob(ctx, p, cl, job, detach, "")
 }

@@ -16,13 +16,13 @@ import (
 func newSchedule(p *program) *cobra.Command {
 	var o sendOptions
 	c := &cobra.Command{
-		Use: "schedule", Short: "Send later: one notification, a fan-out, and what waits", Args: cobra.NoArgs,
-		Long: `schedule sends at a later time; it takes the flags of send, and says which moment it
-understood. Preferences and addresses are looked up when it is due: an opt-out until
-then holds.
+		Use: "schedule", Short: "Send at a later time, and list what is scheduled", Args: cobra.NoArgs,
+		Long: `schedule sends a notification or a fan-out at a later time. It takes the flags of send,
+and prints which time it understood. Preferences and addresses are looked up when the
+notification is due, so an opt-out before that time applies.
 
-A wall clock time that a change to or from summer time skips or repeats is refused.
-"notifyctl cancel ID" stops it for good until 4.5 s before it is due, and
+A local time that a change to or from summer time skips or repeats is refused. Until
+4.5 s before the due time, "notifyctl cancel ID" cancels it for good and
 "notifyctl reschedule ID" moves it.`,
 		Example: `  notifyctl schedule --at 'tomorrow 09:00' --tz Europe/Berlin --channel push --user ann --body 'Good morning'
   notifyctl schedule --in 10m --channel sms --category alert --user ann --body 'Your table is ready'
@@ -31,9 +31,9 @@ A wall clock time that a change to or from summer time skips or repeats is refus
   notifyctl schedule forecast --from 'tomorrow 08:00'`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !o.later.given() {
-				return term.Usage("when? --at or --in; \"notifyctl send\" sends now")
+				return term.Usage("give a time with --at or --in; \"notifyctl send\" sends now")
 			}
-			o.changed(c)
+			o.noteGivenFlags(c)
 			return runSend(c.Context(), p, &o)
 		},
 	}
@@ -45,7 +45,7 @@ A wall clock time that a change to or from summer time skips or repeats is refus
 func newScheduleList(p *program) *cobra.Command {
 	var q api.ScheduleQuery
 	c := newListing(p, &cobra.Command{
-		Short: "List what waits for its time, newest request first",
+		Short: "List scheduled notifications, newest request first",
 		Example: `  notifyctl schedule ls
   notifyctl schedule ls --status CANCELLED --limit 1000 -o jsonl --jq .notification_id`,
 	}, &listing[api.Scheduled]{
@@ -56,8 +56,8 @@ func newScheduleList(p *program) *cobra.Command {
 		columns: columns[api.Scheduled]{
 			head: "NOTIFICATION  STATUS  DUE  CHANNEL  CATEGORY  USER  RECEIVERS  CALLER", optional: []string{"CALLER", "CATEGORY"},
 			row: func(s *api.Scheduled) []string {
-				due := p.when(s.ScheduledAt)
-				if s.Status == "CANCELLED" { // it never is
+				due := p.timeText(s.ScheduledAt)
+				if s.Status == "CANCELLED" { // it never becomes due
 					due = ""
 				}
 				return []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller}
@@ -65,9 +65,9 @@ func newScheduleList(p *program) *cobra.Command {
 		},
 	})
 	f := c.Flags()
-	f.StringVar(&q.Status, "status", "", "only SCHEDULED, or only CANCELLED")
-	f.StringVar(&q.User, "user", "", "only those for this user")
-	f.StringVar(&q.Caller, "caller", "", "operators: only of this caller")
+	f.StringVar(&q.Status, "status", "", "only this status: SCHEDULED or CANCELLED")
+	f.StringVar(&q.User, "user", "", "only notifications for this user")
+	f.StringVar(&q.Caller, "caller", "", "only this caller's (operators)")
 	complete(c, "status", []string{"SCHEDULED", "CANCELLED"})
 	return c
 }
@@ -77,18 +77,19 @@ type forecastOptions struct{ from, to, zone string }
 func newForecast(p *program) *cobra.Command {
 	var o forecastOptions
 	c := &cobra.Command{
-		Use: "forecast", Short: "Say how much is due per minute and channel", Args: cobra.NoArgs,
-		Long: `forecast counts what is due per minute and channel: receivers of scheduled
-notifications, parked retries, and triggers, of every caller. A trigger that was
-cancelled or moved counts until its first time. It needs the scope observe.`,
+		Use: "forecast", Short: "Count what becomes due per minute and channel", Args: cobra.NoArgs,
+		Long: `forecast counts what becomes due per minute and channel, for every caller: receivers of
+scheduled notifications, parked retries, and triggers. A trigger that was cancelled or
+moved is counted at its first time until that time has passed. It needs the scope
+observe.`,
 		Example: `  notifyctl schedule forecast
   notifyctl schedule forecast --from 'tomorrow 08:00' --to 'tomorrow 12:00' --tz Europe/Berlin`,
 		RunE: func(c *cobra.Command, _ []string) error { return runForecast(c.Context(), p, &o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.from, "from", "", "start; default: now")
-	f.StringVar(&o.to, "to", "", "end, at most 7 days later; default: an hour later")
-	f.StringVar(&o.zone, "tz", "", "time zone of both; default: this machine's")
+	f.StringVar(&o.from, "from", "", "start of the period; default: now")
+	f.StringVar(&o.to, "to", "", "end of the period, at most 7 days after --from; default: one hour after --from")
+	f.StringVar(&o.zone, "tz", "", "time zone of --from and --to; default: this machine's")
 	return c
 }
 
@@ -129,7 +130,7 @@ func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
 	}
 	p.note("%s due from %s to %s", count(int(out.Total)), out.From.In(loc).Format("2006-01-02 15:04"), out.To.In(loc).Format("2006-01-02 15:04 MST"))
 	if !out.Complete {
-		p.note("there is more than the server reads for one answer: ask for a shorter time")
+		p.note("the counts are not complete: the period has more than the server reads at once; choose a shorter one")
 	}
 	return nil
 }
@@ -138,8 +139,9 @@ func newReschedule(p *program) *cobra.Command {
 	var o laterOptions
 	c := &cobra.Command{
 		Use: "reschedule ID", Short: "Move a scheduled notification, fan-out or trigger to another time", Args: term.Exact("an id"),
-		Long: `reschedule moves what waits: a notification, or a whole fan-out (the id without an
-index). The id stays. From 4.5 s before it is due on it is too late, exit 6.`,
+		Long: `reschedule moves a scheduled notification, a whole fan-out (its id without an index) or
+a trigger to another time. The id stays the same. From 4.5 s before the due time on, it
+is too late: exit 6.`,
 		Example: `  notifyctl reschedule ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'monday 09:00' --tz Europe/Berlin
   notifyctl reschedule ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at now`,
 		RunE: func(c *cobra.Command, args []string) error { return runReschedule(c.Context(), p, args[0], &o) },
@@ -153,24 +155,24 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 	if _, err := notify.ParseID(id); err != nil && !trigger {
 		return err
 	}
-	at, err := o.future(p.now(), false)
+	at, err := o.resolveFuture(p.now(), false)
 	switch {
 	case err != nil:
 		return err
 	case at == nil:
-		return term.Usage("when? --at or --in")
+		return term.Usage("give a time with --at or --in")
 	case trigger:
-		return change(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.TriggerStatus, error) {
+		return confirmAndChange(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.TriggerStatus, error) {
 			return cl.RescheduleTrigger(ctx, id, *at)
 		}, func(out *api.TriggerStatus) error {
-			defer o.echo(p, out.FireAt)
+			defer o.printDue(p, out.FireAt)
 			return printTrigger(p, out)
 		})
 	}
-	return change(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.Scheduled, error) {
+	return confirmAndChange(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.Scheduled, error) {
 		return cl.Reschedule(ctx, id, *at)
 	}, func(out *api.Scheduled) error {
-		defer o.echo(p, out.ScheduledAt)
+		defer o.printDue(p, out.ScheduledAt)
 		return p.printer().Record(out, term.Table{
 			{"notification", out.NotificationID}, {"status", out.Status}, {"due", out.ScheduledAt.UTC().Format("2006-01-02T15:04:05.000Z")},
 			{"receivers", count(int(out.Receivers))}, {"generation", strconv.Itoa(int(out.Generation))},

@@ -41,27 +41,27 @@ type sendOptions struct {
 func newSend(p *program) *cobra.Command {
 	var o sendOptions
 	c := &cobra.Command{
-		Use: "send", Short: "Send one notification, a file of them, or one content to many", Args: cobra.NoArgs,
+		Use: "send", Short: "Send one notification, a batch file, or one content to many receivers", Args: cobra.NoArgs,
 		Long: `send has three forms:
 
   one       --channel, a receiver and a content; prints the notification's id
-  a batch   -f FILE: different notifications as the API takes them, one JSON object a
-            line or one JSON array; sent in order, a thousand a request
-  a fan-out --fanout FILE: one content for the receivers in a file, one user id a
+  a batch   -f FILE: different notifications in the form of the API, one JSON object per
+            line or one JSON array; sent in order, a thousand per request
+  a fan-out --fanout FILE: one content for all receivers in a file: one user id per
             line, or NDJSON {"user_id","address","variables"}, or CSV with a header
-            (user_id, address, and variables by name); a campaign in parts, any
-            size in bounded memory
+            (user_id, address, and variables by name). It is sent as a campaign in
+            parts, of any size in bounded memory
 
-Every form is safe to run again. A batch keeps its idempotency keys by the file's
-content: what an earlier run sent is not sent twice. A fan-out notes how far it
-came; when it is stopped it prints the command that goes on.`,
+Every form is safe to repeat. The idempotency keys of a batch follow from the contents
+of the file, so a second run sends nothing twice. A fan-out records its progress; when
+it is stopped, it prints the command that continues it.`,
 		Example: `  notifyctl send --channel push --user ann --title Hello --body 'It works' --wait
   notifyctl send --channel sms --category otp --user ann --address +4915112345678 --body 'Code {{code}}' --var code=1234 --ttl 5m
   notifyctl send --channel push --user ann --body 'Doors open' --expires-at 'tomorrow 20:00' --tz Europe/Berlin
   notifyctl send -f orders.ndjson -o jsonl
   notifyctl send --channel push --category marketing --title Sale --body 'Hi {{name}}' --fanout users.csv --wait --timeout 10m`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o.changed(c)
+			o.noteGivenFlags(c)
 			return runSend(c.Context(), p, &o)
 		},
 	}
@@ -69,13 +69,13 @@ came; when it is stopped it prints the command that goes on.`,
 	return c
 }
 
-// contentFlags make up what is sent, and how.
+// contentFlags are the flags that determine what is sent, and when.
 var contentFlags = []string{
 	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "in", "tz", "ttl", "expires-in", "expires-at",
 }
 
-// changed notes which groups of flags were given.
-func (o *sendOptions) changed(c *cobra.Command) {
+// noteGivenFlags records which groups of flags were given.
+func (o *sendOptions) noteGivenFlags(c *cobra.Command) {
 	for _, name := range contentFlags {
 		o.contentNamed = o.contentNamed || c.Flags().Changed(name)
 	}
@@ -87,30 +87,30 @@ func (o *sendOptions) add(c *cobra.Command) {
 	f.SortFlags = false
 	f.StringVar(&o.channel, "channel", "", "push, sms or email")
 	f.StringVar(&o.category, "category", "transactional", "otp, alert, transactional, marketing or digest")
-	f.StringVar(&o.user, "user", "", "user to send to; the addresses are looked up when it is sent")
-	f.StringVar(&o.address, "address", "", "goes with --user: send to this address, not to those looked up; apns:TOKEN, fcm:TOKEN, a phone number, a mail address")
+	f.StringVar(&o.user, "user", "", "user to send to; the user's addresses are looked up when it is sent")
+	f.StringVar(&o.address, "address", "", "with --user: send to this address instead of the looked-up ones: apns:TOKEN, fcm:TOKEN, a phone number, a mail address")
 	f.StringVar(&o.title, "title", "", "title of a push, subject of a mail")
-	f.StringVar(&o.body, "body", "", "text, in which {{name}} is a variable; -: standard input")
+	f.StringVar(&o.body, "body", "", "text, in which {{name}} is replaced by a variable; -: standard input")
 	f.StringVar(&o.html, "html", "", "HTML of a mail; @FILE reads a file")
-	f.StringVar(&o.template, "template", "", "id of a provider's template")
-	f.StringArrayVar(&o.vars, "var", nil, "a variable, as name=value; may be given more than once")
+	f.StringVar(&o.template, "template", "", "id of a template at the provider")
+	f.StringArrayVar(&o.vars, "var", nil, "a variable as name=value; may be given more than once")
 	f.StringVar(&o.data, "data", "", "push: JSON object for the app; @FILE reads a file")
-	f.StringVar(&o.from, "from", "", "a configured sender")
-	f.StringVar(&o.collapse, "collapse-key", "", "push: replaces an earlier one on the device")
-	f.StringVar(&o.ttl, "ttl", "", "give up after, e.g. 10m or 2d; default: never")
+	f.StringVar(&o.from, "from", "", "a configured sender; default: the server's default sender")
+	f.StringVar(&o.collapse, "collapse-key", "", "push: replaces an earlier push with this key on the device")
+	f.StringVar(&o.ttl, "ttl", "", "give up after this time, e.g. 10m or 2d; default: never")
 	f.StringVar(&o.ttl, "expires-in", "", "the same as --ttl")
-	f.StringVar(&o.until, "expires-at", "", "give up at, as --at; default: never")
+	f.StringVar(&o.until, "expires-at", "", "give up at this time, in the form of --at; default: never")
 	o.later.add(f)
-	f.StringVar(&o.key, "idempotency-key", "", "one: the key (default: random); a batch: a name that begins its keys, another one sends the file anew")
+	f.StringVar(&o.key, "idempotency-key", "", "one: the key (default: random); batch: prefix of its keys, a new prefix sends the file again")
 
 	f.StringVarP(&o.file, "file", "f", "", "batch: file of notifications, NDJSON or a JSON array; -: standard input")
 	f.StringVar(&o.fanout, "fanout", "", "fan-out: file of receivers; -: standard input")
-	f.StringVar(&o.format, "fanout-format", "auto", "form of that file: auto, lines, ndjson, csv")
-	f.StringVar(&o.campaign, "campaign", "", "fan-out: id of the campaign to go on with")
-	f.IntVar(&o.partSize, "part-size", 50_000, "fan-out: receivers of a part")
-	f.IntVar(&o.inFlight, "in-flight", 4, "fan-out: parts under way at a time")
+	f.StringVar(&o.format, "fanout-format", "auto", "fan-out: format of the file: auto, lines, ndjson, csv")
+	f.StringVar(&o.campaign, "campaign", "", "fan-out: id of the campaign to continue")
+	f.IntVar(&o.partSize, "part-size", 50_000, "fan-out: receivers per part")
+	f.IntVar(&o.inFlight, "in-flight", 4, "fan-out: parts sent at the same time")
 
-	f.BoolVar(&o.wait, "wait", false, "wait for the outcome; exit 8 when --timeout passes first")
+	f.BoolVar(&o.wait, "wait", false, "wait for the outcome; exit 8 if --timeout ends first")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
 	completeKinds(c)
 	complete(c, "fanout-format", receiverFormats)
@@ -122,15 +122,15 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	switch {
 	case o.file != "" && o.fanout != "":
-		return term.Usage("-f and --fanout are different forms of sending")
+		return term.Usage("-f (a batch) and --fanout exclude each other")
 	case o.file != "":
 		if o.contentNamed || o.addressedFlag {
-			return term.Usage("-f: the notifications are in the file; flags of the content and the receiver do not go with it")
+			return term.Usage("-f: the file holds the notifications; it does not go with flags of the content or the receiver")
 		}
 		return runSendBatch(ctx, p, o)
 	case o.fanout != "":
 		if o.addressedFlag || o.key != "" {
-			return term.Usage("--fanout: the receivers are in the file, and the campaign is the key; --user, --address and --idempotency-key do not go with it")
+			return term.Usage("--fanout: the file holds the receivers, and the campaign is the key; it does not go with --user, --address or --idempotency-key")
 		}
 		return runSendFanout(ctx, p, o)
 	case o.campaign != "":
@@ -142,9 +142,9 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	switch {
 	case !o.addressedFlag:
-		return term.Usage("to whom? --user, -f FILE for a batch, --fanout FILE for many")
+		return term.Usage("no receiver is given: use --user, or -f FILE for a batch, or --fanout FILE for many receivers")
 	case o.user == "":
-		return term.Usage("--address goes with --user: opt-outs, quiet hours and the history are a user's")
+		return term.Usage("--address needs --user: opt-outs, quiet hours and the history belong to a user")
 	}
 	n, err := o.notification(p)
 	if err != nil {
@@ -164,7 +164,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	cl := p.clientOf(&t)
 	out, err := cl.Send(ctx, n, key)
 	if err != nil {
-		return again(ctx, err, key, "send")
+		return withRetryHint(ctx, err, key, "send")
 	}
 	if o.wait {
 		return waitOne(ctx, p, cl, out.NotificationID)
@@ -173,16 +173,16 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 		return err
 	}
 	if out.Replayed {
-		p.note("this key was sent before: nothing was sent again")
+		p.note("a request with this key was sent before: nothing was sent again")
 	}
 	if n.ScheduledAt != nil {
-		o.later.echo(p, *n.ScheduledAt)
+		o.later.printDue(p, *n.ScheduledAt)
 	}
-	p.note("what becomes of it: notifyctl why %s", out.NotificationID)
+	p.note("to see its outcome: notifyctl why %s", out.NotificationID)
 	return nil
 }
 
-// exitOf is the exit code of an error that gets advice added.
+// exitOf returns the exit code for err; after the end of ctx it is ExitInterrupt.
 func exitOf(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return term.ExitInterrupt
@@ -190,7 +190,7 @@ func exitOf(ctx context.Context, err error) int {
 	return term.ExitCode(err)
 }
 
-// newKey is an idempotency key nobody used before.
+// newKey returns a new, unique idempotency key.
 func newKey(now time.Time) string { return "ctl-" + notify.NewBase(now).String() }
 
 func (o *sendOptions) notification(p *program) (n api.Notification, err error) {
@@ -201,7 +201,7 @@ func (o *sendOptions) notification(p *program) (n api.Notification, err error) {
 	if n.Content, err = o.content(p); err != nil {
 		return n, err
 	}
-	n.ScheduledAt, n.ExpiresAt, err = o.times(p.now())
+	n.ScheduledAt, n.ExpiresAt, err = o.sendTimes(p.now())
 	return n, err
 }
 
@@ -241,7 +241,7 @@ func textOrFile(p *program, v string) (string, error) {
 		return v, nil
 	}
 	if name == "-" {
-		return "", term.Usage("@- is not read; name a file")
+		return "", term.Usage("@- is not supported; name a file")
 	}
 	b, err := readAll(p, name)
 	return string(b), err
@@ -278,10 +278,10 @@ func variables(list []string) (json.RawMessage, error) {
 	return json.Marshal(vars)
 }
 
-// times are when it is sent and when it is given up; nil: now, never.
-func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
+// sendTimes returns when to send (nil: now) and when to give up (nil: never).
+func (o *sendOptions) sendTimes(now time.Time) (at, until *time.Time, err error) {
 	begin := now
-	if at, err = o.later.future(now, o.key != "" || o.campaign != ""); err != nil {
+	if at, err = o.later.resolveFuture(now, o.key != "" || o.campaign != ""); err != nil {
 		return nil, nil, err
 	}
 	if at != nil {
@@ -289,13 +289,13 @@ func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 	}
 	switch {
 	case o.ttl != "" && o.until != "":
-		return nil, nil, term.Usage("--ttl and --expires-at are two ways to say when to give up; give one")
+		return nil, nil, term.Usage("--ttl and --expires-at both say when to give up; use one of them")
 	case o.until != "":
-		if until, err = o.later.moment("--expires-at", o.until, now); err != nil {
+		if until, err = o.later.parseMoment("--expires-at", o.until, now); err != nil {
 			return nil, nil, err
 		}
 		if !until.After(begin) {
-			return nil, nil, term.Usage("--expires-at %s is not after it is to be sent", o.until)
+			return nil, nil, term.Usage("--expires-at %s is not after the time of sending", o.until)
 		}
 	case o.ttl != "":
 		d, err := parseSpan(o.ttl)
@@ -303,7 +303,7 @@ func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 			return nil, nil, err
 		}
 		if d == 0 {
-			return nil, nil, term.Usage("--ttl 0: it is above 0")
+			return nil, nil, term.Usage("--ttl 0: it must be above 0")
 		}
 		t := begin.Add(d).UTC().Truncate(time.Millisecond)
 		until = &t
@@ -311,8 +311,8 @@ func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 	return at, until, nil
 }
 
-// request is a request as --dry-run prints it. The token is left out.
-type request struct {
+// dryRunRequest is a request as --dry-run prints it, without the token.
+type dryRunRequest struct {
 	Method  string            `json:"method"`
 	URL     string            `json:"url"`
 	Headers map[string]string `json:"headers"`
@@ -320,7 +320,7 @@ type request struct {
 }
 
 func printRequest(p *program, url, key string, body any) error {
-	r := request{Method: "POST", URL: url, Headers: map[string]string{"Content-Type": api.TypeJSON}, Body: body}
+	r := dryRunRequest{Method: "POST", URL: url, Headers: map[string]string{"Content-Type": api.TypeJSON}, Body: body}
 	if key != "" {
 		r.Headers[api.HeaderIdempotencyKey] = key
 	}
@@ -344,14 +344,13 @@ func printRequest(p *program, url, key string, body any) error {
 	return err
 }
 
-// openInput opens a file, or standard input for "-". size is -1 where it is
-// not known.
-func openInput(p *program, name string) (f input, size int64, err error) {
+// openInput opens a file, or standard input for "-". size is -1 if it is unknown.
+func openInput(p *program, name string) (f inputFile, size int64, err error) {
 	if name == "-" {
 		if p.inTerminal {
 			p.note("reading standard input; end it with Ctrl-D")
 		}
-		return input{p.in, func() error { return nil }}, -1, nil
+		return inputFile{p.in, func() error { return nil }}, -1, nil
 	}
 	file, err := os.Open(name)
 	if err != nil {
@@ -368,5 +367,5 @@ func openInput(p *program, name string) (f input, size int64, err error) {
 	if info.Mode().IsRegular() {
 		size = info.Size()
 	}
-	return input{file, file.Close}, size, nil
+	return inputFile{file, file.Close}, size, nil
 }

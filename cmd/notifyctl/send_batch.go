@@ -18,15 +18,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Limits of a request of a batch. They decide where a file is cut, and so which
-// keys its chunks have: they stay as they are.
+// Limits of one request of a batch. They determine where a file is cut and so the idempotency
+// keys of its chunks: a change would send a repeated file twice.
 const (
 	chunkItems = 1000
 	chunkBytes = 4 << 20
 	maxLine    = 1 << 20
 )
 
-// sentItem is what became of one line of a batch of notifications, or of triggers.
+// sentItem is the result of one line of a batch of notifications or triggers.
 type sentItem struct {
 	Line      int        `json:"line"`
 	TriggerID string     `json:"trigger_id,omitempty"`
@@ -36,7 +36,7 @@ type sentItem struct {
 
 // batchAnswer is the answer to one request of a batch.
 type batchAnswer struct {
-	Results  []sentItem `json:"results"` // without their lines
+	Results  []sentItem `json:"results"` // Line is not set
 	Accepted int        `json:"accepted"`
 	Rejected int        `json:"rejected"`
 }
@@ -46,7 +46,7 @@ type batchTotal struct {
 	Sent     int            `json:"sent"`
 	Accepted int            `json:"accepted"`
 	Rejected int            `json:"rejected"`
-	Replayed int            `json:"replayed"` // of the accepted, those an earlier run had sent
+	Replayed int            `json:"replayed"` // accepted items that an earlier run had sent
 	Failed   []sentItem     `json:"failed,omitempty"`
 	States   map[string]int `json:"states,omitempty"` // with --wait
 }
@@ -54,20 +54,20 @@ type batchTotal struct {
 // maxFailed bounds the failed items that are kept for the result.
 const maxFailed = 10_000
 
-// batchSender sends a file of notifications or triggers, chunk by chunk in order: two
+// batchSender sends a file of notifications or triggers, chunk by chunk and in order, so that two
 // lines for one user arrive in the order of the file.
 type batchSender struct {
-	p     *program
-	o     *sendOptions
-	cl    *api.Client
-	total batchTotal
-	few   []sentItem // the accepted ones while there are few, to show them
-	ids   []string   // with --wait
+	p             *program
+	o             *sendOptions
+	cl            *api.Client
+	total         batchTotal
+	acceptedItems []sentItem // the accepted ones while there are few, to show them
+	ids           []string   // with --wait
 }
 
 func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	if o.dryRun {
-		return dryBatch(p, o)
+		return printBatchRequest(p, o)
 	}
 	t, err := p.target()
 	if err != nil {
@@ -81,7 +81,7 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	if err != nil {
 		return err
 	}
-	err = postChunks(ctx, p, s.cl, o.file, "/v1/notifications:batch", key, s.take)
+	err = postChunks(ctx, p, s.cl, o.file, "/v1/notifications:batch", key, s.recordAnswer)
 	if err == nil && s.total.Sent == 0 {
 		return term.Usage("%s holds no notifications", label(o.file))
 	}
@@ -94,18 +94,19 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	switch {
 	case err != nil:
-		return s.stopped(ctx, err)
+		return s.stoppedError(ctx, err)
 	case waited != nil:
 		return waited
 	}
 	if n := s.total.Rejected; n > 0 {
-		return term.Exitf(term.ExitPartial, "%s of %s were refused", count(n), number(s.total.Sent, "notification"))
+		return term.Exitf(term.ExitPartial, "%s of %s were refused", count(n), plural(s.total.Sent, "notification"))
 	}
 	return nil
 }
 
-// batchKey begins the keys of a batch. That of a file follows from all of it,
-// so that running it again repeats nothing; a stream is only known as it comes.
+// batchKey returns the prefix of a batch's idempotency keys. The prefix of a file is a hash of
+// the whole file, so that a second run repeats nothing. A stream has no hash yet: postChunks adds
+// one to each key.
 func batchKey(p *program, file, asked string) (string, error) {
 	if file == "-" {
 		return cmp.Or(asked, "ctl-stream"), nil
@@ -122,14 +123,16 @@ func batchKey(p *program, file, asked string) (string, error) {
 	return cmp.Or(asked, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
 }
 
-// chunk is the lines of one request.
+// chunk holds the lines of one request. Here it is a part of a batch file, and not the chunk of a
+// fan-out in the log.
 type chunk struct {
 	number int
-	lines  []int // the number of each in the file
+	lines  []int // line numbers in the file
 	body   []byte
 }
 
-// eachChunk cuts a file into chunks.
+// eachChunk cuts a file into chunks and calls fn for each. fn must not keep the chunk: the next
+// one reuses it.
 func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	f, _, err := openInput(p, name)
 	if err != nil {
@@ -137,7 +140,7 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	}
 	defer func() { _ = f.close() }() // it was only read
 	var c chunk
-	failed := false // a chunk was not taken: the next one must not be sent
+	failed := false // a chunk failed: the rest must not be sent before it
 	flush := func() error {
 		if len(c.lines) == 0 {
 			return nil
@@ -162,8 +165,8 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	return errors.Join(flush(), err)
 }
 
-// postChunks sends the chunks of a file to path, each under a key that begins with key,
-// and gives take every answer. Of a stream the key follows from everything up to the chunk.
+// postChunks sends the chunks of a file to path, each with a key that begins with key, and calls
+// take with every answer. For a stream, each key ends with a hash of everything up to that chunk.
 func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key string, take func(c *chunk, r *batchAnswer, replayed bool) error) error {
 	chain := sha256.New()
 	return eachChunk(p, file, func(c *chunk) error {
@@ -184,8 +187,8 @@ func postChunks(ctx context.Context, p *program, cl *api.Client, file, path, key
 	})
 }
 
-// take keeps what has to be said about the items; a line each is said now.
-func (s *batchSender) take(c *chunk, r *batchAnswer, replayed bool) error {
+// recordAnswer adds an answer to the totals. With -o jsonl it prints each item at once.
+func (s *batchSender) recordAnswer(c *chunk, r *batchAnswer, replayed bool) error {
 	if len(r.Results) != len(c.lines) {
 		return badAnswer(nil)
 	}
@@ -209,8 +212,8 @@ func (s *batchSender) take(c *chunk, r *batchAnswer, replayed bool) error {
 			if len(s.total.Failed) < maxFailed {
 				s.total.Failed = append(s.total.Failed, item)
 			}
-		case len(s.few) <= shownItems:
-			s.few = append(s.few, item)
+		case len(s.acceptedItems) <= shownItems:
+			s.acceptedItems = append(s.acceptedItems, item)
 		}
 		if item.Error == nil && s.o.wait {
 			s.ids = append(s.ids, item.NotificationID)
@@ -219,21 +222,21 @@ func (s *batchSender) take(c *chunk, r *batchAnswer, replayed bool) error {
 	return nil
 }
 
-// shownItems is how many accepted items a table still lists one by one.
+// shownItems is up to how many accepted items a table lists one by one.
 const shownItems = 20
 
 func (s *batchSender) print() error {
-	defer s.remark()
+	defer s.noteTotals()
 	pr := s.p.printer()
 	if pr.Format == "jsonl" {
 		return nil
 	}
 	var t term.Table
-	few := len(s.few) <= shownItems
+	few := len(s.acceptedItems) <= shownItems
 	if few || len(s.total.Failed) > 0 {
 		t = term.Table{{"LINE", "STATUS", "NOTIFICATION", "CODE", "DETAIL"}}
 	}
-	for _, it := range s.few {
+	for _, it := range s.acceptedItems {
 		if few {
 			t = append(t, []string{fmt.Sprint(it.Line), it.Status, it.NotificationID})
 		}
@@ -244,7 +247,7 @@ func (s *batchSender) print() error {
 	return pr.Print(s.total, t)
 }
 
-// detailOf is what is wrong with an item, and with which of its fields.
+// detailOf returns the error of an item with its field.
 func detailOf(e *api.ItemError) string {
 	if e.Field != "" {
 		return e.Field + ": " + e.Detail
@@ -252,14 +255,14 @@ func detailOf(e *api.ItemError) string {
 	return e.Detail
 }
 
-func (s *batchSender) remark() {
+func (s *batchSender) noteTotals() {
 	t := &s.total
 	if t.Sent == 0 {
 		return
 	}
-	text := fmt.Sprintf("%s: %s accepted, %s refused", number(t.Sent, "notification"), count(t.Accepted), count(t.Rejected))
+	text := fmt.Sprintf("%s: %s accepted, %s refused", plural(t.Sent, "notification"), count(t.Accepted), count(t.Rejected))
 	if t.Replayed > 0 {
-		text += fmt.Sprintf(" (%s had been sent by an earlier run and were not sent again; --idempotency-key NAME sends them anew)", count(t.Replayed))
+		text += fmt.Sprintf(" (%s were sent by an earlier run and not sent again; --idempotency-key NAME sends them again)", count(t.Replayed))
 	}
 	s.p.note("%s", text)
 	for _, state := range slices.Sorted(maps.Keys(t.States)) {
@@ -267,12 +270,12 @@ func (s *batchSender) remark() {
 	}
 }
 
-// stopped adds how to go on.
-func (s *batchSender) stopped(ctx context.Context, err error) error {
+// stoppedError adds to err how to continue.
+func (s *batchSender) stoppedError(ctx context.Context, err error) error {
 	if term.ExitCode(err) == term.ExitUsage {
 		return err
 	}
-	advice := "the same command goes on: what was sent is not sent again"
+	advice := "run the same command again: it sends only what is left"
 	if ctx.Err() != nil {
 		err = fmt.Errorf("interrupted after %s notifications", count(s.total.Sent))
 	}
@@ -283,14 +286,14 @@ func (s *batchSender) stopped(ctx context.Context, err error) error {
 func (s *batchSender) wait(ctx context.Context) error {
 	s.total.States = map[string]int{}
 	open := s.ids
-	err := until(ctx, s.p, s.p.now().Add(s.p.global.timeout), func(ctx context.Context) (bool, error) {
+	err := pollUntil(ctx, s.p, s.p.now().Add(s.p.global.timeout), func(ctx context.Context) (bool, error) {
 		var left []string
 		for _, id := range open {
 			st, err := s.cl.Notification(ctx, id)
 			if err != nil {
 				return false, err
 			}
-			if !terminal(st.Status) {
+			if !isTerminal(st.Status) {
 				left = append(left, id)
 				continue
 			}
@@ -301,18 +304,18 @@ func (s *batchSender) wait(ctx context.Context) error {
 	})
 	switch {
 	case err == errPending: //nolint:errorlint // the very value
-		return term.Exitf(term.ExitPending, "%s of %s notifications have no outcome yet; they go on", count(len(open)), count(len(s.ids)))
+		return term.Exitf(term.ExitPending, "%s of %s notifications have no outcome yet; they are still being delivered", count(len(open)), count(len(s.ids)))
 	case err != nil:
 		return err
 	}
-	if n := undelivered(s.total.States); n > 0 {
+	if n := countUndelivered(s.total.States); n > 0 {
 		return term.Exitf(term.ExitPartial, "%s of %s notifications were not delivered", count(n), count(len(s.ids)))
 	}
 	return nil
 }
 
-// dryBatch prints what would be sent of the first chunk.
-func dryBatch(p *program, o *sendOptions) error {
+// printBatchRequest prints the request of the first chunk, and counts the others.
+func printBatchRequest(p *program, o *sendOptions) error {
 	t, err := p.target()
 	if err != nil {
 		return err

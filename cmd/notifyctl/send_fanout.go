@@ -20,11 +20,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// fanoutResult is what a fan-out prints at its end.
+// fanoutResult is the printed result of a fan-out.
 type fanoutResult struct {
 	Campaign     string           `json:"campaign"`
-	Parts        int              `json:"parts"`         // stored, by this run and by earlier ones
-	SkippedParts int              `json:"skipped_parts"` // of these, by earlier ones
+	Parts        int              `json:"parts"`         // stored by this run and by earlier ones
+	SkippedParts int              `json:"skipped_parts"` // stored by earlier runs; part of Parts
 	Receivers    int64            `json:"receivers"`
 	Accepted     int64            `json:"accepted"`
 	Rejected     int64            `json:"rejected"`
@@ -35,17 +35,17 @@ type fanoutResult struct {
 
 // fanoutRun is one run of "send --fanout".
 type fanoutRun struct {
-	p      *program
-	o      *sendOptions
-	t      target
-	cl     *api.Client
-	state  *campaignState
-	source *bufio.Reader
-	head   []byte
-	size   int64
-	bar    *progress
-	begun  bool // the state is on disk, so there is something to go on with
-	result fanoutResult
+	p          *program
+	o          *sendOptions
+	t          target
+	cl         *api.Client
+	state      *campaignState
+	source     *bufio.Reader
+	head       []byte
+	size       int64
+	bar        *progress
+	stateSaved bool // the state is on disk, so a later run can continue
+	result     fanoutResult
 }
 
 func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
@@ -63,18 +63,18 @@ func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
 		return fmt.Errorf("%s: %w", label(o.fanout), err)
 	}
 	r.head = bytes.Clone(r.head)
-	if err := r.begin(ctx); err != nil {
+	if err := r.prepareState(ctx); err != nil {
 		if ctx.Err() != nil {
 			p.note("nothing was sent yet")
 		}
 		return err
 	}
 	if o.dryRun {
-		return r.dry()
+		return r.printFirstPart()
 	}
 	if r.state.Complete {
-		p.note("campaign %s was sent completely by an earlier run; nothing is left to send", r.state.Campaign)
-		r.fill()
+		p.note("an earlier run sent campaign %s completely; there is nothing left to send", r.state.Campaign)
+		r.fillResult()
 	} else {
 		if err := p.confirm(&t, changes, "send "+label(o.fanout)+" as campaign "+r.state.Campaign); err != nil {
 			return err
@@ -82,15 +82,15 @@ func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
 		r.cl = p.clientOf(&t)
 		r.cl.Retries = 10
 		if err := r.send(ctx); err != nil {
-			return r.stopped(ctx, err)
+			return r.stoppedError(ctx, err)
 		}
 	}
 	return r.finish(ctx)
 }
 
-// begin finds or makes the state of the campaign, and reads the file through
-// once before anything of it is sent.
-func (r *fanoutRun) begin(ctx context.Context) error {
+// prepareState loads or creates the state of the campaign. It reads the whole file once before
+// anything is sent.
+func (r *fanoutRun) prepareState(ctx context.Context) error {
 	o, abs := r.o, r.o.fanout
 	if abs != "-" {
 		a, err := filepath.Abs(abs)
@@ -101,22 +101,22 @@ func (r *fanoutRun) begin(ctx context.Context) error {
 	}
 	if o.campaign != "" {
 		if _, err := notify.ParseBase(strings.TrimPrefix(o.campaign, "cmp_")); err != nil || !strings.HasPrefix(o.campaign, "cmp_") {
-			return term.Usage("--campaign %q: it is cmp_ and a ULID", o.campaign)
+			return term.Usage("--campaign %q must be cmp_ and a ULID", o.campaign)
 		}
 		s, err := openCampaign(r.p.getenv, o.campaign)
 		if err != nil {
 			return err
 		}
 		if s != nil {
-			r.state, r.begun = s, true
-			return r.goOn()
+			r.state, r.stateSaved = s, true
+			return r.checkContinuation()
 		}
 	}
 	if !o.contentNamed {
 		if o.campaign != "" {
-			return term.Exitf(term.ExitNotFound, "nothing is noted here of campaign %s; give the same content again to go on with it", o.campaign)
+			return term.Exitf(term.ExitNotFound, "this machine has no state of campaign %s; to continue it, give the same content flags again", o.campaign)
 		}
-		return term.Usage("what is sent? --channel and --title, --body or --template")
+		return term.Usage("no content is given: use --channel and --title, --body or --template")
 	}
 	n, err := o.notification(r.p)
 	if err != nil {
@@ -130,18 +130,18 @@ func (r *fanoutRun) begin(ctx context.Context) error {
 	r.state = &campaignState{
 		Campaign: id, Server: r.t.server, Created: r.p.now().UTC(), PartSize: o.partSize,
 		Fanout: api.Fanout{Channel: n.Channel, Category: n.Category, Content: n.Content, ScheduledAt: n.ScheduledAt, ExpiresAt: n.ExpiresAt, Campaign: id},
-		File:   abs, Size: r.size, Head: digest(r.head), Format: format, path: campaignFile(r.p.getenv, id),
+		File:   abs, Size: r.size, Head: sha256Hex(r.head), Format: format, path: campaignFile(r.p.getenv, id),
 	}
 	if o.partSize < 1 || o.partSize > 1_000_000 {
-		return term.Usage("--part-size %d: it is 1 to 1,000,000", o.partSize)
+		return term.Usage("--part-size %d must be from 1 to 1,000,000", o.partSize)
 	}
-	return r.check(ctx)
+	return r.checkReceivers(ctx)
 }
 
-// goOn checks that this run continues what an earlier one began.
-func (r *fanoutRun) goOn() error {
+// checkContinuation checks that this run has the source and content of the first run.
+func (r *fanoutRun) checkContinuation() error {
 	s, o := r.state, r.o
-	if err := s.same(r.t.server, o.fanout, digest(r.head), r.size); err != nil {
+	if err := s.checkSameSource(r.t.server, o.fanout, sha256Hex(r.head), r.size); err != nil {
 		return err
 	}
 	if !o.contentNamed {
@@ -152,14 +152,14 @@ func (r *fanoutRun) goOn() error {
 		return err
 	}
 	was, now := s.Fanout, api.Fanout{Channel: n.Channel, Category: n.Category, Content: n.Content, Campaign: s.Campaign}
-	was.ScheduledAt, was.ExpiresAt = nil, nil // fixed by the first run
+	was.ScheduledAt, was.ExpiresAt = nil, nil // the first run fixed them
 	a, errA := json.Marshal(was)
 	b, errB := json.Marshal(now)
 	if err := errors.Join(errA, errB); err != nil {
 		return err
 	}
 	if !bytes.Equal(a, b) {
-		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was begun with another content", s.Campaign), Next: []string{"go on without content flags, or leave out --campaign to begin a new one"}}
+		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was started with another content", s.Campaign), Next: []string{"continue it without content flags, or omit --campaign to start a new campaign"}}
 	}
 	return nil
 }
@@ -167,9 +167,9 @@ func (r *fanoutRun) goOn() error {
 // shownBad is how many bad lines are printed.
 const shownBad = 10
 
-// check reads a file through: every bad line is told before anything is sent,
-// and the receivers are counted. A stream is checked as it comes.
-func (r *fanoutRun) check(ctx context.Context) error {
+// checkReceivers reads a file through, reports its bad lines before anything is sent, and counts
+// the receivers. A stream is checked while it is sent.
+func (r *fanoutRun) checkReceivers(ctx context.Context) error {
 	if r.size < 0 {
 		return nil
 	}
@@ -178,7 +178,7 @@ func (r *fanoutRun) check(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = f.close() }() // it was only read
-	bar := r.p.progress("checking", 0)
+	bar := r.p.startProgress("checking", 0)
 	defer bar.end()
 	var bad []string
 	n, wrongs := int64(0), 0
@@ -203,7 +203,7 @@ func (r *fanoutRun) check(ctx context.Context) error {
 		bad = append(bad, fmt.Sprintf("and %s more", count(wrongs-shownBad)))
 	}
 	if wrongs > 0 {
-		return term.Usage("%s of %s receivers are wrong; nothing was sent\n%s", count(wrongs), count(n+int64(wrongs)), strings.Join(bad, "\n"))
+		return term.Usage("%s of %s receivers are invalid; nothing was sent\n%s", count(wrongs), count(n+int64(wrongs)), strings.Join(bad, "\n"))
 	}
 	if n == 0 {
 		return term.Usage("%s holds no receivers", label(r.o.fanout))
@@ -217,32 +217,32 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	skipped := s.parts()
-	r.begun, r.result.SkippedParts = true, skipped
+	skipped := s.partsDone()
+	r.stateSaved, r.result.SkippedParts = true, skipped
 	if skipped > 0 {
-		r.p.note("campaign %s goes on behind %s receivers in %d parts", s.Campaign, count(s.Stored), skipped)
+		r.p.note("campaign %s continues after %s receivers in %d parts", s.Campaign, count(s.Stored), skipped)
 	} else {
 		r.p.note("campaign %s", s.Campaign)
 	}
-	r.bar = r.p.progress("sending", max(0, s.Total-s.Stored))
+	r.bar = r.p.startProgress("sending", max(0, s.Total-s.Stored))
 	defer r.bar.end()
-	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)} // done changes s while Skip is asked
+	was := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)} // a copy: recordPart changes s while Skip reads this one
 	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,
-		Skip: was.has, Done: r.done,
+		Skip: was.isPartDone, Done: r.recordPart,
 	})
 	if err != nil {
 		return err
 	}
-	if s.parts() == 0 {
+	if s.partsDone() == 0 {
 		return term.Usage("%s holds no receivers", label(r.o.fanout))
 	}
 	s.Complete = true
-	r.fill()
+	r.fillResult()
 	return s.save()
 }
 
-// receivers reads the source, and stops at the end of ctx between parts too.
+// receivers reads the source. It also stops at the end of ctx between two parts.
 func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error] {
 	return func(yield func(api.Receiver, error) bool) {
 		n := 0
@@ -258,13 +258,13 @@ func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error
 	}
 }
 
-// done notes a stored part. SendFanout calls it one part at a time.
-func (r *fanoutRun) done(d api.PartDone) error {
+// recordPart saves a stored part in the state. SendFanout calls it for one part at a time.
+func (r *fanoutRun) recordPart(d api.PartDone) error {
 	if err := r.noteRejected(&d); err != nil {
 		return err
 	}
 	s := r.state
-	s.add(d.Part)
+	s.markPartDone(d.Part)
 	s.Stored += int64(d.Receivers)
 	s.Accepted += int64(d.Accepted)
 	s.Rejected += int64(d.RejectedCount)
@@ -272,7 +272,7 @@ func (r *fanoutRun) done(d api.PartDone) error {
 	return s.save()
 }
 
-// rejectedFile is where the refused receivers of a campaign are listed.
+// rejectedFile returns the file that lists the refused receivers of a campaign.
 func (s *campaignState) rejectedFile() string {
 	return strings.TrimSuffix(s.path, ".json") + ".rejected.jsonl"
 }

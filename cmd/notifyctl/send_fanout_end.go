@@ -12,23 +12,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-func (r *fanoutRun) fill() {
+func (r *fanoutRun) fillResult() {
 	s := r.state
-	r.result.Campaign, r.result.Parts, r.result.Receivers = s.Campaign, s.parts(), s.Stored
+	r.result.Campaign, r.result.Parts, r.result.Receivers = s.Campaign, s.partsDone(), s.Stored
 	r.result.Accepted, r.result.Rejected, r.result.Reasons = s.Accepted, s.Rejected, s.Reasons
 	if s.Rejected > 0 {
 		r.result.RejectedFile = s.rejectedFile()
 	}
 }
 
-// stopped says how far it came, and the command that goes on.
-func (r *fanoutRun) stopped(ctx context.Context, err error) error {
+// stoppedError returns err with the progress so far and the command that continues.
+func (r *fanoutRun) stoppedError(ctx context.Context, err error) error {
 	s := r.state
 	out := &term.Error{Exit: exitOf(ctx, err), Err: err}
 	if _, ok := errors.AsType[*badLine](err); ok {
 		out.Exit = term.ExitUsage
 	}
-	if !r.begun {
+	if !r.stateSaved {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -38,12 +38,12 @@ func (r *fanoutRun) stopped(ctx context.Context, err error) error {
 		}
 		out.Err = fmt.Errorf("interrupted: %s%s receivers are stored", count(s.Stored), of)
 	}
-	out.Next = []string{r.resume()}
+	out.Next = []string{r.resumeCommand()}
 	return out
 }
 
-// resume is the command that goes on with the campaign.
-func (r *fanoutRun) resume() string {
+// resumeCommand returns the command that continues the campaign.
+func (r *fanoutRun) resumeCommand() string {
 	words := []string{"notifyctl", "send", "--campaign", r.state.Campaign, "--fanout", r.o.fanout}
 	g := &r.p.global
 	for _, f := range [][2]string{{"--context", g.context}, {"--server", g.server}, {"--token-file", g.tokenFile}} {
@@ -64,14 +64,14 @@ func (r *fanoutRun) resume() string {
 	return cmd
 }
 
-// finish waits if asked to, and prints the result.
+// finish waits for the outcomes if --wait is given, and prints the result.
 func (r *fanoutRun) finish(ctx context.Context) error {
 	var waited error
 	if r.o.wait {
 		if r.cl == nil {
 			r.cl = r.p.clientOf(&r.t)
 		}
-		bar := r.p.progress("delivering", max(1, r.state.Accepted))
+		bar := r.p.startProgress("delivering", max(1, r.state.Accepted))
 		sum, err := waitCampaign(ctx, r.p, r.cl, r.state.Campaign, r.state.Accepted, bar.set)
 		bar.end()
 		r.result.Counts, waited = sum.Counts, err
@@ -82,19 +82,19 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 	show := []string{"notifyctl show " + r.state.Campaign}
 	switch {
 	case ctx.Err() != nil:
-		return &term.Error{Exit: term.ExitInterrupt, Err: errors.New("interrupted; everything is stored and goes on"), Next: show}
+		return &term.Error{Exit: term.ExitInterrupt, Err: errors.New("interrupted; everything is stored and is still being delivered"), Next: show}
 	case waited == errPending: //nolint:errorlint // the very value
-		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("not every receiver has an outcome after %s; they go on", r.p.global.timeout), Next: show}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("some receivers have no outcome after %s; they are still being delivered", r.p.global.timeout), Next: show}
 	case waited != nil:
 		return waited
 	case r.result.Rejected > 0:
 		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + term.Quote(r.result.RejectedFile)}}
 	}
-	if n := undelivered(r.result.Counts); n > 0 {
+	if n := countUndelivered(r.result.Counts); n > 0 {
 		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were not delivered", count(n), count(r.result.Accepted)), Next: show}
 	}
 	if !r.o.wait {
-		r.p.note("how far they are: %s", show[0])
+		r.p.note("to see the outcomes: %s", show[0])
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func (r *fanoutRun) fields() term.Table {
 	}
 	t := term.Table{
 		{"campaign", x.Campaign}, {"parts", parts}, {"receivers", count(x.Receivers)}, {"accepted", count(x.Accepted)},
-		{"rejected", mark(x.Rejected > 0, count(x.Rejected))},
+		{"rejected", textIf(x.Rejected > 0, count(x.Rejected))},
 	}
 	for _, code := range slices.Sorted(maps.Keys(x.Reasons)) {
 		t = append(t, []string{"  " + code, count(x.Reasons[code])})
@@ -121,8 +121,8 @@ func (r *fanoutRun) fields() term.Table {
 	return t
 }
 
-// dry prints the request of the first part, with the first few receivers.
-func (r *fanoutRun) dry() error {
+// printFirstPart prints the request of the first part with its first receivers.
+func (r *fanoutRun) printFirstPart() error {
 	f := r.state.Fanout
 	for rcv, err := range readReceivers(r.source, r.o.fanout, r.state.Format) {
 		if err != nil {

@@ -19,12 +19,12 @@ import (
 func newShow(p *program) *cobra.Command {
 	var content, full bool
 	c := &cobra.Command{
-		Use: "show ID", Short: "Show where a notification, a fan-out or a campaign stands", Args: term.Exact("an id"),
-		Long: `show prints the status of a notification (ntf_..., or ntf_...-7 for one receiver of
-a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.
+		Use: "show ID", Short: "Show the state of a notification, a fan-out or a campaign", Args: term.Exact("an id"),
+		Long: `show prints the state of a notification (ntf_..., or ntf_...-7 for one receiver of a
+fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.
 
---content prints what the notification says and where it was sent, addresses masked. It
-is for the caller that sent it and for operators, whose looks the audit log keeps.`,
+--content prints the content of the notification and its addresses, masked. Only the
+caller that sent it and operators may read it; the audit log records operators' reads.`,
 		Example: `  notifyctl show ntf_01K3ZV7Q0N8M2D4R6T8W0Y2A4C
   notifyctl show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o json --jq .counts
   notifyctl show ntf_01K3ZV7Q0N8M2D4R6T8W0Y2A4C --content`,
@@ -39,7 +39,7 @@ is for the caller that sent it and for operators, whose looks the audit log keep
 			return runShow(c.Context(), p, args[0])
 		},
 	}
-	c.Flags().BoolVar(&content, "content", false, "show what it says and where it was sent")
+	c.Flags().BoolVar(&content, "content", false, "show its content and its addresses")
 	c.Flags().BoolVar(&full, "full-address", false, "with --content: do not mask addresses")
 	return c
 }
@@ -58,12 +58,12 @@ func showContent(ctx context.Context, p *program, id, address string) error {
 	}
 	to := strings.Join(c.Addresses, ", ")
 	if c.FromProfile {
-		to += "  (the profile's now)"
+		to += "  (from the profile as it is now)"
 	}
 	return p.printer().Record(c, term.Table{
 		{"notification", c.NotificationID}, {"channel", c.Channel}, {"caller", c.Caller}, {"user", c.UserID}, {"address", to},
 		{"from", c.Content.From}, {"template", c.Content.Template}, {"title", c.Content.Title}, {"body", c.Content.Body}, {"html", c.Content.HTML},
-		{"variables", string(c.Content.Variables)}, {"own variables", string(c.Variables)}, {"data", string(c.Content.Data)}, {"collapse key", c.Content.CollapseKey},
+		{"variables", string(c.Content.Variables)}, {"receiver's variables", string(c.Variables)}, {"data", string(c.Content.Data)}, {"collapse key", c.Content.CollapseKey},
 	})
 }
 
@@ -86,19 +86,19 @@ func runShow(ctx context.Context, p *program, id string) error {
 	if err != nil {
 		return err
 	}
-	if s.Status == "" { // the answer was that of a fan-out as a whole
+	if s.Status == "" { // id names a whole fan-out: the answer was a summary
 		return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
 	}
 	return p.printer().Record(s, statusFields(p, &s))
 }
 
-// checkID refuses what no notification can be called.
+// checkID returns an error if id cannot be the id of a notification.
 func checkID(id string) error {
 	if _, err := notify.ParseID(id); err != nil {
 		if strings.HasPrefix(id, "ntf_") {
-			return term.Usage("%q is no id: after ntf_ come 26 letters and digits, and -NUMBER for a receiver of a fan-out; was a part lost in copying?", id)
+			return term.Usage("%q is not an id: ntf_ must be followed by 26 letters and digits, and by -NUMBER for a receiver of a fan-out; was a part lost in copying?", id)
 		}
-		return term.Usage("%q is no id: they begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
+		return term.Usage("%q is not an id: ids begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
 	}
 	return nil
 }
@@ -107,17 +107,17 @@ func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) er
 	return printTotal(ctx, p, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 }
 
-// printTotal prints what the pages of a count add up to.
+// printTotal prints the sum of all pages of a count.
 func printTotal(ctx context.Context, p *program, get func(api.Page) (api.Summary, error)) error {
-	sum, err := total(ctx, get)
+	sum, err := sumPages(ctx, get)
 	if err != nil {
 		return err
 	}
 	return p.printer().Record(sum, summaryFields(p, &sum))
 }
 
-// total adds up the pages of a count.
-func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Summary, error) {
+// sumPages adds up all pages of a count.
+func sumPages(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Summary, error) {
 	sum, err := get(api.Page{})
 	for page := sum; err == nil && !page.Complete && page.Next != ""; {
 		if err := ctx.Err(); err != nil {
@@ -142,8 +142,8 @@ func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Su
 func summaryFields(p *program, s *api.Summary) term.Table {
 	t := term.Table{
 		{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
-		{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
-		{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)}, {"trace", s.TraceID},
+		{"channel", s.Channel}, {"category", s.Category}, {"created", p.timeText(s.CreatedAt)},
+		{"due", p.optionalTimeText(s.ScheduledAt)}, {"cancelled", p.optionalTimeText(s.CancelledAt)}, {"trace", s.TraceID},
 	}
 	if s.Hold != nil {
 		t = append(t, []string{"hold", holdText(s.Hold)}, []string{"  by", s.Hold.By}, []string{"  why", s.Hold.Reason})
@@ -160,21 +160,21 @@ func summaryFields(p *program, s *api.Summary) term.Table {
 	t = append(t, []string{"counted", count(s.Counted)})
 	for state := notify.State(1); int(state) < notify.States; state++ {
 		if n := s.Counts[state.String()]; n > 0 {
-			t = append(t, []string{"  " + state.String(), fmt.Sprintf("%s  (%s)", count(n), share(int64(n), s.Counted))})
+			t = append(t, []string{"  " + state.String(), fmt.Sprintf("%s  (%s)", count(n), percentOf(int64(n), s.Counted))})
 		}
 	}
 	if s.Pending != nil && *s.Pending != 0 {
 		what := "not counted yet"
 		if s.Complete {
-			what = "accepted, and nothing is found of them: ask notifyctl doctor"
+			what = "accepted, but without a row: run notifyctl doctor"
 		}
 		t = append(t, []string{"pending", fmt.Sprintf("%s  (%s)", count(*s.Pending), what)})
 	}
 	return t
 }
 
-// share writes n of all as a percentage; what is not all of it is never 100%.
-func share(n, all int64) string {
+// percentOf returns n of all as a percentage. It returns 100% only if n is all.
+func percentOf(n, all int64) string {
 	pc := 100 * float64(n) / float64(max(all, 1))
 	switch {
 	case n == all:
@@ -200,21 +200,22 @@ func statusFields(p *program, s *api.Status) term.Table {
 		t = append(t, []string{"epoch", fmt.Sprintf("%d (replayed)", s.Epoch)})
 	}
 	due, expires := "due", "expires"
-	if terminal(s.Status) { // it may have ended before either
+	if isTerminal(s.Status) { // it may have ended before these times
 		due, expires = "was due", "would expire"
 	}
-	return append(t, []string{"accepted", p.when(s.AcceptedAt)}, []string{due, p.whenever(s.ScheduledAt)},
-		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{expires, p.whenever(s.ExpiresAt)}, []string{"trace", s.TraceID})
+	return append(t, []string{"accepted", p.timeText(s.AcceptedAt)}, []string{due, p.optionalTimeText(s.ScheduledAt)},
+		[]string{"updated", p.optionalTimeText(s.UpdatedAt)}, []string{expires, p.optionalTimeText(s.ExpiresAt)}, []string{"trace", s.TraceID})
 }
 
 func newCancel(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out, campaign or trigger", Args: term.Exact("an id"),
-		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
-fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later parts, or a
-trigger (trg_...). What waits for its time is cancelled for good, until 4.5 s before
-it is due. Anything else: it binds calls that start a second later; what is running
-then is not stopped. A campaign is only cancelled after a yes.`,
+		Use: "cancel ID", Short: "Cancel a notification, fan-out, campaign or trigger", Args: term.Exact("an id"),
+		Long: `cancel stops the calls that have not started yet, of one notification (ntf_...), one
+receiver of a fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later
+parts, or a trigger (trg_...). Until 4.5 s before it is due, a scheduled one is
+cancelled for good. For the others, cancel stops calls that start a second later or
+after that; calls that run then are not stopped. A campaign is only cancelled after
+confirmation.`,
 		Example: `  notifyctl cancel ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS
   notifyctl cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS
   notifyctl cancel cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS --yes`,
@@ -228,28 +229,28 @@ func runCancel(ctx context.Context, p *program, id string) error {
 	case strings.HasPrefix(id, "trg_"):
 		return cancelTrigger(ctx, p, id)
 	case strings.HasPrefix(id, "cmp_"):
-		d, cancel = undone, (*api.Client).CancelCampaign
+		d, cancel = confirmAlways, (*api.Client).CancelCampaign
 	default:
 		if err := checkID(id); err != nil {
 			return err
 		}
 	}
-	return change(p, d, "cancel "+id, "", func(cl *api.Client) (api.Cancelled, error) {
+	return confirmAndChange(p, d, "cancel "+id, "", func(cl *api.Client) (api.Cancelled, error) {
 		return cancel(cl, ctx, id)
 	}, func(out *api.Cancelled) error {
-		then := []string{"binds calls from", p.clock(out.BindsAt)}
+		then := []string{"stops calls from", p.localTimeText(out.BindsAt)}
 		if out.Final {
-			then = []string{"final", "it had not been due: no call is ever made"}
+			then = []string{"final", "it was not due yet: no call will be made"}
 		}
-		return p.printer().Record(out, term.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, then})
+		return p.printer().Record(out, term.Table{{"cancelled", out.Scope}, {"at", p.timeText(out.CancelledAt)}, then})
 	})
 }
 
 func newWhy(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "why ID", Short: "Tell what happened to a notification, and what happens next", Args: term.Exact("a notification id"),
-		Long: `why prints the timeline of a notification, one line an event with the time since
-the event before, and then one sentence about what happens next.`,
+		Use: "why ID", Short: "Show what happened to a notification, and what happens next", Args: term.Exact("a notification id"),
+		Long: `why prints the timeline of a notification: one line per event with the time since the
+event before, and then one sentence about what happens next.`,
 		Aliases: []string{"timeline"},
 		RunE:    func(c *cobra.Command, args []string) error { return runWhy(c.Context(), p, args[0]) },
 	}
@@ -282,39 +283,39 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		}
 		fmt.Fprintln(p.out)
 	}
-	if err := pr.Print(t, story(p, t.Events)); err != nil {
+	if err := pr.Print(t, timelineTable(p, t.Events)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(p.out, "\n%s\n", term.Clean(t.Next))
 	if found := codes.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
 		e := &found[0]
-		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", term.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), advice(e, &t))
+		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", term.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), codeAdvice(e, &t))
 	}
 	return err
 }
 
-// advice is what to do about a code. What notifyd tries again by itself is not tried
-// again once the notification has ended.
-func advice(e *codes.Entry, t *api.Timeline) string {
-	if e.Retry != "itself" || !terminal(t.Status.Status) {
+// codeAdvice returns what to do about a code. A notification that has ended is not retried, even
+// if notifyd normally retries after this code.
+func codeAdvice(e *codes.Entry, t *api.Timeline) string {
+	if e.Retry != "itself" || !isTerminal(t.Status.Status) {
 		return e.Do
 	}
 	if !slices.ContainsFunc(t.Events, func(ev api.TimelineEvent) bool { return ev.Type == "dead_letter" }) {
-		return "It is not tried again."
+		return "It is not retried."
 	}
-	return "It is not tried again; once the cause is gone: notifyctl dlq replay --id " + t.NotificationID
+	return "It is not retried; once the cause is repaired: notifyctl dlq replay --id " + t.NotificationID
 }
 
-// story is a line an event. Moments are written in full whatever the format of
-// times: what counts here is their distance.
-func story(p *program, events []api.TimelineEvent) term.Table {
+// timelineTable returns one line per event. Its times are never relative, because only the
+// distances between them matter.
+func timelineTable(p *program, events []api.TimelineEvent) term.Table {
 	t := term.Table{{"TIME", "AFTER", "EVENT", "STATE", "DETAIL"}}
 	var before *time.Time
 	for i := range events {
 		e := &events[i]
-		row := []string{"", "", e.Type, e.State, detail(p, e)}
+		row := []string{"", "", e.Type, e.State, eventDetail(p, e)}
 		if e.At != nil {
-			row[0] = p.moment(*e.At)
+			row[0] = p.eventTimeText(*e.At)
 			if before != nil && !e.At.Before(*before) {
 				row[1] = "+" + span(e.At.Sub(*before))
 			}
@@ -328,7 +329,7 @@ func story(p *program, events []api.TimelineEvent) term.Table {
 	return t
 }
 
-func detail(p *program, e *api.TimelineEvent) string {
+func eventDetail(p *program, e *api.TimelineEvent) string {
 	var parts []string
 	add := func(format string, v any) { parts = append(parts, fmt.Sprintf(format, v)) }
 	if e.Addresses > 1 {
@@ -347,13 +348,13 @@ func detail(p *program, e *api.TimelineEvent) string {
 		add("as %s", e.ProviderMessageID)
 	}
 	if e.Until != nil {
-		add("until %s", p.moment(*e.Until))
+		add("until %s", p.eventTimeText(*e.Until))
 	}
 	if e.Epoch > 0 {
 		add("epoch %d", e.Epoch)
 	}
 	switch {
-	case e.Log != nil: // its topic is the detail
+	case e.Log != nil: // Detail only repeats the topic
 		parts = append(parts, fmt.Sprintf("%s/%d@%d", e.Log.Topic, e.Log.Partition, e.Log.Offset))
 	case e.Detail != "":
 		add("%s", e.Detail)

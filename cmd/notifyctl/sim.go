@@ -23,7 +23,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// simulators are those whose control API a command calls.
+// simulators is the control API of the simulated providers that a command calls.
 type simulators struct {
 	p       *program
 	control string // --simulators
@@ -33,12 +33,12 @@ type simulators struct {
 func newSim(p *program) *cobra.Command {
 	s := &simulators{p: p}
 	c := &cobra.Command{
-		Use: "sim", Short: "Look into simulated providers and script their faults",
-		Long: `sim talks to the control API of simulated providers: those of "notifyd dev", whose
-context names them, or those that --simulators names.`,
+		Use: "sim", Short: "Inspect simulated providers and script their faults",
+		Long: `sim uses the control API of simulated providers: those of "notifyd dev", which the
+context names, or those of --simulators.`,
 	}
-	c.PersistentFlags().StringVar(&s.control, "simulators", "", "control URL (default: the context's)")
-	rule := &cobra.Command{Use: "rule", Short: "Script faults"}
+	c.PersistentFlags().StringVar(&s.control, "simulators", "", "control URL of the simulated providers (default: the context's)")
+	rule := &cobra.Command{Use: "rule", Short: "Add, list and remove scripted faults"}
 	rule.AddCommand(s.newRuleAdd(), s.newRuleList(), &cobra.Command{
 		Use: "rm RULE", Short: "Remove a rule", Args: term.Exact("the number of a rule"), Aliases: []string{"remove"},
 		RunE: s.run(func(ctx context.Context, args []string) error {
@@ -54,19 +54,19 @@ context names them, or those that --simulators names.`,
 		}),
 	})
 	c.AddCommand(s.newSummary(), s.newInbox(), rule, s.newLedger(), s.newCallbacks(), &cobra.Command{
-		Use: "reset", Short: "Remove every rule, and restore latencies and receipts", Args: cobra.NoArgs,
+		Use: "reset", Short: "Remove every rule, and reset latencies and receipts", Args: cobra.NoArgs,
 		RunE: s.run(func(ctx context.Context, _ []string) error {
 			if err := s.Call(ctx, http.MethodPost, "/control/reset", nil, nil); err != nil {
 				return err
 			}
-			p.note("rules are removed; ledger and inbox are kept")
+			p.note("all rules are removed; ledger and inbox are kept")
 			return nil
 		}),
 	})
 	return c
 }
 
-// run makes a RunE of what calls the simulators.
+// run returns a RunE that connects to the simulators and calls do.
 func (s *simulators) run(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		control := s.control
@@ -85,7 +85,7 @@ func (s *simulators) run(do func(ctx context.Context, args []string) error) func
 			return err
 		}
 		if len(list) > 1 {
-			return &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names several simulators: " + control), Next: []string{"notifyctl sim --simulators " + list[0].URL + " ..."}}
+			return &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names several simulators, choose one: " + control), Next: []string{"notifyctl sim --simulators " + list[0].URL + " ..."}}
 		}
 		s.Simulators = list[0]
 		return do(c.Context(), args)
@@ -94,7 +94,7 @@ func (s *simulators) run(do func(ctx context.Context, args []string) error) func
 
 func (s *simulators) newSummary() *cobra.Command {
 	return &cobra.Command{
-		Use: "summary", Short: "Count what the providers were sent", Args: cobra.NoArgs,
+		Use: "summary", Short: "Count the requests and messages that the providers received", Args: cobra.NoArgs,
 		RunE: s.run(func(ctx context.Context, _ []string) error {
 			var raw json.RawMessage
 			if err := s.Call(ctx, http.MethodGet, "/ledger/totals", nil, &raw); err != nil {
@@ -124,10 +124,10 @@ func (s *simulators) newInbox() *cobra.Command {
 	var channel, query string
 	var limit int
 	cols := columns[simulator.Message]{head: "AT  PROVIDER  TO  TITLE  BODY  STATUS  NOTIFICATION", row: func(m *simulator.Message) []string {
-		return []string{s.p.when(m.At), m.Provider.String(), brief(m.To, 24), brief(m.Title, 24), brief(m.Body, 40), fmt.Sprint(m.Status), m.ID}
+		return []string{s.p.timeText(m.At), m.Provider.String(), shorten(m.To, 24), shorten(m.Title, 24), shorten(m.Body, 40), fmt.Sprint(m.Status), m.ID}
 	}}
 	c := &cobra.Command{
-		Use: "inbox", Short: "Show the last messages as their receivers would see them", Args: cobra.NoArgs,
+		Use: "inbox", Short: "Show the latest messages as their receivers would see them", Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error { return checkKinds(channel, "") },
 		RunE: s.run(func(ctx context.Context, _ []string) error {
 			var list []simulator.Message
@@ -140,14 +140,14 @@ func (s *simulators) newInbox() *cobra.Command {
 		}),
 	}
 	c.Flags().StringVar(&channel, "channel", "", "only this channel")
-	c.Flags().StringVar(&query, "query", "", "only messages that hold this text")
+	c.Flags().StringVar(&query, "query", "", "only messages that contain this text")
 	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
 	complete(c, "channel", channelNames())
 	return c
 }
 
-// brief shortens a text for a table.
-func brief(s string, most int) string {
+// shorten cuts a text for a table.
+func shorten(s string, most int) string {
 	if r := []rune(s); len(r) > most {
 		return string(r[:most-1]) + "…"
 	}
@@ -156,7 +156,7 @@ func brief(s string, most int) string {
 
 func (s *simulators) newLedger() *cobra.Command {
 	cols := columns[simulator.Delivery]{head: "NOTIFICATION  PROVIDER  ADDRESS  AT  ATTEMPTS  DELIVERIES  STATUS", row: func(d *simulator.Delivery) []string {
-		return []string{d.ID, d.Provider.String(), d.Address, s.p.when(d.At), fmt.Sprint(d.Attempts), fmt.Sprint(d.Deliveries), fmt.Sprint(d.Status)}
+		return []string{d.ID, d.Provider.String(), d.Address, s.p.timeText(d.At), fmt.Sprint(d.Attempts), fmt.Sprint(d.Deliveries), fmt.Sprint(d.Status)}
 	}}
 	return &cobra.Command{
 		Use: "ledger ID", Short: "Show what the providers received of one notification", Args: term.Exact("a notification id"),
@@ -174,7 +174,7 @@ func (s *simulators) newLedger() *cobra.Command {
 	}
 }
 
-// printCall writes what a call carried, as it came, one header a line.
+// printCall prints the headers and the body of a call as they came, one header per line.
 func printCall(w io.Writer, c *simulator.Call) {
 	if c.Content == nil {
 		fmt.Fprintf(w, "\nattempt %d: its headers and body are no longer kept\n", c.Attempt)
@@ -188,7 +188,7 @@ func printCall(w io.Writer, c *simulator.Call) {
 	}
 	switch {
 	case c.Content.Binary:
-		fmt.Fprintf(w, "  (a body that is no text, in base64)\n")
+		fmt.Fprintf(w, "  (a binary body, in base64)\n")
 	case c.Content.Body == "":
 		fmt.Fprintf(w, "  (no body)\n")
 	}
@@ -200,16 +200,16 @@ func printCall(w io.Writer, c *simulator.Call) {
 	}
 }
 
-// lateNames are the buckets of lateness.
+// lateNames are the names of the lateness buckets.
 var lateNames = []string{"<1ms", "<2ms", "<5ms", "<10ms", "<20ms", "<50ms", "<100ms", "<200ms", "<500ms", "<1s", ">=1s"}
 
 func (s *simulators) newCallbacks() *cobra.Command {
 	return &cobra.Command{
-		Use: "callbacks [TRIGGER]", Short: "Show the calls of triggers that the receiver got", Args: cobra.MaximumNArgs(1),
-		Long: `callbacks counts the calls that the simulated receiver of triggers got, or lists those
-of one trigger with their headers and bodies, which are kept of the latest 1,000 calls
-and up to 4 KiB each. Where callback URLs carry due=<ms since 1970> it also says how late
-the first calls came.`,
+		Use: "callbacks [TRIGGER]", Short: "Show the callbacks that the simulated service received", Args: cobra.MaximumNArgs(1),
+		Long: `callbacks counts the calls of triggers that the simulated service received. With a
+trigger it lists the calls of that trigger with their headers and bodies; these are kept
+for the latest 1,000 calls, up to 4 KiB each. If callback URLs contain
+due=<ms since 1970>, it also shows how late the first calls came.`,
 		Example: "  notifyctl sim callbacks\n  notifyctl sim callbacks trg_01K3ZV7Q0N8M2D4R6T8W0Y2A4C\n  notifyctl sim callbacks trg_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o jsonl",
 		RunE: s.run(func(ctx context.Context, args []string) error {
 			if len(args) == 1 {
@@ -234,7 +234,7 @@ func (s *simulators) callsOf(ctx context.Context, id string) error {
 		return err
 	}
 	cols := columns[simulator.Call]{head: "AT  ATTEMPT  STATUS  TAKEN  SIGNATURE  PATH  BYTES", row: func(v *simulator.Call) []string {
-		return []string{s.p.clock(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), string(v.Signature), v.Path, count(v.Bytes)}
+		return []string{s.p.localTimeText(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), string(v.Signature), v.Path, count(v.Bytes)}
 	}}
 	if err := s.p.printer().Print(list, cols.table(list)); err != nil || !s.p.human() {
 		return err
@@ -271,14 +271,17 @@ func (s *simulators) newRuleAdd() *cobra.Command {
 	var r simulator.Rule
 	var provider string
 	c := &cobra.Command{
-		Use: "add ACTION", Short: "Add a rule; newer rules come first", Args: term.Exact("an action"),
+		Use: "add ACTION", Short: "Add a rule; newer rules win", Args: term.Exact("an action"),
 		Long: `add makes the providers misbehave. Actions: error (with --status or --code), outage
-(503), throttle (429), unauthorized, gateway (the message is taken, the answer is 502
-or --status), reset, reset_stream, drop (the connection breaks after or before the
-message was taken), hang, drip, latency (--median), receipt (taken, its receipt later says --code). The receiver of triggers, provider
-callback, also has redirect (--location) and huge (an answer of 64 MiB); apns has
-refuse (the stream, untaken), go_away (the connection, once it is answered) and
-close (in order, taken but not answered).`,
+(503), throttle (429), unauthorized, gateway (the message is accepted, but the answer is
+502 or --status), reset, reset_stream, drop (the connection breaks after or before the
+message is accepted), hang, drip, latency (--median), receipt (accepted, and the later
+receipt says --code).
+
+The provider callback, which receives triggers, also has redirect (--location) and huge
+(an answer of 64 MiB). apns also has refuse (the stream is refused, nothing is
+accepted), go_away (the connection ends after the answer) and close (the connection is
+closed in order; the message is accepted but not answered).`,
 		Example: `  notifyctl sim rule add outage --provider apns --for 30s
   notifyctl sim rule add error --provider apns --code Unregistered --rate 0.05
   notifyctl sim rule add latency --provider twilio --median 2s --p99 8s`,
@@ -310,15 +313,15 @@ close (in order, taken but not answered).`,
 	f.StringVar(&r.Account, "account", "", "only this Twilio account")
 	f.StringVar(&r.Pool, "pool", "", "only this SendGrid IP pool")
 	f.StringVar(&r.Template, "template", "", "only this SendGrid template")
-	f.StringVar(&r.Prefix, "prefix", "", "only addresses that begin so")
+	f.StringVar(&r.Prefix, "prefix", "", "only addresses with this prefix")
 	f.StringVar(&r.ID, "id", "", "only this notification")
-	f.Float64Var(&r.Rate, "rate", 0, "share of the matching requests, above 0 to 1; 0: all")
-	f.Uint64Var(&r.Count, "count", 0, "most requests it is applied to; 0: no limit")
-	f.DurationVar((*time.Duration)(&r.For), "for", 0, "how long it holds; 0: until it is removed")
+	f.Float64Var(&r.Rate, "rate", 0, "share of the matching requests, above 0 and up to 1; 0: all")
+	f.Uint64Var(&r.Count, "count", 0, "apply the rule to this many requests at most; 0: no limit")
+	f.DurationVar((*time.Duration)(&r.For), "for", 0, "how long the rule holds; 0: until it is removed")
 	f.IntVar(&r.Status, "status", 0, "error, gateway: HTTP status")
-	f.StringVar(&r.Code, "code", "", "error: the provider's code; receipt: what it says")
+	f.StringVar(&r.Code, "code", "", "error: the provider's code; receipt: the code in the receipt")
 	f.DurationVar((*time.Duration)(&r.RetryAfter), "retry-after", 0, "error, throttle: the Retry-After header")
-	f.StringVar(&r.Location, "location", "", "redirect: where to")
+	f.StringVar(&r.Location, "location", "", "redirect: URL to redirect to")
 	f.DurationVar((*time.Duration)(&r.Latency.Median), "median", 0, "drip, latency: median")
 	f.DurationVar((*time.Duration)(&r.Latency.P99), "p99", 0, "drip, latency: 99th percentile")
 	complete(c, "provider", simProviders)
@@ -328,8 +331,8 @@ close (in order, taken but not answered).`,
 func (s *simulators) newRuleList() *cobra.Command {
 	cols := columns[simulator.Rule]{head: "RULE  DO  PROVIDER  STATUS  CODE  RATE  ENDS  MATCHED  PICKED", row: func(r *simulator.Rule) []string {
 		return []string{
-			fmt.Sprint(r.Number), string(r.Do), cmp.Or(r.Provider.String(), "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
-			strconv.FormatFloat(r.Rate, 'g', -1, 64), s.p.when(r.Until), count(r.Matched), count(r.Picked),
+			fmt.Sprint(r.Number), string(r.Do), cmp.Or(r.Provider.String(), "all"), textIf(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
+			strconv.FormatFloat(r.Rate, 'g', -1, 64), s.p.timeText(r.Until), count(r.Matched), count(r.Picked),
 		}
 	}}
 	return &cobra.Command{
@@ -340,7 +343,7 @@ func (s *simulators) newRuleList() *cobra.Command {
 				return err
 			}
 			if len(list) == 0 {
-				s.p.note("none: the providers behave")
+				s.p.note("none: the providers work normally")
 			}
 			return s.p.printer().Print(list, cols.table(list))
 		}),

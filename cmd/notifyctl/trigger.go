@@ -19,11 +19,10 @@ import (
 
 func newTrigger(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "trigger", Short: "Have a URL called at a future time",
-		Long: `A trigger is an HTTP callback at a future time: never early, tried again until it is
-answered, signed, and cancelled for good at any time before. The caller's base URLs
-and secrets are an operator's to set: notifyctl caller set, notifyctl caller
-rotate-secret.`,
+		Use: "trigger", Short: "Call a URL at a future time",
+		Long: `A trigger is a signed HTTP callback at a future time. It is never early, it is retried
+if the call fails, and it can be cancelled until the call. An operator sets the caller's
+base URLs and secrets: notifyctl caller set, notifyctl caller rotate-secret.`,
 	}
 	c.AddCommand(newTriggerCreate(p), newTriggerShow(p), newTriggerList(p), newTriggerCancel(p), newTriggerReschedule(p))
 	return c
@@ -43,7 +42,7 @@ type triggerOptions struct {
 func newTriggerCreate(p *program) *cobra.Command {
 	var o triggerOptions
 	c := &cobra.Command{
-		Use: "create --url URL (--at WHEN | --in DELAY) | create -f FILE", Short: "Register a callback, or a file of them", Args: cobra.NoArgs,
+		Use: "create --url URL (--at WHEN | --in DELAY) | create -f FILE", Short: "Register a trigger, or a file of triggers", Args: cobra.NoArgs,
 		Example: `  notifyctl trigger create --url https://shop.example/hooks/hold --in 15m --payload '{"hold":"h-7719"}'
   notifyctl trigger create --url https://shop.example/hooks/open --at 'tomorrow 09:00' --tz Europe/Berlin --payload @body.bin
   notifyctl trigger create --url https://shop.example/hooks/x --in 1h --retry 5s --retry 1m --max-lateness 10m --late drop`,
@@ -51,16 +50,16 @@ func newTriggerCreate(p *program) *cobra.Command {
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.StringVarP(&o.file, "file", "f", "", "file of triggers as the API takes them, NDJSON or a JSON array; -: standard input; takes no other flag but --idempotency-key")
-	f.StringVar(&o.url, "url", "", "what is called; below one of the caller's base URLs")
+	f.StringVarP(&o.file, "file", "f", "", "file of triggers in the form of the API, NDJSON or a JSON array; -: standard input; only --idempotency-key goes with it")
+	f.StringVar(&o.url, "url", "", "URL to call; it must lie below one of the caller's base URLs")
 	o.later.add(f)
-	f.StringVar(&o.payload, "payload", "", "at most 4,096 bytes, delivered byte for byte; @FILE reads a file, @- standard input")
-	f.StringVar(&o.jitter, "jitter", "", "spread: up to this much later; default: the server's")
-	f.BoolVar(&o.exact, "exact", false, "no spread")
-	f.StringArrayVar(&o.retry, "retry", nil, "a wait before the next attempt; may be given up to 20 times; default: 10s 30s 2m 10m 30m")
-	f.StringVar(&o.lateness, "max-lateness", "", "how late the first attempt may be")
-	f.StringVar(&o.late, "late", "", "what becomes of a later one: fire, drop, dead_letter")
-	f.StringVar(&o.key, "idempotency-key", "", "the key; default: random")
+	f.StringVar(&o.payload, "payload", "", "body of the call, at most 4,096 bytes, sent byte for byte; @FILE reads a file, @- standard input")
+	f.StringVar(&o.jitter, "jitter", "", "delay by a random time up to this, to spread load; default: the server's")
+	f.BoolVar(&o.exact, "exact", false, "no random delay")
+	f.StringArrayVar(&o.retry, "retry", nil, "wait before the next attempt; may be given up to 20 times; default: 10s 30s 2m 10m 30m")
+	f.StringVar(&o.lateness, "max-lateness", "", "how late the first attempt may be; see --late")
+	f.StringVar(&o.late, "late", "", "what to do if it is later than --max-lateness: fire, drop, dead_letter")
+	f.StringVar(&o.key, "idempotency-key", "", "the idempotency key; default: random")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
 	complete(c, "late", []string{"fire", "drop", "dead_letter"})
 	return c
@@ -69,7 +68,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
 	if o.file != "" {
 		if o.url != "" || o.later.given() || o.payload != "" || o.dryRun {
-			return term.Usage("-f: the triggers are in the file; other flags do not go with it")
+			return term.Usage("-f: the file holds the triggers; only --idempotency-key goes with it")
 		}
 		return runTriggerFile(ctx, p, o)
 	}
@@ -90,27 +89,27 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 	}
 	out, err := p.clientOf(&t).Trigger(ctx, body, key)
 	if err != nil {
-		return again(ctx, err, key, "register")
+		return withRetryHint(ctx, err, key, "register")
 	}
 	if err := p.printer().Record(out, term.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}); err != nil {
 		return err
 	}
-	o.later.echo(p, out.FireAt)
-	p.note("what becomes of it: notifyctl trigger show %s", out.TriggerID)
+	o.later.printDue(p, out.FireAt)
+	p.note("to see its outcome: notifyctl trigger show %s", out.TriggerID)
 	return nil
 }
 
 func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 	if o.url == "" {
-		return t, term.Usage("--url is missing: what is to be called?")
+		return t, term.Usage("--url is missing: the URL to call")
 	}
 	t = api.Trigger{CallbackURL: o.url, Exact: o.exact, LatePolicy: o.late}
-	at, err := o.later.future(p.now(), o.key != "")
+	at, err := o.later.resolveFuture(p.now(), o.key != "")
 	switch {
 	case err != nil:
 		return t, err
 	case at == nil:
-		return t, term.Usage("when? --at or --in")
+		return t, term.Usage("give a time with --at or --in")
 	}
 	t.FireAt = at
 	for flag, s := range map[string]*string{"--jitter": &o.jitter, "--max-lateness": &o.lateness} {
@@ -157,7 +156,7 @@ func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 
 func newTriggerShow(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "show TRIGGER", Short: "Show where a trigger stands, and its calls", Args: term.Exact("a trigger id"), Aliases: []string{"why"},
+		Use: "show TRIGGER", Short: "Show the state of a trigger, and its calls", Args: term.Exact("a trigger id"), Aliases: []string{"why"},
 		Example: "  notifyctl trigger show trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS",
 		RunE:    func(c *cobra.Command, args []string) error { return showTrigger(c.Context(), p, args[0]) },
 	}
@@ -182,8 +181,8 @@ func printTrigger(p *program, t *api.TriggerStatus) error {
 	}
 	out := term.Table{
 		{"trigger", t.TriggerID}, {"status", t.Status}, {"reason", t.Reason}, {"caller", t.Caller}, {"url", t.CallbackURL},
-		{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.when(t.CreatedAt)}, {"fires", p.when(t.FireAt)},
-		{"ended", p.whenever(t.EndedAt)}, {"trace", t.TraceID},
+		{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.timeText(t.CreatedAt)}, {"fires", p.timeText(t.FireAt)},
+		{"ended", p.optionalTimeText(t.EndedAt)}, {"trace", t.TraceID},
 	}
 	if t.Generation > 0 {
 		out = append(out, []string{"generation", strconv.Itoa(int(t.Generation))})
@@ -199,7 +198,7 @@ func printTrigger(p *program, t *api.TriggerStatus) error {
 	}
 	if len(t.Log) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(t, attempts(p, t.Log)); err != nil {
+		if err := pr.Print(t, attemptsTable(p, t.Log)); err != nil {
 			return err
 		}
 	}
@@ -207,7 +206,7 @@ func printTrigger(p *program, t *api.TriggerStatus) error {
 	return err
 }
 
-func attempts(p *program, log []api.TriggerAttempt) term.Table {
+func attemptsTable(p *program, log []api.TriggerAttempt) term.Table {
 	t := term.Table{{"TIME", "ATTEMPT", "CLASS", "STATUS", "TOOK", "ADDRESS", "DETAIL"}}
 	for _, a := range log {
 		status := ""
@@ -219,7 +218,7 @@ func attempts(p *program, log []api.TriggerAttempt) term.Table {
 			detail = strings.TrimSpace(detail + " " + strconv.Quote(a.Body))
 		}
 		t = append(t, []string{
-			p.clock(a.At), strconv.Itoa(a.N), a.Class, status,
+			p.localTimeText(a.At), strconv.Itoa(a.N), a.Class, status,
 			span(time.Duration(a.TookMS * float64(time.Millisecond))), a.Address, detail,
 		})
 	}
@@ -242,8 +241,8 @@ func newTriggerList(p *program) *cobra.Command {
 		columns: columns[api.TriggerStatus]{
 			head: "TRIGGER  STATUS  FIRES  ATTEMPTS  REASON  CALLER  URL", optional: []string{"CALLER", "REASON", "ATTEMPTS"},
 			row: func(s *api.TriggerStatus) []string {
-				fires := p.when(s.FireAt)
-				if s.Status == "CANCELLED" { // it never does
+				fires := p.timeText(s.FireAt)
+				if s.Status == "CANCELLED" { // it never fires
 					fires = ""
 				}
 				return []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL}
@@ -251,8 +250,8 @@ func newTriggerList(p *program) *cobra.Command {
 		},
 	})
 	f := c.Flags()
-	f.StringVar(&q.Status, "status", "", "only those that are "+strings.Join(triggerStates, ", "))
-	f.StringVar(&q.Caller, "caller", "", "operators: only of this caller")
+	f.StringVar(&q.Status, "status", "", "only this status: "+strings.Join(triggerStates, ", "))
+	f.StringVar(&q.Caller, "caller", "", "only this caller's (operators)")
 	complete(c, "status", triggerStates)
 	return c
 }
@@ -260,25 +259,25 @@ func newTriggerList(p *program) *cobra.Command {
 func newTriggerCancel(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel TRIGGER", Short: "Cancel a trigger for good", Args: term.Exact("a trigger id"),
-		Long: `cancel ends a trigger that waits, also between two attempts: no call of it starts
-afterwards. While a call may be under way, and when it has ended, exit 6.`,
+		Long: `cancel ends a waiting trigger, also between two attempts. No call starts afterwards.
+It exits 6 while a call may be under way, and after the trigger has ended.`,
 		Example: "  notifyctl trigger cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS",
 		RunE:    func(c *cobra.Command, args []string) error { return cancelTrigger(c.Context(), p, args[0]) },
 	}
 }
 
 func cancelTrigger(ctx context.Context, p *program, id string) error {
-	return change(p, changes, "cancel "+id, "", func(cl *api.Client) (api.TriggerStatus, error) {
+	return confirmAndChange(p, changes, "cancel "+id, "", func(cl *api.Client) (api.TriggerStatus, error) {
 		return cl.CancelTrigger(ctx, id)
 	}, func(out *api.TriggerStatus) error {
-		return p.printer().Record(out, term.Table{{"cancelled", out.TriggerID}, {"at", p.whenever(out.EndedAt)}, {"final", "no call of it starts any more"}})
+		return p.printer().Record(out, term.Table{{"cancelled", out.TriggerID}, {"at", p.optionalTimeText(out.EndedAt)}, {"final", "no call will be made"}})
 	})
 }
 
 func newTriggerReschedule(p *program) *cobra.Command {
 	var o laterOptions
 	c := &cobra.Command{
-		Use: "reschedule TRIGGER", Short: "Give a waiting trigger another time", Args: term.Exact("a trigger id"),
+		Use: "reschedule TRIGGER", Short: "Move a waiting trigger to another time", Args: term.Exact("a trigger id"),
 		Example: `  notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --in 30m
   notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'tomorrow 09:00' --tz Europe/Berlin`,
 		RunE: func(c *cobra.Command, args []string) error { return runReschedule(c.Context(), p, args[0], &o) },
@@ -287,9 +286,9 @@ func newTriggerReschedule(p *program) *cobra.Command {
 	return c
 }
 
-// runTriggerFile registers the triggers of a file, a thousand a request. As for
-// a batch of notifications its keys follow from the file's content: what an
-// earlier run registered is not registered twice.
+// runTriggerFile registers the triggers of a file, a thousand per request. As in a batch of
+// notifications, the keys follow from the contents of the file, so that a second run registers
+// nothing twice.
 func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 	t, err := p.target()
 	if err != nil {
@@ -303,7 +302,7 @@ func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 		return err
 	}
 	b := &batchSender{p: p, o: &sendOptions{}}
-	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, b.take)
+	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, b.recordAnswer)
 	pr, sum := p.printer(), &b.total
 	if err == nil && sum.Sent == 0 {
 		return term.Usage("%s holds no triggers", label(o.file))

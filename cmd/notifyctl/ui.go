@@ -17,23 +17,22 @@ import (
 
 func newUI(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "ui", Short: "Watch and steer a server on a live page in the terminal (scope observe)", Args: cobra.NoArgs,
-		Long: `ui shows what a server does now, its dead letters, operators' jobs, circuits and what
-is to come, on pages that stay current; ? lists the keys. Capital letters change the
-server: each asks first, in a protected context for the context's name, and shows the
-command that does the same. They need scope operate.
+		Use: "ui", Short: "Watch and control a server on a live page in the terminal (scope observe)", Args: cobra.NoArgs,
+		Long: `ui shows the rates of a server, its dead letters, operators' jobs, circuits and
+schedules on pages that update themselves; ? lists the keys. Capital letters change the
+server. Each asks for confirmation, in a protected context for the context's name, and
+shows the command that does the same. Changes need the scope operate.
 
-Each panel asks the server at most once a second, and a server that is away ever more
-seldom. NO_COLOR and --color never leave the colours out; without UTF-8 in LC_ALL,
-LC_CTYPE or LANG only ASCII is drawn.
+Each panel queries the server at most once a second, and less and less often while the
+server is unreachable. NO_COLOR and --color never turn colours off. Without UTF-8 in
+LC_ALL, LC_CTYPE or LANG, only ASCII is drawn.
 
-Where there is no terminal the exit code is 2, and the commands that give the same are
-named.`,
+Without a terminal, ui exits 2 and names the commands that show the same.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runUI(c.Context(), p) },
 	}
 }
 
-// uiCommands give a script what the page gives a person.
+// uiCommands are the commands that give a script what the page shows.
 var uiCommands = []string{
 	"notifyctl rates; notifyctl lag; notifyctl doctor      (overview)",
 	"notifyctl dlq top; notifyctl dlq ls; notifyctl dlq replay --dry-run",
@@ -47,10 +46,10 @@ func runUI(ctx context.Context, p *program) error {
 	}
 	kind := p.getenv("TERM")
 	if !p.inTerminal || !p.outTerminal || p.global.noInput || kind == "" || kind == "dumb" {
-		return &term.Error{Exit: term.ExitUsage, Err: errors.New("ui needs a terminal that one can type at"), Next: uiCommands}
+		return &term.Error{Exit: term.ExitUsage, Err: errors.New("ui needs a terminal for input and output"), Next: uiCommands}
 	}
 	cl := p.clientOf(&t)
-	cl.Retries = 0 // the page asks again by itself
+	cl.Retries = 0 // the page repeats its requests by itself
 	cl.Context = t.name
 	env := os.Environ()
 	if !p.coloured() {
@@ -62,15 +61,15 @@ func runUI(ctx context.Context, p *program) error {
 	})
 }
 
-// readOnly says why a token can change nothing; empty where it can, or where only
-// the server knows. The claim is not verified: the server does that.
+// readOnly returns why a token can change nothing. It returns "" if the token can, or if only the
+// server knows. The claim is not verified: the server does that.
 func readOnly(ctx context.Context, t *target) string {
 	if t.token == nil {
 		return ""
 	}
 	token, err := t.token(ctx)
 	if err != nil {
-		return "" // each request will say so
+		return "" // each request will report the error
 	}
 	if c, ok := readClaims(token); !ok || slices.Contains(strings.Fields(c.Scope), api.ScopeOperate) {
 		return ""
@@ -78,8 +77,8 @@ func readOnly(ctx context.Context, t *target) string {
 	return "the token lacks the scope " + api.ScopeOperate
 }
 
-// utf8Locale reports whether the terminal shows more than ASCII, as POSIX says
-// it: by the first of these variables that is set.
+// utf8Locale reports whether the terminal shows more than ASCII. As in POSIX, the first of these
+// variables that is set decides.
 func utf8Locale(getenv func(string) string) bool {
 	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")

@@ -21,8 +21,8 @@ import (
 
 func newUser(p *program) *cobra.Command {
 	c := &cobra.Command{Use: "user", Short: "Read and change addresses, opt-outs and quiet hours"}
-	c.AddCommand(newGet(p, &cobra.Command{
-		Use: "get USER", Short: "Show what a user set", Args: term.Exact("a user id"), Aliases: []string{"show"},
+	c.AddCommand(newShowCommand(p, &cobra.Command{
+		Use: "get USER", Short: "Show a user's profile", Args: term.Exact("a user id"), Aliases: []string{"show"},
 		Example: `  notifyctl user get ann
   notifyctl user get ann -o json >ann.json`,
 	}, (*api.Client).User, userFields), newUserSet(p))
@@ -56,13 +56,13 @@ type userOptions struct {
 func newUserSet(p *program) *cobra.Command {
 	var o userOptions
 	c := &cobra.Command{
-		Use: "set USER", Short: "Change what a user set", Args: oneUser,
-		Long: `set changes what its flags name and keeps the rest; it is conditional on the
-version it read, so that a change in between is not lost. Addresses of a channel
-are replaced, and removed by an empty value. With -f a whole document, as "user
-get -o json" prints it, takes the place of what is stored; a version in it makes
-that conditional. An opt-out binds every call that starts a second later. set prints
-what is stored then.`,
+		Use: "set USER", Short: "Change a user's profile", Args: oneUser,
+		Long: `set changes what its flags name and keeps the rest. It only writes if the profile still
+has the version that set read, so that no other change is lost. A flag with addresses
+replaces the addresses of its channel; an empty value removes them. With -f, a whole
+document, as "user get -o json" prints it, replaces the profile; if it has a version,
+that must be the stored one. An opt-out applies to every call that starts a second later
+or after that. set prints the stored profile.`,
 		Example: `  notifyctl user set ann --push apns:0f3a91c4d2 --sms +4915112345678 --email ann@example.com
   notifyctl user set ann --opt-out marketing --opt-out email/digest --quiet-hours 22:00-07:00 --tz Europe/Berlin
   notifyctl user get ann -o json > ann.json; notifyctl user set ann -f ann.json`,
@@ -73,23 +73,23 @@ what is stored then.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.file, "file", "f", "", "JSON document of the user; -: standard input")
-	f.StringSliceVar(&o.push, "push", nil, "device tokens, as apns:TOKEN or fcm:TOKEN")
-	f.StringSliceVar(&o.sms, "sms", nil, "phone numbers, as +4915112345678")
+	f.StringSliceVar(&o.push, "push", nil, "device tokens, such as apns:TOKEN or fcm:TOKEN")
+	f.StringSliceVar(&o.sms, "sms", nil, "phone numbers, such as +4915112345678")
 	f.StringSliceVar(&o.mail, "email", nil, "mail addresses")
-	f.StringSliceVar(&o.optOut, "opt-out", nil, "channel, category or channel/category not to be sent")
-	f.StringSliceVar(&o.optIn, "opt-in", nil, "undoes an --opt-out")
-	f.StringVar(&o.quiet, "quiet-hours", "", "quiet hours in local time, as 22:00-07:00; none: no quiet hours")
-	f.StringVar(&o.zone, "tz", "", "time zone, as Europe/Berlin")
+	f.StringSliceVar(&o.optOut, "opt-out", nil, "channel, category or channel/category that the user does not want")
+	f.StringSliceVar(&o.optIn, "opt-in", nil, "remove an opt-out")
+	f.StringVar(&o.quiet, "quiet-hours", "", "quiet hours in local time, such as 22:00-07:00; none: no quiet hours")
+	f.StringVar(&o.zone, "tz", "", "time zone, such as Europe/Berlin")
 	complete(c, "opt-out", append(channelNames(), categoryNames()...))
 	complete(c, "opt-in", append(channelNames(), categoryNames()...))
 	return c
 }
 
-// oneUser wants a user. Quiet hours behind --quiet, which is another flag, come
-// as a second one.
+// oneUser checks for one argument. If --quiet, which is another flag, is used by mistake for
+// --quiet-hours, the hours come as a second argument: the error then names the right flag.
 func oneUser(c *cobra.Command, args []string) error {
 	if len(args) == 2 && strings.Count(args[1], ":") == 2 {
-		return term.Usage("%q is no user; quiet hours are set by --quiet-hours %s", args[1], args[1])
+		return term.Usage("%q is not a user; to set quiet hours, use --quiet-hours %s", args[1], args[1])
 	}
 	return term.Exact("a user id")(c, args)
 }
@@ -98,11 +98,11 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 	named := slices.ContainsFunc([]string{"push", "sms", "email", "opt-out", "opt-in", "quiet-hours", "tz"}, o.changed)
 	switch {
 	case o.file == "" && !named:
-		return term.Usage("nothing to change: name what to set, or a file with -f")
+		return term.Usage("nothing to change: give flags with new values, or a file with -f")
 	case o.file != "" && named:
-		return term.Usage("-f replaces the whole document; it does not go with other changes")
+		return term.Usage("-f replaces the whole profile; it does not go with other flags that change it")
 	}
-	cl, err := p.confirmed(changes, "change user "+user, "")
+	cl, err := p.confirmedClient(changes, "change user "+user, "")
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 			return err
 		}
 		if u.UserID != "" && u.UserID != user {
-			return term.Usage("the document is of user %q, not of %q", u.UserID, user)
+			return term.Usage("the document is for user %q, not for %q", u.UserID, user)
 		}
 		u.UserID = user
 		out, err = cl.PutUser(ctx, u)
@@ -124,13 +124,14 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 		return err
 	}
 	stored, err := cl.User(ctx, user)
-	if err != nil { // it is changed; a token may write without being allowed to read
+	if err != nil { // the change is stored; the token may lack the scope to read
 		return p.printer().Record(out, term.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}})
 	}
 	return p.printer().Record(stored, userFields(&stored))
 }
 
-// change reads, changes and writes, again when somebody else wrote in between.
+// change reads, changes and writes the profile. It starts again if another writer changed the
+// profile in between.
 func (o *userOptions) change(ctx context.Context, cl *api.Client, user string) (out api.UserVersion, err error) {
 	for range 5 {
 		u, err := cl.User(ctx, user)
@@ -146,7 +147,7 @@ func (o *userOptions) change(ctx context.Context, cl *api.Client, user string) (
 			return out, err
 		}
 	}
-	return out, term.Exitf(term.ExitConflict, "user %q is being changed by others again and again", user)
+	return out, term.Exitf(term.ExitConflict, "user %q was changed by another writer in each of 5 tries; run the command again", user)
 }
 
 func (o *userOptions) apply(u *api.User) error {
@@ -197,12 +198,12 @@ func readUser(p *program, name string) (u api.User, err error) {
 		return u, term.Usage("%s: %v", label(name), err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return u, term.Usage("%s: there is something behind the document", label(name))
+		return u, term.Usage("%s: there is text after the document", label(name))
 	}
 	return u, nil
 }
 
-// readAll reads a small file; "-" is standard input.
+// readAll reads a file of at most 1 MiB; "-" is standard input.
 func readAll(p *program, name string) ([]byte, error) {
 	f := io.NopCloser(p.in)
 	if name != "-" {
@@ -216,12 +217,12 @@ func readAll(p *program, name string) ([]byte, error) {
 	const most = 1 << 20
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && len(b) > most {
-		err = term.Usage("%s: over 1 MiB", label(name))
+		err = term.Usage("%s is larger than 1 MiB", label(name))
 	}
 	return b, err
 }
 
-// label names an input in messages.
+// label returns the name of an input for messages.
 func label(name string) string {
 	if name == "-" {
 		return "standard input"
@@ -231,11 +232,11 @@ func label(name string) string {
 
 func newSuppression(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "suppression", Short: "List addresses that nothing is sent to, and lift them",
-		Long: `A provider that calls an address dead (a bounce, an app that was removed, a number
-that takes no SMS) puts it on the suppression list: what is sent to it ends as
-SUPPRESSED suppressed_address, whoever sends it and whatever its category. lift takes
-it off; if the provider calls it dead again, it is back.`,
+		Use: "suppression", Short: "List suppressed addresses, and lift suppressions",
+		Long: `If a provider reports an address as dead (a bounce, a removed app, a number that takes
+no SMS), the server suppresses it: every notification to it, of every caller and
+category, ends as SUPPRESSED suppressed_address. lift removes the suppression. If the
+provider reports the address as dead again, it is suppressed again.`,
 	}
 	var f api.SuppressionFilter
 	list := &listing[api.Suppression]{
@@ -249,9 +250,9 @@ it off; if the provider calls it dead again, it is back.`,
 	ls := newListing(p, &cobra.Command{
 		Short: "List the suppressed addresses, by user", Example: "  notifyctl suppression ls --channel email --code sendgrid_bounce",
 	}, list)
-	ls.Flags().StringVar(&f.UserID, "user", "", "only those in this user's profile")
-	ls.Flags().StringVar(&f.Channel, "channel", "", "only push, sms or email")
-	ls.Flags().StringVar(&f.Code, "code", "", "only what a provider suppressed with this code")
+	ls.Flags().StringVar(&f.UserID, "user", "", "only suppressions in this user's profile")
+	ls.Flags().StringVar(&f.Channel, "channel", "", "only this channel: push, sms, email")
+	ls.Flags().StringVar(&f.Code, "code", "", "only suppressions with this code of a provider")
 	complete(ls, "channel", []string{"push", "sms", "email"})
 	show := &cobra.Command{
 		Use: "show ADDRESS", Short: "Show which profiles suppress an address, and why", Args: term.Exact("an address"),
@@ -261,21 +262,21 @@ it off; if the provider calls it dead again, it is back.`,
 		},
 	}
 	lift := &cobra.Command{
-		Use: "lift ADDRESS", Short: "Send to an address again", Args: term.Exact("an address"),
-		Long: `lift takes an address off every profile that suppresses it, or off one with --user.
-It is suppressed again when a provider calls it dead again.`,
+		Use: "lift ADDRESS", Short: "Lift the suppression of an address", Args: term.Exact("an address"),
+		Long: `lift removes the suppression of an address from every profile, or with --user from one.
+The address is suppressed again if a provider reports it as dead again.`,
 		Example: "  notifyctl suppression lift +4915112345678 --reason 'the carrier repaired it'",
 	}
-	user, reason := lift.Flags().String("user", "", "off this user's profile alone"), reasonFlag(lift)
+	user, reason := lift.Flags().String("user", "", "only in this user's profile"), reasonFlag(lift)
 	lift.RunE = func(c *cobra.Command, args []string) error {
-		return change(p, changes, "lift the suppression of "+args[0], *reason, func(cl *api.Client) (api.SuppressionLifted, error) {
+		return confirmAndChange(p, changes, "lift the suppression of "+args[0], *reason, func(cl *api.Client) (api.SuppressionLifted, error) {
 			return cl.LiftSuppression(c.Context(), api.SuppressionLift{Address: args[0], UserID: *user})
 		}, func(out *api.SuppressionLifted) error {
 			if err := p.printer().Record(out, term.Table{{"address", out.Address}, {"lifted from", count(out.Lifted) + " profiles"}}); err != nil {
 				return err
 			}
 			if out.Still {
-				p.note("another profile still suppresses it: notifyctl suppression show %s", term.Quote(out.Address))
+				p.note("another profile still suppresses the address: notifyctl suppression show %s", term.Quote(out.Address))
 			}
 			return nil
 		})

@@ -11,15 +11,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Polling begins fast, for a push takes milliseconds, and slows down.
+// Polling starts fast, because a push takes milliseconds, and slows down.
 const (
 	firstPoll = 25 * time.Millisecond
 	lastPoll  = time.Second
 )
 
-// until polls done until it is true. The end of --timeout is an error of
-// ExitPending.
-func until(ctx context.Context, p *program, end time.Time, done func(context.Context) (bool, error)) error {
+// pollUntil calls done until it returns true. It returns errPending at the time end.
+func pollUntil(ctx context.Context, p *program, end time.Time, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, end, errPending)
 	defer cancel()
 	for every := firstPoll; ; every = min(2*every, lastPoll) {
@@ -31,34 +30,34 @@ func until(ctx context.Context, p *program, end time.Time, done func(context.Con
 		if err != nil || ok {
 			return err
 		}
-		// A count of many receivers costs the server something: rest longer than it took.
+		// Counting many receivers is work for the server: wait four times as long as it took.
 		if !notify.Sleep(ctx, max(every, 4*time.Since(began))) {
 			return context.Cause(ctx)
 		}
 	}
 }
 
-var errPending = term.Exitf(term.ExitPending, "the wait ended before it did")
+var errPending = term.Exitf(term.ExitPending, "--timeout ended before the outcome was known")
 
-func terminal(status string) bool {
+func isTerminal(status string) bool {
 	s, ok := notify.ParseState(status)
 	return ok && s.Terminal()
 }
 
-// waitOne waits for a notification's outcome and prints it.
+// waitOne waits for the outcome of a notification and prints it.
 func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 	var s api.Status
-	err := until(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
+	err := pollUntil(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
 		now, err := cl.Notification(ctx, id)
 		if err == nil {
 			s = now
 		}
-		return terminal(s.Status), err
+		return isTerminal(s.Status), err
 	})
 	s.NotificationID = cmp.Or(s.NotificationID, id)
 	switch {
 	case ctx.Err() != nil:
-		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("interrupted; %s goes on", id), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("interrupted; %s is still being delivered", id), Next: []string{"notifyctl why " + id}}
 	case err != nil && err != errPending: //nolint:errorlint // the very value
 		return err
 	}
@@ -66,31 +65,31 @@ func waitOne(ctx context.Context, p *program, cl *api.Client, id string) error {
 		return perr
 	}
 	if err != nil {
-		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("still %s after %s; it goes on", cmp.Or(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("still %s after %s; it is still being delivered", cmp.Or(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
 	}
-	if !arrived(s.Status) {
+	if !wasDelivered(s.Status) {
 		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("it was not delivered: %s %s", s.Status, s.Code), Next: []string{"notifyctl why " + id}}
 	}
 	return nil
 }
 
-func arrived(status string) bool {
+func wasDelivered(status string) bool {
 	return status == notify.Sent.String() || status == notify.Delivered.String()
 }
 
-// waitCampaign waits until every receiver of a campaign has an outcome, and
-// returns the last count. tell is called with the share that has one.
+// waitCampaign waits until every receiver of a campaign has an outcome, and returns the last
+// count. It calls tell with the number of receivers that have an outcome.
 func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, receivers int64, tell func(done int64)) (api.Summary, error) {
 	var sum api.Summary
-	err := until(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
-		now, err := total(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
+	err := pollUntil(ctx, p, p.now().Add(p.global.timeout), func(ctx context.Context) (bool, error) {
+		now, err := sumPages(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 		if err != nil {
 			return false, err
 		}
 		sum = now
 		done := int64(0)
 		for state, n := range sum.Counts {
-			if terminal(state) {
+			if isTerminal(state) {
 				done += int64(n)
 			}
 		}
@@ -100,10 +99,10 @@ func waitCampaign(ctx context.Context, p *program, cl *api.Client, id string, re
 	return sum, err
 }
 
-// undelivered counts the receivers with an outcome that is no delivery.
-func undelivered(counts map[string]int) (n int) {
+// countUndelivered returns how many receivers have an outcome other than a delivery.
+func countUndelivered(counts map[string]int) (n int) {
 	for state, c := range counts {
-		if terminal(state) && !arrived(state) {
+		if isTerminal(state) && !wasDelivered(state) {
 			n += c
 		}
 	}

@@ -20,53 +20,52 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Client calls notifyd's API. Every error is a *notify.Error, or the context's.
-// It may be used from many goroutines; its fields must not change meanwhile.
+// Client calls notifyd's API. Every error is a *notify.Error, or the error of the context. A
+// Client may be used from many goroutines; its fields must not change meanwhile.
 type Client struct {
 	// BaseURL is the server's address, e.g. "http://127.0.0.1:7420".
 	BaseURL string
-	// Token returns the bearer token of the next request. nil: none is sent.
+	// Token returns the bearer token of the next request; nil: no token is sent.
 	Token func(ctx context.Context) (string, error)
-	// HTTPClient carries the requests; nil: http.DefaultClient. One made with
-	// NewTransport keeps enough connections for many requests at a time.
+	// HTTPClient sends the requests; nil: http.DefaultClient. NewTransport returns a transport
+	// that keeps enough connections for many concurrent requests.
 	HTTPClient *http.Client
-	// Retries is how often a request that is safe to repeat is sent again after
-	// 429, 503 or a broken connection. 0: never.
+	// Retries is how often a request that is safe to repeat is sent again after 429, 503 or a
+	// broken connection. 0: never.
 	Retries int
-	// Patience is for how long a request is sent again because the server said when
-	// (Retry-After). Retries are then those in a row without such an answer.
+	// Patience is how long a request is repeated because the server asked for it (Retry-After).
+	// During that time, Retries only counts consecutive failures without Retry-After.
 	Patience time.Duration
-	// Backoff is the first wait of a retry when the server named none; it
-	// doubles, with jitter, up to 20 times itself. Default: 250 ms.
+	// Backoff is the first wait before a retry if the server named none. It doubles, with jitter,
+	// up to 20 times itself. Default: 250 ms.
 	Backoff time.Duration
-	// Context and Reason go into the server's audit log with what an operator
-	// changes: what they call this server, and why they do it.
+	// Context and Reason go into the server's audit log with an operator's changes: the
+	// operator's name for this server, and the reason of the change.
 	Context, Reason string
-	// Audited is told the row of the audit log that a change was recorded as, also
-	// of one that was refused then. It may be called from any goroutine; nil: nobody
-	// is told.
+	// Audited is called with the id of the audit row of each change, also of one that was then
+	// refused. It may be called from any goroutine. nil: not called.
 	Audited func(id string)
 	// UserAgent names the program; empty: "notifyd-client".
 	UserAgent string
-	// Load marks all requests as those of a load run: the token of its grant, or
-	// LoadLocal; empty: they are of none.
+	// Load marks all requests as part of a load run: the token of its grant, or LoadLocal. Empty:
+	// no load run.
 	Load string
 }
 
-// NewTransport returns a transport for throughput against one server: up to
-// conns idle connections are kept (0: 128), shorter than the server keeps them,
-// with large write buffers, and without asking for compression.
+// NewTransport returns a transport for high throughput to one server. It keeps up to conns idle
+// connections (0: 128), for a shorter time than the server does, has large write buffers, and
+// requests no compression.
 func NewTransport(conns int) *http.Transport {
 	if conns <= 0 {
 		conns = 128
 	}
 	dialer := net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}
 	return &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment, // never for loopback
+		Proxy:                 http.ProxyFromEnvironment, // never used for loopback
 		DialContext:           dialer.DialContext,
 		MaxIdleConns:          conns,
 		MaxIdleConnsPerHost:   conns,
-		IdleConnTimeout:       45 * time.Second, // the server's is 60 s: it must not hang up first
+		IdleConnTimeout:       45 * time.Second, // below the server's 60 s, so that the server never closes first
 		TLSHandshakeTimeout:   5 * time.Second,
 		ExpectContinueTimeout: time.Second,
 		WriteBufferSize:       64 << 10,
@@ -76,66 +75,65 @@ func NewTransport(conns int) *http.Transport {
 	}
 }
 
-// Reply is an answer as it came.
+// Reply is an answer with its unchanged body.
 type Reply struct {
 	Status    int
 	Body      []byte
-	Replayed  bool // the first answer to this Idempotency-Key, again
+	Replayed  bool // a repetition of the first answer to this Idempotency-Key
 	RequestID string
 }
 
-// maxReply bounds what is read of an answer: a page of 1,000 dead letters, or
-// the rejected receivers of a fan-out.
+// maxReply bounds the size of an answer that is read. A page of 1,000 dead letters or the
+// rejected receivers of a fan-out are large.
 const maxReply = 64 << 20
 
 // call is one request, before it is sent.
 type call struct {
-	method, path string
-	query        url.Values
-	contentType  string
-	body         []byte
-	key          string // Idempotency-Key
-	repeatable   bool   // sending it twice does what sending it once does
-	asks         bool   // the body is sent once the server wants it (Expect: 100-continue)
+	method, path   string
+	query          url.Values
+	contentType    string
+	body           []byte
+	key            string // Idempotency-Key
+	repeatable     bool   // sending it twice has the same effect as sending it once
+	expectContinue bool   // send the body only when the server asks for it (Expect: 100-continue)
 }
 
-// largeBody is from how many bytes on a body that was refused once is not sent again
-// before the server wants it.
+// largeBody is the size from which a refused body is sent again only when the server asks for it.
 const largeBody = 64 << 10
 
-// do sends c, again where that is safe, and decodes the answer into out.
+// do sends c, repeats it if that is safe, and decodes the answer into out.
 func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
 	began := time.Now()
 	for try, counted := 0, 0; ; try++ {
-		reply, err := cl.once(ctx, c)
+		reply, err := cl.sendOnce(ctx, c)
 		if err == nil {
 			if out == nil || len(reply.Body) == 0 {
 				return reply, nil
 			}
 			if err := json.Unmarshal(reply.Body, out); err != nil {
-				return reply, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the JSON expected", Err: err}
+				return reply, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the expected JSON", Err: err}
 			}
 			return reply, nil
 		}
-		wait, told := cl.pause(try, err), notify.RetryAfterOf(err) > 0
+		wait, told := cl.retryDelay(try, err), notify.RetryAfterOf(err) > 0
 		if counted++; told && time.Since(began)+wait <= cl.Patience {
 			counted = 0
 		}
-		if ctx.Err() != nil || !c.retry(err) || counted > cl.Retries {
+		if ctx.Err() != nil || !c.mayRetry(err) || counted > cl.Retries {
 			return reply, err
 		}
-		c.asks = told && len(c.body) >= largeBody
+		c.expectContinue = told && len(c.body) >= largeBody
 		if !notify.Sleep(ctx, wait) {
 			return reply, err
 		}
 	}
 }
 
-// retry decides, once, whether a failed request is sent again. A 429 stored
-// nothing; behind a 503 or a broken connection the request may have been done,
-// so only what can be repeated without harm is. 409 with a wait is the same
-// key still at work elsewhere.
-func (c *call) retry(err error) bool {
+// mayRetry reports whether a failed request may be sent again. After a 429, nothing was stored.
+// After a 503 or a broken connection, the request may have been carried out, so only repeatable
+// requests are sent again. A 409 with Retry-After means that a request with the same key is still
+// running.
+func (c *call) mayRetry(err error) bool {
 	switch notify.KindOf(err) {
 	case notify.KindThrottled:
 		return true
@@ -147,9 +145,9 @@ func (c *call) retry(err error) bool {
 	return false
 }
 
-// pause is how long to wait before the next try. What a server has asked for is kept, and
-// up to half of it added: of many that were refused together no two come together again.
-func (cl *Client) pause(try int, err error) time.Duration {
+// retryDelay returns the wait before the next try. If the server asked for a wait, it adds up to
+// half of that, so that clients that were refused together do not return together.
+func (cl *Client) retryDelay(try int, err error) time.Duration {
 	base := cl.Backoff
 	if base <= 0 {
 		base = 250 * time.Millisecond
@@ -160,8 +158,8 @@ func (cl *Client) pause(try int, err error) time.Duration {
 	return max(wait, asked+rand.N(asked/2+1))
 }
 
-// once sends c one time.
-func (cl *Client) once(ctx context.Context, c call) (Reply, error) {
+// sendOnce sends c one time.
+func (cl *Client) sendOnce(ctx context.Context, c call) (Reply, error) {
 	resp, err := cl.roundTrip(ctx, c)
 	if err != nil {
 		return Reply{}, err
@@ -185,7 +183,7 @@ func (cl *Client) once(ctx context.Context, c call) (Reply, error) {
 	return reply, nil
 }
 
-// roundTrip sends c and returns the answer with its body still to read.
+// roundTrip sends c and returns the answer with its body still unread.
 func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error) {
 	u := strings.TrimSuffix(cl.BaseURL, "/") + c.path
 	if len(c.query) > 0 {
@@ -193,7 +191,7 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	}
 	req, err := http.NewRequestWithContext(ctx, c.method, u, nil)
 	if err != nil {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_url", Msg: "the server's address is not a URL", Err: err}
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_url", Msg: "the server's address is not a valid URL", Err: err}
 	}
 	if c.body != nil {
 		lent := &lentBody{data: c.body}
@@ -212,7 +210,7 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if c.key != "" {
 		h[HeaderIdempotencyKey] = []string{c.key}
 	}
-	if c.asks {
+	if c.expectContinue {
 		h["Expect"] = []string{"100-continue"}
 	}
 	for name, v := range map[string]string{HeaderContext: cl.Context, HeaderReason: cl.Reason} {
@@ -234,10 +232,10 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if cl.Token != nil {
 		token, err := cl.Token(ctx)
 		if err != nil {
-			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "no token could be had", Err: err}
+			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the token cannot be read", Err: err}
 		}
 		if !httpguts.ValidHeaderFieldValue(token) {
-			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "what was read is no token: it holds control characters; is its file damaged?"}
+			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "the token holds control characters; is its file damaged?"}
 		}
 		h["Authorization"] = []string{"Bearer " + token}
 	}
@@ -256,18 +254,19 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	return resp, nil
 }
 
-// lentBody is a request body that belongs to the caller again once the request
-// is answered: a transport may still read it then, when the server answered
-// before it had read everything, and the caller may already fill it anew.
+// lentBody is a request body that the transport may read until roundTrip returns. If the server
+// answers early, the transport's goroutine may still read the body after that, while the caller
+// may already overwrite the buffer. takeBack therefore ends all reads. mu guards data and
+// takenBack.
 type lentBody struct {
-	mu   sync.Mutex
-	data []byte
-	back bool
+	mu        sync.Mutex
+	data      []byte
+	takenBack bool
 }
 
 func (l *lentBody) takeBack() {
 	l.mu.Lock()
-	l.data, l.back = nil, true
+	l.data, l.takenBack = nil, true
 	l.mu.Unlock()
 }
 
@@ -279,7 +278,7 @@ type bodyReader struct {
 func (r *bodyReader) Read(p []byte) (int, error) {
 	r.lent.mu.Lock()
 	defer r.lent.mu.Unlock()
-	if r.lent.back {
+	if r.lent.takenBack {
 		return 0, errBodyGone
 	}
 	if r.off >= len(r.lent.data) {
@@ -307,19 +306,19 @@ func readBody(resp *http.Response) ([]byte, error) {
 	return body, err
 }
 
-// connError translates what the transport says.
+// connError translates an error of the transport.
 func connError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	var ue *url.Error
 	if errors.As(err, &ue) {
-		err = ue.Err // without the URL, which the message need not repeat
+		err = ue.Err // the message need not repeat the URL
 	}
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "no_answer", Msg: "the server did not answer", Err: err}
 }
 
-// problemOf turns an error answer into an error.
+// problemOf returns the error of an error answer.
 func problemOf(resp *http.Response, body []byte) error {
 	var p Problem
 	if json.Unmarshal(body, &p) != nil || p.Code == "" {
@@ -329,8 +328,8 @@ func problemOf(resp *http.Response, body []byte) error {
 	return p.Err(retryAfter(resp.Header.Get("Retry-After"), resp.Header.Get("Date")))
 }
 
-// retryAfter reads both forms of the header: seconds, and a date, which is
-// taken relative to the server's own clock.
+// retryAfter parses both forms of the header: seconds, and a date, which is taken relative to the
+// server's own clock.
 func retryAfter(v, date string) time.Duration {
 	if v == "" {
 		return 0

@@ -13,27 +13,25 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// FanoutSend describes a fan-out of any size, sent as the parts of a campaign.
+// FanoutSend describes a fan-out of any size, which is sent as the parts of a campaign.
 type FanoutSend struct {
-	// Fanout is the content. Campaign must be set; Part and Receivers are not
-	// looked at.
+	// Fanout is the content. Campaign must be set; Part and Receivers are ignored.
 	Fanout Fanout
-	// Receivers is read once, in order, and never held whole. An error of it
-	// stops the sending.
+	// Receivers is read once, in order, and never held in memory as a whole. An error of it stops
+	// the sending.
 	Receivers iter.Seq2[Receiver, error]
-	// PartSize is the number of receivers of a part. Default: 50,000.
+	// PartSize is the number of receivers per part. Default: 50,000.
 	PartSize int
-	// PartBytes ends a part early, so that receivers with variables stay below
-	// the server's limit of 64 MiB. Default: 16 MiB.
+	// PartBytes ends a part early, so that receivers with variables stay below the server's limit
+	// of 64 MiB. Default: 16 MiB.
 	PartBytes int
-	// InFlight is the number of parts under way. Default: 4.
+	// InFlight is the number of parts sent at the same time. Default: 4.
 	InFlight int
-	// Skip says which parts an earlier run got through; they are not sent. The
-	// same source, PartSize and PartBytes give the same parts. nil: none.
+	// Skip reports which parts an earlier run has stored; they are not sent. The same source,
+	// PartSize and PartBytes give the same parts. nil: none.
 	Skip func(part uint32) bool
-	// Done is told of each part that the server has stored, one at a time, in
-	// any order; what it keeps is what Skip needs later. An error stops the
-	// sending. nil: nobody is told.
+	// Done is called for each part that the server has stored: one at a time, but in any order.
+	// It records what Skip needs later. An error stops the sending. nil: not called.
 	Done func(PartDone) error
 }
 
@@ -42,25 +40,24 @@ type PartDone struct {
 	Part      uint32
 	First     int64 // index of the part's first receiver in the source
 	Receivers int
-	Replayed  bool // an earlier try had stored it
+	Replayed  bool // an earlier try had stored it already
 	FanoutResult
 }
 
-// FanoutTotal counts a whole sending.
+// FanoutTotal counts the parts and receivers of a whole fan-out.
 type FanoutTotal struct {
-	Parts     int // stored now
-	Skipped   int // parts of an earlier run
+	Parts     int // stored by this call
+	Skipped   int // stored by an earlier run
 	Receivers int64
 	Accepted  int64
 	Rejected  int64
 }
 
-// SendFanout sends a fan-out of any size in parts, each repeated until the
-// server has stored it: (campaign, part) makes a repeat harmless. It keeps
-// InFlight+1 parts in memory. After an error, or the end of ctx, the parts
-// told to Done are stored, and those under way may be. A client whose Retries is 0 gets 10
-// here, and one without Patience ten minutes for each part: an overload delays a campaign
-// and does not end it.
+// SendFanout sends a fan-out of any size in parts. It repeats each part until the server has
+// stored it; (campaign, part) makes a repeat harmless. It keeps InFlight+1 parts in memory. After
+// an error or the end of ctx, the parts passed to Done are stored, and those under way may be. A
+// client whose Retries is 0 gets 10 here, and one without Patience gets ten minutes per part: an
+// overload delays a campaign and does not end it.
 func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, error) {
 	if s.Fanout.Campaign == "" {
 		return FanoutTotal{}, notify.Invalid("campaign_missing", "campaign", "a fan-out in parts needs a campaign id")
@@ -74,9 +71,9 @@ func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, er
 	p := &partSender{client: &sender, send: s}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.InFlight)
-	err := p.split(ctx, g)
+	err := p.splitSource(ctx, g)
 	if werr := g.Wait(); werr != nil {
-		err = werr // what stopped a part explains why the splitting stopped
+		err = werr // the error of a part is the reason why splitting stopped
 	}
 	return p.total, err
 }
@@ -84,14 +81,14 @@ func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, er
 type partSender struct {
 	client *Client
 	send   FanoutSend
-	bodies sync.Pool // of *[]byte, of parts
+	bodies sync.Pool // of *[]byte: bodies of parts
 
 	mu    sync.Mutex // guards total and calls of Done
 	total FanoutTotal
 }
 
-// part is one part while it is filled.
-type part struct {
+// fanoutPart is one part while it is filled.
+type fanoutPart struct {
 	number    uint32
 	first     int64
 	receivers int
@@ -99,10 +96,11 @@ type part struct {
 	skip      bool
 }
 
-// split reads the source and hands the parts to g.
-func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
+// splitSource reads the source and starts sending each part. It runs in the goroutine of
+// SendFanout, which owns a part until sendInBackground passes it on.
+func (p *partSender) splitSource(ctx context.Context, g *errgroup.Group) error {
 	var (
-		cur   part
+		cur   fanoutPart
 		open  bool
 		index int64
 		size  int // bytes of receivers in the part, counted for skipped parts as well
@@ -114,11 +112,11 @@ func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
 		}
 		scratch = appendReceiver(scratch[:0], r)
 		if open && (cur.receivers == p.send.PartSize || size+len(scratch) > p.send.PartBytes) {
-			p.start(ctx, g, cur)
-			cur, open = part{number: cur.number + 1}, false
+			p.sendInBackground(ctx, g, cur)
+			cur, open = fanoutPart{number: cur.number + 1}, false
 		}
 		if !open {
-			if cur, err = p.begin(cur.number, index); err == nil {
+			if cur, err = p.openPart(cur.number, index); err == nil {
 				err = ctx.Err()
 			}
 			if err != nil {
@@ -137,20 +135,20 @@ func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
 		index++
 	}
 	if open {
-		p.start(ctx, g, cur)
+		p.sendInBackground(ctx, g, cur)
 	}
 	return nil
 }
 
-// begin opens part number: its body holds everything up to the receivers.
-func (p *partSender) begin(number uint32, first int64) (part, error) {
-	out := part{number: number, first: first, skip: p.send.Skip != nil && p.send.Skip(number)}
+// openPart starts part number: its body holds everything up to the receivers.
+func (p *partSender) openPart(number uint32, first int64) (fanoutPart, error) {
+	out := fanoutPart{number: number, first: first, skip: p.send.Skip != nil && p.send.Skip(number)}
 	if out.skip {
 		return out, nil
 	}
 	f := p.send.Fanout
 	f.Part, f.Receivers = number, nil
-	head, err := encode(f)
+	head, err := marshalBody(f)
 	if err != nil {
 		return out, err
 	}
@@ -162,9 +160,9 @@ func (p *partSender) begin(number uint32, first int64) (part, error) {
 	return out, nil
 }
 
-// start sends a filled part in the background; it waits while InFlight are
-// under way.
-func (p *partSender) start(ctx context.Context, g *errgroup.Group, cur part) {
+// sendInBackground sends a filled part in a goroutine of g. It blocks while InFlight parts are
+// under way. The goroutine owns the part's body until it returns the body to the pool.
+func (p *partSender) sendInBackground(ctx context.Context, g *errgroup.Group, cur fanoutPart) {
 	if cur.skip {
 		p.mu.Lock()
 		p.total.Skipped++
@@ -174,11 +172,11 @@ func (p *partSender) start(ctx context.Context, g *errgroup.Group, cur part) {
 	*cur.body = append(*cur.body, ']', '}')
 	g.Go(func() error {
 		defer p.bodies.Put(cur.body)
-		return p.deliver(ctx, cur)
+		return p.sendPart(ctx, cur)
 	})
 }
 
-func (p *partSender) deliver(ctx context.Context, cur part) error {
+func (p *partSender) sendPart(ctx context.Context, cur fanoutPart) error {
 	done := PartDone{Part: cur.number, First: cur.first, Receivers: cur.receivers}
 	reply, err := p.client.do(ctx, call{
 		method: "POST", path: "/v1/notifications:fanout",
@@ -200,7 +198,7 @@ func (p *partSender) deliver(ctx context.Context, cur part) error {
 	return nil
 }
 
-// MarshalJSON writes the short form where there is only a user id.
+// MarshalJSON writes a receiver as a plain string if it only has a user id.
 func (rs Receivers) MarshalJSON() ([]byte, error) {
 	b := []byte{'['}
 	for i, r := range rs {
@@ -231,8 +229,8 @@ func (rs *Receivers) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// appendReceiver is written by hand: a campaign has hundreds of millions of
-// them (see BenchmarkAppendReceiver).
+// appendReceiver is written by hand for speed: a campaign may have hundreds of millions of
+// receivers (see BenchmarkAppendReceiver).
 func appendReceiver(b []byte, r Receiver) []byte {
 	if r.Address == "" && len(r.Variables) == 0 {
 		return appendString(b, r.UserID)

@@ -26,39 +26,39 @@ type LetterFilter struct {
 	Until    int64    `json:"until_ms,omitempty"`
 	IDs      []string `json:"ids,omitempty"`      // at most 10,000; not in queries
 	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
-	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON that only selects; true does
-	All      bool     `json:"all,omitempty"`      // says that an empty filter is meant; not in queries
+	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON; selects letters for which it is true
+	All      bool     `json:"all,omitempty"`      // confirms that an empty filter selects all; not in queries
 }
 
-// letterPart is one part of a filter: a text, or a time.
-type letterPart struct {
+// filterField is one field of a filter: a text, or a time.
+type filterField struct {
 	name string
 	text *string
 	ms   *int64
 }
 
-// parts lists the parts of f under their names in queries, in flags of notifyctl and in
-// the console, in the order in which they are written.
-func (f *LetterFilter) parts() []letterPart {
-	return []letterPart{
+// fields lists the fields of f with their names in queries, in flags of notifyctl and in the
+// console, in the order in which they are written.
+func (f *LetterFilter) fields() []filterField {
+	return []filterField{
 		{"channel", &f.Channel, nil}, {"category", &f.Category, nil}, {"provider", &f.Provider, nil}, {"class", &f.Class, nil},
 		{"code", &f.Code, nil}, {"caller", &f.Caller, nil}, {"template", &f.Template, nil}, {"state", &f.State, nil},
 		{"since", nil, &f.Since}, {"until", nil, &f.Until}, {"attempts", &f.Attempts, nil}, {"where", &f.Where, nil},
 	}
 }
 
-// LetterWords are the names of the parts of a filter.
+// LetterWords returns the names of the fields of a filter.
 func LetterWords() (names []string) {
-	for _, p := range new(LetterFilter).parts() {
+	for _, p := range new(LetterFilter).fields() {
 		names = append(names, p.name)
 	}
 	return names
 }
 
-// ReadLetterFilter makes a filter of what text and ms return for the names of its parts.
-// ms returns times, in ms since 1970; nil: the filter has none.
+// ReadLetterFilter makes a filter from the values that text and ms return for the field names. ms
+// returns times in ms since 1970; if it is nil, the filter has no times.
 func ReadLetterFilter(text func(name string) string, ms func(name string) int64) (f LetterFilter) {
-	for _, p := range f.parts() {
+	for _, p := range f.fields() {
 		switch {
 		case p.text != nil:
 			*p.text = text(p.name)
@@ -69,9 +69,9 @@ func ReadLetterFilter(text func(name string) string, ms func(name string) int64)
 	return f
 }
 
-// Words returns the name and the text of each part that selects, times in RFC 3339.
+// Words returns the name and the text of each field that is set, with times in RFC 3339.
 func (f *LetterFilter) Words() (words [][2]string) {
-	for _, p := range f.parts() {
+	for _, p := range f.fields() {
 		switch {
 		case p.text != nil && *p.text != "":
 			words = append(words, [2]string{p.name, *p.text})
@@ -82,7 +82,7 @@ func (f *LetterFilter) Words() (words [][2]string) {
 	return words
 }
 
-// Query returns the filter as parameters.
+// Query returns the filter as query parameters.
 func (f *LetterFilter) Query() url.Values {
 	q := url.Values{}
 	for _, w := range f.Words() {
@@ -98,48 +98,48 @@ func (f *LetterFilter) Empty() bool { return len(f.Words()) == 0 && len(f.IDs) =
 type JobSpec struct {
 	Kind        string       `json:"kind"`
 	Filter      LetterFilter `json:"filter"`
-	UpTo        uint64       `json:"up_to,omitempty"`    // frozen: only letters that were there, by place in the index
+	UpTo        uint64       `json:"up_to,omitempty"`    // frozen by the plan: only letters up to this position in the index
 	Rate        float64      `json:"rate,omitempty"`     // letters a second, above 0, at most 20,000; default 50
 	RampMs      int64        `json:"ramp_ms,omitempty"`  // from a tenth of the rate to all of it
-	Canary      int          `json:"canary,omitempty"`   // so many first, and their outcomes awaited; default 10, negative: none
-	AbortIf     float64      `json:"abort_if,omitempty"` // stop when more than this part reached nobody, 0 to 1; default 0.2; negative: never
+	Canary      int          `json:"canary,omitempty"`   // this many first, then wait for their outcomes; default 10, negative: none
+	AbortIf     float64      `json:"abort_if,omitempty"` // stop if more than this share did not arrive, 0 to 1; default 0.2; negative: never
 	MaxReplays  int          `json:"max_replays,omitempty"`
 	Expired     string       `json:"expired,omitempty"`
 	Collapse    string       `json:"collapse,omitempty"`
 	Order       string       `json:"order,omitempty"`
 	OpenCircuit string       `json:"open_circuit,omitempty"`
-	ForceResend bool         `json:"force_resend,omitempty"` // also those whose outcome is UNKNOWN: they may arrive twice
+	ForceResend bool         `json:"force_resend,omitempty"` // also letters that are UNKNOWN: they may arrive twice
 	Report      string       `json:"report,omitempty"`       // reconcile: digest of the report to apply
 }
 
-// Plan is what a job would do: a frozen set and its digest.
+// Plan describes what a job would do: a frozen set of entries and its digest.
 type Plan struct {
 	Spec      JobSpec                   `json:"spec"`
 	Digest    string                    `json:"digest"` // of Spec and of the set, entry by entry
 	Made      int64                     `json:"made_ms"`
 	Entries   int                       `json:"entries"`
-	Send      int                       `json:"send"`                  // of them, those that would be acted on
+	Send      int                       `json:"send"`                  // entries that the job would act on
 	Skip      map[string]int            `json:"skip"`                  // the others, by reason
 	Counts    map[string]map[string]int `json:"counts"`                // by class, caller, channel, provider, template, code
-	Unreach   map[string]int            `json:"unreachable,omitempty"` // of Send, those suppressed if sent now, by code; the profile is asked, not an address of the request
-	EndsSoon  int                       `json:"ends_soon"`             // retention takes them within a day
+	Unreach   map[string]int            `json:"unreachable,omitempty"` // part of Send that would be suppressed now, by code; judged by the profile, not by an address of the request
+	EndsSoon  int                       `json:"ends_soon"`             // retention removes them within a day
 	EtaMs     int64                     `json:"eta_ms"`                // at the rate, without the canary
 	Approval  bool                      `json:"approval"`              // it needs another operator's approval
 	Reconcile json.RawMessage           `json:"report,omitempty"`      // reconcile: what was found
 }
 
-// JobRequest asks to carry a plan out.
+// JobRequest asks the server to carry out a plan.
 type JobRequest struct {
 	Spec     JobSpec         `json:"spec"`   // of the plan, unchanged
 	Digest   string          `json:"digest"` // of the plan
 	Entries  int             `json:"entries,omitempty"`
 	Name     string          `json:"name,omitempty"` // one job of a name; default: the digest
 	Approval bool            `json:"needs_approval,omitempty"`
-	Report   json.RawMessage `json:"report,omitempty"` // what a reconcile applies: the plan's report, unchanged
+	Report   json.RawMessage `json:"report,omitempty"` // reconcile: the plan's report, unchanged
 }
 
-// Job is a piece of operators' work that the server carries out. Done, Skipped, Exhaust
-// and Failed of a done one sum to Planned.
+// Job is an operator's job that the server carries out. In a job that is done, Done, Skipped,
+// Exhaust and Failed add up to Planned.
 type Job struct {
 	ID       string         `json:"job_id"` // job_<ULID>
 	Kind     string         `json:"kind"`
@@ -153,7 +153,7 @@ type Job struct {
 	Digest   string         `json:"digest"`
 	Spec     JobSpec        `json:"spec"`
 	Planned  int            `json:"planned"`
-	Position int            `json:"position"` // how many of them are behind it
+	Position int            `json:"position"` // entries that the job has passed
 	Done     int            `json:"done"`     // replayed, discarded, exported or repaired
 	Skipped  map[string]int `json:"skipped"`
 	Exhaust  int            `json:"exhausted"`
@@ -165,7 +165,7 @@ type Job struct {
 	Updated  int64          `json:"updated_ms"`
 }
 
-// JobChanges are what an operator can do with a job, by its state.
+// JobChanges lists what an operator can do with a job, by its state.
 var JobChanges = map[string][]string{
 	"waiting": {"approve", "cancel"},
 	"running": {"pause", "cancel"},
@@ -174,8 +174,8 @@ var JobChanges = map[string][]string{
 	"failed":  {"resume", "cancel"},
 }
 
-// Outcomes are what became of the letters that a replay sent, as far as the job looked:
-// it follows at most 2,000 at a time.
+// Outcomes counts the outcomes of the letters that a replay sent. The job follows at most 2,000
+// letters at a time.
 type Outcomes struct {
 	Reached    int `json:"reached"`  // SENT or DELIVERED
 	Refailed   int `json:"refailed"` // FAILED
@@ -186,14 +186,14 @@ type Outcomes struct {
 	Open       int `json:"open"` // no final state yet
 }
 
-// OutcomeCount is one kind of Outcomes, as people read it.
+// OutcomeCount is one kind of Outcomes with its name for people.
 type OutcomeCount struct {
 	Name string
 	N    int
 }
 
-// Kinds returns the counts to show, in a fixed order: reached, failed again and
-// open always, the others where there are any.
+// Kinds returns the counts to show, in a fixed order: reached, failed again and open always, the
+// others if they are not 0.
 func (o Outcomes) Kinds() []OutcomeCount {
 	all := []OutcomeCount{
 		{"reached", o.Reached}, {"failed again", o.Refailed}, {"suppressed", o.Suppressed}, {"expired", o.Expired},
@@ -204,13 +204,13 @@ func (o Outcomes) Kinds() []OutcomeCount {
 	})
 }
 
-// Missed is how many of the letters that were sent reached no receiver.
+// Missed returns how many of the sent letters did not arrive.
 func (o Outcomes) Missed() int {
 	return o.Refailed + o.Suppressed + o.Expired + o.Cancelled + o.Unknown
 }
 
-// Text is every kind with its count, written by number: "40 reached, 0 failed
-// again, 0 open".
+// Text returns every kind with its count, formatted by number: "40 reached, 0 failed again, 0
+// open".
 func (o Outcomes) Text(number func(int) string) string {
 	var b strings.Builder
 	for i, k := range o.Kinds() {
@@ -222,7 +222,7 @@ func (o Outcomes) Text(number func(int) string) string {
 	return b.String()
 }
 
-// Skips is how many entries were left as they are.
+// Skips returns how many entries were skipped.
 func (j *Job) Skips() (n int) {
 	for _, k := range j.Skipped {
 		n += k
@@ -230,7 +230,7 @@ func (j *Job) Skips() (n int) {
 	return n
 }
 
-// LetterGroup is dead letters that failed alike.
+// LetterGroup is the dead letters that failed in the same way.
 type LetterGroup struct {
 	Channel  string         `json:"channel"`
 	Provider string         `json:"provider,omitempty"`
@@ -240,15 +240,15 @@ type LetterGroup struct {
 	Count    int            `json:"count"`
 	First    int64          `json:"first_failed_ms"`
 	Last     int64          `json:"last_failed_ms"`
-	EndsSoon int            `json:"ends_soon"` // retention takes them within a day
+	EndsSoon int            `json:"ends_soon"` // retention removes them within a day
 	Callers  map[string]int `json:"callers"`
 	Sample   string         `json:"sample"`      // an id
 	LastHour int            `json:"last_hour"`   // of Count
 	HourAgo  int            `json:"hour_before"` // in the hour before that
 }
 
-// LetterTop is the dead letters of a filter by how they failed, the most frequent
-// first, and what they sum to.
+// LetterTop groups the dead letters of a filter by how they failed, the most frequent first, and
+// adds them up.
 type LetterTop struct {
 	Groups   []LetterGroup  `json:"groups"`
 	Total    int            `json:"total"`
@@ -257,7 +257,7 @@ type LetterTop struct {
 	Callers  map[string]int `json:"callers"`
 	Oldest   int64          `json:"oldest_ms,omitempty"`
 	EndsSoon int            `json:"ends_soon"`
-	Next     int64          `json:"next_end_ms,omitempty"` // when retention takes the first of them
+	Next     int64          `json:"next_end_ms,omitempty"` // when retention removes the first of them
 	Other    int            `json:"other"`                 // not in Groups
 }
 
@@ -273,15 +273,15 @@ type AuditRow struct {
 	Reason  string          `json:"reason,omitempty"`
 	Request string          `json:"request_id,omitempty"`
 	Filter  json.RawMessage `json:"filter,omitempty"`
-	Set     json.RawMessage `json:"set,omitempty"` // what it was changed to, where that holds no secret
+	Set     json.RawMessage `json:"set,omitempty"` // the new settings, if they hold no secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
-	Result  string          `json:"result,omitempty"` // empty: written before the act; "refused: code"; "failed: code": it may have happened
+	Result  string          `json:"result,omitempty"` // empty: written before the act; "refused: code"; "failed: code": the act may have happened
 }
 
-// FoldAudit leaves out the row that was written before an act if a later row says that
-// a store refused the act, or failed. The log keeps both. A call that the server itself
-// refuses has one row.
+// FoldAudit removes the row that was written before an act if a later row says that a store
+// refused the act or failed. The log keeps both rows. A request that the server itself refuses
+// has one row.
 func FoldAudit(rows []AuditRow) []AuditRow {
 	ended := map[[3]string]bool{}
 	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }
@@ -293,40 +293,40 @@ func FoldAudit(rows []AuditRow) []AuditRow {
 	return slices.DeleteFunc(slices.Clone(rows), func(r AuditRow) bool { return r.Result == "" && ended[key(&r)] })
 }
 
-// AuditCheck is what a check of the audit log found.
+// AuditCheck is the result of a check of the audit log.
 type AuditCheck struct {
 	Rows   uint64 `json:"rows"`
-	Head   string `json:"head"`             // hash of the last row: keep it elsewhere
-	Broken uint64 `json:"broken,omitempty"` // the first row that does not fit; 0: all do
+	Head   string `json:"head"`             // hash of the last row; keep it in another place
+	Broken uint64 `json:"broken,omitempty"` // the first row whose hash is wrong; 0: none
 	Why    string `json:"why,omitempty"`
 }
 
-// Plan says what a job would do; it changes nothing.
+// Plan returns what a job would do. It changes nothing.
 func (cl *Client) Plan(ctx context.Context, spec JobSpec) (Plan, error) {
-	return send[Plan](ctx, cl, http.MethodPost, "/v1/ops/plans", spec, true)
+	return sendJSON[Plan](ctx, cl, http.MethodPost, "/v1/ops/plans", spec, true)
 }
 
-// StartJob carries a plan out. The same name again returns the job that has it.
+// StartJob starts the job of a plan. If a job with this name exists, it returns that job.
 func (cl *Client) StartJob(ctx context.Context, r JobRequest) (Job, error) {
-	return send[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs", r, true)
+	return sendJSON[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs", r, true)
 }
 
 // Job returns a job.
 func (cl *Client) Job(ctx context.Context, id string) (Job, error) {
-	return fetch[Job](ctx, cl, "/v1/ops/jobs/"+url.PathEscape(id), nil)
+	return getJSON[Job](ctx, cl, "/v1/ops/jobs/"+url.PathEscape(id), nil)
 }
 
 // Jobs returns jobs, newest first.
 func (cl *Client) Jobs(ctx context.Context, limit int) ([]Job, error) {
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
-	list, err := fetch[List[Job]](ctx, cl, "/v1/ops/jobs", q)
+	list, err := getJSON[List[Job]](ctx, cl, "/v1/ops/jobs", q)
 	return list.Items, err
 }
 
 // ChangeJob pauses, resumes, cancels or approves a job.
 func (cl *Client) ChangeJob(ctx context.Context, id, change string) (Job, error) {
-	return send[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs/"+url.PathEscape(id), map[string]string{"change": change}, false)
+	return sendJSON[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs/"+url.PathEscape(id), map[string]string{"change": change}, false)
 }
 
 // JobReport calls fn with each line of a job's report.
@@ -354,7 +354,7 @@ func (cl *Client) JobReport(ctx context.Context, id string, fn func(json.RawMess
 	}
 }
 
-// TopDeadLetters returns dead letters by how they failed.
+// TopDeadLetters groups dead letters by how they failed.
 func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int) (out LetterTop, err error) {
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
@@ -362,15 +362,15 @@ func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int)
 	return out, err
 }
 
-// Audit returns rows of the audit log behind after, oldest first; the latest
-// without one (nil).
+// Audit returns rows of the audit log after a sequence number, oldest first, or the latest rows
+// if after is nil.
 func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditRow, error) {
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
 	if after != nil {
 		q.Set("after", strconv.FormatUint(*after, 10))
 	}
-	list, err := fetch[List[AuditRow]](ctx, cl, "/v1/ops/audit", q)
+	list, err := getJSON[List[AuditRow]](ctx, cl, "/v1/ops/audit", q)
 	return list.Items, err
 }
 
@@ -378,6 +378,6 @@ func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditR
 // "<seq>:<hash>" of an earlier check, must still be in it.
 func (cl *Client) VerifyAudit(ctx context.Context, expect string) (AuditCheck, error) {
 	q := url.Values{}
-	set(q, "expect", expect)
-	return fetch[AuditCheck](ctx, cl, "/v1/ops/audit:verify", q)
+	setText(q, "expect", expect)
+	return getJSON[AuditCheck](ctx, cl, "/v1/ops/audit:verify", q)
 }

@@ -170,21 +170,21 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 
 // Grant makes a load grant. It needs a token with scope operate.
 func (cl *Client) Grant(ctx context.Context, in LoadGrantRequest) (LoadGrant, error) {
-	return send[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
+	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
 }
 
 // Grants returns the grants of the last week, newest first.
 func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
-	return fetch[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
+	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
 // ChangeGrant approves or revokes a grant: to is "approved" or "revoked".
 func (cl *Client) ChangeGrant(ctx context.Context, id, to string) (LoadGrant, error) {
-	return send[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
+	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{to}, true)
 }
 
 // OwnGrant returns the grant of the token in cl.Load. If the grant is not active, it returns
 // notify.KindForbidden with a code that begins with load_.
 func (cl *Client) OwnGrant(ctx context.Context) (LoadGrant, error) {
-	return fetch[LoadGrant](ctx, cl, "/v1/load-grant", nil)
+	return getJSON[LoadGrant](ctx, cl, "/v1/load-grant", nil)
 }

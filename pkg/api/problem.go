@@ -18,18 +18,17 @@ type Problem struct {
 	RequestID string `json:"request_id,omitempty"`
 }
 
-// Codes of KindInvalid that are about syntax or form and not about a rule; they
-// have a status of their own.
+// Codes of KindInvalid that are about syntax and not about a rule. They have a status of their
+// own.
 const (
-	CodeMalformed            = "malformed" // body or parameter that cannot be read at all: 400
+	CodeMalformed            = "malformed" // the body or a parameter cannot be parsed: 400
 	CodeUnsupportedMediaType = "unsupported_media_type"
 	CodeBodyTimeout          = "body_timeout"
 	CodeMethodNotAllowed     = "method_not_allowed"
 	CodeRouteNotFound        = "route_not_found"
 )
 
-// kindStatus is the HTTP status of each kind of error. StatusOf and KindOf are the one
-// place that translates.
+// kindStatus is the HTTP status of each kind of error. Only StatusOf and KindOf translate.
 var kindStatus = map[notify.Kind]int{
 	notify.KindInvalid: http.StatusUnprocessableEntity, notify.KindUnauthorized: http.StatusUnauthorized, notify.KindForbidden: http.StatusForbidden,
 	notify.KindNotFound: http.StatusNotFound, notify.KindGone: http.StatusGone, notify.KindConflict: http.StatusConflict,
@@ -38,7 +37,7 @@ var kindStatus = map[notify.Kind]int{
 	notify.KindPermanent: http.StatusBadGateway,
 }
 
-// StatusOf maps an error's kind to the HTTP status.
+// StatusOf returns the HTTP status for an error's kind and code.
 func StatusOf(kind notify.Kind, code string) int {
 	if kind == notify.KindInvalid {
 		switch code {
@@ -58,14 +57,14 @@ func StatusOf(kind notify.Kind, code string) int {
 	return http.StatusInternalServerError
 }
 
-// KindOf is the kind of an answer, from its status and its problem's code.
+// KindOf returns the kind of an error answer, from its status and its problem's code.
 func KindOf(status int, code string) notify.Kind {
 	switch {
 	case status == http.StatusUnprocessableEntity && code == CodeMismatch:
 		return notify.KindMismatch
 	case status == http.StatusUnprocessableEntity:
 		return notify.KindInvalid
-	case status == http.StatusGatewayTimeout, status == http.StatusBadGateway && code == "": // no problem of ours: a proxy that found nobody
+	case status == http.StatusGatewayTimeout, status == http.StatusBadGateway && code == "": // without a code it comes from a proxy that reached no server
 		return notify.KindUnavailable
 	}
 	for kind, of := range kindStatus {
@@ -79,10 +78,10 @@ func KindOf(status int, code string) notify.Kind {
 	return notify.KindInternal
 }
 
-// CodeMismatch is the code of an Idempotency-Key that came with another body.
+// CodeMismatch is the code for an Idempotency-Key that was used with another body.
 const CodeMismatch = "idempotency_mismatch"
 
-// Err is the problem as an error of the domain.
+// Err returns the problem as an error of the domain.
 func (p *Problem) Err(retryAfter time.Duration) *notify.Error {
 	msg := p.Detail
 	if msg == "" {

@@ -18,13 +18,13 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
-	HeaderIdempotencyFallback = "Idempotency-Fallback" // AtLeastOnce: rather twice than not while nobody can look keys up
+	HeaderIdempotencyFallback = "Idempotency-Fallback" // AtLeastOnce: accept the request even while keys cannot be looked up; it may be sent twice
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
 	HeaderTracestate          = "Tracestate"
-	HeaderContext             = "Notify-Context"  // what the operator's client calls the server; for the audit log
+	HeaderContext             = "Notify-Context"  // the operator's name for the server; for the audit log
 	HeaderReason              = "Notify-Reason"   // why an operator changes something; for the audit log
-	HeaderAuditID             = "Notify-Audit-Id" // of an answer: the row of the audit log that a change was recorded as
+	HeaderAuditID             = "Notify-Audit-Id" // in an answer: the row of the audit log for a change
 )
 
 // AtLeastOnce is the one value of HeaderIdempotencyFallback.
@@ -36,15 +36,15 @@ const (
 	ScopeTrigger = "trigger" // register and cancel triggers
 	ScopeRead    = "read"    // read the caller's own notifications, and users
 	ScopeUsers   = "users"   // change users' preferences and addresses
-	ScopeOperate = "operate" // operators: everything of every caller
-	ScopeObserve = "observe" // operators who only look; part of operate
+	ScopeOperate = "operate" // operators: read and change everything of every caller
+	ScopeObserve = "observe" // operators: read only; included in operate
 )
 
 // Scopes lists every scope.
 var Scopes = [...]string{ScopeSend, ScopeTrigger, ScopeRead, ScopeUsers, ScopeOperate, ScopeObserve}
 
-// Content is what a receiver is sent: a provider's template, or inline text in
-// which {{name}} is replaced by a variable. Sizes in bytes.
+// Content is the content of a notification: a provider's template, or inline text in which
+// {{name}} is replaced by a variable. Sizes are in bytes.
 type Content struct {
 	Template    string          `json:"template,omitempty"`     // a provider's template id, at most 128
 	Title       string          `json:"title,omitempty"`        // subject of a mail, title of a push; at most 1 KiB
@@ -52,7 +52,7 @@ type Content struct {
 	HTML        string          `json:"html,omitempty"`         // email only, at most 256 KiB
 	Variables   json.RawMessage `json:"variables,omitempty"`    // JSON object, at most 8 KiB
 	Data        json.RawMessage `json:"data,omitempty"`         // push only: JSON object for the app, at most 3 KiB
-	CollapseKey string          `json:"collapse_key,omitempty"` // push only: replaces an earlier one on the device
+	CollapseKey string          `json:"collapse_key,omitempty"` // push only: replaces an earlier push with this key on the device
 	From        string          `json:"from,omitempty"`         // a configured sender; empty: the default one
 }
 
@@ -70,12 +70,12 @@ type Notification struct {
 type Accepted struct {
 	NotificationID string `json:"notification_id"`
 	Status         string `json:"status"` // ACCEPTED or SCHEDULED
-	// Replayed: an earlier request of the same key was accepted, and this is its
-	// answer; nothing was sent again. Of the header, not of the body.
+	// Replayed: an earlier request with the same key was accepted, and this is its answer;
+	// nothing was sent again. It comes from a header and not from the body.
 	Replayed bool `json:"replayed,omitempty"`
 }
 
-// BatchItem is the answer to one item of a batch: an id, or what was wrong.
+// BatchItem is the answer to one item of a batch: an id or an error.
 type BatchItem struct {
 	NotificationID string     `json:"notification_id,omitempty"`
 	Status         string     `json:"status,omitempty"`
@@ -89,28 +89,26 @@ type ItemError struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// BatchResult is the answer to a batch; results stand in the order of the
-// request's items.
+// BatchResult is the answer to a batch, in the order of the request's items.
 type BatchResult struct {
 	Results  []BatchItem `json:"results"`
 	Accepted int         `json:"accepted"`
 	Rejected int         `json:"rejected"`
 }
 
-// Receiver is whom a notification goes to.
+// Receiver is the target of a notification.
 type Receiver struct {
 	UserID    string          `json:"user_id"`             // at most 128 bytes
 	Address   string          `json:"address,omitempty"`   // empty: looked up when it is sent
-	Variables json.RawMessage `json:"variables,omitempty"` // win over the content's
+	Variables json.RawMessage `json:"variables,omitempty"` // take precedence over the content's
 }
 
-// Receivers are those of a fan-out. On the wire one is a plain string when it
-// is only a user id.
+// Receivers are the receivers of a fan-out. On the wire, a receiver that only has a user id is a
+// plain string.
 type Receivers []Receiver
 
-// Fanout is the body of POST /v1/notifications:fanout: one content, many
-// receivers. Campaign and Part join many requests; (campaign, part) is then
-// the request's idempotency key.
+// Fanout is the body of POST /v1/notifications:fanout: one content for many receivers. Campaign
+// and Part join several requests; (campaign, part) is then the request's idempotency key.
 type Fanout struct {
 	Channel     string     `json:"channel"`
 	Category    string     `json:"category"`
@@ -119,19 +117,19 @@ type Fanout struct {
 	ExpiresAt   *time.Time `json:"expires_at,omitempty"`
 	Campaign    string     `json:"campaign,omitempty"` // cmp_<ULID>, made by the client
 	Part        uint32     `json:"part,omitempty"`     // 0, 1, 2...
-	Receivers   Receivers  `json:"receivers"`          // the last field: SendFanout fills it in a stream
+	Receivers   Receivers  `json:"receivers"`          // must be the last field: SendFanout appends to it
 }
 
-// Rejected is one receiver a fan-out refused; the others went on.
+// Rejected is a receiver that a fan-out refused. The other receivers were accepted.
 type Rejected struct {
 	Index  uint32 `json:"index"`
 	Code   string `json:"code"`
 	Detail string `json:"detail,omitempty"`
 }
 
-// FanoutResult is the answer to a fan-out. The id of the receiver at index i is
-// FirstID's with -i in place of -0. Rejected lists at most the server's
-// configured number of the RejectedCount refused ones.
+// FanoutResult is the answer to a fan-out. The id of the receiver at index i is FirstID with -i
+// instead of -0. Rejected lists the refused receivers, up to the limit in the server's
+// configuration; RejectedCount counts all of them.
 type FanoutResult struct {
 	FirstID       string     `json:"first_id"`
 	Accepted      int        `json:"accepted"`
@@ -139,7 +137,7 @@ type FanoutResult struct {
 	Rejected      []Rejected `json:"rejected"`
 }
 
-// Status is where one notification stands.
+// Status is the state of one notification.
 type Status struct {
 	NotificationID string     `json:"notification_id"`
 	Status         string     `json:"status"`
@@ -154,14 +152,13 @@ type Status struct {
 	AcceptedAt     time.Time  `json:"accepted_at"`
 	UpdatedAt      *time.Time `json:"updated_at,omitempty"`
 	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
-	ScheduledAt    *time.Time `json:"scheduled_at,omitempty"` // when it became or becomes due, jitter included
+	ScheduledAt    *time.Time `json:"scheduled_at,omitempty"` // due time, jitter included
 	TraceID        string     `json:"trace_id,omitempty"`     // of the request's traceparent, or of the trace the server began
 }
 
-// Summary counts the receivers of a fan-out, or of a campaign, by state.
-// Counting stops after a number of receivers; Next then goes on behind them,
-// and the counts of the pages add up. Accepted = Pending + the sum of Counts, when
-// counted from the beginning.
+// Summary counts the receivers of a fan-out or a campaign by state. Counting stops after a number
+// of receivers; Next then continues after them, and the counts of the pages add up. Counted from
+// the beginning, Accepted = Pending + the sum of Counts.
 type Summary struct {
 	NotificationID string         `json:"notification_id,omitempty"`
 	CampaignID     string         `json:"campaign_id,omitempty"`
@@ -170,7 +167,7 @@ type Summary struct {
 	Category       string         `json:"category,omitempty"`
 	CreatedAt      time.Time      `json:"created_at"`
 	Parts          int            `json:"parts,omitempty"`    // campaigns
-	Accepted       int64          `json:"accepted,omitempty"` // receivers the answer said yes to, of all parts; 0: not known
+	Accepted       int64          `json:"accepted,omitempty"` // accepted receivers of all parts; 0: unknown
 	Rejected       int64          `json:"rejected,omitempty"` // campaigns
 	TraceID        string         `json:"trace_id,omitempty"` // fan-outs
 	ScheduledAt    *time.Time     `json:"scheduled_at,omitempty"`
@@ -178,17 +175,16 @@ type Summary struct {
 	Hold           *CampaignHold  `json:"hold,omitempty"` // campaigns that are paused or have a rate
 	Counted        int64          `json:"counted"`        // receivers in Counts
 	Counts         map[string]int `json:"counts"`         // by state
-	Complete       bool           `json:"complete"`       // Counts reach the end
-	// Pending is how many accepted receivers are in no state here: those still to
-	// be counted or, when Complete, those of whom nothing is found. It is there
-	// on a page that begins at the first receiver.
+	Complete       bool           `json:"complete"`       // the counts reach the last receiver
+	// Pending is how many accepted receivers are in no state here. They are not counted yet or,
+	// if Complete, have no rows. It is set on a page that begins at the first receiver.
 	Pending *int64 `json:"pending,omitempty"`
 	Next    string `json:"next,omitempty"`
 }
 
 // TimelineEvent is one thing that happened to a notification.
 type TimelineEvent struct {
-	At                *time.Time `json:"at,omitempty"` // when it was recorded; nil when only the order is known
+	At                *time.Time `json:"at,omitempty"` // when it was recorded; nil: only the order is known
 	Type              string     `json:"type"`         // accepted, scheduled, rescheduled, released, claimed, attempt, deferred, receipt, outcome, cancel, dead_letter, replayed, discarded
 	State             string     `json:"state,omitempty"`
 	Epoch             uint16     `json:"epoch"`
@@ -197,30 +193,30 @@ type TimelineEvent struct {
 	Addresses         int        `json:"addresses,omitempty"`
 	Provider          string     `json:"provider,omitempty"`
 	Code              string     `json:"code,omitempty"`
-	Class             string     `json:"class,omitempty"` // what kind of answer it was: accepted, retry, permanent, throttled, ...
-	Log               *LogPlace  `json:"log,omitempty"`   // where its record lies
+	Class             string     `json:"class,omitempty"` // class of the answer: accepted, retry, permanent, throttled, ...
+	Log               *LogPlace  `json:"log,omitempty"`   // position of its record
 	ProviderMessageID string     `json:"provider_message_id,omitempty"`
 	Until             *time.Time `json:"until,omitempty"`
 	Detail            string     `json:"detail,omitempty"`
 }
 
-// LogPlace is the place of a record in the log.
+// LogPlace is the position of a record in the log.
 type LogPlace struct {
 	Topic     string `json:"topic"`
 	Partition int32  `json:"partition"`
 	Offset    int64  `json:"offset"`
 }
 
-// Timeline tells what became of a notification, oldest first.
+// Timeline is the history of a notification, oldest event first.
 type Timeline struct {
 	Status
 	Events []TimelineEvent `json:"events"`
 	Next   string          `json:"next"` // one sentence: what happens next, and when
 }
 
-// Cancelled is the answer to a cancel. It binds calls that start at BindsAt or
-// later; what is running then is not stopped. A final one was answered before
-// the notification was due: no call for it is ever made.
+// Cancelled is the answer to a cancel. It stops calls that start at BindsAt or later; calls that
+// run then are not stopped. If it is final, the notification was not due yet, and no call will be
+// made.
 type Cancelled struct {
 	Scope       string    `json:"scope"`
 	CancelledAt time.Time `json:"cancelled_at"`
@@ -228,9 +224,9 @@ type Cancelled struct {
 	Final       bool      `json:"final"`
 }
 
-// Scheduled is a request that waits for its time, or was cancelled before it.
+// Scheduled is a request that is scheduled, or was cancelled before its time.
 type Scheduled struct {
-	NotificationID string     `json:"notification_id"` // of a fan-out without an index
+	NotificationID string     `json:"notification_id"` // without an index for a fan-out
 	Status         string     `json:"status"`          // SCHEDULED, CANCELLED, or ACCEPTED once it was released
 	Channel        string     `json:"channel"`
 	Category       string     `json:"category"`
@@ -244,33 +240,33 @@ type Scheduled struct {
 	CancelledAt    *time.Time `json:"cancelled_at,omitempty"`
 	Generation     uint32     `json:"generation"`         // 0 until it is moved
 	MovedAt        *time.Time `json:"moved_at,omitempty"` // the last time
-	MovedBy        string     `json:"moved_by,omitempty"` // the caller that moved it then
+	MovedBy        string     `json:"moved_by,omitempty"` // the caller that moved it last
 }
 
 // List is one page of a list.
 type List[T any] struct {
 	Items  []T    `json:"items"`
-	Cursor string `json:"cursor,omitempty"` // empty: there is no more
-	// Missing are the processes that Items tells nothing of, because they did not answer.
+	Cursor string `json:"cursor,omitempty"` // empty: this is the last page
+	// Missing are the processes that did not answer; Items has nothing of them.
 	Missing []Process `json:"missing,omitempty"`
-	// Omits says what the list leaves out although it was asked for: OmitsFanouts.
+	// Omits names what the list leaves out although it was requested: OmitsFanouts.
 	Omits []string `json:"omits,omitempty"`
 }
 
-// OmitsFanouts says that a list by user leaves out what the user was sent by fan-outs.
+// OmitsFanouts means that a list by user lacks what the user got by fan-outs.
 const OmitsFanouts = "fanouts"
 
 // ScheduledPage is one page of schedules, newest request first.
 type ScheduledPage = List[Scheduled]
 
-// Forecast says how much becomes due in [From, To). It is not complete when
-// there is more than the server reads for one answer.
+// Forecast counts what becomes due in [From, To). It is not complete if there is more than the
+// server reads for one answer.
 type Forecast struct {
 	From     time.Time        `json:"from"`
 	To       time.Time        `json:"to"`
 	Total    int64            `json:"total"`
 	Complete bool             `json:"complete"`
-	Minutes  []ForecastMinute `json:"minutes"` // those with anything in them, in order
+	Minutes  []ForecastMinute `json:"minutes"` // minutes with a count, in order
 }
 
 // ForecastMinute is what becomes due in one minute.
@@ -280,29 +276,29 @@ type ForecastMinute struct {
 	Count  int64     `json:"count"` // receivers, or triggers
 }
 
-// UserHistory is one page of what a user was sent, newest first.
+// UserHistory is one page of a user's notifications, newest first.
 type UserHistory = List[Status]
 
-// NotificationContent is what one receiver was sent, and where.
+// NotificationContent is the content for one receiver, and its addresses.
 type NotificationContent struct {
 	NotificationID string          `json:"notification_id"`
 	Channel        string          `json:"channel"`
 	Caller         string          `json:"caller"`
 	UserID         string          `json:"user_id"`
-	Addresses      []string        `json:"addresses"`           // masked, unless they were asked for in full
-	FromProfile    bool            `json:"from_profile"`        // the request named no address: these are the profile's now
+	Addresses      []string        `json:"addresses"`           // masked, unless the request asked for full addresses
+	FromProfile    bool            `json:"from_profile"`        // the request named no address: these come from the profile as it is now
 	Content        Content         `json:"content"`             // of the request
 	Variables      json.RawMessage `json:"variables,omitempty"` // of this receiver
 }
 
-// QuietHours is a daily span of local time; From may lie after To.
+// QuietHours is a daily period of local time; From may be later than To.
 type QuietHours struct {
 	From string `json:"from"` // "22:00"
 	To   string `json:"to"`   // "07:30"
 }
 
-// User is what a user set. Suppressed and UserID are ignored in a PUT; Version
-// other than 0 makes the PUT conditional.
+// User is a user's profile. A PUT ignores Suppressed and UserID; Version other than 0 makes it
+// conditional.
 type User struct {
 	UserID     string              `json:"user_id,omitempty"`
 	Addresses  map[string][]string `json:"addresses,omitempty"`
@@ -313,14 +309,14 @@ type User struct {
 	Version    uint64              `json:"version,omitempty"`
 }
 
-// UserVersion is the answer to a PUT of a user: an opt-out in it binds every
-// call that starts a second later.
+// UserVersion is the answer to a PUT of a user. An opt-out binds every call that starts a second
+// later.
 type UserVersion struct {
 	UserID  string `json:"user_id"`
 	Version uint64 `json:"version"`
 }
 
-// DeadLetter is a notification that failed for good, or may have arrived and may not.
+// DeadLetter is a notification that failed for good, or that may or may not have arrived.
 type DeadLetter struct {
 	NotificationID string         `json:"notification_id"`
 	Epoch          uint16         `json:"epoch"`
@@ -340,15 +336,15 @@ type DeadLetter struct {
 	FirstFailedAt  time.Time      `json:"first_failed_at"`
 	LastFailedAt   time.Time      `json:"last_failed_at"`
 	ExpiresAt      *time.Time     `json:"expires_at,omitempty"`
-	KeptUntil      *time.Time     `json:"kept_until,omitempty"` // retention takes it then
-	Job            string         `json:"job,omitempty"`        // that moved it to its state
+	KeptUntil      *time.Time     `json:"kept_until,omitempty"` // retention removes it then
+	Job            string         `json:"job,omitempty"`        // the job that set its state
 	Origin         string         `json:"origin,omitempty"`     // topic/partition/offset of the record that failed
 	TraceID        string         `json:"trace_id,omitempty"`
 	Extra          map[string]any `json:"extra,omitempty"`
 }
 
-// FailedPage is one page of a caller's failed feed, oldest first. After goes
-// into the next request, also when Items is empty.
+// FailedPage is one page of a caller's failed feed, oldest first. The next request continues at
+// After, also if Items is empty.
 type FailedPage struct {
 	Items []DeadLetter `json:"items"`
 	After uint64       `json:"after"`
@@ -357,13 +353,14 @@ type FailedPage struct {
 // DeadLetterPage is one page of dead letters, newest first.
 type DeadLetterPage = List[DeadLetter]
 
-// Event is one line of GET /v1/tail: an outcome of the caller's, a heartbeat, a gap that
-// says how many outcomes were dropped, or which processes the outcomes come from.
+// Event is one line of GET /v1/tail: an outcome, a heartbeat, a gap with the number of dropped
+// outcomes, or the processes that the outcomes come from.
 type Event struct {
 	Type string    `json:"type"` // outcome, heartbeat, gap, processes
 	At   time.Time `json:"at"`
-	// Process is whose outcome it is. Of a gap: the process had more outcomes than a tail
-	// takes of it; empty: the reader or its line was too slow. Empty too with one process.
+	// Process is the process of an outcome. In a gap it is the process that had more outcomes
+	// than a tail accepts from it; empty means that the reader or its connection was too slow. It
+	// is also empty if there is only one process.
 	Process        string    `json:"process,omitempty"`
 	NotificationID string    `json:"notification_id,omitempty"`
 	Caller         string    `json:"caller,omitempty"`
@@ -373,10 +370,10 @@ type Event struct {
 	Code           string    `json:"code,omitempty"`
 	Provider       string    `json:"provider,omitempty"`
 	Attempt        int       `json:"attempt,omitempty"`
-	Receivers      int       `json:"receivers,omitempty"` // over 1: one line for many of a fan-out
+	Receivers      int       `json:"receivers,omitempty"` // over 1: one line for several receivers of a fan-out
 	Dropped        int64     `json:"dropped,omitempty"`
-	Processes      []string  `json:"processes,omitempty"` // whose outcomes are shown from now on
-	Missing        []Process `json:"missing,omitempty"`   // whose are not: they do not answer
+	Processes      []string  `json:"processes,omitempty"` // processes whose outcomes are shown from now on
+	Missing        []Process `json:"missing,omitempty"`   // processes that do not answer
 }
 
 // Types of Event.
@@ -384,10 +381,10 @@ const (
 	EventOutcome   = "outcome"
 	EventHeartbeat = "heartbeat"
 	EventGap       = "gap"
-	EventProcesses = "processes" // with several processes: once it is known, and when it changes
+	EventProcesses = "processes" // with several processes: at the start, and at each change
 )
 
-// TailFilter says which outcomes a tail shows. An empty field takes all.
+// TailFilter selects the outcomes of a tail. An empty field selects all.
 type TailFilter struct {
 	Caller   string `json:"caller,omitempty"`
 	Channel  string `json:"channel,omitempty"`
@@ -395,13 +392,13 @@ type TailFilter struct {
 	Status   string `json:"status,omitempty"`
 }
 
-// Takes reports whether the tail shows an event.
+// Takes reports whether the filter selects an event.
 func (f *TailFilter) Takes(e *Event) bool {
 	return (f.Caller == "" || f.Caller == e.Caller) && (f.Channel == "" || f.Channel == e.Channel) &&
 		(f.Category == "" || f.Category == e.Category) && (f.Status == "" || f.Status == e.Status)
 }
 
-// Debug is what a process tells of itself for a debug bundle: files by name.
+// Debug holds the files of a process for a debug bundle, by name.
 type Debug struct {
 	Texts    map[string]string `json:"texts"`
 	Binaries map[string][]byte `json:"binaries"`

@@ -23,7 +23,7 @@ func newAuditor(n *Node) *conserve.Auditor {
 	// so it has nothing to audit against.
 	away := func() error {
 		if n.embedded != nil && !n.tasks.Operator {
-			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
+			return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "no role of this process answers this request; ask another process"}
 		}
 		return nil
 	}

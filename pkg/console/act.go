@@ -17,51 +17,51 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// question is a change of the server that is asked about before it is made.
-type question struct {
+// confirmation is a change of the server that the person must confirm.
+type confirmation struct {
 	title   string
-	facts   [][2]string // what is known of it
-	command string      // that does the same
-	word    string      // to type; empty: y
-	busy    string      // what is waited for; empty: the answer of who looks
+	facts   [][2]string // name and value, to decide by
+	command string      // the command that does the same
+	word    string      // the word to type; empty: y
+	busy    string      // what the server is doing; empty: the person must answer
 	do      func(context.Context) (string, error)
 }
 
 type (
-	plannedMsg struct {
-		asking int
-		plan   api.Plan
-		err    error
+	planMsg struct {
+		confirmationNumber int
+		plan               api.Plan
+		err                error
 	}
-	doneMsg struct {
+	changeMsg struct {
 		text string
 		err  error
 	}
 )
 
-// verbs of the capital letters, by page.
+// verbs are the changes of the capital letters, by page.
 var verbs = [tabs]map[string]string{
 	tabLetters:  {"R": "replay"},
 	tabJobs:     {"P": "pause", "R": "resume", "X": "cancel", "A": "approve"},
 	tabCircuits: {"O": "open", "C": "close", "R": "reset"},
 }
 
-// change begins what a key changes on this page. It is asked about first.
-func (m *model) change(name string) tea.Cmd {
+// startChange starts the change of a key on this page. It asks for confirmation first.
+func (m *model) startChange(name string) tea.Cmd {
 	verb := verbs[m.tab][name]
 	if verb == "" {
 		return nil
 	}
 	if why := m.opt.ReadOnly; why != "" {
-		m.say(fmt.Errorf("%s is off: %s", verb, why))
+		m.showError(fmt.Errorf("%s is off: %s", verb, why))
 		return nil
 	}
-	key := m.target()
+	key := m.targetKey()
 	if key == "" {
 		return nil
 	}
-	if why := m.refusal(paint.Hint{name}); why != "" {
-		m.say(errors.New(why))
+	if why := m.whyNotOffered(paint.Hint{name}); why != "" {
+		m.showError(errors.New(why))
 		return nil
 	}
 	switch m.tab {
@@ -75,31 +75,31 @@ func (m *model) change(name string) tea.Cmd {
 	return nil
 }
 
-// target is the row that a change is about.
-func (m *model) target() string {
+// targetKey returns the key of the row that a change applies to.
+func (m *model) targetKey() string {
 	if m.layer == layerDetail {
 		return m.detail.key
 	}
 	return m.chosen[m.tab]
 }
 
-// refusal says why a change is not offered: the server would refuse it, or do
-// something else than what the list shows.
-func (m *model) refusal(h paint.Hint) string {
-	key := m.target()
+// whyNotOffered returns why a change is not offered: the server would refuse it, or would do
+// something else than the list shows. It returns "" if the change is offered.
+func (m *model) whyNotOffered(h paint.Hint) string {
+	key := m.targetKey()
 	switch m.tab {
 	case tabLetters:
 		if s := m.query.State; s != "" && s != "dead" {
-			return "the list is of those that are " + s + ": only dead ones are replayed"
+			return "the list shows letters that are " + s + ", but only dead ones can be replayed"
 		}
 	case tabJobs:
 		verb := verbs[m.tab][h[0]]
 		if j := m.job(key); j != nil && !slices.Contains(api.JobChanges[j.State], verb) {
-			return "a job that is " + j.State + " cannot be told to " + verb
+			return "cannot " + verb + " a job that is " + j.State
 		}
 	case tabCircuits:
 		if !strings.HasPrefix(key, "caller:") && verbs[m.tab][h[0]] == "close" {
-			return "a provider's circuit is held open or reset, not closed"
+			return "a provider's circuit can be held open or reset, but not held closed"
 		}
 	}
 	return ""
@@ -113,73 +113,73 @@ func (m *model) job(id string) *api.Job {
 	return &m.data.jobs[i]
 }
 
-// put asks.
-func (m *model) put(q *question) {
+// askConfirmation shows q. Answers to earlier confirmations are dropped from now on.
+func (m *model) askConfirmation(q *confirmation) {
 	if m.opt.Protected {
 		q.word = m.opt.Context
 	}
-	m.asking++
-	m.ask, m.layer, m.wrong, m.said = q, layerConfirm, "", notice{}
+	m.confirmationNumber++
+	m.confirming, m.layer, m.inputError, m.notice = q, layerConfirm, "", notice{}
 	m.input.SetValue("")
 	m.input.Focus()
 }
 
-// planReplay asks for the plan of what the list selects or, on a detail, of that
-// one letter. The plan is asked about, and nothing but the plan is carried out.
+// planReplay requests the plan of what the list selects or, on a detail page, of that one letter.
+// The person confirms this plan, and the job carries out exactly this plan.
 func (m *model) planReplay(key string) tea.Cmd {
-	f := selection(m.query)
+	f := replayFilter(m.query)
 	if m.layer == layerDetail {
 		id, _, _ := strings.Cut(key, " ")
 		f = api.LetterFilter{IDs: []string{id}}
 	}
 	spec := api.JobSpec{Kind: "replay", Filter: f}
-	m.put(&question{
-		title: "replay", busy: "the server plans it",
+	m.askConfirmation(&confirmation{
+		title: "replay", busy: "the server makes a plan",
 		command: m.opt.Command(append([]string{"dlq", "replay"}, filterFlags(&f)...)...),
 	})
-	asking, opt, ctx := m.asking, m.opt, m.ctx
+	asking, opt, ctx := m.confirmationNumber, m.opt, m.ctx
 	return func() tea.Msg {
-		ctx, stop := context.WithTimeout(ctx, 6*opt.Timeout) // it may read millions
+		ctx, stop := context.WithTimeout(ctx, 6*opt.Timeout) // the server may have to read millions of letters
 		defer stop()
 		p, err := opt.Server.Plan(ctx, spec)
-		return plannedMsg{asking, p, err}
+		return planMsg{asking, p, err}
 	}
 }
 
-// planned asks about a plan.
-func (m *model) planned(p plannedMsg) {
-	if p.asking != m.asking || m.layer != layerConfirm {
-		return // given up
+// showPlan shows a plan for confirmation.
+func (m *model) showPlan(p planMsg) {
+	if p.confirmationNumber != m.confirmationNumber || m.layer != layerConfirm {
+		return // the person gave up meanwhile
 	}
 	if p.err != nil {
 		m.layer = layerNone
-		m.refused(p.err)
+		m.showRefusal(p.err)
 		return
 	}
 	plan := &p.plan
 	if plan.Send == 0 {
 		m.layer = layerNone
-		m.said = notice{text: fmt.Sprintf("there is nothing to replay: %s selected; %s", term.Count(plan.Entries), cmp.Or(sums(plan.Skip), "none skipped")), at: m.now}
+		m.notice = notice{text: fmt.Sprintf("nothing to replay: %s selected; %s", term.Count(plan.Entries), cmp.Or(countsText(plan.Skip), "none skipped")), at: m.now}
 		return
 	}
 	all := ""
 	if plan.Spec.Filter.All {
 		all = "all "
 	}
-	q := m.ask
+	q := m.confirming
 	q.busy = ""
 	q.title = fmt.Sprintf("replay %s%s dead letters?", all, term.Count(plan.Send))
 	q.facts = [][2]string{
-		{"selected", term.Count(plan.Entries)}, {"skipped", sums(plan.Skip)},
-		{"by code", sums(plan.Counts["code"])}, {"by provider", sums(plan.Counts["provider"])},
-		{"by channel", sums(plan.Counts["channel"])}, {"by caller", sums(plan.Counts["caller"])},
-		{"unreachable", sums(plan.Unreach)},
+		{"selected", term.Count(plan.Entries)}, {"skipped", countsText(plan.Skip)},
+		{"by code", countsText(plan.Counts["code"])}, {"by provider", countsText(plan.Counts["provider"])},
+		{"by channel", countsText(plan.Counts["channel"])}, {"by caller", countsText(plan.Counts["caller"])},
+		{"unreachable", countsText(plan.Unreach)},
 		{"takes", fmt.Sprintf("%s at %g/s", term.Span(time.Duration(plan.EtaMs)*time.Millisecond), plan.Spec.Rate)},
 		{"guard", guardOf(&plan.Spec)},
 		{"plan", plan.Digest},
 	}
 	if plan.Approval {
-		q.facts = append(q.facts, [2]string{"approval", "another operator must approve it"})
+		q.facts = append(q.facts, [2]string{"approval", "another operator must approve the job"})
 	}
 	q.do = func(ctx context.Context) (string, error) {
 		j, err := m.opt.Server.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries})
@@ -195,7 +195,7 @@ func guardOf(s *api.JobSpec) string {
 	if s.AbortIf <= 0 {
 		return canary
 	}
-	return fmt.Sprintf("%s; stops when over %.0f%% reach nobody", canary, 100*s.AbortIf)
+	return fmt.Sprintf("%s; stops if over %.0f%% do not arrive", canary, 100*s.AbortIf)
 }
 
 func (m *model) changeJob(id, change string) {
@@ -203,9 +203,9 @@ func (m *model) changeJob(id, change string) {
 	if j == nil {
 		return
 	}
-	m.put(&question{
+	m.askConfirmation(&confirmation{
 		title: change + " job " + id + "?", command: m.opt.Command("job", change, id),
-		facts: [][2]string{{"kind", j.Kind}, {"state", j.State}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"made by", j.By}},
+		facts: [][2]string{{"kind", j.Kind}, {"state", j.State}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"created by", j.By}},
 		do: func(ctx context.Context) (string, error) {
 			j, err := m.opt.Server.ChangeJob(ctx, id, change)
 			return "job " + id + " is " + j.State, err
@@ -222,11 +222,11 @@ func (m *model) changeCircuit(key, verb string) {
 	name := c.Name
 	to := map[string]string{"open": "open", "close": "closed", "reset": "reset"}[verb]
 	means := map[string]string{
-		"open":  "nothing passes until it is reset; what waits keeps its attempts",
-		"close": "everything passes until it is reset, whatever fails",
-		"reset": "its calls decide again",
+		"open":  "no calls until it is reset; waiting work uses no attempts",
+		"close": "every call until it is reset, even if calls fail",
+		"reset": "the results of its calls decide again",
 	}[verb]
-	m.put(&question{
+	m.askConfirmation(&confirmation{
 		title: verb + " circuit " + name + "?", command: m.opt.Command("circuit", verb, name),
 		facts: [][2]string{{"state", circuitState(c)}, {"queued", term.Count(c.Queued)}, {"then", means}},
 		do: func(ctx context.Context) (string, error) {
@@ -243,15 +243,15 @@ func circuitState(c *api.Circuit) string {
 	return c.State
 }
 
-// keyConfirm answers a question. Whatever is not a yes is no.
+// keyConfirm handles a key during a confirmation. Only a yes confirms.
 func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
-	q := m.ask
+	q := m.confirming
 	if name == "esc" || q.word == "" && (name == "n" || name == "q") {
 		m.layer = layerNone
 		m.input.Blur()
-		m.asking++
+		m.confirmationNumber++
 		if q.do == nil || q.busy == "" {
-			m.said = notice{text: "not confirmed; nothing was done", at: m.now}
+			m.notice = notice{text: "not confirmed; nothing was done", at: m.now}
 		}
 		return nil
 	}
@@ -261,29 +261,29 @@ func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	case q.word == "" && name != "y":
 		return nil
 	case q.word != "" && name != "enter":
-		return m.typed(k)
+		return m.forwardInput(k)
 	case q.word != "" && m.input.Value() != q.word:
-		m.wrong = "that is not it; esc gives up"
+		m.inputError = "that is not the context's name; esc cancels"
 		return nil
 	}
 	m.layer = layerNone
 	m.input.Blur()
-	m.said = notice{text: strings.TrimSuffix(q.title, "?") + ": under way", at: m.now}
+	m.notice = notice{text: strings.TrimSuffix(q.title, "?") + ": running", at: m.now}
 	do, ctx, timeout := q.do, m.ctx, m.opt.Timeout
 	return func() tea.Msg {
 		ctx, stop := context.WithTimeout(ctx, 3*timeout)
 		defer stop()
 		text, err := do(ctx)
-		return doneMsg{text, err}
+		return changeMsg{text, err}
 	}
 }
 
-// done says what became of a change, and looks at it.
-func (m *model) done(d doneMsg) tea.Cmd {
+// finishChange shows the result of a change, and makes the affected feeds due.
+func (m *model) finishChange(d changeMsg) tea.Cmd {
 	if d.err != nil {
-		m.refused(d.err)
+		m.showRefusal(d.err)
 	} else {
-		m.said = notice{text: d.text, done: true, at: m.now}
+		m.notice = notice{text: d.text, done: true, at: m.now}
 	}
 	for _, f := range []feed{feedLetters, feedTop, feedJobs, feedCircuits} {
 		m.states[f].due = time.Time{}
@@ -291,11 +291,11 @@ func (m *model) done(d doneMsg) tea.Cmd {
 	return m.poll()
 }
 
-// refused shows why a change was not made. A token that may not is not asked
-// about again.
-func (m *model) refused(err error) {
+// showRefusal shows why a change was not made. If the token lacks the scope, changes are turned
+// off.
+func (m *model) showRefusal(err error) {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "scope_missing" {
 		m.opt.ReadOnly = e.Msg
 	}
-	m.say(err)
+	m.showError(err)
 }

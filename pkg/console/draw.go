@@ -13,15 +13,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// sheet is a thing in full.
-type sheet struct {
+// detailSheet is the detail page of a row.
+type detailSheet struct {
 	key   string
 	title string
 	lines [][2]string // name and value
-	next  []string    // command lines
+	next  []string    // command lines to continue with
 }
 
-// draw is the frame: exactly height lines of width columns.
+// draw returns the frame: exactly height lines of width columns.
 func (m *model) draw() string {
 	w, h := m.width, m.height
 	if w <= 0 || h <= 0 {
@@ -56,26 +56,26 @@ func (m *model) header(w int) string {
 	return left + " " + st.Fit(term.Clean(m.opt.URL), room) + " " + right
 }
 
-// linkState is whether the server answers, in a few words.
+// linkState returns in a few words whether the server answers.
 func linkState(m *model) (string, *paint.Paint) {
 	st := &m.style
 	switch {
-	case !m.link.away.IsZero():
-		return st.Fail + " away", &st.Bad
+	case !m.link.awaySince.IsZero():
+		return st.Fail + " no answer", &st.Bad
 	case m.frozen:
-		return "= stopped", &st.Warn
+		return "= paused", &st.Warn
 	case m.opt.ReadOnly != "":
 		return st.OK + " read only", &st.Good
 	}
 	for f := range feeds {
-		if !m.states[f].good.IsZero() || m.states[f].refused != nil {
+		if !m.states[f].lastAnswer.IsZero() || m.states[f].refused != nil {
 			return st.OK + " answers", &st.Good
 		}
 	}
 	return "asking", &st.Dim
 }
 
-// tabLine names the pages, with what on them needs somebody.
+// tabLine returns the names of the pages, with counts of what needs attention.
 func tabLine(m *model, w int) string {
 	st := &m.style
 	notes := [tabs]string{}
@@ -97,7 +97,7 @@ func tabLine(m *model, w int) string {
 	case running > 0:
 		notes[tabJobs] = term.Count(running)
 	}
-	if n := len(openWork(m)); n > 0 {
+	if n := len(notClosedCircuits(m)); n > 0 {
 		notes[tabCircuits] = term.Count(n) + "!"
 	}
 	build := func(short bool) string {
@@ -125,46 +125,46 @@ func tabLine(m *model, w int) string {
 	return line
 }
 
-// status is the line over the keys: what is wrong, or what was done.
+// status returns the line above the keys: a problem, or the result of the last change.
 func (m *model) status(w int) string {
 	st := &m.style
 	switch {
 	case m.layer == layerFilter:
 		return m.inputLine("filter", w)
-	case !m.link.away.IsZero():
-		again := "asking again"
-		if d := m.link.next.Sub(m.now); d > 0 {
-			again = fmt.Sprintf("asking again in %s (r: now)", span(d+time.Second))
+	case !m.link.awaySince.IsZero():
+		again := "trying again"
+		if d := m.link.nextTry.Sub(m.now); d > 0 {
+			again = fmt.Sprintf("next try in %s (r: now)", spanText(d+time.Second))
 		}
-		return st.Bad.Render(st.Fit(fmt.Sprintf(" %s the server is away for %s; %s: %s", st.Fail, span(m.now.Sub(m.link.away)), again, term.Clean(cause(m.link.err))), w))
-	case m.said.text != "":
+		return st.Bad.Render(st.Fit(fmt.Sprintf(" %s no answer from the server for %s; %s: %s", st.Fail, spanText(m.now.Sub(m.link.awaySince)), again, term.Clean(cause(m.link.lastErr))), w))
+	case m.notice.text != "":
 		style, sign := &st.Bold, st.More
 		switch {
-		case m.said.bad:
+		case m.notice.bad:
 			style, sign = &st.Warn, st.Bang
-		case m.said.done:
+		case m.notice.done:
 			sign = st.OK
 		}
-		return style.Render(st.Fit(" "+sign+" "+term.Clean(m.said.text), w))
+		return style.Render(st.Fit(" "+sign+" "+term.Clean(m.notice.text), w))
 	case m.frozen:
-		return st.Warn.Render(st.Fit(" = stopped: what is shown is old; p goes on", w))
+		return st.Warn.Render(st.Fit(" = paused: the page shows old data; p continues", w))
 	case m.opt.ReadOnly != "" && len(hintsOf[m.tab]) > 0:
 		return st.Dim.Render(st.Fit(" read only: "+term.Clean(m.opt.ReadOnly), w))
 	}
 	return ""
 }
 
-// inputLine is what is being typed, and what is wrong with it.
+// inputLine returns the input line, with the error in its text.
 func (m *model) inputLine(name string, w int) string {
 	st := &m.style
 	line := st.Bold.Render(" "+name+": ") + st.Fit(term.Clean(m.input.Value()), max(8, min(w-len(name)-4, 60)))
-	if m.wrong != "" {
-		line = st.Fit(" "+name+": "+term.Clean(m.input.Value()), w/3) + " " + st.Warn.Render(st.Bang+" "+term.Clean(m.wrong))
+	if m.inputError != "" {
+		line = st.Fit(" "+name+": "+term.Clean(m.input.Value()), w/3) + " " + st.Warn.Render(st.Bang+" "+term.Clean(m.inputError))
 	}
 	return st.Fit(line, w)
 }
 
-// cursor stands where one types.
+// cursor returns the position of the text cursor.
 func (m *model) cursor() *tea.Cursor {
 	if m.layer != layerFilter || m.width <= 0 || m.height < 2 {
 		return nil
@@ -172,7 +172,7 @@ func (m *model) cursor() *tea.Cursor {
 	return paint.Cursor(" filter: ", &m.input, m.width, m.height-2)
 }
 
-// keyLine is the keys that do something here.
+// keysLine returns the keys that do something here.
 func keysLine(m *model, w int) string {
 	var list []paint.Hint
 	switch m.layer {
@@ -182,15 +182,15 @@ func keysLine(m *model, w int) string {
 		list = []paint.Hint{{"any key", "back"}}
 	case layerConfirm:
 		list = []paint.Hint{{"y", "yes"}, {"n, esc", "no"}}
-		if m.ask.word != "" {
+		if m.confirming.word != "" {
 			list = []paint.Hint{{"enter", "yes"}, {"esc", "no"}}
 		}
-		if m.ask.busy != "" {
-			list = []paint.Hint{{"esc", "give up"}}
+		if m.confirming.busy != "" {
+			list = []paint.Hint{{"esc", "cancel"}}
 		}
 	default:
 		for _, k := range hintsOf[m.tab] {
-			if m.opt.ReadOnly == "" && m.refusal(k) == "" {
+			if m.opt.ReadOnly == "" && m.whyNotOffered(k) == "" {
 				list = append(list, k)
 			}
 		}
@@ -200,12 +200,12 @@ func keysLine(m *model, w int) string {
 		} else if m.tab != tabOverview {
 			list = append(list, paint.Hint{"enter", "details"}, paint.Hint{"/", "filter"})
 		}
-		list = append(list, paint.Hint{"1-5", "page"}, paint.Hint{"p", map[bool]string{false: "stop", true: "go on"}[m.frozen]}, paint.Hint{"r", "refresh"})
+		list = append(list, paint.Hint{"1-5", "page"}, paint.Hint{"p", map[bool]string{false: "pause", true: "continue"}[m.frozen]}, paint.Hint{"r", "refresh"})
 	}
 	return m.style.KeyLine(list, w)
 }
 
-// body is the page, and what lies over it.
+// body returns the page, or the layer over it.
 func (m *model) body(w, h int) []string {
 	switch m.layer {
 	case layerHelp:
@@ -228,29 +228,29 @@ func (m *model) body(w, h int) []string {
 	return schedulesPage(m, w, h)
 }
 
-// note is how old a panel is when that is not as it should be, or why it is empty.
-func (m *model) note(f feed) string {
+// ageNote returns why a panel is empty, or its age if that is too high.
+func (m *model) ageNote(f feed) string {
 	s := &m.states[f]
-	if s.good.IsZero() {
+	if s.lastAnswer.IsZero() {
 		if s.refused != nil {
 			return "refused"
 		}
 		return "asking"
 	}
-	if age := m.now.Sub(s.good); age > 3*every[f].seen+2*time.Second {
-		return "old: " + ago(m.now, s.good)
+	if age := m.now.Sub(s.lastAnswer); age > 3*pollInterval[f].seen+2*time.Second {
+		return "old: " + ago(m.now, s.lastAnswer)
 	}
 	return ""
 }
 
-// trouble says in place of a panel why there is nothing in it; ok is false when
-// there is something.
-func trouble(m *model, f feed) (line string, ok bool) {
+// panelProblem returns the line that replaces a panel without data. ok is false if the panel has
+// data.
+func panelProblem(m *model, f feed) (line string, ok bool) {
 	s := &m.states[f]
 	if s.refused != nil {
 		return " " + m.style.Warn.Render(m.style.Bang+" "+term.Clean(describe(s.refused))), true
 	}
-	if s.good.IsZero() {
+	if s.lastAnswer.IsZero() {
 		return m.style.Dim.Render(" no answer yet"), true
 	}
 	return "", false
@@ -274,12 +274,12 @@ func (m *model) help(w int) []string {
 			out = append(out, " "+st.Fit(tabNames[t], 13)+" "+strings.Join(parts, "  "))
 		}
 	}
-	changes := "capital letters; they ask first, and show the command that does the same"
+	changes := "capital letters; each asks for confirmation, and shows the command that does the same"
 	if m.opt.ReadOnly != "" {
 		changes = "capital letters; they are off: " + term.Clean(m.opt.ReadOnly)
 	}
 	out = append(out, wrap(st, "changes", changes, w)...)
-	return append(out, wrap(st, "filters", "words a row must hold; of dead letters "+strings.Join(api.LetterWords(), ":, ")+":, such as channel:push since:-2h", w)...)
+	return append(out, wrap(st, "filters", "words that a row must contain; for dead letters "+strings.Join(api.LetterWords(), ":, ")+":, such as channel:push since:-2h", w)...)
 }
 
 func drawSheet(m *model, w, h int) []string {
@@ -306,7 +306,7 @@ func drawSheet(m *model, w, h int) []string {
 	return out
 }
 
-// wrap writes a name and a value that may need more than one line.
+// wrap returns a name and a value, which may need several lines.
 func wrap(s *paint.Styles, name, value string, w int) (out []string) {
 	room := max(8, w-16)
 	for i, line := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(value, room, ""), room, true), "\n") {
@@ -319,7 +319,7 @@ func wrap(s *paint.Styles, name, value string, w int) (out []string) {
 }
 
 func drawQuestion(m *model, w int) []string {
-	st, q := &m.style, m.ask
+	st, q := &m.style, m.confirming
 	out := []string{st.Title("", "confirm", "", w), "", " " + st.Warn.Render(st.Bang+" "+term.Clean(q.title)), ""}
 	where := m.opt.URL
 	if m.opt.Context != "" {
@@ -340,9 +340,9 @@ func drawQuestion(m *model, w int) []string {
 	case q.busy != "":
 		out = append(out, " "+q.busy+" ...")
 	case q.word != "":
-		out = append(out, " type "+st.Bold.Render(term.Clean(q.word))+" and enter to go on, esc to leave it", m.inputLine("context", w))
+		out = append(out, " type "+st.Bold.Render(term.Clean(q.word))+" and press enter to confirm, esc to cancel", m.inputLine("context", w))
 	default:
-		out = append(out, " "+st.Bold.Render("y")+" to do it, "+st.Bold.Render("n")+" or esc to leave it")
+		out = append(out, " "+st.Bold.Render("y")+" to confirm, "+st.Bold.Render("n")+" or esc to cancel")
 	}
 	return out
 }

@@ -182,7 +182,7 @@ func TestChart(t *testing.T) {
 			t.Errorf("bar of %v: %s, want %s", share, got, want)
 		}
 	}
-	if got := span(9*time.Second + 900*time.Millisecond); got != "9s" {
+	if got := spanText(9*time.Second + 900*time.Millisecond); got != "9s" {
 		t.Error(got)
 	}
 }

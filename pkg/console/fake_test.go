@@ -244,7 +244,7 @@ func (p *page) run(cmd tea.Cmd) {
 		for _, c := range msg {
 			p.run(c)
 		}
-	case answerMsg, plannedMsg, doneMsg:
+	case answerMsg, planMsg, changeMsg:
 		p.send(msg)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// feed is a panel's question to the server.
+// feed is the request behind a panel.
 type feed int
 
 const (
@@ -21,13 +21,12 @@ const (
 	feedJobs
 	feedForecast
 	feedSchedules
-	feeds // how many
+	feeds // number of feeds
 )
 
-// every is how often a feed is asked while it is to be seen: never more often
-// than once a second. hidden is how often otherwise; 0: not at all. The tabs
-// count what needs somebody, so a few are asked always.
-var every = [feeds]struct{ seen, hidden time.Duration }{
+// pollInterval is how often a feed is requested while it is visible (at most once a second), and
+// while it is hidden (0: not at all). Hidden feeds are polled if the tabs show counts from them.
+var pollInterval = [feeds]struct{ seen, hidden time.Duration }{
 	feedRates:     {time.Second, 0},
 	feedLag:       {time.Second, 0},
 	feedDoctor:    {5 * time.Second, 0},
@@ -39,8 +38,8 @@ var every = [feeds]struct{ seen, hidden time.Duration }{
 	feedSchedules: {5 * time.Second, 0},
 }
 
-// seenOn is which feeds a tab draws.
-var seenOn = [tabs][]feed{
+// feedsOfTab lists the feeds that a tab draws.
+var feedsOfTab = [tabs][]feed{
 	tabOverview:  {feedRates, feedLag, feedDoctor, feedCircuits, feedTop, feedJobs, feedForecast},
 	tabLetters:   {feedTop, feedLetters},
 	tabJobs:      {feedJobs},
@@ -48,44 +47,45 @@ var seenOn = [tabs][]feed{
 	tabSchedules: {feedForecast, feedSchedules},
 }
 
-// ease is how much longer than its last answer took a feed rests: a console
-// takes a tenth of what a slow server has for it, at most.
-const ease = 9
+// restFactor is how much longer than its last answer took a feed rests. So the console uses at
+// most a tenth of the time of a slow server.
+const restFactor = 9
 
-// feedState is where the asking of one feed stands.
+// feedState is the state of one feed.
 type feedState struct {
-	asked   bool // a request is under way
-	gen     int  // raised when the question changes: answers to older ones are dropped
-	due     time.Time
-	good    time.Time // of the last answer that was one; zero: there was none
-	refused error     // the last answer, if it was an error that is not about the server being away
+	underWay   bool // a request is under way
+	generation int  // raised when the request changes: answers to older ones are dropped
+	due        time.Time
+	lastAnswer time.Time // time of the last good answer; zero: none yet
+	refused    error     // the error of the last answer, if the server did answer
 }
 
-// link is whether the server answers.
-type link struct {
-	away  time.Time // since when it does not; zero: it does
-	fails int       // in a row
-	next  time.Time // when it is asked again
-	err   error     // the last
+// serverLink is whether the server answers.
+type serverLink struct {
+	awaySince time.Time // since when it does not answer; zero: it answers
+	failures  int       // consecutive
+	nextTry   time.Time // time of the next try
+	lastErr   error     // the last error
 }
 
 const (
 	firstBackoff = time.Second
 	lastBackoff  = 30 * time.Second
-	refusedRest  = 30 * time.Second // after an answer that will not soon be another
+	refusedRest  = 30 * time.Second // rest after an error that will not go away soon
 )
 
-// toAsk is which feeds to ask now. Of a server that is away only one is asked.
-func toAsk(states *[feeds]feedState, l *link, t tab, now time.Time) (list []feed) {
-	away := !l.away.IsZero()
-	if away && now.Before(l.next) {
+// feedsToPoll returns the feeds to request now. While the server does not answer, it returns at
+// most one.
+func feedsToPoll(states *[feeds]feedState, l *serverLink, t tab, now time.Time) (list []feed) {
+	away := !l.awaySince.IsZero()
+	if away && now.Before(l.nextTry) {
 		return nil
 	}
 	for f := range feeds {
 		switch s := &states[f]; {
-		case s.asked && away:
-			return nil // it is the one
-		case s.asked, now.Before(s.due), period(f, t) == 0:
+		case s.underWay && away:
+			return nil // one try is under way already
+		case s.underWay, now.Before(s.due), pollPeriod(f, t) == 0:
 		default:
 			list = append(list, f)
 		}
@@ -96,46 +96,46 @@ func toAsk(states *[feeds]feedState, l *link, t tab, now time.Time) (list []feed
 	return list
 }
 
-// period of a feed on a tab; 0: it is not asked.
-func period(f feed, t tab) time.Duration {
-	for _, s := range seenOn[t] {
+// pollPeriod returns the poll interval of a feed on a tab; 0: it is not requested.
+func pollPeriod(f feed, t tab) time.Duration {
+	for _, s := range feedsOfTab[t] {
 		if s == f {
-			return every[f].seen
+			return pollInterval[f].seen
 		}
 	}
-	return every[f].hidden
+	return pollInterval[f].hidden
 }
 
-// answered books an answer that took so long.
-func answered(s *feedState, l *link, f feed, t tab, err error, took time.Duration, now time.Time) {
-	s.asked = false
-	rest := max(period(f, t), ease*took)
+// recordAnswer records an answer to a feed and sets the time of its next request.
+func recordAnswer(s *feedState, l *serverLink, f feed, t tab, err error, took time.Duration, now time.Time) {
+	s.underWay = false
+	rest := max(pollPeriod(f, t), restFactor*took)
 	switch {
 	case err == nil:
-		s.good, s.refused = now, nil
+		s.lastAnswer, s.refused = now, nil
 		s.due = now.Add(rest)
-		*l = link{}
-	case awayError(err):
-		if l.away.IsZero() {
-			l.away = now
+		*l = serverLink{}
+	case isAwayError(err):
+		if l.awaySince.IsZero() {
+			l.awaySince = now
 		}
 		s.due = now
-		if now.Before(l.next) {
-			return // those that were under way together count once
+		if now.Before(l.nextTry) {
+			return // requests that failed together count once
 		}
-		wait := min(firstBackoff<<min(l.fails, 10), lastBackoff)
-		l.fails++
-		l.err, l.next = err, now.Add(max(wait, min(notify.RetryAfterOf(err), time.Minute)))
-	default: // it is there, and says no
+		wait := min(firstBackoff<<min(l.failures, 10), lastBackoff)
+		l.failures++
+		l.lastErr, l.nextTry = err, now.Add(max(wait, min(notify.RetryAfterOf(err), time.Minute)))
+	default: // the server answered with an error
 		s.refused = err
 		s.due = now.Add(max(rest, notify.RetryAfterOf(err), refusedFor(err)))
-		*l = link{}
+		*l = serverLink{}
 	}
 }
 
-// awayError reports whether an error means that there is no server to ask; one
-// that lacks a part, or a token, is there.
-func awayError(err error) bool {
+// isAwayError reports whether an error means that the server does not answer. A server that lacks
+// a part, or refuses the token, does answer.
+func isAwayError(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}

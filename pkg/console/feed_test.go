@@ -68,7 +68,7 @@ func TestAtMostOnceASecond(t *testing.T) {
 			t.Errorf("stopped: %s asked %d times", k, n)
 		}
 	}
-	c.shows("stopped: what is shown is old; p goes on")
+	c.shows("paused: the page shows old data; p continues")
 	if n := f.times("circuits"); true {
 		c.press("r")
 		if f.times("circuits") != n+1 {
@@ -87,9 +87,9 @@ func TestAway(t *testing.T) {
 	c := clocked(t, f)
 	f.fail(away)
 	c.pass(1250 * time.Millisecond)
-	c.shows("✗ the server is away for", "asking again in", "connection refused", "✗ away", "12,004") // what was known stays
-	if c.link.fails != 1 {
-		t.Errorf("answers that failed together count %d times", c.link.fails)
+	c.shows("✗ no answer from the server for", "next try in", "connection refused", "✗ no answer", "12,004") // what was known stays
+	if c.link.failures != 1 {
+		t.Errorf("answers that failed together count %d times", c.link.failures)
 	}
 	total := func() (n int) {
 		for _, k := range f.asked {
@@ -102,7 +102,7 @@ func TestAway(t *testing.T) {
 	if n := total() - before; n < 19 || n > 27 { // 1, 2, 4, 8, 16, 30, 30 ... s
 		t.Errorf("asked %d times in 10 minutes", n)
 	}
-	c.shows("away for 10m", "old: 10m")
+	c.shows("no answer from the server for 10m", "old: 10m")
 	before = total()
 	c.press("r")
 	if n := total() - before; n != 1 {
@@ -112,7 +112,7 @@ func TestAway(t *testing.T) {
 	c.press("r")
 	c.pass(250 * time.Millisecond)
 	c.shows("✓ answers")
-	c.hides("away", "old: ")
+	c.hides("no answer", "old: ")
 }
 
 // TestRefused: a server that says no is there; what it refuses is asked seldom.
@@ -135,21 +135,21 @@ func TestRefused(t *testing.T) {
 func TestSlowServer(t *testing.T) {
 	t.Parallel()
 	var s feedState
-	var l link
-	answered(&s, &l, feedRates, tabOverview, nil, 2*time.Second, noon)
+	var l serverLink
+	recordAnswer(&s, &l, feedRates, tabOverview, nil, 2*time.Second, noon)
 	if s.due != noon.Add(18*time.Second) {
 		t.Errorf("due %v", s.due.Sub(noon))
 	}
-	answered(&s, &l, feedRates, tabOverview, &notify.Error{Kind: notify.KindThrottled, Code: "rate", RetryAfter: 40 * time.Second}, 0, noon)
-	if s.due != noon.Add(40*time.Second) || !l.away.IsZero() {
+	recordAnswer(&s, &l, feedRates, tabOverview, &notify.Error{Kind: notify.KindThrottled, Code: "rate", RetryAfter: 40 * time.Second}, 0, noon)
+	if s.due != noon.Add(40*time.Second) || !l.awaySince.IsZero() {
 		t.Errorf("due %v", s.due.Sub(noon))
 	}
-	answered(&s, &l, feedRates, tabOverview, &notify.Error{Kind: notify.KindUnavailable, Code: "jobs_unavailable"}, 0, noon)
-	if !l.away.IsZero() {
+	recordAnswer(&s, &l, feedRates, tabOverview, &notify.Error{Kind: notify.KindUnavailable, Code: "jobs_unavailable"}, 0, noon)
+	if !l.awaySince.IsZero() {
 		t.Error("a server that lacks a part is taken for away")
 	}
-	answered(&s, &l, feedRates, tabOverview, errors.New("not JSON"), 0, noon)
-	if !l.away.IsZero() || s.refused == nil {
+	recordAnswer(&s, &l, feedRates, tabOverview, errors.New("not JSON"), 0, noon)
+	if !l.awaySince.IsZero() || s.refused == nil {
 		t.Error("a bad answer is taken for none")
 	}
 }
@@ -163,8 +163,8 @@ func TestLateAnswer(t *testing.T) {
 	late := cmd
 	f.letters = nil
 	p.press("/", "ctrl+u", "code:other", "enter")
-	p.shows("nothing failed for good")
+	p.shows("no dead letter matches")
 	f.letters = newFake().letters
 	p.run(late)
-	p.shows("nothing failed for good")
+	p.shows("no dead letter matches")
 }

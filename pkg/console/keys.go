@@ -18,17 +18,17 @@ const (
 	tabJobs
 	tabCircuits
 	tabSchedules
-	tabs // how many
+	tabs // number of tabs
 )
 
 var tabNames = [tabs]string{"overview", "dead letters", "jobs", "circuits", "schedules"}
 
-// hints of every page, and of each. What changes the server is a capital letter.
+// The key hints of every page, and of each page. Capital letters change the server.
 var (
 	hintsAll = []paint.Hint{
 		{"1-5, tab", "page"}, {"j/k, arrows", "move"}, {"g/G", "first, last"}, {"pgup/pgdn", "a screen"},
 		{"enter", "details"}, {"esc", "back; clear the filter"}, {"/", "filter"},
-		{"r", "ask again now"}, {"p", "stop and go on asking"}, {"?", "help"}, {"q", "quit"},
+		{"r", "refresh now"}, {"p", "pause, continue"}, {"?", "help"}, {"q", "quit"},
 	}
 	hintsOf = [tabs][]paint.Hint{
 		tabLetters:  {{"R", "replay"}},
@@ -37,7 +37,7 @@ var (
 	}
 )
 
-// key does what a key means where it is pressed.
+// key handles a key according to the layer that is shown.
 func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	if name == "ctrl+c" {
@@ -50,7 +50,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	case layerConfirm:
 		return m.keyConfirm(name, k)
 	case layerHelp:
-		m.layer = m.under
+		m.layer = m.layerBelowHelp
 		return nil
 	}
 	if cmd, ok := m.keyMove(name); ok {
@@ -60,7 +60,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	case "q":
 		return tea.Quit
 	case "?":
-		m.under, m.layer = m.layer, layerHelp
+		m.layerBelowHelp, m.layer = m.layer, layerHelp
 	case "r":
 		return m.refresh()
 	case "p":
@@ -72,10 +72,10 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		return m.poll()
 	case "/":
 		if m.tab != tabOverview {
-			m.layer, m.wrong = layerFilter, ""
+			m.layer, m.inputError = layerFilter, ""
 			text := m.filter[m.tab]
 			if text != "" {
-				text += " " // what is typed is a word of its own
+				text += " " // typing starts a new word
 			}
 			m.input.SetValue(text)
 			m.input.CursorEnd()
@@ -87,13 +87,13 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		}
 	default:
 		if m.layer == layerNone || m.layer == layerDetail {
-			return m.change(name)
+			return m.startChange(name)
 		}
 	}
 	return nil
 }
 
-// back leaves the detail, or takes the filter away.
+// back closes the detail page, or clears the filter.
 func (m *model) back() {
 	switch {
 	case m.layer == layerDetail:
@@ -104,21 +104,21 @@ func (m *model) back() {
 		m.filter[m.tab] = ""
 		m.keepChosen()
 	}
-	m.said = notice{}
+	m.notice = notice{}
 }
 
-// keyMove moves between pages and rows; ok is false when the key does not.
+// keyMove moves between pages and rows; ok is false if the key does not move.
 func (m *model) keyMove(name string) (cmd tea.Cmd, ok bool) {
 	if i := strings.Index("12345", name); len(name) == 1 && i >= 0 {
-		return m.turn(tab(i)), true
+		return m.switchTab(tab(i)), true
 	}
 	page := max(1, m.height-10)
 	step := map[string]int{"down": 1, "j": 1, "up": -1, "k": -1, "pgdown": page, "ctrl+d": page, "pgup": -page, "ctrl+u": -page, "home": -1 << 20, "g": -1 << 20, "end": 1 << 20, "G": 1 << 20}
 	switch name {
 	case "tab", "right", "l":
-		return m.turn((m.tab + 1) % tabs), true
+		return m.switchTab((m.tab + 1) % tabs), true
 	case "shift+tab", "left", "h":
-		return m.turn((m.tab + tabs - 1) % tabs), true
+		return m.switchTab((m.tab + tabs - 1) % tabs), true
 	}
 	d, ok := step[name]
 	if !ok {
@@ -130,13 +130,13 @@ func (m *model) keyMove(name string) (cmd tea.Cmd, ok bool) {
 	}
 	keys := keysOf(m)
 	if len(keys) > 0 {
-		i := max(0, min(m.at(keys)+d, len(keys)-1))
+		i := max(0, min(m.chosenIndex(keys)+d, len(keys)-1))
 		m.chosen[m.tab], m.index[m.tab] = keys[i], i
 	}
 	return nil, true
 }
 
-func (m *model) turn(t tab) tea.Cmd {
+func (m *model) switchTab(t tab) tea.Cmd {
 	m.tab, m.layer = t, layerNone
 	m.keepChosen()
 	return m.poll()
@@ -152,11 +152,11 @@ func (m *model) keyFilter(name string, k tea.KeyPressMsg) tea.Cmd {
 		if m.tab == tabLetters {
 			q, err := parseFilter(text, m.now, m.opt.Parse)
 			if err != nil {
-				m.wrong = err.Error()
+				m.inputError = err.Error()
 				return nil
 			}
 			m.filter[m.tab], m.query = text, q
-			m.renew(feedLetters)
+			m.restartFeed(feedLetters)
 			m.data.letters = api.DeadLetterPage{}
 		} else {
 			m.filter[m.tab] = text
@@ -166,16 +166,16 @@ func (m *model) keyFilter(name string, k tea.KeyPressMsg) tea.Cmd {
 		m.keepChosen()
 		return m.poll()
 	default:
-		return m.typed(k)
+		return m.forwardInput(k)
 	}
 	return nil
 }
 
-// typed passes what is typed on to the line that is being written.
-func (m *model) typed(msg tea.Msg) tea.Cmd {
-	if m.layer == layerFilter || m.layer == layerConfirm && m.ask.word != "" {
-		m.wrong = ""
-		m.input, _ = m.input.Update(msg) // what it would want besides is its own cursor
+// forwardInput passes a key to the input line that is shown.
+func (m *model) forwardInput(msg tea.Msg) tea.Cmd {
+	if m.layer == layerFilter || m.layer == layerConfirm && m.confirming.word != "" {
+		m.inputError = ""
+		m.input, _ = m.input.Update(msg) // its command is ignored: it is only about the cursor, which draw.go places
 	}
 	return nil
 }

@@ -16,19 +16,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// layer is what lies over a page and takes the keys.
+// layer is what is shown over a page and gets the keys.
 type layer int
 
 const (
 	layerNone layer = iota
 	layerDetail
-	layerFilter  // a filter is being typed
-	layerConfirm // a change is being asked about
+	layerFilter  // input of a filter
+	layerConfirm // confirmation of a change
 	layerHelp
 )
 
-// model is the state of the page. A frame is drawn from it and from nothing
-// else: draw.go reads no clock.
+// model is the state of the console. A frame depends on it alone: draw.go reads no clock. Only
+// the goroutine of bubbletea's Update uses it.
 type model struct {
 	opt    Options
 	ctx    context.Context // of the requests
@@ -39,29 +39,29 @@ type model struct {
 
 	data   snapshot
 	states [feeds]feedState
-	link   link
-	frozen bool // p: nothing is asked
+	link   serverLink
+	frozen bool // p was pressed: no requests
 
-	tab    tab
-	layer  layer
-	under  layer // below help
-	chosen [tabs]string
-	index  [tabs]int // where the chosen row was, should it go
-	filter [tabs]string
-	query  api.LetterFilter // that filter[tabLetters] means
-	input  textinput.Model
-	wrong  string // what is wrong with what is typed
+	tab            tab
+	layer          layer
+	layerBelowHelp layer // below help
+	chosen         [tabs]string
+	index          [tabs]int // index of the chosen row, in case that row disappears
+	filter         [tabs]string
+	query          api.LetterFilter // parsed from filter[tabLetters]
+	input          textinput.Model
+	inputError     string // error in the input
 
-	detail sheet
-	scroll int // first line of the detail
-	ask    *question
-	asking int // raised with each question: answers to older ones are dropped
-	said   notice
+	detail             detailSheet
+	scroll             int // first line of the detail
+	confirming         *confirmation
+	confirmationNumber int // raised for each confirmation: answers to older ones are dropped
+	notice             notice
 
 	interrupted bool // by Ctrl-C
 }
 
-// notice is what became of the last change.
+// notice is the result of the last change.
 type notice struct {
 	text string
 	bad  bool
@@ -74,15 +74,15 @@ const noticeFor = 15 * time.Second
 type (
 	tickMsg   time.Time
 	answerMsg struct {
-		feed  feed
-		gen   int
-		apply func(*snapshot)
-		err   error
-		took  time.Duration
+		feed       feed
+		generation int
+		apply      func(*snapshot)
+		err        error
+		took       time.Duration
 	}
 )
 
-// newModel is the page before the first answer. The requests end with ctx.
+// newModel returns the model before the first answer. Requests end with ctx.
 func newModel(ctx context.Context, o Options) *model {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -104,35 +104,35 @@ func newModel(ctx context.Context, o Options) *model {
 // Init is part of tea.Model.
 func (m *model) Init() tea.Cmd { return tea.Batch(tick(), m.poll()) }
 
-// tick wakes the page: it asks what is due, and its clock goes on.
+// tick wakes the page every 250 ms, to send due requests and to move its clock.
 func tick() tea.Cmd {
 	return tea.Tick(250*time.Millisecond, func(t time.Time) tea.Msg { return tickMsg(t) })
 }
 
-// Update is part of tea.Model. It never waits: requests are commands, which run
-// beside it.
+// Update is part of tea.Model. It never waits: requests are commands, which bubbletea runs in
+// other goroutines.
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	m.now = m.opt.Now()
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case tickMsg:
-		if m.said.text != "" && m.now.Sub(m.said.at) > noticeFor {
-			m.said = notice{}
+		if m.notice.text != "" && m.now.Sub(m.notice.at) > noticeFor {
+			m.notice = notice{}
 		}
 		return m, tea.Batch(tick(), m.poll())
 	case answerMsg:
-		m.take(msg)
-	case plannedMsg:
-		m.planned(msg)
-	case doneMsg:
-		cmd := m.done(msg)
+		m.applyAnswer(msg)
+	case planMsg:
+		m.showPlan(msg)
+	case changeMsg:
+		cmd := m.finishChange(msg)
 		return m, cmd
 	case tea.KeyPressMsg:
 		cmd := m.key(msg)
 		return m, cmd
 	case tea.PasteMsg:
-		cmd := m.typed(msg)
+		cmd := m.forwardInput(msg)
 		return m, cmd
 	}
 	return m, nil
@@ -147,51 +147,51 @@ func (m *model) View() tea.View {
 	return v
 }
 
-// poll asks what is due.
+// poll sends the due requests.
 func (m *model) poll() tea.Cmd {
 	if m.frozen {
 		return nil
 	}
 	var cmds []tea.Cmd
-	for _, f := range toAsk(&m.states, &m.link, m.tab, m.now) {
+	for _, f := range feedsToPoll(&m.states, &m.link, m.tab, m.now) {
 		cmds = append(cmds, m.request(f))
 	}
 	return tea.Batch(cmds...)
 }
 
 func (m *model) request(f feed) tea.Cmd {
-	m.states[f].asked = true
-	gen, query, opt, ctx := m.states[f].gen, m.query, m.opt, m.ctx
+	m.states[f].underWay = true
+	gen, query, opt, ctx := m.states[f].generation, m.query, m.opt, m.ctx
 	return func() tea.Msg {
 		ctx, stop := context.WithTimeout(ctx, opt.Timeout)
 		defer stop()
 		from := opt.Now()
-		apply, err := ask(ctx, opt.Server, f, query)
+		apply, err := fetchFeed(ctx, opt.Server, f, query)
 		return answerMsg{f, gen, apply, err, opt.Now().Sub(from)}
 	}
 }
 
-func (m *model) take(a answerMsg) {
+func (m *model) applyAnswer(a answerMsg) {
 	s := &m.states[a.feed]
-	if a.gen != s.gen {
-		return // to a question nobody asks any more; the next is on its way
+	if a.generation != s.generation {
+		return // an answer to an older request; the answer to the new one is on its way
 	}
-	answered(s, &m.link, a.feed, m.tab, a.err, a.took, m.now)
+	recordAnswer(s, &m.link, a.feed, m.tab, a.err, a.took, m.now)
 	if a.err == nil {
 		a.apply(&m.data)
 		m.keepChosen()
 	}
 }
 
-// renew asks a feed's new question at once, whatever is under way.
-func (m *model) renew(f feed) {
+// restartFeed makes a feed due at once and drops the answer of a request under way.
+func (m *model) restartFeed(f feed) {
 	s := &m.states[f]
-	*s = feedState{gen: s.gen + 1}
+	*s = feedState{generation: s.generation + 1}
 }
 
-// refresh makes everything due.
+// refresh makes all feeds due.
 func (m *model) refresh() tea.Cmd {
-	m.link.next = time.Time{}
+	m.link.nextTry = time.Time{}
 	for f := range feeds {
 		m.states[f].due = time.Time{}
 	}
@@ -202,46 +202,46 @@ func (m *model) refresh() tea.Cmd {
 	return cmd
 }
 
-// at is the place of the chosen row. A row is chosen by its key: a refresh never
-// puts another one under the finger.
-func (m *model) at(keys []string) int {
+// chosenIndex returns the index of the chosen row. Rows are chosen by key, so that a refresh
+// never moves the choice to another row.
+func (m *model) chosenIndex(keys []string) int {
 	if i := slices.Index(keys, m.chosen[m.tab]); i >= 0 {
 		return i
 	}
 	return max(0, min(m.index[m.tab], len(keys)-1))
 }
 
-// keepChosen chooses a row where the chosen one has gone.
+// keepChosen chooses a neighbour if the chosen row has disappeared.
 func (m *model) keepChosen() {
 	keys := keysOf(m)
 	if len(keys) == 0 {
 		m.chosen[m.tab] = ""
 		return
 	}
-	i := m.at(keys)
+	i := m.chosenIndex(keys)
 	m.chosen[m.tab], m.index[m.tab] = keys[i], i
 	if m.layer == layerDetail && slices.Contains(keys, m.detail.key) {
 		m.detail = sheetOf(m, m.detail.key)
 	}
 }
 
-// setFilter is for texts that are right.
+// setFilter sets the filter of dead letters to a valid text.
 func (m *model) setFilter(text string) {
 	q, err := parseFilter(text, m.now, m.opt.Parse)
 	if err != nil {
-		m.say(err)
+		m.showError(err)
 		return
 	}
 	m.filter[tabLetters], m.query = text, q
-	m.renew(feedLetters)
+	m.restartFeed(feedLetters)
 }
 
-// say shows what became of a change.
-func (m *model) say(err error) {
-	m.said = notice{text: describe(err), bad: true, at: m.now}
+// showError shows an error in the status line.
+func (m *model) showError(err error) {
+	m.notice = notice{text: describe(err), bad: true, at: m.now}
 }
 
-// cause is why a server does not answer.
+// cause returns why a server does not answer.
 func cause(err error) string {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Err != nil {
 		return e.Err.Error()
@@ -249,7 +249,7 @@ func cause(err error) string {
 	return describe(err)
 }
 
-// describe is an error in one line: what, and its code.
+// describe returns an error in one line, with its code.
 func describe(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "the server did not answer in time"

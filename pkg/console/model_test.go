@@ -48,7 +48,7 @@ func TestReplay(t *testing.T) {
 	if f.query.Channel != "email" || f.query.Since != want.Since || f.query.State != "" {
 		t.Fatalf("listed %+v", f.query)
 	}
-	p.shows("replay 9,331 dead letters?", "3,102 expired, 48 exhausted", "3m7s at 50/s", "notifyctl dlq replay --channel email --since 2026-03-01T10:00:00Z", "10 first; stops when over 20% reach nobody")
+	p.shows("replay 9,331 dead letters?", "3,102 expired, 48 exhausted", "3m7s at 50/s", "notifyctl dlq replay --channel email --since 2026-03-01T10:00:00Z", "10 first; stops if over 20% do not arrive")
 	p.press("x", "enter", "n")
 	if len(f.changes) != 0 {
 		t.Fatalf("not confirmed, yet %v", f.changes)
@@ -82,7 +82,7 @@ func TestReplay(t *testing.T) {
 	if f.times("plan") != plans {
 		t.Fatal("replayed letters were planned")
 	}
-	p.shows("only dead ones are replayed")
+	p.shows("only dead ones can be replayed")
 
 	f.planErr = notify.Invalid("bad_where", "where", "is no expression of jq")
 	p.press("esc", "R")
@@ -98,7 +98,7 @@ func TestLatePlan(t *testing.T) {
 	p := open(t, f, 80, 24, nil)
 	p.press("2")
 	_, cmd := p.Update(tea.KeyPressMsg{Code: 'R', Text: "R"})
-	p.shows("the server plans it")
+	p.shows("the server makes a plan")
 	p.press("y", "esc") // y while there is no plan is nothing
 	late := cmd()
 	p.press("4", "C")
@@ -120,14 +120,14 @@ func TestJobsAndCircuits(t *testing.T) {
 	p.shows("P pause", "X cancel")
 	p.hides("R resume")
 	p.press("R")
-	p.shows("a job that is running cannot be told to resume")
+	p.shows("cannot resume a job that is running")
 	p.press("P")
 	p.shows("pause job job_01JD4ZRUN?", "notifyctl job pause job_01JD4ZRUN")
 	p.press("y", "j", "R", "y", "j", "X")
-	p.shows("a job that is done cannot be told to cancel")
+	p.shows("cannot cancel a job that is done")
 	p.press("k", "enter", "X", "y") // also from the details
 	p.press("4", "R", "y", "O", "y", "C", "y", "j", "C")
-	p.shows("held open or reset, not closed")
+	p.shows("held open or reset, but not held closed")
 	want := []string{
 		"pause job_01JD4ZRUN", "resume job_01JD4ZSTOP", "cancel job_01JD4ZSTOP",
 		"caller:shop reset", "caller:shop open", "caller:shop closed",
@@ -142,7 +142,7 @@ func TestProtectedAsksForTheName(t *testing.T) {
 	f := newFake()
 	p := open(t, f, 80, 24, func(o *Options) { o.Protected = true })
 	p.press("4", "O", "y", "enter")
-	p.shows("that is not it")
+	p.shows("that is not the context's name")
 	if len(f.changes) != 0 {
 		t.Fatal(f.changes)
 	}
@@ -201,7 +201,7 @@ func TestChosenRowStays(t *testing.T) {
 	p.shows(">" + f.letters[0].NotificationID)
 	f.letters = nil
 	p.press("r", "enter", "j", "R", "esc")
-	p.shows("nothing failed for good")
+	p.shows("no dead letter matches")
 }
 
 func TestFilters(t *testing.T) {
@@ -259,7 +259,7 @@ func TestHeldAnswers(t *testing.T) {
 		t.Fatal("asked again before the answer")
 	}
 	m.Update(tea.KeyPressMsg{Code: '?', Text: "?"})
-	p.shows("stop and go on asking")
+	p.shows("pause, continue")
 }
 
 func TestQuitKeys(t *testing.T) {

@@ -10,9 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Server is what the page asks of a server; an *api.Client is one. Its methods
-// are called from several goroutines. Repeating is the page's own affair: a
-// client should not retry.
+// Server is what the page needs of a server; an *api.Client is one. Its methods are called from
+// several goroutines. The page repeats requests itself, so a client should not retry.
 type Server interface {
 	Rates(ctx context.Context) (api.Rates, error)
 	Lag(ctx context.Context) ([]api.GroupLag, error)
@@ -30,35 +29,35 @@ type Server interface {
 	SetCircuit(ctx context.Context, name, to string) (api.Circuit, error)
 }
 
-// Options say which server the page shows, and how.
+// Options configure the page.
 type Options struct {
 	Server  Server
 	URL     string // of the server
 	Context string // of notifyctl; empty: none
 	// Protected: changes are confirmed by typing the context's name.
 	Protected bool
-	// ReadOnly says why nothing can be changed, for people; empty: it can.
+	// ReadOnly is the reason why nothing can be changed; empty: changes are possible.
 	ReadOnly string
-	// Command writes the command line of notifyctl that these words mean, quoted
-	// for a shell. nil: "notifyctl" and the words.
+	// Command returns the notifyctl command line of these words, quoted for a shell. nil:
+	// "notifyctl" and the words.
 	Command func(words ...string) string
-	// ASCII: only characters of ASCII are drawn, besides what users wrote.
+	// ASCII: only ASCII characters are drawn, except in data of users.
 	ASCII bool
 	// Timeout of one request; default 10 s.
 	Timeout time.Duration
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
-	// Parse reads a moment a person wrote, such as -2h, for filters.
+	// Parse parses a time in a filter, such as -2h.
 	Parse func(s string, now time.Time) (time.Time, error)
 }
 
-// snapshot is the latest answers. What was never answered is its zero value.
+// snapshot holds the latest answers. A feed without an answer has its zero value.
 type snapshot struct {
 	rates     api.Rates
 	lanes     []api.GroupLag
 	findings  []api.Finding
 	circuits  []api.Circuit
-	top       api.LetterTop // of those that are dead
+	top       api.LetterTop // groups of letters in state dead
 	letters   api.DeadLetterPage
 	jobs      []api.Job
 	forecast  api.Forecast
@@ -72,8 +71,8 @@ const (
 	groupsShown    = 10
 )
 
-// ask fetches what a feed shows, as a change of the snapshot.
-func ask(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snapshot), error) {
+// fetchFeed requests a feed, and returns a function that stores the answer in the snapshot.
+func fetchFeed(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snapshot), error) {
 	switch f {
 	case feedRates:
 		v, err := s.Rates(ctx)
@@ -105,18 +104,17 @@ func ask(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snaps
 	}
 }
 
-// Run shows the page on a terminal until q, Ctrl-C or the end of ctx, and leaves
-// the terminal as it was. in and out are the terminal's; env is the environment,
-// as of os.Environ, which says what the terminal can. The result is nil for q,
-// and context.Canceled for Ctrl-C and the end of ctx. What is under way then is
-// cut off.
+// Run shows the page on a terminal until q, Ctrl-C or the end of ctx, and restores the terminal.
+// in and out are the terminal; env is the environment in the form of os.Environ, which describes
+// the terminal. The result is nil for q, and context.Canceled for Ctrl-C and the end of ctx.
+// Requests under way then are cancelled.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) error {
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	m := newModel(asking, o)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler())
-	// Not tea.WithContext, nor tea.Interrupt: a program that is killed so leaves
-	// its reader of keys behind.
+	// tea.WithContext and tea.Interrupt would kill the program and leak the goroutine that
+	// reads keys; Quit does not.
 	defer context.AfterFunc(ctx, p.Quit)()
 	if _, err := p.Run(); err != nil {
 		return err

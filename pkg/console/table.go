@@ -15,16 +15,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// column is one of a table.
+// column is a column of a table.
 type column struct {
-	title string
-	right bool // its texts stand at the right
-	give  int  // 0: it stays whatever the width; else those with the most go first
-	least int  // how narrow it may become; 0: it may not
+	title     string
+	right     bool // align right
+	dropOrder int  // 0: never dropped; otherwise columns with higher numbers are dropped first
+	minWidth  int  // smallest width; 0: never narrowed
 }
 
-// drawTable lays rows out in w columns. Where they do not fit, columns give way, and
-// those that may are cut.
+// drawTable lays out rows in w columns. If they do not fit, it drops columns and then narrows the
+// columns that allow it.
 func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head string, lines []string) {
 	wide := make([]int, len(cols))
 	for i, c := range cols {
@@ -47,12 +47,12 @@ func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head strin
 				n += wide[i] + gap
 			}
 		}
-		return n - gap + 1 // a margin at the left
+		return n - gap + 1 // 1 for the left margin
 	}
 	for over := total() - w; over > 0; over = total() - w {
 		most := -1
 		for i, c := range cols {
-			if shown[i] && c.give > 0 && (most < 0 || c.give > cols[most].give) {
+			if shown[i] && c.dropOrder > 0 && (most < 0 || c.dropOrder > cols[most].dropOrder) {
 				most = i
 			}
 		}
@@ -61,14 +61,14 @@ func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head strin
 			continue
 		}
 		for i, c := range cols {
-			if spare := wide[i] - c.least; c.least > 0 && spare > 0 && (most < 0 || spare > wide[most]-cols[most].least) {
+			if spare := wide[i] - c.minWidth; c.minWidth > 0 && spare > 0 && (most < 0 || spare > wide[most]-cols[most].minWidth) {
 				most = i
 			}
 		}
 		if most < 0 {
 			break
 		}
-		wide[most] -= min(wide[most]-cols[most].least, (over+1)/2)
+		wide[most] -= min(wide[most]-cols[most].minWidth, (over+1)/2)
 	}
 	line := func(text func(i int) cell) string {
 		var b strings.Builder
@@ -101,8 +101,8 @@ func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head strin
 	return head, lines
 }
 
-// drawList draws a table of which one row is chosen, in h lines: a window that turns
-// pages, so that rows stand still while one moves between them.
+// drawList draws a table with a chosen row in h lines. It shows whole pages, so that rows do not
+// move while the choice moves between them.
 func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) []string {
 	if h < 1 {
 		return nil
@@ -120,14 +120,14 @@ func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) [
 	return append([]string{head}, lines...)
 }
 
-// cell is a text and how it looks.
+// cell is a text with its style.
 type cell struct {
 	text  string
 	style *paint.Paint // nil: plain
 }
 
-// rate writes so many a second.
-func rate(v float64) string {
+// rateText returns a number per second.
+func rateText(v float64) string {
 	switch {
 	case v == 0:
 		return "0"
@@ -139,8 +139,8 @@ func rate(v float64) string {
 	return term.Count(int64(math.Round(v)))
 }
 
-// sums writes counts, the greatest first: "5 apns, 2 fcm".
-func sums(m map[string]int) string {
+// countsText returns counts, the greatest first: "5 apns, 2 fcm".
+func countsText(m map[string]int) string {
 	keys := make([]string, 0, len(m))
 	for k, n := range m {
 		if n > 0 {
@@ -165,41 +165,41 @@ func sums(m map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-// ago writes how long before now something was.
+// ago returns how long before now t was.
 func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return span(now.Sub(t)) + " ago"
+	return spanText(now.Sub(t)) + " ago"
 }
 
-// until writes how long it is to a time.
-func until(now, t time.Time) string {
+// timeUntil returns how long it is from now to t.
+func timeUntil(now, t time.Time) string {
 	d := t.Sub(now)
 	if d < time.Second {
 		return "now"
 	}
-	return "in " + span(d)
+	return "in " + spanText(d)
 }
 
-// span writes a length of time in whole seconds.
-func span(d time.Duration) string {
+// spanText returns a duration in whole seconds.
+func spanText(d time.Duration) string {
 	if d < 10*time.Second {
 		return fmt.Sprintf("%ds", max(0, d/time.Second))
 	}
 	return term.Span(d)
 }
 
-func ms(v int64) time.Time {
+func timeOfMs(v int64) time.Time {
 	if v == 0 {
 		return time.Time{}
 	}
 	return time.UnixMilli(v)
 }
 
-// parseFilter reads "channel:push code:410 since:-2h". The rest of the line
-// behind where: is its expression. Times are resolved now, once: what is shown,
-// planned and replayed is the same.
+// parseFilter parses "channel:push code:410 since:-2h". Everything after where: is its
+// expression. Relative times are resolved once, so that the same letters are shown, planned and
+// replayed.
 func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (f api.LetterFilter, err error) {
 	names, words := api.LetterWords(), map[string]string{}
 	for text = strings.TrimSpace(text); text != ""; {
@@ -212,7 +212,7 @@ func parseFilter(text string, now time.Time, parse func(string, time.Time) (time
 		}
 		name, value, ok := strings.Cut(word, ":")
 		if !ok || !slices.Contains(names, name) {
-			return f, fmt.Errorf("%q: write name:value, of %s", word, strings.Join(names, ", "))
+			return f, fmt.Errorf("%q: write name:value; names are %s", word, strings.Join(names, ", "))
 		}
 		if words[name] = strings.TrimSpace(value); words[name] == "" {
 			return f, fmt.Errorf("%s: has no value", name)
@@ -229,15 +229,15 @@ func parseFilter(text string, now time.Time, parse func(string, time.Time) (time
 	return f, err
 }
 
-// selection is what a replay of everything a list shows selects. Only dead
-// letters can be replayed, so the state is left to the server.
-func selection(f api.LetterFilter) api.LetterFilter {
+// replayFilter returns the filter of a replay of everything that a list shows. Only dead letters
+// can be replayed, so the server adds the state.
+func replayFilter(f api.LetterFilter) api.LetterFilter {
 	f.State = ""
 	f.All = f.Empty()
 	return f
 }
 
-// filterFlags are the flags of notifyctl dlq replay that mean a selection.
+// filterFlags returns the flags of notifyctl dlq replay for a filter.
 func filterFlags(f *api.LetterFilter) (words []string) {
 	for _, w := range f.Words() {
 		if w[0] != "state" {
@@ -253,7 +253,7 @@ func filterFlags(f *api.LetterFilter) (words []string) {
 	return words
 }
 
-// matches reports whether a row holds every word of a filter, whatever the case.
+// matches reports whether a row contains every word of a filter; case does not matter.
 func matches(row []cell, filter string) bool {
 	text := ""
 	for _, c := range row {

@@ -11,11 +11,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// row is one of a page's list.
+// row is a row of a page's list.
 type row struct {
-	key   string // stays the same when the list is asked for again
+	key   string // stays the same after a refresh
 	cells []cell
-	sheet func() sheet // all there is to it
+	sheet func() detailSheet // its detail page
 }
 
 func rowsOf[T any](list []T, one func(*T) row) []row {
@@ -26,21 +26,21 @@ func rowsOf[T any](list []T, one func(*T) row) []row {
 	return rows
 }
 
-// shownRows are those of the page's list that the filter selects.
+// shownRows returns the rows of the page's list that match the filter.
 func shownRows(m *model) (list []row) {
 	d := &m.data
 	switch m.tab {
 	case tabLetters:
-		return rowsOf(d.letters.Items, func(d *api.DeadLetter) row { return letterRow(m, d) }) // the server has filtered them
+		return rowsOf(d.letters.Items, func(d *api.DeadLetter) row { return letterRow(m, d) }) // the server filtered them
 	case tabJobs:
-		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, jobCells(m, j), func() sheet { return jobSheet(m, j) }} })
+		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, jobCells(m, j), func() detailSheet { return jobSheet(m, j) }} })
 	case tabCircuits:
 		list = rowsOf(d.circuits, func(c *api.Circuit) row {
 			cells := circuitCells(m, c)
 			if c.Process != "" {
 				cells = slices.Insert(cells, 1, cell{text: c.Process})
 			}
-			return row{circuitKey(c), cells, func() sheet { return circuitSheet(m, c) }}
+			return row{circuitKey(c), cells, func() detailSheet { return circuitSheet(m, c) }}
 		})
 	case tabSchedules:
 		list = rowsOf(d.schedules.Items, func(x *api.Scheduled) row { return scheduleRow(m, x) })
@@ -55,20 +55,20 @@ func keysOf(m *model) (keys []string) {
 	return keys
 }
 
-// sheetOf is a row in full.
-func sheetOf(m *model, key string) sheet {
+// sheetOf returns the detail page of a row.
+func sheetOf(m *model, key string) detailSheet {
 	for _, r := range shownRows(m) {
 		if r.key == key {
 			return r.sheet()
 		}
 	}
-	return sheet{key: key, title: key}
+	return detailSheet{key: key, title: key}
 }
 
-// listOf draws the page's list in what is left of h lines.
-func listOf(m *model, f feed, name string, cols []column, empty string, w, h int) []string {
+// drawPageList draws the page's list in at most h lines.
+func drawPageList(m *model, f feed, name string, cols []column, empty string, w, h int) []string {
 	st, rows := &m.style, shownRows(m)
-	note := m.note(f)
+	note := m.ageNote(f)
 	if note == "" {
 		note = term.Count(len(rows))
 	}
@@ -76,7 +76,7 @@ func listOf(m *model, f feed, name string, cols []column, empty string, w, h int
 		name += ": " + term.Clean(t)
 	}
 	out := []string{st.Title("", name, note, w)}
-	if line, ok := trouble(m, f); ok {
+	if line, ok := panelProblem(m, f); ok {
 		return append(out, line)
 	}
 	if len(rows) == 0 {
@@ -86,7 +86,7 @@ func listOf(m *model, f feed, name string, cols []column, empty string, w, h int
 	for _, r := range rows {
 		list = append(list, r.cells)
 	}
-	return append(out, drawList(st, cols, list, m.at(keysOf(m)), w, h-1)...)
+	return append(out, drawList(st, cols, list, m.chosenIndex(keysOf(m)), w, h-1)...)
 }
 
 func letterKey(l *api.DeadLetter) string { return fmt.Sprintf("%s %d", l.NotificationID, l.Epoch) }
@@ -100,7 +100,7 @@ func letterRow(m *model, l *api.DeadLetter) row {
 	return row{letterKey(l), []cell{
 		{text: l.NotificationID}, state, {text: ago(m.now, l.LastFailedAt)}, {text: l.Channel}, {text: l.Code}, {text: l.Class},
 		{text: l.Caller}, {text: l.Provider}, {text: fmt.Sprint(l.Attempts)}, {text: l.Category}, {text: l.Template},
-	}, func() sheet { return letterSheet(m, l) }}
+	}, func() detailSheet { return letterSheet(m, l) }}
 }
 
 func lettersPage(m *model, w, h int) (out []string) {
@@ -111,20 +111,20 @@ func lettersPage(m *model, w, h int) (out []string) {
 	if m.data.letters.Cursor != "" {
 		name = fmt.Sprintf("the newest %d", len(m.data.letters.Items))
 	}
-	return append(out, listOf(m, feedLetters, name, []column{
-		{title: "notification", least: 12}, {title: "state"}, {title: "failed"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
-		{title: "caller", give: 3}, {title: "provider", give: 4}, {title: "calls", right: true, give: 5}, {title: "category", give: 6}, {title: "template", give: 7},
-	}, "nothing failed for good that the filter selects", w, h-len(out))...)
+	return append(out, drawPageList(m, feedLetters, name, []column{
+		{title: "notification", minWidth: 12}, {title: "state"}, {title: "failed"}, {title: "channel"}, {title: "code", minWidth: 8}, {title: "class", dropOrder: 2},
+		{title: "caller", dropOrder: 3}, {title: "provider", dropOrder: 4}, {title: "calls", right: true, dropOrder: 5}, {title: "category", dropOrder: 6}, {title: "template", dropOrder: 7},
+	}, "no dead letter matches the filter", w, h-len(out))...)
 }
 
-// groupsPanel is how they failed, the most frequent first.
+// groupsPanel draws the groups of dead letters by how they failed, the most frequent first.
 func groupsPanel(m *model, w, h int) []string {
 	st, top := &m.style, &m.data.top
-	note := m.note(feedTop)
+	note := m.ageNote(feedTop)
 	if note == "" {
 		note = term.Count(top.Total) + " are dead"
 		if top.EndsSoon > 0 {
-			note += ", " + term.Count(top.EndsSoon) + " age out within a day"
+			note += ", " + term.Count(top.EndsSoon) + " will be removed within a day"
 		}
 	}
 	var rows [][]cell
@@ -135,17 +135,17 @@ func groupsPanel(m *model, w, h int) []string {
 		}
 		rows = append(rows, []cell{
 			{text: term.Count(g.Count)}, {text: term.Count(g.LastHour) + trend(g.LastHour, g.HourAgo)}, {text: g.Channel}, {text: g.Code}, {text: g.Class},
-			{text: g.Provider}, {text: ago(m.now, ms(g.Last))}, {text: sums(g.Callers)}, {text: g.Template},
+			{text: g.Provider}, {text: ago(m.now, timeOfMs(g.Last))}, {text: countsText(g.Callers)}, {text: g.Template},
 		})
 	}
 	head, lines := drawTable(st, []column{
-		{title: "count", right: true}, {title: "last hour"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
-		{title: "provider", give: 4}, {title: "last"}, {title: "callers", give: 3}, {title: "template", give: 5},
+		{title: "count", right: true}, {title: "last hour"}, {title: "channel"}, {title: "code", minWidth: 8}, {title: "class", dropOrder: 2},
+		{title: "provider", dropOrder: 4}, {title: "last"}, {title: "callers", dropOrder: 3}, {title: "template", dropOrder: 5},
 	}, rows, w)
 	return append([]string{st.Title("", "how they failed", note, w), head}, lines...)
 }
 
-// jobState is the state of a job with its sign.
+// jobState returns the state of a job with its sign.
 func jobState(m *model, s string) cell {
 	st := &m.style
 	sign, style := "?", &st.Plain
@@ -176,15 +176,15 @@ func jobCells(m *model, j *api.Job) []cell {
 	return []cell{
 		{text: j.ID}, {text: j.Kind}, jobState(m, j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.Bar(share, 10), 100*share)},
 		{text: term.Count(j.Planned)}, {text: term.Count(j.Done)}, {text: term.Count(j.Skips() + j.Exhaust)}, {text: term.Count(j.Failed)},
-		{text: term.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, ms(j.Created))}, {text: j.Why},
+		{text: term.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, timeOfMs(j.Created))}, {text: j.Why},
 	}
 }
 
 func jobsPage(m *model, w, h int) []string {
-	return listOf(m, feedJobs, "jobs, newest first", []column{
-		{title: "job", least: 10}, {title: "kind"}, {title: "state"}, {title: "progress"}, {title: "planned", right: true, give: 3}, {title: "done", right: true},
-		{title: "skipped", right: true, give: 4}, {title: "failed", right: true, give: 2}, {title: "again", right: true, give: 5}, {title: "by", give: 6}, {title: "made", give: 7}, {title: "why", least: 8},
-	}, "no jobs: R on dead letters makes one", w, h)
+	return drawPageList(m, feedJobs, "jobs, newest first", []column{
+		{title: "job", minWidth: 10}, {title: "kind"}, {title: "state"}, {title: "progress"}, {title: "planned", right: true, dropOrder: 3}, {title: "done", right: true},
+		{title: "skipped", right: true, dropOrder: 4}, {title: "failed", right: true, dropOrder: 2}, {title: "again", right: true, dropOrder: 5}, {title: "by", dropOrder: 6}, {title: "created", dropOrder: 7}, {title: "why", minWidth: 8},
+	}, "no jobs: R on the page dead letters starts one", w, h)
 }
 
 func circuitCells(m *model, c *api.Circuit) []cell {
@@ -209,7 +209,7 @@ func circuitCells(m *model, c *api.Circuit) []cell {
 		since = ago(m.now, *c.Since)
 	}
 	if c.Until != nil && c.State != "closed" {
-		probe = until(m.now, *c.Until)
+		probe = timeUntil(m.now, *c.Until)
 	}
 	if c.Pinned && c.State == "open" {
 		probe = "when reset"
@@ -217,24 +217,24 @@ func circuitCells(m *model, c *api.Circuit) []cell {
 	return []cell{{text: c.Name}, state, held, {text: since}, {text: probe}, {text: flight}, {text: term.Count(c.Queued)}}
 }
 
-// circuitKey tells the circuits of one name apart, of which each process has one.
+// circuitKey distinguishes circuits of the same name: each process has its own.
 func circuitKey(c *api.Circuit) string { return strings.TrimSpace(c.Name + " " + c.Process) }
 
 func circuitsPage(m *model, w, h int) []string {
 	cols := []column{
-		{title: "circuit", least: 12}, {title: "state"}, {title: "by hand", give: 1}, {title: "since", give: 3}, {title: "next probe"}, {title: "in flight", right: true, give: 2}, {title: "queued", right: true, give: 4},
+		{title: "circuit", minWidth: 12}, {title: "state"}, {title: "held", dropOrder: 1}, {title: "since", dropOrder: 3}, {title: "next probe"}, {title: "in flight", right: true, dropOrder: 2}, {title: "queued", right: true, dropOrder: 4},
 	}
 	if len(m.data.circuits) > 0 && m.data.circuits[0].Process != "" {
 		cols = slices.Insert(cols, 1, column{title: "process"})
 	}
-	return listOf(m, feedCircuits, "circuits", cols, "no provider and no callback has been called yet", w, h)
+	return drawPageList(m, feedCircuits, "circuits", cols, "no provider and no callback was called yet", w, h)
 }
 
 func scheduleRow(m *model, s *api.Scheduled) row {
 	return row{s.NotificationID, []cell{
-		{text: s.NotificationID}, {text: until(m.now, s.ScheduledAt)}, {text: s.ScheduledAt.UTC().Format("01-02 15:04:05Z")},
+		{text: s.NotificationID}, {text: timeUntil(m.now, s.ScheduledAt)}, {text: s.ScheduledAt.UTC().Format("01-02 15:04:05Z")},
 		{text: s.Channel}, {text: term.Count(s.Receivers)}, {text: s.Category}, {text: s.Caller}, {text: s.Campaign},
-	}, func() sheet { return scheduleSheet(m, s) }}
+	}, func() detailSheet { return scheduleSheet(m, s) }}
 }
 
 func schedulesPage(m *model, w, h int) []string {
@@ -242,19 +242,19 @@ func schedulesPage(m *model, w, h int) []string {
 	if h < 10 {
 		out = out[:1]
 	}
-	name := "what waits for its time, newest request first"
+	name := "scheduled notifications, newest request first"
 	if m.data.schedules.Cursor != "" {
-		name = fmt.Sprintf("the newest %d of what waits", len(m.data.schedules.Items))
+		name = fmt.Sprintf("the newest %d scheduled notifications", len(m.data.schedules.Items))
 	}
-	return append(out, listOf(m, feedSchedules, name, []column{
-		{title: "notification", least: 12}, {title: "due"}, {title: "at", give: 2}, {title: "channel"}, {title: "receivers", right: true}, {title: "category", give: 3}, {title: "caller", give: 1}, {title: "campaign", give: 4},
-	}, "nothing waits for its time", w, h-len(out))...)
+	return append(out, drawPageList(m, feedSchedules, name, []column{
+		{title: "notification", minWidth: 12}, {title: "due"}, {title: "at", dropOrder: 2}, {title: "channel"}, {title: "receivers", right: true}, {title: "category", dropOrder: 3}, {title: "caller", dropOrder: 1}, {title: "campaign", dropOrder: 4},
+	}, "nothing is scheduled", w, h-len(out))...)
 }
 
-// forecastPanel is the next hour, minute by minute and by what it goes to.
+// forecastPanel draws the next hour by minute and channel.
 func forecastPanel(m *model, w int) []string {
 	st, f := &m.style, &m.data.forecast
-	note := m.note(feedForecast)
+	note := m.ageNote(feedForecast)
 	if note == "" {
 		note = term.Count(f.Total) + " in all"
 		if !f.Complete {
@@ -262,11 +262,11 @@ func forecastPanel(m *model, w int) []string {
 		}
 	}
 	out := []string{st.Title("", "due in the next hour, by minute", note, w)}
-	if line, ok := trouble(m, feedForecast); ok {
+	if line, ok := panelProblem(m, feedForecast); ok {
 		return append(out, line)
 	}
 	room := min(60, max(10, w-36))
-	per := (60 + room - 1) / room // minutes a column
+	per := (60 + room - 1) / room // minutes per column
 	columns := (60 + per - 1) / per
 	whats := []string{"push", "sms", "email", "trigger"}
 	for _, x := range f.Minutes {
@@ -300,30 +300,30 @@ func forecastPanel(m *model, w int) []string {
 	return append(out, st.Dim.Render(" "+st.Fit("", 8)+st.Fit("now", columns-4)+"+1h"))
 }
 
-func when(m *model, t time.Time) string {
+func timeText(m *model, t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
 	text := t.UTC().Format("2006-01-02T15:04:05Z")
 	if t.After(m.now) {
-		return text + ", " + until(m.now, t)
+		return text + ", " + timeUntil(m.now, t)
 	}
 	return text + ", " + ago(m.now, t)
 }
 
-func whenever(m *model, t *time.Time) string {
+func optionalTimeText(m *model, t *time.Time) string {
 	if t == nil {
 		return ""
 	}
-	return when(m, *t)
+	return timeText(m, *t)
 }
 
-func letterSheet(m *model, l *api.DeadLetter) sheet {
-	s := sheet{key: letterKey(l), title: "dead letter " + l.NotificationID, lines: [][2]string{
+func letterSheet(m *model, l *api.DeadLetter) detailSheet {
+	s := detailSheet{key: letterKey(l), title: "dead letter " + l.NotificationID, lines: [][2]string{
 		{"state", l.State}, {"code", l.Code}, {"class", l.Class}, {"provider", l.Provider}, {"calls", fmt.Sprint(l.Attempts)},
-		{"last failed", when(m, l.LastFailedAt)}, {"first failed", when(m, l.FirstFailedAt)}, {"channel", l.Channel}, {"category", l.Category},
+		{"last failed", timeText(m, l.LastFailedAt)}, {"first failed", timeText(m, l.FirstFailedAt)}, {"channel", l.Channel}, {"category", l.Category},
 		{"caller", l.Caller}, {"campaign", l.Campaign}, {"user", l.UserID}, {"template", l.Template}, {"epoch", fmt.Sprint(l.Epoch)},
-		{"expires", whenever(m, l.ExpiresAt)}, {"kept until", whenever(m, l.KeptUntil)}, {"moved by", l.Job}, {"record", l.Origin},
+		{"expires", optionalTimeText(m, l.ExpiresAt)}, {"kept until", optionalTimeText(m, l.KeptUntil)}, {"moved by", l.Job}, {"record", l.Origin},
 	}, next: []string{m.opt.Command("why", l.NotificationID), m.opt.Command("explain", l.Code)}}
 	if strings.HasPrefix(l.NotificationID, "trg_") {
 		s.next[0] = m.opt.Command("trigger", "show", l.NotificationID)
@@ -334,29 +334,29 @@ func letterSheet(m *model, l *api.DeadLetter) sheet {
 	return s
 }
 
-func jobSheet(m *model, j *api.Job) sheet {
-	s := sheet{key: j.ID, title: j.Kind + " " + j.ID, lines: [][2]string{
+func jobSheet(m *model, j *api.Job) detailSheet {
+	s := detailSheet{key: j.ID, title: j.Kind + " " + j.ID, lines: [][2]string{
 		{"state", jobState(m, j.State).text}, {"why", j.Why}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"done", term.Count(j.Done)},
-		{"skipped", sums(j.Skipped)}, {"exhausted", term.Count(j.Exhaust)}, {"failed", term.Count(j.Failed)},
+		{"skipped", countsText(j.Skipped)}, {"exhausted", term.Count(j.Exhaust)}, {"failed", term.Count(j.Failed)},
 	}, next: []string{m.opt.Command("job", "watch", j.ID), m.opt.Command("job", "report", j.ID)}}
 	if j.Kind == "replay" {
 		s.lines = append(s.lines, [2]string{"outcomes", j.Outcomes.Text(term.Count[int])},
-			[2]string{"rate", fmt.Sprintf("asked %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)}, [2]string{"guard", guardOf(&j.Spec)})
+			[2]string{"rate", fmt.Sprintf("set %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)}, [2]string{"guard", guardOf(&j.Spec)})
 	}
-	return sheet{s.key, s.title, append(s.lines, [][2]string{
+	return detailSheet{s.key, s.title, append(s.lines, [][2]string{
 		{"selects", strings.Join(filterFlags(&j.Spec.Filter), " ")}, {"by", j.By}, {"approved by", j.Approved}, {"reason", j.Reason}, {"name", j.Name}, {"plan", j.Digest},
-		{"made", when(m, ms(j.Created))}, {"updated", when(m, ms(j.Updated))},
+		{"created", timeText(m, timeOfMs(j.Created))}, {"updated", timeText(m, timeOfMs(j.Updated))},
 	}...), s.next}
 }
 
-func circuitSheet(m *model, c *api.Circuit) sheet {
-	held := "no: its calls decide"
+func circuitSheet(m *model, c *api.Circuit) detailSheet {
+	held := "no: the results of its calls decide"
 	if c.Pinned {
 		held = "yes, until it is reset"
 	}
 	row := circuitCells(m, c)
-	s := sheet{key: circuitKey(c), title: "circuit " + c.Name, lines: [][2]string{
-		{"state", row[1].text}, {"held by hand", held}, {"since", whenever(m, c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
+	s := detailSheet{key: circuitKey(c), title: "circuit " + c.Name, lines: [][2]string{
+		{"state", row[1].text}, {"held", held}, {"since", optionalTimeText(m, c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
 	}, next: []string{m.opt.Command("circuit", "ls")}}
 	if c.Process != "" {
 		s.lines = append(s.lines, [2]string{"process", c.Process})
@@ -370,9 +370,9 @@ func circuitSheet(m *model, c *api.Circuit) sheet {
 	return s
 }
 
-func scheduleSheet(m *model, x *api.Scheduled) sheet {
-	return sheet{key: x.NotificationID, title: x.NotificationID, lines: [][2]string{
-		{"due", when(m, x.ScheduledAt)}, {"status", x.Status}, {"channel", x.Channel}, {"category", x.Category}, {"receivers", term.Count(x.Receivers)},
-		{"caller", x.Caller}, {"campaign", x.Campaign}, {"accepted", when(m, x.AcceptedAt)}, {"expires", whenever(m, x.ExpiresAt)}, {"moved", fmt.Sprintf("%d times", x.Generation)},
+func scheduleSheet(m *model, x *api.Scheduled) detailSheet {
+	return detailSheet{key: x.NotificationID, title: x.NotificationID, lines: [][2]string{
+		{"due", timeText(m, x.ScheduledAt)}, {"status", x.Status}, {"channel", x.Channel}, {"category", x.Category}, {"receivers", term.Count(x.Receivers)},
+		{"caller", x.Caller}, {"campaign", x.Campaign}, {"accepted", timeText(m, x.AcceptedAt)}, {"expires", optionalTimeText(m, x.ExpiresAt)}, {"moved", fmt.Sprintf("%d times", x.Generation)},
 	}, next: []string{m.opt.Command("show", x.NotificationID), m.opt.Command("reschedule", x.NotificationID, "--at", "+1h"), m.opt.Command("cancel", x.NotificationID)}}
 }

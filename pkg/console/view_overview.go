@@ -13,10 +13,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// overview is what the server does now, and what is wrong.
+// overview draws what the server does now, and its problems.
 func overview(m *model, w, h int) []string {
 	st := &m.style
-	if h < 14 || w < 60 { // the most important first
+	if h < 14 || w < 60 { // too small for all panels: draw the most important one
 		return nowPanel(m, w)
 	}
 	charts := 1
@@ -34,19 +34,19 @@ func overview(m *model, w, h int) []string {
 
 func ratesPanel(m *model, w, rows int) []string {
 	st, r := &m.style, &m.data.rates
-	note := m.note(feedRates)
+	note := m.ageNote(feedRates)
 	if note == "" {
 		note = fmt.Sprintf("over %.0f s", r.OverSeconds)
 	}
 	out := []string{st.Title("", "per second", note, w)}
-	if line, ok := trouble(m, feedRates); ok {
+	if line, ok := panelProblem(m, feedRates); ok {
 		return append(out, line)
 	}
-	cols := []column{{title: "", least: 7}, {title: "accepted", right: true}, {title: "reached", right: true}, {title: "failed", right: true}, {title: "other", right: true, give: 1}}
+	cols := []column{{title: "", minWidth: 7}, {title: "accepted", right: true}, {title: "reached", right: true}, {title: "failed", right: true}, {title: "other", right: true, dropOrder: 1}}
 	var list [][]cell
 	sum := api.Rate{What: "all"}
 	add := func(r *api.Rate) {
-		row := []cell{{text: r.What}, {text: rate(r.Accepted)}, {text: rate(r.Reached)}, {text: rate(r.Failed)}, {text: rate(r.Other)}}
+		row := []cell{{text: r.What}, {text: rateText(r.Accepted)}, {text: rateText(r.Reached)}, {text: rateText(r.Failed)}, {text: rateText(r.Other)}}
 		if r.Failed > 0 {
 			row[3].text = st.Bang + " " + row[3].text
 			row[3].style = &st.Bad
@@ -68,7 +68,7 @@ func ratesPanel(m *model, w, rows int) []string {
 	return append(out, block...)
 }
 
-// chartsOf draws the last minutes, in and out.
+// chartsOf draws the rates of the last minutes: accepted and ended.
 func chartsOf(m *model, w, rows int) []string {
 	st, series := &m.style, m.data.rates.Series
 	var in, done []float64
@@ -89,17 +89,17 @@ func chartsOf(m *model, w, rows int) []string {
 			}
 			out = append(out, fmt.Sprintf("%5s ", name)+st.Accent.Render(l))
 		}
-		out = append(out, st.Dim.Render(fmt.Sprintf("%5s peak %s/s", "", rate(peak))))
+		out = append(out, st.Dim.Render(fmt.Sprintf("%5s peak %s/s", "", rateText(peak))))
 	}
 	return out
 }
 
-// nowPanel is one line for each thing that can be behind, broken or full.
+// nowPanel draws one line for each thing that can be behind, broken or full.
 func nowPanel(m *model, w int) []string {
 	st, d := &m.style, &m.data
 	out := []string{st.Title("", "now", "", w)}
 	line := func(f feed, name, text string, bad bool) {
-		if t, ok := trouble(m, f); ok {
+		if t, ok := panelProblem(m, f); ok {
 			text, bad = strings.TrimSpace(ansi.Strip(t)), m.states[f].refused != nil
 		}
 		sign, style := " ", &st.Plain
@@ -117,10 +117,10 @@ func nowPanel(m *model, w int) []string {
 		dead += fmt.Sprintf(", %s this hour%s", term.Count(hour), trend(hour, before))
 	}
 	line(feedTop, "dead letters", dead, d.top.Total > 0)
-	open := openWork(m)
+	open := notClosedCircuits(m)
 	circuits := fmt.Sprintf("all %d closed", len(d.circuits))
 	if len(d.circuits) == 0 {
-		circuits = "none called yet"
+		circuits = "no calls yet"
 	}
 	if len(open) > 0 {
 		circuits = fmt.Sprintf("%d not closed: %s", len(open), strings.Join(open, ", "))
@@ -143,7 +143,7 @@ func nowPanel(m *model, w int) []string {
 	}
 	line(feedForecast, "waiting", fmt.Sprintf("%s due in an hour, %s in a minute", term.Count(d.forecast.Total), term.Count(soon)), false)
 	for _, l := range d.rates.Late {
-		text := "none came due"
+		text := "none was due"
 		if l.N > 0 {
 			text = fmt.Sprintf("late p50 <%s, p99 <%s", term.Span(seconds(l.P50)), term.Span(seconds(l.P99)))
 		}
@@ -195,21 +195,21 @@ func trend(now, before int) string {
 	return ""
 }
 
-// open lists the circuits that are not closed.
-func openWork(m *model) (names []string) {
+// notClosedCircuits returns the names of the circuits that are not closed.
+func notClosedCircuits(m *model) (names []string) {
 	for i := range m.data.circuits {
 		if c := &m.data.circuits[i]; c.State != "closed" {
 			names = append(names, c.Name)
 		}
 	}
-	return slices.Compact(names) // each process has one; they are listed by name
+	return slices.Compact(names) // sorted by name: one entry for the circuits of all processes
 }
 
-// lanesPanel is how far each lane is behind, the worst first.
+// lanesPanel draws how far each lane is behind, the worst first.
 func lanesPanel(m *model, w, h int) []string {
 	st := &m.style
-	out := []string{st.Title("", "lanes, in records", m.note(feedLag), w)}
-	if line, ok := trouble(m, feedLag); ok {
+	out := []string{st.Title("", "lanes, in records", m.ageNote(feedLag), w)}
+	if line, ok := panelProblem(m, feedLag); ok {
 		return append(out, line)
 	}
 	list := slices.Clone(m.data.lanes)
@@ -241,7 +241,7 @@ func lanesPanel(m *model, w, h int) []string {
 		}
 		rows = append(rows, row)
 	}
-	head, lines := drawTable(st, []column{{title: "lane", least: 8}, {title: "behind", right: true}, {title: "flight", right: true}, {title: "paused", right: true, give: 1}}, rows, w)
+	head, lines := drawTable(st, []column{{title: "lane", minWidth: 8}, {title: "behind", right: true}, {title: "flight", right: true}, {title: "paused", right: true, dropOrder: 1}}, rows, w)
 	out = append(append(out, head), lines...)
 	if idle > 0 {
 		out = append(out, st.Dim.Render(fmt.Sprintf(" and %d less behind", idle)))
@@ -249,7 +249,7 @@ func lanesPanel(m *model, w, h int) []string {
 	return out
 }
 
-// doctorPanel is what the server finds wrong with itself.
+// doctorPanel draws the findings of the doctor that are not ok.
 func doctorPanel(m *model, w, h int) []string {
 	st := &m.style
 	if h < 1 {
@@ -262,16 +262,16 @@ func doctorPanel(m *model, w, h int) []string {
 		}
 	}
 	slices.SortStableFunc(bad, func(a, b api.Finding) int { return cmp.Compare(a.Level, b.Level) }) // fail before warn
-	note := m.note(feedDoctor)
+	note := m.ageNote(feedDoctor)
 	if note == "" {
-		note = fmt.Sprintf("%d of %d checks are well", len(m.data.findings)-len(bad), len(m.data.findings))
+		note = fmt.Sprintf("%d of %d checks are ok", len(m.data.findings)-len(bad), len(m.data.findings))
 	}
 	out := []string{st.Title("", "doctor", note, w)}
-	if line, ok := trouble(m, feedDoctor); ok {
+	if line, ok := panelProblem(m, feedDoctor); ok {
 		return append(out, line)
 	}
 	if len(bad) == 0 {
-		return append(out, " "+st.Good.Render(st.OK+" nothing is wrong"))
+		return append(out, " "+st.Good.Render(st.OK+" no problems found"))
 	}
 	repairs := h-1 >= 2*len(bad)
 	for i, f := range bad {

@@ -229,7 +229,7 @@ var (
 	reasonLongUser   = reason{"user_id_too_long", "user_id", fmt.Sprintf("at most %d bytes", notify.MaxUserID)}
 	reasonLongAddr   = reason{"address_too_long", "address", fmt.Sprintf("at most %d bytes", notify.MaxAddress)}
 	reasonLongVars   = reason{"variables_too_long", "variables", fmt.Sprintf("at most %d bytes", notify.MaxVariables)}
-	reasonForbidden  = reason{"user_forbidden", "user_id", "the token is bound to other users"}
+	reasonForbidden  = reason{"user_forbidden", "user_id", "the token is restricted to other users"}
 	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
 )
 

@@ -18,10 +18,10 @@ import (
 // connection's WriteTimeout to whatever seconds asks for, so it is checked here.
 const maxProfile = 90 * time.Second
 
-// adminMux serves what only people of this machine should see. Nothing here asks for
-// a token, so a connection over loopback has to name a loopback host, and profiles,
-// which hold secrets of the process's memory and cost its cores, are served to
-// connections over loopback only: kubectl port-forward and ssh -L make one.
+// adminMux serves the admin listener: metrics, profiles and probes. It asks for no token.
+// Therefore a request over loopback must name a loopback host. Profiles hold secrets of the
+// process's memory and use its cores, so they are served over loopback only: kubectl
+// port-forward and ssh -L make such connections.
 func (s *Server) adminMux() http.Handler {
 	mux := http.NewServeMux()
 	if s.deps.Metrics != nil {
@@ -29,13 +29,13 @@ func (s *Server) adminMux() http.Handler {
 	}
 	profile := func(pattern string, h http.HandlerFunc) {
 		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
-			if !notify.OnLoopback(localAddr(r)) {
+			if !notify.OnLoopback(localAddrOf(r)) {
 				http.Error(w, "profiles are served over loopback only, e.g. by kubectl port-forward", http.StatusForbidden)
 				return
 			}
 			if text := r.URL.Query().Get("seconds"); text != "" {
 				if n, err := strconv.ParseFloat(text, 64); err != nil || !(n > 0 && n <= maxProfile.Seconds()) {
-					http.Error(w, "seconds is above 0 and at most 90", http.StatusBadRequest)
+					http.Error(w, "seconds must be above 0 and at most 90", http.StatusBadRequest)
 					return
 				}
 			}
@@ -54,16 +54,16 @@ func (s *Server) adminMux() http.Handler {
 		mux.HandleFunc("GET "+rt.path, func(w http.ResponseWriter, r *http.Request) { s.serve(rt, w, r) })
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if notify.OnLoopback(localAddr(r)) && !notify.LoopbackHost(r.Host) {
-			http.Error(w, "on loopback the Host is localhost or a loopback address", http.StatusForbidden)
+		if notify.OnLoopback(localAddrOf(r)) && !notify.LoopbackHost(r.Host) {
+			http.Error(w, "over loopback the Host header must be localhost or a loopback address", http.StatusForbidden)
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
 }
 
-// localAddr is the address of this end of r's connection; nil where there is none.
-func localAddr(r *http.Request) net.Addr {
+// localAddrOf returns the local address of r's connection, or nil if it is unknown.
+func localAddrOf(r *http.Request) net.Addr {
 	a, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return a
 }
@@ -75,12 +75,12 @@ type health struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// answerHealth says that the process answers, and which it is.
+// answerHealth reports that the process answers, and its version.
 func answerHealth(x *exchange) error {
 	return x.json(http.StatusOK, health{Status: "ok", Version: x.srv.deps.Version})
 }
 
-// answerReady says whether requests should come here.
+// answerReady reports whether load balancers should send requests here.
 func answerReady(x *exchange) error {
 	if x.srv.isDraining() {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "draining", Msg: "this server is about to stop"}
@@ -97,8 +97,8 @@ func answerReady(x *exchange) error {
 	return x.json(http.StatusOK, h)
 }
 
-// notReady tells the reason as far as it is meant to be told: our code and
-// message, not what a disk or a library said.
+// notReady returns the error of a probe. It shows the code and message of our own errors, but not
+// the text of a disk's or a library's error.
 func notReady(err error) error {
 	out := &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now", Err: err}
 	if e, ok := errors.AsType[*notify.Error](err); ok {

@@ -21,11 +21,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// AuthConfig says which tokens are good. Exactly one of JWKSURL (https, or http on
-// loopback), JWKSFile, KeyFile (public keys, or private ones whose public halves count)
-// and SecretFile (at least 32 bytes) is set. It also fixes the algorithms: RS256, ES256
-// and EdDSA, each only with its own kind of key, or HS256. The tagged fields are the
-// section auth of the configuration file; the others are set by the program only.
+// AuthConfig says which tokens are valid. Exactly one key source is set: JWKSURL (https, or http
+// on loopback), JWKSFile, KeyFile (public keys, or private keys whose public halves count) or
+// SecretFile (at least 32 bytes). The source also fixes the algorithms: RS256, ES256 and EdDSA,
+// each only with its own kind of key, or HS256. The tagged fields are the section auth of the
+// configuration file; the program sets the others.
 type AuthConfig struct {
 	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
 	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
@@ -34,9 +34,9 @@ type AuthConfig struct {
 	KeyFile    string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
 	SecretFile string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
 
-	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // for clocks that differ, at most 30 s
-	MaxLifetime time.Duration `default:"744h"`                  // a token may not be good for longer
-	CacheFor    time.Duration `default:"1m" min:"0" max:"1m"`   // a verified token is believed this long, at most 60 s
+	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // tolerance for clocks that differ, at most 30 s
+	MaxLifetime time.Duration `default:"744h"`                  // longest lifetime of a token
+	CacheFor    time.Duration `default:"1m" min:"0" max:"1m"`   // how long a verified token is cached, at most 60 s
 	CacheSize   int           `default:"10000"`                 // verified tokens kept
 
 	Refresh    time.Duration `default:"5m"`  // of the JWK set
@@ -47,18 +47,18 @@ type AuthConfig struct {
 	Now        func() time.Time // default time.Now
 }
 
-// KeySources are the values that say where the keys of tokens are.
+// KeySources returns the values that name a source of keys.
 func (c *AuthConfig) KeySources() []string {
 	return slices.DeleteFunc([]string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile}, func(s string) bool { return s == "" })
 }
 
-// Check returns notify.KindInvalid where c names no key to check tokens with. The
-// defaults name none, so this is not one of the problems of a file.
+// Check returns notify.KindInvalid if c names no key source. The defaults name none, so the check
+// of a configuration file cannot report this.
 func (c *AuthConfig) Check() error {
 	if len(c.KeySources()) > 0 {
 		return nil
 	}
-	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file: no token could be checked")
+	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file; without a key no token can be checked")
 }
 
 // maxToken bounds a token, in bytes.
@@ -70,7 +70,7 @@ type Verifier struct {
 	parser *jwt.Parser
 	fixed  keySet // KeyFile, SecretFile
 	set    *jwks  // JWKSURL, JWKSFile
-	cache  *recent[[sha256.Size]byte, cached]
+	cache  *recentCache[[sha256.Size]byte, cached]
 }
 
 type cached struct {
@@ -78,8 +78,8 @@ type cached struct {
 	until time.Time
 }
 
-// NewVerifier reads the configured keys; a JWK set is fetched by Run or by the
-// first token.
+// NewVerifier returns a Verifier and reads the configured keys. A JWK set is fetched later, by
+// Run or by the first token.
 func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	if cfg.Issuer == "" || cfg.Audience == "" {
 		return nil, notify.Invalid("bad_config", "auth", "issuer and audience must be set")
@@ -91,7 +91,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	if err := errors.Join(cfg.Check(), setting.Err("auth", &cfg)); err != nil {
 		return nil, err
 	}
-	v := &Verifier{cfg: cfg, cache: newRecent[[sha256.Size]byte, cached](max(1, cfg.CacheSize/2))}
+	v := &Verifier{cfg: cfg, cache: newRecentCache[[sha256.Size]byte, cached](max(1, cfg.CacheSize/2))}
 	methods := []string{"RS256", "ES256", "EdDSA"}
 	var fetch func(context.Context) ([]byte, error)
 	var err error
@@ -102,7 +102,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	case cfg.KeyFile != "":
 		var data []byte
 		if data, err = os.ReadFile(cfg.KeyFile); err == nil && bytes.Contains(data, []byte("PRIVATE KEY-----")) {
-			data, err = secrets.ReadFile(cfg.KeyFile) // whoever reads it can sign any token
+			data, err = secrets.ReadFile(cfg.KeyFile) // refuses a file that others can read: its key signs any token
 		}
 		if err == nil {
 			v.fixed, err = parsePEM(data)
@@ -138,8 +138,8 @@ func readHMAC(path string) (keySet, error) {
 	return keySet{{alg: "HS256", key: secret}}, nil
 }
 
-// Run keeps a JWK set fresh until ctx ends; with other keys it only waits.
-// report is told of each failed fetch.
+// Run refreshes a JWK set until ctx ends; with other keys it only waits. It calls report with the
+// error of each failed fetch.
 func (v *Verifier) Run(ctx context.Context, report func(error)) error {
 	if v.set == nil {
 		<-ctx.Done()
@@ -148,20 +148,20 @@ func (v *Verifier) Run(ctx context.Context, report func(error)) error {
 	return v.set.run(ctx, report)
 }
 
-// Verify returns who a token speaks for. A good token is remembered by its
-// hash for at most CacheFor, and never past its expiry: one ES256 check costs
-// some 100 us, a hit about one (BenchmarkVerify).
+// Verify checks a token and returns its identity. It caches a valid token by its hash, for at
+// most CacheFor and never past its expiry: one ES256 check costs some 100 us, a cache hit about
+// one (BenchmarkVerify).
 func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) {
 	if len(token) > maxToken {
 		return nil, unauthorized("token_too_long", "the token is longer than 8 KiB", nil)
 	}
 	now := v.cfg.Now()
-	sum := sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token))) // read only; a copy would be the hit's one allocation
+	sum := sha256.Sum256(unsafe.Slice(unsafe.StringData(token), len(token))) // only read; a copy would be the only allocation of a cache hit
 	if c, ok := v.cache.get(sum); ok {
 		if now.Before(c.until) {
 			return c.id, nil
 		}
-		v.cache.drop(sum)
+		v.cache.remove(sum)
 	}
 	id, exp, err := v.check(ctx, token, now)
 	if err != nil {
@@ -200,8 +200,8 @@ func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Ide
 	return id, c.ExpiresAt.Time, nil
 }
 
-// keysFor checks the header and returns the keys it may have been signed with.
-// jku, x5u and jwk are never looked at: keys come from the configuration.
+// keysFor checks the token's header and returns the keys that may have signed the token. It
+// ignores jku, x5u and jwk: keys only come from the configuration.
 func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationKeySet, error) {
 	var none jwt.VerificationKeySet
 	if _, ok := t.Header["crit"]; ok {
@@ -236,9 +236,10 @@ func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationK
 	return none, nil
 }
 
-// translateJWT says what is wrong with a token, without its contents.
+// translateJWT returns an error of ours for an error of the JWT library, without the token's
+// contents.
 func translateJWT(err error) error {
-	if e, ok := errors.AsType[*notify.Error](err); ok { // of the claims
+	if e, ok := errors.AsType[*notify.Error](err); ok { // from claims.UnmarshalJSON
 		return e
 	}
 	for _, c := range []struct {

@@ -18,59 +18,59 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// firstRead is what is taken for a body of which nothing has come, and growth
-// how many times what came of it the buffer may be: a length is only announced,
-// and must not keep others out. At a growth of 8 an eighth of a body is copied,
-// at 2 all of it.
+// A client only announces the length of a body, so the announced length must not reserve memory
+// that others need. initialReadSize is reserved before anything has come. The buffer is at most
+// maxBufferGrowth times as large as what has come. With a growth of 8, an eighth of a body is
+// copied; with 2, all of it would be.
 const (
-	firstRead = 16 << 10
-	growth    = 8
+	initialReadSize = 16 << 10
+	maxBufferGrowth = 8
 )
 
-// body is what was read of one request; release gives the memory back.
+// body holds the body of one request. release returns its memory.
 type body struct {
-	data  []byte
-	wire  int64 // bytes as they came
-	buf   *buffer
-	taken int64
-	from  *memory
-	by    *share
+	data      []byte
+	wireBytes int64 // bytes read from the connection, compressed or not
+	buf       *buffer
+	reserved  int64
+	memory    *memory
+	share     *share
 }
 
 func (b *body) release() {
 	if b.buf != nil {
-		b.from.put(b.buf)
-		b.from.release(b.by, b.taken)
+		b.memory.put(b.buf)
+		b.memory.release(b.share, b.reserved)
 	}
 	*b = body{}
 }
 
-// grow makes room for n bytes, keeping the first used.
+// grow makes the buffer at least n bytes large and keeps its first used bytes. It returns the
+// error of memory.reserve.
 func (b *body) grow(ctx context.Context, n int64, used int) error {
 	if b.buf != nil && int64(len(b.buf.b)) >= n {
 		return nil
 	}
 	size := int64(minBuffer) << classOf(n)
-	if err := b.from.take(ctx, b.by, b.taken, size); err != nil {
+	if err := b.memory.reserve(ctx, b.share, b.reserved, size); err != nil {
 		return err
 	}
-	b.taken = size
-	next := b.from.get(n)
+	b.reserved = size
+	next := b.memory.get(n)
 	if b.buf != nil {
 		copy(next.b, b.buf.b[:used])
-		b.from.put(b.buf)
+		b.memory.put(b.buf)
 	}
 	b.buf = next
 	return nil
 }
 
-// read reads r's body of at most limit bytes, decompressed if it is gzip, into
-// memory of from that by holds. pace is told when reading stood still for the
-// memory; nil: nobody is.
-func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace *pace) error {
-	b.from, b.by = from, by
+// read reads r's body of at most limit bytes, decompressed if it is gzip. It reserves its memory
+// in from, on the account of by. While it waits for memory it extends pace, which may be nil.
+func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace *bodyPace) error {
+	b.memory, b.share = from, by
 	if r.ContentLength > limit {
-		return tooLarge(limit) // before any of it is read
+		return tooLarge(limit) // refused before any of it is read
 	}
 	src := io.Reader(r.Body)
 	if pace != nil {
@@ -83,9 +83,9 @@ func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace 
 	default:
 		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Encoding", "bodies may be gzip or not compressed")
 	}
-	if r.ContentLength < 0 || r.ContentLength > firstRead {
+	if r.ContentLength < 0 || r.ContentLength > initialReadSize {
 		n, err := b.readAll(r.Context(), src, limit, r.ContentLength, pace)
-		if b.wire = int64(n); err == nil && r.ContentLength > b.wire {
+		if b.wireBytes = int64(n); err == nil && r.ContentLength > b.wireBytes {
 			err = readError(io.ErrUnexpectedEOF)
 		}
 		return err
@@ -95,17 +95,17 @@ func (b *body) read(r *http.Request, limit int64, from *memory, by *share, pace 
 	}
 	b.data = b.buf.b[:r.ContentLength]
 	n, err := io.ReadFull(src, b.data)
-	b.wire = int64(n)
+	b.wireBytes = int64(n)
 	if err != nil {
 		return readError(err)
 	}
 	return nil
 }
 
-// readAll reads src to its end, at most limit bytes. length is how many there
-// are; below 0: not known.
-func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, pace *pace) (n int, err error) {
-	if err := b.grow(ctx, min(firstRead, limit), 0); err != nil {
+// readAll reads src to its end, at most limit bytes. length is the announced number of bytes;
+// below 0 it is unknown.
+func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, pace *bodyPace) (n int, err error) {
+	if err := b.grow(ctx, min(initialReadSize, limit), 0); err != nil {
 		return 0, err
 	}
 	for {
@@ -123,7 +123,7 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 		if n < len(b.buf.b) {
 			continue
 		}
-		if int64(n) >= maxBuffer { // only its end may follow
+		if int64(n) >= maxBuffer { // the buffer is full: only the end may follow
 			var one [1]byte
 			if m, _ := io.ReadFull(src, one[:]); m > 0 {
 				return n, tooLarge(limit)
@@ -133,7 +133,7 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 		}
 		next := 2 * int64(n)
 		if length > 0 {
-			if next = growth * int64(n); 2*next >= length {
+			if next = maxBufferGrowth * int64(n); 2*next >= length {
 				next = length
 			}
 		}
@@ -141,33 +141,33 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 		if err = b.grow(ctx, min(next, maxBuffer), n); err != nil {
 			return n, err
 		}
-		pace.pause(time.Since(start))
+		pace.extendWindow(time.Since(start))
 	}
 }
 
-// inflater unpacks gzip. Its reader stops exactly where a member ends.
+// inflater decompresses gzip. Its reader stops exactly at the end of a member.
 type inflater struct {
 	gzip.Reader
 	src bufio.Reader
 }
 
-var errBehindGzip = errors.New("bytes follow the gzip data that are no gzip data")
+var errTrailingBytes = errors.New("the gzip data is followed by other bytes")
 
-// Read reads the members of the stream one after the other (RFC 1952).
+// Read reads the members of the stream one after another (RFC 1952).
 func (z *inflater) Read(p []byte) (int, error) {
 	n, err := z.Reader.Read(p)
 	switch {
 	case !errors.Is(err, io.EOF):
 		return n, err
 	case n > 0:
-		return n, nil // the end is met again
+		return n, nil // the next call returns the end
 	}
 	next, err := z.src.Peek(2)
 	switch {
 	case len(next) == 0:
 		return 0, err
 	case string(next) != "\x1f\x8b":
-		return 0, errBehindGzip
+		return 0, errTrailingBytes
 	}
 	if err := z.Reset(&z.src); err != nil {
 		return 0, err
@@ -176,14 +176,14 @@ func (z *inflater) Read(p []byte) (int, error) {
 	return 0, nil
 }
 
-func (b *body) inflate(ctx context.Context, from io.Reader, limit int64, pace *pace) error {
-	src := &counter{r: io.LimitReader(from, limit+1)}
-	z, _ := b.from.inflaters.Get().(*inflater)
+func (b *body) inflate(ctx context.Context, from io.Reader, limit int64, pace *bodyPace) error {
+	src := &byteCounter{r: io.LimitReader(from, limit+1)}
+	z, _ := b.memory.inflaters.Get().(*inflater)
 	if z == nil {
 		z = new(inflater)
 	}
-	defer b.from.inflaters.Put(z)
-	defer func() { b.wire = src.n }()
+	defer b.memory.inflaters.Put(z)
+	defer func() { b.wireBytes = src.n }()
 	z.src.Reset(src)
 	err := z.Reset(&z.src)
 	if err == nil {
@@ -192,18 +192,18 @@ func (b *body) inflate(ctx context.Context, from io.Reader, limit int64, pace *p
 	} else {
 		err = readError(err)
 	}
-	if src.n > limit { // and what came behind was cut off
+	if src.n > limit { // LimitReader cut off the rest
 		return tooLarge(limit)
 	}
 	return err
 }
 
-type counter struct {
+type byteCounter struct {
 	r io.Reader
 	n int64
 }
 
-func (c *counter) Read(p []byte) (int, error) {
+func (c *byteCounter) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
 	return n, err
@@ -213,7 +213,7 @@ func tooLarge(limit int64) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: "the body is larger than " + byteSize(limit)}
 }
 
-// readError translates what reading a body says.
+// readError translates an error of reading a body.
 func readError(err error) error {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		return e
@@ -221,9 +221,9 @@ func readError(err error) error {
 	var corrupt flate.CorruptInputError
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeBodyTimeout, Msg: "the body was not there in the time for it", Err: err}
-	case errors.Is(err, errBehindGzip):
-		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeMalformed, Msg: "bytes follow the gzip data of the body; nothing may follow but more gzip data", Err: err}
+		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeBodyTimeout, Msg: "the body did not arrive in time", Err: err}
+	case errors.Is(err, errTrailingBytes):
+		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeMalformed, Msg: "the gzip data of the body is followed by other bytes; only more gzip data may follow", Err: err}
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum), errors.As(err, &corrupt):
 		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeMalformed, Msg: "the body is not valid gzip", Err: err}
 	}

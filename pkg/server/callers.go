@@ -14,35 +14,35 @@ import (
 
 // Limits of a caller's settings.
 const (
-	maxCallbackURLs = 32
-	maxFinal        = 50 // statuses
-	maxOverlap      = 30 * 24 * time.Hour
-	defaultOverlap  = 24 * time.Hour
+	maxCallbackURLs  = 32
+	maxFinalStatuses = 50 // statuses
+	maxOverlap       = 30 * 24 * time.Hour
+	defaultOverlap   = 24 * time.Hour
 )
 
-func callerOf(c *engine.Caller) api.Caller {
+func callerToAPI(c *engine.Caller) api.Caller {
 	out := api.Caller{
 		ID: c.ID, Rate: c.Rate, Burst: c.Burst, Disabled: c.Disabled, CallbackURLs: c.CallbackURLs,
 		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, FinalStatuses: c.FinalStatuses, OutcomesURL: c.OutcomesURL, OutcomesOf: c.OutcomesOf, Version: c.Version,
 	}
 	for _, s := range c.Secrets {
-		out.Secrets = append(out.Secrets, api.CallerSecret{CreatedAt: moment(s.Created), ExpiresAt: moments(s.Expires)})
+		out.Secrets = append(out.Secrets, api.CallerSecret{CreatedAt: timeOf(s.Created), ExpiresAt: optionalTimeOf(s.Expires)})
 	}
 	return out
 }
 
-// callerID takes the id of the path.
+// callerID returns the caller id in the path.
 func callerID(x *exchange) (string, error) {
 	id := x.r.PathValue("id")
 	if !checkCaller(id) {
-		return "", notify.Invalid("bad_caller", "id", "a caller has 1 to "+strconv.Itoa(notify.MaxCaller)+" letters, digits and ._:@/|+-, as the sub of a token")
+		return "", notify.Invalid("bad_caller", "id", "a caller id has 1 to "+strconv.Itoa(notify.MaxCaller)+" letters, digits and ._:@/|+-, like the sub of a token")
 	}
 	return id, nil
 }
 
 func listCallers(x *exchange) (api.Callers, error) {
 	cs, err := x.srv.deps.Callers.List(x.r.Context())
-	return api.Callers{Items: mapped(cs, callerOf)}, err
+	return api.Callers{Items: mapSlice(cs, callerToAPI)}, err
 }
 
 func getCaller(x *exchange) (api.Caller, error) {
@@ -54,13 +54,13 @@ func getCaller(x *exchange) (api.Caller, error) {
 	if err == nil && !ok {
 		err = notify.NotFound("caller")
 	}
-	return callerOf(&c), err
+	return callerToAPI(&c), err
 }
 
-// admitOutcomes refuses a URL to which outcomes would wait for ever. One that stands
-// already is not asked again: else a caller could not be disabled whose URL the policy
-// no longer allows.
-func admitOutcomes(x *exchange, id, url string) error {
+// checkOutcomesURL refuses a URL that the egress policy does not allow, because outcomes would
+// wait for it forever. It accepts the stored URL even so: otherwise a caller whose URL is no
+// longer allowed could not be disabled.
+func checkOutcomesURL(x *exchange, id, url string) error {
 	deps := &x.srv.deps
 	if deps.AdmitURL == nil {
 		return nil
@@ -76,29 +76,28 @@ func admitOutcomes(x *exchange, id, url string) error {
 	return err
 }
 
-// checkCallerSettings refuses settings that break a rule, and writes URLs and statuses
-// in their one form.
+// checkCallerSettings refuses settings that break a rule, and normalises URLs and statuses.
 func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
 	plain := trigger.Plain(x.srv.deps.PlainCallbacks)
 	switch {
 	case in.ID != "" && in.ID != id:
-		return notify.Invalid("wrong_caller", "id", "is another than the path's")
+		return notify.Invalid("wrong_caller", "id", "differs from the id in the path")
 	case in.Secrets != nil:
-		return notify.Invalid("unknown_field", "secrets", "secrets are made by POST /v1/ops/callers/{id}/secrets")
+		return notify.Invalid("unknown_field", "secrets", "cannot be set; POST /v1/ops/callers/{id}/secrets makes a secret")
 	case in.Rate < 0 || in.Burst < 0 || in.MaxInFlight < 0 || in.MaxPending < 0:
-		return notify.Invalid("out_of_range", "", "rate, burst, max_in_flight and max_pending are not below 0")
+		return notify.Invalid("out_of_range", "", "rate, burst, max_in_flight and max_pending must not be below 0")
 	case len(in.CallbackURLs) > maxCallbackURLs:
 		return notify.Invalid("too_many_items", "callback_urls", "a caller has at most "+strconv.Itoa(maxCallbackURLs)+" base URLs")
-	case len(in.FinalStatuses) > maxFinal:
-		return notify.Invalid("too_many_items", "final_statuses", "a caller has at most "+strconv.Itoa(maxFinal))
+	case len(in.FinalStatuses) > maxFinalStatuses:
+		return notify.Invalid("too_many_items", "final_statuses", "a caller has at most "+strconv.Itoa(maxFinalStatuses))
 	case in.OutcomesOf != "" && in.OutcomesOf != engine.OutcomesFailed && in.OutcomesOf != engine.OutcomesAll:
-		return notify.Invalid("bad_outcomes_of", "outcomes_of", `is "failed" or "all"`)
+		return notify.Invalid("bad_outcomes_of", "outcomes_of", `must be "failed" or "all"`)
 	case in.OutcomesOf == engine.OutcomesAll && in.OutcomesURL == "":
 		return notify.Invalid("bad_outcomes_of", "outcomes_of", "needs an outcomes_url")
 	}
 	for i, status := range in.FinalStatuses {
 		if status < 300 || status > 599 {
-			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "is an HTTP status from 300 to 599; 2xx is success")
+			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "must be an HTTP status from 300 to 599; 2xx is success")
 		}
 	}
 	for i, u := range in.CallbackURLs {
@@ -115,10 +114,10 @@ func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
 	if in.OutcomesURL, err = trigger.CheckCallback("outcomes_url", in.OutcomesURL, in.CallbackURLs, plain); err != nil {
 		return err
 	}
-	return admitOutcomes(x, id, in.OutcomesURL)
+	return checkOutcomesURL(x, id, in.OutcomesURL)
 }
 
-// putCaller replaces a caller's settings; its secrets stay.
+// putCaller replaces a caller's settings and keeps its secrets.
 func putCaller(x *exchange, in api.Caller) (api.Caller, error) {
 	id, err := callerID(x)
 	if err == nil {
@@ -127,22 +126,22 @@ func putCaller(x *exchange, in api.Caller) (api.Caller, error) {
 	if err != nil {
 		return api.Caller{}, err
 	}
-	c, err := changeCaller(x, id, in.Version, func(c *engine.Caller) {
+	c, err := updateCaller(x, id, in.Version, func(c *engine.Caller) {
 		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
 		c.CallbackURLs, c.MaxInFlight, c.MaxPending = in.CallbackURLs, in.MaxInFlight, in.MaxPending
 		c.FinalStatuses, c.OutcomesOf = in.FinalStatuses, in.OutcomesOf
 		switch {
 		case in.OutcomesURL == "":
 			c.OutcomesSince = 0
-		case c.OutcomesURL == "": // another URL goes on where the one before was
+		case c.OutcomesURL == "": // a changed URL continues where the old one was
 			c.OutcomesSince = x.srv.deps.Now().UnixMilli()
 		}
 		c.OutcomesURL = in.OutcomesURL
 	})
-	return callerOf(&c), err
+	return callerToAPI(&c), err
 }
 
-// rotateSecret gives a caller a fresh signing secret, and shows it this once.
+// rotateSecret gives a caller a new signing secret. Only this answer shows the secret.
 func rotateSecret(x *exchange) error {
 	id, err := callerID(x)
 	if err != nil {
@@ -157,41 +156,42 @@ func rotateSecret(x *exchange) error {
 	overlap := defaultOverlap
 	if in.OverlapSeconds != nil {
 		if *in.OverlapSeconds < 0 || *in.OverlapSeconds > maxOverlap.Seconds() {
-			return notify.Invalid("out_of_range", "overlap_seconds", "is from 0 to 2592000 (30 days)")
+			return notify.Invalid("out_of_range", "overlap_seconds", "must be from 0 to 2592000 (30 days)")
 		}
 		overlap = time.Duration(*in.OverlapSeconds * float64(time.Second))
 	}
 	now := x.srv.deps.Now()
 	out := api.RotatedSecret{Caller: id, RotatedAt: now.UTC()}
-	c, err := changeCaller(x, id, 0, func(c *engine.Caller) { *c, out.Secret = trigger.Rotate(*c, now, overlap) })
+	c, err := updateCaller(x, id, 0, func(c *engine.Caller) { *c, out.Secret = trigger.Rotate(*c, now, overlap) })
 	if err != nil {
 		return err
 	}
 	if len(c.Secrets) > 1 {
-		out.OldUntil = moments(c.Secrets[1].Expires)
+		out.OldUntil = optionalTimeOf(c.Secrets[1].Expires)
 	}
 	return x.json(http.StatusCreated, out)
 }
 
-// changeCaller reads, changes and stores a caller until nobody was faster;
-// version other than 0 must be the stored one.
-func changeCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
+// updateCaller reads, changes and stores a caller. It tries again if another request changed the
+// caller meanwhile. A version other than 0 must be the stored one. It returns caller_contended
+// after 8 tries.
+func updateCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
 	for range 8 {
 		c, _, err := x.srv.deps.Callers.Get(x.r.Context(), id)
 		if err != nil {
 			return c, err
 		}
 		if version != 0 && c.Version != version {
-			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "the caller was changed meanwhile"}
+			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "the caller was changed meanwhile; read it again"}
 		}
 		c.ID = id
 		change(&c)
-		if err := x.record(); err != nil {
+		if err := x.recordAct(); err != nil {
 			return c, err
 		}
 		err = x.srv.deps.Callers.Put(x.r.Context(), c)
 		if err == nil {
-			x.srv.callers.changed(id)
+			x.srv.callers.forgetSettings(id)
 			c.Version++
 			return c, nil
 		}

@@ -17,11 +17,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Anybody may open connections to the API, and each holds memory for as long as it is
-// open. At MaxConns a new connection closes another one, so that a client that opens many
-// keeps no other client out. The rank decides which one, and among equals the oldest goes
-// first. Connections on which no token was ever verified go before callers' connections,
-// and a request of a caller is never cut off.
+// Anybody may open connections to the API, and each holds memory for as long as it is open. At
+// MaxConns a new connection closes another one, so that a client that opens many keeps no other
+// client out. The connection of the lowest rank goes first, and among equals the oldest.
+// Connections without a verified token go before callers' connections, and a caller's request is
+// never cut off.
 
 // rank orders connections by how much is lost when they are closed.
 type rank uint8
@@ -30,69 +30,69 @@ const (
 	idleStranger rank = iota // no token, no request: new, in a handshake, or kept alive
 	busyStranger             // no token, a request under way
 	idleCaller               // a token was verified on it; no request
-	busyCaller               // a caller's request is under way: it is not closed
+	busyCaller               // a caller's request is under way: never closed
 	ranks
 )
 
-// slowStranger is how long a request without a token may be under way before it is
-// closed rather than a caller's idle connection.
-const slowStranger = 5 * time.Second
+// slowStrangerAfter is how long a request without a token may be under way. After that it is
+// closed before a caller's idle connection.
+const slowStrangerAfter = 5 * time.Second
 
-// maxLooked bounds the search for a connection of the newcomer's own address.
-const maxLooked = 256
+// maxEvictSearch bounds the search for a connection from the new connection's own address.
+const maxEvictSearch = 256
 
-// add puts c among the open connections, and closes another one for it at the limit. ok
-// is false if none may be closed; c was not added then.
-func (l *wire) add(c *wireConn) (closes *wireConn, ok bool) {
-	if l.open >= l.most {
-		if closes = l.toClose(c.source); closes == nil {
+// addConn adds c to the open connections. At the limit it first removes another one and returns
+// it in closes; the caller closes it after unlocking. ok is false if none may be closed; c is not
+// added then. It needs the lock.
+func (l *connListener) addConn(c *listenerConn) (closes *listenerConn, ok bool) {
+	if l.open >= l.maxOpen {
+		if closes = l.connToClose(c.source); closes == nil {
 			return nil, false
 		}
-		l.drop(closes)
+		l.removeConn(closes)
 	}
 	l.open++
 	l.bySource[c.source]++
-	l.rank(c, idleStranger)
+	l.setRank(c, idleStranger)
 	return closes, true
 }
 
-// rank puts c last into a rank. It needs the lock.
-func (l *wire) rank(c *wireConn, to rank) {
+// setRank moves c to the end of a rank. It needs the lock.
+func (l *connListener) setRank(c *listenerConn, to rank) {
 	c.rank, c.since = to, time.Now()
 	c.place = l.byRank[to].PushBack(c)
 }
 
-// longest returns the connection that is in a rank for longest; nil: it is empty. It
-// needs the lock.
-func (l *wire) longest(of rank) *wireConn {
+// oldestInRank returns the connection that is in a rank for longest, or nil. It needs the lock.
+func (l *connListener) oldestInRank(of rank) *listenerConn {
 	if e := l.byRank[of].Front(); e != nil {
-		return e.Value.(*wireConn) //nolint:forcetypeassert // it holds nothing else
+		return e.Value.(*listenerConn) //nolint:forcetypeassert // it holds nothing else
 	}
 	return nil
 }
 
-// toClose returns the connection that makes room for one of source; nil: none may be
+// connToClose returns the connection to close for a new one from source, or nil if none may be
 // closed. It needs the lock.
-func (l *wire) toClose(source netip.Prefix) *wireConn {
-	if l.bySource[source] > l.most/2 { // it makes room for itself
-		for e, n := l.byRank[idleStranger].Front(), 0; e != nil && n < maxLooked; e, n = e.Next(), n+1 {
-			if c := e.Value.(*wireConn); c.source == source { //nolint:forcetypeassert // as in longest
+func (l *connListener) connToClose(source netip.Prefix) *listenerConn {
+	if l.bySource[source] > l.maxOpen/2 { // this source holds over half: it gives up one of its own
+		for e, n := l.byRank[idleStranger].Front(), 0; e != nil && n < maxEvictSearch; e, n = e.Next(), n+1 {
+			if c := e.Value.(*listenerConn); c.source == source { //nolint:forcetypeassert // as in longest
 				return c
 			}
 		}
 	}
-	busy := l.longest(busyStranger)
-	if c := l.longest(idleStranger); c != nil {
+	busy := l.oldestInRank(busyStranger)
+	if c := l.oldestInRank(idleStranger); c != nil {
 		return c
 	}
-	if c := l.longest(idleCaller); c != nil && (busy == nil || time.Since(busy.since) < slowStranger) {
+	if c := l.oldestInRank(idleCaller); c != nil && (busy == nil || time.Since(busy.since) < slowStrangerAfter) {
 		return c
 	}
 	return busy
 }
 
-// drop takes c out of the open connections. It needs the lock.
-func (l *wire) drop(c *wireConn) {
+// removeConn removes c from the open connections. It needs the lock.
+func (l *connListener) removeConn(c *listenerConn) {
 	if c.place == nil {
 		return
 	}
@@ -105,8 +105,8 @@ func (l *wire) drop(c *wireConn) {
 	l.room.Signal()
 }
 
-// move puts c into another rank.
-func (l *wire) move(c *wireConn, busy, caller bool) {
+// updateRank moves c into the rank for its state. It takes the lock.
+func (l *connListener) updateRank(c *listenerConn, busy, caller bool) {
 	to := idleStranger
 	switch {
 	case busy && caller:
@@ -122,7 +122,7 @@ func (l *wire) move(c *wireConn, busy, caller bool) {
 		return
 	}
 	l.byRank[c.rank].Remove(c.place)
-	l.rank(c, to)
+	l.setRank(c, to)
 	if to != busyCaller {
 		l.room.Signal()
 	}
@@ -130,23 +130,23 @@ func (l *wire) move(c *wireConn, busy, caller bool) {
 
 type connKey struct{}
 
-// withConn is the server's ConnContext: it lets a request find its connection.
+// withConn is the server's ConnContext. It lets a request find its connection.
 func withConn(ctx context.Context, c net.Conn) context.Context {
-	w, _ := c.(*wireConn)
+	w, _ := c.(*listenerConn)
 	return context.WithValue(ctx, connKey{}, w)
 }
 
-// ofCaller marks the connection of a request whose token was verified.
-func ofCaller(r *http.Request) {
-	c, _ := r.Context().Value(connKey{}).(*wireConn)
+// markCallerConn marks the connection of a request whose token was verified.
+func markCallerConn(r *http.Request) {
+	c, _ := r.Context().Value(connKey{}).(*listenerConn)
 	if c == nil || c.caller.Swap(true) {
 		return
 	}
-	c.wire.move(c, true, true)
+	c.wire.updateRank(c, true, true)
 }
 
-// sourceOf is the address of a client: all of IPv4, and of IPv6 the network of 64 bits
-// that one host is given.
+// sourceOf returns the network of a client: the address for IPv4, and for IPv6 the /64 that one
+// host is usually given.
 func sourceOf(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -157,54 +157,54 @@ func sourceOf(a net.Addr) netip.Prefix {
 	if addr.Is6() {
 		bits = 64
 	}
-	p, _ := addr.Prefix(bits) // an address that is not valid has none
+	p, _ := addr.Prefix(bits) // an invalid address has no prefix
 	return p
 }
 
-// wire is the API's listener. At most so many of its connections are open at a time.
-type wire struct {
+// connListener is the API's listener. It bounds the number of open connections.
+type connListener struct {
 	net.Listener
-	newID   func() string // of a request
-	most    int
-	crowded func()        // a connection was closed for another one
-	idle    time.Duration // how long a connection may wait for the first byte of its first request
-	header  time.Duration // from there: until its header is there
-	request time.Duration // from there: until all of it is there
+	newID            func() string // makes request ids
+	maxOpen          int
+	onEvict          func()        // called when a connection was closed for another one
+	firstByteTimeout time.Duration // how long a connection may wait for the first byte of its first request
+	headerTimeout    time.Duration // time for the header, after the first byte
+	requestTimeout   time.Duration // time for the whole request, after the first byte
 
 	mu       sync.Mutex
-	room     *sync.Cond // of mu: a waiting Accept may look again
+	room     *sync.Cond // uses mu; signals that a waiting Accept may try again
 	closed   bool
 	open     int // connections
 	bySource map[netip.Prefix]int
-	byRank   [ranks]list.List // of *wireConn, the one first that is in its rank for longest
+	byRank   [ranks]list.List // of *listenerConn, the oldest first
 }
 
-func newWire(cfg Config, newID func() string, crowded func()) *wire {
-	l := &wire{
-		Listener: cfg.Listener, newID: newID, most: cfg.MaxConns, crowded: crowded, bySource: map[netip.Prefix]int{},
-		idle: cfg.IdleTimeout, header: cfg.ReadHeaderTimeout, request: cfg.ReadTimeout,
+func newConnListener(cfg Config, newID func() string, crowded func()) *connListener {
+	l := &connListener{
+		Listener: cfg.Listener, newID: newID, maxOpen: cfg.MaxConns, onEvict: crowded, bySource: map[netip.Prefix]int{},
+		firstByteTimeout: cfg.IdleTimeout, headerTimeout: cfg.ReadHeaderTimeout, requestTimeout: cfg.ReadTimeout,
 	}
 	l.room = sync.NewCond(&l.mu)
 	return l
 }
 
-// Accept returns the next connection. At the limit it closes another one for it, or
-// waits while none may be closed.
-func (l *wire) Accept() (net.Conn, error) {
+// Accept returns the next connection. At the limit it closes another one, or waits while none may
+// be closed.
+func (l *connListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	w := &wireConn{Conn: c, wire: l, source: sourceOf(c.RemoteAddr())}
+	w := &listenerConn{Conn: c, wire: l, source: sourceOf(c.RemoteAddr())}
 	l.mu.Lock()
-	closes, ok := l.add(w)
+	closes, ok := l.addConn(w)
 	for !ok && !l.closed {
 		l.room.Wait()
-		closes, ok = l.add(w)
+		closes, ok = l.addConn(w)
 	}
 	l.mu.Unlock()
 	if closes != nil {
-		l.crowded()
+		l.onEvict()
 		_ = closes.Conn.Close()
 	}
 	if !ok {
@@ -214,8 +214,8 @@ func (l *wire) Accept() (net.Conn, error) {
 	return w, nil
 }
 
-// Close ends Accept, and leaves open connections alone.
-func (l *wire) Close() error {
+// Close ends Accept. Open connections stay open.
+func (l *connListener) Close() error {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
@@ -223,84 +223,84 @@ func (l *wire) Close() error {
 	return l.Listener.Close()
 }
 
-// state is the server's ConnState.
-func (l *wire) state(c net.Conn, s http.ConnState) {
-	w, ok := c.(*wireConn)
+// onConnState is the server's ConnState.
+func (l *connListener) onConnState(c net.Conn, s http.ConnState) {
+	w, ok := c.(*listenerConn)
 	if !ok {
 		return
 	}
 	if s == http.StateActive || s == http.StateIdle {
-		l.move(w, s == http.StateActive, w.caller.Load())
+		l.updateRank(w, s == http.StateActive, w.caller.Load())
 	}
-	if s == http.StateActive && !w.begun {
-		w.begun = true
-		_ = w.Conn.SetReadDeadline(w.first.Add(l.request)) // net/http set it from when it accepted the connection
+	if s == http.StateActive && !w.headerRead {
+		w.headerRead = true
+		_ = w.Conn.SetReadDeadline(w.firstByteAt.Add(l.requestTimeout)) // net/http counts from when it accepted the connection
 	}
 	w.mu.Lock()
-	w.asked, w.answered = s == http.StateActive, false
+	w.requestUnderWay, w.answered = s == http.StateActive, false
 	w.mu.Unlock()
 }
 
-// cut answers each request that has no answer yet and closes every connection.
-func (l *wire) cut() {
+// closeAll answers each request that has no answer yet, and closes every connection.
+func (l *connListener) closeAll() {
 	var all sync.WaitGroup
 	l.mu.Lock()
 	for i := range l.byRank {
 		for e := l.byRank[i].Front(); e != nil; e = e.Next() {
-			all.Go(e.Value.(*wireConn).cut) //nolint:forcetypeassert // as in longest
+			all.Go(e.Value.(*listenerConn).answerAndClose) //nolint:forcetypeassert // as in longest
 		}
 	}
 	l.mu.Unlock()
 	all.Wait()
 }
 
-// wireConn is a connection of a wire.
-type wireConn struct {
+// listenerConn is a connection of a connListener.
+type listenerConn struct {
 	net.Conn
-	wire *wire
+	wire *connListener
 
-	mu       sync.Mutex
-	asked    bool // a request is under way
-	answered bool // and its answer begun
-	over     bool // by cut
+	mu              sync.Mutex
+	requestUnderWay bool // a request is under way
+	answered        bool // its answer has begun
+	closedByDrain   bool // closed by answerAndClose
 
-	// Used by net/http's goroutine of the connection alone.
-	first time.Time // when its first byte came
-	begun bool      // its first request has a header
+	// Used only by the connection's goroutine in net/http, so no lock is needed.
+	firstByteAt time.Time // when the first byte came
+	headerRead  bool      // the header of the first request was read
 
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
-	// Guarded by the wire's lock: its rank, since when, and its place there; nil: it is
-	// not among the open ones.
+	// Guarded by connListener.mu: the rank, since when, and the element in that rank. place is
+	// nil if the connection is not among the open ones.
 	rank  rank
 	since time.Time
 	place *list.Element
 }
 
-// Read lets a new connection wait for its first byte as long as one waits between two
-// requests. For net/http the time for the header begins when a connection is accepted, but
-// clients open connections ahead and keep them (Go's own does): a request that was sent on
-// one just when that time was over would find it closed.
-func (c *wireConn) Read(p []byte) (int, error) {
-	if !c.first.IsZero() {
+// Read gives a new connection as much time for its first byte as a connection has between two
+// requests. In net/http the time for the header starts when a connection is accepted. But clients
+// (Go's own, too) open connections in advance: a request sent on such a connection just when the
+// time is over would find it closed.
+func (c *listenerConn) Read(p []byte) (int, error) {
+	if !c.firstByteAt.IsZero() {
 		return c.Conn.Read(p)
 	}
-	if err := c.Conn.SetReadDeadline(time.Now().Add(c.wire.idle)); err != nil {
+	if err := c.Conn.SetReadDeadline(time.Now().Add(c.wire.firstByteTimeout)); err != nil {
 		return 0, err
 	}
 	n, err := c.Conn.Read(p)
-	c.first = time.Now()
+	c.firstByteAt = time.Now()
 	if err != nil {
 		return n, err
 	}
-	return n, c.Conn.SetReadDeadline(c.first.Add(c.wire.header))
+	return n, c.Conn.SetReadDeadline(c.firstByteAt.Add(c.wire.headerTimeout))
 }
 
-// Write notes that the answer has begun: cut sends none into it.
-func (c *wireConn) Write(p []byte) (int, error) {
+// Write records that the answer has begun, so that answerAndClose does not write into it.
+func (c *listenerConn) Write(p []byte) (int, error) {
 	c.mu.Lock()
-	if c.over {
+	if c.closedByDrain {
 		c.mu.Unlock()
 		return 0, net.ErrClosed
 	}
@@ -309,27 +309,27 @@ func (c *wireConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-func (c *wireConn) Close() error {
+func (c *listenerConn) Close() error {
 	c.wire.mu.Lock()
-	c.wire.drop(c)
+	c.wire.removeConn(c)
 	c.wire.mu.Unlock()
 	return c.Conn.Close()
 }
 
-// cutTime is how long a client has to take the answer of a cut request.
-const cutTime = time.Second
+// drainAnswerTime is how long a client has to read the answer of a request that a drain cuts off.
+const drainAnswerTime = time.Second
 
-// cut closes the connection. If a request on it has no answer yet, cut answers 503 first:
-// its handler may hang, so only the connection can answer.
-func (c *wireConn) cut() {
+// answerAndClose closes the connection. If a request on it has no answer yet, it first answers
+// 503: the handler may hang, so only the connection can answer.
+func (c *listenerConn) answerAndClose() {
 	c.mu.Lock()
-	c.over = true
-	waits := c.asked && !c.answered
+	c.closedByDrain = true
+	waits := c.requestUnderWay && !c.answered
 	c.mu.Unlock()
-	_ = c.Conn.SetWriteDeadline(time.Now().Add(cutTime))
+	_ = c.Conn.SetWriteDeadline(time.Now().Add(drainAnswerTime))
 	if waits {
 		id := c.wire.newID()
-		p := problemOf(&notify.Error{Code: "draining", Msg: "this server stops: the request was not done in time, and what it asked for may or may not have been"}, http.StatusServiceUnavailable)
+		p := problemOf(&notify.Error{Code: "draining", Msg: "this server is stopping and the request did not end in time: it may or may not have been carried out"}, http.StatusServiceUnavailable)
 		p.RequestID = id
 		body, _ := json.Marshal(p) // strings and a number always marshal
 		answer := http.Response{

@@ -166,8 +166,8 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 	t.Parallel()
 	ln := newPipes()
 	closed := 0
-	l := newWire(Config{Listener: ln, MaxConns: 8}, func() string { return "" }, func() { closed++ })
-	accept := func(ip string) *wireConn {
+	l := newConnListener(Config{Listener: ln, MaxConns: 8}, func() string { return "" }, func() { closed++ })
+	accept := func(ip string) *listenerConn {
 		t.Helper()
 		client, server := net.Pipe()
 		t.Cleanup(func() { client.Close() })
@@ -176,14 +176,14 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return c.(*wireConn) //nolint:forcetypeassert // a wire's
+		return c.(*listenerConn) //nolint:forcetypeassert // a wire's
 	}
-	isOpen := func(c *wireConn) bool {
+	isOpen := func(c *listenerConn) bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return c.place != nil
 	}
-	others := []*wireConn{accept("192.0.2.1"), accept("192.0.2.2")}
+	others := []*listenerConn{accept("192.0.2.1"), accept("192.0.2.2")}
 	for i := range 20 {
 		accept(fmt.Sprintf("2001:db8::%x", i+1)) // one network
 	}
@@ -200,7 +200,7 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 		t.Error("not the oldest was closed")
 	}
 	for of := range ranks {
-		for c := l.longest(of); c != nil; c = l.longest(of) {
+		for c := l.oldestInRank(of); c != nil; c = l.oldestInRank(of) {
 			c.Close()
 		}
 	}
@@ -258,13 +258,13 @@ func TestAcceptEndsWhileItWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ln := newPipes()
-		l := newWire(Config{Listener: ln, MaxConns: 1}, nil, func() {})
+		l := newConnListener(Config{Listener: ln, MaxConns: 1}, nil, func() {})
 		go ln.dial()
 		c, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.move(c.(*wireConn), true, true)
+		l.updateRank(c.(*listenerConn), true, true)
 		go ln.dial()
 		ended := make(chan error, 1)
 		go func() { _, err := l.Accept(); ended <- err }()

@@ -17,7 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// exchange is one request and its answer. It is used again after the request.
+// exchange is one request and its answer. The server reuses it for another request once this one
+// is answered: a goroutine that lives longer must not use it.
 type exchange struct {
 	srv   *Server
 	route *route
@@ -25,21 +26,21 @@ type exchange struct {
 	r     *http.Request
 	start time.Time
 
-	query     query     // its parameters; of routes with a token
-	id        *Identity // nil on routes without a token
-	who       *caller   // the same
-	counted   *atomic.Int64
-	requestID string
-	admitted  *limit.Admitted // of a batch or a fan-out
-	load      *request.Load   // of a load run that has a grant; nil: of none
-	body      body
-	audits    bool         // what the request does is recorded
-	act       api.AuditRow // its row of the audit log; Seq 0: none yet
-	status    int          // 0: nothing written yet
-	out       int64
+	query           query     // parameters; empty on routes without a token
+	id              *Identity // nil on routes without a token
+	caller          *caller   // the same
+	inFlightCounter *atomic.Int64
+	requestID       string
+	admitted        *limit.Admitted // set for a batch or a fan-out
+	load            *request.Load   // the load run that the request belongs to; nil: none
+	body            body
+	audits          bool         // the audit log records the request
+	auditRow        api.AuditRow // its row in the audit log; Seq 0: none yet
+	status          int          // 0: nothing written yet
+	bytesOut        int64
 }
 
-// Header values that are the same in every answer; never changed.
+// Header values that are the same in every answer. They are shared and never changed.
 var (
 	typeJSON    = []string{api.TypeJSON}
 	typeNDJSON  = []string{api.TypeNDJSON}
@@ -49,13 +50,13 @@ var (
 	atLeastOnce = []string{api.AtLeastOnce}
 )
 
-// bytes answers with a body that is JSON already.
+// bytes answers with a body that already is JSON.
 func (x *exchange) bytes(status int, body []byte) error {
 	h := x.w.Header()
 	if body != nil {
 		h["Content-Type"] = typeJSON
 	}
-	if len(body) >= 2048 { // smaller ones net/http counts itself
+	if len(body) >= 2048 { // net/http sets it for smaller bodies
 		h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	}
 	x.write(status, body)
@@ -72,7 +73,7 @@ func (x *exchange) json(status int, v any) error {
 	return x.bytes(status, append(b, '\n'))
 }
 
-// reply answers with v unless err is not nil, which it returns.
+// reply answers with v, or returns err if it is not nil.
 func (x *exchange) reply(v any, err error) error {
 	if err != nil {
 		return err
@@ -80,8 +81,7 @@ func (x *exchange) reply(v any, err error) error {
 	return x.json(http.StatusOK, v)
 }
 
-// write sends the answer; an error of it means the client is gone, which is
-// nobody's fault here.
+// write sends the answer. It ignores a write error: the client is gone.
 func (x *exchange) write(status int, body []byte) {
 	x.status = status
 	x.w.WriteHeader(status)
@@ -89,14 +89,14 @@ func (x *exchange) write(status int, body []byte) {
 		return
 	}
 	n, _ := x.w.Write(body)
-	x.out += int64(n)
+	x.bytesOut += int64(n)
 }
 
-// deadlines moves the connection's deadlines for this request: until its body
-// must be there, and until its answer must be written. The zero time is none.
+// deadlines sets the connection's deadlines for this request: for reading the body and for
+// writing the answer. The zero time means none.
 func (x *exchange) deadlines(read, write time.Time) {
 	rc := http.NewResponseController(x.w)
-	_ = rc.SetReadDeadline(read) // a recorder in a test has none
+	_ = rc.SetReadDeadline(read) // an error is ignored: the recorders of tests have no deadlines
 	_ = rc.SetWriteDeadline(write)
 }
 
@@ -108,17 +108,17 @@ func (x *exchange) decode(v any) error {
 	return request.Decode(x.body.data, v)
 }
 
-// operator reports whether the token sees everybody's or, where something is
-// changed, may change everybody's.
+// operator reports whether the token may read what belongs to any caller or, in a request that
+// changes something, may change it.
 func (x *exchange) operator() bool {
-	return x.id.Has(api.ScopeOperate) || x.looks() && x.id.Has(api.ScopeObserve)
+	return x.id.Has(api.ScopeOperate) || x.isRead() && x.id.Has(api.ScopeObserve)
 }
 
 // sees reports whether the request may see what belongs to a caller.
 func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
 
-// listedCaller returns whose things a list is of: the caller's own, and for an operator
-// those of the caller that the query names; empty: everybody's.
+// listedCaller returns the caller whose items a list shows: the token's caller, or for an
+// operator the caller in the query. Empty means all callers.
 func (x *exchange) listedCaller() string {
 	if x.operator() {
 		return x.query.text("caller")
@@ -126,26 +126,28 @@ func (x *exchange) listedCaller() string {
 	return x.id.Caller
 }
 
-// looks reports that the request changes nothing.
-func (x *exchange) looks() bool { return x.r.Method == http.MethodGet || x.r.Method == http.MethodHead }
+// isRead reports whether the request changes nothing.
+func (x *exchange) isRead() bool {
+	return x.r.Method == http.MethodGet || x.r.Method == http.MethodHead
+}
 
-// may reports whether the token may ask for the route: it has its scope, or is of
-// an operator who looks at what callers look at.
-func (x *exchange) may() bool {
+// scopeAllows reports whether the token may use the route: it has the scope of the route, or the
+// scope observe for a read that callers can do.
+func (x *exchange) scopeAllows() bool {
 	if x.id.Has(x.route.scope) {
 		return true
 	}
 	ofCallers := x.route.scope == api.ScopeRead || x.route.scope == api.ScopeTrigger
-	return ofCallers && x.looks() && x.id.Has(api.ScopeObserve)
+	return ofCallers && x.isRead() && x.id.Has(api.ScopeObserve)
 }
 
-// fail answers with an error. What is ours to mend is logged and not told.
+// fail answers with an error. Internal errors are logged, and the client is not told their text.
 func (x *exchange) fail(err error) {
 	e := x.classify(err)
 	status := api.StatusOf(e.Kind, e.Code)
 	x.report(status, err)
 	if x.status != 0 {
-		return // the answer is under way; it ends here
+		return // the answer has begun, so no problem can be sent
 	}
 	h := x.w.Header()
 	h["Content-Type"] = typeProblem
@@ -168,7 +170,7 @@ func (x *exchange) fail(err error) {
 	x.write(status, append(b, '\n'))
 }
 
-// classify returns err as one of ours, without what a caller must not see.
+// classify returns err as one of our errors, without details that a caller must not see.
 func (x *exchange) classify(err error) *notify.Error {
 	e, ok := errors.AsType[*notify.Error](err)
 	switch {
@@ -177,7 +179,7 @@ func (x *exchange) classify(err error) *notify.Error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return notify.Unavailable("timeout", 0, err)
 	}
-	return &notify.Error{Kind: notify.KindInternal, Code: "internal", Msg: "an error on our side; give the request_id when you report it"}
+	return &notify.Error{Kind: notify.KindInternal, Code: "internal", Msg: "internal error of the server; give the request_id when you report it"}
 }
 
 func problemOf(e *notify.Error, status int) api.Problem {
@@ -191,8 +193,8 @@ func problemOf(e *notify.Error, status int) api.Problem {
 	}
 }
 
-// challenge is WWW-Authenticate's value (RFC 6750): no error code where no
-// token was sent.
+// challenge returns the value of WWW-Authenticate (RFC 6750). Without a token in the request it
+// has no error code.
 func challenge(e *notify.Error) string {
 	if e.Code == "no_token" {
 		return `Bearer realm="notifyd"`
@@ -200,8 +202,8 @@ func challenge(e *notify.Error) string {
 	return `Bearer realm="notifyd", error="invalid_token", error_description="` + e.Msg + `"`
 }
 
-// report logs what callers are not told: failures of ours, and of what we
-// depend on, the latter at most once a second.
+// report logs what callers are not told: internal failures, and failures of dependencies. The
+// latter are logged only sometimes (Server.unavailable).
 func (x *exchange) report(status int, err error) {
 	log := x.srv.deps.Log
 	attrs := []slog.Attr{
@@ -218,37 +220,37 @@ func (x *exchange) report(status int, err error) {
 	}
 }
 
-// pagePath is where the operator page is. It is served here and not by the admin
-// listener, for here are TLS and tokens.
+// pagePath is the path of the operator page. The API's listener serves it, and not the admin
+// listener, because the page needs TLS and tokens.
 const pagePath = "/ui/"
 
-// maxPages is how many requests of the page are under way at a time: the form to
-// sign in is open to whoever reaches the API, and takes none of callers' room.
+// maxPages is how many requests of the page are under way at once. Anybody who reaches the API
+// can open the sign-in form, so the page must not use places of callers.
 const maxPages = 256
 
-// servePage hands over to the page, which answers in HTML, its errors too.
+// servePage passes the request to the page. The page answers in HTML, including its errors.
 func servePage(x *exchange) error {
-	x.srv.page.ServeHTTP(&told{x.w, x}, x.r)
+	x.srv.page.ServeHTTP(&statusRecorder{x.w, x}, x.r)
 	return nil
 }
 
-// told tells the exchange what was answered.
-type told struct {
+// statusRecorder records the status and the size of an answer in the exchange.
+type statusRecorder struct {
 	http.ResponseWriter
 	x *exchange
 }
 
-func (t *told) WriteHeader(status int) {
+func (t *statusRecorder) WriteHeader(status int) {
 	t.x.status = cmp.Or(t.x.status, status)
 	t.ResponseWriter.WriteHeader(status)
 }
 
-func (t *told) Write(b []byte) (int, error) {
+func (t *statusRecorder) Write(b []byte) (int, error) {
 	t.x.status = cmp.Or(t.x.status, http.StatusOK)
 	n, err := t.ResponseWriter.Write(b)
-	t.x.out += int64(n)
+	t.x.bytesOut += int64(n)
 	return n, err
 }
 
 // Unwrap lets http.ResponseController reach the connection.
-func (t *told) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+func (t *statusRecorder) Unwrap() http.ResponseWriter { return t.ResponseWriter }

@@ -16,7 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// serve takes one request through its whole way.
+// serve handles one request from start to end.
 func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
 	x, _ := s.exchanges.Get().(*exchange)
 	if x == nil {
@@ -31,8 +31,8 @@ func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// finish gives back what the request held and tells the hooks. It also turns a
-// panic of a handler into a 500: the other requests go on.
+// finish releases what the request held and calls the hooks. It also turns a panic of a handler
+// into a 500, so that other requests are not affected.
 func (s *Server) finish(x *exchange) {
 	if v := recover(); v != nil {
 		if v == http.ErrAbortHandler { //nolint:errorlint // v is any; net/http compares it the same way
@@ -42,30 +42,30 @@ func (s *Server) finish(x *exchange) {
 		x.fail(fmt.Errorf("panic: %v", v))
 	}
 	if hook := s.deps.Hooks.Request; hook != nil {
-		hook(x.route.path, methodLabel(x.r.Method), x.status, s.deps.Now().Sub(x.start), x.body.wire, x.out)
+		hook(x.route.path, methodLabel(x.r.Method), x.status, s.deps.Now().Sub(x.start), x.body.wireBytes, x.bytesOut)
 	}
 	if ctx := x.r.Context(); s.deps.Log.Enabled(ctx, slog.LevelDebug) {
 		caller := ""
 		if x.id != nil {
 			caller = x.id.Caller
 		}
-		// The pattern, not the path: a path may hold a user's id.
+		// Log the pattern and not the path: a path may hold a user id.
 		s.deps.Log.LogAttrs(ctx, slog.LevelDebug, "request",
 			slog.String("method", methodLabel(x.r.Method)), slog.String("route", x.route.path), slog.Int("status", x.status),
 			slog.String("caller", caller), slog.String("request_id", x.requestID),
-			slog.Int64("in", x.body.wire), slog.Int64("out", x.out), slog.Duration("took", s.deps.Now().Sub(x.start)))
+			slog.Int64("in", x.body.wireBytes), slog.Int64("out", x.bytesOut), slog.Duration("took", s.deps.Now().Sub(x.start)))
 	}
 	x.body.release()
-	if x.counted != nil {
-		x.counted.Add(-1)
+	if x.inFlightCounter != nil {
+		x.inFlightCounter.Add(-1)
 	}
 	*x = exchange{}
 	s.exchanges.Put(x)
 }
 
-// methodLabel returns the method as metrics and logs name it. A client may send any
-// token as a method, and each distinct label value would stay in memory for as long
-// as the process runs, so all methods that no route takes are "other".
+// methodLabel returns the method as metrics and logs name it. A client may send any token as a
+// method, and each distinct label value stays in memory for as long as the process runs. So every
+// method that no route has is "other".
 func methodLabel(method string) string {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
@@ -78,16 +78,16 @@ func methodLabel(method string) string {
 func (s *Server) handle(x *exchange) error {
 	rt := x.route
 	open := rt.scope == "" && rt.body != noBody
-	if open { // before the request counts: without a token it could hold its place for as long as its body takes
+	if open { // before the request takes a place: a slow client without a token must not hold one
 		if err := readOpenBody(x); err != nil {
 			return err
 		}
 	}
 	if rt.class != classProbe {
-		if err := s.enter(rt.class); err != nil {
+		if err := s.enterClass(rt.class); err != nil {
 			return err
 		}
-		defer s.leave(rt.class)
+		defer s.leaveClass(rt.class)
 	}
 	if rt.scope != "" {
 		if err := s.authorise(x); err != nil {
@@ -110,7 +110,7 @@ func (s *Server) handle(x *exchange) error {
 		x.admitted.Arrived()
 	}
 	if rt.audited() {
-		x.audit()
+		x.startAudit()
 	}
 	var err error
 	if rt.scope != "" {
@@ -125,18 +125,18 @@ func (s *Server) handle(x *exchange) error {
 	return err
 }
 
-// places counts the requests of a class that are under way.
-type places struct {
-	most   int64
-	reason string // of Hooks.Refused
-	taken  atomic.Int64
+// requestLimit counts the requests of a class that are under way.
+type requestLimit struct {
+	max      int64
+	reason   string // of Hooks.Refused
+	underWay atomic.Int64
 }
 
-// enter counts the request in, unless there are too many.
-func (s *Server) enter(c class) error {
+// enterClass takes a place for the request, or returns an error if there are too many.
+func (s *Server) enterClass(c routeClass) error {
 	p := &s.places[c]
-	if p.taken.Add(1) > p.most {
-		p.taken.Add(-1)
+	if p.underWay.Add(1) > p.max {
+		p.underWay.Add(-1)
 		s.deps.Hooks.refused(p.reason)
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many requests at a time", RetryAfter: time.Second}
 	}
@@ -146,9 +146,9 @@ func (s *Server) enter(c class) error {
 	return nil
 }
 
-// leave counts out what enter counted in.
-func (s *Server) leave(c class) {
-	s.places[c].taken.Add(-1)
+// leaveClass returns the place that enterClass took.
+func (s *Server) leaveClass(c routeClass) {
+	s.places[c].underWay.Add(-1)
 	if hook := s.deps.Hooks.InFlight; hook != nil {
 		hook(-1)
 	}
@@ -163,11 +163,11 @@ func (s *Server) authorise(x *exchange) error {
 	if x.id, err = s.deps.Auth.Verify(x.r.Context(), token); err != nil {
 		return err
 	}
-	ofCaller(x.r)
-	if !x.may() {
+	markCallerConn(x.r)
+	if !x.scopeAllows() {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the token lacks the scope " + x.route.scope}
 	}
-	if x.who, err = s.callers.admit(x.r.Context(), x.id.Caller, s.deps.Now()); err != nil {
+	if x.caller, err = s.callers.admitRequest(x.r.Context(), x.id.Caller, s.deps.Now()); err != nil {
 		if notify.KindOf(err) == notify.KindThrottled {
 			s.deps.Hooks.refused("rate")
 		} else {
@@ -181,19 +181,19 @@ func (s *Server) authorise(x *exchange) error {
 	return s.enterCaller(x)
 }
 
-// enterCaller counts the request as its caller's. As many may be under way as
-// are left for the others (see memory): a caller alone may have half, and one
-// who comes new is let in whatever the others do.
+// enterCaller counts the request for its caller. A caller may have as many requests under way as
+// are left free for others (see memory): a caller alone may have half of the places. A caller
+// with no other request is always admitted.
 func (s *Server) enterCaller(x *exchange) error {
-	all, own, code := &s.places[x.route.class], &x.who.inFlight, "caller_in_flight"
+	all, own, code := &s.places[x.route.class], &x.caller.inFlight, "caller_in_flight"
 	if x.route.class == classStream {
-		own, code = &x.who.streams, "caller_streams"
+		own, code = &x.caller.streams, "caller_streams"
 	}
 	n := own.Add(1)
-	x.counted = own // finish counts it out
-	if n > max(1, all.most-all.taken.Load()) {
+	x.inFlightCounter = own // finish decrements it
+	if n > max(1, all.max-all.underWay.Load()) {
 		s.deps.Hooks.refused(code)
-		return overShare(code, "this caller has its share of the requests under way; wait for some of them to be answered")
+		return overShare(code, "this caller has used its share of concurrent requests; wait until some of them are answered")
 	}
 	return nil
 }
@@ -214,10 +214,10 @@ func bearer(r *http.Request) (string, error) {
 	return strings.TrimLeft(h[len(scheme):], " "), nil
 }
 
-// readBody reads the body within the limits of the route. Small and large
-// bodies have memory of their own, so that a code never waits behind a campaign.
+// readBody reads the body within the limits of the route. Small and large bodies have separate
+// memory, so that a one-time code never waits behind a campaign.
 func (s *Server) readBody(x *exchange) error {
-	// Which of two holds is another question for each program on the way.
+	// Programs on the way disagree on which of two headers counts, so two are refused.
 	for _, name := range [...]string{"Content-Type", "Content-Encoding"} {
 		if len(x.r.Header[name]) > 1 {
 			return notify.Invalid(api.CodeUnsupportedMediaType, name, "more than one "+name+" header")
@@ -230,16 +230,16 @@ func (s *Server) readBody(x *exchange) error {
 	case fanoutBody:
 		limit, from = s.cfg.MaxFanout, s.bulk
 	case receiptBody, formBody:
-		limit, from = openMemory(x)
+		limit, from = openBodyMemory(x)
 	}
-	var pace *pace
+	var pace *bodyPace
 	switch from {
 	case s.bulk:
-		pace = newPace(x, s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.BulkReadTimeout)
+		pace = newBodyPace(x, s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.BulkReadTimeout)
 	case s.posts, s.notes:
-		pace = newPace(x, s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.ReadTimeout)
+		pace = newBodyPace(x, s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.ReadTimeout)
 	}
-	err := x.body.read(x.r, limit, from, x.who.share(from == s.bulk), pace)
+	err := x.body.read(x.r, limit, from, x.caller.share(from == s.bulk), pace)
 	switch {
 	case err == nil:
 	case notify.KindOf(err) == notify.KindUnavailable:
@@ -250,18 +250,18 @@ func (s *Server) readBody(x *exchange) error {
 	return err
 }
 
-// peekBytes of a body are looked at for its category, before it is refused.
+// peekBytes is how much of a body is read to find its category, before the body is refused.
 const peekBytes = 512
 
-// startsUrgent reports whether the first bytes of a body name a category that is not bulk,
-// as the head of a fan-out does, and the first item of a batch. It reads no further. A
-// compressed body shows nothing, and one that waits to be asked for is not asked for.
+// startsUrgent reports whether the first bytes of a body name a category that is not bulk. The
+// head of a fan-out and the first item of a batch do. It reads only peekBytes. A compressed body
+// shows nothing, and a body with Expect: 100-continue is not requested for this.
 func (x *exchange) startsUrgent() bool {
 	if x.r.Header.Get("Content-Encoding") != "" || x.r.Header.Get("Expect") != "" {
 		return false
 	}
 	b := make([]byte, peekBytes)
-	n, _ := x.r.Body.Read(b) // an error is met again by who reads the body
+	n, _ := x.r.Body.Read(b) // reading the body returns the error again
 	x.r.Body = struct {
 		io.Reader
 		io.Closer
@@ -279,7 +279,7 @@ func (x *exchange) startsUrgent() bool {
 	return ok && known && !cat.Bulk()
 }
 
-// requestID is the caller's, if it can stand in a log, else a fresh one.
+// requestID returns the client's request id if it is safe in a log, or else a new one.
 func (s *Server) requestID(r *http.Request) string {
 	if hs := r.Header[api.HeaderRequestID]; len(hs) == 1 && checkCaller(hs[0]) {
 		return hs[0]

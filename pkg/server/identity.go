@@ -16,36 +16,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// Identity is who a verified token speaks for.
+// Identity is the caller of a verified token, and what the token allows.
 type Identity struct {
 	Caller string // the token's sub
-	// Users is what ids of users begin with that the token may read, write and send to
-	// (claim users); empty: all. A token that is bound so has no scope of operators,
-	// who see every user.
+	// Users is the prefix of the user ids that the token may read, write and send to (claim
+	// users); empty: all users. Such a token never has operators' scopes, because operators
+	// see every user.
 	Users  string
 	scopes uint8
 }
 
-// NewIdentity returns the identity of a caller with these scopes; unknown ones
-// mean nothing.
+// NewIdentity returns the identity of a caller with these scopes. Unknown scopes are ignored.
 func NewIdentity(caller string, scopes ...string) *Identity {
 	id := &Identity{Caller: caller}
 	for _, s := range scopes {
 		id.scopes |= scopeBit(s)
 	}
-	if id.Has(api.ScopeOperate) { // who may change things may look at them
+	if id.Has(api.ScopeOperate) { // operate includes observe
 		id.scopes |= scopeBit(api.ScopeObserve)
 	}
 	return id
 }
 
-// bind leaves the token the users whose ids begin so.
+// bind restricts the token to user ids with this prefix, and removes operators' scopes.
 func (id *Identity) bind(users string) {
 	id.Users = users
 	id.scopes &^= scopeBit(api.ScopeOperate) | scopeBit(api.ScopeObserve)
 }
 
-// Has reports whether the token carries a scope of package api.
+// Has reports whether the token has a scope of package api.
 func (id *Identity) Has(scope string) bool {
 	bit := scopeBit(scope)
 	return bit != 0 && id.scopes&bit != 0
@@ -60,8 +59,8 @@ func scopeBit(scope string) uint8 {
 	return 0
 }
 
-// checkCaller holds a caller's name to what can stand in keys, labels and logs. Clients
-// take "." and ".." out of a path, so no URL could name such a caller.
+// checkCaller reports whether s is a valid caller id, safe in keys, labels and logs. "." and ".."
+// are invalid: clients remove them from paths, so no URL could name such a caller.
 func checkCaller(s string) bool {
 	if s == "" || s == "." || s == ".." || len(s) > notify.MaxCaller {
 		return false
@@ -78,16 +77,16 @@ func checkCaller(s string) bool {
 	return true
 }
 
-// claims are what a token says; others than these are not looked at.
+// claims are the claims of a token that are read; others are ignored.
 type claims struct {
 	jwt.RegisteredClaims
 	Scope string  `json:"scope"`
-	Users *string `json:"users,omitempty"` // nil: of all users
+	Users *string `json:"users,omitempty"` // nil: all users
 }
 
-// UnmarshalJSON reads claims strictly: names in their case, each once, each of
-// its type. encoding/json would take a claim of the name "Scope" for "scope",
-// and identity providers let people choose the names of claims of their own.
+// UnmarshalJSON reads claims strictly: each name in its exact case, at most once, and with its
+// type. encoding/json would accept a claim "Scope" as "scope", and identity providers let people
+// choose names of additional claims.
 func (c *claims) UnmarshalJSON(b []byte) error {
 	type plain claims // without this method
 	err := json.Unmarshal(b, (*plain)(c), json.WithUnmarshalers(json.UnmarshalFunc(readDate)))
@@ -97,13 +96,13 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(e.Err, jsontext.ErrDuplicateName) {
 		return unauthorized("token_claims", "a claim of the token is given twice", err)
 	}
-	if err == nil && c.Users != nil && notify.CheckUserID(*c.Users) != "" { // also an empty one: it would bind to nothing
+	if err == nil && c.Users != nil && notify.CheckUserID(*c.Users) != "" { // an empty prefix is refused too: it would restrict nothing
 		return badClaim("users", nil)
 	}
 	return err
 }
 
-// readDate reads a time of a claim. The library would take one in quotes, and one that
+// readDate reads a time of a claim. The library would accept a quoted one, and one that
 // overflows.
 func readDate(b []byte, to *jwt.NumericDate) error {
 	seconds, err := strconv.ParseFloat(string(b), 64)
@@ -114,7 +113,7 @@ func readDate(b []byte, to *jwt.NumericDate) error {
 	return nil
 }
 
-// badClaim says what type a claim has.
+// badClaim returns an error that names the type of a claim.
 func badClaim(name string, err error) error {
 	is := "a string"
 	switch name {
@@ -123,9 +122,9 @@ func badClaim(name string, err error) error {
 	case "aud":
 		is = "a string or a list of strings"
 	case "users":
-		is = "a string, of what the user ids begin with that it may use, 1 to 128 bytes"
+		is = "a string, the prefix of the user ids that it may use, 1 to 128 bytes"
 	case "scope":
-		is = "a string, of scopes with spaces between"
+		is = "a string of scopes, separated by spaces"
 	}
 	return unauthorized("token_claims", "the token's "+name+" must be "+is, err)
 }

@@ -30,12 +30,12 @@ func deadLetter(d *engine.DeadLetter) api.DeadLetter {
 		NotificationID: deadletter.LetterID(d), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
 		Channel: d.Channel, Category: d.Category, UserID: d.User, Template: d.Template,
 		Status: d.Ended().String(), Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
-		FirstFailedAt: moment(d.FirstFailed), LastFailedAt: moment(d.LastFailed), ExpiresAt: moments(d.Expires),
-		KeptUntil: moments(d.Until), Extra: d.Extra, TraceID: notify.TraceID(d.Trace),
+		FirstFailedAt: timeOf(d.FirstFailed), LastFailedAt: timeOf(d.LastFailed), ExpiresAt: optionalTimeOf(d.Expires),
+		KeptUntil: optionalTimeOf(d.Until), Extra: d.Extra, TraceID: notify.TraceID(d.Trace),
 	}
 }
 
-// fullLetter is what operators see.
+// fullLetter returns a dead letter with the fields that only operators see.
 func fullLetter(d *engine.DeadLetter) api.DeadLetter {
 	out := deadLetter(d)
 	out.Job, out.Origin = d.Job, fmt.Sprintf("%s/%d/%d", d.Topic, d.Partition, d.Offset)
@@ -45,20 +45,20 @@ func fullLetter(d *engine.DeadLetter) api.DeadLetter {
 func listDeadLetters(x *exchange) (page api.DeadLetterPage, err error) {
 	f := api.ReadLetterFilter(x.query.text, x.query.moment)
 	bound := []string{"dead", x.id.Caller, f.Query().Encode()}
-	cursor, err := x.place(bound)
+	cursor, err := x.cursorPosition(bound)
 	if err != nil {
 		return page, err
 	}
 	ds, next, err := someDeadLetters(x, &f, cursor)
-	page.Items, page.Cursor = mapped(ds, fullLetter), x.srv.cursors.seal(next, bound...)
+	page.Items, page.Cursor = mapSlice(ds, fullLetter), x.srv.cursors.sealCursor(next, bound...)
 	return page, err
 }
 
-// someDeadLetters returns a page of what f selects of the index. With attempts or an
-// expression it may hold fewer than were asked for, or none, and yet not be the last.
+// someDeadLetters returns a page of the dead letters that f selects. With attempts or an
+// expression, a page may hold fewer items than requested, even none, and not be the last.
 func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []engine.DeadLetter, next []byte, err error) {
 	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
-	f.Since, f.Until = 0, 0 // a list of no time is an empty page, not an error as in a plan
+	f.Since, f.Until = 0, 0 // List filters by time; a matcher would refuse an empty period, as a plan does
 	match, err := deadletter.NewMatcher(f)
 	if err != nil {
 		return nil, nil, err
@@ -84,8 +84,8 @@ func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []eng
 	return out, next, nil
 }
 
-// getDeadLetter answers with the dead letter of an epoch. Unless the query names one it
-// looks from the latest epoch that the notification reached down to 0.
+// getDeadLetter returns the dead letter of the epoch in the query. Without one, it searches from
+// the notification's latest epoch down to 0.
 func getDeadLetter(x *exchange) (api.DeadLetter, error) {
 	name, ctx, deps := x.r.PathValue("id"), x.r.Context(), &x.srv.deps
 	id, err := deadletter.ParseLetterID(name)
@@ -100,7 +100,7 @@ func getDeadLetter(x *exchange) (api.DeadLetter, error) {
 		d, err := deps.DeadLetters.Get(ctx, id, uint16(epoch))
 		return fullLetter(&d), err
 	}
-	var k known
+	var k knownNotification
 	if k.found, err = deps.History.Find(ctx, id); err == nil {
 		err = k.load(ctx, deps.Status)
 	}
@@ -119,9 +119,9 @@ func topDeadLetters(x *exchange, f api.LetterFilter) (api.LetterTop, error) {
 	return x.srv.deps.Jobs.Top(x.r.Context(), f, x.query.number("limit", 20))
 }
 
-// makePlan looks, and changes nothing.
+// makePlan makes a plan. It changes nothing.
 func makePlan(x *exchange, spec api.JobSpec) (api.Plan, error) {
-	if spec.Kind == deadletter.KindReconcile { // it reads all that is kept, as an audit does
+	if spec.Kind == deadletter.KindReconcile { // it reads everything that is kept, which takes long
 		x.deadlines(time.Time{}, time.Time{})
 	}
 	defer func() { x.deadlines(time.Time{}, time.Now().Add(x.srv.cfg.WriteTimeout)) }()
@@ -133,7 +133,7 @@ func applyPlan(x *exchange) error {
 	if err := x.decode(&r); err != nil {
 		return err
 	}
-	by, err := x.by()
+	by, err := x.actor()
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func applyPlan(x *exchange) error {
 // items is a list without a cursor.
 type items[T any] struct {
 	Items []T     `json:"items"`
-	Next  *uint64 `json:"next,omitempty"` // of a job's report: where to go on; 0 at its end
+	Next  *uint64 `json:"next,omitempty"` // of a job's report: where to continue; 0 at its end
 }
 
 func listJobs(x *exchange) (out items[api.Job], err error) {
@@ -164,20 +164,20 @@ func jobReport(x *exchange) (items[json.RawMessage], error) {
 	return items[json.RawMessage]{append([]json.RawMessage{}, lines...), &next}, err
 }
 
-// jobChange is what an operator does to a job.
+// jobChange is the body of a change to a job.
 type jobChange struct {
 	Change deadletter.Change `json:"change"`
 }
 
 func changeJob(x *exchange, in jobChange) (api.Job, error) {
-	by, err := x.by()
+	by, err := x.actor()
 	if err != nil {
 		return api.Job{}, err
 	}
 	return x.srv.deps.Jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by)
 }
 
-// listAudit answers with rows behind a place, or without one with the latest.
+// listAudit returns audit rows after a sequence number, or the latest rows without one.
 func listAudit(x *exchange) (out items[api.AuditRow], err error) {
 	limit, after := x.pageSize(), x.query.unsigned("after")
 	if _, named := x.query["after"]; !named {

@@ -27,8 +27,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// verifyKey is a key and the one algorithm it may be used with: the algorithm
-// follows from the key, never from the token.
+// verifyKey is a key and the one algorithm it may be used with. The algorithm follows from the
+// key and never from the token.
 type verifyKey struct {
 	id  string
 	alg string
@@ -47,8 +47,8 @@ func (ks keySet) find(kid, alg string) (found []verifyKey) {
 	return found
 }
 
-// algorithm returns the one signature algorithm of a public key; "" for keys
-// too weak or of a kind nobody here uses.
+// algorithm returns the signature algorithm of a public key. It returns "" for keys that are too
+// weak or of a kind that is not supported.
 func algorithm(pub any) string {
 	switch k := pub.(type) {
 	case *rsa.PublicKey:
@@ -65,9 +65,9 @@ func algorithm(pub any) string {
 	return ""
 }
 
-// parseJWKS reads the keys of a JWK set that can verify a token. Keys of other
-// kinds, for encryption, without an id, or that are private or symmetric (one
-// who publishes those has lost them) are left out.
+// parseJWKS returns the keys of a JWK set that can verify a token. It leaves out keys of other
+// kinds, for encryption, and without an id. It also leaves out private and symmetric keys: a
+// published one is compromised.
 func parseJWKS(data []byte) (keySet, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -88,13 +88,13 @@ func parseJWKS(data []byte) (keySet, error) {
 		ks = append(ks, verifyKey{id: k.KeyID, alg: alg, key: k.Key})
 	}
 	if len(ks) == 0 {
-		return nil, fmt.Errorf("the JWK set holds no RSA, P-256 or Ed25519 key for signatures with an id")
+		return nil, fmt.Errorf("the JWK set has no usable key: it needs an RSA, P-256 or Ed25519 key for signatures with an id (kid)")
 	}
 	return ks, nil
 }
 
-// mayVerify reports whether a JWK's key_ops, where it has any, include "verify"
-// (RFC 7517, 4.3). go-jose does not read them.
+// mayVerify reports whether the key_ops of a JWK, if it has any, include "verify" (RFC 7517,
+// 4.3). go-jose does not read key_ops.
 func mayVerify(raw json.RawMessage) bool {
 	var k struct {
 		Ops *[]string `json:"key_ops"`
@@ -123,7 +123,7 @@ func parsePEM(data []byte) (keySet, error) {
 		}
 		alg := algorithm(pub)
 		if alg == "" {
-			return nil, fmt.Errorf("key of kind %T: need RSA of 2048 bits, P-256 or Ed25519", pub)
+			return nil, fmt.Errorf("key of type %T is not supported: use RSA of at least 2048 bits, P-256 or Ed25519", pub)
 		}
 		id, err := thumbprint(pub)
 		if err != nil {
@@ -137,8 +137,8 @@ func parsePEM(data []byte) (keySet, error) {
 	return ks, nil
 }
 
-// parseBlock returns the public or private key of a block; nil for one of another kind,
-// "EC PARAMETERS" and such.
+// parseBlock returns the public or private key of a PEM block. It returns nil for other blocks,
+// such as "EC PARAMETERS".
 func parseBlock(block *pem.Block) (any, error) {
 	switch block.Type {
 	case "PUBLIC KEY":
@@ -161,7 +161,7 @@ func parseBlock(block *pem.Block) (any, error) {
 	return nil, nil
 }
 
-// thumbprint is the key's id where nobody named it (RFC 7638).
+// thumbprint returns the id of a key that has no name (RFC 7638).
 func thumbprint(pub any) (string, error) {
 	k := jose.JSONWebKey{Key: pub}
 	sum, err := k.Thumbprint(crypto.SHA256)
@@ -177,9 +177,9 @@ const minSecret = 32
 // maxJWKS bounds a key set, in bytes.
 const maxJWKS = 1 << 20
 
-// jwks keeps the keys of a JWK set that changes: fetched again every refresh,
-// and when a token names a key nobody knows, but never more often than minWait.
-// What was fetched last stays while fetching fails, up to maxStale.
+// jwks caches the keys of a JWK set that changes. It fetches the set every refresh, and when a
+// token names an unknown key, but never more often than minWait. While fetching fails, the last
+// set stays valid for maxStale.
 type jwks struct {
 	fetch    func(ctx context.Context) ([]byte, error)
 	refresh  time.Duration
@@ -187,7 +187,7 @@ type jwks struct {
 	maxStale time.Duration
 	now      func() time.Time
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards the fields below
 	keys     keySet
 	lastGood time.Time
 	lastTry  time.Time
@@ -196,7 +196,7 @@ type jwks struct {
 	fetching singleflight.Group
 }
 
-// find returns the keys for a token's kid, fetching when it is unknown.
+// find returns the keys for a token's kid. It fetches the set if the kid is unknown.
 func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 	j.mu.Lock()
 	found := j.keys.find(kid, alg)
@@ -216,8 +216,8 @@ func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 	return j.keys.find(kid, alg), nil
 }
 
-// update fetches the set, or waits for who is fetching it. Its error is the
-// context's; that of fetching is kept in lastErr.
+// update fetches the set, or waits for a fetch under way. It returns only ctx's error; the error
+// of the fetch goes into lastErr.
 func (j *jwks) update(ctx context.Context) error {
 	done := j.fetching.DoChan("", func() (any, error) {
 		j.mu.Lock()
@@ -230,7 +230,7 @@ func (j *jwks) update(ctx context.Context) error {
 		if early {
 			return nil, nil
 		}
-		// Others wait for this fetch: it must not end with this request.
+		// Other requests wait for this fetch, so it must not end with this request.
 		fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		data, err := j.fetch(fctx)
@@ -253,8 +253,8 @@ func (j *jwks) update(ctx context.Context) error {
 	}
 }
 
-// run fetches the set at once and then every refresh, until ctx ends. report
-// is told of each failure.
+// run fetches the set at once and then every refresh, until ctx ends. It calls report with each
+// error.
 func (j *jwks) run(ctx context.Context, report func(error)) error {
 	for {
 		if err := j.update(ctx); err != nil {
@@ -272,8 +272,8 @@ func (j *jwks) run(ctx context.Context, report func(error)) error {
 	}
 }
 
-// urlFetcher fetches a set over https, or http on this machine. Redirects are
-// not followed: they would move the trust elsewhere.
+// urlFetcher fetches a set over https, or over http from this machine. It does not follow
+// redirects: another host would then decide which keys are trusted.
 func urlFetcher(raw string, client *http.Client) (func(context.Context) ([]byte, error), error) {
 	u, err := url.Parse(raw)
 	if err != nil {

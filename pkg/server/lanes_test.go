@@ -45,11 +45,11 @@ func TestPausedLaneIsTold(t *testing.T) {
 	t.Parallel()
 	d := &Deps{Lanes: fakeLanes{"push": {Paused: true, By: "ann", Reason: "a bad template"}}}
 	e := notify.Envelope{Channel: notify.Push, Category: notify.OTP}
-	if got, want := workerWait(d, &e), " until the lane is resumed: ann paused push at 1970-01-01T00:00:01.000Z (a bad template)"; got != want {
+	if got, want := laneWaitReason(d, &e), " until the lane is resumed: ann paused push at 1970-01-01T00:00:01.000Z (a bad template)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	e.Category = notify.Marketing
-	if got, want := workerWait(d, &e), " for a worker"; got != want {
+	if got, want := laneWaitReason(d, &e), " for a worker"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -99,7 +99,7 @@ func TestBodies(t *testing.T) {
 	f("gzip, second member damaged", single, zipped(t, x(10))+"\x1f\x8b\x08\xff0123456789", 400, api.CodeMalformed, "", gz)
 	for _, behind := range []string{"\n", "x", "\x00\x00", "\x1f", "\x1f\x8c", x(8), x(10_000)} {
 		f("bytes behind gzip", single, zipped(t, "{}")+behind, 400, api.CodeMalformed, "", gz)
-		if r := ask(s, "POST", single, tok, zipped(t, "{}")+behind, gz, chunked); !strings.Contains(r.problem(t).Detail, "bytes follow the gzip data") {
+		if r := ask(s, "POST", single, tok, zipped(t, "{}")+behind, gz, chunked); !strings.Contains(r.problem(t).Detail, "followed by other bytes") {
 			t.Errorf("%d bytes behind gzip: %s", len(behind), r.body)
 		}
 	}
@@ -318,7 +318,7 @@ type sharers struct {
 	t                *testing.T
 	tokens           *flakyLimits
 	perSecond, burst int
-	all              []*callers
+	all              []*callerTable
 }
 
 func newSharers(t *testing.T, processes, perSecond, burst int) *sharers {
@@ -340,7 +340,7 @@ func (s *sharers) asks(length, every time.Duration) (admitted, asked int) {
 	for at, pause := time.Duration(0), every/time.Duration(len(s.all)); at < length; at += every {
 		for _, c := range s.all {
 			asked++
-			_, err := c.admit(s.t.Context(), "shop", time.Now())
+			_, err := c.admitRequest(s.t.Context(), "shop", time.Now())
 			if err == nil {
 				admitted++
 			} else if e := (*throttled)(nil); !errors.As(err, &e) || e.err.RetryAfter <= 0 {
@@ -396,7 +396,7 @@ func TestCallerRateOverManyProcesses(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, 2))
 			refused, asked := 0, c.perSecond*3
 			for range asked {
-				if _, err := s.all[random.IntN(c.processes)].admit(t.Context(), "shop", time.Now()); err != nil {
+				if _, err := s.all[random.IntN(c.processes)].admitRequest(t.Context(), "shop", time.Now()); err != nil {
 					refused++
 				}
 				time.Sleep(time.Duration(random.ExpFloat64() / 0.7 / float64(c.perSecond) * float64(time.Second)))
@@ -432,12 +432,12 @@ func TestOlderSettingsDoNotComeBack(t *testing.T) {
 	w.callers["shop"] = engine.Caller{ID: "shop", Disabled: true, Version: 2}
 	c := newCallers(callersOf{world: w}, nil, 100, 100, 10)
 	now := time.Unix(1_800_000_000, 0)
-	if _, err := c.admit(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
+	if _, err := c.admitRequest(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
 		t.Fatal(err)
 	}
 	w.callers["shop"] = engine.Caller{ID: "shop", Version: 1}
-	c.changed("shop")
-	if _, err := c.admit(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
+	c.forgetSettings("shop")
+	if _, err := c.admitRequest(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
 		t.Errorf("version 1 behind version 2: %v", err)
 	}
 }
@@ -479,7 +479,7 @@ func TestPanicIsA500(t *testing.T) {
 	if p := got.problem(t); got.status != 500 || strings.Contains(got.body, "secret") || p.Code != "internal" {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	if n := s.places[classNormal].taken.Load(); n != 0 {
+	if n := s.places[classNormal].underWay.Load(); n != 0 {
 		t.Errorf("%d in flight after the panic", n)
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Bodies are read whole into pooled buffers of a power of two: a fan-out of a
-// megabyte is then read straight from the socket into memory that is already
-// mapped and not zeroed (BenchmarkReadBody).
+// Bodies are read whole into pooled buffers whose sizes are powers of two. A fan-out of a
+// megabyte is then read from the socket into memory that is already mapped and need not be zeroed
+// (BenchmarkReadBody).
 const (
 	minBuffer = 1 << 10
 	maxBuffer = 64 << 20
@@ -26,23 +26,23 @@ const (
 // buffer is pooled memory for a body; b has the size of its class.
 type buffer struct{ b []byte }
 
-// share is what one caller holds of a memory; guarded by its lock.
+// share is how many bytes one caller holds of a memory. The memory's lock guards it.
 type share struct{ held int64 }
 
-// memory bounds the bytes of bodies held at a time, shares them out between
-// callers, and keeps their buffers.
+// memory bounds the bytes of bodies held at once, shares them between callers, and pools their
+// buffers.
 //
-// A caller's bodies may hold as much as they leave free. So one alone gets half,
-// the next finds the other half and may take half of that, and so on; when what
-// they held before is given back, n greedy ones hold 1/(n+1) each. A caller's
-// only body needs room and nothing else.
+// A caller's bodies may hold as much as they leave free. So a caller alone gets half. The next
+// one finds the other half and may take half of that, and so on. Once earlier bodies are
+// released, n greedy callers hold 1/(n+1) each. A caller's only body needs free memory, but no
+// share.
 type memory struct {
 	size int64
-	wait time.Duration // for memory to become free; 0: none
+	wait time.Duration // how long a body waits for memory; 0: it does not wait
 
 	mu      sync.Mutex
 	held    int64
-	waiting []*waiter // in the order they came
+	waiting []*waiter // in order of arrival
 
 	buffers   [27 - 10]sync.Pool // of *buffer, by log2(size) - 10
 	inflaters sync.Pool          // of *inflater
@@ -52,7 +52,7 @@ type memory struct {
 type waiter struct {
 	by         *share
 	have, want int64
-	ready      chan struct{} // closed when it holds them
+	ready      chan struct{} // closed by wakeWaiters once the bytes are reserved
 }
 
 func newMemory(bytes int64, wait time.Duration) *memory { return &memory{size: bytes, wait: wait} }
@@ -69,53 +69,55 @@ func (m *memory) get(n int64) *buffer {
 
 func (m *memory) put(b *buffer) { m.buffers[classOf(int64(len(b.b)))].Put(b) }
 
-// verdict is whether a body may hold more.
-type verdict uint8
+// reserveResult says whether a body may hold more bytes.
+type reserveResult uint8
 
 const (
-	mayHold   verdict = iota
-	noRoom            // there is not that much left
-	shareUsed         // there is, but not for this caller
+	reserveOK  reserveResult = iota
+	memoryFull               // not enough is free
+	shareUsed                // there is, but not for this caller
 )
 
-// may needs the lock.
-func (m *memory) may(by *share, have, want int64) verdict {
+// checkReserve reports whether a body of by may hold want bytes instead of have. It needs the
+// lock.
+func (m *memory) checkReserve(by *share, have, want int64) reserveResult {
 	free := m.size - (m.held - have + want)
 	switch {
 	case free < 0:
-		return noRoom
+		return memoryFull
 	case by != nil && by.held > have && by.held-have+want > free:
 		return shareUsed
 	}
-	return mayHold
+	return reserveOK
 }
 
-// move needs the lock.
-func (m *memory) move(by *share, have, want int64) {
+// adjustHeld accounts for a body of by that holds want bytes instead of have. It needs the lock.
+func (m *memory) adjustHeld(by *share, have, want int64) {
 	m.held += want - have
 	if by != nil {
 		by.held += want - have
 	}
 }
 
-// take lets a body of by hold want bytes instead of have, and waits for it if
-// the memory is one to wait for. by is nil for bodies of nobody.
-func (m *memory) take(ctx context.Context, by *share, have, want int64) error {
+// reserve lets a body of by hold want bytes instead of have, and waits up to m.wait for them. by
+// is nil for bodies that belong to no caller. It returns a busy or caller_memory error if the
+// bytes do not become free in time or ctx ends.
+func (m *memory) reserve(ctx context.Context, by *share, have, want int64) error {
 	m.mu.Lock()
-	// Whoever waits for room goes before whoever comes later, so that small
-	// bodies do not keep a large one out.
-	now := m.may(by, have, want)
-	if now == mayHold && slices.ContainsFunc(m.waiting, func(w *waiter) bool { return m.may(w.by, w.have, w.want) == noRoom }) {
-		now = noRoom
+	// If a body already waits for free memory, a later body must queue behind it. Otherwise
+	// small bodies could keep a large one out forever.
+	now := m.checkReserve(by, have, want)
+	if now == reserveOK && slices.ContainsFunc(m.waiting, func(w *waiter) bool { return m.checkReserve(w.by, w.have, w.want) == memoryFull }) {
+		now = memoryFull
 	}
-	if now == mayHold {
-		m.move(by, have, want)
+	if now == reserveOK {
+		m.adjustHeld(by, have, want)
 		m.mu.Unlock()
 		return nil
 	}
 	if m.wait == 0 {
 		m.mu.Unlock()
-		return refusal(now)
+		return reserveError(now)
 	}
 	w := &waiter{by, have, want, make(chan struct{})}
 	m.waiting = append(m.waiting, w)
@@ -133,89 +135,90 @@ func (m *memory) take(ctx context.Context, by *share, have, want int64) error {
 	defer m.mu.Unlock()
 	i := slices.Index(m.waiting, w)
 	if i < 0 {
-		return nil // it was just given
+		return nil // wakeWaiters reserved the bytes just now
 	}
 	m.waiting = slices.Delete(m.waiting, i, i+1)
-	now = m.may(by, have, want)
-	m.grant() // those it stood before
-	return refusal(max(now, noRoom))
+	now = m.checkReserve(by, have, want)
+	m.wakeWaiters() // the waiters behind this one
+	return reserveError(max(now, memoryFull))
 }
 
-// release gives back n bytes of by.
+// release returns n bytes of by.
 func (m *memory) release(by *share, n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.move(by, n, 0)
-	m.grant()
+	m.adjustHeld(by, n, 0)
+	m.wakeWaiters()
 }
 
-// grant gives memory to whom it fits now: past one that has its caller's share,
-// not past one that waits for room. It needs the lock.
-func (m *memory) grant() {
+// wakeWaiters reserves memory for waiting bodies that now fit. It may skip a body whose caller
+// has used its share, but never one that only waits for free memory, so that large bodies are not
+// starved. It needs the lock.
+func (m *memory) wakeWaiters() {
 	for i := 0; i < len(m.waiting); {
 		w := m.waiting[i]
-		switch m.may(w.by, w.have, w.want) {
-		case noRoom:
+		switch m.checkReserve(w.by, w.have, w.want) {
+		case memoryFull:
 			return
 		case shareUsed:
 			i++
-		case mayHold:
-			m.move(w.by, w.have, w.want)
+		case reserveOK:
+			m.adjustHeld(w.by, w.have, w.want)
 			m.waiting = slices.Delete(m.waiting, i, i+1)
 			close(w.ready)
 		}
 	}
 }
 
-func refusal(why verdict) error {
+func reserveError(why reserveResult) error {
 	if why == shareUsed {
-		return overShare("caller_memory", "the bodies of this caller that are being read hold its share of the memory; send fewer at a time")
+		return overShare("caller_memory", "this caller's request bodies use its share of the memory; send fewer large requests at once")
 	}
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many large requests are being read", RetryAfter: time.Second}
 }
 
-// overShare refuses what a caller has too many of at a time; others have room.
+// overShare returns the error for a caller that has used its share while others have room.
 func overShare(code, msg string) error {
 	return &notify.Error{Kind: notify.KindThrottled, Code: code, Msg: msg, RetryAfter: time.Second}
 }
 
-// pace reads a large body and cuts it off when it comes slower than asked for:
-// within any window that many bytes must come, or the end. A body holds memory
-// and one of the requests under way while it comes.
-type pace struct {
-	r      io.Reader
-	conn   *http.ResponseController
-	window time.Duration
-	least  int64     // bytes of a window
-	end    time.Time // of the window
-	until  time.Time // when all of it must be there
+// bodyPace reads a large body and cuts it off if it comes too slowly: within any window,
+// minWindowBytes must arrive, or the end. A body that is under way holds memory and a place among
+// the requests. Only the goroutine that reads the body uses a bodyPace.
+type bodyPace struct {
+	r              io.Reader
+	conn           *http.ResponseController
+	window         time.Duration
+	minWindowBytes int64     // bytes of a window
+	end            time.Time // of the window
+	until          time.Time // deadline of the whole body
 
-	n, next int64 // bytes so far, and those with which a new window begins
-	slow    error // what a body is told that was cut off within a window
+	bytesRead, windowBytes int64 // bytes so far, and the count at which the next window starts
+	slowErr                error // error of a body that was cut off within a window
 }
 
-// newPace makes the pace of x's body.
-func newPace(x *exchange, rate int64, window, all time.Duration) *pace {
-	p := &pace{
+// newBodyPace returns the bodyPace of x's body.
+func newBodyPace(x *exchange, rate int64, window, all time.Duration) *bodyPace {
+	p := &bodyPace{
 		conn: http.NewResponseController(x.w), window: window,
-		least: max(1, int64(float64(rate)*window.Seconds())), until: time.Now().Add(all),
-		slow: &notify.Error{
+		minWindowBytes: max(1, int64(float64(rate)*window.Seconds())), until: time.Now().Add(all),
+		slowErr: &notify.Error{
 			Kind: notify.KindInvalid, Code: api.CodeBodyTimeout,
 			Msg: "the body came slower than " + byteSize(rate) + " a second over " + window.String(),
 		},
 	}
 	_ = p.conn.SetWriteDeadline(p.until.Add(x.srv.cfg.WriteTimeout)) // a recorder in a test has none
-	p.renew()
+	p.startWindow()
 	return p
 }
 
-// renew begins a window.
-func (p *pace) renew() {
-	p.next = p.n + p.least
-	p.ends(time.Now().Add(p.window))
+// startWindow starts the next window.
+func (p *bodyPace) startWindow() {
+	p.windowBytes = p.bytesRead + p.minWindowBytes
+	p.setWindowEnd(time.Now().Add(p.window))
 }
 
-func (p *pace) ends(end time.Time) {
+func (p *bodyPace) setWindowEnd(end time.Time) {
 	if end.After(p.until) {
 		end = p.until
 	}
@@ -223,20 +226,21 @@ func (p *pace) ends(end time.Time) {
 	_ = p.conn.SetReadDeadline(end)
 }
 
-// pause makes up for a time in which nobody read.
-func (p *pace) pause(d time.Duration) {
+// extendWindow extends the window by d, a time in which the server did not read. A nil bodyPace
+// does nothing.
+func (p *bodyPace) extendWindow(d time.Duration) {
 	if p != nil && d > time.Millisecond {
-		p.ends(p.end.Add(d))
+		p.setWindowEnd(p.end.Add(d))
 	}
 }
 
-func (p *pace) Read(b []byte) (int, error) {
+func (p *bodyPace) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
-	if p.n += int64(n); p.n >= p.next && err == nil { // behind the end the deadline is not ours
-		p.renew()
+	if p.bytesRead += int64(n); p.bytesRead >= p.windowBytes && err == nil { // after the end, the deadline belongs to the answer
+		p.startWindow()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(p.until) {
-		err = p.slow
+		err = p.slowErr
 	}
 	return n, err
 }

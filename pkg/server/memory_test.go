@@ -29,7 +29,7 @@ func TestMemoryIsShared(t *testing.T) {
 			}
 		}
 		grab := func(by *share) {
-			for m.take(t.Context(), by, 0, each) == nil {
+			for m.reserve(t.Context(), by, 0, each) == nil {
 				if free := m.size - m.held; by.held > free {
 					t.Fatalf("one holds %d and leaves %d", by.held, free)
 				}
@@ -69,7 +69,7 @@ func TestWaitingForMemory(t *testing.T) {
 		var a, b, c share
 		take := func(by *share, have, want int64) chan error {
 			done := make(chan error, 1)
-			go func() { done <- m.take(t.Context(), by, have, want) }()
+			go func() { done <- m.reserve(t.Context(), by, have, want) }()
 			synctest.Wait()
 			return done
 		}
@@ -134,7 +134,7 @@ func TestWaitingForMemory(t *testing.T) {
 		has(after)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := m.take(ctx, nil, 0, 90); err == nil || len(m.waiting) != 0 {
+		if err := m.reserve(ctx, nil, 0, 90); err == nil || len(m.waiting) != 0 {
 			t.Errorf("%v, %d wait", err, len(m.waiting))
 		}
 	})

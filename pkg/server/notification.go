@@ -14,33 +14,33 @@ import (
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
-// cancelBinds is how long after its answer a cancel holds for every call.
+// cancelBinds is how long after its answer a cancel applies to every call.
 const cancelBinds = time.Second
 
-// errNoNotification is one value, so that a notification of another caller
-// looks the same as none.
+// errNoNotification is the same error for a missing notification and for one of another caller,
+// so that a caller cannot tell them apart.
 func errNoNotification() error { return notify.NotFound("notification") }
 
-// indexMissing refuses the id of a fan-out where one receiver is meant.
-func indexMissing(k *known) error {
-	return notify.Invalid("index_missing", "id", "this is a fan-out: name one receiver by its index, e.g. "+k.found.ID.String())
+// indexMissing returns the error for a fan-out's id where one receiver is required.
+func indexMissing(k *knownNotification) error {
+	return notify.Invalid("index_missing", "id", "this is a fan-out; give one receiver by its index, e.g. "+k.found.ID.String())
 }
 
-// known is one notification with everything stored about it.
-type known struct {
-	found engine.Found
-	rows  []notify.Row
-	out   notify.Outcome
-	waits *schedule.View // not nil: history does not know it, it waits or was cancelled before it was due
+// knownNotification is one notification with everything stored about it.
+type knownNotification struct {
+	found     engine.Found
+	rows      []notify.Row
+	out       notify.Outcome
+	scheduled *schedule.View // set if history does not know it: it is scheduled, or was cancelled before it was due
 }
 
-// findNotification returns a notification that x may see. fanout is true when id names a
-// fan-out request and not one of its receivers; found is then its first.
-func findNotification(x *exchange, raw string) (k known, fanout bool, err error) {
+// findNotification returns a notification that x may see. fanout is true if raw names a fan-out
+// request and not one of its receivers; found is then its first receiver.
+func findNotification(x *exchange, raw string) (k knownNotification, fanout bool, err error) {
 	ctx, st := x.r.Context(), x.srv.deps
 	id, err := notify.ParseID(raw)
 	if err != nil {
-		return k, false, errNoNotification() // an id nobody was given
+		return k, false, errNoNotification() // no notification has such an id
 	}
 	k.found, err = st.History.Find(ctx, id)
 	switch {
@@ -49,16 +49,16 @@ func findNotification(x *exchange, raw string) (k known, fanout bool, err error)
 			return k, false, errNoNotification()
 		}
 		fanout = true
-	case !id.Fan && err != nil && missing(err):
+	case !id.Fan && err != nil && isMissing(err):
 		if k.found, err = firstReceiver(x, id.Base); err != nil {
-			if missing(err) {
-				return waitingOr(x, id, err)
+			if isMissing(err) {
+				return findWaitingOr(x, id, err)
 			}
 			return k, false, err
 		}
 		fanout = true
-	case err != nil && missing(err):
-		return waitingOr(x, id, err)
+	case err != nil && isMissing(err):
+		return findWaitingOr(x, id, err)
 	case err != nil:
 		return k, false, err
 	}
@@ -72,9 +72,8 @@ func findNotification(x *exchange, raw string) (k known, fanout bool, err error)
 	return k, false, err
 }
 
-// waitingOr is waiting, and where that finds nothing the error why history did
-// not.
-func waitingOr(x *exchange, id notify.ID, why error) (known, bool, error) {
+// findWaitingOr returns findWaiting, or why (history's error) if that finds nothing.
+func findWaitingOr(x *exchange, id notify.ID, why error) (knownNotification, bool, error) {
 	k, fanout, err := findWaiting(x, id)
 	if err != nil && notify.KindOf(err) == notify.KindNotFound {
 		err = why
@@ -82,15 +81,15 @@ func waitingOr(x *exchange, id notify.ID, why error) (known, bool, error) {
 	return k, fanout, err
 }
 
-// missing reports that there is nothing, or nothing any more since the log lost
-// it: of a fan-out, other parts may be there.
-func missing(err error) bool {
+// isMissing reports whether err means that nothing is found, or that the log has lost the record.
+// Other parts of a fan-out may still exist.
+func isMissing(err error) bool {
 	e, ok := errors.AsType[*notify.Error](err)
 	return notify.KindOf(err) == notify.KindNotFound || ok && e.Code == history.CodeRecordLost
 }
 
-// load reads the rows of a found notification.
-func (k *known) load(ctx context.Context, st engine.Status) (err error) {
+// load reads the rows of a found notification and folds them.
+func (k *knownNotification) load(ctx context.Context, st engine.Status) (err error) {
 	if k.rows, err = st.Chunk(ctx, k.found.Envelope.Chunk); err != nil {
 		return err
 	}
@@ -98,9 +97,9 @@ func (k *known) load(ctx context.Context, st engine.Status) (err error) {
 	return nil
 }
 
-func (k *known) fold() {
-	if k.waits != nil {
-		k.out = notify.Outcome{State: waitingState(k.waits), Updated: k.waits.Touched}
+func (k *knownNotification) fold() {
+	if k.scheduled != nil {
+		k.out = notify.Outcome{State: waitingState(k.scheduled), Updated: k.scheduled.Touched}
 		return
 	}
 	k.out = notify.Fold(k.rows, k.found.ID.Index, k.found.Pos)
@@ -127,16 +126,16 @@ func getNotification(x *exchange) error {
 	switch {
 	case err != nil:
 		return err
-	case fanout && k.waits != nil:
-		return x.json(http.StatusOK, waitingSummary(k.waits))
+	case fanout && k.scheduled != nil:
+		return x.json(http.StatusOK, waitingSummary(k.scheduled))
 	case fanout:
 		return x.reply(fanoutSummary(x, &k.found))
 	}
 	return x.json(http.StatusOK, statusOf(&k))
 }
 
-// statusOf is the wire form of where a notification stands.
-func statusOf(k *known) api.Status {
+// statusOf returns the wire form of a notification's status.
+func statusOf(k *knownNotification) api.Status {
 	e := &k.found.Envelope
 	return api.Status{
 		NotificationID: k.found.ID.String(),
@@ -149,22 +148,22 @@ func statusOf(k *known) api.Status {
 		Epoch:          k.out.Epoch,
 		Attempts:       attempts(k),
 		Code:           k.out.Code,
-		AcceptedAt:     moment(e.Accepted),
-		UpdatedAt:      moments(k.out.Updated),
-		ExpiresAt:      moments(e.Expires),
-		ScheduledAt:    moments(e.NotBefore),
+		AcceptedAt:     timeOf(e.Accepted),
+		UpdatedAt:      optionalTimeOf(k.out.Updated),
+		ExpiresAt:      optionalTimeOf(e.Expires),
+		ScheduledAt:    optionalTimeOf(e.NotBefore),
 		TraceID:        notify.TraceID(e.Trace),
 	}
 }
 
-// attempts counts the attempts of the current epoch that called a provider: an
-// outcome or a receipt tells of the call.
-func attempts(k *known) int {
+// attempts counts the attempts of the current epoch that called a provider. An outcome or a
+// receipt proves a call.
+func attempts(k *knownNotification) int {
 	tried := map[uint16]bool{}
 	for i := range k.rows {
 		r := &k.rows[i]
 		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
-		if !ok || !settled(r, pos) || r.Key.Epoch != k.out.Epoch {
+		if !ok || !isSettled(r, pos) || r.Key.Epoch != k.out.Epoch {
 			continue
 		}
 		if r.Key.Kind == notify.RowReceipt {
@@ -172,7 +171,7 @@ func attempts(k *known) int {
 			continue
 		}
 		for _, x := range outcomesAt(r, pos) {
-			if called(&x) {
+			if calledProvider(&x) {
 				tried[r.Key.Attempt] = true
 			}
 		}
@@ -180,9 +179,9 @@ func attempts(k *known) int {
 	return len(tried)
 }
 
-// called reports whether an outcome came from a provider: a retry follows a
-// call, and so does a deferral after an answer that left open whether it was taken.
-func called(x *notify.Exception) bool {
+// calledProvider reports whether an outcome follows a call to a provider. A retry does, and so
+// does a deferral after an answer that left open whether the message was accepted.
+func calledProvider(x *notify.Exception) bool {
 	if x.Class == notify.ClassReceipt {
 		return false
 	}
@@ -197,7 +196,7 @@ func called(x *notify.Exception) bool {
 	return false
 }
 
-// position is where a receiver stands in r's envelope.
+// position returns the position of a receiver in r's envelope.
 func position(r *notify.Row, index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == notify.RowReceipt:
@@ -208,10 +207,9 @@ func position(r *notify.Row, index, pos uint32) (uint32, bool) {
 	return pos, pos < r.Count
 }
 
-func settled(r *notify.Row, pos uint32) bool { return r.Done || pos < r.DoneUpTo }
+func isSettled(r *notify.Row, pos uint32) bool { return r.Done || pos < r.DoneUpTo }
 
-// outcomesAt returns what a row says of a position: its exceptions, or the
-// default.
+// outcomesAt returns the outcomes that a row has for a position: its exceptions, or its default.
 func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 	if ex := r.At(pos); len(ex) > 0 {
 		return ex
@@ -221,25 +219,25 @@ func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 	return []notify.Exception{d}
 }
 
-// cancelNotification stops what has not started of a notification, a fan-out
-// request, or one receiver of it.
+// cancelNotification cancels what has not started of a notification, a fan-out request, or one
+// receiver of it.
 func cancelNotification(x *exchange) error {
 	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
 		return err
 	}
-	x.of(k.found.Envelope.Caller)
+	x.auditIfForeign(k.found.Envelope.Caller)
 	return cancelKnown(x, &k, fanout)
 }
 
-func cancelKnown(x *exchange, k *known, fanout bool) error {
+func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	whole := fanout || !k.found.ID.Fan
 	if k.found.Envelope.NotBefore != 0 && whole {
-		// What waits ends for good. What was released can be stopped as anything
-		// that was sent at once; a cancel that came before the release stands.
+		// A schedule that is not released yet ends for good, and an earlier cancel of it
+		// stands. A released one is cancelled like a notification that was sent at once.
 		v, err := findSchedule(x, k.found.ID.Base)
 		switch {
-		case err == nil && (k.waits != nil || v.State == engine.ScheduleCancelled):
+		case err == nil && (k.scheduled != nil || v.State == engine.ScheduleCancelled):
 			return cancelWaiting(x, k.found.ID.Base)
 		case err != nil && notify.KindOf(err) != notify.KindNotFound:
 			return err
@@ -251,14 +249,14 @@ func cancelKnown(x *exchange, k *known, fanout bool) error {
 	}
 	return storeCancel(x, scope, k.found.Envelope.Caller, func() error {
 		if !fanout && k.out.State.Terminal() {
-			return &notify.Error{Kind: notify.KindConflict, Code: "already_terminal", Msg: "the notification is " + k.out.State.String() + " already"}
+			return &notify.Error{Kind: notify.KindConflict, Code: "already_terminal", Msg: "the notification already ended as " + k.out.State.String()}
 		}
 		return nil
 	})
 }
 
-// storeCancel stores a cancellation, once; again gives the first answer again.
-// allowed is asked only when there is none yet.
+// storeCancel stores a cancellation once. A repeat gets the first answer again. allowed is called
+// only if there is no cancellation yet; its error refuses the cancel.
 func storeCancel(x *exchange, scope, caller string, allowed func() error) error {
 	ctx, cancels := x.r.Context(), x.srv.deps.Cancels
 	c, ok, err := cancels.Get(ctx, scope)
@@ -269,7 +267,7 @@ func storeCancel(x *exchange, scope, caller string, allowed func() error) error 
 		if err := allowed(); err != nil {
 			return err
 		}
-		if err := x.record(); err != nil {
+		if err := x.recordAct(); err != nil {
 			return err
 		}
 		c = engine.Cancel{Scope: scope, Caller: caller, By: x.id.Caller, At: x.srv.deps.Now().UnixMilli()}
@@ -277,12 +275,12 @@ func storeCancel(x *exchange, scope, caller string, allowed func() error) error 
 			return err
 		}
 	}
-	at := moment(c.At)
+	at := timeOf(c.At)
 	return x.json(http.StatusAccepted, api.Cancelled{Scope: c.Scope, CancelledAt: at, BindsAt: at.Add(cancelBinds)})
 }
 
 // cancellation returns the earliest cancellation that covers a notification.
-func cancellation(x *exchange, k *known) (c engine.Cancel, ok bool, err error) {
+func cancellation(x *exchange, k *knownNotification) (c engine.Cancel, ok bool, err error) {
 	scopes := []string{k.found.ID.String()}
 	if k.found.ID.Fan {
 		scopes = append(scopes, notify.ID{Base: k.found.ID.Base}.String())
@@ -302,15 +300,15 @@ func cancellation(x *exchange, k *known) (c engine.Cancel, ok bool, err error) {
 	return c, ok, nil
 }
 
-// moment is a time of ours on the wire.
-func moment(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
+// timeOf converts ms since 1970 to the API's time.
+func timeOf(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
 
-// moments is moment where 0 means none.
-func moments(ms int64) *time.Time {
+// optionalTimeOf is timeOf; it returns nil for 0, which means no time.
+func optionalTimeOf(ms int64) *time.Time {
 	if ms == 0 {
 		return nil
 	}
-	t := moment(ms)
+	t := timeOf(ms)
 	return &t
 }
 

@@ -56,7 +56,7 @@ func TestNotificationStatus(t *testing.T) {
 	f("claimed", []notify.Row{{StartedUpTo: 1, Starts: 1}}, notify.Accepted, 0, "", "has claimed it")
 	f("sent", []notify.Row{done(notify.Sent)}, notify.Sent, 1, "", "receipt")
 	f("delivered by receipt", []notify.Row{done(notify.Sent), {Key: notify.RowKey{Kind: notify.RowReceipt}, DoneUpTo: 1, Done: true, Default: notify.Exception{State: notify.Delivered}}}, notify.Delivered, 1, "", "delivered")
-	f("retry", []notify.Row{done(notify.Sent, retry)}, notify.Deferred, 1, "http_503", "tried again at 2027-01-15T08:00:05.000Z (http_503)")
+	f("retry", []notify.Row{done(notify.Sent, retry)}, notify.Deferred, 1, "http_503", "retried at 2027-01-15T08:00:05.000Z (http_503)")
 	f("quiet hours", []notify.Row{done(notify.Sent, quiet)}, notify.Deferred, 0, "quiet_hours", "waits until 2027-01-15T09:00:00.000Z (quiet_hours)")
 	f("second attempt claimed", []notify.Row{done(notify.Sent, retry), second(notify.Row{StartedUpTo: 1})}, notify.Deferred, 1, "http_503", "claimed attempt 2")
 	f("second attempt sent", []notify.Row{done(notify.Sent, retry), second(done(notify.Sent))}, notify.Sent, 2, "", "receipt")
@@ -72,12 +72,12 @@ func TestNotificationStatus(t *testing.T) {
 	cut := retry
 	cut.Class, cut.Code = notify.ClassAmbiguous, "connection_lost"
 	f("a receipt before the retry", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Delivered, "")}, notify.Delivered, 1, "",
-		"A receipt says that it was delivered. Its retry at 2027-01-15T08:00:05.000Z finds that, and ends without a call.")
+		"A receipt says that it was delivered. Its retry at 2027-01-15T08:00:05.000Z will find the receipt and end without a call.")
 	f("a receipt of a failure before the retry", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Failed, "twilio_30005")}, notify.Failed, 1, "twilio_30005",
 		"A receipt says that it failed (twilio_30005); it is in the failed feed of shop. Its retry at 2027")
 	f("a receipt before the claimed retry", []notify.Row{done(notify.Sent, cut), second(notify.Row{StartedUpTo: 1}), receipt(0, notify.Delivered, "")},
-		notify.Delivered, 1, "", "Attempt 2, which a worker has claimed already, ends without a call unless")
-	f("a receipt before the outcome", []notify.Row{{StartedUpTo: 1}, receipt(0, notify.Delivered, "")}, notify.Delivered, 1, "", "has not written that down yet")
+		notify.Delivered, 1, "", "Attempt 2 is already claimed by a worker; it ends without a call, unless")
+	f("a receipt before the outcome", []notify.Row{{StartedUpTo: 1}, receipt(0, notify.Delivered, "")}, notify.Delivered, 1, "", "has not stored its outcome yet")
 	f("the retry found the receipt", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Delivered, ""),
 		second(done(notify.Sent, notify.Exception{State: notify.Delivered, Class: notify.ClassReceipt}))}, notify.Delivered, 1, "", "It was delivered; nothing more happens.")
 
@@ -181,7 +181,7 @@ func TestTimelinePlacesReceipts(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", text, want)
 		}
 	}
-	f(1, "deferred DEFERRED a1, receipt DELIVERED a0, outcome DELIVERED a0 a receipt had told; no further call was made",
+	f(1, "deferred DEFERRED a1, receipt DELIVERED a0, outcome DELIVERED a0 a receipt had settled it; no further call was made",
 		row(0, 1000, retry), receipt(0, 2000), row(1, 3000, notify.Exception{State: notify.Delivered, Class: notify.ClassReceipt, Receipt: "SM1"}))
 	f(2, "deferred DEFERRED a1, receipt DELIVERED a0, attempt SENT a2, receipt DELIVERED a0",
 		row(0, 1000, retry), receipt(0, 500), receipt(1, 5000), row(1, 4000, notify.Exception{State: notify.Sent, Receipt: "SM2"}))

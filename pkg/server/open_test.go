@@ -91,7 +91,7 @@ func TestSlowBodiesWithoutATokenKeepNobodyOut(t *testing.T) {
 				if err := stop(); err != nil {
 					t.Error(err)
 				}
-				if s.notes.held != 0 || s.posts.held != 0 || s.receiptsRead.open.Len() != 0 || s.formsRead.open.Len() != 0 {
+				if s.notes.held != 0 || s.posts.held != 0 || s.receiptsRead.bodies.Len() != 0 || s.formsRead.bodies.Len() != 0 {
 					t.Error("something is still held")
 				}
 			})
@@ -101,8 +101,8 @@ func TestSlowBodiesWithoutATokenKeepNobodyOut(t *testing.T) {
 	f("forms", formHead, maxPages, 1000, formHead, 200)
 	f("pages with a body", lookHead, maxPages, 1000, formHead, 200)
 	f("receipts, as large as they may be", signedHead, maxReceipts, maxReceipt, signedHead, 204)
-	f("more receipts than are read at a time", signedHead, maxReading, firstRead, signedHead, 204)
-	f("more forms than are read at a time", formHead, maxReading, firstRead, formHead, 200)
+	f("more receipts than are read at a time", signedHead, maxReading, initialReadSize, signedHead, 204)
+	f("more forms than are read at a time", formHead, maxReading, initialReadSize, formHead, 200)
 }
 
 // Over maxReading the body that has been on its way for longest is answered 503.
@@ -120,7 +120,7 @@ func TestTheOldestBodyMakesRoom(t *testing.T) {
 		}()
 		synctest.Wait()
 		for range maxReading - 1 {
-			s.receiptsRead.enter(http.NewResponseController(nil))
+			s.receiptsRead.addBody(http.NewResponseController(nil))
 		}
 		c := ln.dial()
 		if got, body := exchangeOver(t, c, fmt.Sprintf(signedHead+"\r\na", 1)); got != 204 {

@@ -11,45 +11,42 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// Lanes are the lanes of the workers.
+// Lanes lists and pauses the lanes of the workers.
 type Lanes interface {
 	// List returns every lane.
 	List() []api.Lane
-	// Set pauses a lane, or lets it go on, in the name of by; durable when it returns nil.
-	// notify.KindNotFound for an unknown name.
+	// Set pauses or resumes a lane in the name of by. The change is durable when it returns nil.
+	// It returns notify.KindNotFound for an unknown name.
 	Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error)
-	// Paused says since when, by whom and why a lane claims nothing; ok is false
-	// when it does.
+	// Paused returns since when, by whom and why a lane is paused; ok is false if it is not.
 	Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool)
 }
 
-// Circuits are the breakers of all processes.
+// Circuits lists and changes the breakers of all processes.
 type Circuits interface {
-	// List returns them by name and process, and the processes that did not answer.
+	// List returns the breakers by name and process, and the processes that did not answer.
 	List(ctx context.Context) api.Circuits
-	// Set pins one "open" or "closed", or resets it ("reset");
+	// Set holds a breaker "open" or "closed", or ends the hold ("reset"). It returns
 	// notify.KindNotFound for an unknown name. It calls notify.BeforeAct.
 	Set(ctx context.Context, name, to string) (api.Circuit, error)
 }
 
-// Suppressions keeps the addresses that nothing is sent to.
+// Suppressions stores the suppressed addresses.
 type Suppressions interface {
-	// Suppressions returns a page of the list, and the place to go on; nil at the end.
+	// Suppressions returns a page of the list and the position of the next one; nil at the end.
 	Suppressions(ctx context.Context, q users.SuppressionQuery) (list []users.Suppression, next []byte, err error)
-	// Lift takes an address off the user's profile, or off all that list it when user
-	// is empty. It returns how many did, and whether another still does. It calls
-	// notify.BeforeAct.
+	// Lift removes the suppression of an address from the user's profile, or from every profile
+	// if user is empty. It returns how many profiles had it, and whether another one still has
+	// it. It calls notify.BeforeAct.
 	Lift(ctx context.Context, user, address string) (lifted int, still bool, err error)
 }
 
-// TestProvider calls a provider, or one of its accounts, once: its dry run, or with
-// in.To one real message. It returns notify.KindNotFound for an unknown name and
-// notify.KindConflict where this process does not call the provider. It calls
-// notify.BeforeAct before the provider.
+// TestProvider calls a provider or one of its accounts once: its dry run, or with in.To one real
+// message. It returns notify.KindNotFound for an unknown name, and notify.KindConflict if this
+// process does not call the provider. It calls notify.BeforeAct before the provider.
 type TestProvider func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error)
 
-// URLCheck resolves a callback URL and says of each address whether it may be
-// connected to.
+// URLCheck resolves a callback URL and says for each address whether it may be called.
 type URLCheck func(ctx context.Context, url string) (api.URLVerdict, error)
 
 func listLanes(x *exchange) (api.Lanes, error) {
@@ -60,13 +57,13 @@ func setLane(x *exchange, in api.LaneChange) (api.Lane, error) {
 	name := x.r.PathValue("name")
 	switch _, ok := notify.ParseLane(name); {
 	case in.Paused == nil:
-		return api.Lane{}, notify.Invalid("required", "paused", "says whether the lane is paused")
+		return api.Lane{}, notify.Invalid("required", "paused", "is missing: true pauses the lane, false resumes it")
 	case len(in.Reason) > maxRemark:
 		return api.Lane{}, notify.Invalid("too_long", "reason", "at most 512 bytes")
 	case !ok:
 		return api.Lane{}, notify.NotFound("lane")
 	}
-	if err := x.record(); err != nil {
+	if err := x.recordAct(); err != nil {
 		return api.Lane{}, err
 	}
 	return x.srv.deps.Lanes.Set(x.r.Context(), name, x.id.Caller, in)
@@ -83,13 +80,13 @@ func setCircuit(x *exchange, in api.CircuitChange) (api.Circuit, error) {
 	case "open", "closed", "reset":
 		return x.srv.deps.Circuits.Set(x.r.Context(), x.r.PathValue("name"), in.To)
 	}
-	return api.Circuit{}, notify.Invalid("bad_value", "to", "is open, closed or reset")
+	return api.Circuit{}, notify.Invalid("bad_value", "to", "must be open, closed or reset")
 }
 
 func checkURL(x *exchange) (api.URLVerdict, error) {
 	raw := x.query.text("url")
 	if raw == "" {
-		return api.URLVerdict{}, notify.Invalid("required", "url", "says what to look at")
+		return api.URLVerdict{}, notify.Invalid("required", "url", "is missing: the URL to check")
 	}
 	return x.srv.deps.CheckURL(x.r.Context(), raw)
 }
@@ -100,18 +97,18 @@ func listSuppressions(x *exchange) (page api.Suppressions, err error) {
 	}
 	channel := x.query.text("channel")
 	bound := []string{"suppressions", q.User, channel, q.Address, q.Code, x.id.Caller}
-	if q.After, err = x.place(bound); err != nil {
+	if q.After, err = x.cursorPosition(bound); err != nil {
 		return page, err
 	}
 	var ok bool
 	if q.Channel, ok = notify.ParseChannel(channel); channel != "" && !ok {
-		return page, notify.Invalid("bad_channel", "channel", "there is no such channel; use push, sms or email")
+		return page, notify.Invalid("bad_channel", "channel", "must be push, sms or email")
 	}
 	found, next, err := x.srv.deps.Suppressions.Suppressions(x.r.Context(), q)
-	page.Items = mapped(found, func(e *users.Suppression) api.Suppression {
+	page.Items = mapSlice(found, func(e *users.Suppression) api.Suppression {
 		return api.Suppression{UserID: e.User, Channel: e.Channel.String(), Address: e.Address, Code: e.Code}
 	})
-	page.Cursor = x.srv.cursors.seal(next, bound...)
+	page.Cursor = x.srv.cursors.sealCursor(next, bound...)
 	return page, err
 }
 
@@ -136,15 +133,15 @@ func testProvider(x *exchange, in api.ProviderTestRequest) (api.ProviderTest, er
 	return x.srv.deps.TestProvider(x.r.Context(), x.r.PathValue("name"), in)
 }
 
-// runConservation adds up what was accepted. It takes as long as it takes: it reads
-// all that was accepted in the time that is asked for.
+// runConservation checks what was accepted against outcomes. It has no deadline, because it reads
+// everything that was accepted in the requested time.
 func runConservation(x *exchange) (api.Conservation, error) {
 	if x.srv.deps.Conservation == nil {
 		return api.Conservation{}, unavailable("audit_unavailable")
 	}
 	var since time.Time
 	if ms := x.query.moment("since"); ms != 0 {
-		since = moment(ms)
+		since = timeOf(ms)
 	}
 	x.deadlines(time.Time{}, time.Time{})
 	defer func() { x.deadlines(time.Time{}, time.Now().Add(x.srv.cfg.WriteTimeout)) }()
@@ -152,16 +149,16 @@ func runConservation(x *exchange) (api.Conservation, error) {
 }
 
 func unavailable(code string) error {
-	return &notify.Error{Kind: notify.KindUnavailable, Code: code, Msg: "this server's roles do not include what answers this"}
+	return &notify.Error{Kind: notify.KindUnavailable, Code: code, Msg: "no role of this process answers this request; ask another process"}
 }
 
-// report returns what answers GET /v1/ops/name; nil: nothing does.
+// report returns the Report of GET /v1/ops/name, or nil if this process has none.
 func (d *Deps) report(name string) Report {
 	switch name {
 	case "doctor":
-		return itemsOf(d.Doctor)
+		return listReport(d.Doctor)
 	case "lag":
-		return itemsOf(d.Lag)
+		return listReport(d.Lag)
 	case "rates":
 		return d.Rates
 	case "accounts":
@@ -170,8 +167,8 @@ func (d *Deps) report(name string) Report {
 	return d.Debug
 }
 
-// itemsOf makes a report that says a list say it as every list of the API is answered.
-func itemsOf(ask Report) Report {
+// listReport returns a Report whose list is answered like every list of the API, under "items".
+func listReport(ask Report) Report {
 	if ask == nil {
 		return nil
 	}
@@ -184,9 +181,9 @@ func itemsOf(ask Report) Report {
 	}
 }
 
-// reports makes a handler that answers with what a report says; without one with 503 of
-// the code name_unavailable.
-func reports(name string) handler {
+// reportHandler returns a handler that answers with the report of name, or with 503 and the code
+// name_unavailable if there is none.
+func reportHandler(name string) handler {
 	return func(x *exchange) error {
 		ask := x.srv.deps.report(name)
 		if ask == nil {

@@ -56,7 +56,7 @@ func TestBodiesMustCome(t *testing.T) {
 	every := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 	f("fast enough", 80<<10, every(time.Second), 51*time.Second, "201 Created")
 	f("too slow", 50<<10, every(time.Second), 5*time.Second, "slower than 64 KiB a second over 5s")
-	f("too slow all in all", 6800, every(100*time.Millisecond), time.Minute, "not there in the time for it")
+	f("too slow all in all", 6800, every(100*time.Millisecond), time.Minute, "did not arrive in time")
 	f("slow in the middle", 1<<20, func(i int) time.Duration {
 		if i == 2 {
 			return 10 * time.Second
@@ -100,17 +100,17 @@ func TestWaitingForMemoryIsNotSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ln, s, stop := pipeServer(t, newWorld(), Config{MemoryWait: 4 * time.Second})
 		var other share
-		if err := s.bulk.take(t.Context(), &other, 0, s.cfg.BulkMemory-firstRead); err != nil {
+		if err := s.bulk.reserve(t.Context(), &other, 0, s.cfg.BulkMemory-initialReadSize); err != nil {
 			t.Fatal(err)
 		}
 		c := ln.dial()
 		go func() {
-			fmt.Fprintf(c, "POST /v1/notifications:fanout HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", token(t, "shop", api.ScopeSend), 2*firstRead)
-			c.Write(make([]byte, firstRead))
+			fmt.Fprintf(c, "POST /v1/notifications:fanout HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", token(t, "shop", api.ScopeSend), 2*initialReadSize)
+			c.Write(make([]byte, initialReadSize))
 			time.Sleep(6 * time.Second)
-			c.Write(make([]byte, firstRead))
+			c.Write(make([]byte, initialReadSize))
 		}()
-		time.AfterFunc(3*time.Second, func() { s.bulk.release(&other, s.cfg.BulkMemory-firstRead) })
+		time.AfterFunc(3*time.Second, func() { s.bulk.release(&other, s.cfg.BulkMemory-initialReadSize) })
 		if got, _ := io.ReadAll(c); !strings.Contains(string(got), "201 Created") {
 			t.Errorf("%q", got)
 		}

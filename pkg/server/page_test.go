@@ -61,15 +61,15 @@ func TestPage(t *testing.T) {
 		t.Errorf("without a token: %d", rec.status)
 	}
 	// Those of the page take no room of callers, and end by themselves.
-	s.places[classPage].taken.Add(maxPages)
+	s.places[classPage].underWay.Add(maxPages)
 	if got := ask(s, "GET", "/ui/", "", ""); got.status != 503 {
 		t.Errorf("one page too many: %d", got.status)
 	}
 	if got := ask(s, "GET", "/v1/ops/dead-letters", token(t, "sre", api.ScopeObserve), ""); got.status != 200 {
 		t.Errorf("the API beside them: %d %s", got.status, got.body)
 	}
-	s.places[classPage].taken.Add(-maxPages)
-	if n := s.places[classPage].taken.Load(); n != 0 {
+	s.places[classPage].underWay.Add(-maxPages)
+	if n := s.places[classPage].underWay.Load(); n != 0 {
 		t.Errorf("%d pages are left", n)
 	}
 	without := w.start(t, Config{}, nil)

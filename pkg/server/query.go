@@ -16,14 +16,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// query holds a request's parameters, by name. They were checked, so its methods return
-// no error.
+// query holds a request's parameters by name. readQuery has checked them, so the methods return
+// no errors.
 type query map[string]string
 
-// readQuery reads a request's parameters strictly: each at most once, each of its kind,
-// and none that the route does not have. spec names them: "a" is a text, "a=operator" a
-// text that only operators may give, "a=time" a time, "a=30s" a span up to that,
-// "a=count" a number from 0, "a=200" a number from 1 to 200, and "a=page" one from 1 to
+// readQuery reads a request's parameters strictly: each at most once, each valid for its kind,
+// and none that the route does not have. spec lists them: "a" is a text, "a=operator" a text that
+// is ignored unless an operator gives it, "a=time" a time, "a=30s" a duration up to that,
+// "a=count" a number from 0, "a=200" a number from 1 to 200, and "a=page" a number from 1 to
 // Config.MaxPageSize.
 func (x *exchange) readQuery(spec string) error {
 	if x.r.URL.RawQuery == "" {
@@ -59,7 +59,7 @@ func (x *exchange) readQuery(spec string) error {
 	return nil
 }
 
-// checkParam says what is wrong with a parameter of a kind; code is empty where nothing is.
+// checkParam checks a parameter of a kind. It returns an empty code if s is valid.
 func checkParam(kind, s string) (code, rule string) {
 	if kind == "" || kind == "operator" || s == "" {
 		return "", ""
@@ -68,7 +68,7 @@ func checkParam(kind, s string) (code, rule string) {
 	case "time":
 		t, err := time.Parse(time.RFC3339, s)
 		if err != nil {
-			return "bad_time", "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z"
+			return "bad_time", "must be an RFC 3339 time, e.g. 2026-01-02T15:04:05Z"
 		}
 		if ms := t.UnixMilli(); ms <= 0 || ms > lastMoment {
 			return "out_of_range", "must be a time from 1970 to 9999, in UTC"
@@ -76,7 +76,7 @@ func checkParam(kind, s string) (code, rule string) {
 		return "", ""
 	case "count":
 		if _, err := strconv.ParseUint(s, 10, 64); err != nil {
-			return "out_of_range", "must be a number from 0 on"
+			return "out_of_range", "must be a whole number from 0"
 		}
 		return "", ""
 	}
@@ -86,14 +86,14 @@ func checkParam(kind, s string) (code, rule string) {
 		}
 		return "", ""
 	}
-	most, _ := strconv.ParseInt(kind, 10, 64) // of the table of routes
+	most, _ := strconv.ParseInt(kind, 10, 64) // kind comes from the route table
 	if n, err := strconv.ParseInt(s, 10, 64); err != nil || n < 1 || n > most {
 		return "out_of_range", "must be a number from 1 to " + kind
 	}
 	return "", ""
 }
 
-// parseSpan reads a duration, "30s", or a number of seconds.
+// parseSpan parses a duration such as "30s", or a number of seconds.
 func parseSpan(s string) (time.Duration, error) {
 	if n, err := strconv.ParseUint(s, 10, 16); err == nil {
 		return time.Duration(n) * time.Second, nil
@@ -101,10 +101,10 @@ func parseSpan(s string) (time.Duration, error) {
 	return time.ParseDuration(s)
 }
 
-// text returns the parameter name; "" when it is not there.
+// text returns a parameter, or "" if it was not given.
 func (q query) text(name string) string { return q[name] }
 
-// number returns a number; def when it is not there.
+// number returns a number, or def if it was not given.
 func (q query) number(name string, def int) int {
 	if n, err := strconv.Atoi(q[name]); err == nil {
 		return n
@@ -112,17 +112,17 @@ func (q query) number(name string, def int) int {
 	return def
 }
 
-// unsigned returns a number; 0 when it is not there.
+// unsigned returns a number, or 0 if it was not given.
 func (q query) unsigned(name string) uint64 {
 	n, _ := strconv.ParseUint(q[name], 10, 64)
 	return n
 }
 
-// lastMoment is the end of the year 9999, in ms since 1970: as far as RFC 3339 goes,
-// in which times are answered.
+// lastMoment is the end of the year 9999 in ms since 1970: answers use RFC 3339, which ends
+// there.
 const lastMoment = 253_402_300_799_999
 
-// moment returns a time, as ms since 1970; 0 when it is not there.
+// moment returns a time in ms since 1970, or 0 if it was not given.
 func (q query) moment(name string) int64 {
 	if t, err := time.Parse(time.RFC3339, q[name]); err == nil {
 		return t.UnixMilli()
@@ -130,16 +130,17 @@ func (q query) moment(name string) int64 {
 	return 0
 }
 
-// pageSize returns how many items a page is to have.
+// pageSize returns how many items a page has.
 func (x *exchange) pageSize() int { return x.query.number("limit", x.srv.cfg.PageSize) }
 
-// place returns where a listing goes on: its cursor, which is bound to the strings of bound.
-func (x *exchange) place(bound []string) ([]byte, error) {
-	return x.srv.cursors.open(x.query.text("cursor"), bound...)
+// cursorPosition returns the position in the request's cursor. The cursor is only valid with the
+// same strings of bound.
+func (x *exchange) cursorPosition(bound []string) ([]byte, error) {
+	return x.srv.cursors.openCursor(x.query.text("cursor"), bound...)
 }
 
-// mapped returns what to makes of each element; never nil.
-func mapped[A, B any](list []A, to func(*A) B) []B {
+// mapSlice returns to(&v) for each element v. The result is never nil.
+func mapSlice[A, B any](list []A, to func(*A) B) []B {
 	out := make([]B, len(list))
 	for i := range list {
 		out[i] = to(&list[i])
@@ -147,27 +148,27 @@ func mapped[A, B any](list []A, to func(*A) B) []B {
 	return out
 }
 
-// cursors seals the places where listings go on. A cursor is bound to the
-// listing, whose it is and who asked: another caller's, or a changed one, is
-// refused, so that an engine never sees bytes it did not write.
-type cursors struct{ key []byte }
+// cursorSealer makes cursors from positions in listings. A cursor carries a MAC over the
+// position, the listing, its owner and the caller. A changed cursor, or one of another caller, is
+// refused, so that an engine never gets bytes it did not write.
+type cursorSealer struct{ key []byte }
 
 const macSize = 16
 
-// seal returns an opaque cursor; "" for a nil place, the end.
-func (c cursors) seal(place []byte, bound ...string) string {
+// sealCursor returns an opaque cursor, or "" for a nil position, which means the end.
+func (c cursorSealer) sealCursor(place []byte, bound ...string) string {
 	if place == nil {
 		return ""
 	}
 	return base64.RawURLEncoding.EncodeToString(append(c.mac(place, bound), place...))
 }
 
-// open is the inverse of seal: nil for "", the beginning.
-func (c cursors) open(s string, bound ...string) ([]byte, error) {
+// openCursor is the inverse of sealCursor. It returns nil for "", which means the beginning.
+func (c cursorSealer) openCursor(s string, bound ...string) ([]byte, error) {
 	if s == "" {
 		return nil, nil
 	}
-	bad := notify.Invalid("bad_cursor", "cursor", "this cursor is not one of this listing")
+	bad := notify.Invalid("bad_cursor", "cursor", "is not a cursor of this listing")
 	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
 	if err != nil || len(b) < macSize {
 		return nil, bad
@@ -179,7 +180,7 @@ func (c cursors) open(s string, bound ...string) ([]byte, error) {
 	return place, nil
 }
 
-func (c cursors) mac(place []byte, bound []string) []byte {
+func (c cursorSealer) mac(place []byte, bound []string) []byte {
 	h := hmac.New(sha256.New, c.key)
 	var n [8]byte
 	for _, s := range bound {

@@ -12,27 +12,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
-// Schedules are the notifications that wait for their time.
+// Schedules stores the notifications that are scheduled.
 type Schedules interface {
-	// Get returns a schedule; notify.KindNotFound when there is none.
+	// Get returns a schedule, or notify.KindNotFound.
 	Get(ctx context.Context, base notify.Base) (schedule.View, error)
-	// List returns a caller's ("": everybody's), newest first, behind after.
+	// List returns the schedules of a caller ("": of all), newest first, after the base after.
 	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
-	// Timers returns what is stored of a schedule, and the view of it that this
-	// belongs to.
+	// Timers returns the stored timers of a schedule, and the view of it that they belong to.
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
-	// Cancel ends a schedule for good; Move makes it due at another time, in ms
-	// since 1970. Both are notify.KindConflict where it is too late. Both call
-	// notify.BeforeAct.
+	// Cancel ends a schedule for good. Move makes it due at another time, in ms since 1970. Both
+	// return notify.KindConflict if it is too late, and both call notify.BeforeAct.
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
 	Move(ctx context.Context, base notify.Base, at int64, by string) (schedule.View, error)
-	// Forecast adds up by minute what is due at from and later, and before to, in ms
-	// since 1970, reading at most most rows.
+	// Forecast counts per minute what is due in [from, to), in ms since 1970. It reads at most
+	// most rows; complete is false if there are more.
 	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
 }
 
-// findSchedule returns the schedule of a base that x may see; notify.KindNotFound
-// where there is none, or it is another caller's.
+// findSchedule returns the schedule of a base that x may see. It returns notify.KindNotFound if
+// there is none, or if it belongs to another caller.
 func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 	if x.srv.deps.Schedules == nil {
 		return schedule.View{}, errNoNotification()
@@ -45,9 +43,9 @@ func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 	return v, err
 }
 
-// findWaiting finds what history does not know: a notification that was scheduled
-// and not released, or cancelled before it was. fanout as in find.
-func findWaiting(x *exchange, id notify.ID) (k known, fanout bool, err error) {
+// findWaiting finds a notification that history does not know, because it was scheduled and not
+// released yet, or was cancelled before. fanout is as in findNotification.
+func findWaiting(x *exchange, id notify.ID) (k knownNotification, fanout bool, err error) {
 	v, err := findSchedule(x, id.Base)
 	switch {
 	case err != nil:
@@ -55,7 +53,7 @@ func findWaiting(x *exchange, id notify.ID) (k known, fanout bool, err error) {
 	case id.Fan && (!v.Fan || id.Index >= v.Receivers):
 		return k, false, errNoNotification()
 	}
-	k.waits = &v
+	k.scheduled = &v
 	k.found = engine.Found{ID: id, Envelope: notify.Envelope{
 		Chunk: notify.Chunk{Base: id.Base}, Fan: v.Fan, Channel: v.Channel, Category: v.Category, Caller: v.Caller,
 		Campaign: v.Campaign, Accepted: v.Created, Expires: v.Expires, NotBefore: v.FireAt,
@@ -86,12 +84,12 @@ func findWaiting(x *exchange, id notify.ID) (k known, fanout bool, err error) {
 		}
 	}
 	if id.Fan && len(ts) > 0 {
-		return k, false, errNoNotification() // a receiver that was refused
+		return k, false, errNoNotification() // the request refused this receiver
 	}
-	return k, false, nil // its timers are gone: it is on its way, or was cancelled long ago
+	return k, false, nil // no timers: it was released, or cancelled long ago
 }
 
-// state is that of what waits.
+// waitingState returns the state of a schedule that is not released.
 func waitingState(v *schedule.View) notify.State {
 	if v.State == engine.ScheduleCancelled {
 		return notify.Cancelled
@@ -99,36 +97,36 @@ func waitingState(v *schedule.View) notify.State {
 	return notify.Scheduled
 }
 
-// waitingSummary answers for a fan-out that waits as a whole: one page holds it all.
+// waitingSummary returns the summary of a scheduled fan-out. One page holds all of it.
 func waitingSummary(v *schedule.View) api.Summary {
 	out := api.Summary{
 		NotificationID: notify.ID{Base: v.Base}.String(), CampaignID: v.Campaign, Caller: v.Caller,
-		Channel: v.Channel.String(), Category: v.Category.String(), CreatedAt: moment(v.Created),
-		ScheduledAt: moments(v.FireAt), Accepted: int64(v.Accepted), Rejected: int64(v.Receivers - v.Accepted),
+		Channel: v.Channel.String(), Category: v.Category.String(), CreatedAt: timeOf(v.Created),
+		ScheduledAt: optionalTimeOf(v.FireAt), Accepted: int64(v.Accepted), Rejected: int64(v.Receivers - v.Accepted),
 		Counted: int64(v.Accepted), Counts: map[string]int{waitingState(v).String(): int(v.Accepted)}, Complete: true,
-		Pending: new(int64), // none: they all wait
+		Pending: new(int64), // 0: every receiver is counted as scheduled
 	}
 	if v.State == engine.ScheduleCancelled {
-		out.CancelledAt = moments(v.Touched)
+		out.CancelledAt = optionalTimeOf(v.Touched)
 	}
 	return out
 }
 
-// scheduleEvents are what happened to a schedule, oldest first.
+// scheduleEvents returns the events of a schedule, oldest first.
 func scheduleEvents(v *schedule.View) []api.TimelineEvent {
-	evs := []api.TimelineEvent{{At: moments(v.Created), Type: "scheduled", State: notify.Scheduled.String(), Until: moments(v.Schedule.FireAt)}}
+	evs := []api.TimelineEvent{{At: optionalTimeOf(v.Created), Type: "scheduled", State: notify.Scheduled.String(), Until: optionalTimeOf(v.Schedule.FireAt)}}
 	if v.Gen > 0 {
-		ev := api.TimelineEvent{Type: "rescheduled", State: notify.Scheduled.String(), Until: moments(v.FireAt)}
+		ev := api.TimelineEvent{Type: "rescheduled", State: notify.Scheduled.String(), Until: optionalTimeOf(v.FireAt)}
 		switch {
 		case v.MovedAt != 0:
-			ev.At, ev.Detail = moments(v.MovedAt), "by "+v.MovedBy
-		case v.State == engine.SchedulePending: // of a release that did not keep it
-			ev.At = moments(v.Touched)
+			ev.At, ev.Detail = optionalTimeOf(v.MovedAt), "by "+v.MovedBy
+		case v.State == engine.SchedulePending: // moved by an older version of notifyd, which did not store MovedAt
+			ev.At = optionalTimeOf(v.Touched)
 		}
 		evs = append(evs, ev)
 	}
 	if v.State == engine.ScheduleCancelled {
-		evs = append(evs, api.TimelineEvent{At: moments(v.Touched), Type: "cancel", State: notify.Cancelled.String(), Detail: "before it was due"})
+		evs = append(evs, api.TimelineEvent{At: optionalTimeOf(v.Touched), Type: "cancel", State: notify.Cancelled.String(), Detail: "before it was due"})
 	}
 	return evs
 }
@@ -139,14 +137,14 @@ func cancelWaiting(x *exchange, base notify.Base) error {
 	if err != nil {
 		return err
 	}
-	at := moment(v.Touched)
+	at := timeOf(v.Touched)
 	return x.json(http.StatusOK, api.Cancelled{Scope: notify.ID{Base: base}.String(), CancelledAt: at, BindsAt: at, Final: true})
 }
 
-// cancelParts ends the parts of a campaign that still wait, so that they are
-// seen as cancelled now; what this does not reach the cancellation of the
-// campaign does when it is due.
-func cancelParts(x *exchange, bases []notify.Base) {
+// cancelScheduledParts cancels the scheduled parts of a campaign, so that they show as cancelled
+// at once. Parts that it does not reach are cancelled by the campaign's own cancellation when
+// they are due.
+func cancelScheduledParts(x *exchange, bases []notify.Base) {
 	if x.srv.deps.Schedules == nil {
 		return
 	}
@@ -163,19 +161,19 @@ type scheduledAt struct {
 	ScheduledAt *time.Time `json:"scheduled_at"`
 }
 
-// rescheduleNotification moves what waits to another time.
+// rescheduleNotification moves a scheduled notification to another time.
 func rescheduleNotification(x *exchange, in scheduledAt) (none api.Scheduled, err error) {
 	id, err := notify.ParseID(x.r.PathValue("id"))
 	if err != nil {
 		return none, errNoNotification()
 	}
 	if in.ScheduledAt == nil {
-		return none, notify.Invalid("required", "scheduled_at", "says when it becomes due; a time that has passed means now")
+		return none, notify.Invalid("required", "scheduled_at", "is missing: the new time; a time that has passed means now")
 	}
 	v, err := findSchedule(x, id.Base)
 	if err != nil {
-		if k, _, found := findNotification(x, x.r.PathValue("id")); found == nil && k.waits == nil {
-			err = &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only what waits can be moved"}
+		if k, _, found := findNotification(x, x.r.PathValue("id")); found == nil && k.scheduled == nil {
+			err = &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only scheduled ones can be moved"}
 		}
 		return none, err
 	}
@@ -183,31 +181,31 @@ func rescheduleNotification(x *exchange, in scheduledAt) (none api.Scheduled, er
 	case id.Fan && (!v.Fan || id.Index >= v.Receivers):
 		return none, errNoNotification()
 	case id.Fan:
-		return none, &notify.Error{Kind: notify.KindConflict, Code: "not_single", Msg: "one receiver of a fan-out cannot be moved; leave the index out to move all of it"}
+		return none, &notify.Error{Kind: notify.KindConflict, Code: "not_single", Msg: "one receiver of a fan-out cannot be moved; omit the index to move the whole fan-out"}
 	}
 	at := in.ScheduledAt.UnixMilli()
-	if in.ScheduledAt.After(moment(at)) {
-		at++ // before it, nothing is sent
+	if in.ScheduledAt.After(timeOf(at)) {
+		at++ // round up: nothing is sent early
 	}
-	x.of(v.Caller)
+	x.auditIfForeign(v.Caller)
 	v, err = x.srv.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller)
-	return scheduled(&v), err
+	return scheduleToAPI(&v), err
 }
 
-func scheduled(v *schedule.View) api.Scheduled {
+func scheduleToAPI(v *schedule.View) api.Scheduled {
 	out := api.Scheduled{
 		NotificationID: notify.ID{Base: v.Base}.String(), Status: waitingState(v).String(), Channel: v.Channel.String(),
 		Category: v.Category.String(), Caller: v.Caller, UserID: v.User, Campaign: v.Campaign, Receivers: int64(v.Accepted),
-		AcceptedAt: moment(v.Created), ScheduledAt: moment(v.FireAt), ExpiresAt: moments(v.Expires), Generation: v.Gen,
+		AcceptedAt: timeOf(v.Created), ScheduledAt: timeOf(v.FireAt), ExpiresAt: optionalTimeOf(v.Expires), Generation: v.Gen,
 	}
 	if v.State == engine.ScheduleReleased {
 		out.Status = notify.Accepted.String()
 	}
 	if v.MovedAt != 0 {
-		out.MovedAt, out.MovedBy = moments(v.MovedAt), v.MovedBy
+		out.MovedAt, out.MovedBy = optionalTimeOf(v.MovedAt), v.MovedBy
 	}
 	if v.State == engine.ScheduleCancelled {
-		out.CancelledAt = moments(v.Touched)
+		out.CancelledAt = optionalTimeOf(v.Touched)
 	}
 	return out
 }
@@ -217,16 +215,17 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 	limit, status, user, caller := x.query.number("limit", 100), x.query.text("status"), x.query.text("user"), x.listedCaller()
 	out := api.ScheduledPage{Items: []api.Scheduled{}}
 	if status != "" && status != notify.Scheduled.String() && status != notify.Cancelled.String() {
-		return out, notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
+		return out, notify.Invalid("bad_status", "status", "must be SCHEDULED or CANCELLED")
 	}
 	bound := []string{"schedules", status, user, caller, x.id.Caller}
-	place, err := x.place(bound)
+	place, err := x.cursorPosition(bound)
 	if err != nil {
 		return out, err
 	}
 	var after notify.Base
-	copy(after[:], place) // sealed, so it is a base or, for the first page, nothing
-	// A page may hold many that are over; a few are looked through for those asked for.
+	copy(after[:], place) // the seal proves that it is a base; the first page has none
+	// Many listed schedules may be over. Search up to 20 pages for matching ones, then return
+	// a cursor.
 	for range 20 {
 		vs, err := x.srv.deps.Schedules.List(x.r.Context(), caller, after, limit)
 		if err != nil {
@@ -240,8 +239,8 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 			if over || status != "" && waitingState(v).String() != status || user != "" && v.User != user {
 				continue
 			}
-			if out.Items = append(out.Items, scheduled(v)); len(out.Items) == limit {
-				out.Cursor = x.srv.cursors.seal(after[:], bound...)
+			if out.Items = append(out.Items, scheduleToAPI(v)); len(out.Items) == limit {
+				out.Cursor = x.srv.cursors.sealCursor(after[:], bound...)
 				return out, nil
 			}
 		}
@@ -249,17 +248,17 @@ func listSchedules(x *exchange) (api.ScheduledPage, error) {
 			return out, nil
 		}
 	}
-	out.Cursor = x.srv.cursors.seal(after[:], bound...)
+	out.Cursor = x.srv.cursors.sealCursor(after[:], bound...)
 	return out, nil
 }
 
-// Of a forecast: how far it reaches, and how many timers it reads.
+// Limits of a forecast: how far it reaches, and how many timers it reads.
 const (
 	forecastMinutes = 7 * 24 * 60
-	forecastRows    = 2_000_000
+	maxForecastRows = 2_000_000
 )
 
-// forecast says how much is due per minute and channel.
+// forecast counts what is due per minute and channel.
 func forecast(x *exchange) (out api.Forecast, err error) {
 	from, to := x.query.moment("from"), x.query.moment("to")
 	if from == 0 {
@@ -270,16 +269,16 @@ func forecast(x *exchange) (out api.Forecast, err error) {
 	}
 	a, b := from/60_000, (to-1)/60_000
 	if (b+1)*60_000 > lastMoment {
-		return out, notify.Invalid("out_of_range", "to", "lies behind the year 9999")
+		return out, notify.Invalid("out_of_range", "to", "must be before the year 10000")
 	}
 	if b < a || b-a >= forecastMinutes {
-		return out, notify.Invalid("bad_window", "to", "lies behind from, and at most "+strconv.Itoa(forecastMinutes)+" minutes")
+		return out, notify.Invalid("bad_window", "to", "must be after from, by at most "+strconv.Itoa(forecastMinutes)+" minutes")
 	}
-	due, complete, err := x.srv.deps.Schedules.Forecast(x.r.Context(), from, (b+1)*60_000, forecastRows)
-	out = api.Forecast{From: moment(a * 60_000), To: moment((b + 1) * 60_000), Complete: complete}
-	out.Minutes = mapped(due, func(d *schedule.Due) api.ForecastMinute {
+	due, complete, err := x.srv.deps.Schedules.Forecast(x.r.Context(), from, (b+1)*60_000, maxForecastRows)
+	out = api.Forecast{From: timeOf(a * 60_000), To: timeOf((b + 1) * 60_000), Complete: complete}
+	out.Minutes = mapSlice(due, func(d *schedule.Due) api.ForecastMinute {
 		out.Total += d.Count
-		return api.ForecastMinute{Minute: moment(d.Minute * 60_000), What: d.What, Count: d.Count}
+		return api.ForecastMinute{Minute: timeOf(d.Minute * 60_000), What: d.What, Count: d.Count}
 	})
 	return out, err
 }

@@ -103,7 +103,7 @@ func TestScheduledSingle(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	tl := get[api.Timeline](t, s, id+"/timeline", read)
-	if len(tl.Events) != 1 || tl.Events[0].Type != "scheduled" || !strings.Contains(tl.Next, "It goes to notifications-push-bulk at "+stamp(at)) {
+	if len(tl.Events) != 1 || tl.Events[0].Type != "scheduled" || !strings.Contains(tl.Next, "It goes to notifications-push-bulk at "+formatTime(at)) {
 		t.Errorf("%+v", tl)
 	}
 	if p := ask(s, "GET", id+"-0", read, "").problem(t); p.Status != 404 {
@@ -313,9 +313,9 @@ func TestForecastRoute(t *testing.T) {
 	at := w.schedule(t, baseOf(1), "shop", true)
 	w.schedule(t, baseOf(2), "bank", false)
 	operator := token(t, "sre", api.ScopeOperate)
-	from, to := moment(at-60_000).UTC().Format(time.RFC3339), moment(at+60_000).UTC().Format(time.RFC3339)
+	from, to := timeOf(at-60_000).UTC().Format(time.RFC3339), timeOf(at+60_000).UTC().Format(time.RFC3339)
 	f := get[api.Forecast](t, s, "/v1/schedules/forecast?from="+from+"&to="+to, operator)
-	if f.Total != 4 || !f.Complete || len(f.Minutes) != 1 || f.Minutes[0] != (api.ForecastMinute{Minute: moment(at), What: "push", Count: 4}) {
+	if f.Total != 4 || !f.Complete || len(f.Minutes) != 1 || f.Minutes[0] != (api.ForecastMinute{Minute: timeOf(at), What: "push", Count: 4}) {
 		t.Errorf("%+v", f)
 	}
 	if f = get[api.Forecast](t, s, "/v1/schedules/forecast", operator); f.Total != 0 || f.To.Sub(f.From) < time.Hour {

@@ -9,20 +9,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// send takes a body, once per Idempotency-Key.
-type send = func(context.Context, request.Meta, []byte) (request.Answer, error)
+// sendFunc handles a body once per Idempotency-Key.
+type sendFunc = func(context.Context, request.Meta, []byte) (request.Answer, error)
 
-func sendSingle(d *Deps) send     { return d.Intake.Single }
-func sendBatch(d *Deps) send      { return d.Intake.Batch }
-func sendFanout(d *Deps) send     { return d.Intake.Fanout }
-func createTrigger(d *Deps) send  { return d.Triggers.Register }
-func createTriggers(d *Deps) send { return d.Triggers.RegisterBatch }
+func sendSingle(d *Deps) sendFunc     { return d.Intake.Single }
+func sendBatch(d *Deps) sendFunc      { return d.Intake.Batch }
+func sendFanout(d *Deps) sendFunc     { return d.Intake.Fanout }
+func createTrigger(d *Deps) sendFunc  { return d.Triggers.Register }
+func createTriggers(d *Deps) sendFunc { return d.Triggers.RegisterBatch }
 
-// sends makes a handler that hands the body to intake or to triggers. The route is the
-// scope of keys, so that the same key may be used on two routes.
-func sends(to func(*Deps) send) handler {
+// sendHandler makes a handler that passes the body to intake or to triggers. Keys are scoped by
+// route, so that the same key may be used on two routes.
+func sendHandler(to func(*Deps) sendFunc) handler {
 	return func(x *exchange) error {
-		name := x.r.Pattern // of ServeMux: "POST /v1/triggers"
+		name := x.r.Pattern // set by ServeMux, e.g. "POST /v1/triggers"
 		span := x.srv.deps.Tracer.Request(name, trace.FromHeader(x.r.Header), x.start)
 		defer span.End()
 		err := sendTraced(x, name, &span, to(&x.srv.deps))
@@ -40,7 +40,7 @@ func sends(to func(*Deps) send) handler {
 	}
 }
 
-func sendTraced(x *exchange, name string, span *trace.Span, to send) error {
+func sendTraced(x *exchange, name string, span *trace.Span, to sendFunc) error {
 	ctx, c := x.r.Context(), span.Context()
 	if span.On() {
 		ctx = trace.With(ctx, c)
@@ -48,17 +48,17 @@ func sendTraced(x *exchange, name string, span *trace.Span, to send) error {
 	m := request.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State, Load: x.load}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
-			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "one key that is not empty")
+			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "give one key that is not empty")
 		}
 		m.Key = ks[0]
 	}
 	if fs := x.r.Header[api.HeaderIdempotencyFallback]; len(fs) > 0 {
 		if len(fs) > 1 || fs[0] != api.AtLeastOnce {
-			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyFallback, "is at-least-once, or left out")
+			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyFallback, "must be at-least-once, or omitted")
 		}
 		m.AtLeastOnce = true
 	}
-	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // one: see readBody
+	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // at most one: readBody refuses more
 		m.ContentType = ts[0]
 	}
 	a, err := to(ctx, m, x.body.data)

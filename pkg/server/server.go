@@ -22,32 +22,32 @@ type Server struct {
 	deps  Deps
 	api   http.Handler
 	admin http.Handler
-	page  http.Handler // nil: there is none
+	page  http.Handler // nil: no operator page
 
-	callers *callers
-	cursors cursors
+	callers *callerTable
+	cursors cursorSealer
 	small   *memory // bodies of single requests
 	bulk    *memory // bodies of batches and fan-outs
 	notes   *memory // small bodies of requests without a token
-	posts   *memory // the others of them
+	posts   *memory // large bodies of requests without a token
 
 	exchanges sync.Pool // *exchange
-	places    [classes]places
+	places    [classes]requestLimit
 
-	receiptsRead, formsRead reading
+	receiptsRead, formsRead openBodies
 
 	loads loadMeters
 
-	idPrefix string // of request ids: this process
+	idPrefix string // of request ids, unique to this process
 	idNext   atomic.Uint64
 
-	unavailable rate.Sometimes // logs of a dependency that is away
-	draining    chan struct{}  // closed when the end begins
+	unavailable rate.Sometimes // limits log lines about an unavailable dependency
+	draining    chan struct{}  // closed by drain: streams end, /readyz answers 503
 	drainOnce   sync.Once
 }
 
-// New checks the configuration. Nothing is served before Run. Close gives the
-// listeners back where Run is never called.
+// New checks the configuration. It serves nothing before Run. If Run is never called, Close
+// closes the listeners.
 func New(cfg Config, deps Deps) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -68,7 +68,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	s := &Server{
 		cfg: cfg, deps: deps,
 		callers:     newCallers(deps.Callers, deps.SharedTokens, cfg.Rate, cfg.Burst, cfg.MaxCallers),
-		cursors:     cursors{key},
+		cursors:     cursorSealer{key},
 		small:       newMemory(cfg.SmallMemory, 0),
 		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
 		posts:       newMemory(postsMemory, 0),
@@ -77,11 +77,11 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		unavailable: rate.Sometimes{First: 3, Interval: 10 * time.Second},
 		draining:    make(chan struct{}),
 	}
-	for c, p := range map[class]struct {
+	for c, p := range map[routeClass]struct {
 		most   int
 		reason string
 	}{classNormal: {cfg.MaxInFlight, "in_flight"}, classStream: {cfg.MaxStreams, "streams"}, classReceipt: {maxReceipts, "receipts"}, classPage: {maxPages, "pages"}} {
-		s.places[c].most, s.places[c].reason = int64(p.most), p.reason
+		s.places[c].max, s.places[c].reason = int64(p.most), p.reason
 	}
 	s.api = s.mux(routes())
 	s.admin = s.adminMux()
@@ -111,10 +111,10 @@ func (s *Server) Close() error {
 	return err
 }
 
-// Addr is where the API listens.
+// Addr returns the address of the API.
 func (s *Server) Addr() string { return s.cfg.Listener.Addr().String() }
 
-// AdminAddr is where metrics and pprof are; empty: nowhere.
+// AdminAddr returns the address of metrics and pprof, or "" if they are not served.
 func (s *Server) AdminAddr() string {
 	if s.cfg.AdminListener == nil {
 		return ""
@@ -122,56 +122,55 @@ func (s *Server) AdminAddr() string {
 	return s.cfg.AdminListener.Addr().String()
 }
 
-// Handler is the API, for tests and for other listeners than Run's.
+// Handler returns the API, for tests and for other listeners than Run's.
 func (s *Server) Handler() http.Handler { return s.api }
 
 // AdminHandler serves /metrics, /debug/pprof, /healthz and /readyz.
 func (s *Server) AdminHandler() http.Handler { return s.admin }
 
-// Run serves until ctx ends, then drains: /readyz answers 503, DrainDelay
-// passes, the listeners close, requests under way get DrainTimeout to end, and
-// tails and waiting requests end at once. What is not answered then is answered
-// 503 and cut off, which is an error. It returns nil after a clean end.
+// Run serves until ctx ends, then drains: /readyz answers 503, DrainDelay passes, the listeners
+// close, tails and waiting requests end at once, and other requests get DrainTimeout to end.
+// Requests that are not answered by then get 503 and are cut off; Run then returns an error. It
+// returns nil after a clean end.
 func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)
 	admin.WriteTimeout = maxProfile
-	ln := newWire(s.cfg, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
-	main.ConnState, main.ConnContext = ln.state, withConn
+	ln := newConnListener(s.cfg, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
+	main.ConnState, main.ConnContext = ln.onConnState, withConn
 
-	// Serving does not end with ctx but with the drain.
+	// Serving ends with the drain and not with ctx.
 	g, serving := errgroup.WithContext(context.WithoutCancel(ctx))
 	background, stop := context.WithCancel(serving)
-	g.Go(func() error { return served(ln, main.Serve(ln)) })
+	g.Go(func() error { return serveError(ln, main.Serve(ln)) })
 	if s.cfg.AdminListener != nil {
-		g.Go(func() error { return served(s.cfg.AdminListener, admin.Serve(s.cfg.AdminListener)) })
+		g.Go(func() error { return serveError(s.cfg.AdminListener, admin.Serve(s.cfg.AdminListener)) })
 	}
 	g.Go(func() error {
 		return s.deps.Auth.Run(background, func(err error) {
-			s.deps.Log.Warn("the key set could not be fetched; the last one holds", slog.Any("error", err))
+			s.deps.Log.Warn("the key set could not be fetched; the last one stays in use", slog.Any("error", err))
 		})
 	})
 	g.Go(func() error {
 		defer stop()
 		select {
 		case <-ctx.Done():
-		case <-serving.Done(): // a listener broke
+		case <-serving.Done(): // a listener failed
 		}
 		return s.drain(main, admin, ln)
 	})
 	return g.Wait()
 }
 
-func served(ln net.Listener, err error) error {
+func serveError(ln net.Listener, err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
 	return fmt.Errorf("serving on %s: %w", ln.Addr(), err)
 }
 
-// drain ends serving; the admin listener goes last, so that the drain can be
-// watched.
-func (s *Server) drain(main, admin *http.Server, ln *wire) error {
+// drain ends serving. The admin listener closes last, so that the drain can be observed.
+func (s *Server) drain(main, admin *http.Server, ln *connListener) error {
 	s.drainOnce.Do(func() { close(s.draining) })
 	if s.cfg.DrainDelay > 0 {
 		<-time.After(s.cfg.DrainDelay)
@@ -180,7 +179,7 @@ func (s *Server) drain(main, admin *http.Server, ln *wire) error {
 	defer cancel()
 	err := main.Shutdown(ctx)
 	if err != nil {
-		ln.cut()
+		ln.closeAll()
 		err = fmt.Errorf("requests were cut off after %v: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
 	}
 	return errors.Join(err, admin.Close())
@@ -204,7 +203,7 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 		IdleTimeout:       s.cfg.IdleTimeout,
 		MaxHeaderBytes:    s.cfg.MaxHeaderBytes,
 
-		DisableGeneralOptionsHandler: true, // "OPTIONS *" is a method there is not
+		DisableGeneralOptionsHandler: true, // "OPTIONS *" is an unknown method here
 		ErrorLog:                     slog.NewLogLogger(s.deps.Log.Handler(), slog.LevelDebug),
 	}
 }

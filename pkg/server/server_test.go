@@ -408,7 +408,7 @@ func TestTail(t *testing.T) {
 		synctest.Wait()
 		<-time.After(2 * time.Minute)
 		synctest.Wait()
-		if n := s.places[classStream].taken.Load(); n != 0 {
+		if n := s.places[classStream].underWay.Load(); n != 0 {
 			t.Errorf("%d streams are open to a client that does not read", n)
 		}
 		if err := stop(); err != nil {

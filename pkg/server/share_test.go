@@ -64,7 +64,7 @@ func TestACallerLeavesMemoryToOthers(t *testing.T) {
 		<-entered
 	}
 	for range 4 { // what came of each is enough for its buffer to be of full size
-		slow(fanout, size, size/growth)
+		slow(fanout, size, size/maxBufferGrowth)
 	}
 	if s.bulk.held != 4*size {
 		t.Fatalf("%d bytes are held", s.bulk.held)
@@ -117,13 +117,13 @@ func TestAnnouncedBodiesHoldNothing(t *testing.T) {
 		})
 		<-entered
 	}
-	if s.bulk.held != n*firstRead {
+	if s.bulk.held != n*initialReadSize {
 		t.Errorf("%d bytes are held for %d bodies of which nothing came", s.bulk.held, n)
 	}
 	d := &dribble{left: 64 << 20, stop: 63 << 20, entered: entered, release: release}
 	wg.Go(func() { ask(s, "POST", "/v1/notifications:fanout", token(t, "other", api.ScopeSend), "", d.of(64<<20)) })
 	<-entered
-	if held := s.bulk.held - n*firstRead; held != 8<<20 {
+	if held := s.bulk.held - n*initialReadSize; held != 8<<20 {
 		t.Errorf("%d bytes are held for one of which 1 MiB came", held)
 	}
 	close(release)
@@ -193,7 +193,7 @@ func TestACallerLeavesRequestsToOthers(t *testing.T) {
 	close(release)
 	wg.Wait()
 	who, _ := s.callers.known.get("greedy")
-	if who.inFlight.Load() != 0 || who.streams.Load() != 0 || s.places[classNormal].taken.Load() != 0 || s.places[classStream].taken.Load() != 0 {
+	if who.inFlight.Load() != 0 || who.streams.Load() != 0 || s.places[classNormal].underWay.Load() != 0 || s.places[classStream].underWay.Load() != 0 {
 		t.Errorf("%d requests and %d streams are counted that ended", who.inFlight.Load(), who.streams.Load())
 	}
 	if got := ask(s, "POST", "/v1/notifications", greedy, "{}"); got.status != 201 {

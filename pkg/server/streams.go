@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// failedFeed answers with the caller's own failures behind a place. With wait
-// it answers as soon as there is one, so that a service can follow it.
+// failedFeed returns the caller's failures after a position. With wait it answers as soon as
+// there is one, so that a service can follow the feed.
 func failedFeed(x *exchange) (api.FailedPage, error) {
 	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
 	wait, _ := parseSpan(x.query.text("wait"))
@@ -24,15 +24,14 @@ func failedFeed(x *exchange) (api.FailedPage, error) {
 	ds, err := waitFeed(x, page.After, wait)
 	for i := range ds {
 		page.After = ds[i].Seq
-		if ds[i].Channel != deadletter.ChannelTrigger { // a trigger tells of itself by its status
+		if ds[i].Channel != deadletter.ChannelTrigger { // the feed is for notifications; triggers show failures in their status
 			page.Items = append(page.Items, deadLetter(&ds[i]))
 		}
 	}
 	return page, err
 }
 
-// waitFeed looks until there is something, the wait is over, or the server
-// drains.
+// waitFeed polls until there is an entry, the wait is over, or the server drains.
 func waitFeed(x *exchange, after uint64, wait time.Duration) ([]engine.DeadLetter, error) {
 	ctx := x.r.Context()
 	over := time.NewTimer(wait)
@@ -56,8 +55,8 @@ func waitFeed(x *exchange, after uint64, wait time.Duration) ([]engine.DeadLette
 	}
 }
 
-// tailOutcomes streams outcomes, one JSON object a line, until the client or the
-// server goes.
+// tailOutcomes streams outcomes, one JSON object per line, until the client disconnects or the
+// server drains.
 func tailOutcomes(x *exchange) error {
 	f, err := tailFilter(x)
 	if err != nil {
@@ -77,8 +76,8 @@ func tailOutcomes(x *exchange) error {
 	return streamEvents(x, events, missed)
 }
 
-// tailFilter returns which outcomes the request asks for: the caller's own, unless an
-// operator names another caller.
+// tailFilter returns the filter of the request: the caller's own outcomes, unless an operator
+// names another caller.
 func tailFilter(x *exchange) (api.TailFilter, error) {
 	f := api.TailFilter{Caller: x.id.Caller, Channel: x.query.text("channel"), Category: x.query.text("category"), Status: x.query.text("status")}
 	switch name := x.query.text("caller"); name {
@@ -89,19 +88,19 @@ func tailFilter(x *exchange) (api.TailFilter, error) {
 		f.Caller = name
 	}
 	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && !ok {
-		return f, notify.Invalid("unknown_channel", "channel", "push, sms or email")
+		return f, notify.Invalid("unknown_channel", "channel", "must be push, sms or email")
 	}
 	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
-		return f, notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
+		return f, notify.Invalid("unknown_category", "category", "must be otp, alert, transactional, marketing or digest")
 	}
 	if _, ok := notify.ParseState(f.Status); f.Status != "" && !ok {
-		return f, notify.Invalid("bad_state", "status", "no state has this name")
+		return f, notify.Invalid("bad_state", "status", "is not the name of a state, such as DELIVERED or FAILED")
 	}
 	return f, nil
 }
 
-// withoutProcesses removes what only operators may see: the names of processes, and where
-// they run. A caller still learns that outcomes are left out.
+// withoutProcesses removes what only operators may see: names and places of processes. A caller
+// still learns that outcomes are missing.
 func withoutProcesses(e *api.Event) {
 	e.Processes = nil
 	if e.Process != "" {
@@ -115,8 +114,8 @@ func withoutProcesses(e *api.Event) {
 	}
 }
 
-// streamEvents writes events until they end. Lines are flushed when no further event
-// waits, and a client that does not read is cut off after WriteTimeout.
+// streamEvents writes events until they end. It flushes when no further event is queued, and cuts
+// off a client that does not read within WriteTimeout.
 func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) error {
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)
@@ -132,12 +131,12 @@ func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) err
 			return err
 		}
 		n, err := x.w.Write(append(b, '\n'))
-		x.out += int64(n)
+		x.bytesOut += int64(n)
 		return err
 	}
 	now := func() time.Time { return x.srv.deps.Now().UTC().Truncate(time.Millisecond) }
 	if line(api.Event{Type: api.EventHeartbeat, At: now()}) != nil || rc.Flush() != nil {
-		return nil // gone
+		return nil // the client is gone
 	}
 	for {
 		var err error
@@ -167,30 +166,30 @@ func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) err
 	}
 }
 
-// Snapshot is everything the server keeps, as of one moment.
+// Snapshot is everything the server keeps, at one point in time.
 type Snapshot interface {
-	// Write writes it; an error may come in the middle.
+	// Write writes the snapshot. It may fail after a part of it.
 	Write(ctx context.Context, w io.Writer) error
 	Close() error
 }
 
-// streamBackup streams a backup. Its manifest comes first: a reader notices a backup that
-// breaks off by the files that are missing.
+// streamBackup streams a backup. The manifest comes first, so that a reader notices by the
+// missing files that a backup broke off.
 func streamBackup(x *exchange) error {
 	if x.srv.deps.Backup == nil {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "backup_unavailable", Msg: "this server keeps nothing itself: back up its engines"}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "backup_unavailable", Msg: "this server stores nothing itself; back up its engines"}
 	}
 	if x.r.Method == http.MethodHead {
 		x.write(http.StatusOK, nil)
 		return nil
 	}
-	if err := x.record(); err != nil {
+	if err := x.recordAct(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	draining := x.srv.draining // x is another request's once this one is answered
-	go func() {                // a drain does not wait for gigabytes
+	draining := x.srv.draining // a copy: x is reused for another request once this one is answered
+	go func() {                // ends the backup when the server drains; stops with ctx at the latest
 		select {
 		case <-draining:
 			cancel()
@@ -211,19 +210,19 @@ func streamBackup(x *exchange) error {
 	x.w.WriteHeader(http.StatusOK)
 	x.status = http.StatusOK
 	if err := snap.Write(ctx, &paced{x}); err != nil {
-		x.srv.deps.Log.Warn("backup broke off", "err", err, "bytes", x.out)
-		panic(http.ErrAbortHandler) // else the client would take it for the end
+		x.srv.deps.Log.Warn("backup broke off", "err", err, "bytes", x.bytesOut)
+		panic(http.ErrAbortHandler) // breaks the connection: a normal end would look like a complete backup
 	}
 	return nil
 }
 
-// paced is the answer's body with a limit for each write: who does not read is
-// cut off.
+// paced is the body of the answer with a deadline for each write, so that a client that does not
+// read is cut off.
 type paced struct{ x *exchange }
 
 func (p *paced) Write(b []byte) (int, error) {
 	p.x.deadlines(time.Time{}, time.Now().Add(p.x.srv.cfg.WriteTimeout))
 	n, err := p.x.w.Write(b)
-	p.x.out += int64(n)
+	p.x.bytesOut += int64(n)
 	return n, err
 }

@@ -50,18 +50,17 @@ func getTimeline(x *exchange) (t api.Timeline, err error) {
 	return t, nil
 }
 
-// events tells the rows as a story, oldest first. Rows keep the last word of
-// an envelope, not every step: an attempt that had an outcome is not also told
-// as claimed.
-func events(k *known) []api.TimelineEvent {
+// events returns the rows as events, oldest first. Rows keep the last state of an envelope and
+// not every step, so an attempt with an outcome has no event for its claim.
+func events(k *knownNotification) []api.TimelineEvent {
 	e := &k.found.Envelope
-	out := []api.TimelineEvent{{At: moments(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.place()}}
+	out := []api.TimelineEvent{{At: optionalTimeOf(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.place()}}
 	for _, r := range ordered(k.rows) {
 		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
 		if !ok {
 			continue
 		}
-		if !settled(r, pos) {
+		if !isSettled(r, pos) {
 			if x, ok := r.Waits(pos); ok {
 				out = append(out, event(r, &x))
 			} else if pos < r.StartedUpTo {
@@ -77,19 +76,19 @@ func events(k *known) []api.TimelineEvent {
 }
 
 func claimed(r *notify.Row) api.TimelineEvent {
-	ev := api.TimelineEvent{At: moments(r.Updated), Type: "claimed", Epoch: r.Key.Epoch, Attempt: int(r.Key.Attempt) + 1}
+	ev := api.TimelineEvent{At: optionalTimeOf(r.Updated), Type: "claimed", Epoch: r.Key.Epoch, Attempt: int(r.Key.Attempt) + 1}
 	if r.Starts > 1 {
-		ev.Detail = fmt.Sprintf("started %d times: the worker before may have called the provider", r.Starts)
+		ev.Detail = fmt.Sprintf("started %d times: an earlier worker may have called the provider", r.Starts)
 	}
 	return ev
 }
 
 func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	ev := api.TimelineEvent{
-		At: moments(r.Updated), Type: "outcome", State: x.State.String(), Epoch: r.Key.Epoch,
+		At: optionalTimeOf(r.Updated), Type: "outcome", State: x.State.String(), Epoch: r.Key.Epoch,
 		Address: int(x.Addr), Provider: x.Provider, Code: x.Code, ProviderMessageID: x.Receipt,
 	}
-	if x.Class != notify.ClassAccepted || x.Provider != "" { // else nobody was asked
+	if x.Class != notify.ClassAccepted || x.Provider != "" { // otherwise no provider was called
 		ev.Class = x.Class.String()
 	}
 	if x.Of > 1 {
@@ -99,20 +98,20 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	case r.Key.Kind == notify.RowReceipt:
 		ev.Type = "receipt"
 	case x.Class == notify.ClassReceipt:
-		ev.Detail = "a receipt had told; no further call was made"
+		ev.Detail = "a receipt had settled it; no further call was made"
 	case x.State == notify.Deferred:
-		ev.Type, ev.Until = "deferred", moments(x.Wake)
+		ev.Type, ev.Until = "deferred", optionalTimeOf(x.Wake)
 		if x.Retry {
 			ev.Attempt = int(r.Key.Attempt) + 1
 		}
-	case called(x):
+	case calledProvider(x):
 		ev.Type, ev.Attempt = "attempt", int(r.Key.Attempt)+1
 	}
 	return ev
 }
 
-// ordered returns rows as they happened: by epoch, attempt and deferral, and a
-// receipt behind the outcome of its attempt, among later ones by its time.
+// ordered returns rows as they happened: by epoch, attempt and deferral. A receipt comes after
+// the outcome of its attempt, and among later outcomes by its time.
 func ordered(rows []notify.Row) []*notify.Row {
 	rs := make([]*notify.Row, len(rows))
 	for i := range rows {
@@ -150,9 +149,9 @@ func ordered(rows []notify.Row) []*notify.Row {
 	return rs
 }
 
-// withCancel puts the cancellation in its place among the events.
+// withCancel inserts the cancellation at its place among the events.
 func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
-	ev := api.TimelineEvent{At: moments(c.At), Type: "cancel", Detail: "cancelled " + c.Scope}
+	ev := api.TimelineEvent{At: optionalTimeOf(c.At), Type: "cancel", Detail: "cancelled " + c.Scope}
 	if c.By != "" {
 		ev.Detail += " by " + c.By
 	}
@@ -163,16 +162,16 @@ func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	return slices.Insert(evs, i, ev)
 }
 
-// place is where the record lies in the log; nil while it is not there.
-func (k *known) place() *api.LogPlace {
-	if k.waits != nil || k.found.Topic == "" {
+// place returns where the record is in the log, or nil if it is not there yet.
+func (k *knownNotification) place() *api.LogPlace {
+	if k.scheduled != nil || k.found.Topic == "" {
 		return nil
 	}
 	return &api.LogPlace{Topic: k.found.Topic, Partition: k.found.LogPart, Offset: k.found.Offset}
 }
 
-// lettersOf returns the dead letters of a notification, a failed epoch each.
-func lettersOf(x *exchange, k *known) ([]engine.DeadLetter, error) {
+// lettersOf returns the dead letters of a notification, one for each failed epoch.
+func lettersOf(x *exchange, k *knownNotification) ([]engine.DeadLetter, error) {
 	var out []engine.DeadLetter
 	if len(k.rows) == 0 {
 		return nil, nil
@@ -189,13 +188,13 @@ func lettersOf(x *exchange, k *known) ([]engine.DeadLetter, error) {
 	return out, nil
 }
 
-// withLetters puts each dead letter, and what a job did with it, behind what
-// happened in its epoch.
+// withLetters inserts each dead letter, and what a job did with it, after the events of its
+// epoch.
 func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.TimelineEvent {
 	for i := range letters {
 		d := &letters[i]
 		more := []api.TimelineEvent{{
-			At: moments(d.LastFailed), Type: "dead_letter", Epoch: d.Epoch, Code: d.Code, Class: d.Class, Provider: d.Provider,
+			At: optionalTimeOf(d.LastFailed), Type: "dead_letter", Epoch: d.Epoch, Code: d.Code, Class: d.Class, Provider: d.Provider,
 			Detail: fmt.Sprintf("in the failed feed of %s as number %d", d.Caller, d.Seq),
 		}}
 		if d.State != engine.LetterDead {
@@ -214,9 +213,9 @@ func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.Tim
 	return evs
 }
 
-// afterLetter says what a job has decided of the last failure, where nothing has
-// come of it yet.
-func afterLetter(k *known, letters []engine.DeadLetter) string {
+// afterLetter returns what a job decided about the last failure, as long as that has had no
+// effect yet.
+func afterLetter(k *knownNotification, letters []engine.DeadLetter) string {
 	if len(letters) == 0 || !k.out.State.InFailedFeed(k.found.Envelope.Category) {
 		return ""
 	}

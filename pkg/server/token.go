@@ -19,27 +19,27 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Signer makes tokens, for development and for one machine: where there is an
-// identity provider, it makes them.
+// Signer signs tokens, for development and for a single machine. With an identity provider, that
+// provider signs tokens.
 type Signer struct {
 	method jwt.SigningMethod
 	key    any
 	kid    string
 }
 
-// TokenSpec is what a token says.
+// TokenSpec is the content of a token.
 type TokenSpec struct {
 	Caller   string // claim sub
 	Scopes   []string
-	Users    string // what the user ids begin with that it may use; empty: all
+	Users    string // prefix of the user ids that it may use; empty: all
 	Issuer   string
 	Audience string
 	TTL      time.Duration
 	Now      time.Time
 }
 
-// NewSigningKey returns a fresh ES256 key as a PKCS #8 PEM file; AuthConfig's
-// KeyFile takes the same file. Keep it with mode 0600.
+// NewSigningKey returns a new ES256 key as a PKCS #8 PEM file. AuthConfig.KeyFile accepts the
+// same file. Keep it with mode 0600.
 func NewSigningKey() ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -52,8 +52,8 @@ func NewSigningKey() ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// OpenSigner reads a private key (PEM: P-256, RSA or Ed25519) or, when the file
-// holds no PEM block, an HS256 secret. A file everybody can read is refused.
+// OpenSigner reads a private key (PEM: P-256, RSA or Ed25519) or, if the file holds no PEM block,
+// an HS256 secret. It refuses a file that others can read.
 func OpenSigner(path string) (*Signer, error) {
 	data, err := secrets.ReadFile(path)
 	if err != nil {
@@ -66,7 +66,7 @@ func OpenSigner(path string) (*Signer, error) {
 	return s, nil
 }
 
-// NewSigner is OpenSigner for a key already read.
+// NewSigner is OpenSigner for a key that was read already.
 func NewSigner(data []byte) (*Signer, error) {
 	for rest := data; ; {
 		var block *pem.Block
@@ -83,7 +83,7 @@ func NewSigner(data []byte) (*Signer, error) {
 	}
 	secret := bytes.TrimSpace(data)
 	if bytes.HasPrefix(secret, []byte("-----BEGIN")) || len(secret) < minSecret {
-		return nil, fmt.Errorf("neither a PEM private key nor a secret of at least %d bytes", minSecret)
+		return nil, fmt.Errorf("the file is neither a PEM private key nor a secret of at least %d bytes", minSecret)
 	}
 	return &Signer{method: jwt.SigningMethodHS256, key: secret}, nil
 }
@@ -91,7 +91,7 @@ func NewSigner(data []byte) (*Signer, error) {
 func signerOf(key crypto.Signer) (*Signer, error) {
 	alg := algorithm(key.Public())
 	if alg == "" {
-		return nil, fmt.Errorf("a %T of this size cannot sign: need P-256, RSA of 2048 bits or Ed25519", key)
+		return nil, fmt.Errorf("a %T of this size cannot sign: use P-256, RSA of at least 2048 bits or Ed25519", key)
 	}
 	kid, err := thumbprint(key.Public())
 	if err != nil {
@@ -103,11 +103,11 @@ func signerOf(key crypto.Signer) (*Signer, error) {
 // Sign returns a token.
 func (s *Signer) Sign(t TokenSpec) (string, error) {
 	if !checkCaller(t.Caller) {
-		return "", notify.Invalid("bad_caller", "caller", "a caller is 1 to 128 letters, digits and ._:@/|+-")
+		return "", notify.Invalid("bad_caller", "caller", "must have 1 to 128 letters, digits and ._:@/|+-")
 	}
 	for _, scope := range t.Scopes {
 		if scopeBit(scope) == 0 {
-			return "", notify.Invalid("bad_scope", "scope", fmt.Sprintf("no scope is called %q; there are %s", scope, strings.Join(api.Scopes[:], ", ")))
+			return "", notify.Invalid("bad_scope", "scope", fmt.Sprintf("%q is not a scope; scopes are %s", scope, strings.Join(api.Scopes[:], ", ")))
 		}
 	}
 	var users *string

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// Triggers registers and changes triggers; *trigger.Service. Get, Cancel and
-// Reschedule are of one caller's own, Find and ListAll of everybody's.
+// Triggers registers and changes triggers: *trigger.Service. Get, Cancel and Reschedule only find
+// triggers of the given caller; Find and ListAll find those of every caller.
 type Triggers interface {
 	Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
@@ -40,14 +40,14 @@ func getTrigger(x *exchange) (api.TriggerStatus, error) {
 	return triggerStatus(&t, x.srv.deps.Now(), true), err
 }
 
-// changesTrigger makes a handler of what changes a trigger that the request may see.
+// changesTrigger returns a handler that changes a trigger which the request may see.
 func changesTrigger(to func(*exchange, *engine.Trigger) (engine.Trigger, error)) handler {
 	return func(x *exchange) error {
 		t, err := findTrigger(x)
 		if err != nil {
 			return err
 		}
-		x.of(t.Caller)
+		x.auditIfForeign(t.Caller)
 		t, err = to(x, &t)
 		return x.reply(triggerStatus(&t, x.srv.deps.Now(), true), err)
 	}
@@ -61,19 +61,19 @@ func rescheduleTrigger(x *exchange, t *engine.Trigger) (engine.Trigger, error) {
 	return x.srv.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data)
 }
 
-// listTriggers lists a caller's triggers, newest first; everybody's for an
-// operator who names no caller.
+// listTriggers lists a caller's triggers, newest first; those of every caller for an operator who
+// names none.
 func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 	var state engine.TriggerState
 	if name := x.query.text("status"); name != "" {
 		var ok bool
 		if state, ok = trigger.ParseState(name); !ok {
-			return page, notify.Invalid("bad_status", "status", "is PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED or EXPIRED")
+			return page, notify.Invalid("bad_status", "status", "must be PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED or EXPIRED")
 		}
 	}
 	limit, caller := x.pageSize(), x.listedCaller()
 	bound := []string{"triggers", trigger.StateName(state), caller, x.id.Caller}
-	after, err := x.place(bound)
+	after, err := x.cursorPosition(bound)
 	if err != nil {
 		return page, err
 	}
@@ -83,25 +83,25 @@ func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 	} else {
 		rows, err = x.srv.deps.Triggers.List(x.r.Context(), caller, state, string(after), limit)
 	}
-	page.Items = mapped(rows, func(t *engine.Trigger) api.TriggerStatus { return triggerStatus(t, x.srv.deps.Now(), false) })
+	page.Items = mapSlice(rows, func(t *engine.Trigger) api.TriggerStatus { return triggerStatus(t, x.srv.deps.Now(), false) })
 	if len(rows) == limit {
-		page.Cursor = x.srv.cursors.seal([]byte(rows[limit-1].ID), bound...)
+		page.Cursor = x.srv.cursors.sealCursor([]byte(rows[limit-1].ID), bound...)
 	}
 	return page, err
 }
 
 var latePolicies = [...]string{engine.LateFire: "fire", engine.LateDrop: "drop", engine.LateDeadLetter: "dead_letter"}
 
-// triggerStatus is the wire form of a state row. A callback URL's query may
-// hold a secret of its caller's: it is the caller's own, and shown.
+// triggerStatus returns the wire form of a state row. It shows the query of a callback URL, which
+// may hold a secret, because the URL belongs to the caller.
 func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus {
 	out := api.TriggerStatus{
 		TriggerID: t.ID, Status: trigger.StateName(t.State), Caller: t.Caller, CallbackURL: t.URL, PayloadBytes: len(t.Payload),
-		CreatedAt: moment(t.Created), FireAt: moment(t.FireAt), EndedAt: moments(t.Ended), Attempts: t.Attempts, Deferrals: t.Deferrals, Claims: t.Epoch,
+		CreatedAt: timeOf(t.Created), FireAt: timeOf(t.FireAt), EndedAt: optionalTimeOf(t.Ended), Attempts: t.Attempts, Deferrals: t.Deferrals, Claims: t.Epoch,
 		Reason: t.Reason, Generation: t.Gen, MaxLatenessSeconds: t.MaxLateness.Seconds(), TraceID: notify.TraceID(t.Trace), Next: nextOfTrigger(t, now),
 	}
 	if t.State == engine.TriggerPending {
-		out.NextAttemptAt = moments(t.NextAt)
+		out.NextAttemptAt = optionalTimeOf(t.NextAt)
 	}
 	if t.MaxLateness > 0 && int(t.Late) < len(latePolicies) {
 		out.LatePolicy = latePolicies[t.Late]
@@ -109,7 +109,7 @@ func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus
 	if log {
 		for _, a := range t.Log {
 			out.Log = append(out.Log, api.TriggerAttempt{
-				N: a.N, At: moment(a.At), TookMS: float64(a.Took.Microseconds()) / 1000, Status: a.Status, Class: a.Class,
+				N: a.N, At: timeOf(a.At), TookMS: float64(a.Took.Microseconds()) / 1000, Status: a.Status, Class: a.Class,
 				Detail: a.Detail, Body: strings.ToValidUTF8(string(a.Body), "\uFFFD"), Address: a.Address,
 			})
 		}
@@ -120,24 +120,24 @@ func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus
 func nextOfTrigger(t *engine.Trigger, now time.Time) string {
 	switch t.State {
 	case engine.TriggerPending:
-		at := stamp(t.NextAt)
+		at := formatTime(t.NextAt)
 		switch {
 		case t.NextAt <= now.UnixMilli() && t.Attempts == 0 && t.Deferrals == 0:
-			return "It is due since " + at + ", and on its way to a dispatcher."
+			return "It has been due since " + at + " and waits for a dispatcher."
 		case t.Deferrals > 0 && t.Reason != "" && t.Attempts == 0:
-			return "It waits until " + at + " (" + t.Reason + "); that is no attempt."
+			return "It waits until " + at + " (" + t.Reason + "); the wait does not count as an attempt."
 		case t.Attempts > 0:
-			return fmt.Sprintf("Attempt %d is made at %s (%s).", t.Attempts+1, at, orUnknown(t.Reason))
+			return fmt.Sprintf("Attempt %d will be made at %s (%s).", t.Attempts+1, at, orUnknown(t.Reason))
 		}
 		return "It fires at " + at + "."
 	case engine.TriggerInFlight:
-		return "A dispatcher has claimed it; where no outcome comes until " + stamp(t.LeaseUntil) + " it is claimed again."
+		return "A dispatcher has claimed it; without an outcome by " + formatTime(t.LeaseUntil) + " it is claimed again."
 	case engine.TriggerFired:
 		return "Its callback was answered; nothing more happens."
 	case engine.TriggerCancelled:
 		return "It was cancelled; nothing more happens."
 	case engine.TriggerExpired:
-		return "It came later than its max_lateness allows; nothing more happens."
+		return "It was later than its max_lateness allows; nothing more happens."
 	}
 	return "It failed for good (" + orUnknown(t.Reason) + ") and is in " + trigger.TopicDLQ + "; nothing more happens by itself."
 }

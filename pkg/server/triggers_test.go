@@ -212,9 +212,9 @@ func TestTriggerNext(t *testing.T) {
 		}
 	}
 	f("It fires at 2027-01-15T08:01:00.000Z", engine.Trigger{State: engine.TriggerPending, NextAt: t0 + 60_000})
-	f("on its way", engine.Trigger{State: engine.TriggerPending, NextAt: t0})
-	f("Attempt 2 is made at 2027-01-15T08:01:00.000Z (http_503)", engine.Trigger{State: engine.TriggerPending, NextAt: t0 + 60_000, Attempts: 1, Reason: "http_503"})
-	f("that is no attempt", engine.Trigger{State: engine.TriggerPending, NextAt: t0 + 60_000, Deferrals: 1, Reason: "circuit_open"})
+	f("waits for a dispatcher", engine.Trigger{State: engine.TriggerPending, NextAt: t0})
+	f("Attempt 2 will be made at 2027-01-15T08:01:00.000Z (http_503)", engine.Trigger{State: engine.TriggerPending, NextAt: t0 + 60_000, Attempts: 1, Reason: "http_503"})
+	f("does not count as an attempt", engine.Trigger{State: engine.TriggerPending, NextAt: t0 + 60_000, Deferrals: 1, Reason: "circuit_open"})
 	f("claimed it", engine.Trigger{State: engine.TriggerInFlight})
 	f("answered", engine.Trigger{State: engine.TriggerFired})
 	f("cancelled", engine.Trigger{State: engine.TriggerCancelled})

@@ -16,7 +16,7 @@ func userID(x *exchange) (string, error) {
 		return "", notify.Invalid("bad_user_id", "id", rule)
 	}
 	if !strings.HasPrefix(id, x.id.Users) {
-		return "", &notify.Error{Kind: notify.KindForbidden, Code: "user_forbidden", Field: "id", Msg: "the token is bound to other users"}
+		return "", &notify.Error{Kind: notify.KindForbidden, Code: "user_forbidden", Field: "id", Msg: "the token is restricted to other users"}
 	}
 	return id, nil
 }
@@ -31,12 +31,12 @@ func getUser(x *exchange) (u api.User, err error) {
 	return u, err
 }
 
-// putUser stores what a user set. A suppressed in the body is not handed on:
-// which addresses are dead is what providers say, not a preference.
+// putUser stores a user's profile. It ignores suppressed in the body: providers report dead
+// addresses, they are not a preference.
 func putUser(x *exchange, u api.User) (api.UserVersion, error) {
 	id, err := userID(x)
 	if err == nil && u.UserID != "" && u.UserID != id {
-		err = notify.Invalid("wrong_user", "user_id", "is another than the path's")
+		err = notify.Invalid("wrong_user", "user_id", "differs from the id in the path")
 	}
 	if err != nil {
 		return api.UserVersion{}, err
@@ -47,41 +47,41 @@ func putUser(x *exchange, u api.User) (api.UserVersion, error) {
 	return api.UserVersion{UserID: id, Version: p.Version}, err
 }
 
-// selection is what the query of a list selects, and whose list it is.
+// selection is what the query of a list selects, and the page being filled.
 type selection struct {
 	user, caller, template, campaign, code string // empty: all
 	channel                                notify.Channel
 	status                                 notify.State
-	since, until                           int64 // when it was accepted: [since, until); 0: open
+	since, until                           int64 // accepted in [since, until), ms since 1970; 0: no bound
 	limit                                  int
 	after                                  []byte
 
-	bound  []string // what the cursor is bound to
+	bound  []string // strings that the cursor is bound to
 	page   api.UserHistory
-	known  known // the receiver that was looked at last
-	loaded bool  // known holds a receiver, with all rows of its chunk
+	known  knownNotification // the last receiver that was checked
+	loaded bool              // known holds a receiver with all rows of its chunk
 }
 
-// readSelection reads the query of a list of this user's, or every user's when empty.
+// readSelection reads the query of a list for this user, or for every user if empty.
 func readSelection(x *exchange, user string) (*selection, error) {
 	q := x.query
 	sel := &selection{user: user, caller: x.listedCaller(), limit: x.pageSize()}
 	channel, status := q.text("channel"), q.text("status")
 	sel.template, sel.campaign, sel.code = q.text("template"), q.text("campaign"), q.text("code")
 	sel.since, sel.until = q.moment("since"), q.moment("until")
-	// A cursor is a place: with it the list may be narrowed, and a distance back that
-	// is another time with each page stays good.
+	// The filters are not part of bound, so that they may change between pages: a relative
+	// --since, for example, is another time for each page.
 	sel.bound = []string{"user", user, sel.caller, x.id.Caller, x.id.Users}
 	var err error
-	if sel.after, err = x.place(sel.bound); err != nil {
+	if sel.after, err = x.cursorPosition(sel.bound); err != nil {
 		return nil, err
 	}
 	var ok bool
 	if sel.channel, ok = notify.ParseChannel(channel); channel != "" && !ok {
-		return nil, notify.Invalid("unknown_channel", "channel", "push, sms or email")
+		return nil, notify.Invalid("unknown_channel", "channel", "must be push, sms or email")
 	}
 	if sel.status, ok = notify.ParseState(status); status != "" && !ok {
-		return nil, notify.Invalid("bad_state", "status", "no state is called so, e.g. DELIVERED or FAILED")
+		return nil, notify.Invalid("bad_state", "status", "is not the name of a state, such as DELIVERED or FAILED")
 	}
 	if sel.campaign != "" && !campaignID(sel.campaign) {
 		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ and a ULID")
@@ -90,16 +90,15 @@ func readSelection(x *exchange, user string) (*selection, error) {
 	return sel, nil
 }
 
-// chunk reports whether receivers of a chunk may be selected.
+// chunk reports whether receivers of a chunk can match.
 func (sel *selection) chunk(e *notify.Envelope) bool {
 	return (sel.caller == "" || e.Caller == sel.caller) && (sel.template == "" || e.Content.Template == sel.template) &&
 		(sel.campaign == "" || e.Campaign == sel.campaign) && (sel.channel == 0 || e.Channel == sel.channel) &&
 		e.Accepted >= sel.since && (sel.until == 0 || e.Accepted < sel.until)
 }
 
-// take adds a receiver of a selected chunk to the page, unless its status or its code is
-// another.
-// It returns false, and adds nothing, when the page is full.
+// take adds a receiver of a matching chunk to the page, unless its status or code differs. It
+// returns false, and adds nothing, if the page is full.
 func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 	if !strings.HasPrefix(string(f.User), x.id.Users) {
 		return true, nil
@@ -123,15 +122,15 @@ func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 }
 
 func (sel *selection) answer(x *exchange, next engine.HistoryCursor) (api.UserHistory, error) {
-	sel.page.Cursor = x.srv.cursors.seal(next, sel.bound...)
+	sel.page.Cursor = x.srv.cursors.sealCursor(next, sel.bound...)
 	if x.srv.deps.OmitsFanouts {
 		sel.page.Omits = []string{api.OmitsFanouts}
 	}
 	return sel.page, nil
 }
 
-// userHistory lists what a user was sent, newest first: the caller's own, and
-// everybody's for an operator. What is selected is selected of each page.
+// userHistory lists what was sent to a user, newest first: by the caller, and for an operator by
+// every caller. Filters apply to each page, so a page may be short.
 func userHistory(x *exchange) (page api.UserHistory, err error) {
 	user, err := userID(x)
 	if err != nil {
@@ -154,20 +153,20 @@ func userHistory(x *exchange) (page api.UserHistory, err error) {
 		}
 	}
 	if n := len(found); n > 0 && found[n-1].Envelope.NotBefore == 0 && found[n-1].Envelope.Accepted < sel.since {
-		next = nil // it is as old as where it stands in the list: what follows is older
+		next = nil // the list is ordered by time, so all that follows is older than since
 	}
 	return sel.answer(x, next)
 }
 
-// listNotifications lists what every user was sent, newest request first: the
-// caller's own, and everybody's for an operator.
+// listNotifications lists what was sent to every user, newest request first: by the caller, and
+// for an operator by every caller.
 func listNotifications(x *exchange) (page api.UserHistory, err error) {
 	sel, err := readSelection(x, "")
 	if err != nil {
 		return page, err
 	}
 	if x.srv.deps.List == nil {
-		return page, notify.Invalid("list_needs_user", "", "this server's history is kept by user: ask for /v1/users/{id}/notifications")
+		return page, notify.Invalid("list_needs_user", "", "this server keeps its history by user; use /v1/users/{id}/notifications")
 	}
 	next, err := x.srv.deps.List.List(x.r.Context(), engine.ListQuery{Since: sel.since, Until: sel.until, After: sel.after, Want: sel.chunk},
 		func(f *engine.Found) (bool, error) { return sel.take(x, f) })
@@ -177,13 +176,13 @@ func listNotifications(x *exchange) (page api.UserHistory, err error) {
 	return sel.answer(x, next)
 }
 
-// getContent answers with what a notification says, and where it was sent: to the
-// caller that sent it and to operators, whose look is recorded. Who only observes
-// sees none of it: it may hold a code that signs in.
+// getContent returns the content and the addresses of a notification to the caller that sent it
+// and to operators, whose reads are audited. The scope observe is not enough: the content may
+// hold a sign-in code.
 func getContent(x *exchange) (c api.NotificationContent, err error) {
 	address := x.query.text("address")
 	if address != "" && address != api.FullAddress {
-		return c, notify.Invalid("bad_address", "address", "is full, or left out: then addresses are masked")
+		return c, notify.Invalid("bad_address", "address", "must be full, or omitted for masked addresses")
 	}
 	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
@@ -192,15 +191,15 @@ func getContent(x *exchange) (c api.NotificationContent, err error) {
 	owner := k.found.Envelope.Caller
 	switch {
 	case owner != x.id.Caller && !x.id.Has(api.ScopeOperate):
-		return c, &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the content of another caller's needs the scope " + api.ScopeOperate}
+		return c, &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the content of another caller's notification needs the scope " + api.ScopeOperate}
 	case fanout:
 		return c, indexMissing(&k)
-	case k.waits != nil:
-		return c, &notify.Error{Kind: notify.KindConflict, Code: "not_due", Msg: "it waits for its time, or was cancelled before: its content can be read once it is due"}
+	case k.scheduled != nil:
+		return c, &notify.Error{Kind: notify.KindConflict, Code: "not_due", Msg: "the notification is scheduled, or was cancelled before its time; its content can be read once it is due"}
 	case !strings.HasPrefix(string(k.found.User), x.id.Users):
 		return c, errNoNotification()
 	}
-	x.of(owner)
+	x.auditIfForeign(owner)
 	if c, err = contentOf(x, &k.found); err != nil {
 		return c, err
 	}
@@ -209,11 +208,11 @@ func getContent(x *exchange) (c api.NotificationContent, err error) {
 			c.Addresses[i] = maskAddress(a)
 		}
 	}
-	return c, x.record()
+	return c, x.recordAct()
 }
 
-// contentOf is what a receiver was sent. Where the request named no address, the
-// addresses are those that the profile has now.
+// contentOf returns what a receiver was sent. If the request named no address, the addresses come
+// from the profile as it is now.
 func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	e, c := &f.Envelope, &f.Envelope.Content
 	out := api.NotificationContent{
@@ -239,8 +238,8 @@ func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	return out, nil
 }
 
-// maskAddress leaves the last four characters of an address, or fewer where it is
-// short, and the domain of a mail.
+// maskAddress keeps the domain of a mail address, and of other addresses the last four
+// characters, or fewer of a short one.
 func maskAddress(a string) string {
 	local, domain, mail := strings.Cut(a, "@")
 	if mail {

@@ -74,7 +74,7 @@ func controlHandler(s *Simulator) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		if notify.OnLoopback(local) && !notify.LoopbackHost(r.Host) {
-			writeError(w, notify.Invalid("bad_host", "Host", "on loopback the Host is localhost or a loopback address"))
+			writeError(w, notify.Invalid("bad_host", "Host", "over loopback the Host header must be localhost or a loopback address"))
 			return
 		}
 		own.ServeHTTP(w, r)

@@ -15,7 +15,7 @@ func TestRememberedIsAskedOnce(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []error{nil, errors.New("away")} {
 		synctest.Test(t, func(t *testing.T) {
-			var r remembered[int]
+			var r cachedAnswer[int]
 			var asked atomic.Int32
 			var visitors sync.WaitGroup
 			began := time.Now()
@@ -23,10 +23,10 @@ func TestRememberedIsAskedOnce(t *testing.T) {
 				visitors.Go(func() {
 					v, err := r.get(time.Now, func() (int, error) {
 						asked.Add(1)
-						time.Sleep(askFor)
+						time.Sleep(apiTimeout)
 						return 7, fails
 					})
-					if v != 7 || !errors.Is(err, fails) || time.Since(began) != askFor {
+					if v != 7 || !errors.Is(err, fails) || time.Since(began) != apiTimeout {
 						t.Errorf("%d, %v after %s", v, err, time.Since(began))
 					}
 				})
@@ -35,7 +35,7 @@ func TestRememberedIsAskedOnce(t *testing.T) {
 			if asked.Load() != 1 {
 				t.Errorf("asked %d times", asked.Load())
 			}
-			if _, ok := r.known(time.Now()); ok != (fails == nil) {
+			if _, ok := r.fresh(time.Now()); ok != (fails == nil) {
 				t.Errorf("remembered: %v, after %v", ok, fails)
 			}
 		})

@@ -1,16 +1,16 @@
-// Package web is the operator page: what happens now, what failed, and the way to
-// send it again, as pages that need no script.
+// Package web is the operator page: what happens now, what failed, and how to replay it. The
+// pages work without scripts.
 //
-// It knows nothing of the stores. Each page asks the API, in this process, with
-// the token of whoever looks: so the page can do what the token can and nothing
-// else, every change goes into the same audit log, and each thing shown has a
-// notifyctl command that shows the same, which stands beside it.
+// The package knows no stores. Each page calls the API, in this process, with the visitor's
+// token. So the page can do exactly what the token can, every change goes into the same audit
+// log, and the page shows beside each item the notifyctl command that shows the same.
 //
-// It is served by the API's listener under /ui/, where TLS and tokens are. The
+// The API's listener serves the page under /ui/, because that listener has TLS and tokens. The
 // admin listener has neither.
 //
-// A visitor pastes a token once. The browser keeps it in a cookie that is sealed
-// with a key of all API processes, so each of them knows the session and none keeps
-// it. Every form carries a token of its session, and what another origin sends is
-// refused besides.
+// A visitor pastes a token once. The browser keeps it in a cookie that is sealed with a key that
+// all API processes share: each of them accepts the session, and none stores it. Every form
+// carries a token of its session, and requests from another origin are refused as well.
+//
+// Start reading with web.go (routes) and visit.go (one request).
 package web

@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// funcs are what templates can say.
+// funcs returns the functions of the templates.
 func (p *Page) funcs() template.FuncMap {
 	return template.FuncMap{
 		"command":   command,
@@ -28,14 +28,14 @@ func (p *Page) funcs() template.FuncMap {
 		"utc":       func(t time.Time) string { return t.UTC().Format("Jan 2 15:04:05") },
 		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
 		"minute":    func(t time.Time) string { return t.UTC().Format("15:04") },
-		"ago":       func(t time.Time) string { return distance(t, p.cfg.Now()) },
+		"ago":       func(t time.Time) string { return relativeTime(t, p.cfg.Now()) },
 		"span":      span,
 		"sums":      sums,
 		"plain":     func(s string) string { return strings.ReplaceAll(s, "_", " ") },
 		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
 		"words":     func(s string) []string { return strings.Split(s, " ") },
 		"lettersOf": lettersOf,
-		"tone":      tone,
+		"tone":      stateTone,
 		"seg":       url.PathEscape,
 		"dict":      dict,
 		"ratio":     func(ms float64) float64 { return ms / 1000 },
@@ -44,20 +44,20 @@ func (p *Page) funcs() template.FuncMap {
 	}
 }
 
-// dict makes a map of its arguments, for templates that take several.
+// dict makes a map of its arguments, for templates with several parameters.
 func dict(kv ...any) (map[string]any, error) {
 	m := map[string]any{}
 	for i := 0; i+1 < len(kv); i += 2 {
 		k, ok := kv[i].(string)
 		if !ok {
-			return nil, fmt.Errorf("dict: %v is no name", kv[i])
+			return nil, fmt.Errorf("dict: %v is not a name", kv[i])
 		}
 		m[k] = kv[i+1]
 	}
 	return m, nil
 }
 
-// number writes an integer with a comma every three digits.
+// number returns an integer with thousands separators.
 func number(v any) string {
 	switch n := v.(type) {
 	case *int64:
@@ -71,7 +71,7 @@ func number(v any) string {
 	return term.Separated(fmt.Sprint(v))
 }
 
-// rate writes a number per second with as many digits as say something.
+// rate returns a number per second with the digits that matter.
 func rate(v float64) string {
 	switch {
 	case v == 0:
@@ -88,7 +88,8 @@ func rate(v float64) string {
 
 func seconds(s float64) string { return span(time.Duration(s * float64(time.Second))) }
 
-// span writes a duration, which may be below 0; below a second as precisely as it is.
+// span returns a duration, which may be negative. Below a second it is in ms with two digits
+// after the point.
 func span(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -101,8 +102,8 @@ func span(d time.Duration) string {
 	return term.Span(d)
 }
 
-// distance says how far a time is from now, in one unit.
-func distance(t, now time.Time) string {
+// relativeTime returns how far t is from now, in one unit.
+func relativeTime(t, now time.Time) string {
 	d := now.Sub(t)
 	form := "%d %s ago"
 	if d < 0 {
@@ -119,7 +120,7 @@ func distance(t, now time.Time) string {
 	return "now"
 }
 
-// lettersOf selects the dead letters of what a circuit stands before.
+// lettersOf returns the filter for the dead letters behind a circuit.
 func lettersOf(circuit string) filter {
 	kind, name, _ := strings.Cut(circuit, ":")
 	var f filter
@@ -128,7 +129,7 @@ func lettersOf(circuit string) filter {
 	case kind == "caller":
 		f.Caller, f.Channel = name, "trigger"
 	case name == "twilio":
-		f.Channel = "sms" // letters name the account
+		f.Channel = "sms" // letters name the account and not the provider
 	case name == "sendgrid":
 		f.Channel = "email"
 	default:
@@ -137,24 +138,24 @@ func lettersOf(circuit string) filter {
 	return f
 }
 
-// counted is one entry of a map of counts.
-type counted struct {
+// namedCount is an entry of a map of counts.
+type namedCount struct {
 	Name string
 	N    int
 }
 
-// sums are the entries of a map, the largest first.
-func sums(m map[string]int) []counted {
-	out := make([]counted, 0, len(m))
+// sums returns the entries of a map, the largest first.
+func sums(m map[string]int) []namedCount {
+	out := make([]namedCount, 0, len(m))
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		out = append(out, counted{k, m[k]})
+		out = append(out, namedCount{k, m[k]})
 	}
-	slices.SortStableFunc(out, func(a, b counted) int { return cmp.Compare(b.N, a.N) })
+	slices.SortStableFunc(out, func(a, b namedCount) int { return cmp.Compare(b.N, a.N) })
 	return out
 }
 
-// tone says how a state is coloured; its word says the same.
-func tone(state string) string {
+// stateTone returns the CSS class of a state's colour. The state's text is always shown too.
+func stateTone(state string) string {
 	switch state {
 	case "closed", "ok", "done", "DELIVERED", "SENT", "FIRED":
 		return "ok"
@@ -168,8 +169,8 @@ func tone(state string) string {
 	return "off"
 }
 
-// command writes a line for a shell. Arguments that are empty are left out, and a
-// flag with them: command("dlq", "ls", "--caller", "") is "notifyctl dlq ls".
+// command returns a notifyctl command line for a shell. It leaves out empty arguments, and a flag
+// with an empty value: command("dlq", "ls", "--caller", "") is "notifyctl dlq ls".
 func command(args ...string) string {
 	out := []string{"notifyctl"}
 	for i := 0; i < len(args); i++ {

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// find leads from what was typed to its page: an id, or a user's.
+// find redirects to the page of the id, or of the user, in the query.
 func (p *Page) find(v *visit) error {
 	s := strings.TrimSpace(v.r.URL.Query().Get("q"))
 	switch {
@@ -26,26 +26,26 @@ func (p *Page) find(v *visit) error {
 	return v.goTo(Prefix + "users/" + url.PathEscape(s))
 }
 
-// idBody is what became of one thing: one of the three is set.
+// idBody is the body of the page of an id. Exactly one of Timeline, Summary and Trigger is set.
 type idBody struct {
 	ID       string
 	Timeline *api.Timeline
-	Story    []moment
+	Story    []storyEvent
 	Summary  *api.Summary
 	Trigger  *api.TriggerStatus
-	Letter   *api.DeadLetter // where it failed for good
+	Letter   *api.DeadLetter // set if it failed for good
 }
 
-// moment is an event and how long it came after the one before.
-type moment struct {
+// storyEvent is an event with the time since the event before.
+type storyEvent struct {
 	api.TimelineEvent
 	After string
 }
 
-func story(events []api.TimelineEvent) (out []moment) {
+func storyOf(events []api.TimelineEvent) (out []storyEvent) {
 	var before *time.Time
 	for _, e := range events {
-		m := moment{TimelineEvent: e}
+		m := storyEvent{TimelineEvent: e}
 		if e.At != nil {
 			if before != nil && !e.At.Before(*before) {
 				m.After = "+" + span(e.At.Sub(*before))
@@ -57,7 +57,7 @@ func story(events []api.TimelineEvent) (out []moment) {
 	return out
 }
 
-// First is the id of the first receiver of a fan-out.
+// First returns the id of the first receiver of a fan-out.
 func (b *idBody) First() string { return b.ID + "-0" }
 
 func (p *Page) id(v *visit) error {
@@ -65,19 +65,19 @@ func (p *Page) id(v *visit) error {
 	var err error
 	switch {
 	case strings.HasPrefix(b.ID, "cmp_"):
-		err = set(&b.Summary)(v.client.Campaign(v.ctx, b.ID, api.Page{}))
+		err = storeInto(&b.Summary)(v.client.Campaign(v.ctx, b.ID, api.Page{}))
 	case strings.HasPrefix(b.ID, "trg_"):
-		err = set(&b.Trigger)(v.client.TriggerStatus(v.ctx, b.ID))
+		err = storeInto(&b.Trigger)(v.client.TriggerStatus(v.ctx, b.ID))
 		if err == nil && b.Trigger.Status == "FAILED" {
 			b.letter(v)
 		}
 	default:
-		err = set(&b.Timeline)(v.client.Timeline(v.ctx, b.ID))
+		err = storeInto(&b.Timeline)(v.client.Timeline(v.ctx, b.ID))
 		if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "index_missing" {
-			err = set(&b.Summary)(v.client.Summary(v.ctx, b.ID, api.Page{}))
+			err = storeInto(&b.Summary)(v.client.Summary(v.ctx, b.ID, api.Page{}))
 		}
 		if err == nil && b.Timeline != nil {
-			b.Story = story(b.Timeline.Events)
+			b.Story = storyOf(b.Timeline.Events)
 			if b.Timeline.Status.Status == "FAILED" {
 				b.letter(v)
 			}
@@ -89,15 +89,15 @@ func (p *Page) id(v *visit) error {
 	return v.show("id", b.ID, &b)
 }
 
-// letter looks for the dead letter; there may be none yet, or none any more.
+// letter loads the dead letter. There may be none yet, or none any more.
 func (b *idBody) letter(v *visit) {
 	if d, err := v.client.DeadLetter(v.ctx, b.ID); err == nil {
 		b.Letter = &d
 	}
 }
 
-// set returns a function that stores what a call returned.
-func set[T any](to **T) func(T, error) error {
+// storeInto returns a function that stores a result in to unless it is an error.
+func storeInto[T any](to **T) func(T, error) error {
 	return func(v T, err error) error {
 		if err == nil {
 			*to = &v
@@ -106,7 +106,7 @@ func set[T any](to **T) func(T, error) error {
 	}
 }
 
-// chart is the forecast of an hour, drawn.
+// chart is the drawing of the forecast of an hour.
 type chart struct {
 	api.Forecast
 	Peak int64
@@ -114,7 +114,7 @@ type chart struct {
 	Rows []forecastRow
 }
 
-// bar is a part of a minute's column, in units of the drawing.
+// bar is one channel's part of a minute's column, in units of the drawing.
 type bar struct {
 	What                string
 	X, Y, Width, Height float64
@@ -126,13 +126,13 @@ type forecastRow struct {
 	Sum    int64
 }
 
-// Size of a drawing; the page scales it.
+// Size of a drawing. The page scales it.
 const (
 	chartWidth  = 600.0
 	chartHeight = 80.0
 )
 
-// whats are what can become due, in the order they are stacked.
+// whats lists what can become due, in the order of stacking.
 var whats = []string{"push", "sms", "email", "trigger"}
 
 func (p *Page) forecastOf(v *visit) (c chart, err error) {
@@ -172,7 +172,7 @@ func (p *Page) forecast(v *visit) error {
 	return v.show("forecast", "Due in the next hour", &c)
 }
 
-// Line is the series of rates as points of a drawing.
+// Line returns the series of rates as the points of a polyline.
 func (b *overviewBody) Line(what string) string {
 	series := b.Rates.V.Series
 	top := b.SeriesPeak()
@@ -185,14 +185,14 @@ func (b *overviewBody) Line(what string) string {
 		if what == "ended" {
 			v = pt.Ended
 		}
-		// The latest at the right, whatever there is.
+		// The latest point is at the right edge, even if the series is short.
 		x := chartWidth - float64(len(series)-1-i)*chartWidth/60
 		s.WriteString(number(x) + "," + strconv.FormatFloat(chartHeight-2-(chartHeight-4)*v/top, 'f', 1, 64) + " ")
 	}
 	return strings.TrimSpace(s.String())
 }
 
-// SeriesPeak is the highest rate of the series.
+// SeriesPeak returns the highest rate of the series.
 func (b *overviewBody) SeriesPeak() (top float64) {
 	for _, pt := range b.Rates.V.Series {
 		top = max(top, pt.Accepted, pt.Ended)
@@ -200,5 +200,5 @@ func (b *overviewBody) SeriesPeak() (top float64) {
 	return top
 }
 
-// Order keeps what is stacked in one order.
+// Order returns the order of stacking.
 func (c chart) Order() []string { return slices.Clone(whats) }

@@ -23,22 +23,22 @@ func (p *Page) jobs(v *visit) error {
 type jobBody struct {
 	Job    api.Job
 	Report part[[]reportLine]
-	More   bool // there is more of the report than is shown
+	More   bool // the report has more lines than are shown
 }
 
-// reportLine is what a job says of one letter.
+// reportLine is what a job's report says about one letter.
 type reportLine struct {
 	ID     string `json:"id"`
 	Result string `json:"result"`
-	Class  string `json:"class"` // of a reconcile, which has no result of its own
+	Class  string `json:"class"` // set by a reconcile, which has no result
 	Why    string `json:"why"`
 	Text   string `json:"-"` // the whole line
 }
 
-// Changes are what can be done with the job in its state.
+// Changes returns what can be done with the job in its state.
 func (b *jobBody) Changes() []string { return api.JobChanges[b.Job.State] }
 
-// Filter of the job as a command's flags.
+// Filter returns the job's filter as JSON.
 func (b *jobBody) Filter() string {
 	raw, err := json.Marshal(b.Job.Spec.Filter)
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *jobBody) Filter() string {
 	return string(raw)
 }
 
-// Percent of the planned that is behind the job.
+// Percent returns how much of the planned entries the job has passed.
 func (b *jobBody) Percent() int {
 	if b.Job.Planned == 0 {
 		return 100
@@ -70,7 +70,7 @@ func (p *Page) job(v *visit) error {
 			return enough
 		}
 		l := reportLine{Text: string(raw)}
-		_ = json.Unmarshal(raw, &l) // one without an id is shown all the same
+		_ = json.Unmarshal(raw, &l) // a line without an id is shown as text
 		l.Result = cmp.Or(l.Result, l.Class)
 		b.Report.V = append(b.Report.V, l)
 		return nil
@@ -84,12 +84,12 @@ func (p *Page) job(v *visit) error {
 func (p *Page) changeJob(v *visit) error {
 	change := v.r.PostFormValue("change")
 	if !slices.Contains([]string{"approve", "pause", "resume", "cancel"}, change) {
-		return notify.Invalid("bad_change", "change", "approve, pause, resume or cancel")
+		return notify.Invalid("bad_change", "change", "must be approve, pause, resume or cancel")
 	}
 	if change == "cancel" && v.r.PostFormValue("confirm") != "cancel" {
-		return notify.Invalid("not_confirmed", "confirm", "a cancel is final: tick that the job is to end for good")
+		return notify.Invalid("not_confirmed", "confirm", "a cancel is final: tick the box to end the job for good")
 	}
-	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	v.client.Reason = headerText(v.r.PostFormValue("reason"))
 	j, err := v.client.ChangeJob(v.ctx, v.r.PathValue("id"), change)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (p *Page) audit(v *visit) error {
 	if s := v.r.URL.Query().Get("before"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
-			return notify.Invalid("bad_number", "before", "a row's number")
+			return notify.Invalid("bad_number", "before", "must be the number of a row")
 		}
 		before = n
 		from := n - min(n, auditPage+1)
@@ -126,8 +126,8 @@ func (p *Page) audit(v *visit) error {
 			b.Rows = append(b.Rows, r)
 		}
 	}
-	if len(rows) > 0 && rows[0].Seq > 1 { // of all, not of those that are shown
-		b.Older = with(Prefix+"audit", url.Values{"before": {strconv.FormatUint(rows[0].Seq, 10)}})
+	if len(rows) > 0 && rows[0].Seq > 1 { // the first row that was read, not the first that is shown
+		b.Older = withQuery(Prefix+"audit", url.Values{"before": {strconv.FormatUint(rows[0].Seq, 10)}})
 	}
 	return v.show("audit", "Audit log", &b)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// filter is what a query says of dead letters. Its times are kept as they were
-// written, so that links and commands say the same.
+// filter is a filter of dead letters from a query. It keeps times as they were written, so that
+// links and commands show the same text.
 type filter struct {
 	api.LetterFilter
 	Since, Until string
@@ -30,7 +30,7 @@ func readFilter(q url.Values) (f filter) {
 	return f
 }
 
-// query is the filter as part of a link.
+// query returns the filter as link parameters.
 func (f filter) query() url.Values {
 	q := f.Query()
 	if f.State == "dead" {
@@ -44,22 +44,22 @@ func (f filter) query() url.Values {
 	return q
 }
 
-// Link of the list with this filter.
-func (f filter) Link() string { return with(Prefix+"dead-letters", f.query()) }
+// Link returns the link to the list with this filter.
+func (f filter) Link() string { return withQuery(Prefix+"dead-letters", f.query()) }
 
-// Plan is the link of a plan of what the filter selects.
+// Plan returns the link to a plan for the selected letters.
 func (f filter) Plan(kind string) string {
 	q := f.query()
 	q.Del("state")
 	q.Set("kind", kind)
-	return with(Prefix+"plan", q)
+	return withQuery(Prefix+"plan", q)
 }
 
-// Empty reports that the filter selects everything.
+// Empty reports whether the filter selects everything.
 func (f filter) Empty() bool { return len(f.query()) == 0 }
 
-// args are notifyctl's flags.
-func (f filter) args() (out []string) {
+// flags returns the flags of notifyctl for the filter.
+func (f filter) flags() (out []string) {
 	f.State = ""
 	for _, w := range f.Words() {
 		out = append(out, "--"+w[0], w[1])
@@ -67,24 +67,24 @@ func (f filter) args() (out []string) {
 	return append(out, "--since", f.Since, "--until", f.Until)
 }
 
-// Command that lists the same.
+// Command returns the command that lists the same.
 func (f filter) Command() string {
 	state := f.State
 	if state == "any" {
 		state = ""
 	}
-	return command(append(append([]string{"dlq", "ls"}, f.args()...), "--state", state)...)
+	return command(append(append([]string{"dlq", "ls"}, f.flags()...), "--state", state)...)
 }
 
-func with(path string, q url.Values) string {
+func withQuery(path string, q url.Values) string {
 	if len(q) == 0 {
 		return path
 	}
 	return path + "?" + q.Encode()
 }
 
-// timeOf reads a time, or a distance back such as -24h.
-func timeOf(field, s string, now time.Time) (time.Time, error) {
+// parseTime parses a time, or a distance back such as -24h.
+func parseTime(field, s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
@@ -93,20 +93,20 @@ func timeOf(field, s string, now time.Time) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return t, notify.Invalid("bad_time", field, "a time such as 2026-11-22T10:00:00Z, or a distance back such as -24h")
+		return t, notify.Invalid("bad_time", field, "must be a time such as 2026-11-22T10:00:00Z, or a distance back such as -24h")
 	}
 	return t, nil
 }
 
-// spec is the filter with its times, in any state.
-func (f *filter) spec(now time.Time) (out api.LetterFilter, err error) {
+// apiFilter returns the filter for the API with resolved times, for any state.
+func (f *filter) apiFilter(now time.Time) (out api.LetterFilter, err error) {
 	out = f.LetterFilter
 	out.State = ""
 	for _, t := range []struct {
 		field, in string
 		to        *int64
 	}{{"since", f.Since, &out.Since}, {"until", f.Until, &out.Until}} {
-		at, err := timeOf(t.field, t.in, now)
+		at, err := parseTime(t.field, t.in, now)
 		if err != nil {
 			return out, err
 		}
@@ -128,14 +128,14 @@ type lettersBody struct {
 	Next   string
 }
 
-// GroupFilter is the filter narrowed to one way to fail.
+// GroupFilter returns the filter narrowed to a group.
 func (b *lettersBody) GroupFilter(g api.LetterGroup) filter {
 	f := b.Filter
 	f.Channel, f.Class, f.Code, f.Provider, f.Template = g.Channel, g.Class, g.Code, g.Provider, g.Template
 	return f
 }
 
-// Replayable says that a plan would select something here.
+// Replayable reports whether a plan would select something of this list.
 func (b *lettersBody) Replayable() bool { return b.Filter.State == "dead" && len(b.Page.V.Items) > 0 }
 
 func (p *Page) deadLetters(v *visit) error {
@@ -143,23 +143,23 @@ func (p *Page) deadLetters(v *visit) error {
 	b := lettersBody{Filter: readFilter(q), Cursor: q.Get("cursor")}
 	b.Filter.State = cmp.Or(b.Filter.State, "dead")
 	f := &b.Filter
-	list, err := f.spec(p.cfg.Now())
+	list, err := f.apiFilter(p.cfg.Now())
 	if err != nil {
 		return err
 	}
 	if f.State != "any" {
 		list.State = f.State
 	}
-	// The cursor holds only for the same query: a distance back is another one
-	// with each page.
+	// A cursor is only valid for the same query. A relative time would resolve to another
+	// time for each page, so the link to the next page carries the resolved times.
 	if since, until := q.Get("since_ms"), q.Get("until_ms"); b.Cursor != "" {
 		list.Since, _ = strconv.ParseInt(since, 10, 64)
 		list.Until, _ = strconv.ParseInt(until, 10, 64)
 	}
-	var qs questions
-	ask(&qs, &b.Page, func() (api.DeadLetterPage, error) { return v.client.DeadLetters(v.ctx, list, b.Cursor, letterPage) })
+	var qs apiCalls
+	addCall(&qs, &b.Page, func() (api.DeadLetterPage, error) { return v.client.DeadLetters(v.ctx, list, b.Cursor, letterPage) })
 	if b.Cursor == "" {
-		ask(&qs, &b.Top, func() (api.LetterTop, error) { return v.client.TopDeadLetters(v.ctx, list, 8) })
+		addCall(&qs, &b.Top, func() (api.LetterTop, error) { return v.client.TopDeadLetters(v.ctx, list, 8) })
 	}
 	qs.wait()
 	if b.Page.Err != nil && notify.KindOf(b.Page.Err) == notify.KindInvalid {
@@ -170,36 +170,36 @@ func (p *Page) deadLetters(v *visit) error {
 		next.Set("cursor", b.Page.V.Cursor)
 		next.Set("since_ms", strconv.FormatInt(list.Since, 10))
 		next.Set("until_ms", strconv.FormatInt(list.Until, 10))
-		b.Next = with(Prefix+"dead-letters", next)
+		b.Next = withQuery(Prefix+"dead-letters", next)
 	}
 	return v.show("deadletters", "Dead letters", &b)
 }
 
-// planBody is a plan and the form that carries it out.
+// planBody is a plan with the form that starts its job.
 type planBody struct {
 	Kind    string
 	Filter  filter
 	Options options
 	Plan    api.Plan
-	Spec    string // of the plan, for the form
+	Spec    string // the plan's spec, encoded for the form
 	Command string
-	Empty   bool // no filter, and nobody said that all is meant
+	Empty   bool // the filter is empty, and all=1 is not given
 	All     string
 }
 
-// options of a replay, as the form has them.
+// options are the options of a replay in the form.
 type options struct {
 	Rate, Canary, AbortIf                 string
 	Expired, Collapse, Order, OpenCircuit string
 }
 
-// namedCounts are the counts of a plan by one of its texts.
+// namedCounts are the counts of a plan by one property.
 type namedCounts struct {
 	Name   string
 	Counts map[string]int
 }
 
-// By are the counts of a plan under their names, in a fixed order.
+// By returns the counts of a plan in a fixed order.
 func (b *planBody) By() (out []namedCounts) {
 	for _, name := range []string{"caller", "channel", "provider", "class", "code", "template"} {
 		if len(b.Plan.Counts[name]) > 0 {
@@ -209,10 +209,10 @@ func (b *planBody) By() (out []namedCounts) {
 	return out
 }
 
-// Eta is how long it takes at the rate, behind the canary.
+// Eta returns how long the job takes at the rate, without the canary.
 func (b *planBody) Eta() time.Duration { return time.Duration(b.Plan.EtaMs) * time.Millisecond }
 
-func pick(s string, of ...string) string {
+func allowedOr(s string, of ...string) string {
 	if slices.Contains(of, s) {
 		return s
 	}
@@ -221,25 +221,25 @@ func pick(s string, of ...string) string {
 
 func (p *Page) plan(v *visit) error {
 	q := v.r.URL.Query()
-	b := planBody{Kind: pick(q.Get("kind"), "replay", "discard"), Filter: readFilter(q)}
+	b := planBody{Kind: allowedOr(q.Get("kind"), "replay", "discard"), Filter: readFilter(q)}
 	b.Filter.State = "dead"
 	b.Options = options{
 		Rate: strings.TrimSpace(q.Get("rate")), Canary: strings.TrimSpace(q.Get("canary")), AbortIf: strings.TrimSpace(q.Get("abort_if")),
-		Expired: pick(q.Get("expired"), "skip", "send", "fail"), Collapse: pick(q.Get("collapse"), "none", "latest-per-recipient"),
-		Order: pick(q.Get("order"), "offset", "due"), OpenCircuit: pick(q.Get("open_circuit"), "stop", "wait"),
+		Expired: allowedOr(q.Get("expired"), "skip", "send", "fail"), Collapse: allowedOr(q.Get("collapse"), "none", "latest-per-recipient"),
+		Order: allowedOr(q.Get("order"), "offset", "due"), OpenCircuit: allowedOr(q.Get("open_circuit"), "stop", "wait"),
 	}
 	title := "Plan a " + b.Kind
 	if b.Filter.Empty() && !b.Filter.All {
 		q.Set("all", "1")
-		b.Empty, b.All = true, with(Prefix+"plan", q)
+		b.Empty, b.All = true, withQuery(Prefix+"plan", q)
 		return v.show("plan", title, &b)
 	}
 	spec := api.JobSpec{Kind: b.Kind}
 	var err error
-	if spec.Filter, err = b.Filter.spec(p.cfg.Now()); err != nil {
+	if spec.Filter, err = b.Filter.apiFilter(p.cfg.Now()); err != nil {
 		return err
 	}
-	if err = b.Options.into(&spec); err != nil {
+	if err = b.Options.applyTo(&spec); err != nil {
 		return err
 	}
 	if b.Plan, err = v.client.Plan(v.ctx, spec); err != nil {
@@ -254,23 +254,23 @@ func (p *Page) plan(v *visit) error {
 	return v.show("plan", title, &b)
 }
 
-// Limits of the numbers, as the API has them.
+// Limits of the API.
 const (
 	maxRate   = 20_000
 	maxCanary = 1000
 )
 
-// into reads the numbers. For the API a canary and a guard below 0 mean none: here
-// 0 does, so that nothing mistyped leaves them out.
-func (o *options) into(spec *api.JobSpec) (err error) {
+// applyTo parses the numbers into spec. In the API, a canary or guard below 0 means none. In the
+// form it is 0, so that a typing error cannot turn them off.
+func (o *options) applyTo(spec *api.JobSpec) (err error) {
 	if spec.Kind != "replay" {
 		*o = options{}
 		return nil
 	}
 	number := func(field, s string, most float64) float64 {
 		n, nerr := strconv.ParseFloat(s, 64)
-		if (nerr != nil || !(n >= 0 && n <= most)) && err == nil { // NaN is neither
-			err = notify.Invalid("bad_number", field, "a number from 0 to "+strconv.FormatFloat(most, 'f', -1, 64))
+		if (nerr != nil || !(n >= 0 && n <= most)) && err == nil { // false for NaN, too
+			err = notify.Invalid("bad_number", field, "must be a number from 0 to "+strconv.FormatFloat(most, 'f', -1, 64))
 		}
 		return n
 	}
@@ -279,19 +279,19 @@ func (o *options) into(spec *api.JobSpec) (err error) {
 	o.AbortIf = cmp.Or(o.AbortIf, "20")
 	spec.Rate, spec.AbortIf = number("rate", o.Rate, maxRate), number("abort_if", o.AbortIf, 100)/100
 	spec.AbortIf = cmp.Or(spec.AbortIf, -1)
-	// What is no whole number must not read as none.
+	// A fraction must not be rounded to 0, which means no canary.
 	canary := number("canary", o.Canary, maxCanary)
 	if spec.Canary = int(canary); float64(spec.Canary) != canary && err == nil {
-		err = notify.Invalid("bad_number", "canary", "a whole number; 0: none")
+		err = notify.Invalid("bad_number", "canary", "must be a whole number; 0: no canary")
 	}
 	spec.Canary = cmp.Or(spec.Canary, -1)
 	spec.Expired, spec.Collapse, spec.Order, spec.OpenCircuit = o.Expired, o.Collapse, o.Order, o.OpenCircuit
 	return err
 }
 
-// command that makes the same plan.
+// command returns the command that makes the same plan.
 func (b *planBody) command() string {
-	args := append([]string{"dlq", b.Kind}, b.Filter.args()...)
+	args := append([]string{"dlq", b.Kind}, b.Filter.flags()...)
 	if b.Filter.All {
 		args = append(args, "--all")
 	}
@@ -313,8 +313,8 @@ func (b *planBody) command() string {
 	return command(args...)
 }
 
-// startJob carries out the plan that was shown: the server refuses when what it
-// selects has changed since.
+// startJob starts the job of the shown plan. The server refuses it if the selection has changed
+// since.
 func (p *Page) startJob(v *visit) error {
 	raw, err := base64.RawURLEncoding.DecodeString(v.r.PostFormValue("spec"))
 	var r api.JobRequest
@@ -322,15 +322,15 @@ func (p *Page) startJob(v *visit) error {
 		err = json.Unmarshal(raw, &r.Spec)
 	}
 	if err != nil {
-		return notify.Invalid("bad_form", "spec", "the form does not hold a plan; open it again")
+		return notify.Invalid("bad_form", "spec", "the form does not hold a plan; open the plan again")
 	}
 	if r.Spec.Kind == "discard" && strings.TrimSpace(v.r.PostFormValue("confirm")) != "discard" {
-		return notify.Invalid("not_confirmed", "confirm", `type "discard" to say that it is meant; go back and try again`)
+		return notify.Invalid("not_confirmed", "confirm", `type "discard" to confirm; go back and try again`)
 	}
 	r.Digest = v.r.PostFormValue("digest")
 	r.Entries, _ = strconv.Atoi(v.r.PostFormValue("entries"))
 	r.Approval = v.r.PostFormValue("approval") == "1"
-	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	v.client.Reason = headerText(v.r.PostFormValue("reason"))
 	j, err := v.client.StartJob(v.ctx, r)
 	if err != nil {
 		return err
@@ -338,5 +338,5 @@ func (p *Page) startJob(v *visit) error {
 	return v.goTo(Prefix + "jobs/" + url.PathEscape(j.ID))
 }
 
-// oneLine is what may stand in a header.
-func oneLine(s string) string { return notify.EscapeControls(strings.Join(strings.Fields(s), " ")) }
+// headerText returns s in a form that is valid in a header.
+func headerText(s string) string { return notify.EscapeControls(strings.Join(strings.Fields(s), " ")) }

@@ -18,16 +18,16 @@ func (p *Page) lanes(v *visit) error {
 	return v.show("lanes", "Lanes", lanes.Items)
 }
 
-// setLane pauses a lane or lets it go on.
+// setLane pauses or resumes a lane.
 func (p *Page) setLane(v *visit) error {
 	name, to := v.r.PostFormValue("lane"), v.r.PostFormValue("change")
 	if to != "pause" && to != "resume" {
-		return notify.Invalid("bad_value", "change", "pause or resume")
+		return notify.Invalid("bad_value", "change", "must be pause or resume")
 	}
 	if name == "" {
-		return notify.Invalid("required", "lane", "says which one, such as push-bulk")
+		return notify.Invalid("required", "lane", "is missing: a lane such as push-bulk")
 	}
-	reason := oneLine(v.r.PostFormValue("reason"))
+	reason := headerText(v.r.PostFormValue("reason"))
 	v.client.Reason = reason
 	if _, err := v.client.SetLane(v.ctx, name, to == "pause", reason); err != nil {
 		return err
@@ -35,15 +35,15 @@ func (p *Page) setLane(v *visit) error {
 	return v.goTo(Prefix + "lanes")
 }
 
-// word is one word of a page's filter, under its name in the query and in notifyctl's flags.
-type word struct {
+// filterWord is one word of a page's filter, with its name in the query and in notifyctl's flags.
+type filterWord struct {
 	Name string
 	To   *string
 }
 
-// listed reads the words of a filter from the query, asks for the page of a list behind
-// its cursor, and returns it with the link to the next; empty: there is none.
-func listed[T any](v *visit, path string, words []word, ask func(cursor string) (api.List[T], error)) (page api.List[T], next string, err error) {
+// readListPage reads the words of a filter from the query, and gets the page at the query's
+// cursor. It returns the page with the link to the next one, or "".
+func readListPage[T any](v *visit, path string, words []filterWord, ask func(cursor string) (api.List[T], error)) (page api.List[T], next string, err error) {
 	q, link := v.r.URL.Query(), url.Values{}
 	for _, w := range words {
 		if *w.To = strings.TrimSpace(q.Get(w.Name)); *w.To != "" {
@@ -52,7 +52,7 @@ func listed[T any](v *visit, path string, words []word, ask func(cursor string) 
 	}
 	if page, err = ask(q.Get("cursor")); err == nil && page.Cursor != "" {
 		link.Set("cursor", page.Cursor)
-		next = with(Prefix+path, link)
+		next = withQuery(Prefix+path, link)
 	}
 	return page, next, err
 }
@@ -66,8 +66,8 @@ type schedulesBody struct {
 func (p *Page) schedules(v *visit) (err error) {
 	b := schedulesBody{Query: api.ScheduleQuery{Limit: rowsShown}}
 	f := &b.Query
-	words := []word{{"status", &f.Status}, {"user", &f.User}, {"caller", &f.Caller}}
-	b.Page, b.Next, err = listed(v, "schedules", words, func(cursor string) (api.ScheduledPage, error) {
+	words := []filterWord{{"status", &f.Status}, {"user", &f.User}, {"caller", &f.Caller}}
+	b.Page, b.Next, err = readListPage(v, "schedules", words, func(cursor string) (api.ScheduledPage, error) {
 		f.Cursor = cursor
 		return v.client.Schedules(v.ctx, *f)
 	})
@@ -85,7 +85,7 @@ type campaignsBody struct {
 
 func (p *Page) campaigns(v *visit) (err error) {
 	var b campaignsBody
-	b.Page, b.Next, err = listed(v, "campaigns", []word{{"caller", &b.Caller}}, func(cursor string) (api.CampaignPage, error) {
+	b.Page, b.Next, err = readListPage(v, "campaigns", []filterWord{{"caller", &b.Caller}}, func(cursor string) (api.CampaignPage, error) {
 		return v.client.Campaigns(v.ctx, b.Caller, api.Page{After: cursor, Limit: rowsShown})
 	})
 	if err != nil {
@@ -111,8 +111,8 @@ type suppressionsBody struct {
 func (p *Page) suppressions(v *visit) (err error) {
 	var b suppressionsBody
 	f := &b.Filter
-	words := []word{{"user_id", &f.UserID}, {"channel", &f.Channel}, {"address", &f.Address}, {"code", &f.Code}}
-	b.Page, b.Next, err = listed(v, "suppressions", words, func(cursor string) (api.Suppressions, error) {
+	words := []filterWord{{"user_id", &f.UserID}, {"channel", &f.Channel}, {"address", &f.Address}, {"code", &f.Code}}
+	b.Page, b.Next, err = readListPage(v, "suppressions", words, func(cursor string) (api.Suppressions, error) {
 		return v.client.Suppressions(v.ctx, *f, cursor, rowsShown)
 	})
 	if err != nil {
@@ -121,18 +121,18 @@ func (p *Page) suppressions(v *visit) (err error) {
 	return v.show("suppressions", "Suppressions", &b)
 }
 
-// liftSuppression takes an address off the list of one user, which the form says
-// twice: by its button and by a box that must be ticked.
+// liftSuppression lifts the suppression of an address for one user. The form confirms it by the
+// button and by a box that must be ticked.
 func (p *Page) liftSuppression(v *visit) error {
 	in := api.SuppressionLift{Address: v.r.PostFormValue("address"), UserID: v.r.PostFormValue("user_id")}
 	if v.r.PostFormValue("sure") != "yes" {
 		return notify.Invalid("not_confirmed", "sure", "tick the box to send to the address again")
 	}
-	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	v.client.Reason = headerText(v.r.PostFormValue("reason"))
 	if _, err := v.client.LiftSuppression(v.ctx, in); err != nil {
 		return err
 	}
-	return v.goTo(with(Prefix+"suppressions", url.Values{"user_id": {in.UserID}}))
+	return v.goTo(withQuery(Prefix+"suppressions", url.Values{"user_id": {in.UserID}}))
 }
 
 type userBody struct {
@@ -143,7 +143,7 @@ type userBody struct {
 
 func (p *Page) user(v *visit) (err error) {
 	b := userBody{User: v.r.PathValue("id")}
-	b.Page, b.Next, err = listed(v, "users/"+url.PathEscape(b.User), nil, func(cursor string) (api.UserHistory, error) {
+	b.Page, b.Next, err = readListPage(v, "users/"+url.PathEscape(b.User), nil, func(cursor string) (api.UserHistory, error) {
 		return v.client.UserNotifications(v.ctx, b.User, cursor, rowsShown)
 	})
 	if err != nil {
@@ -154,20 +154,20 @@ func (p *Page) user(v *visit) (err error) {
 
 type notificationsBody struct {
 	Query        api.NotificationQuery
-	Since, Until string // as they were written, so that links and commands say the same
+	Since, Until string // as written, so that links and commands show the same text
 	Page         api.UserHistory
 	Next         string
 }
 
-// words are those of the filter.
-func (b *notificationsBody) words() []word {
-	return []word{
+// words returns the words of the filter.
+func (b *notificationsBody) words() []filterWord {
+	return []filterWord{
 		{"channel", &b.Query.Channel}, {"status", &b.Query.Status}, {"code", &b.Query.Code}, {"caller", &b.Query.Caller}, {"template", &b.Query.Template},
 		{"campaign", &b.Query.Campaign}, {"since", &b.Since}, {"until", &b.Until},
 	}
 }
 
-// States are what a notification's status can be.
+// States returns the states of a notification.
 func (b *notificationsBody) States() (names []string) {
 	for s := notify.State(1); int(s) < notify.States; s++ {
 		names = append(names, s.String())
@@ -187,12 +187,12 @@ func (b *notificationsBody) Command() string {
 func (p *Page) notifications(v *visit) (err error) {
 	b := notificationsBody{Query: api.NotificationQuery{Limit: rowsShown}}
 	f := &b.Query
-	b.Page, b.Next, err = listed(v, "notifications", b.words(), func(cursor string) (page api.UserHistory, err error) {
+	b.Page, b.Next, err = readListPage(v, "notifications", b.words(), func(cursor string) (page api.UserHistory, err error) {
 		f.Cursor = cursor
-		if f.Since, err = timeOf("since", b.Since, p.cfg.Now()); err != nil {
+		if f.Since, err = parseTime("since", b.Since, p.cfg.Now()); err != nil {
 			return page, err
 		}
-		if f.Until, err = timeOf("until", b.Until, p.cfg.Now()); err != nil {
+		if f.Until, err = parseTime("until", b.Until, p.cfg.Now()); err != nil {
 			return page, err
 		}
 		return v.client.Notifications(v.ctx, *f)

@@ -10,12 +10,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// callerFailures is what failed of one caller.
+// callerFailures counts the failures of one caller.
 type callerFailures struct {
 	Caller   string
 	Day      int
 	Hour     int
-	TopCode  string // the most frequent code, and how many
+	TopCode  string // the most frequent code
 	TopClass string
 	TopCount int
 }
@@ -31,7 +31,7 @@ type overviewBody struct {
 	Forecast part[chart]
 }
 
-// Bad are the findings that are not ok, the worst first.
+// Bad returns the findings that are not ok, the worst first.
 func (b *overviewBody) Bad() (out []api.Finding) {
 	for _, level := range []string{"fail", "warn"} {
 		for _, f := range b.Findings.V {
@@ -43,7 +43,7 @@ func (b *overviewBody) Bad() (out []api.Finding) {
 	return out
 }
 
-// Level is that of the worst finding.
+// Level returns the level of the worst finding.
 func (b *overviewBody) Level() string {
 	if bad := b.Bad(); len(bad) > 0 {
 		return bad[0].Level
@@ -51,7 +51,7 @@ func (b *overviewBody) Level() string {
 	return "ok"
 }
 
-// Behind sums the lag of all groups.
+// Behind returns the lag of all groups together.
 func (b *overviewBody) Behind() (n int64) {
 	for _, l := range b.Lag.V {
 		n += l.Lag
@@ -59,7 +59,7 @@ func (b *overviewBody) Behind() (n int64) {
 	return n
 }
 
-// Waiting sums the deferred receivers of all groups.
+// Waiting returns the deferred receivers of all groups together.
 func (b *overviewBody) Waiting() (n int64) {
 	for _, l := range b.Lag.V {
 		n += l.Waiting()
@@ -67,10 +67,10 @@ func (b *overviewBody) Waiting() (n int64) {
 	return n
 }
 
-// Sum of the rates of every channel and of triggers.
+// Sum returns the rates of all channels and triggers together.
 func (b *overviewBody) Sum() api.Rate { return api.SumOf(b.Rates.V.Rates) }
 
-// Late is the worse of the two 99% quantiles, of what there was.
+// Late returns the lateness with the higher 99% quantile, of timers or triggers.
 func (b *overviewBody) Late() (worst api.Lateness) {
 	for _, l := range b.Rates.V.Late {
 		if l.N > 0 && l.P99 >= worst.P99 {
@@ -80,33 +80,33 @@ func (b *overviewBody) Late() (worst api.Lateness) {
 	return worst
 }
 
-// Busy are the groups that have something to do or hold a lane.
+// Busy returns the groups that have work or a paused partition.
 func (b *overviewBody) Busy() []api.GroupLag {
 	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l api.GroupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 && l.Waiting() == 0 })
 }
 
 func (p *Page) overview(v *visit) error {
 	var b overviewBody
-	var q questions
-	ask(&q, &b.Rates, func() (api.Rates, error) { return v.client.Rates(v.ctx) })
-	ask(&q, &b.Lag, func() ([]api.GroupLag, error) { return v.client.Lag(v.ctx) })
-	ask(&q, &b.Findings, func() ([]api.Finding, error) { return v.client.Doctor(v.ctx) })
-	ask(&q, &b.Circuits, func() ([]api.Circuit, error) {
+	var q apiCalls
+	addCall(&q, &b.Rates, func() (api.Rates, error) { return v.client.Rates(v.ctx) })
+	addCall(&q, &b.Lag, func() ([]api.GroupLag, error) { return v.client.Lag(v.ctx) })
+	addCall(&q, &b.Findings, func() ([]api.Finding, error) { return v.client.Doctor(v.ctx) })
+	addCall(&q, &b.Circuits, func() ([]api.Circuit, error) {
 		cs, err := v.client.Circuits(v.ctx)
 		return slices.DeleteFunc(cs.Items, func(c api.Circuit) bool { return c.State == "closed" }), err
 	})
-	ask(&q, &b.Accounts, func() ([]api.Account, error) {
+	addCall(&q, &b.Accounts, func() ([]api.Account, error) {
 		as, err := v.client.Accounts(v.ctx)
 		return slices.DeleteFunc(as.Items, func(a api.Account) bool { return a.State == "closed" }), err
 	})
-	ask(&q, &b.Failed, func() (failuresBody, error) { return p.failuresOf(v) })
-	ask(&q, &b.Jobs, func() ([]api.Job, error) { return v.client.Jobs(v.ctx, 5) })
-	ask(&q, &b.Forecast, func() (chart, error) { return p.forecastOf(v) })
+	addCall(&q, &b.Failed, func() (failuresBody, error) { return p.failuresOf(v) })
+	addCall(&q, &b.Jobs, func() ([]api.Job, error) { return v.client.Jobs(v.ctx, 5) })
+	addCall(&q, &b.Forecast, func() (chart, error) { return p.forecastOf(v) })
 	q.wait()
 	return v.show("overview", "Overview", &b)
 }
 
-// failuresBody is what failed in the last 24 hours.
+// failuresBody holds the failures of the last 24 hours.
 type failuresBody struct {
 	Callers []callerFailures
 	Top     api.LetterTop
@@ -156,7 +156,7 @@ type circuitsBody struct {
 	Accounts part[[]api.Account]
 }
 
-// Settable returns the names of the circuits, each once: to set one binds all processes.
+// Settable returns the names of the circuits, each once: a change applies to all processes.
 func (b *circuitsBody) Settable() (names []string) {
 	for i := range b.Circuits.V {
 		if name := b.Circuits.V[i].Name; !slices.Contains(names, name) {
@@ -166,17 +166,17 @@ func (b *circuitsBody) Settable() (names []string) {
 	return names
 }
 
-// setCircuit holds a circuit open or closed, or gives it back to its calls.
+// setCircuit holds a circuit open or closed, or ends the hold.
 func (p *Page) setCircuit(v *visit) error {
 	to := v.r.PostFormValue("change")
 	if !slices.Contains([]string{"open", "closed", "reset"}, to) {
-		return notify.Invalid("bad_value", "change", "open, closed or reset")
+		return notify.Invalid("bad_value", "change", "must be open, closed or reset")
 	}
 	name := v.r.PostFormValue("circuit")
 	if name == "" {
-		return notify.Invalid("required", "circuit", "says which one, such as caller:shop")
+		return notify.Invalid("required", "circuit", "is missing: a circuit such as caller:shop")
 	}
-	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	v.client.Reason = headerText(v.r.PostFormValue("reason"))
 	if _, err := v.client.SetCircuit(v.ctx, name, to); err != nil {
 		return err
 	}
@@ -185,12 +185,12 @@ func (p *Page) setCircuit(v *visit) error {
 
 func (p *Page) circuits(v *visit) error {
 	var b circuitsBody
-	var q questions
-	ask(&q, &b.Circuits, func() ([]api.Circuit, error) {
+	var q apiCalls
+	addCall(&q, &b.Circuits, func() ([]api.Circuit, error) {
 		cs, err := v.client.Circuits(v.ctx)
 		return cs.Items, err
 	})
-	ask(&q, &b.Accounts, func() ([]api.Account, error) {
+	addCall(&q, &b.Accounts, func() ([]api.Account, error) {
 		as, err := v.client.Accounts(v.ctx)
 		return as.Items, err
 	})

@@ -669,7 +669,7 @@ func TestNoJobs(t *testing.T) {
 	s := newSite(t)
 	s.signIn("writer")
 	s.api.noJobs = true
-	if w := s.get("/ui/jobs"); w.Code != 200 || !strings.Contains(w.Body.String(), "There is none. A replay begins at") || strings.Contains(w.Body.String(), "<table") {
+	if w := s.get("/ui/jobs"); w.Code != 200 || !strings.Contains(w.Body.String(), "None. A replay starts at") || strings.Contains(w.Body.String(), "<table") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
@@ -692,7 +692,7 @@ func TestTopIsRemembered(t *testing.T) {
 		t.Errorf("asked %d times after a while", n)
 	}
 	// An answer that took long is kept longer.
-	var r remembered[int]
+	var r cachedAnswer[int]
 	now := noon
 	asked := 0
 	question := func() (int, error) {
@@ -762,7 +762,7 @@ func TestWords(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{0: "now", -5 * time.Second: "in 5 s", 90 * time.Second: "1 min ago", 49 * time.Hour: "2 d ago"} {
-		if got := distance(noon.Add(-d), noon); got != want {
+		if got := relativeTime(noon.Add(-d), noon); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
 		}
 	}
@@ -797,7 +797,7 @@ func TestNotifications(t *testing.T) {
 	if want := "/v1/notifications?caller=shop&channel=sms&limit=50&since=" + at + "&status=FAILED"; asked != want {
 		t.Errorf("asked %s, want %s", asked, want)
 	}
-	if body := s.get("/ui/notifications?status=UNKNOWN").Body.String(); !strings.Contains(body, "among what was read so far") || !strings.Contains(body, `rel="next"`) {
+	if body := s.get("/ui/notifications?status=UNKNOWN").Body.String(); !strings.Contains(body, "there may be older ones") || !strings.Contains(body, `rel="next"`) {
 		t.Error("a page that ended at its bound reads as the end")
 	}
 	if w := s.get("/ui/notifications?since=soon"); w.Code != 422 {

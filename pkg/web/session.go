@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	sessionLasts    = time.Hour // at most; a token that ends before ends it
-	maxSessionToken = 3000      // bytes; sealed it fills the 4,096 that browsers keep of a cookie
+	sessionLasts    = time.Hour // at most; an earlier end of the token ends the session
+	maxSessionToken = 3000      // bytes; sealed, such a token fills the 4,096 bytes that browsers allow for a cookie
 )
 
-// sessions seals sessions into cookies and keeps none, so every process with the
-// same key knows the sessions of all of them, also after a restart. A session is its
-// end and the token of the visitor: the key alone, without a good token, opens
-// nothing. Whoever copied a cookie can use it until its end, as with a token.
+// sessions seals sessions into cookies and stores none. So every process with the same key
+// accepts the sessions of all processes, also after a restart. A session is its end time and the
+// visitor's token: the key alone, without a valid token, gives no access. A copied cookie works
+// until the session ends, like a copied token.
 type sessions struct {
 	key  []byte
 	seal cipher.AEAD
@@ -42,19 +42,19 @@ func newSessions(key []byte, now func() time.Time) (*sessions, error) {
 	return s, err
 }
 
-// newFormName returns the value of a cookie that binds the form to sign in to one
-// browser: 130 random bits.
+// newFormName returns the value of the cookie that binds the sign-in form to one browser: 130
+// random bits.
 func (*sessions) newFormName() string { return rand.Text() }
 
-// begin returns the cookie of a new session. The token has at most maxSessionToken
+// newCookie returns the cookie of a new session. The token must have at most maxSessionToken
 // bytes.
-func (s *sessions) begin(token string) string {
+func (s *sessions) newCookie(token string) string {
 	session := binary.BigEndian.AppendUint64(nil, uint64(s.now().Add(sessionLasts).UnixMilli()))
 	return base64.RawURLEncoding.EncodeToString(s.seal.Seal(nil, nil, append(session, token...), nil))
 }
 
-// token returns the token of a session. It returns false when the cookie is not one
-// that begin made with this key, and when the session has ended.
+// token returns the token of a session. It returns false if newCookie did not make the cookie
+// with this key, or if the session has ended.
 func (s *sessions) token(cookie string) (string, bool) {
 	sealed, err := base64.RawURLEncoding.Strict().DecodeString(cookie)
 	if err != nil {
@@ -68,11 +68,10 @@ func (s *sessions) token(cookie string) (string, bool) {
 	return string(session[8:]), s.now().Before(ends)
 }
 
-// csrf is what every form under a cookie carries: only who can read our pages
-// knows it.
+// csrf returns the token of every form of a session. Only a reader of our pages knows it.
 func (s *sessions) csrf(cookie string) string { return hex.EncodeToString(s.mac("form of " + cookie)) }
 
-func (s *sessions) fits(cookie, csrf string) bool {
+func (s *sessions) csrfMatches(cookie, csrf string) bool {
 	return cookie != "" && hmac.Equal([]byte(s.csrf(cookie)), []byte(csrf))
 }
 
@@ -82,10 +81,10 @@ func (s *sessions) mac(text string) []byte {
 	return m.Sum(nil)
 }
 
-// Names of cookies. With TLS the browser holds them to this host.
+// Names of cookies. With TLS, the prefix makes browsers restrict them to this host.
 const (
 	cookieSession = "notifyd_session"
-	cookieForm    = "notifyd_form" // of the form to sign in
+	cookieForm    = "notifyd_form" // of the sign-in form
 	hostOnly      = "__Host-"
 )
 
@@ -101,7 +100,7 @@ func (p *Page) cookie(r *http.Request, name string) string {
 	return ""
 }
 
-// setCookie sets one for seconds; below 0 removes it.
+// setCookie sets a cookie for a number of seconds; below 0 it removes the cookie.
 func (p *Page) setCookie(w http.ResponseWriter, r *http.Request, name, value string, seconds int) {
 	c := &http.Cookie{Name: name, Value: value, Path: Prefix, MaxAge: seconds, HttpOnly: true, SameSite: http.SameSiteStrictMode}
 	if p.secure(r) {

@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// visit is one request of somebody who has signed in.
+// visit is one request of a visitor who has signed in.
 type visit struct {
 	page    *Page
 	w       http.ResponseWriter
@@ -31,17 +31,17 @@ type visit struct {
 	client  *api.Client
 }
 
-// askFor is how long a page waits for the API.
-const askFor = 10 * time.Second
+// apiTimeout is how long a page waits for the API.
+const apiTimeout = 10 * time.Second
 
-// answer shows what h makes of a request of somebody who has signed in, if check has
-// nothing against it.
-func (p *Page) answer(w http.ResponseWriter, r *http.Request, check func(*visit) error, h func(*visit) error) {
-	v, ok := p.enter(w, r)
+// serveVisit calls h for a visitor who has signed in, if check allows it. It shows errors as a
+// page.
+func (p *Page) serveVisit(w http.ResponseWriter, r *http.Request, check func(*visit) error, h func(*visit) error) {
+	v, ok := p.authenticate(w, r)
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), askFor)
+	ctx, cancel := context.WithTimeout(r.Context(), apiTimeout)
 	defer cancel()
 	v.ctx = ctx
 	err := check(v)
@@ -49,34 +49,36 @@ func (p *Page) answer(w http.ResponseWriter, r *http.Request, check func(*visit)
 		err = h(v)
 	}
 	if err != nil {
-		v.fail(err)
+		v.showError(err)
 	}
 }
 
-// mayLook checks a GET. A part of a query that cannot be read would be left out: of a
-// filter, that selects more.
-func mayLook(v *visit) error {
+// checkGet checks a GET. It refuses a query that cannot be parsed: a filter without the
+// unreadable part would select more.
+func checkGet(v *visit) error {
 	if _, err := url.ParseQuery(v.r.URL.RawQuery); err != nil {
-		return notify.Invalid(api.CodeMalformed, "", "the address cannot be read: in its query ; is written %3B, and % as %25")
+		return notify.Invalid(api.CodeMalformed, "", "the query of the address cannot be parsed; write ; as %3B and % as %25")
 	}
 	return nil
 }
 
-// mayChange checks a POST: only of our own forms, and only of whoever may.
-func mayChange(v *visit) error {
+// checkPost checks a POST: it must come from a form of this session, and the token must allow
+// changes.
+func checkPost(v *visit) error {
 	switch {
 	case v.r.ParseForm() != nil:
-		return notify.Invalid("bad_form", "", "the form could not be read")
-	case !v.page.sessions.fits(v.session, v.r.PostFormValue("csrf")):
-		return &notify.Error{Kind: notify.KindForbidden, Code: "bad_form_token", Msg: "this form is not one of your session; open the page again"}
+		return notify.Invalid("bad_form", "", "the form cannot be read")
+	case !v.page.sessions.csrfMatches(v.session, v.r.PostFormValue("csrf")):
+		return &notify.Error{Kind: notify.KindForbidden, Code: "bad_form_token", Msg: "this form does not belong to your session; open the page again"}
 	case !v.user.MayChange:
-		return &notify.Error{Kind: notify.KindForbidden, Code: "read_only", Msg: "your token only looks: changes need the scope " + api.ScopeOperate}
+		return &notify.Error{Kind: notify.KindForbidden, Code: "read_only", Msg: "your token is read-only: changes need the scope " + api.ScopeOperate}
 	}
 	return nil
 }
 
-// enter finds who asks; else it leads to the form to sign in.
-func (p *Page) enter(w http.ResponseWriter, r *http.Request) (*visit, bool) {
+// authenticate returns the visit of a visitor who has signed in. Otherwise it redirects to the
+// sign-in form and returns false.
+func (p *Page) authenticate(w http.ResponseWriter, r *http.Request) (*visit, bool) {
 	session := p.cookie(r, cookieSession)
 	token, ok := p.sessions.token(session)
 	var user User
@@ -114,8 +116,8 @@ func (v *visit) show(name, title string, body any) error {
 	return nil
 }
 
-// live names the pages that are fetched again while they are looked at.
-var live = map[string]bool{"overview": true, "failures": true, "circuits": true, "jobs": true, "job": true, "id": true, "forecast": true}
+// livePages are the pages that the script refreshes.
+var livePages = map[string]bool{"overview": true, "failures": true, "circuits": true, "jobs": true, "job": true, "id": true, "forecast": true}
 
 func (v *visit) render(status int, name, title string, body any) {
 	nav := name
@@ -128,18 +130,18 @@ func (v *visit) render(status int, name, title string, body any) {
 		nav = "dead-letters"
 	}
 	v.page.render(v.w, status, name, view{
-		Title: title, Nav: nav, User: v.user, CSRF: v.page.sessions.csrf(v.session), Live: live[name], Body: body,
+		Title: title, Nav: nav, User: v.user, CSRF: v.page.sessions.csrf(v.session), Live: livePages[name], Body: body,
 	})
 }
 
-// fail shows an error as a page.
-func (v *visit) fail(err error) {
+// showError shows an error as a page.
+func (v *visit) showError(err error) {
 	problem := problemOf(err)
 	status := api.StatusOf(problem.Kind, problem.Code)
 	v.render(status, "error", "Error", problem)
 }
 
-// problemOf is what an error says; what is none of ours is not shown.
+// problemOf returns the error to show. It hides the text of errors that are not ours.
 func problemOf(err error) *notify.Error {
 	if e, ok := errors.AsType[*notify.Error](err); ok {
 		return e
@@ -147,23 +149,23 @@ func problemOf(err error) *notify.Error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return notify.Unavailable("timeout", 0, err)
 	}
-	return &notify.Error{Kind: notify.KindInternal, Code: "internal", Msg: "an error on our side", Err: err}
+	return &notify.Error{Kind: notify.KindInternal, Code: "internal", Msg: "internal error of the server", Err: err}
 }
 
-// goTo leads on after a change.
+// goTo redirects after a change.
 func (v *visit) goTo(path string) error {
 	http.Redirect(v.w, v.r, path, http.StatusSeeOther)
 	return nil
 }
 
-// signInBody is what the form to sign in shows.
+// signInBody is the body of the sign-in form.
 type signInBody struct {
 	Next  string
 	Error string
 	CSRF  string
 }
 
-// nextOf is where a sign-in leads: a page of ours, whatever the query says.
+// nextOf returns where a sign-in leads. It is always a page of ours, whatever the query says.
 func nextOf(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || !strings.HasPrefix(raw, Prefix) || !strings.HasPrefix(path.Clean(u.Path)+"/", Prefix) || strings.Contains(u.Path, "//") || strings.Contains(u.Path, `\`) {
@@ -187,11 +189,11 @@ func (p *Page) showSignIn(w http.ResponseWriter, r *http.Request, status int, ne
 
 func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 	if r.ParseForm() != nil {
-		p.refuse(w, http.StatusBadRequest, "The form could not be read.")
+		p.refuse(w, http.StatusBadRequest, "The form cannot be read.")
 		return
 	}
 	next := nextOf(r.PostFormValue("next"))
-	if !p.sessions.fits(p.cookie(r, cookieForm), r.PostFormValue("csrf")) {
+	if !p.sessions.csrfMatches(p.cookie(r, cookieForm), r.PostFormValue("csrf")) {
 		p.showSignIn(w, r, http.StatusForbidden, next, "The form was too old. Try again; cookies must be allowed.")
 		return
 	}
@@ -210,34 +212,34 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		p.showSignIn(w, r, http.StatusRequestEntityTooLarge, next, fmt.Sprintf("Not signed in: the token has %d bytes, and the page takes at most %d. Use a token with fewer claims.", len(token), maxSessionToken))
 	default:
 		p.setCookie(w, r, cookieForm, "", -1)
-		p.setCookie(w, r, cookieSession, p.sessions.begin(token), int(sessionLasts.Seconds()))
+		p.setCookie(w, r, cookieSession, p.sessions.newCookie(token), int(sessionLasts.Seconds()))
 		http.Redirect(w, r, next, http.StatusSeeOther)
 	}
 }
 
 func (p *Page) signOut(w http.ResponseWriter, r *http.Request) {
-	if r.ParseForm() != nil || !p.sessions.fits(p.cookie(r, cookieSession), r.PostFormValue("csrf")) {
-		p.refuse(w, http.StatusForbidden, "This form is not one of your session.")
+	if r.ParseForm() != nil || !p.sessions.csrfMatches(p.cookie(r, cookieSession), r.PostFormValue("csrf")) {
+		p.refuse(w, http.StatusForbidden, "This form does not belong to your session.")
 		return
 	}
 	p.setCookie(w, r, cookieSession, "", -1)
 	http.Redirect(w, r, Prefix+"sign-in", http.StatusSeeOther)
 }
 
-// part is one answer of the API on a page of several: where it could not be had,
-// the others are shown all the same.
+// part is one answer of the API on a page with several. If it has an error, the page still shows
+// the others.
 type part[T any] struct {
 	V   T
 	Err *notify.Error
 }
 
-// questions are asked at the same time.
-type questions struct{ wg sync.WaitGroup }
+// apiCalls runs calls of the API at the same time.
+type apiCalls struct{ wg sync.WaitGroup }
 
-func (q *questions) wait() { q.wg.Wait() }
+func (q *apiCalls) wait() { q.wg.Wait() }
 
-// ask asks one of them; p is filled when wait returns.
-func ask[T any](q *questions, p *part[T], question func() (T, error)) {
+// addCall runs a call in a goroutine, which owns p until wait returns.
+func addCall[T any](q *apiCalls, p *part[T], question func() (T, error)) {
 	q.wg.Go(func() {
 		v, err := question()
 		if err != nil {
@@ -248,32 +250,30 @@ func ask[T any](q *questions, p *part[T], question func() (T, error)) {
 	})
 }
 
-// remembered keeps an answer that costs a walk over every dead letter for a
-// while, so that pages left open cost little. It is the same for everybody who
-// may look.
-type remembered[T any] struct {
-	asking singleflight.Group
+// cachedAnswer caches an answer that needs a walk over every dead letter, so that pages that stay
+// open cost little. The answer is the same for every visitor who may read.
+type cachedAnswer[T any] struct {
+	calls singleflight.Group
 
-	mu    sync.Mutex // never held over a question
+	mu    sync.Mutex // guards v and until; never held during a call
 	v     T
 	until time.Time
 }
 
 const (
 	rememberFor   = 10 * time.Second
-	rememberTimes = 20 // an answer is kept this many times as long as it took
+	rememberTimes = 20 // an answer is kept for this many times the time it took
 )
 
-// get answers from memory, or asks. Who comes meanwhile waits for the same answer,
-// also where it is an error: a question that takes its time and fails is not asked
-// by each of them in turn.
-func (r *remembered[T]) get(now func() time.Time, question func() (T, error)) (T, error) {
-	if v, ok := r.known(now()); ok {
+// get returns the cached answer, or calls question. Concurrent callers wait for the same answer,
+// even if it is an error: otherwise each of them would repeat a slow call that fails.
+func (r *cachedAnswer[T]) get(now func() time.Time, question func() (T, error)) (T, error) {
+	if v, ok := r.fresh(now()); ok {
 		return v, nil
 	}
-	v, err, _ := r.asking.Do("", func() (any, error) {
+	v, err, _ := r.calls.Do("", func() (any, error) {
 		began := now()
-		if v, ok := r.known(began); ok { // another's answer has just come
+		if v, ok := r.fresh(began); ok { // another caller has just stored an answer
 			return v, nil
 		}
 		v, err := question()
@@ -289,57 +289,57 @@ func (r *remembered[T]) get(now func() time.Time, question func() (T, error)) (T
 	return v.(T), err
 }
 
-func (r *remembered[T]) known(at time.Time) (v T, ok bool) {
+func (r *cachedAnswer[T]) fresh(at time.Time) (v T, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.v, at.Before(r.until)
 }
 
-// failedSince asks how dead letters of the last while failed.
-func (v *visit) failedSince(keep *remembered[api.LetterTop], d time.Duration) (api.LetterTop, error) {
+// failedSince returns the groups of dead letters that failed within d.
+func (v *visit) failedSince(keep *cachedAnswer[api.LetterTop], d time.Duration) (api.LetterTop, error) {
 	now := v.page.cfg.Now
 	return keep.get(now, func() (api.LetterTop, error) {
-		// Not the request's context: the next visitor is shown the answer too.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(v.ctx), askFor)
+		// Not the request's context: other visitors wait for this answer as well.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(v.ctx), apiTimeout)
 		defer cancel()
 		return v.client.TopDeadLetters(ctx, api.LetterFilter{Since: now().Add(-d).UnixMilli()}, 200)
 	})
 }
 
-// inProcess carries requests to a handler of this process.
+// inProcess passes requests to a handler of this process.
 type inProcess struct{ to http.Handler }
 
-// RoundTrip implements http.RoundTripper. A panic that ends a connection would
-// end this one's page too: handlers turn theirs into answers.
+// RoundTrip implements http.RoundTripper. It does not recover from panics, because the handlers
+// turn their panics into answers.
 func (t inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
-	in := r.Clone(r.Context()) // handlers may change what they are given
+	in := r.Clone(r.Context()) // handlers may change their request
 	in.RequestURI = in.URL.RequestURI()
 	if in.Body == nil {
 		in.Body = http.NoBody
 	}
-	w := &answer{header: http.Header{}}
+	w := &bufferedResponse{header: http.Header{}}
 	t.to.ServeHTTP(w, in)
-	w.WriteHeader(http.StatusOK) // unless it was written
+	w.WriteHeader(http.StatusOK) // no effect if the handler wrote a status
 	return &http.Response{
 		StatusCode: w.status, Status: http.StatusText(w.status), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: w.header, Body: io.NopCloser(&w.body), ContentLength: int64(w.body.Len()), Request: r,
 	}, nil
 }
 
-// answer keeps what a handler writes.
-type answer struct {
+// bufferedResponse stores the answer of a handler.
+type bufferedResponse struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 }
 
-func (a *answer) Header() http.Header { return a.header }
+func (a *bufferedResponse) Header() http.Header { return a.header }
 
-func (a *answer) WriteHeader(status int) {
+func (a *bufferedResponse) WriteHeader(status int) {
 	a.status = cmp.Or(a.status, status)
 }
 
-func (a *answer) Write(b []byte) (int, error) {
+func (a *bufferedResponse) Write(b []byte) (int, error) {
 	a.WriteHeader(http.StatusOK)
 	return a.body.Write(b)
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Prefix is where the page is served.
+// Prefix is the path of the page.
 const Prefix = "/ui/"
 
-// User is who a token speaks for. Who may change may look.
+// User is the identity behind a token. MayChange implies MayLook.
 type User struct {
 	Name      string
 	MayLook   bool
@@ -32,16 +32,15 @@ type User struct {
 
 // Config of a Page. API, Key and Verify are required.
 type Config struct {
-	// API is the server's own, asked in this process.
+	// API is the server's API, called within this process.
 	API http.Handler
-	// Key seals sessions and signs forms, at least 32 bytes; processes behind one
-	// address must have the same one.
+	// Key seals sessions and signs forms. It has at least 32 bytes. Processes behind one address
+	// must have the same key.
 	Key []byte
-	// Verify returns who a token speaks for; a token that is not good is an error
-	// of notify.KindUnauthorized. It is asked with every request.
+	// Verify returns the user of a token, or an error of notify.KindUnauthorized for an invalid
+	// token. It is called for every request.
 	Verify func(ctx context.Context, token string) (User, error)
-	// Secure marks cookies even where this process sees no TLS: something in front
-	// ends it.
+	// Secure marks cookies as secure even if this process sees no TLS, because a proxy ends it.
 	Secure bool
 	Log    *slog.Logger     // nil: discarded
 	Now    func() time.Time // nil: time.Now
@@ -58,8 +57,8 @@ type Page struct {
 	icon     string
 	sessions *sessions
 	origin   *http.CrossOriginProtection
-	top      remembered[api.LetterTop]
-	hour     remembered[api.LetterTop]
+	top      cachedAnswer[api.LetterTop]
+	hour     cachedAnswer[api.LetterTop]
 }
 
 type asset struct {
@@ -73,7 +72,7 @@ var templates embed.FS
 //go:embed assets/*
 var assets embed.FS
 
-// New reads the templates; what it returns needs no Run.
+// New returns a Page with its templates. The page needs no Run.
 func New(cfg Config) (*Page, error) {
 	if cfg.API == nil || cfg.Verify == nil {
 		return nil, errors.New("web: API and Verify are required")
@@ -102,7 +101,7 @@ func New(cfg Config) (*Page, error) {
 	return p, nil
 }
 
-// readAssets names each by its hash, so that browsers keep it as long as it is.
+// readAssets names each asset by its hash, so that browsers can cache it forever.
 func (p *Page) readAssets() error {
 	kinds := map[string]string{".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 	for name, to := range map[string]*string{"style.css": &p.style, "page.js": &p.script, "icon.svg": &p.icon} {
@@ -147,10 +146,10 @@ func (p *Page) readTemplates() error {
 
 func (p *Page) routes() {
 	look := func(pattern string, h func(*visit) error) {
-		p.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) { p.answer(w, r, mayLook, h) })
+		p.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) { p.serveVisit(w, r, checkGet, h) })
 	}
 	change := func(pattern string, h func(*visit) error) {
-		p.mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) { p.answer(w, r, mayChange, h) })
+		p.mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) { p.serveVisit(w, r, checkPost, h) })
 	}
 	look(Prefix+"{$}", p.overview)
 	look(Prefix+"failures", p.failures)
@@ -181,17 +180,17 @@ func (p *Page) routes() {
 	p.mux.HandleFunc("GET "+Prefix+"assets/{name}", p.asset)
 	p.mux.HandleFunc(Prefix, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			p.refuse(w, http.StatusMethodNotAllowed, "There is nothing here that takes this.")
+			p.refuse(w, http.StatusMethodNotAllowed, "This path does not accept this method.")
 			return
 		}
-		p.answer(w, r, mayLook, func(*visit) error {
+		p.serveVisit(w, r, checkGet, func(*visit) error {
 			return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such page"}
 		})
 	})
 }
 
-// headers that every answer carries. No script and no style but our own files
-// runs; nobody frames the page; nothing of it is kept.
+// headers sets the headers of every answer. Only our own scripts and styles run, no site can
+// frame the page, and browsers do not cache it.
 func headers(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
@@ -212,7 +211,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	headers(w.Header())
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := p.origin.Check(r); err != nil {
-		p.refuse(w, http.StatusForbidden, "This came from another site.")
+		p.refuse(w, http.StatusForbidden, "This request came from another site.")
 		return
 	}
 	p.mux.ServeHTTP(w, r)
@@ -229,42 +228,42 @@ func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(a.data)
 }
 
-// refuse answers where no page can be shown.
+// refuse answers in plain text where no page can be shown.
 func (p *Page) refuse(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	fmt.Fprintln(w, text)
 }
 
-// view is what every template sees.
+// view is the data of every template.
 type view struct {
 	Title               string
-	Nav                 string // which entry is the current one
+	Nav                 string // the current entry of the navigation
 	User                User
 	CSRF                string
 	Now                 time.Time
 	Style, Script, Icon string
-	Live                bool // it is fetched again while it is looked at
+	Live                bool // the script refreshes it
 	Body                any
 }
 
-// render writes a page. Whatever data held, nothing leaves here that a terminal
-// or the direction of text would act on: see notify.IsControl.
+// render writes a page. It escapes everything in the data that terminals or the direction of text
+// would act on: see notify.IsControl.
 func (p *Page) render(w http.ResponseWriter, status int, name string, v view) {
 	v.Now, v.Style, v.Script, v.Icon = p.cfg.Now(), p.style, p.script, p.icon
 	var b bytes.Buffer
 	if err := p.pages[name].Execute(&b, v); err != nil {
-		p.cfg.Log.Error("the operator page could not be made", "page", name, "err", err)
-		p.refuse(w, http.StatusInternalServerError, "The page could not be made; the server's log says why.")
+		p.cfg.Log.Error("cannot render the operator page", "page", name, "err", err)
+		p.refuse(w, http.StatusInternalServerError, "The page cannot be shown; the server's log says why.")
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(harmless(b.Bytes()))
+	_, _ = w.Write(escapeControls(b.Bytes()))
 }
 
-// harmless escapes control characters of all but line ends and tabs.
-func harmless(page []byte) []byte {
+// escapeControls escapes control characters, except line ends and tabs.
+func escapeControls(page []byte) []byte {
 	var out bytes.Buffer
 	for len(page) > 0 {
 		end := bytes.IndexAny(page, "\n\t")

@@ -10,9 +10,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Limit is a place where the source's count does not hold for a load that lasts.
+// Limit is a line whose Count is too low for a load that lasts.
 type Limit struct {
-	Key       string `json:"key"` // of the line
+	Key       string `json:"key"` // key of the line
 	Count     int64  `json:"count"`
 	Sustained int64  `json:"sustained"`
 	Why       string `json:"why"`
@@ -23,14 +23,14 @@ func (in *Input) limits(lines []Line) []Limit {
 		"brokers":  func(l *Line) string { return "replicas were not counted: " + l.SustainedHow },
 		"mail_ips": in.whyMail,
 		"scheduler_nodes": func(l *Line) string {
-			return "replicas were not counted: " + l.SustainedHow + "; deleting each row when it is done writes as often again"
+			return "replicas were not counted: " + l.SustainedHow + "; each finished row is deleted, which doubles the writes"
 		},
 		"timer_shards": func(l *Line) string {
 			each := in.PartitionRows / 60
-			return fmt.Sprintf("one partition takes the writes of its whole minute on one set of replicas, however many nodes there are: %s; raise timers.shards, without a stop by notifyd migrate up, before each has %s scheduled rows a second: 64 hold to %s/s, 256 to %s/s",
+			return fmt.Sprintf("one set of replicas takes all writes of a partition's minute, however many nodes there are: %s; raise timers.shards (notifyd migrate up, without a stop) before each shard has %s scheduled rows per second: 64 shards hold to %s/s, 256 to %s/s",
 				l.SustainedHow, Number(each), Number(64*each), Number(256*each))
 		},
-		"release_owners": func(l *Line) string { return "one leader reads and publishes all: " + l.SustainedHow },
+		"release_owners": func(l *Line) string { return "one leader reads and publishes all rows: " + l.SustainedHow },
 	}
 	out := []Limit{}
 	for i := range lines {
@@ -42,24 +42,23 @@ func (in *Input) limits(lines []Line) []Limit {
 	return out
 }
 
-// whyMail says what becomes of mails that come every second on IPs that were
-// counted for those of one.
+// whyMail explains what happens if mails come every second, but the IPs were counted for the
+// mails of one second.
 func (in *Input) whyMail(l *Line) string {
 	can := float64(l.Count) * in.MailIPRate
 	goal := in.MailObjective.Seconds()
-	wait := time.Duration((in.mails()/can - 1) * goal * float64(time.Second)).Round(time.Minute)
-	return fmt.Sprintf("%s mails spread over %s are a burst, once in %s: %s IPs send %s/s. When %s come every second, %s/s pile up; after %s %s wait, the last of them for %s",
-		Number(in.mails()), brief(in.MailObjective), brief(in.MailObjective), term.Count(l.Count), Number(can),
-		Number(in.mails()), Number(in.mails()-can), brief(in.MailObjective), Number((in.mails()-can)*goal), brief(wait))
+	wait := time.Duration((in.mailCalls()/can - 1) * goal * float64(time.Second)).Round(time.Minute)
+	return fmt.Sprintf("%s mails spread over %s are one burst per %s: %s IPs send %s/s. If %s come every second, the backlog grows by %s/s; after %s, %s mails wait, the last of them for %s",
+		Number(in.mailCalls()), brief(in.MailObjective), brief(in.MailObjective), term.Count(l.Count), Number(can),
+		Number(in.mailCalls()), Number(in.mailCalls()-can), brief(in.MailObjective), Number((in.mailCalls()-can)*goal), brief(wait))
 }
 
-// Saving is what rows by chunk save in nodes of the status store at a share of
-// fan-outs.
+// Saving is how many nodes of the status store rows by chunk save, at a share of fan-outs.
 type Saving struct {
 	Fanout float64 `json:"fanout"`
 	Rows   float64 `json:"rows"` // a second
 	Nodes  int64   `json:"nodes"`
-	Saved  int64   `json:"saved"` // against a row or more a receiver
+	Saved  int64   `json:"saved"` // compared with one or more rows per receiver
 }
 
 func (in *Input) savings() []Saving {
@@ -78,14 +77,14 @@ func (in *Input) savings() []Saving {
 	return out
 }
 
-// Break is a part and the load at which it breaks.
+// Break is a part with the load at which it breaks.
 type Break struct {
 	Key     string  `json:"key"`
 	Name    string  `json:"name"`
 	Count   int64   `json:"count"`
-	HoldsTo float64 `json:"holds_to"` // notifications a second, lasting
+	HoldsTo float64 `json:"holds_to"` // notifications per second that it carries permanently
 	OneLost float64 `json:"one_lost"`
-	Share   float64 `json:"share"` // HoldsTo of the load asked for
+	Share   float64 `json:"share"` // HoldsTo divided by the requested load
 }
 
 // breaks orders the parts by the load at which they break.
@@ -108,10 +107,10 @@ func breaks(rate float64, lines []Line) []Break {
 	return out
 }
 
-// first says in a line what breaks first.
-func first(rate float64, bs []Break) string {
+// firstBreakText says in one line what breaks first.
+func firstBreakText(rate float64, bs []Break) string {
 	if len(bs) == 0 {
-		return "nothing breaks: there is no load"
+		return "nothing breaks, because there is no load"
 	}
 	b := bs[0]
 	s := fmt.Sprintf("breaks first: %s (%s), at %s/s of lasting load, %s%% of %s/s", b.Name, term.Count(b.Count), Number(b.HoldsTo), short(100*b.Share), Number(rate))
@@ -121,19 +120,19 @@ func first(rate float64, bs []Break) string {
 	return s
 }
 
-// Change is what a line becomes when one value is a tenth worse.
+// Change is the change of a line if one value gets 10% worse.
 type Change struct {
-	Key  string `json:"key"` // of the parameter
+	Key  string `json:"key"` // key of the parameter
 	From string `json:"from"`
 	To   string `json:"to"`
 	Line string `json:"line"`
-	Was  int64  `json:"was"` // as the source counts
+	Was  int64  `json:"was"` // Count before
 	Is   int64  `json:"is"`
 }
 
-// worse are the values that tend to change by themselves, and the direction in
-// which they hurt.
-var worse = []struct {
+// sensitiveParams are values that tend to change by themselves, with the factor that makes them
+// worse.
+var sensitiveParams = []struct {
 	key string
 	by  float64
 }{
@@ -141,11 +140,11 @@ var worse = []struct {
 	{"mail_objective", 0.9}, {"mail_ip_rate", 0.9}, {"db_node_rate", 0.9}, {"broker_rate", 0.9}, {"scheduler_node_rate", 0.9},
 }
 
-// sensitivity changes one value at a time, and says of the parts that are
-// counted, not of what follows from them, what becomes of them.
+// sensitivity makes one value at a time 10% worse. It returns the lines that change, without
+// lines that only follow from others.
 func (in *Input) sensitivity(lines []Line) []Change {
 	out := []Change{}
-	for _, w := range worse {
+	for _, w := range sensitiveParams {
 		other := *in
 		var from, to string
 		for _, p := range other.Params() {
@@ -155,12 +154,12 @@ func (in *Input) sensitivity(lines []Line) []Change {
 				to = p.String()
 			}
 		}
-		if other.Check() != nil { // a tenth more is out of range: nobody can go there
+		if other.Check() != nil { // the worse value is out of range
 			continue
 		}
 		for _, l := range other.lines() {
 			was := lineOf(lines, l.Key)
-			if follows(l.Key) || was.Count == l.Count {
+			if isDerived(l.Key) || was.Count == l.Count {
 				continue
 			}
 			out = append(out, Change{w.key, from, to, l.Key, was.Count, l.Count})
@@ -169,8 +168,8 @@ func (in *Input) sensitivity(lines []Line) []Change {
 	return out
 }
 
-// follows reports whether a line is another one in other words.
-func follows(key string) bool {
+// isDerived reports whether a line only follows from another one.
+func isDerived(key string) bool {
 	switch key {
 	case "push_connections", "db_shards", "mail_workers", "mail_calls", "scheduled_rows":
 		return true

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Result is one figure of bench/results.json, as far as it is read here.
+// Result is one figure of bench/results.json, with the fields that are used here.
 type Result struct {
 	ID        string  `json:"id"`
 	Work      string  `json:"work"`
@@ -18,7 +18,7 @@ type Result struct {
 	Reference float64 `json:"reference"`
 }
 
-// ParseResults reads bench/results.json; the error names what is wrong.
+// ParseResults parses bench/results.json.
 func ParseResults(b []byte) ([]Result, error) {
 	var rs []Result
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&rs); err != nil {
@@ -27,15 +27,15 @@ func ParseResults(b []byte) ([]Result, error) {
 	return rs, nil
 }
 
-// Origin is where a rate came from.
+// Origin is a rate with its source.
 type Origin struct {
 	Key   string  `json:"key"`
 	Value float64 `json:"value"`
 	From  string  `json:"from"`
 }
 
-// measures says which figure stands for which value. Figures have several
-// lines: work and unit pick one, and of several the lowest counts.
+// measures says which figure gives which value. A figure has several lines: work and unit select
+// lines, and the lowest value counts.
 var measures = []measure{
 	{key: "api_rate", id: "P3", work: "batches of", unit: "records/s", what: "batches over HTTP, fsynced"},
 	{key: "api_fanout_rate", id: "P2", work: "fan-out over HTTP, fsynced", unit: "receivers/s", what: "fan-outs over HTTP, fsynced"},
@@ -48,14 +48,14 @@ var measures = []measure{
 
 type measure struct {
 	key, id    string
-	work, unit string // what the line's begin with; empty: any
-	reference  bool   // the reference of the line, not its value
+	work, unit string // prefixes of the line's work and unit; empty: any
+	reference  bool   // use the line's reference instead of its value
 	what       string
 }
 
-// Measured returns in with the rates that were measured, where they came from,
-// and which of the rates a benchmark could tell are missing from results.
-// Figures of one process have no replicas: each stands for one node.
+// Measured returns in with the measured rates, their origins, and the rates that results do not
+// have although a benchmark measures them. The figures are of one process without replicas, so
+// each stands for one node.
 func Measured(in Input, results []Result) (out Input, from []Origin, missing []string, err error) {
 	out = in
 	set := map[string]*Param{}
@@ -64,7 +64,7 @@ func Measured(in Input, results []Result) (out Input, from []Origin, missing []s
 		set[ps[i].Key] = &ps[i]
 	}
 	for _, m := range measures {
-		v, ok := m.of(results)
+		v, ok := m.findRate(results)
 		if !ok {
 			missing = append(missing, m.key)
 			continue
@@ -73,12 +73,12 @@ func Measured(in Input, results []Result) (out Input, from []Origin, missing []s
 		from = append(from, Origin{m.key, v, m.id + ": " + m.what})
 	}
 	if len(from) == 0 {
-		return in, nil, nil, notify.Invalid("missing_setting", "from", fmt.Sprintf("holds none of the figures a plan is made from (P2, P3, P5, P6, P7) among its %d", len(results)))
+		return in, nil, nil, notify.Invalid("missing_setting", "from", fmt.Sprintf("has %d figures, but none that a plan uses (P2, P3, P5, P6, P7)", len(results)))
 	}
 	return out, from, missing, nil
 }
 
-func (m *measure) of(results []Result) (v float64, ok bool) {
+func (m *measure) findRate(results []Result) (v float64, ok bool) {
 	for _, r := range results {
 		if r.ID != m.id || !strings.HasPrefix(r.Work, m.work) || !strings.HasPrefix(r.Unit, m.unit) {
 			continue

@@ -9,12 +9,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// ParseNumber reads 5M, 200K, 1.5G, 70% and plain numbers.
+// ParseNumber parses 5M, 200K, 1.5G, 70% and plain numbers.
 func ParseNumber(text string) (float64, error) {
 	text = strings.TrimSpace(text)
 	scale, parts := 1.0, 1.0
 	if rest, ok := strings.CutSuffix(text, "%"); ok {
-		text, parts = rest, 100 // divided by, so that 70% is 0.7
+		text, parts = rest, 100 // a divisor, so that 70% is exactly 0.7
 	} else {
 		for suffix, by := range map[string]float64{"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9} {
 			if rest, ok := strings.CutSuffix(text, suffix); ok {
@@ -33,7 +33,7 @@ func ParseNumber(text string) (float64, error) {
 	return v * scale / parts, nil
 }
 
-// Number writes a number with at most four digits that count: 3.5M, 8,333, 0.7.
+// Number returns a number with at most four significant digits: 3.5M, 8,333, 0.7.
 func Number(v float64) string {
 	switch a := math.Abs(v); {
 	case math.IsNaN(v) || math.IsInf(v, 0):
@@ -52,7 +52,7 @@ func Number(v float64) string {
 
 func short(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
 
-// ceil rounds up, but not for what only the arithmetic of floats added.
+// ceil rounds up, but ignores rounding errors of floating point.
 func ceil(v float64) int64 {
 	if v <= 0 {
 		return 0

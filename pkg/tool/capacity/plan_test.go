@@ -81,7 +81,7 @@ func TestWhereItDoesNotHold(t *testing.T) {
 	}
 	// (1M - 8,400) x 120 = 118,992,000 wait; the last for (1M / 8,400 - 1) x 120 s = 14,166 s.
 	why := s.Limits[1].Why
-	for _, want := range []string{"1M mails spread over 120s are a burst", "84 IPs send 8,400/s", "991.6K/s pile up", "after 120s 119M wait, the last of them for 3h56m"} {
+	for _, want := range []string{"1M mails spread over 120s are one burst", "84 IPs send 8,400/s", "grows by 991.6K/s", "after 120s, 119M mails wait, the last of them for 3h56m"} {
 		if !strings.Contains(why, want) {
 			t.Errorf("%q lacks %q", why, want)
 		}
@@ -248,7 +248,7 @@ func TestMoreLoadNeverNeedsFewer(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		in.Rate = math.Min(in.Rate*rapid.Float64Range(1, 10).Draw(rt, "more"), most)
+		in.Rate = math.Min(in.Rate*rapid.Float64Range(1, 10).Draw(rt, "more"), maxRate)
 		more, err := Compute(in)
 		if err != nil {
 			rt.Fatal(err)
@@ -351,7 +351,7 @@ func TestMeasured(t *testing.T) {
 	if l := compute(t, in).Line("api_servers"); l.Count != 2 {
 		t.Errorf("%+v", l)
 	}
-	if _, _, _, err := Measured(Default(), results[3:4]); err == nil || !strings.HasPrefix(err.Error(), "from: holds none of the figures") {
+	if _, _, _, err := Measured(Default(), results[3:4]); err == nil || !strings.HasPrefix(err.Error(), "from: has 1 figures, but none") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := ParseResults([]byte("{")); err == nil || !strings.HasPrefix(err.Error(), "from: is not the list of results") {

@@ -8,30 +8,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Line is one part and how many of it are needed.
+// Line is one part, and how many of it a load needs.
 type Line struct {
 	Key          string `json:"key"`
 	Name         string `json:"name"`
-	Count        int64  `json:"count"` // as the source counts; 0: not known, or none needed
+	Count        int64  `json:"count"` // calculated as in the source; 0: unknown, or none needed
 	How          string `json:"how"`
-	Sustained    int64  `json:"sustained"` // when the load lasts
+	Sustained    int64  `json:"sustained"` // if the load lasts
 	SustainedHow string `json:"sustained_how,omitempty"`
 
-	// HoldsTo is the rate of notifications, in the same mix, up to which Count
-	// of these carry a load that lasts; 0: it is no limit of its own.
+	// HoldsTo is the rate of notifications, in the same mix, that Count of these carry
+	// permanently; 0: this part is no limit of its own.
 	HoldsTo float64 `json:"holds_to,omitempty"`
-	// OneLost is the same with one of them gone.
+	// OneLost is the same after the loss of one.
 	OneLost float64 `json:"one_lost,omitempty"`
 }
 
-// Sheet is what a load needs.
+// Sheet says what a load needs.
 type Sheet struct {
 	Lines       []Line   `json:"lines"`
-	Limits      []Limit  `json:"limits"`       // where Count does not hold
+	Limits      []Limit  `json:"limits"`       // where Count is too low
 	Chunks      []Saving `json:"chunks"`       // nodes that rows by chunk save
-	Breaks      []Break  `json:"breaks"`       // the first to break first
-	Sensitivity []Change `json:"sensitivity"`  // what a tenth more or less changes
-	First       string   `json:"breaks_first"` // the same in one line
+	Breaks      []Break  `json:"breaks"`       // in the order in which parts break
+	Sensitivity []Change `json:"sensitivity"`  // effect of values that get 10% worse
+	First       string   `json:"breaks_first"` // Breaks in one line
 }
 
 // Compute checks in and computes its sheet.
@@ -45,11 +45,11 @@ func Compute(in Input) (Sheet, error) {
 	s.Chunks = in.savings()
 	s.Breaks = breaks(in.Rate, s.Lines)
 	s.Sensitivity = in.sensitivity(s.Lines)
-	s.First = first(in.Rate, s.Breaks)
+	s.First = firstBreakText(in.Rate, s.Breaks)
 	return s, nil
 }
 
-// Line returns a line by its key; nil: there is none.
+// Line returns a line by its key, or nil.
 func (s *Sheet) Line(key string) *Line { return lineOf(s.Lines, key) }
 
 func lineOf(lines []Line, key string) *Line {
@@ -61,22 +61,23 @@ func lineOf(lines []Line, key string) *Line {
 	return nil
 }
 
-// The loads of the parts, a second.
+// The loads of the parts, per second.
 
 func (in *Input) calls(share float64) float64 { return in.Rate * share * (1 + in.Retries) }
 
-func (in *Input) mails() float64 { return in.calls(in.Email) }
+func (in *Input) mailCalls() float64 { return in.calls(in.Email) }
 
-func (in *Input) texts() float64 { return in.calls(in.SMS * in.SMSAdmitted) }
+func (in *Input) smsCalls() float64 { return in.calls(in.SMS * in.SMSAdmitted) }
 
-// records is how many messages the log takes: a fan-out's are chunks.
-func (in *Input) records() float64 { return in.Rate * in.chunked() * (1 + in.Retries) }
+// records returns how many messages the log gets: one per chunk of a fan-out.
+func (in *Input) records() float64 { return in.Rate * in.recordsPerNotification() * (1 + in.Retries) }
 
-// chunked is how many chunks a notification is: a fan-out's are a fraction.
-func (in *Input) chunked() float64 { return (1 - in.Fanout) + in.Fanout/in.Chunk }
+// recordsPerNotification returns how many log records a notification needs; in a fan-out it needs
+// a fraction of a chunk.
+func (in *Input) recordsPerNotification() float64 { return (1 - in.Fanout) + in.Fanout/in.Chunk }
 
-// rows is how many rows the status store writes at a share of fan-outs. A chunk
-// has a claim a window and an outcome; a retry has a row of its own.
+// rows returns how many rows the status store writes at a share of fan-outs. A chunk has one
+// claim per window and one outcome. A retry has a row of its own.
 func (in *Input) rows(fanout float64) float64 {
 	chunk := (math.Ceil(in.Chunk/in.Window) + 1) / in.Chunk
 	return in.Rate * (1 + in.Retries) * ((1-fanout)*in.Writes + fanout*math.Min(chunk, in.Writes))
@@ -87,25 +88,25 @@ func (in *Input) pushWorker() (each float64, how string) {
 	if streams := in.PushConnections * in.PushStreams / in.PushLatency.Seconds(); streams < each {
 		each, how = streams, fmt.Sprintf("%s connections x %s streams / %s", Number(in.PushConnections), Number(in.PushStreams), in.PushLatency)
 	}
-	return in.bounded(each, how)
+	return in.capByDelivery(each, how)
 }
 
 func (in *Input) smsWorker() (each float64, how string) {
-	return in.bounded(in.SMSInFlight/in.SMSLatency.Seconds(), fmt.Sprintf("%s at once / %s", Number(in.SMSInFlight), in.SMSLatency))
+	return in.capByDelivery(in.SMSInFlight/in.SMSLatency.Seconds(), fmt.Sprintf("%s at once / %s", Number(in.SMSInFlight), in.SMSLatency))
 }
 
-// bounded is a worker's rate, which is never above what a process delivers.
-func (in *Input) bounded(each float64, how string) (float64, string) {
+// capByDelivery limits a worker's rate to what a process delivers.
+func (in *Input) capByDelivery(each float64, how string) (float64, string) {
 	if in.DeliveryRate > 0 && in.DeliveryRate < each {
 		return in.DeliveryRate, "a process's deliveries"
 	}
 	return each, how
 }
 
-// lines in the order of a notification's way.
+// lines returns the lines in the order of a notification's way.
 func (in *Input) lines() []Line {
 	var out []Line
-	// of adds a part that each of it takes demand/count of.
+	// of adds a line for demand, of which each part takes at most each.
 	of := func(key, name string, demand, each float64, how string) *Line {
 		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
 		l.Sustained = l.Count
@@ -131,8 +132,8 @@ func (in *Input) lines() []Line {
 	push := *of("push_workers", "push workers", in.calls(in.Push), each, how)
 	plain("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", term.Count(push.Count), Number(in.PushConnections)))
 	each, how = in.smsWorker()
-	sms := *of("sms_workers", "SMS workers", in.texts(), each, how)
-	of("sms_accounts", "SMS accounts", in.texts(), in.SMSAccountRate, "an account's messages")
+	sms := *of("sms_workers", "SMS workers", in.smsCalls(), each, how)
+	of("sms_accounts", "SMS accounts", in.smsCalls(), in.SMSAccountRate, "an account's messages")
 	mail := in.mail(of, plain)
 
 	plain("partitions_push", "partitions, push", push.Count, "one a worker")
@@ -166,19 +167,19 @@ func (in *Input) api(of ofFunc, plain plainFunc) {
 	}
 }
 
-// mail counts as the source does: the mails of one second, spread over the
-// objective. That is right for a burst that is followed by nothing.
+// mail calculates Count as the source does: the mails of one second are spread over the
+// objective. That is right for a single burst.
 func (in *Input) mail(of ofFunc, plain plainFunc) Line {
-	spread := in.mails() / in.MailObjective.Seconds()
+	spread := in.mailCalls() / in.MailObjective.Seconds()
 	ips := of("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
-	ips.How = fmt.Sprintf("%s mails / %s = %s/s / %s/s (an IP's mails)", Number(in.mails()), brief(in.MailObjective), Number(spread), Number(in.MailIPRate))
-	ips.Sustained = ceil(in.mails() / in.MailIPRate)
-	ips.SustainedHow = fmt.Sprintf("%s mails/s / %s/s", Number(in.mails()), Number(in.MailIPRate))
+	ips.How = fmt.Sprintf("%s mails / %s = %s/s / %s/s (an IP's mails)", Number(in.mailCalls()), brief(in.MailObjective), Number(spread), Number(in.MailIPRate))
+	ips.Sustained = ceil(in.mailCalls() / in.MailIPRate)
+	ips.SustainedHow = fmt.Sprintf("%s mails/s / %s/s", Number(in.mailCalls()), Number(in.MailIPRate))
 	ips.HoldsTo, ips.OneLost = ips.HoldsTo/in.MailObjective.Seconds(), ips.OneLost/in.MailObjective.Seconds()
 	l := *ips
 
 	calls := plain("mail_calls", "mail API calls a second", ceil(spread/in.MailBatch), fmt.Sprintf("%s/s / %s a call", Number(spread), Number(in.MailBatch)))
-	calls.Sustained = ceil(in.mails() / in.MailBatch)
+	calls.Sustained = ceil(in.mailCalls() / in.MailBatch)
 	workers := plain("mail_workers", "mail workers", ceil(float64(l.Count)/in.MailIPsPerWorker), fmt.Sprintf("%s IPs / %s a worker", term.Count(l.Count), Number(in.MailIPsPerWorker)))
 	workers.Sustained = ceil(float64(l.Sustained) / in.MailIPsPerWorker)
 	return *workers
@@ -187,15 +188,15 @@ func (in *Input) mail(of ofFunc, plain plainFunc) Line {
 func (in *Input) database(of ofFunc, plain plainFunc) {
 	rows := in.rows(in.Fanout)
 	shards := of("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
-	shards.OneLost = shards.HoldsTo // the other replicas of its shard go on
+	shards.OneLost = shards.HoldsTo // the other replicas of the shard take over
 	nodes := *shards
 	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }
 
-// scheduler: the source has one partition a minute, one leader,
-// and counts a row once although it is stored on every replica.
+// scheduler adds the lines of the scheduler. The source has one partition per minute and one
+// leader, and counts a row once although every replica stores it.
 func (in *Input) scheduler(of ofFunc, plain plainFunc) {
-	rows := in.Rate * in.Scheduled * in.chunked()
+	rows := in.Rate * in.Scheduled * in.recordsPerNotification()
 	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
 	if in.Fanout > 0 {
 		how += ", a row a chunk of fan-outs"
@@ -221,7 +222,7 @@ func (in *Input) scheduler(of ofFunc, plain plainFunc) {
 	}
 }
 
-// brief writes a duration without its zeros: 2m0s is 2m.
+// brief formats a duration without zero units: 2m0s is 120s, 1h0m0s is 1h.
 func brief(d time.Duration) string {
 	switch {
 	case d >= time.Hour && d%time.Hour == 0:

@@ -11,36 +11,35 @@ import (
 
 const maxLen = 100
 
-// Parse resolves text at now, in zone loc. field names the flag in errors, all
-// of which are notify.KindInvalid. The result may lie in the past; it has the
-// precision of a second or better.
+// Parse resolves text relative to now, in the zone loc. field names the flag in errors, which are
+// all notify.KindInvalid. The result may be in the past. Its precision is a second or better.
 func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, error) {
 	p := parser{field: field, text: text, now: now.In(loc), loc: loc}
 	s := strings.TrimSpace(text)
 	switch {
 	case s == "":
-		return time.Time{}, p.bad("is empty")
+		return time.Time{}, p.badTime("is empty")
 	case len(s) > maxLen:
 		return time.Time{}, notify.Invalid("bad_time", field, fmt.Sprintf("is longer than %d characters", maxLen))
 	}
-	if t, ok, err := p.stamp(s); ok {
+	if t, ok, err := p.parseDate(s); ok {
 		return t, err
 	}
 	words := strings.Fields(strings.ToLower(s))
 	if words[0] == "in" {
-		return p.after(words[1:])
+		return p.parseIn(words[1:])
 	}
-	return p.day(words)
+	return p.parseDay(words)
 }
 
-// ParseDelay reads a duration: "10m", "1h30m", "2 days 4 hours". It must be
-// positive; days and weeks are of 24 hours.
+// ParseDelay parses a duration: "10m", "1h30m", "2 days 4 hours". It must be positive. Days and
+// weeks have 24 hours.
 func ParseDelay(field, text string) (time.Duration, error) {
 	p := parser{field: field, text: text, delay: true}
 	if len(text) > maxLen {
 		return 0, notify.Invalid("bad_time", field, fmt.Sprintf("is longer than %d characters", maxLen))
 	}
-	days, d, err := p.spans(strings.Fields(strings.ToLower(text)))
+	days, d, err := p.parseSpans(strings.Fields(strings.ToLower(text)))
 	if err != nil {
 		return 0, err
 	}
@@ -49,35 +48,35 @@ func ParseDelay(field, text string) (time.Duration, error) {
 
 type parser struct {
 	field, text string
-	delay       bool // text is a length of time alone
+	delay       bool // text is a duration and not a time
 	now         time.Time
 	loc         *time.Location
 }
 
-func (p *parser) bad(why string) error {
+func (p *parser) badTime(why string) error {
 	if p.delay {
 		return notify.Invalid("bad_time", p.field, fmt.Sprintf("%q %s: write 90s, 10m or %q", p.text, why, "2 days 4 hours"))
 	}
 	return notify.Invalid("bad_time", p.field, fmt.Sprintf("%q %s: write RFC 3339, %q, %q or %q", p.text, why, "2026-03-01 09:00", "in 10m", "tomorrow 09:00"))
 }
 
-// stamp reads a date, with or without time and offset; ok says whether s is
-// meant as one.
-func (p *parser) stamp(s string) (t time.Time, ok bool, err error) {
+// parseDate parses a date, with or without time and offset; ok reports whether s looks like a
+// date.
+func (p *parser) parseDate(s string) (t time.Time, ok bool, err error) {
 	if len(s) < 10 || s[4] != '-' || !digits(s[:4]) {
 		return t, false, nil
 	}
 	date, clock := s[:10], s[10:]
 	d, err := time.Parse(time.DateOnly, date)
 	if err != nil {
-		return t, true, p.bad("is no date")
+		return t, true, p.badTime("is not a date")
 	}
 	if clock == "" {
-		t, err = p.wall(d.Year(), d.Month(), d.Day(), 0, 0, 0)
+		t, err = p.wallClock(d.Year(), d.Month(), d.Day(), 0, 0, 0)
 		return t, true, err
 	}
 	if c := clock[0]; c != 'T' && c != 't' && c != ' ' {
-		return t, true, p.bad("is no time")
+		return t, true, p.badTime("is not a time")
 	}
 	clock = strings.ToUpper(strings.TrimSpace(clock[1:]))
 	for _, layout := range [...]string{"15:04:05Z07:00", "15:04Z07:00", "15:04:05 Z07:00", "15:04 Z07:00"} {
@@ -89,23 +88,23 @@ func (p *parser) stamp(s string) (t time.Time, ok bool, err error) {
 	}
 	h, m, sec, ok := clockOf(strings.ToLower(clock))
 	if !ok {
-		return t, true, p.bad("has no time of day we know")
+		return t, true, p.badTime("has no valid time of day")
 	}
-	t, err = p.wall(d.Year(), d.Month(), d.Day(), h, m, sec)
+	t, err = p.wallClock(d.Year(), d.Month(), d.Day(), h, m, sec)
 	return t, true, err
 }
 
-// after reads what follows "in".
-func (p *parser) after(words []string) (time.Time, error) {
-	days, d, err := p.spans(words)
+// parseIn parses the words after "in".
+func (p *parser) parseIn(words []string) (time.Time, error) {
+	days, d, err := p.parseSpans(words)
 	if err != nil {
 		return time.Time{}, err
 	}
 	t := p.now
 	if days > 0 {
 		n := t.AddDate(0, 0, days)
-		// Never a time the clock skips: Add's own choice would be silent.
-		if t, err = p.wall(n.Year(), n.Month(), n.Day(), p.now.Hour(), p.now.Minute(), p.now.Second()); err != nil {
+		// Check that the clock does not skip this time: AddDate would silently choose another.
+		if t, err = p.wallClock(n.Year(), n.Month(), n.Day(), p.now.Hour(), p.now.Minute(), p.now.Second()); err != nil {
 			return time.Time{}, err
 		}
 		t = t.Add(time.Duration(p.now.Nanosecond()))
@@ -121,19 +120,19 @@ var units = map[string]time.Duration{
 
 var dayUnits = map[string]int{"d": 1, "day": 1, "days": 1, "w": 7, "week": 7, "weeks": 7}
 
-// maxSpan, of all that is added up, keeps it far from overflow; how far ahead is
-// allowed is the server's to say.
+// maxSpan bounds the sum of all units, far from an overflow. The server limits how far ahead a
+// time may be.
 const (
 	maxSpan = 100 * 366 * 24 * time.Hour
 	tooLong = "is more than a hundred years"
 )
 
-// spans adds up numbers with units, which may be words of their own or not:
-// "1h30m", "2 days 4 hours". Largest unit first, each once.
-func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
+// parseSpans adds up numbers with units, which may be separate words: "1h30m", "2 days 4 hours".
+// Larger units come first, each at most once.
+func (p *parser) parseSpans(words []string) (days int, d time.Duration, err error) {
 	s := strings.Join(words, " ")
 	if s == "" {
-		return 0, 0, p.bad("has no duration")
+		return 0, 0, p.badTime("has no duration")
 	}
 	last, left := time.Duration(1<<63-1), maxSpan
 	for s != "" {
@@ -144,9 +143,9 @@ func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
 		v, err := strconv.Atoi(s[:n])
 		switch {
 		case n > 9 && strings.Trim(s[:n], "0") != "":
-			return 0, 0, p.bad(tooLong)
+			return 0, 0, p.badTime(tooLong)
 		case err != nil:
-			return 0, 0, p.bad("has no whole number where one is due")
+			return 0, 0, p.badTime("has no whole number where one is expected")
 		}
 		s = strings.TrimPrefix(s[n:], " ")
 		n = 0
@@ -160,21 +159,21 @@ func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
 		if size == 0 && whole == 0 {
 			switch {
 			case strings.HasPrefix(s, "."):
-				return 0, 0, p.bad("has a fraction where a whole number is due")
+				return 0, 0, p.badTime("has a fraction where a whole number is expected")
 			case unit == "":
-				return 0, 0, p.bad("has no unit, such as s, m, h or d")
+				return 0, 0, p.badTime("has no unit, such as s, m, h or d")
 			}
-			return 0, 0, p.bad(fmt.Sprintf("has the unit %q, not one of s, m, h, d, w", unit))
+			return 0, 0, p.badTime(fmt.Sprintf("has the unit %q, not one of s, m, h, d, w", unit))
 		}
 		if whole > 0 {
 			size = time.Duration(whole) * 24 * time.Hour
 		}
 		if size >= last {
-			return 0, 0, p.bad("has its units not from the largest to the smallest")
+			return 0, 0, p.badTime("must have its units in order, from the largest to the smallest")
 		}
 		last = size
 		if int64(v) > int64(left/size) {
-			return 0, 0, p.bad(tooLong)
+			return 0, 0, p.badTime(tooLong)
 		}
 		left -= time.Duration(v) * size
 		if whole > 0 {
@@ -184,13 +183,13 @@ func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
 		}
 	}
 	if days == 0 && d == 0 {
-		return 0, 0, p.bad("is no time at all")
+		return 0, 0, p.badTime("is zero")
 	}
 	return days, d, nil
 }
 
-// day reads "[next] <day> [at] <time>" and "<time>".
-func (p *parser) day(words []string) (time.Time, error) {
+// parseDay parses "[next] <day> [at] <time>" and "<time>".
+func (p *parser) parseDay(words []string) (time.Time, error) {
 	if len(words) == 1 && words[0] == "now" {
 		return p.now, nil
 	}
@@ -199,7 +198,7 @@ func (p *parser) day(words []string) (time.Time, error) {
 		words = words[1:]
 	}
 	if len(words) == 0 {
-		return time.Time{}, p.bad("names no day")
+		return time.Time{}, p.badTime("names no day")
 	}
 	weekday, isWeekday := weekdayOf(words[0])
 	name := words[0]
@@ -207,7 +206,7 @@ func (p *parser) day(words []string) (time.Time, error) {
 	case isWeekday || !next && (name == "today" || name == "tomorrow"):
 		words = words[1:]
 	case next:
-		return time.Time{}, p.bad("says next of something that is no day of the week")
+		return time.Time{}, p.badTime("has next before a word that is not a day of the week")
 	default:
 		name = ""
 	}
@@ -215,16 +214,16 @@ func (p *parser) day(words []string) (time.Time, error) {
 		words = words[1:]
 	}
 	if len(words) == 0 {
-		return time.Time{}, p.bad("has no time of day")
+		return time.Time{}, p.badTime("has no time of day")
 	}
 	h, m, s, ok := clockOf(strings.Join(words, ""))
 	if !ok || len(words) > 2 || len(words) == 2 && words[1] != "am" && words[1] != "pm" {
-		return time.Time{}, p.bad("is not understood")
+		return time.Time{}, p.badTime("is not understood")
 	}
 	y, mo, d := p.now.Date()
 	at := func(days int) (time.Time, error) {
 		n := time.Date(y, mo, d+days, 12, 0, 0, 0, time.UTC)
-		return p.wall(n.Year(), n.Month(), n.Day(), h, m, s)
+		return p.wallClock(n.Year(), n.Month(), n.Day(), h, m, s)
 	}
 	switch {
 	case name == "today":
@@ -234,7 +233,7 @@ func (p *parser) day(words []string) (time.Time, error) {
 	case isWeekday:
 		days := (int(weekday) - int(p.now.Weekday()) + 7) % 7
 		if days == 0 && next {
-			return at(7) // nobody says next of today
+			return at(7) // "next monday" on a Monday never means today
 		}
 		t, err := at(days)
 		if err == nil && !t.After(p.now) {
@@ -258,7 +257,7 @@ func weekdayOf(s string) (time.Weekday, bool) {
 	return 0, false
 }
 
-// clockOf reads 09:00, 9:00:30, 9am, 9:30pm, noon, midnight.
+// clockOf parses 09:00, 9:00:30, 9am, 9:30pm, noon, midnight.
 func clockOf(s string) (h, m, sec int, ok bool) {
 	switch s {
 	case "noon":
@@ -303,13 +302,13 @@ func digits(s string) bool {
 	return s != ""
 }
 
-// wall is the instant at which the clocks of the zone show a time; an error
-// where they never do, or do twice.
-func (p *parser) wall(y int, mo time.Month, d, h, m, s int) (time.Time, error) {
+// wallClock returns the instant at which the clocks of the zone show a time. It returns an error
+// if they never show it, or show it twice.
+func (p *parser) wallClock(y int, mo time.Month, d, h, m, s int) (time.Time, error) {
 	var found []time.Time
 	utc := time.Date(y, mo, d, h, m, s, 0, time.UTC)
-	// Every offset in force within two days around is a candidate: no zone
-	// changes by more than a day.
+	// Try every offset in force within two days around the time: no zone changes its offset
+	// by more than a day.
 	seen := map[int]bool{}
 	for hours := -48; hours <= 48; hours++ {
 		_, off := utc.Add(time.Duration(hours) * time.Hour).In(p.loc).Zone()
@@ -327,7 +326,7 @@ func (p *parser) wall(y int, mo time.Month, d, h, m, s int) (time.Time, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return time.Time{}, notify.Invalid("bad_time", p.field, fmt.Sprintf("%q: clocks in %s never show %s, they are put forward over it; write another time or an offset", p.text, p.loc, show))
+		return time.Time{}, notify.Invalid("bad_time", p.field, fmt.Sprintf("%q: clocks in %s skip %s, because they are put forward; write another time or an offset", p.text, p.loc, show))
 	}
 	a, b := found[0], found[1]
 	if b.Before(a) {

@@ -29,16 +29,16 @@ type Metric struct {
 	Type   string    `json:"type"`
 	Labels []string  `json:"labels"` // sorted
 	Help   string    `json:"help"`
-	Bounds []float64 `json:"bounds,omitempty"` // of the buckets of a histogram, without +Inf; nil: not known
+	Bounds []float64 `json:"bounds,omitempty"` // upper bounds of a histogram's buckets, without +Inf; nil: unknown
 }
 
-// Catalogue is the metrics of a server, by name. A histogram has its base name.
+// Catalogue holds the metrics of a server by name. A histogram has its base name.
 type Catalogue map[string]Metric
 
 var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z_:][a-zA-Z0-9_:]*)` \\| ([a-z]+) \\| ([^|]*?) ?\\| ([^|]+?) \\| [^|]*\\|$")
 
-// ParseTable reads the catalogue from a table in Markdown whose columns are name,
-// type, labels, meaning and a remark, as docs/metrics-*.md have it.
+// ParseTable parses the catalogue from a Markdown table with the columns name, type, labels,
+// meaning and remark, as in docs/metrics-*.md.
 func ParseTable(text string) (Catalogue, error) {
 	c := Catalogue{}
 	for _, m := range tableRow.FindAllStringSubmatch(text, -1) {
@@ -46,14 +46,14 @@ func ParseTable(text string) (Catalogue, error) {
 			return nil, fmt.Errorf("the table lists %s twice", m[1])
 		}
 		if !slices.Contains([]string{Counter, Gauge, Histogram, Summary}, m[2]) {
-			return nil, fmt.Errorf("%s: %q is no type of a metric", m[1], m[2])
+			return nil, fmt.Errorf("%s: %q is not a type of a metric", m[1], m[2])
 		}
 		labels := strings.Fields(strings.ReplaceAll(m[3], "`", ""))
 		slices.Sort(labels)
 		c[m[1]] = Metric{Name: m[1], Type: m[2], Labels: labels, Help: m[4]}
 	}
 	if rows := strings.Count(text, "\n| `"); rows != len(c) {
-		return nil, fmt.Errorf("the table has %d rows, of which %d read as metrics", rows, len(c))
+		return nil, fmt.Errorf("the table has %d rows, but only %d are valid metrics", rows, len(c))
 	}
 	if len(c) == 0 {
 		return nil, errors.New("there is no table of metrics")
@@ -61,8 +61,8 @@ func ParseTable(text string) (Catalogue, error) {
 	return c, nil
 }
 
-// ParseExposition reads the catalogue from what /metrics answers, in the text
-// format. A metric with labels is not in it before it has a value.
+// ParseExposition parses the catalogue from /metrics in the text format. A metric with labels is
+// only in it once it has a value.
 func ParseExposition(r io.Reader) (Catalogue, error) {
 	p := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := p.TextToMetricFamilies(r)
@@ -79,7 +79,7 @@ func ParseExposition(r io.Reader) (Catalogue, error) {
 	return c, nil
 }
 
-// Client is what the Go client adds to every server: go_* and process_*.
+// Client returns the metrics that the Go client adds to every server: go_* and process_*.
 func Client() (Catalogue, error) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -94,7 +94,7 @@ func Client() (Catalogue, error) {
 	return c, nil
 }
 
-// With returns the metrics of both; where both have one, that of more.
+// With returns the metrics of c and more. If both have a metric, that of more wins.
 func (c Catalogue) With(more Catalogue) Catalogue {
 	out := make(Catalogue, len(c)+len(more))
 	for _, from := range []Catalogue{c, more} {
@@ -124,11 +124,11 @@ func (c Catalogue) add(f *dto.MetricFamily) {
 	c[m.Name] = m
 }
 
-// maxBound keeps +Inf out: every histogram has it.
+// maxBound leaves out +Inf, which every histogram has.
 const maxBound = 1e300
 
-// series finds what a name in a query stands for: a metric, and the suffix that
-// its histogram's or summary's series have.
+// series returns the metric that a name in a query refers to, and the suffix if the name is a
+// series of a histogram or summary.
 func (c Catalogue) series(name string) (m Metric, suffix string, ok bool) {
 	if m, ok = c[name]; ok {
 		return m, "", true

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// File is a dashboard (.json) or a file of rules (.yml, .yaml).
+// File is a dashboard (.json) or a rules file (.yml, .yaml).
 type File struct {
 	Name string
 	Data []byte
@@ -14,25 +14,25 @@ type File struct {
 
 // Options of a check.
 type Options struct {
-	// Metrics there are.
+	// Metrics that exist.
 	Metrics Catalogue
-	// Served are the metrics that have series now; nil: that is not asked. What
-	// is used and has none is reported by Result.Silent.
+	// Served are the metrics that have series now; nil: not checked. Result.Silent lists used
+	// metrics without series.
 	Served Catalogue
-	// Values that a label may have, by "METRIC LABEL" with the base name of a
-	// histogram; where there are none, all are taken. May be nil.
+	// Values are the values of labels, by "METRIC LABEL" with the base name of a histogram. A
+	// label without an entry may have any value. May be nil.
 	Values map[string][]string
 }
 
-// Result is what a check found.
+// Result is the result of a check.
 type Result struct {
 	Problems []Problem `json:"problems"`
-	Silent   []string  `json:"silent"`  // metrics that are used and have no series yet
-	Queries  int       `json:"queries"` // that were looked at
+	Silent   []string  `json:"silent"`  // used metrics without series yet
+	Queries  int       `json:"queries"` // number of checked queries
 }
 
-// Check checks files together: a dashboard may use what rules of another file
-// record. Problems are in the order of the files.
+// Check checks files together: a dashboard may use metrics that the rules of another file record.
+// Problems are in the order of the files.
 func Check(files []File, o Options) Result {
 	c := &checker{o: o, uids: map[string]string{}, recorded: map[string]set{}, silent: map[string]bool{}}
 	c.result.Problems, c.result.Silent = []Problem{}, []string{}
@@ -41,16 +41,16 @@ func Check(files []File, o Options) Result {
 		if isRules(f.Name) {
 			r, err := ReadRules(f.Data)
 			if err != nil {
-				c.at(f.Name, "")("it is no file of rules: %v", err)
+				c.complainAt(f.Name, "")("it is not a valid rules file: %v", err)
 				continue
 			}
 			rules[f.Name] = r
 		}
 	}
-	for range 2 { // a rule may use what a later file records
+	for range 2 { // twice, because a rule may use what a later file records
 		for _, f := range files {
 			if r := rules[f.Name]; r != nil {
-				c.recording(r)
+				c.learnRecorded(r)
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func Check(files []File, o Options) Result {
 		case path.Ext(f.Name) == ".json":
 			c.dashboard(f.Name, f.Data)
 		case !isRules(f.Name):
-			c.at(f.Name, "")("it is neither a dashboard (.json) nor a file of rules (.yml)")
+			c.complainAt(f.Name, "")("it is neither a dashboard (.json) nor a rules file (.yml)")
 		}
 	}
 	for name := range c.silent {
@@ -77,14 +77,14 @@ func isRules(name string) bool { return path.Ext(name) == ".yml" || path.Ext(nam
 
 type checker struct {
 	o        Options
-	uids     map[string]string // of dashboards: the file
+	uids     map[string]string // file of each dashboard's uid
 	recorded map[string]set
 	silent   map[string]bool
 	result   Result
 }
 
-// at returns what complains of a place in a file.
-func (c *checker) at(file, where string) func(format string, args ...any) {
+// complainAt returns a function that records a problem at a place in a file.
+func (c *checker) complainAt(file, where string) func(format string, args ...any) {
 	return func(format string, args ...any) {
 		c.result.Problems = append(c.result.Problems, Problem{file, where, fmt.Sprintf(format, args...)})
 	}

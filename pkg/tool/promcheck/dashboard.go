@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// dashboard is what is looked at in Grafana's JSON, in its classic schema.
+// dashboard is the checked part of Grafana's JSON in its classic schema.
 type dashboard struct {
 	UID        string  `json:"uid"`
 	Title      string  `json:"title"`
@@ -38,10 +38,10 @@ type panel struct {
 		Expr       string      `json:"expr"`
 		Datasource *datasource `json:"datasource"`
 	} `json:"targets"`
-	Panels []panel `json:"panels"` // of a folded row
+	Panels []panel `json:"panels"` // panels of a collapsed row
 }
 
-// datasource may also be given by its name alone.
+// datasource is a data source. Its JSON may also be just a name.
 type datasource struct{ UID string }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -65,12 +65,12 @@ var (
 	variable = regexp.MustCompile(`\$\{?([a-zA-Z_][a-zA-Z0-9_]*)`)
 )
 
-// dashboard checks one: how it is made, and every query.
+// dashboard checks the form of a dashboard, and every query in it.
 func (c *checker) dashboard(name string, b []byte) {
 	var d dashboard
-	whole := c.at(name, "")
+	whole := c.complainAt(name, "")
 	if err := json.Unmarshal(b, &d); err != nil {
-		whole("it is no JSON of a dashboard: %v", err)
+		whole("it is not the JSON of a dashboard: %v", err)
 		return
 	}
 	if d.UID == "" {
@@ -80,7 +80,7 @@ func (c *checker) dashboard(name string, b []byte) {
 		whole("it has no title")
 	}
 	if other, taken := c.uids[d.UID]; taken && d.UID != "" {
-		whole("its uid %q is that of %s", d.UID, other)
+		whole("its uid %q is also the uid of %s", d.UID, other)
 	}
 	c.uids[d.UID] = name
 	sources, variables := map[string]bool{}, map[string]bool{}
@@ -90,18 +90,18 @@ func (c *checker) dashboard(name string, b []byte) {
 			sources["${"+v.Name+"}"], sources["$"+v.Name] = true, true
 		}
 		if v.Type == "query" {
-			c.variable(c.at(name, "variable "+v.Name), v.Definition, v.Query)
+			c.variable(c.complainAt(name, "variable "+v.Name), v.Definition, v.Query)
 		}
 	}
 	if len(sources) == 0 {
-		whole("it has no variable of type datasource: it works in one Grafana only")
+		whole("it has no variable of type datasource, so it only works in one Grafana")
 	}
 	seen := map[int]bool{}
 	var walk func(ps []panel)
 	walk = func(ps []panel) {
 		for i := range ps {
 			p := &ps[i]
-			complain := c.at(name, fmt.Sprintf("panel %d %q", p.ID, p.Title))
+			complain := c.complainAt(name, fmt.Sprintf("panel %d %q", p.ID, p.Title))
 			if seen[p.ID] {
 				complain("another panel has this id")
 			}
@@ -118,7 +118,7 @@ func (c *checker) dashboard(name string, b []byte) {
 	}
 }
 
-// variable checks where a variable's values come from.
+// variable checks the query of a variable.
 func (c *checker) variable(complain func(string, ...any), definition string, raw json.RawMessage) {
 	text := definition
 	var asText string
@@ -137,7 +137,7 @@ func (c *checker) variable(complain func(string, ...any), definition string, raw
 		return
 	}
 	if m[1] == "" {
-		return // of any metric
+		return // the label of any metric
 	}
 	q := c.query(complain)
 	if have := q.check(m[1]); len(have) > 0 && !have[m[2]] {
@@ -150,7 +150,7 @@ func (c *checker) panel(complain func(string, ...any), p *panel, sources, variab
 		complain("it has no title")
 	}
 	if p.Description == "" {
-		complain("it has no description: what it shows, and when it is bad")
+		complain("it has no description; say what it shows, and when that is bad")
 	}
 	if p.FieldConfig.Defaults.Unit == "" {
 		complain("it has no unit")
@@ -164,16 +164,16 @@ func (c *checker) panel(complain func(string, ...any), p *panel, sources, variab
 		case source == nil && p.Datasource == nil:
 			complain("query %s has no datasource", t.RefID)
 		case source == nil && !sources[p.Datasource.UID], source != nil && !sources[source.UID]:
-			complain("query %s does not take its datasource from a variable", t.RefID)
+			complain("query %s does not use a variable as its datasource", t.RefID)
 		}
 		if refs[t.RefID] || t.RefID == "" {
-			complain("query %d has no refId of its own", i+1)
+			complain("query %d has no unique refId", i+1)
 		}
 		refs[t.RefID] = true
 		expr := intervals.Replace(t.Expr)
 		for _, m := range variable.FindAllStringSubmatch(expr, -1) {
 			if !variables[m[1]] {
-				complain("query %s uses $%s, which is no variable", t.RefID, m[1])
+				complain("query %s uses $%s, which is not a variable", t.RefID, m[1])
 			}
 		}
 		c.query(complain).check(expr)

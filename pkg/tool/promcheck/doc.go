@@ -1,5 +1,6 @@
-// Package promcheck holds Grafana dashboards and Prometheus rules against the
-// metrics a server has: each query is parsed by Prometheus' own parser, and every
-// metric, label and bucket it names must exist. It reads files and text only, and
-// keeps no state.
+// Package promcheck checks Grafana dashboards and Prometheus rules against the metrics of a
+// server. Prometheus' own parser parses each query, and every metric, label and bucket in it must
+// exist. The package only reads files and text, and keeps no state.
+//
+// Start reading with Check in check.go.
 package promcheck

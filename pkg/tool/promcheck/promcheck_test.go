@@ -81,18 +81,18 @@ func TestQueries(t *testing.T) {
 	f(`n_sent_total_bucket`, "there is no metric")
 	f(`histogram_quantile(0.9, sum by (lane) (rate(n_took_seconds_bucket[5m])))`, "needs the label le")
 	f(`n_took_seconds_bucket{le="0.06"}`, "has no bucket")
-	f(`n_took_seconds_bucket{le="1"}`, "one of Prometheus 2 and 3")
-	f(`n_took_seconds_bucket{le="1.0"}`, "one of Prometheus 2 and 3")
+	f(`n_took_seconds_bucket{le="1"}`, "either Prometheus 2 or 3")
+	f(`n_took_seconds_bucket{le="1.0"}`, "either Prometheus 2 or 3")
 	f(`sum(n_open) by (instance) or sum by (lane) (n_lag)`, `groups by "lane"`)
 
 	m.Bounds = nil // not known: whole bounds are still seen
 	c["n_took_seconds"] = m
-	f(`n_took_seconds_bucket{le="5"}`, "one of Prometheus 2 and 3")
+	f(`n_took_seconds_bucket{le="5"}`, "either Prometheus 2 or 3")
 	f(`n_took_seconds_bucket{le="0.06"}`, "")
 	c["n_pause_seconds"] = Metric{Name: "n_pause_seconds", Type: Summary}
 	f(`n_pause_seconds{quantile="0.5"}`, "")
 	f(`n_pause_seconds{quantile=~"1|1.0"}`, "")
-	f(`n_pause_seconds{quantile="1"}`, "one of Prometheus 2 and 3")
+	f(`n_pause_seconds{quantile="1"}`, "either Prometheus 2 or 3")
 	f(`n_pause_seconds_sum{quantile="0.5"}`, `has no label "quantile"`)
 }
 
@@ -106,8 +106,8 @@ func TestTable(t *testing.T) {
 	}
 	f("nothing", "no table")
 	f(table+"| `n_open` | gauge | | Again. | |\n", "twice")
-	f(table+"| `n_new` | number | | What? | |\n", "no type")
-	f(table+"| `n-new` | gauge | | What? | |\n", "5 rows, of which 4")
+	f(table+"| `n_new` | number | | What? | |\n", "not a type")
+	f(table+"| `n-new` | gauge | | What? | |\n", "5 rows, but only 4")
 }
 
 func TestExposition(t *testing.T) {
@@ -183,7 +183,7 @@ func TestFiles(t *testing.T) {
 	f("a.json", page(goodPanel), "")
 	f("a.json", page(goodPanel+","+goodPanel), "another panel has this id")
 	f("a.json", page(`{"id": 7, "type": "row", "panels": [`+swap(goodPanel, "n_sent", "n_send", 1)+`]}`), "there is no metric n_send_total")
-	f("a.json", "{", "no JSON of a dashboard")
+	f("a.json", "{", "not the JSON of a dashboard")
 	f("a.json", page(""), "no panels")
 	f("a.json", swap(page(goodPanel), `"uid": "u"`, `"uid": ""`, 1), "no uid")
 	f("a.json", swap(page(goodPanel), `"type": "datasource"`, `"type": "textbox"`, 1), "no variable of type datasource")
@@ -191,10 +191,10 @@ func TestFiles(t *testing.T) {
 	f("a.json", swap(page(goodPanel), `label_values(n_sent`, `label_names(n_sent`, 1), "is not label_values")
 	f("a.json", page(swap(goodPanel, `"D"`, `""`, 1)), "no description")
 	f("a.json", page(swap(goodPanel, `"unit": "s"`, `"unit": ""`, 1)), "no unit")
-	f("a.json", page(swap(goodPanel, "${ds}", "abc", 1)), "does not take its datasource from a variable")
+	f("a.json", page(swap(goodPanel, "${ds}", "abc", 1)), "does not use a variable as its datasource")
 	f("a.json", page(swap(goodPanel, `"datasource": {"uid": "${ds}"},`, "", 1)), "has no datasource")
-	f("a.json", page(swap(goodPanel, "$lane", "$line", 1)), "$line, which is no variable")
-	f("a.json", page(swap(goodPanel, `"refId": "A", `, "", 1)), "no refId of its own")
+	f("a.json", page(swap(goodPanel, "$lane", "$line", 1)), "$line, which is not a variable")
+	f("a.json", page(swap(goodPanel, `"refId": "A", `, "", 1)), "no unique refId")
 	f("a.txt", "", "neither a dashboard")
 
 	f("a.yml", goodRules, "")
@@ -202,13 +202,13 @@ func TestFiles(t *testing.T) {
 	f("a.yml", swap(goodRules, "n:late{", "n:later{", 1), "there is no metric n:later")
 	f("a.yml", swap(goodRules, `{slo="a"}`, `{group="a"}`, 1), `has no label "group"`)
 	f("a.yml", swap(goodRules, "record: n:late", "record: n_late", 1), "LEVEL:METRIC:OPERATION")
-	f("a.yml", swap(goodRules, "5m\n        labels", "5 minutes\n        labels", 1), "is no duration")
+	f("a.yml", swap(goodRules, "5m\n        labels", "5 minutes\n        labels", 1), "is not a duration")
 	f("a.yml", swap(goodRules, "page", "loud", 1), "severity")
 	f("a.yml", swap(goodRules, ", runbook_url: R", "", 1), "no annotation runbook_url")
 	f("a.yml", swap(goodRules, "$labels.lane", "$labels.state", 1), `shows label "state"`)
-	f("a.yml", swap(goodRules, "alert: A", "record: n:more\n        alert: A", 1), "one of record and alert")
-	f("a.yml", goodRules+"  - name: g\n", "no name of its own")
-	f("a.yml", "groups: []", "no groups")
+	f("a.yml", swap(goodRules, "alert: A", "record: n:more\n        alert: A", 1), "either record or alert")
+	f("a.yml", goodRules+"  - name: g\n", "no unique name")
+	f("a.yml", "groups: []", "no rule groups")
 }
 
 // TestTogether: files see each other, whatever their order.
@@ -226,7 +226,7 @@ func TestTogether(t *testing.T) {
 		t.Error("what nobody records is there")
 	}
 	files[1] = File{Name: "d.json", Data: files[0].Data}
-	if res := Check(files, Options{Metrics: catalogue(t)}); len(res.Problems) != 1 || !strings.Contains(res.Problems[0].String(), `its uid "u" is that of a.json`) {
+	if res := Check(files, Options{Metrics: catalogue(t)}); len(res.Problems) != 1 || !strings.Contains(res.Problems[0].String(), `its uid "u" is also the uid of a.json`) {
 		t.Error(res.Problems)
 	}
 }
@@ -246,8 +246,8 @@ func TestValues(t *testing.T) {
 	f(`lane=~".+-bulk"`, "")
 	f(`lane!="push"`, "")
 	f(`job="x"`, "")
-	f(`lane="push_bulk"`, "never has lane=")
-	f(`lane!~"push.*"`, "never has lane!~")
+	f(`lane="push_bulk"`, "matches lane=")
+	f(`lane!~"push.*"`, "matches lane!~")
 }
 
 // TestSilent names what is used and has no series, each once.

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// targetLabels are on every series that Prometheus scraped.
+// targetLabels are the labels of every scraped series.
 var targetLabels = []string{"instance", "job"}
 
 // set is a set of label names.
@@ -41,16 +41,16 @@ func (s set) without(names ...string) set {
 
 func (s set) String() string { return strings.Join(slices.Sorted(maps.Keys(s)), ", ") }
 
-// query is the check of one query.
+// query checks one query.
 type query struct {
 	metrics  Catalogue
 	values   map[string][]string
-	recorded map[string]set // labels of what rules record
+	recorded map[string]set // labels of recorded metrics
 	complain func(format string, args ...any)
-	missing  func(m Metric) // told of metrics that exist and have no series yet; may be nil
+	missing  func(m Metric) // called for each used metric, to find those without series; may be nil
 }
 
-// check parses a query and returns the labels its result has.
+// check parses a query and returns the labels of its result.
 func (q *query) check(text string) set {
 	expr, err := parser.ParseExpr(text)
 	if err != nil {
@@ -60,8 +60,7 @@ func (q *query) check(text string) set {
 	return q.labels(expr)
 }
 
-// labels walks an expression, complains of what does not exist, and returns the
-// labels of its result.
+// labels walks an expression, reports what does not exist, and returns the labels of its result.
 func (q *query) labels(expr parser.Expr) set {
 	switch e := expr.(type) {
 	case *parser.VectorSelector:
@@ -73,7 +72,7 @@ func (q *query) labels(expr parser.Expr) set {
 	case *parser.Call:
 		return q.call(e)
 	}
-	for _, child := range parser.Children(expr) { // one at most: of a range, brackets, a sign
+	for _, child := range parser.Children(expr) { // at most one child: a range, brackets or a sign
 		return q.labels(child.(parser.Expr))
 	}
 	return set{} // numbers and strings
@@ -87,19 +86,19 @@ func (q *query) selector(e *parser.VectorSelector) set {
 		}
 	}
 	if name == "" {
-		q.complain("a selector without the name of a metric reads every metric there is")
+		q.complain("a selector without the name of a metric reads all metrics")
 		return set{}
 	}
-	have, m, suffix := q.known(name)
+	have, m, suffix := q.lookUpMetric(name)
 	for _, match := range e.LabelMatchers {
 		switch {
 		case match.Name == labels.MetricName:
 		case have != nil && !have[match.Name]:
 			q.complain("%s has no label %q; its labels are %s", name, match.Name, have)
 		case match.Name == labels.BucketLabel && suffix == "_bucket", match.Name == "quantile" && m.Type == Summary:
-			q.bucket(&m, match)
+			q.checkBucket(&m, match)
 		default:
-			q.value(&m, match)
+			q.checkValue(&m, match)
 		}
 	}
 	if have == nil {
@@ -108,18 +107,18 @@ func (q *query) selector(e *parser.VectorSelector) set {
 	return have
 }
 
-// value complains of a matcher that no value of its label passes.
-func (q *query) value(m *Metric, match *labels.Matcher) {
+// checkValue reports a matcher that matches no value of its label.
+func (q *query) checkValue(m *Metric, match *labels.Matcher) {
 	may := q.values[m.Name+" "+match.Name]
 	if len(may) > 0 && !slices.ContainsFunc(may, match.Matches) {
-		q.complain("%s never has %s; values are %s", m.Name, match, strings.Join(may, ", "))
+		q.complain("no value of %s matches %s; values are %s", m.Name, match, strings.Join(may, ", "))
 	}
 }
 
-// known returns the labels of a metric that is scraped or recorded; nil: there is
-// none, and that was complained of.
-func (q *query) known(name string) (have set, m Metric, suffix string) {
-	if name == "up" { // Prometheus makes it for each target
+// lookUpMetric returns the labels of a scraped or recorded metric. It returns nil if there is
+// none, and reports that.
+func (q *query) lookUpMetric(name string) (have set, m Metric, suffix string) {
+	if name == "up" { // Prometheus adds it for each target
 		return setOf(targetLabels...), m, ""
 	}
 	if have, ok := q.recorded[name]; ok {
@@ -127,7 +126,7 @@ func (q *query) known(name string) (have set, m Metric, suffix string) {
 	}
 	m, suffix, ok := q.metrics.series(name)
 	if !ok {
-		q.complain("there is no metric %s%s", name, q.near(name))
+		q.complain("there is no metric %s%s", name, q.suggestion(name))
 		return nil, m, ""
 	}
 	if suffix == "" && m.Type == Histogram {
@@ -146,9 +145,9 @@ func (q *query) known(name string) (have set, m Metric, suffix string) {
 	return have, m, suffix
 }
 
-// near is the metric that shares all words of the name but one, for who misspelt
-// it; of several, the one that begins alike the longest.
-func (q *query) near(name string) string {
+// suggestion returns a hint at the metric that shares all words of the name but one. Of several
+// it takes the one with the longest common prefix.
+func (q *query) suggestion(name string) string {
 	words := strings.Split(name, "_")
 	best, most := "", 100*max(len(words)-1, 2)
 	for _, known := range slices.Sorted(maps.Keys(q.metrics)) {
@@ -171,11 +170,10 @@ func (q *query) near(name string) string {
 	return "; did you mean " + best + "?"
 }
 
-// bucket holds a matcher on le, or on quantile, against the bounds there are.
-// Prometheus 3, and OpenMetrics with any, write the bound 1 as 1.0, others as 1: a
-// query must find both.
-func (q *query) bucket(m *Metric, match *labels.Matcher) {
-	const twice = `%s finds nothing in one of Prometheus 2 and 3, which write whole numbers as 1 and as 1.0; match both, as in %s=~"1|1.0"`
+// checkBucket checks a matcher on le or quantile against the existing bounds. Prometheus 3 and
+// OpenMetrics write the bound 1 as 1.0, others write it as 1: a query must match both.
+func (q *query) checkBucket(m *Metric, match *labels.Matcher) {
+	const twice = `%s finds nothing in either Prometheus 2 or 3, which write whole numbers as 1 and 1.0; match both, as in %s=~"1|1.0"`
 	if m.Bounds == nil {
 		bound, err := strconv.ParseFloat(match.Value, 64)
 		if err == nil && match.Type == labels.MatchEqual && bound == float64(int64(bound)) {
@@ -207,7 +205,7 @@ func (q *query) aggregate(e *parser.AggregateExpr) set {
 	}
 	for _, g := range e.Grouping {
 		if !have[g] && len(have) > 0 {
-			q.complain("%s groups by %q, which what it reads does not have: %s", e.Op, g, have)
+			q.complain("%s groups by %q, which is not a label of its input: %s", e.Op, g, have)
 		}
 	}
 	out := setOf(e.Grouping...)
@@ -234,7 +232,7 @@ func (q *query) binary(e *parser.BinaryExpr) set {
 	}
 	for _, l := range match.MatchingLabels {
 		if match.On && (!left[l] && len(left) > 0 || !right[l] && len(right) > 0) {
-			q.complain("%s matches on %q, which one side does not have", e.Op, l)
+			q.complain("%s matches on %q, which is not a label of both sides", e.Op, l)
 		}
 	}
 	include := setOf(match.Include...)
@@ -255,7 +253,7 @@ func (q *query) binary(e *parser.BinaryExpr) set {
 	return left.without(match.MatchingLabels...)
 }
 
-// overCounters and overGauges are functions that mean something of one type only.
+// overCounters and overGauges are functions that are only valid for one type of metric.
 var (
 	overCounters = []string{"rate", "irate", "increase", "resets"}
 	overGauges   = []string{"delta", "idelta", "deriv", "predict_linear", "double_exponential_smoothing"}
@@ -265,12 +263,12 @@ func (q *query) call(e *parser.Call) set {
 	out := set{}
 	for _, arg := range e.Args {
 		out = out.with(q.labels(arg))
-		q.kind(e.Func.Name, arg)
+		q.checkFunctionType(e.Func.Name, arg)
 	}
 	switch e.Func.Name {
 	case "histogram_quantile", "histogram_fraction":
 		if !out[labels.BucketLabel] && len(out) > 0 {
-			q.complain("%s needs the label le, which what it reads does not have: %s", e.Func.Name, out)
+			q.complain("%s needs the label le, which is not a label of its input: %s", e.Func.Name, out)
 		}
 		return out.without(labels.BucketLabel)
 	case "label_replace", "label_join":
@@ -283,8 +281,8 @@ func (q *query) call(e *parser.Call) set {
 	return out
 }
 
-// kind complains of a function over a metric of the wrong type.
-func (q *query) kind(function string, arg parser.Expr) {
+// checkFunctionType reports a function over a metric of the wrong type.
+func (q *query) checkFunctionType(function string, arg parser.Expr) {
 	over, ok := arg.(*parser.MatrixSelector)
 	if !ok {
 		return
@@ -303,7 +301,7 @@ func (q *query) kind(function string, arg parser.Expr) {
 	}
 }
 
-// Problem is one thing that is wrong in a file.
+// Problem is one problem in a file.
 type Problem struct {
 	File  string `json:"file"`
 	Where string `json:"where"` // the panel or rule; empty: the whole file

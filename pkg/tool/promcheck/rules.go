@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Rule is one rule of a file.
+// Rule is one rule of a rules file.
 type Rule struct {
 	Record        string            `yaml:"record"`
 	Alert         string            `yaml:"alert"`
@@ -22,7 +22,7 @@ type Rule struct {
 	Annotations   map[string]string `yaml:"annotations"`
 }
 
-// Rules is a file of rules.
+// Rules is the content of a rules file.
 type Rules struct {
 	Groups []struct {
 		Name        string            `yaml:"name"`
@@ -34,8 +34,7 @@ type Rules struct {
 	} `yaml:"groups"`
 }
 
-// ReadRules reads a file of rules; a key that Prometheus does not know is an
-// error.
+// ReadRules parses a rules file. A key that Prometheus does not know is an error.
 func ReadRules(b []byte) (*Rules, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	dec.KnownFields(true)
@@ -43,19 +42,19 @@ func ReadRules(b []byte) (*Rules, error) {
 	return r, dec.Decode(r)
 }
 
-// Severities of alerts: page wakes somebody, ticket waits for the morning.
+// Severities of alerts: page wakes a person, ticket waits for working hours.
 var Severities = []string{"page", "ticket"}
 
-// recording learns what the rules of a file record, in their order: a rule may
-// use what one before it records.
-func (c *checker) recording(r *Rules) {
+// learnRecorded records the labels of the metrics that the rules of a file record, in order: a
+// rule may use what an earlier one records.
+func (c *checker) learnRecorded(r *Rules) {
 	for _, g := range r.Groups {
 		for i := range g.Rules {
 			rule := &g.Rules[i]
 			if rule.Record == "" {
 				continue
 			}
-			have := c.query(func(string, ...any) {}).check(rule.Expr) // complaints come with the check itself
+			have := c.query(func(string, ...any) {}).check(rule.Expr) // problems are reported by the check of the rule
 			for name := range rule.Labels {
 				have[name] = true
 			}
@@ -70,13 +69,13 @@ func (c *checker) recording(r *Rules) {
 // rules checks every rule of a file.
 func (c *checker) rules(name string, r *Rules) {
 	if len(r.Groups) == 0 {
-		c.at(name, "")("it has no groups of rules")
+		c.complainAt(name, "")("it has no rule groups")
 	}
 	groups := map[string]bool{}
 	for _, g := range r.Groups {
-		complain := c.at(name, "group "+g.Name)
+		complain := c.complainAt(name, "group "+g.Name)
 		if groups[g.Name] || g.Name == "" {
-			complain("it has no name of its own")
+			complain("it has no unique name")
 		}
 		groups[g.Name] = true
 		duration(complain, "interval", g.Interval)
@@ -84,15 +83,15 @@ func (c *checker) rules(name string, r *Rules) {
 			rule := &g.Rules[i]
 			switch {
 			case (rule.Record == "") == (rule.Alert == ""):
-				c.at(name, fmt.Sprintf("rule %d of group %s", i+1, g.Name))("it has one of record and alert")
+				c.complainAt(name, fmt.Sprintf("rule %d of group %s", i+1, g.Name))("it must have either record or alert")
 			case rule.Record != "":
-				complain := c.at(name, "record "+rule.Record)
+				complain := c.complainAt(name, "record "+rule.Record)
 				if !strings.Contains(rule.Record, ":") {
-					complain("what a rule records is named LEVEL:METRIC:OPERATION")
+					complain("the name of a recorded metric must be LEVEL:METRIC:OPERATION")
 				}
 				c.query(complain).check(rule.Expr)
 			default:
-				c.alert(c.at(name, "alert "+rule.Alert), rule)
+				c.alert(c.complainAt(name, "alert "+rule.Alert), rule)
 			}
 		}
 	}
@@ -100,7 +99,7 @@ func (c *checker) rules(name string, r *Rules) {
 
 func duration(complain func(string, ...any), field, text string) {
 	if _, err := model.ParseDuration(text); text != "" && err != nil {
-		complain("%s %q is no duration such as 5m", field, text)
+		complain("%s %q is not a duration such as 5m", field, text)
 	}
 }
 
@@ -109,11 +108,11 @@ var labelUse = regexp.MustCompile(`\$labels\.([a-zA-Z_][a-zA-Z0-9_]*)`)
 func (c *checker) alert(complain func(string, ...any), rule *Rule) {
 	before := len(c.result.Problems)
 	have := c.query(complain).check(rule.Expr)
-	known := len(c.result.Problems) == before // else the labels are not
+	known := len(c.result.Problems) == before // with problems, the labels are unknown
 	duration(complain, "for", rule.For)
 	duration(complain, "keep_firing_for", rule.KeepFiringFor)
 	if s := rule.Labels["severity"]; !slices.Contains(Severities, s) {
-		complain("its severity %q is none of %s", s, strings.Join(Severities, ", "))
+		complain("its severity %q must be one of %s", s, strings.Join(Severities, ", "))
 	}
 	for _, want := range []string{"summary", "description", "runbook_url"} {
 		if rule.Annotations[want] == "" {
@@ -123,7 +122,7 @@ func (c *checker) alert(complain func(string, ...any), rule *Rule) {
 	for name, text := range rule.Annotations {
 		for _, m := range labelUse.FindAllStringSubmatch(text, -1) {
 			if _, own := rule.Labels[m[1]]; known && !have[m[1]] && !own {
-				complain("annotation %s shows label %q, which the alert does not have: %s", name, m[1], have)
+				complain("annotation %s shows label %q, which is not a label of the alert: %s", name, m[1], have)
 			}
 		}
 	}

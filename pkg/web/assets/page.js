@@ -1,5 +1,5 @@
-// Fetches pages that change again while they are looked at. Everything works
-// without it: the footer has a link that does the same.
+// Refreshes pages that change while they are open. Everything works without it: the
+// footer has a link for a refresh.
 (() => {
   "use strict";
   const main = document.querySelector("main[data-live]");
@@ -11,7 +11,7 @@
   button.type = "button";
   button.className = "plain";
   const say = () => {
-    button.textContent = paused ? "Refresh by itself" : "Pause";
+    button.textContent = paused ? "Refresh automatically" : "Pause";
     again.hidden = !paused;
   };
   button.addEventListener("click", () => {
@@ -21,7 +21,7 @@
   });
   again.before(button, " ");
   say();
-  // Not under somebody's hands: a focus, a selection or a form in main stays.
+  // Do not refresh while the visitor uses the page: keep the focus, a selection or a form.
   const busy = () => {
     const at = document.activeElement;
     return paused || document.hidden || (at && at !== main && main.contains(at)) || !getSelection().isCollapsed;
@@ -38,7 +38,7 @@
         document.getElementById("made").replaceWith(page.getElementById("made"));
       }
     } catch (e) {
-      // The server is away: what is there stays, with its time.
+      // The server does not answer: keep the old content with its time.
     }
     wait();
   };
