@@ -1,6 +1,5 @@
-// Package dashboards carries the Grafana dashboards, the Prometheus rules and the
-// runbooks of their alerts inside the program. Where the files come from and how
-// to use them is in README.md beside it.
+// Package dashboards embeds the Grafana dashboards, the Prometheus rules and the runbooks of
+// their alerts in the program. README.md in this folder says how they are made and used.
 package dashboards
 
 import (
@@ -13,9 +12,9 @@ import (
 //go:embed grafana/*.json rules/*.yml runbooks/*.md
 var files embed.FS
 
-// Files returns them; it does not fail.
+// Files returns the embedded folders grafana, rules and runbooks.
 func Files() fs.FS { return files }
 
-// Runbooks is where the rules expect the folder of runbooks, with a slash at the
-// end. Who publishes them elsewhere replaces it.
+// Runbooks is the URL, with a final slash, at which the rules expect the runbooks. An
+// operator who publishes them elsewhere replaces it (notifyctl dashboards export --runbooks).
 const Runbooks = "https://github.com/notifyd/notifyd/blob/main/dashboards/runbooks/"

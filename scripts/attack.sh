@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make every try of the table of tests/attack against real servers, in a network of
-# their own (root, or user namespaces). ONLY="url token" makes some groups of tries.
-# MUTANT=any-address breaks a mechanism first, and makes the tries of the group that
-# must notice. MUTANT=all does so for one mutant after the other: it ends with one line
-# of key=value pairs, and exits 1 when a mutant is not caught.
+# Makes every try of the table of tests/attack against real servers, in a network namespace
+# (root, or user namespaces). ONLY="url token" picks groups of tries.
+# MUTANT=any-address breaks a mechanism first, and makes the tries of the group that must
+# notice. MUTANT=all does so for each mutant in turn. Its last line then has key=value
+# pairs, and it exits 1 if a mutant is not caught.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${MUTANT:-}" != all ]; then
@@ -18,7 +18,7 @@ for m in $("$work/attack" -mutants); do
 	echo "== $m"
 	code=0 said=caught
 	"$work/attack" -mutant "$m" || code=$?
-	# Exit 1 is a try that got through; 2 proves nothing.
+	# Exit 1: a try got through. Exit 2: the tries could not be made, which proves nothing.
 	[ $code = 1 ] || said=missed good=false
 	line+=" $m=$said"
 done

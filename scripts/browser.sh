@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Drives the operator page with Chromium (CHROMIUM names another one), which it
-# installs where it is missing and apt-get may: sign-in, every page in both sizes
-# and both colour schemes, a replay with the keyboard alone, and axe-core.
+# Tests the operator page with Chromium: sign-in, every page in both sizes and both colour
+# schemes, a replay with the keyboard alone, and the checks of axe-core. CHROMIUM names
+# another program. If Chromium is missing, the script tries to install it with apt-get.
 set -euo pipefail
 cd "$(dirname "$0")/../tests/browser"
 if [ -z "${CHROMIUM:-}" ] && ! command -v chromium chromium-browser google-chrome >/dev/null; then

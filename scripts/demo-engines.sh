@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main job, shown on real servers: build, start Kafka, Cassandra, Redis and
-# PostgreSQL, and roles in processes of their own, two of each; send, look at what
-# became of it, check it against the providers' ledger, stop. The servers go on;
-# make engines-stop stops them. CONFIG names another configuration of servers.
+# Shows the main job of notifyd on real servers: build, start Kafka, Cassandra, Redis and
+# PostgreSQL, start two processes for each role, send, look at the outcomes, compare them
+# with the providers' ledger, stop the processes. The servers keep running until make
+# engines-stop. CONFIG names another configuration of servers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,16 +10,16 @@ make --no-print-directory build >/dev/null
 work=$(mktemp -d)
 export XDG_CONFIG_HOME=$work/config XDG_STATE_HOME=$work/state XDG_DATA_HOME=$work/data
 export PATH=$PWD/bin:$PATH
-export NOTIFYCTL_TIMEOUT=10m # a machine with other work takes long; nothing is measured here
-once=$(date +%s) # the servers remember the keys of earlier runs
-many=${TRIGGERS:-2000} # swaps of one row each, three a trigger
-# Nothing is measured here: servers of a machine with other work are waited for.
+export NOTIFYCTL_TIMEOUT=10m # a busy machine is slow, and nothing is measured here
+once=$(date +%s) # makes keys unique: the servers remember those of earlier runs
+many=${TRIGGERS:-2000} # each trigger takes three conditional writes in Cassandra
+# Long time-outs, because servers on a busy machine are slow and nothing is measured here.
 patient="--set kafka.append_timeout=20s --set cassandra.timeout=20s"
 config=${CONFIG:-$PWD/notifyd.engines.yaml}
 server=
 pids=()
 finish() {
-	# The processes of other roles before the one with the simulated providers.
+	# Stop the process with the simulated providers last: the other roles still call them.
 	for p in "${pids[@]}"; do kill -TERM "$p" 2>/dev/null || true; done
 	for p in "${pids[@]}"; do wait "$p" 2>/dev/null || true; done
 	if [ -n "$server" ] && kill -TERM "$server" 2>/dev/null; then wait "$server" || true; fi
@@ -27,8 +27,8 @@ finish() {
 }
 trap finish EXIT
 
-# until_true tries a command again and again, for ten minutes at most: what it waited
-# for is checked at the end.
+# until_true repeats a command until it succeeds, for ten minutes at most. It never fails:
+# the checks at the end of the script find what did not happen.
 until_true() {
 	local end=$((SECONDS + 600))
 	until "$@"; do
@@ -73,7 +73,7 @@ done
 until_true grep -q '^Try:' "$work/dev.out"
 for i in $(seq 1 $n); do until_true grep -q '"msg":"ready"' "$work/role-$i.err"; done
 sed '/^Try:/,$d' "$work/dev.out"
-# What an earlier run left is delivered first, and not counted.
+# Messages that an earlier run left behind are delivered first and not counted.
 no_lag() { [ "$(notifyctl lag -o json --jq '[.items[].lag] | add')" = 0 ]; }
 until_true no_lag
 before=$(notifyctl sim summary -o json --jq .ids)
@@ -112,8 +112,8 @@ echo '$ id=$(notifyctl trigger create --in 1h ...); notifyctl cancel $id'
 notifyctl cancel "$(notifyctl -q trigger create --in 1h --url "${callback}never" -o json --jq .trigger_id)"
 start=$(($(date +%s%3N) + 6000))
 awk -v n="$many" -v url="$callback" -v start="$start" 'BEGIN { for (i = 0; i < n; i++) { due = start + i; printf "{\"callback_url\":\"%stimers?due=%.0f\",\"fire_at\":\"%s.%03dZ\",\"exact\":true}\n", url, due, strftime("%Y-%m-%dT%H:%M:%S", int(due / 1000), 1), due % 1000 } }' >"$work/triggers.ndjson"
-# A machine with other work makes Cassandra slow at times: the same command goes on
-# where it was told to wait.
+# On a busy machine Cassandra is slow at times, and notifyd asks the caller to wait. The
+# repeated command continues where the first one stopped.
 try=0
 until run notifyctl trigger create -f "$work/triggers.ndjson"; do
 	try=$((try + 1))

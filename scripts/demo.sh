@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job, shown: build, start a server with simulated providers, send, look
-# at what became of it, check it against the providers' ledger, stop.
+# Shows the main job of notifyd: build, start a server with simulated providers, send, look
+# at the outcomes, compare them with the providers' ledger, stop.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,7 @@ make --no-print-directory build >/dev/null
 work=$(mktemp -d)
 export XDG_CONFIG_HOME=$work/config XDG_STATE_HOME=$work/state XDG_DATA_HOME=$work/data
 export PATH=$PWD/bin:$PATH
-export NOTIFYCTL_TIMEOUT=10m # a machine with other work takes long; nothing is measured here
+export NOTIFYCTL_TIMEOUT=10m # a busy machine is slow, and nothing is measured here
 server=
 finish() {
 	if [ -n "$server" ] && kill -TERM "$server" 2>/dev/null; then wait "$server" || true; fi
@@ -17,8 +17,8 @@ finish() {
 }
 trap finish EXIT
 
-# until_true tries a command again and again, for ten minutes at most: what it waited
-# for is checked at the end.
+# until_true repeats a command until it succeeds, for ten minutes at most. It never fails:
+# the checks at the end of the script find what did not happen.
 until_true() {
 	local end=$((SECONDS + 600))
 	until "$@"; do

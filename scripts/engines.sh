@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Real servers on loopback ports, without Docker: engines.sh install | start | stop |
-# status | env. ONLY="kafka redis" picks some; NODES=3 starts three Kafka brokers and
-# three Cassandra nodes, whose data lie apart from those of one.
+# Installs and runs real servers on loopback ports, without Docker:
+#   engines.sh install | start | stop | status | env
+# ONLY="kafka redis" picks servers. NODES=3 starts three Kafka brokers and three Cassandra
+# nodes; their data folders differ from those of a single node.
 #
-# install exits 75 when a registry is not reached; env prints what the tests need,
-# for eval.
+# install exits 75 if it cannot reach a registry. env prints the variables that the tests
+# need, for eval.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/engines/lib.sh"
 
@@ -19,7 +20,7 @@ for name in $only; do
 	[[ " $all " == *" $name "* ]] || engine_fail "no engine is called $name; there are: $all"
 done
 
-# install brings all packages in one go, then the jars at once.
+# install installs all packages with one command, then downloads the jars in parallel.
 install() {
 	local packages=() name pids=() status=0
 	if picked kafka || picked cassandra || picked sqs; then
@@ -40,7 +41,8 @@ install() {
 		(engine_maven "$name") &
 		pids+=($!)
 	done
-	# A failure of ours must not pass for a registry that is not reached.
+	# Any other failure takes precedence over 75, so that it is not taken for an unreachable
+	# registry.
 	local ended
 	for name in "${pids[@]}"; do
 		ended=0
@@ -50,7 +52,8 @@ install() {
 	exit "$status"
 }
 
-# each COMMAND runs it of every engine at once; the status is the last that was not 0.
+# each COMMAND runs the command for every engine in parallel. It returns the last status that
+# is not 0, or 0.
 each() {
 	local name pids=() status=0
 	for name in $only; do
@@ -61,12 +64,13 @@ each() {
 	return "$status"
 }
 
-# one COMMAND NAME says when it was ready, where the script does not.
+# one COMMAND NAME runs the command of one engine's script. After a start it prints how long
+# the server took to become ready, unless the script has printed that.
 one() {
 	local began out status=0
 	began=$(engine_clock)
-	# A node that was one of three remembers the others: three have a folder of their
-	# own. A stop ends both.
+	# A node of a cluster of three remembers the other two, so a cluster of three has data
+	# folders of its own. A stop ends both installations.
 	if [ "$2" = cassandra ]; then
 		if [ "$1" = stop ]; then
 			CASSANDRA_DIR=$ENGINES_DIR/cassandra3 "$scripts/$2.sh" stop || status=$?
@@ -75,7 +79,8 @@ one() {
 		fi
 		[ "$NODES" = 1 ] || export CASSANDRA_DIR=$ENGINES_DIR/cassandra3
 	fi
-	# Whom a node knows as a caller is in both, so PostgreSQL's are kept apart as well.
+	# notifyd keeps its callers in Cassandra and in PostgreSQL, so each installation of
+	# Cassandra has its own data folder of PostgreSQL.
 	if [ "$2" = postgres ] && { [ "$NODES" != 1 ] || [ -d "$ENGINES_DIR/postgres3" ]; }; then
 		local mine=postgres other=postgres3
 		[ "$NODES" = 1 ] || mine=postgres3 other=postgres
@@ -100,10 +105,10 @@ one() {
 start() {
 	local began
 	began=$(engine_clock)
-	# Not "|| return": what install found is its status.
+	# Without "|| return", so that set -e ends the script with the status of install.
 	(install)
 	if engine_find_java; then PATH=$(dirname "$JAVA"):$PATH; fi
-	each start || engine_fail "not all of them are ready; what is there is stopped by make engines-stop"
+	each start || engine_fail "not all servers are ready; make engines-stop stops those that run"
 	printf 'engines nodes=%s ready="%s" seconds=%s data=%s\n' "$NODES" "$only" "$(engine_since "$began")" "$ENGINES_DIR"
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Raise the numbers of timer shards and of partitions of an installation of three processes
-# while it is under load: nothing is lost, early, repeated, refused or held over two seconds.
-# It uses the servers of make engines, with a keyspace, keys and a database of its own, and
-# an empty Kafka of its own.
+# Raises the number of timer shards and of partitions of an installation of three processes
+# under load. It checks that no message is lost, early, repeated, refused or held for more
+# than two seconds. It uses the servers of make engines, with its own keyspace, keys and
+# database, and it starts an empty Kafka of its own.
 # FROM (16) and TO (256) are the numbers of shards. MUTANT breaks a mechanism first.
 set -euo pipefail
 cd "$(dirname "$0")/.."

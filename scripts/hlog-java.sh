@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Reads a .hlog of ours with the Java HdrHistogram, which is what most tools are
-# built on, and holds its percentiles against ours. It needs Java 17 or later; the
-# jar comes from Maven Central by way of mvn, or from HDR_JAR.
-#   NOTIFY_REQUIRE_JAVA=1 fails where Java or the jar is missing, instead of saying so.
+# Reads a .hlog of notifyctl with the Java HdrHistogram, on which most tools are built, and
+# compares its percentiles with those of notifyctl. It needs Java 17 or later. The jar comes
+# from Maven Central with mvn, or from HDR_JAR. If Java or the jar is missing, the script is
+# skipped; with NOTIFY_REQUIRE_JAVA=1 it fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=2.2.2 work=$(mktemp -d)
@@ -57,7 +57,8 @@ public class Read {
 }
 JAVA
 java -cp "$jar" "$work/Read.java" "$work/run.hlog"
-# The processor that people run must take the file as well: its maximum, scaled.
+# HistogramLogProcessor, the usual command-line tool, must read the file too: compare its
+# scaled maximum.
 tag=$(head -1 "$work/run.hlog.want" | cut -d' ' -f1) highest=$(head -1 "$work/run.hlog.want" | cut -d' ' -f8)
 java -cp "$jar" org.HdrHistogram.HistogramLogProcessor -i "$work/run.hlog" -tag "$tag" -outputValueUnitRatio 1 >"$work/processed"
 grep -q "Max *= *$highest\.*" "$work/processed" || { echo "HistogramLogProcessor does not find $highest in $tag"; tail -3 "$work/processed"; exit 1; }

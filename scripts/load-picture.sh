@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Drives the live screen of a load run with keys, in tmux, and takes pictures of it
-# and of its report:  load-picture.sh [OUTDIR]  (default docs/img)
-# It needs notifyctl on the PATH or in ./bin, tmux, and chromium (CHROMIUM names
-# another one; without it there are no pictures, and the session is driven still).
+# Operates the live screen of a load run by keys in tmux, and takes pictures of the screen and
+# of the report:  load-picture.sh [OUTDIR]  (default docs/img)
+# It needs notifyctl on the PATH or in ./bin, tmux, and chromium (CHROMIUM names another
+# program). Without chromium it takes no pictures but still checks the screen.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath "${1:-docs/img}") here=$PWD/scripts work=$(mktemp -d) chromium=${CHROMIUM:-chromium}
@@ -90,7 +90,7 @@ YAML
 	sleep 3
 	picture load-agents 1475 936
 	await 120 'left with'
-	screen | grep -q 'INCONCLUSIVE' || { screen; echo 'the verdict does not tell of the agent' >&2; exit 1; }
+	screen | grep -q 'INCONCLUSIVE' || { screen; echo 'the verdict does not mention the killed agent' >&2; exit 1; }
 	kill "${pids[0]}" "${pids[2]}" "$dev"
 	wait 2>/dev/null || true
 }
@@ -115,7 +115,7 @@ sleep 1
 picture load-ui-small 752 480
 tm resize-window -x 160 -y 48
 await 300 'left with'
-# The panels are gone, and the summary has stayed.
+# At the end the panels disappear and the summary stays on the screen.
 screen | grep -q '^load scenario=apns-away .*lost=0' || { screen; echo 'the summary did not stay on the screen' >&2; exit 1; }
 screen | grep -q 'left with 99' || { screen; echo 'a missed threshold did not end in 99' >&2; exit 1; }
 ! screen | grep -q 'running' || { echo 'the panels stayed on the screen' >&2; exit 1; }
@@ -134,6 +134,6 @@ done
 tm send-keys "clear; notifyctl load view $id; echo left with \$?" Enter
 await 60 'replay'
 tm send-keys G && await 20 'done' && tm send-keys g && await 20 '0:00 of' && tm send-keys q && await 20 'left with 0'
-# A pipe gets no escapes.
-notifyctl load view "$id" | grep -q "$(printf '\033')" && { echo 'escapes in a pipe' >&2; exit 1; }
+# Output to a pipe has no escape sequences.
+notifyctl load view "$id" | grep -q "$(printf '\033')" && { echo 'escape sequences in the output to a pipe' >&2; exit 1; }
 echo "driven: panels, help, mark, freeze, filter, resize, q, Ctrl-C, replay"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Load an installation of four processes from three machines by consent: network namespaces
-# of their own, so it needs root and the program ip. It uses the servers of make engines,
-# with a keyspace, keys and a database of its own, and an empty Kafka of its own.
+# Loads an installation of four processes from three agents under a load grant. Each agent has
+# a network namespace of its own, so the script needs root and the program ip. It uses the
+# servers of make engines, with its own keyspace, keys and database, and it starts an empty
+# Kafka of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/engines/lib.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prove that the proofs can fail: break one mechanism at a time and see that
-# torture and powerloss notice, and that torture is content with what is whole.
-# KILLS (6) is how often each process is killed. Ends with one line of key=value
-# pairs; exit 1 when a mutant is not caught.
+# Proves that the proofs can fail: breaks one mechanism at a time and checks that torture and
+# powerloss notice. It also checks that torture passes when nothing is broken. KILLS (6) is
+# the number of kills for each mutant. Its last line has key=value pairs. It exits 1 if a
+# mutant is not caught.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -14,7 +14,8 @@ line=mutants
 good=true
 note() { line+=" $1=$2"; [ "$2" = "$3" ] || good=false; }
 
-# torture exits 1 when a promise is broken; anything else but 0 proves nothing.
+# torture exits 1 if a promise is broken, and 0 if all are kept. Any other status proves
+# nothing.
 torture() {
 	local name=$1 want=$2 code=0 said
 	shift 2
@@ -30,14 +31,14 @@ torture() {
 }
 
 torture whole content
-# Offsets are committed once a second: a kill at any other moment mostly finds
-# what was committed too early done by then.
+# Kill right after a commit of offsets, which comes once a second. At other moments the
+# records that were committed too early have mostly been processed, and nothing is lost.
 torture auto-commit caught -drain 60s -mutant auto-commit -at offsets-committed
 torture no-claims caught -drain 60s -mutant no-claims
 torture mark-first caught -drain 60s -mutant mark-first
 
-# The mutant of powerloss is its own switch: a log that does not sync. Its tests
-# pass when they notice the loss.
+# The mutant of powerloss is a setting, a log that does not fsync. Its tests pass if they
+# notice the loss.
 echo "== page-cache"
 code=0
 NOTIFY_REQUIRE_FUSE=1 go test -count=1 -run 'WithoutFsyncIsCaught$' ./tests/powerloss || code=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the pictures of the README again, from real output, in docs/img. It needs
-# chromium (CHROMIUM names another one), tmux and Go; it builds what it shows.
+# Makes the pictures of the README in docs/img from real output. It needs chromium (CHROMIUM
+# names another program), tmux and Go. It builds notifyd and notifyctl first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 chromium=${CHROMIUM:-chromium}
@@ -40,6 +40,6 @@ inbox=$(awk '$1 == "Inbox" { print $2 }' "$work/dev.out")
 scripts/ui-picture.sh "$out/ui.png"
 scripts/load-picture.sh "$out"
 
-# The operator page, of a server of its own with an afternoon of failures.
+# The operator page, from another server with an afternoon of failures.
 NOTIFY_PICTURES=$out CHROMIUM=$chromium scripts/browser.sh -run TestPictures
 cat "$work/session.txt"

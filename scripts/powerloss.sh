@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Cut the power TRIALS times under the embedded log and as often under a whole
-# notifyd, on a file system that forgets what was not synced, and check that
-# nothing acknowledged was lost. Needs Linux, root and /dev/fuse. SEED repeats a
-# run.
+# Simulates TRIALS power cuts under the embedded log and as many under a whole notifyd, on a
+# file system that loses everything that was not synced. It checks that nothing acknowledged
+# is lost. It needs Linux, root and /dev/fuse. SEED repeats a run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export NOTIFY_REQUIRE_FUSE=1 POWERLOSS_SUMMARY=1

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Restart every process of an installation, one after the other, while it is under
-# load: nothing is lost, repeated or refused. It uses the servers of make engines,
-# which go on; NOTIFY_ENGINES_DIR and the ports of engines/versions.env give it others.
-# ROUNDS (1) says how often. FROM=HEAD^ has them of another commit first: they are upgraded,
-# taken back and upgraded again. MUTANT breaks a mechanism first.
+# Restarts every process of an installation under load, one after the other, and checks that
+# no message is lost, repeated or refused. It uses the servers of make engines and leaves them
+# running. To use other servers, set NOTIFY_ENGINES_DIR and the ports of engines/versions.env.
+# ROUNDS (1) is the number of restarts of each process. FROM=HEAD^ starts from another commit:
+# the processes are upgraded, taken back and upgraded again. MUTANT breaks a mechanism first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/engines/versions.env

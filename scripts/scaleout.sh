@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Show what 1, 2 and 4 workers and dispatchers do with the same load over real servers, each
-# held to a share of a core (Linux, root). It uses the servers of make engines but Kafka:
-# its broker is its own, empty, and away when it ends, as are its keyspace and its database.
-# SHORT=1: a tenth of the messages, the ratios are not judged. NODES=3: three brokers and
-# three nodes of Cassandra. ONLY="singles" picks some of singles, fanouts and triggers.
+# Compares the rates of 1, 2 and 4 workers or dispatchers under the same load over real
+# servers. Each process is limited to a share of a core (Linux, root). It uses the servers of
+# make engines except Kafka: it starts an empty broker of its own. It removes the broker, its
+# keyspace and its database at the end. SHORT=1: a tenth of the messages, the ratios are not
+# judged. NODES=3: three brokers and three nodes of Cassandra. ONLY="singles" picks loads of
+# singles, fanouts and triggers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/engines/lib.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the scenarios, each with a notifyd of its own; SHORT=1 in their short form,
-# to see that they work, not to measure; ONLY="a b" some of them. Without SHORT
-# those that take hours are left out.
+# Runs the load scenarios, each with a notifyd of its own. SHORT=1 runs their short form, to
+# see that they work, not to measure. ONLY="a b" picks scenarios. Without SHORT and ONLY the
+# scenario soak is left out, because it takes hours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mktemp -d)

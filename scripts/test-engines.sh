@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The suites of every engine on the servers that make engines started; ONLY="kafka
-# redis" picks some. A skipped test is a failure, except in the short form, whose skips
-# are listed. Further arguments go to go test.
+# Runs the suites of every engine on the servers that make engines started. ONLY="kafka redis"
+# picks engines. A skipped test is a failure; with -short, skipped tests are only listed.
+# Further arguments go to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 eval "$(scripts/engines.sh env)"
@@ -27,7 +27,7 @@ if [ "$status" != 0 ]; then
 	exit "$status"
 fi
 grep -E '^(ok|\?|metamorphic)' "$log" || true
-# The reason of a skip stands in the line before it.
+# go test prints the reason of a skip in the line before it.
 skips=$(awk '/--- SKIP/ { print reason; print } { reason = $0 }' "$log")
 if [ -n "$skips" ]; then
 	printf 'skipped:\n%s\n' "$skips"

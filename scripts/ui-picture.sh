@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Draws notifyctl ui as a picture:  ui-picture.sh OUT.png
-# It needs a notifyd dev that the current context of notifyctl names, tmux, and
-# chromium (CHROMIUM names another one). It gives that server a minute of work, of
-# which some fails for good.
+# Takes a picture of notifyctl ui:  ui-picture.sh OUT.png
+# It needs tmux, chromium (CHROMIUM names another program), and a notifyd dev that is the
+# current context of notifyctl. It gives that server a minute of work, some of which fails
+# for good.
 set -euo pipefail
 out=$1 chromium=${CHROMIUM:-chromium} here=$(cd "$(dirname "$0")" && pwd) work=$(mktemp -d) sending=
 command -v tmux >/dev/null || { echo "no tmux: install it" >&2; exit 1; }
@@ -21,7 +21,7 @@ done
 notifyctl sim rule add error --provider sendgrid --template spring --status 400 -q >/dev/null
 notifyctl send -f "$work/spring.ndjson" -q >/dev/null
 (
-	for i in $(seq 45); do # each batch is another one: the same again would be the same request
+	for i in $(seq 45); do # each batch differs: an equal batch would count as a repeat of the same request
 		{
 			batch push transactional $((40 + i * 37 % 90)) "{\"title\":\"Your order\",\"body\":\"Order $i is on its way.\"}"
 			batch sms otp 12 "{\"body\":\"Your code is $((482913 + i))\"}"
@@ -33,7 +33,7 @@ notifyctl send -f "$work/spring.ndjson" -q >/dev/null
 ) >/dev/null 2>&1 &
 sending=$!
 until [ "$(notifyctl dlq stats --template spring -o json --jq .total)" -ge 60 ]; do sleep 0.2; done
-notifyctl dlq replay --template spring --yes --canary 5 -q >/dev/null 2>&1 || true # its guard stops it: the template is still broken
+notifyctl dlq replay --template spring --yes --canary 5 -q >/dev/null 2>&1 || true # the template is still broken, so the canary's guard stops the replay
 sleep 45
 
 tm new-session -d -x 110 -y 34 'LC_ALL=C.UTF-8 TERM=xterm-256color notifyctl ui'

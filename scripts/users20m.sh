@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Show that a worker's memory grows with its share of the users: 20 million in a database
-# of its own, 4 workers. It uses the servers of make engines. USERS gives another number.
+# Shows that a worker's memory grows with its share of the users: 4 workers, 20 million users
+# in a database of its own. It uses the servers of make engines. USERS sets the number of
+# users.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/engines/versions.env

@@ -3,7 +3,7 @@
 //
 //	go run ./dashboards/build
 //
-// What it writes is committed, and a test holds both against each other.
+// The written files are committed. A test compares them with the output of this program.
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestCommitted holds the committed files against what the program writes.
+// TestCommitted compares the committed files with the output of the program.
 func TestCommitted(t *testing.T) {
 	t.Parallel()
 	files, err := build()
@@ -27,14 +27,14 @@ func TestCommitted(t *testing.T) {
 	}
 	for _, file := range there {
 		if _, ok := files["grafana/"+filepath.Base(file)]; !ok {
-			t.Errorf("%s is written by nobody", file)
+			t.Errorf("%s is not written by dashboards/build: remove it", file)
 		}
 	}
 }
 
 var metricName = regexp.MustCompile(`notifyd_[a-z_]+`)
 
-// TestAlertsHavePanels: every metric that an alert goes by is on a panel.
+// TestAlertsHavePanels checks that every metric in an alert's expression is on a panel.
 func TestAlertsHavePanels(t *testing.T) {
 	t.Parallel()
 	files, err := build()
@@ -55,7 +55,7 @@ func TestAlertsHavePanels(t *testing.T) {
 	}
 	for _, m := range metricName.FindAllString(string(rules), -1) {
 		if !shown[m] {
-			t.Errorf("an alert goes by %s, and no panel shows it", m)
+			t.Errorf("an alert uses the metric %s, but no panel shows it", m)
 		}
 	}
 }

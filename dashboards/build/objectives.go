@@ -13,8 +13,9 @@ type objective struct {
 	dashboard           string
 }
 
-// slow are events of a histogram over a bound. Whole bounds are written as 1, or, by
-// Prometheus 3 and in OpenMetrics, as 1.0.
+// slow returns the rate of a histogram's events above a bound, and the rate of all its
+// events. The label of a whole bound is 1, or 1.0 in Prometheus 3 and OpenMetrics, so the
+// expression matches both.
 func slow(name, matchers, bound string) (bad, all string) {
 	if matchers != "" {
 		matchers += ","
@@ -27,7 +28,7 @@ func slow(name, matchers, bound string) (bad, all string) {
 	return fmt.Sprintf("(%s - sum(rate(%s_bucket{%s%s}[WINDOW])))", all, name, matchers, le), all
 }
 
-// latency is an objective "99% within a bound".
+// latency returns an objective "99% within a bound".
 func latency(slo, alert, promise, dashboard, name, matchers, bound string) objective {
 	o := objective{slo: slo, alert: alert, promise: promise, budget: "0.01", dashboard: dashboard}
 	o.bad, o.all = slow(name, matchers, bound)
@@ -55,9 +56,9 @@ func objectives() []objective {
 
 var windows = []string{"5m", "30m", "1h", "2h", "6h", "1d", "3d"}
 
-// objectiveRules is the file of the objectives: the share of bad events over
-// seven windows, and alerts on how fast the budget of 30 days burns. A long window
-// says that it matters, a short one that it still goes on.
+// objectiveRules returns the file of the objectives: the share of bad events over seven
+// windows, and alerts on how fast the budget of 30 days burns. Each alert needs a long window
+// (the problem matters) and a short one (the problem still goes on).
 func objectiveRules() []byte {
 	var b strings.Builder
 	out := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
@@ -80,7 +81,8 @@ func objectiveRules() []byte {
 	return []byte(b.String())
 }
 
-// burn is an alert on two pairs of windows, if there were events at all.
+// burn returns an alert that fires if both windows of either pair are over their pace and
+// there were at least 20 events.
 func (o *objective) burn(severity, long1, short1 string, times1 float64, long2, short2 string, times2 float64, events string) string {
 	sel := fmt.Sprintf("{slo=%q}", o.slo)
 	over := func(window string, times float64) string {
@@ -101,5 +103,5 @@ func (o *objective) burn(severity, long1, short1 string, times1 float64, long2, 
 `, o.alert, quote(expr), severity, o.slo, o.slo, o.promise, times1, long1, times2, long2, o.dashboard, o.alert)
 }
 
-// quote writes a string as YAML does in single quotes.
+// quote returns s as a single-quoted YAML string.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

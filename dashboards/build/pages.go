@@ -2,9 +2,9 @@ package main
 
 import "strings"
 
-// in puts the chosen targets into a query written with {} and {,...}.
+// in inserts the selector of the chosen targets into a query whose matchers are {} or {,...}.
 func in(expr string) string {
-	return strings.NewReplacer("{}", "{"+of+"}", "{,", "{"+of+",").Replace(expr)
+	return strings.NewReplacer("{}", "{"+chosenTargets+"}", "{,", "{"+chosenTargets+",").Replace(expr)
 }
 
 func service() dashboard {
@@ -19,11 +19,11 @@ func service() dashboard {
 			one(in("sum(rate(notifyd_accepted_receivers_total{}[$__rate_interval]))"), "")),
 		figure("Log open", boolean, "Whether the log takes more, on every instance. No: intake answers 503, but for what the spill buffer takes.",
 			one(in("min(notifyd_log_open{})"), "")).below(1),
-		figure("Status store stalled", seconds, "How long outcomes have been refused. Over 0: nothing is committed, lanes stand.",
+		figure("Status store stalled", seconds, "How long the store has refused outcomes. Over 0: no outcome is stored, and lanes stand still.",
 			one(in("max(notifyd_status_store_stalled_seconds{})"), "")).red(0.001),
 		figure("Circuits open", number, "Provider routes that let nothing through. Their receivers wait; nothing fails.",
 			one(in("sum(1 - notifyd_circuit_closed{})"), "")).red(1),
-		figure("Opt-outs are", seconds, "Age of the preferences workers decide by. Over 1 s bulk lanes stand.",
+		figure("Opt-outs are", seconds, "Age of the preferences that workers use. Over 1 s bulk lanes stand still.",
 			one(in("max(notifyd_preferences_age_seconds{})"), "old")).red(1),
 		figure("Oldest dead letter unseen", seconds, "Age of the oldest dead letter that its caller's feed has not handed out. The objective is 24 h.",
 			one(in("max(notifyd_dead_letter_unseen_age_seconds{})"), "")).red(86400),
@@ -82,7 +82,7 @@ func delivery() dashboard {
 			one(in("sum(rate(notifyd_resumed_receivers_total{}[$__rate_interval]))"), "resumed"),
 			one(in("sum(rate(notifyd_duplicate_receivers_total{}[$__rate_interval]))"), "duplicates")),
 		row("What went wrong"),
-		graph("Dead letters unseen", seconds, "Age of the oldest dead letter that its caller's feed has not handed out, and that nobody replayed or discarded. The objective is 24 h.",
+		graph("Dead letters unseen", seconds, "Age of the oldest dead letter that its caller's feed has not handed out and no operator has replayed or discarded. The objective is 24 h.",
 			one(in("max by (instance) (notifyd_dead_letter_unseen_age_seconds{})"), "{{instance}}")).red(86400),
 		graph("Receipts", perSecond, "Delivery receipts stored. Falls to 0 while SMS goes out: providers do not reach api.public_url.",
 			one(in("sum by (channel) (rate(notifyd_receipts_total{}[$__rate_interval]))"), "{{channel}}")),
@@ -98,11 +98,11 @@ func timers() dashboard {
 		row("Timers"),
 		figure("Heartbeat", seconds, "Since the last sign of life of the timer engine. Over 15 s: it stands still.",
 			one(in("max(notifyd_timer_heartbeat_age_seconds{})"), "")).red(15),
-		figure("Shards without owner", number, "Timer shards that nobody releases.",
+		figure("Shards without owner", number, "Timer shards whose timers no process releases.",
 			one(in("max(notifyd_timer_shards{}) - sum(notifyd_timer_shards_owned{})"), "")).red(1),
 		figure("Oldest open minute", seconds, "How far the oldest minute that is not closed lies back. Healthy ones stay below 3 minutes.",
 			one(in("max(notifyd_timer_watermark_age_seconds{})"), "")).red(180),
-		figure("To catch up", number, "Timers left of what came due while nobody released them.",
+		figure("To catch up", number, "Timers left that came due while no process released them.",
 			one(in("sum(notifyd_timers_catching_up{})"), "")),
 		figure("Loaded", number, "Timers in the wheel or being published.", one(in("sum(notifyd_timers_loaded{})"), "")),
 		figure("Triggers ready", number, "Due triggers no dispatcher has taken yet. Grows: dispatchers do not keep up.",
@@ -110,13 +110,13 @@ func timers() dashboard {
 		graph("Lateness of timers", seconds, "From its time to its publication. The objective is a p99 under 50 ms, also of what is caught up after an outage.",
 			one(quantile("0.5", "notifyd_timer_late_seconds", "", ""), "p50"), one(quantile("0.99", "notifyd_timer_late_seconds", "", ""), "p99")).red(0.05).logarithmic(),
 		graph("Released", perSecond, "Timers published when due.", one(in("sum by (instance) (rate(notifyd_timers_released_total{}[$__rate_interval]))"), "{{instance}}")),
-		graph("Catching up", number, "What is left after an outage. Does not fall: raise timers.catch_up_rate.",
+		graph("Catching up", number, "Timers left after an outage. Does not fall: raise timers.catch_up_rate.",
 			one(in("sum by (instance) (notifyd_timers_catching_up{})"), "{{instance}}")),
 		graph("Shards", number, "Shards each process releases, how many it took over and lost an hour. They change hands at starts and stops only.",
 			one(in("sum by (instance) (notifyd_timer_shards_owned{})"), "{{instance}}"),
 			one(in("sum(increase(notifyd_timer_shards_taken_over_total{}[1h]))"), "taken over, 1 h"),
 			one(in("sum(increase(notifyd_timer_shards_lost_total{}[1h]))"), "lost, 1 h")),
-		graph("Clock offset", seconds, "How far the clock of a process is ahead of the servers' clocks. Above 0.5 s either way it owns no timers, calls nobody back and refuses what is due later.",
+		graph("Clock offset", seconds, "How far the clock of a process is ahead of the servers' clocks. Above 0.5 s either way it owns no timers, makes no callbacks and refuses requests for later.",
 			one(in("max by (instance) (abs(notifyd_clock_offset_seconds{}))"), "{{instance}}")).red(0.5),
 		graph("Publishing fails", perSecond, "Calls that should have published due timers; they are tried again. The log or the queue does not take them.",
 			one(in("sum by (instance) (rate(notifyd_timer_publish_failures_total{}[$__rate_interval]))"), "{{instance}}")),
@@ -139,7 +139,7 @@ func timers() dashboard {
 		graph("Dead letters and drift", number, "Records written to triggers-dlq, and what the hourly reconciler found, an hour. orphan is harmless.",
 			one(in("sum(increase(notifyd_triggers_dead_lettered_total{}[1h]))"), "dead letters"),
 			one(in("sum by (class) (increase(notifyd_trigger_reconcile_findings_total{}[1h]))"), "{{class}}")),
-		graph("Conservation", number, "What the latest audit found neither ended nor on its way. Above 0: notifyctl audit lists the ids.",
+		graph("Conservation", number, "Accepted ids that have no outcome and are not pending, by the latest audit. Above 0: notifyctl audit lists the ids.",
 			one(in("sum by (class) (notifyd_audit_drift{})"), "{{class}}")).red(1),
 	}}
 }
@@ -147,14 +147,14 @@ func timers() dashboard {
 func engines() dashboard {
 	return dashboard{"engines", "Engines", "The log, the store, the history and the process: use, saturation, errors.", []panel{
 		row("Log"),
-		graph("Size", share, "Of the cap at which intake answers 503. Over three quarters: something is not consumed, or history does not seal.",
+		graph("Size", share, "Share of the cap, at which intake answers 503. Over three quarters: a group does not read, or history does not seal.",
 			one(in("notifyd_log_bytes{} / notifyd_log_cap_bytes{}"), "{{instance}}")).red(0.75),
 		graph("Free on its volume", bytesIEC, "Below log.min_free_mib intake stops.", one(in("notifyd_disk_free_bytes{}"), "{{instance}}")),
 		graph("Fsync", seconds, "The last probe on the log's volume. Every acknowledgement waits for one.",
 			one(in("notifyd_log_fsync_seconds{}"), "{{instance}}")).red(0.05).logarithmic(),
 		graph("Waiting in the spill buffer", number, "Records of otp and alert that wait for the log. Over 0: the log is away.",
 			one(in("sum by (instance) (notifyd_spill_records{})"), "{{instance}}")).red(1),
-		graph("Age of the spill buffer", seconds, "Of its oldest record.", one(in("max by (instance) (notifyd_spill_age_seconds{})"), "{{instance}}")),
+		graph("Age of the spill buffer", seconds, "Age of its oldest record.", one(in("max by (instance) (notifyd_spill_age_seconds{})"), "{{instance}}")),
 		graph("Lost records", number, "Acknowledged records that a start found damaged or missing, and positions that were not in the log. no: lost for good.",
 			one(in("sum by (consumed) (notifyd_log_lost_records{})"), "consumed before: {{consumed}}"),
 			one(in("sum by (topic) (increase(notifyd_log_resets_total{}[1h]))"), "resets, 1 h: {{topic}}")).red(1),
@@ -163,16 +163,16 @@ func engines() dashboard {
 			one(in("sum by (instance) (notifyd_log_bytes{})"), "log {{instance}}"),
 			one(in("sum by (instance) (notifyd_store_bytes{})"), "store {{instance}}"),
 			one(in("sum by (instance) (notifyd_history_bytes{})"), "history {{instance}}")).stack(),
-		graph("Not archived yet", seconds, "Since a run of the archive reached its end, and how long what has aged out waits for it; then it is removed unarchived.",
+		graph("Not archived yet", seconds, "Time since a run of the archive reached its end, and how long expired rows wait for it; then they are removed unarchived.",
 			one(in("max by (instance) (notifyd_archive_age_seconds{})"), "{{instance}}"),
 			one(in("max(notifyd_archive_wait_seconds{})"), "archive.wait")),
-		graph("Removal is behind", seconds, "How far the clock is ahead of the time that removal goes by. Over 0: notifyd was down, or the clock jumped; nothing is removed for 24 h.",
+		graph("Removal is behind", seconds, "How far the clock is ahead of the time that removal uses. Over 0: notifyd was down, or the clock jumped; nothing is removed for 24 h.",
 			one(in("max by (instance) (notifyd_removal_behind_seconds{})"), "{{instance}}")).red(1),
-		graph("Status store stalled", seconds, "How long it has refused outcomes. Over 0: nothing is committed, lanes stand.",
+		graph("Status store stalled", seconds, "How long it has refused outcomes. Over 0: no outcome is stored, and lanes stand still.",
 			one(in("max by (instance) (notifyd_status_store_stalled_seconds{})"), "{{instance}}")).red(0.001),
-		graph("History not sealed", number, "Receivers the log is kept for. Only grows: sealing fails, and the log will reach its cap.",
+		graph("History not sealed", number, "Receivers that the log is kept for, because history has not sealed them. Only grows: sealing fails, and the log will reach its cap.",
 			one(in("sum by (instance) (notifyd_history_tail_receivers{})"), "{{instance}}")),
-		graph("Age of preferences and cancellations", seconds, "How old what workers decide by is. Over 1 s opt-outs and cancels bind late, and bulk lanes stand.",
+		graph("Age of preferences and cancellations", seconds, "How old the preferences and cancellations are that workers use. Over 1 s opt-outs and cancels bind late, and bulk lanes stand still.",
 			one(in("max by (instance) (notifyd_preferences_age_seconds{})"), "preferences {{instance}}"),
 			one(in("max by (instance) (notifyd_cancellations_age_seconds{})"), "cancellations {{instance}}")).red(1),
 		graph("Groups in flight", number, "Records read and not done. Stands still above 0: a provider hangs.",
@@ -201,7 +201,7 @@ func load() dashboard {
 			one(in("sum(notifyd_http_in_flight{})"), "under way"),
 			one(in("sum(rate(notifyd_http_turned_away_total{}[$__rate_interval]))"), "turned away /s")),
 		row("Through"),
-		graph("In and out", perSecond, "What is accepted and what gets an outcome. Between the lines lies what waits.",
+		graph("In and out", perSecond, "Receivers accepted and receivers that get an outcome. The gap is the receivers that wait.",
 			one(in("sum(rate(notifyd_accepted_receivers_total{}[$__rate_interval]))"), "accepted"),
 			one(in(`sum(rate(notifyd_outcomes_total{,state!="DEFERRED"}[$__rate_interval]))`), "ended")),
 		graph("Behind", number, "Records not read yet, first attempts and retries.",

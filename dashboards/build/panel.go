@@ -15,25 +15,25 @@ const (
 	boolean   = "bool_yes_no"
 )
 
-// of selects the targets chosen at the top of a dashboard.
-const of = `job=~"$job",instance=~"$instance"`
+// chosenTargets selects the job and the instances chosen at the top of a dashboard.
+const chosenTargets = `job=~"$job",instance=~"$instance"`
 
-// dashboard is one page: the questions of one person at one time.
+// dashboard is one page. It answers the questions that one person has at one time.
 type dashboard struct {
 	file, title, about string
 	panels             []panel
 }
 
-// panel is a graph, a number, or the title of a row of them. Panels flow from
-// left to right, 24 columns wide.
+// panel is a graph, a number, or the title of a row of panels. Panels are placed from left to
+// right in lines of 24 columns.
 type panel struct {
 	kind              string // timeseries, stat, row
 	title, about      string
 	unit              string
 	queries           []query
 	width             int
-	bad               float64 // red from here; 0: no threshold
-	low               bool    // red below it
+	bad               float64 // threshold: red from here on; 0: none
+	low               bool    // red below the threshold instead
 	stacked, logScale bool
 }
 
@@ -41,12 +41,12 @@ type query struct{ expr, legend string }
 
 func row(title string) panel { return panel{kind: "row", title: title, width: 24} }
 
-// graph is a third of the width; describe what it shows, and when it is bad.
+// graph returns a graph of a third of the width. about says what it shows, and when it is bad.
 func graph(title, unit, about string, qs ...query) panel {
 	return panel{kind: "timeseries", title: title, unit: unit, about: about, queries: qs, width: 8}
 }
 
-// figure is one number.
+// figure returns a panel with one number.
 func figure(title, unit, about string, qs ...query) panel {
 	return panel{kind: "stat", title: title, unit: unit, about: about, queries: qs, width: 4}
 }
@@ -66,7 +66,7 @@ func quantile(q, name, by, more string) string {
 	if more != "" {
 		more = "," + more
 	}
-	return fmt.Sprintf("histogram_quantile(%s, sum by (%s) (rate(%s_bucket{%s%s}[$__rate_interval])))", q, groups, name, of, more)
+	return fmt.Sprintf("histogram_quantile(%s, sum by (%s) (rate(%s_bucket{%s%s}[$__rate_interval])))", q, groups, name, chosenTargets, more)
 }
 
 // obj is an object of Grafana's JSON; encoding/json sorts its keys.
@@ -112,7 +112,7 @@ func (d *dashboard) json() ([]byte, error) {
 		}},
 		"annotations": obj{"list": []obj{{
 			"name": "Starts", "enable": true, "datasource": source, "iconColor": "orange", "titleFormat": "{{instance}} started",
-			"expr": fmt.Sprintf("changes(process_start_time_seconds{%s}[1m]) > 0", of),
+			"expr": fmt.Sprintf("changes(process_start_time_seconds{%s}[1m]) > 0", chosenTargets),
 		}}},
 		"panels": out,
 	}, "", "  ")

@@ -1,4 +1,4 @@
-// Package ruletest runs the alerts of ../rules against recorded series with
-// Prometheus' own engine. It is a module of its own, to keep Prometheus out of the
-// product's; "make rules" runs it.
+// Package ruletest runs the alerts of ../rules on recorded series with the engine of
+// Prometheus. It is a separate module, so that notifyd's module does not depend on
+// Prometheus. "make rules" runs it.
 package ruletest

@@ -22,10 +22,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// step is between samples, and between evaluations.
+// step is the time between two samples and between two evaluations.
 const step = time.Minute
 
-// ruleGroups reads the rules as Prometheus does, templates included.
+// ruleGroups reads the rules as Prometheus does, including the check of their templates.
 func ruleGroups(t *testing.T) (groups []rulefmt.RuleGroup) {
 	t.Helper()
 	names, err := filepath.Glob("../rules/*.yml")
@@ -75,7 +75,7 @@ func (b *bench) query(expr string, from, to time.Duration) promql.Matrix {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	out := make(promql.Matrix, len(m)) // m is the engine's again after Close
+	out := make(promql.Matrix, len(m)) // copied, because the engine reuses m after Close
 	for i := range m {
 		out[i] = promql.Series{Metric: m[i].Metric.Copy(), Floats: slices.Clone(m[i].Floats)}
 	}
@@ -117,7 +117,7 @@ func fires(t *testing.T, series string, g *rulefmt.RuleGroup, alert *rulefmt.Rul
 			recorded += b.record(&g.Rules[i], at)
 		}
 	}
-	if recorded != "" { // a storage takes nothing that is older than what it has
+	if recorded != "" { // a new storage, because a storage refuses samples older than its own
 		b = newBench(t, recorded)
 	}
 	from := at - time.Duration(alert.For)
@@ -167,12 +167,12 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 	for name := range cases {
-		t.Errorf("cases.yml has %s, which is no alert", name)
+		t.Errorf("cases.yml has %s, but the rules have no such alert", name)
 	}
 }
 
-// promise is how the series of an objective look: GOOD, BAD and ALL stand for
-// counters of its events.
+// promises has the series of each objective. GOOD, BAD and ALL stand for the counters of its
+// events.
 var promises = map[string]string{
 	"acceptance": `notifyd_http_requests_total{method="POST",route="/v1/notifications",status="201"} GOOD
 notifyd_http_requests_total{method="POST",route="/v1/triggers:batch",status="503"} BAD
@@ -195,8 +195,8 @@ notifyd_trigger_late_seconds_count ALL`,
 
 var whole = regexp.MustCompile(`WHOLE(\d+)`)
 
-// phase is some minutes at a share of bad events, in budgets, of some events a
-// minute.
+// phase is a number of minutes with a rate of events and a share of bad ones. The share is a
+// multiple of the budget.
 type phase struct {
 	minutes int
 	budgets float64
@@ -223,8 +223,8 @@ func seriesOf(template string, budget float64, version int, phases ...phase) str
 	return whole.ReplaceAllString(text, "$1.0")
 }
 
-// TestObjectives: budgets that burn fast page, slow ones write a ticket, and what
-// is over, within the budget, or of a few events alone stays silent.
+// TestObjectives checks that a budget that burns fast pages and one that burns slowly opens a
+// ticket. Nothing fires if the burn is over, is within the budget, or has few events.
 func TestObjectives(t *testing.T) {
 	t.Parallel()
 	const much, page, ticket = 1000, "page", "ticket"

@@ -1,9 +1,9 @@
-// Command agents shows that the load of agents adds up: four agents of notifyctl send to
-// the null sink as fast as they can, each held to the same share of a core by a control
-// group (Linux, root), and so does one. It ends with one line of key=value pairs and exits
-// 1 unless four send at least 3.5 times what one sends.
+// Command agents shows that the load of several agents adds up. First one load agent, then
+// four, send to the null sink as fast as they can. A control group (Linux, root) limits each
+// agent to the same share of a core.
 //
-// One line has the rates in messages a second, and the cores that the agents used.
+// Its last line has key=value pairs: the rates in messages a second, and the cores that the
+// agents used. It exits 1 unless four agents send at least 3.5 times as much as one.
 package main
 
 import (
@@ -38,7 +38,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.Float64Var(&o.share, "share", 0.15, "of a core that each agent gets")
+	flag.Float64Var(&o.share, "share", 0.15, "share of a core that each agent gets")
 	flag.DurationVar(&o.time, "time", 10*time.Second, "how long each run sends")
 	flag.BoolVar(&o.keep, "keep", false, "keep the folder")
 	flag.Parse()
@@ -67,7 +67,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	}()
 	for i := range 4 {
 		share, err := rig.NewShare(fmt.Sprintf("notifyd-agents-%d-%d", os.Getpid(), i), o.share)
-		shares = append(shares, share) // there may be a folder without a share
+		shares = append(shares, share) // also after an error: the control group's folder may exist
 		rig.Ok(err)
 		child, addr := start(ctx, bin)
 		children, names = append(children, child), append(names, addr)
@@ -80,7 +80,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// start starts an agent and returns where it listens.
+// start starts an agent and returns its process and the address it listens at.
 func start(ctx context.Context, bin string) (child *rig.Child, addr string) {
 	c := exec.CommandContext(ctx, bin, "load", "agent", "--listen", "127.0.0.1:0")
 	out := rig.Must(c.StderrPipe())
@@ -93,14 +93,14 @@ func start(ctx context.Context, bin string) (child *rig.Child, addr string) {
 		addr, found = strings.CutPrefix(lines.Text(), "agent: listens at ")
 	}
 	go func() {
-		for lines.Scan() { // so that it is never held up by a full pipe
+		for lines.Scan() { // drain the pipe: a full one would block the agent
 		}
 	}()
 	return child, addr
 }
 
-// send runs the scenario with agents and returns the rate, and the cores they used in
-// their last second.
+// send runs the scenario on the agents. It returns the acknowledged rate in messages a
+// second, and the sum of the cores that the agents used in their last second.
 func send(ctx context.Context, bin, file string, agents []string) (rate, cores float64) {
 	c := exec.CommandContext(ctx, bin, "load", "run", file, "--agents", strings.Join(agents, ","), "--no-calibration", "--no-keep", "-q", "-o", "json")
 	c.Stderr = os.Stderr

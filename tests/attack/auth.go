@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// refused adds a try of a token at a server: it must not be believed.
+// refused adds a try: a server must refuse the token.
 func (r *world) refused(server, name, does, token string) {
 	r.wants(name, does, request{url: "http://" + server + "/v1/ops/callers", token: token}, 401, 403)
 }
 
-// believed fails unless a good token is believed: the tries after it would show
-// nothing.
+// believed fails unless the server accepts a good token. Otherwise the tries after it would
+// prove nothing.
 func (r *world) believed(server, token string) {
 	r.must(request{url: "http://" + server + "/v1/ops/callers", token: token})
 }
@@ -54,7 +54,7 @@ func tokenTries(r *world) {
 	r.changedTries(good)
 }
 
-// claimTries are tokens of the right key whose claims are not good.
+// claimTries are tokens signed by the right key with wrong claims.
 func (r *world) claimTries(good map[string]any) {
 	add := func(name, does string, body any) {
 		r.refused(apiAddr, name, does, r.keys.signed("ES256", r.keys.own, nil, body))
@@ -100,7 +100,7 @@ func (r *world) claimTries(good map[string]any) {
 	}
 }
 
-// changedTries are a good token, changed.
+// changedTries are changed copies of a good token.
 func (r *world) changedTries(good map[string]any) {
 	add := func(name, does string, change func(parts []string) string) {
 		r.refused(apiAddr, name, does, change(strings.Split(r.keys.signed("ES256", r.keys.own, nil, good), ".")))
@@ -163,8 +163,8 @@ func jwksTries(r *world) {
 	add("unsigned", "has no signature", "none", "good", nil)
 }
 
-// headerTries are ways round the token: other places for it, and other ways to write
-// the path. Each is a request of its own bytes, since clients would make them clean.
+// headerTries try to avoid the token check: the token in other places, and other spellings of
+// the path. Each is a raw request, because a client library would normalise it.
 func headerTries(r *world) {
 	token := r.keys.token("op", "operate")
 	read := r.keys.token("op", "read")
@@ -196,8 +196,7 @@ func headerTries(r *world) {
 	}
 }
 
-// leftTries look at what the servers left behind once all tries were made: their logs,
-// metrics and files.
+// leftTries check the logs, metrics and files of the servers after all other tries.
 func leftTries(r *world) {
 	r.try("canary", "looks at all connections the canary has seen", "none to an address that is not public", func(context.Context) string {
 		if saw := r.canary.saw(noAddr); saw != "" {

@@ -37,8 +37,8 @@ func rows(table string) (out []string) {
 
 func addrOf(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// urlTries are spellings of URLs that no call may be made to. Each is asked about,
-// given as a base URL with a trigger below it, and given as the URL of outcomes.
+// urlTries are spellings of URLs that notifyd must never call. Each is checked with the API,
+// used as the base URL of a trigger, and used as the outcomes URL.
 func urlTries(r *world) {
 	urls := rows(urlTable)
 	for _, u := range urls {
@@ -65,8 +65,8 @@ func urlTries(r *world) {
 	}
 }
 
-// addressTries are names of the attacker's that resolve to addresses of other networks
-// than the internet, and such that change their minds.
+// addressTries are names of the attacker that resolve to addresses that are not public, and
+// names whose answers change between look-ups.
 func addressTries(r *world) {
 	addrs := rows(addressTable)
 	denied := func(name, does, host string, at netip.Addr) {
@@ -104,7 +104,8 @@ func addressTries(r *world) {
 	r.outcomesTry()
 }
 
-// outcomesTry has a failed notification told to a name that is the loopback's.
+// outcomesTry sets an outcomes URL whose name resolves to loopback, and makes a notification
+// fail.
 func (r *world) outcomesTry() {
 	r.try("outcomes to loopback", "has the end of a notification told to a name of 127.0.0.7", "no connection to it", func(ctx context.Context) string {
 		url := "https://" + named("127.0.0.7") + "/x"
@@ -127,7 +128,7 @@ func (r *world) outcomesTry() {
 	})
 }
 
-// receiverTries are answers of receivers that would hold a call for ever.
+// receiverTries are answers of receivers that would keep a call open for ever.
 func receiverTries(r *world) {
 	for name := range rawAnswers {
 		r.try(name, "answers a callback so, and keeps the connection", "an end of the call within 10 s, with a time-out of 1 s", func(ctx context.Context) string {

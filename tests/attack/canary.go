@@ -26,7 +26,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// domain is the attacker's: every name in it resolves to what the name says.
+// domain is the attacker's domain. Each name in it encodes the addresses that it resolves to.
 const domain = "attack.test"
 
 // publicV4 and publicV6 are addresses that callbacks may go to.
@@ -35,8 +35,8 @@ const (
 	publicV6 = "2606:2800:220:1:248:1893:25c8:1946"
 )
 
-// canary takes connections on every address of the world, at ports that servers worth
-// reaching have, and remembers where each one went.
+// canary accepts connections to every address of the namespace, at the ports of servers that an
+// attacker would like to reach. It records the address of each connection.
 type canary struct {
 	mu   sync.Mutex
 	seen map[netip.Addr]int // connections, by the address that was called
@@ -47,7 +47,7 @@ type canary struct {
 	close []func() error
 }
 
-// open listens. end must be called, also if open does not come to its end.
+// open starts the listeners. end must be called, also if open fails.
 func (c *canary) open(caFile string) {
 	c.certify(caFile)
 	for _, port := range []string{"22", "80", "443", "3128", "8080", "8443"} {
@@ -84,7 +84,7 @@ func (c *canary) certify(caFile string) {
 	rig.Ok(os.WriteFile(caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
 }
 
-// watched notes the address each connection came to.
+// watched is a listener that records the address to which each connection was made.
 type watched struct {
 	net.Listener
 	c *canary
@@ -103,8 +103,8 @@ func (w *watched) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// saw returns the address beside the public ones that was connected to, and "" where
-// there is none. of limits it to one address.
+// saw returns an address, other than the public ones, to which a connection was made, or "" if
+// there is none. A valid of limits it to that address.
 func (c *canary) saw(of netip.Addr) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +123,7 @@ func (c *canary) requests(path string) int {
 	return c.told[path]
 }
 
-// answer is what receivers say. What it does, the path says.
+// answer answers as a receiver. The path of the request selects the answer.
 func (c *canary) answer(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	c.told[r.URL.Path]++
@@ -163,7 +163,7 @@ var rawAnswers = map[string]string{
 	"garbage": "\x00\x01\x02SSH-2.0-x\r\n\r\n",
 }
 
-// resolve answers look-ups until pc is closed.
+// resolve answers DNS look-ups until pc is closed.
 func (c *canary) resolve(pc net.PacketConn) {
 	b := make([]byte, 1500)
 	for {

@@ -24,8 +24,9 @@ const (
 	slowBodies = 1_100
 )
 
-// floodTries take every place there is, without a token, and then somebody else asks.
-// The last ones stop the server, with calls under way that would not end.
+// floodTries occupy every place of the server without a token. Then another client sends a
+// request, which must be answered. The last tries stop the server while calls are under way
+// that would not end.
 func floodTries(r *world) {
 	slow := func(name, path string, then request, want int) {
 		r.try(name, fmt.Sprintf("sends the first byte of %d bodies", slowBodies), fmt.Sprintf("that another's whole request is answered with %d within 5 s", want), func(ctx context.Context) string {
@@ -66,7 +67,7 @@ func floodTries(r *world) {
 	})
 }
 
-// soon asks as somebody else. want 0 is any answer but 503.
+// soon sends a request as another client. want 0 means any status but 503.
 func (r *world) soon(q request, want int) string {
 	began := time.Now()
 	a, err := r.asked(q)
@@ -104,7 +105,7 @@ func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 	return stop, nil
 }
 
-// fileTries look at what the servers wrote.
+// fileTries check the files that the servers wrote.
 func (r *world) fileTries() {
 	secretIn := func(text string) string {
 		for what, secret := range map[string]string{"a text that was sent": "alices-secret-text", "a token": r.keys.token("op", "operate")[:60], "a signing secret": "whsec_", "an API key": "SG.attack"} {

@@ -38,8 +38,7 @@ func raw(address, text string) (a answer, err error) {
 	return answer{resp.StatusCode, resp.Header, string(b[:n])}, nil
 }
 
-// unanswered adds a try that is one raw request: it is refused with any answer but a
-// success.
+// unanswered adds a try with one raw request. Every answer but a success is a refusal.
 func (r *world) unanswered(name, does, text string) {
 	r.try(name, does, "no answer below 400, but one that leads to the form to sign in", func(context.Context) string {
 		a := rig.Must(raw(apiAddr, text))

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// badCharacters are what no name may hold: on a terminal or a page it would change what
-// stands around it, or pass for another name.
+// badCharacters must not be in a name: on a terminal or a page they would change the text
+// around them, or make the name look like another one.
 var badCharacters = map[string]string{
 	"escape": "\x1b[31m", "clipboard": "\x1b]52;c;AAAA\x07", "line end": "a\nb", "carriage return": "a\rb", "zero": "a\x00b", "delete": "a\x7fb", "C1": "a\u009bb",
 	"line separator": "a\u2028b", "right to left": "a\u202eb", "isolate": "a\u2066b", "mark": "a\u200fb",
@@ -20,7 +20,7 @@ var badCharacters = map[string]string{
 	"not UTF-8": "a\xffb", "overlong": "a\xc0\xafb", "surrogate": "a\xed\xa0\x80b",
 }
 
-// nameTries give such names wherever a name is taken.
+// nameTries use names with badCharacters wherever the API accepts a name.
 func nameTries(r *world) {
 	op := r.keys.token("op", "operate")
 	send := r.keys.token("named", callerScopes)
@@ -66,8 +66,8 @@ func jsonText(s string) string {
 	return b.String()
 }
 
-// requestTries are bodies and raw requests that servers and proxies read in different
-// ways, or that cost more than they are worth.
+// requestTries are bodies and raw requests that a server and a proxy may parse differently, or
+// that cost the server much more than the client.
 func requestTries(r *world) {
 	const hooks = "https://hooks." + domain + "/"
 	token := r.keys.token(r.mustCaller(hooks), callerScopes)
@@ -117,8 +117,8 @@ X: y","delay_seconds":1}`, "other case of the base": `{"callback_url":"https://h
 	r.wireTries(token)
 }
 
-// wireTries are requests whose end or target is read in different ways. Behind each
-// stands one for the callers of everybody: where that is answered, it was smuggled.
+// wireTries are requests whose end or target may be parsed in different ways. A request for all
+// callers follows each. If the server answers that one, it was smuggled.
 func (r *world) wireTries(token string) {
 	auth := "Authorization: Bearer " + token + "\r\n"
 	head := "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + auth
@@ -161,9 +161,9 @@ func (r *world) wireTries(token string) {
 	}
 }
 
-// whereTries are expressions for dead letters that cost memory or time. The server is
-// measured after each: with a mutant they must not end the machine, so none is as large
-// as it could be.
+// whereTries are expressions over dead letters that cost much memory or time. The server is
+// measured after each. None is as large as it could be, because with a mutant they must not
+// exhaust the machine.
 func whereTries(r *world) {
 	token := r.keys.token("looker", "observe")
 	r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token("failing", callerScopes), body: noteTo("u-nowhere", strings.Repeat("x", 200))})
@@ -202,7 +202,7 @@ func whereTries(r *world) {
 	}
 }
 
-// labelTries choose what would become a label of a metric, and so stay in memory.
+// labelTries choose values that would become labels of metrics, and so stay in memory.
 func labelTries(r *world) {
 	for name, text := range map[string]string{
 		"method": "ATTACKMETHOD%d /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "path": "GET /attackpath%d HTTP/1.1\r\nHost: x\r\n\r\n", "host": "GET /healthz HTTP/1.1\r\nHost: attackhost%d\r\n\r\n",

@@ -1,13 +1,14 @@
-// Command attack starts real servers and makes every try of a table against them:
-// callbacks to addresses that are not public, forged tokens, other callers' data,
-// input that is made to cost memory or time. Each try knows what a refusal is.
+// Command attack starts real servers and makes every try of a table against them: callbacks to
+// addresses that are not public, forged tokens, reads of other callers' data, and input that
+// costs much memory or time. Each try defines what a refusal is.
 //
-// It moves itself and the servers into a network of their own, in which every address
-// is this machine's (world.go): production settings hold there, a connection to any
-// address is seen, and no packet leaves. It needs root, or user namespaces.
+// attack runs itself and the servers in a network namespace in which every address belongs to
+// this machine (world.go). So the servers run with production settings, attack sees a
+// connection to any address, and no packet leaves the machine. It needs root, or user
+// namespaces.
 //
-// It ends with one line of key=value pairs. It exits 1 if a try got through, and 2 if
-// the tries could not be made.
+// Its last line has key=value pairs. It exits 1 if a try got through, and 2 if the tries could
+// not be made.
 package main
 
 import (
@@ -51,7 +52,7 @@ func main() {
 	rig.Main("attack", o.keep, o.outside)
 }
 
-// outside builds the binaries and runs this command again in a world of its own.
+// outside builds the binaries and runs this command again inside the namespace.
 func (o *options) outside(ctx context.Context, dir string) (ok bool) {
 	rig.Must(rig.Notifyd(ctx, dir, "attack", o.mutant))
 	rig.Must(rig.Notifyctl(ctx, dir))

@@ -30,8 +30,8 @@ func gzipped(text string) string {
 
 var formToken = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
 
-// pageTries are of the operator page: without a session, with one but without its form
-// token, and with one that only looks.
+// pageTries are requests to the operator page: without a session, with a session but without
+// its form token, and with a session that may only read.
 func pageTries(r *world) {
 	form := map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
 	a := r.must(request{url: "/ui/sign-in"})
@@ -143,8 +143,8 @@ func receiptTries(r *world) {
 	}
 }
 
-// listenerTries ask listeners that need no token as a web page would whose name was
-// pointed at this machine, and from other machines.
+// listenerTries send requests to the listeners that need no token: as a web page would whose
+// name resolves to this machine (DNS rebinding), and from other machines.
 func listenerTries(r *world) {
 	admin := "http://127.0.0.1:" + adminPort
 	for _, host := range []string{"evil.test", "evil.test:7421", "localhost.evil.test", "127.0.0.1.evil.test", "0.0.0.0", "[::]", "10.0.0.1", "localhost:x.evil.test", "2130706433", "LOCALHOST.", "127.1"} {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// noteTo is a notification to a user, at once. later is the same in an hour.
+// noteTo returns the body of a notification to a user. later returns the same body, due in an
+// hour.
 func noteTo(user, text string) string {
 	return fmt.Sprintf(`{"channel":"push","category":"transactional","to":{"user_id":%q},"content":{"title":"t","body":%q}}`, user, text)
 }
@@ -20,17 +21,17 @@ func later(body string) string {
 // noAddr is any address.
 var noAddr netip.Addr
 
-// belongings are what one caller has and another must not get at.
+// belongings are the resources of one caller that another caller must not reach.
 type belongings struct {
 	note, fan, schedule, trigger, campaign string
 	key                                    string // of an idempotent request
 	secret                                 string // in texts of what was sent
 }
 
-// mallory has all scopes a caller may have.
+// callerScopes has all scopes that a caller may have. mallory's token has them.
 const callerScopes = "send read trigger users"
 
-// belong makes what alice owns.
+// belong creates alice's resources.
 func (r *world) belong() (b belongings, token string) {
 	const base = "https://hooks." + domain + "/"
 	token = r.keys.token(r.mustCaller(base), callerScopes)
@@ -49,7 +50,7 @@ func (r *world) belong() (b belongings, token string) {
 	return b, token
 }
 
-// ownerTries are of a caller who knows the ids of another's.
+// ownerTries are requests of a caller who knows the ids of another caller's resources.
 func ownerTries(r *world) {
 	b, alice := r.belong()
 	mallory := r.keys.token("mallory", callerScopes)
@@ -83,7 +84,7 @@ func ownerTries(r *world) {
 	}
 	r.keyTries(b, mallory)
 	r.cursorTries(alice, mallory)
-	// At last: what alice has is as it was.
+	// In the end alice's resources must be unchanged.
 	for _, path := range []string{"/v1/notifications/" + b.note, "/v1/notifications/" + b.schedule, "/v1/notifications/" + b.fan, "/v1/triggers/" + b.trigger} {
 		before := r.must(request{url: path, token: alice})
 		r.try("change of "+path, "has tried to change or cancel it", "that it is not cancelled and due when it was", func(context.Context) string {
@@ -124,7 +125,7 @@ func (r *world) cursorTries(alice, mallory string) {
 	}
 }
 
-// namespaceTries are of a token that is bound to users.
+// namespaceTries are requests with a token that is bound to some users.
 func namespaceTries(r *world) {
 	token := r.keys.signed("ES256", r.keys.own, nil, with(claimsOf("shop", callerScopes), map[string]any{"users": "shop:"}))
 	r.must(request{method: "PUT", url: "/v1/users/shop:ann", token: token, body: `{}`})

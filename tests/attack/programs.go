@@ -28,8 +28,8 @@ var readable = map[kmsg.Key]bool{
 	kmsg.FindCoordinator: true, kmsg.OffsetFetch: true, kmsg.DescribeGroups: true, kmsg.ListGroups: true, kmsg.DescribeConfigs: true,
 }
 
-// kafkaTries are frames for the port of the embedded log: what ended the process, what
-// changes the log, and what it would keep in memory.
+// kafkaTries are frames for the port of the embedded log: frames that once crashed the process,
+// that would change the log, or that it would keep in memory.
 func kafkaTries(r *world) {
 	frame := func(req kmsg.Request, version int16) []byte {
 		req.SetVersion(version)
@@ -75,7 +75,7 @@ func kafkaTries(r *world) {
 	}
 }
 
-// clientTries are servers that a client should not trust with more than the request.
+// clientTries are hostile servers: a client must not send them more than its request.
 func clientTries(r *world) {
 	for _, status := range []int{301, 302, 307, 308} {
 		r.try(fmt.Sprintf("redirect %d", status), "answers notifyctl with a redirect to another port", "that the token is not sent there", func(ctx context.Context) string {
@@ -107,7 +107,7 @@ func serveOn(addr string, h http.HandlerFunc) (at string, stop func()) {
 	return ln.Addr().String(), func() { _ = srv.Close() }
 }
 
-// run runs a program of ours to its end and returns all that it said.
+// run runs notifyd or notifyctl to its end and returns its output.
 func (r *world) run(ctx context.Context, name string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
@@ -203,7 +203,8 @@ func backupTries(r *world) {
 	}
 }
 
-// packed is a tar of names and what they hold, by zstd: a text, or so many zeros.
+// packed returns a tar, compressed by zstd, of names and their content: a text, or a number of
+// zeros.
 func packed(entries []any) []byte {
 	var b strings.Builder
 	z, _ := zstd.NewWriter(&b)

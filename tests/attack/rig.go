@@ -55,7 +55,7 @@ type proc struct {
 	log   string
 }
 
-// open starts everything. end must be called, also if open does not come to its end.
+// open starts the canary and all servers. end must be called, also if open fails.
 func (r *world) open(ctx context.Context) {
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 32},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -147,7 +147,7 @@ func (r *world) end() {
 	}
 }
 
-// control shows that the rig would notice: what is allowed does get through.
+// control checks that the rig would notice an attack: allowed requests do get through.
 func (r *world) control(ctx context.Context) {
 	url := "https://" + named(publicV4) + "/control"
 	got := r.fire(ctx, url, url)
@@ -163,7 +163,7 @@ func (r *world) control(ctx context.Context) {
 	delete(r.canary.seen, addrOf("10.1.2.3"))
 }
 
-// request is one of the API.
+// request is a request to the API.
 type request struct {
 	method, url string // url is a path where it begins with a slash
 	token       string // empty: none
@@ -171,7 +171,7 @@ type request struct {
 	header      map[string]string
 }
 
-// answer is what a server said.
+// answer is the answer of a server.
 type answer struct {
 	status int
 	header http.Header
@@ -182,7 +182,7 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// when says what was answered, if that got through.
+// when describes the answer if through is true, and returns "" otherwise.
 func (a answer) when(through bool) string {
 	if through {
 		return a.String()
@@ -198,7 +198,7 @@ func (a answer) field(name string) string {
 	return s
 }
 
-// ask asks, and ends the try where there is no answer.
+// ask sends a request. It ends the try if there is no answer.
 func (r *world) ask(q request) answer { return rig.Must(r.asked(q)) }
 
 func (r *world) asked(q request) (answer, error) {
@@ -237,7 +237,7 @@ func (r *world) asked(q request) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, string(b)}, err
 }
 
-// must is a request of the rig itself, which has to succeed.
+// must sends a request of the rig itself, which has to succeed.
 func (r *world) must(q request) answer {
 	a := r.ask(q)
 	if a.status/100 != 2 {

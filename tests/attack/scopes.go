@@ -13,8 +13,8 @@ var routeTable string
 
 var parameter = regexp.MustCompile(`\{[a-z]+\}`)
 
-// scopeTries ask for every route with every scope that does not open it, with all of
-// these together, and with none.
+// scopeTries request every route with each scope that does not open it, with all of these scopes
+// together, and with no scope.
 func scopeTries(r *world) {
 	lines := rows(routeTable)
 	var known []string

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// storedTry reads what is stored as one would who has the disk or a copy of it.
+// storedTry searches the stored files for secrets, as an attacker with a copy of the disk would.
 func (r *world) storedTry() {
 	r.try("stored", "looks for the callers' signing secrets in every file of the data folder, and in the logs", "that none stands there, with whsec_ or without", func(context.Context) string {
 		r.mu.Lock()
@@ -48,10 +48,10 @@ func (r *world) storedTry() {
 	})
 }
 
-// partLen is how many bytes of a secret are looked up; the rest is compared then.
+// partLen is the number of first bytes by which a secret is found; then the rest is compared.
 const partLen = 16
 
-// search looks for texts in files, for all of them at once.
+// search looks for many texts in files in one pass.
 type search struct {
 	parts map[string]string // the first bytes of each text, and the text
 	found []string          // files

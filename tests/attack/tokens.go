@@ -22,7 +22,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// keys are those that the servers believe, and others.
+// keys has the keys that the servers trust, and other keys.
 type keys struct {
 	own    *ecdsa.PrivateKey // of the first server
 	other  *ecdsa.PrivateKey // no server's
@@ -62,7 +62,8 @@ func newKeys(r *world) *keys {
 	return k
 }
 
-// jwks is the set that the second server believes: what may sign, and what must not.
+// jwks returns the key set of the second server. Some of its keys may sign tokens, others must
+// not.
 func (k *keys) jwks() []byte {
 	ec := func(kid string, key *ecdsa.PrivateKey, more map[string]any) map[string]any {
 		raw, err := key.PublicKey.Bytes()
@@ -95,18 +96,18 @@ func (k *keys) jwks() []byte {
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// claimsOf are those of a good token.
+// claimsOf returns the claims of a good token.
 func claimsOf(caller, scope string) map[string]any {
 	now := time.Now().Unix()
 	return map[string]any{"iss": "notifyd", "aud": "notifyd", "sub": caller, "scope": scope, "iat": now, "exp": now + 3600}
 }
 
-// token is a good one.
+// token returns a good token.
 func (k *keys) token(caller, scope string) string {
 	return k.signed("ES256", k.own, nil, claimsOf(caller, scope))
 }
 
-// with is claims changed by more; a nil value removes one.
+// with returns claims changed by more. A nil value removes a claim.
 func with(claims map[string]any, more map[string]any) map[string]any {
 	out := maps.Clone(claims)
 	for name, v := range more {

@@ -17,20 +17,20 @@ import (
 type try struct {
 	name    string // of its group alone
 	does    string
-	refused string // what a refusal is
+	refused string // describes a refusal
 	// run makes the try. through says what got through; "" if the try was refused.
 	// rig.Ok ends it if the try could not be made.
 	run func(ctx context.Context) (through string)
 }
 
-// group is tries of one kind. at is how many of them are made at a time.
+// group has the tries of one kind. at is the number of tries that run at the same time.
 type group struct {
 	name  string
 	at    int
 	tries func(r *world) // calls try and its like for each
 }
 
-// groups returns the table. The later ones wear the servers out.
+// groups returns the table. The last groups come last because they exhaust the servers.
 func groups() []group {
 	return []group{
 		{"url", 8, urlTries},
@@ -58,7 +58,7 @@ func groups() []group {
 	}
 }
 
-// tally counts what became of the tries.
+// tally counts the tries and those that got through.
 type tally struct {
 	mu             sync.Mutex
 	tried, through int
@@ -128,7 +128,7 @@ func (r *world) wants(name, does string, q request, statuses ...int) {
 	})
 }
 
-// eventually asks until f is content, or limit is over. It reports whether f was.
+// eventually calls f until it returns true or limit is over. It reports whether f returned true.
 func eventually(ctx context.Context, limit time.Duration, f func() bool) bool {
 	was := rig.Within(ctx, limit, 20*time.Millisecond, f)
 	rig.Ok(ctx.Err())

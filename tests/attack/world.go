@@ -26,7 +26,7 @@ func apart(c *exec.Cmd) {
 	}
 }
 
-// nameServer is where the world's names are resolved.
+// nameServer is the address of the name server in the namespace.
 const nameServer = "127.0.0.53"
 
 // mostMemory bounds what each process of the world may write to, in bytes.

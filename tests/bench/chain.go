@@ -124,7 +124,8 @@ func (b *bench) chainRounds(with addresses) int {
 	return 3
 }
 
-// meter counts envelopes whose outcome is durable.
+// meter counts the receivers of finished envelopes, whose outcome is durable, and records the
+// time since their acceptance.
 type meter struct {
 	mu    sync.Mutex
 	done  int64
@@ -178,8 +179,8 @@ type driven struct {
 	rssFrom, rssTo         float64
 }
 
-// drive offers a step for a while and counts the outcomes. The run fails if anything that
-// was accepted gets no outcome.
+// drive offers a step for a while and counts the durable outcomes. It panics unless every
+// accepted receiver gets one.
 func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
 	s := load.One(name, length, st)
@@ -258,8 +259,8 @@ func (t *inTime) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 // outstanding is how many receivers of a closed loop may be without an outcome.
 const outstanding = 3_000_000
 
-// window closes the loop over the whole chain, not only over the answers: it
-// holds requests back while too much has no outcome yet.
+// window closes the loop over the whole chain, not only over the answers. It delays requests
+// while more than outstanding receivers have no outcome yet.
 type window struct {
 	load.Target
 	m    *meter

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// generator measures P1: single notifications as JSON, made and timed one by one into the
-// histograms, into the null sink. First more than can be made is asked for, then 5M/s.
-// Nothing may be lost in either.
+// generator measures P1: the load generator makes single notifications as JSON, records the time
+// of each in the histograms, and sends them to the null sink. The first run asks for more than
+// it can make, the second for 5M/s. Neither may lose a notification.
 func generator(ctx context.Context, b *bench) {
 	run := func(rate load.Number) func(d time.Duration) float64 {
 		return func(d time.Duration) float64 {

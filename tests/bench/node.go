@@ -24,7 +24,7 @@ type node struct {
 	*background
 }
 
-// background is something that runs until it is ended.
+// background is a function that runs in a goroutine until end is called.
 type background struct {
 	stop context.CancelFunc
 	done chan error

@@ -31,8 +31,8 @@ import (
 // pushSinkArg makes this program the sink of P5.
 const pushSinkArg = "push-sink"
 
-// pushSinkMain listens, says where, answers until its input ends, and says how
-// many pushes it saw.
+// pushSinkMain listens, prints its address, and answers pushes until its input ends. Then it
+// prints how many pushes it has received.
 func pushSinkMain() {
 	cert := selfSigned()
 	l := rig.Must(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true}))

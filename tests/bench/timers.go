@@ -276,7 +276,7 @@ func (r *releases) publish(_ context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// wait returns the lateness of all, sorted; none may be early.
+// wait returns the sorted lateness of all timers. It panics if a timer was released early.
 func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duration {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
@@ -314,7 +314,7 @@ func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration,
 	}
 }
 
-// storing is how long the parking of n timers may take before the first is due.
+// storing returns the time allowed for parking n timers before the first is due.
 func storing(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
 // released runs n timers due over a span through an engine.

@@ -51,7 +51,7 @@ func browser(t *testing.T) tab {
 	return b
 }
 
-// do has two minutes. Where that is not enough it says what the page shows.
+// do runs steps for two minutes at most. On a time-out it prints what the page shows.
 func (b tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -67,8 +67,8 @@ func (b tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.Fatalf("%v; the page is %q and shows %.1000q", err, where, text)
 }
 
-// press uses a button or a link by the keyboard. A click goes to where the element was when
-// it was asked for, and the styles that come after it may have moved it.
+// press activates a button or a link by the keyboard. A click could miss the element: it goes to
+// the element's earlier position, and styles that load later may have moved it.
 func press(css string) chromedp.Action[chromedp.Void] {
 	return chromedp.SendKeys(chromedp.CSS(css), kb.Enter)
 }
@@ -126,7 +126,7 @@ func (b tab) signIn(caller, scope string) {
 	b.do(press("button.main"), see("header.top"))
 }
 
-// pages are all there are: those of the navigation, and what they lead to.
+// pages returns all pages: those of the navigation, and the pages that they link to.
 func pages(b tab) []string {
 	b.Helper()
 	id, err := dev.ctl("dlq", "ls", "--limit", "1", "-o", "json", "--jq", ".items[0].notification_id")
@@ -217,7 +217,7 @@ func (b tab) violations() string {
 	return strings.Join(found, "\n")
 }
 
-// TestAxeFinds: what TestEveryPage relies on does find something.
+// TestAxeFinds checks that axe-core, on which TestEveryPage relies, finds a known violation.
 func TestAxeFinds(t *testing.T) {
 	b := browser(t)
 	b.do(chromedp.Navigate("data:text/html,<html lang=en><title>x</title><main><input><p style='color:%23aaa'>pale</p></main>"))
@@ -226,8 +226,8 @@ func TestAxeFinds(t *testing.T) {
 	}
 }
 
-// TestPolicy: under the page's own policy our script and style work, and nothing
-// that got into the page would.
+// TestPolicy checks that the page's content security policy allows notifyd's script and style,
+// and blocks an injected script.
 func TestPolicy(t *testing.T) {
 	b := browser(t)
 	b.signIn("sre", "operate")
@@ -307,7 +307,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestReadOnly: who only looks sees all of it and nothing to press.
+// TestReadOnly checks that an operator who may only read sees every page and no form.
 func TestReadOnly(t *testing.T) {
 	b := browser(t)
 	b.signIn("viewer", "observe")

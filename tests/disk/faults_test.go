@@ -15,11 +15,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// The log at its cap: intake says so and when to come back, what it had
-// accepted is delivered, and it takes requests again when the log was trimmed.
+// TestLogAtItsCap checks that intake refuses requests with Retry-After when the log is at its
+// cap, that everything accepted before is delivered, and that intake accepts requests again
+// once the log is trimmed.
 func TestLogAtItsCap(t *testing.T) {
 	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Log.CapMiB, c.Intake.SpillMiB = 2, 1 })
-	n := w.start(cluster.RoleAPI) // nobody delivers, nothing is trimmed
+	n := w.start(cluster.RoleAPI) // the API role alone: nothing is delivered, so nothing is trimmed
 	var accepted []string
 	var refused *notify.Error
 	big := push(0)
@@ -55,7 +56,8 @@ func TestLogAtItsCap(t *testing.T) {
 	}
 }
 
-// Too little free space on the volume refuses everything, and nothing is stored.
+// TestFullDisk checks that with too little free space on the volume every request is refused
+// and nothing is stored.
 func TestFullDisk(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	free := w.cfg.Log.MinFreeMiB
@@ -85,8 +87,8 @@ func TestFullDisk(t *testing.T) {
 	n.status(a.NotificationID, func(s notify.State) bool { return s == notify.Delivered })
 }
 
-// A stop under load: what was acknowledged is delivered once, by this life or
-// the next.
+// TestStopUnderLoad stops a node under load and starts it again. Every acknowledged
+// notification is delivered once, before or after the restart.
 func TestStopUnderLoad(t *testing.T) {
 	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Latency: simulator.Constant(50 * time.Millisecond)}})
 	n := w.start(cluster.RoleAll)
@@ -143,8 +145,9 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 }
 
-// Credentials the provider refuses: the breaker opens for the configuration,
-// nothing uses up its attempts, and with the right ones everything goes out.
+// TestBadCredentials checks that refused credentials open the breaker with the reason
+// configuration, that no notification loses an attempt, and that everything is sent once
+// the credentials are right.
 func TestBadCredentials(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	rule, err := w.sim.AddRule(simulator.Rule{Provider: simulator.SendGrid, Do: simulator.Deny})
@@ -179,8 +182,8 @@ func TestBadCredentials(t *testing.T) {
 	}
 }
 
-// Credentials that are refused and then mended at the provider: they are tried
-// again after providers.config_open_for, by the route and by each of its accounts.
+// TestRefusedCredentialsAreTriedAgain corrects refused credentials at the provider. The route
+// and each of its accounts try them again after providers.config_open_for.
 func TestRefusedCredentialsAreTriedAgain(t *testing.T) {
 	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Providers.ConfigOpenFor = 100 * time.Millisecond })
 	for _, p := range []simulator.Provider{simulator.SendGrid, simulator.Twilio, simulator.APNs} {
@@ -204,13 +207,13 @@ func TestRefusedCredentialsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// Answers that never come: marketing mail is UNKNOWN and not sent again; a code
-// is, under the same id, and the ledger counts it.
+// TestAmbiguousAnswers checks calls that are never answered. Marketing mail becomes UNKNOWN and
+// is not sent again. A code is sent again under the same id, and the ledger counts it.
 func TestAmbiguousAnswers(t *testing.T) {
 	for _, do := range []simulator.Action{simulator.Hang, simulator.Reset} {
 		t.Run(string(do), func(t *testing.T) {
 			w := newWorld(t, simulator.Config{}, func(c *app.Config) {
-				c.Workers.CallLimit, c.Workers.BatchAge = 5*time.Second, 10*time.Millisecond // calls that are only slow end before
+				c.Workers.CallLimit, c.Workers.BatchAge = 5*time.Second, 10*time.Millisecond // long enough for calls that are only slow
 			})
 			n := w.start(cluster.RoleAll)
 			for category, want := range map[string]notify.State{"marketing": notify.Unknown, "otp": notify.Sent} {
@@ -237,9 +240,9 @@ func TestAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// An opt-out answered 200 binds a running fan-out of 20,000. That it does so within a
-// second, pkg/worker shows on a clock that nobody else's work disturbs; here a call
-// that was looked at before may wait for the processor.
+// TestOptOutDuringAFanout checks that an opt-out answered with 200 binds a running fan-out of
+// 20,000 receivers. The limit of one second is tested in pkg/worker on a simulated clock. Here
+// a call that was checked before the opt-out may wait for the processor.
 func TestOptOutDuringAFanout(t *testing.T) {
 	const latency = 200 * time.Millisecond
 	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Latency: simulator.Constant(latency)}}, func(c *app.Config) {

@@ -17,9 +17,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// SIGKILL between the reservation of a request's key and the append of its
-// record; the caller tries again with the same key: one delivery, and no wait for
-// the lease of the process that died, for the store was its alone.
+// TestKillBetweenReservationAndAppend kills a process between the reservation of a request's
+// key and the append of its record. The caller repeats the request with the same key. It is
+// delivered once. The repeat does not wait for the lease of the dead process, because no other
+// process used that store.
 func TestKillBetweenReservationAndAppend(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	bin, err := rig.Build(t.Context(), "../..", t.TempDir(), nil)
@@ -54,7 +55,7 @@ func TestKillBetweenReservationAndAppend(t *testing.T) {
 	}
 }
 
-// process is a notifyd of its own, on the world's simulators.
+// process is a notifyd in a separate process. It calls the simulators of its world.
 type process struct {
 	*api.Client
 	exited chan struct{}
@@ -74,7 +75,7 @@ func (w *world) process(bin, faults string) *process {
 	p := &process{exited: make(chan struct{})}
 	transport := api.NewTransport(0)
 	go func() {
-		_ = c.Wait() // how it ended is not what is tested
+		_ = c.Wait() // the test does not check the exit code
 		close(p.exited)
 	}()
 	w.t.Cleanup(func() {

@@ -1,5 +1,5 @@
-// Package faults_test breaks whole nodes: the disk, the log, the providers and
-// the process itself, and looks at what callers and receivers see.
+// Package disk_test breaks parts of whole nodes (the disk, the log, the providers, the process
+// itself) and checks what callers and receivers see.
 package disk_test
 
 import (
@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is what outlives a node: its folder, and the simulated providers.
+// world has the data folder and the simulated providers, which outlive a node.
 type world struct {
 	t   *testing.T
 	dir string
@@ -88,7 +88,7 @@ func newWorld(t *testing.T, sc simulator.Config, change ...func(*app.Config)) *w
 	return w
 }
 
-// patience bounds what is waited for. It is no figure.
+// patience bounds every wait. It is long because the machine may be busy; no test measures it.
 const patience = 3 * time.Minute
 
 // node is one life of notifyd.
@@ -99,7 +99,7 @@ type node struct {
 	stop func() error
 }
 
-// start runs a node in this world until the test is over or stop is called.
+// start runs a node in this world until the test ends or stop is called.
 func (w *world) start(role string) *node {
 	w.t.Helper()
 	n := &node{w: w, log: &output{}}
@@ -146,7 +146,7 @@ func (w *world) start(role string) *node {
 	return n
 }
 
-// eventually asks until ok, for a few minutes: the machine may have other work.
+// eventually calls ok until it returns true. It fails the test after patience.
 func (n *node) eventually(what string, ok func() bool) {
 	n.w.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -239,7 +239,7 @@ func receivers(n int) api.Receivers {
 	return rs
 }
 
-// refusal is the error a refused request came back with.
+// refusal returns the API error in err. It fails the test if the request was not refused.
 func refusal(t *testing.T, err error) *notify.Error {
 	t.Helper()
 	e, ok := errors.AsType[*notify.Error](err)

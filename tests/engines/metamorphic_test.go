@@ -1,5 +1,5 @@
-// Package engines tests all engines together: the same programs on memory, on
-// Pebble and on real servers, and the product over real servers.
+// Package engines tests all engines together. It runs the same random programs on memory, on
+// Pebble and on real servers and compares the results. It also runs notifyd over real servers.
 package engines
 
 import (
@@ -25,10 +25,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// What a run of the programs came to; printed as the last line.
+// Counts of programs and operations, printed in the last line.
 var sequences, operations atomic.Int64
 
-// perContract is how many programs of each contract run.
+// perContract is the number of programs that run for each contract.
 const perContract, perContractShort = 25, 3
 
 func TestMain(m *testing.M) {
@@ -80,8 +80,8 @@ type engines struct {
 	queue     func(name string, maxReceives int) engine.Queue
 }
 
-// step is one operation of a program: it says what it did and what came of it. A
-// step that only some engines answer alike says less.
+// step is one operation of a program. It returns a description of the operation and its result.
+// If engines may answer an operation differently, the description leaves the difference out.
 type step struct {
 	name string
 	do   func(ctx context.Context, e *engines, k *known) (string, error)
@@ -94,7 +94,7 @@ type known struct {
 	texts   map[string][]string
 }
 
-// answer is what an operation came to, without what engines may word themselves.
+// answer describes the result of an operation, without wording that is an engine's own.
 func answer(text string, err error) string {
 	if err == nil {
 		return text
@@ -106,12 +106,12 @@ func answer(text string, err error) string {
 	return "error " + err.Error()
 }
 
-// program is how a contract's random operations are made. n is another one with
-// each program: what is stored belongs to that number.
+// program draws the random operations of a contract. n differs for each program, and everything
+// that a program stores belongs to its n.
 type program func(t *rapid.T, n int) []step
 
-// number gives programs their places; the places of runs do not overlap, for the
-// stores of servers live longer than a run.
+// number counts the programs; each number has a place (see place) of its own. The places of
+// different runs do not overlap, because the stores of servers live longer than a run.
 var number atomic.Int64
 
 // compare runs a random program on every engine that has the contract.

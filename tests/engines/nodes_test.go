@@ -26,8 +26,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// world is an installation of its own on the test servers. Its log is a broker of
-// its own too, for topics have the same names everywhere.
+// world is a separate installation on the test servers. Its log is a separate broker, because
+// topics have the same names in all installations.
 type world struct {
 	cfg   app.Config
 	token string
@@ -168,8 +168,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestNodesOverServers: processes of every role over real servers deliver, later
-// and now, keep order of roles that come and go, and add up.
+// TestNodesOverServers checks that processes of every role over real servers deliver now and
+// later, while processes come and go, and that the audit adds up.
 func TestNodesOverServers(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestSameAnswers: a random program of operations is answered alike by memory,
-// by Pebble and by the servers, operation by operation.
+// TestSameAnswers checks that memory, Pebble and the servers answer each operation of a random
+// program alike.
 func TestSameAnswers(t *testing.T) {
 	stores := []side{inMemory, inPebble, onCassandra}
 	shared := []side{inMemory, inPebble, onRedis}

@@ -48,7 +48,7 @@ type opener struct {
 	closers []func()
 }
 
-// compared are the engines that were used.
+// compared returns the names of the engines that were used.
 func compared() (out []string) {
 	servers.mu.Lock()
 	defer servers.mu.Unlock()
@@ -85,9 +85,8 @@ func (s *opener) get(of side, addr string) (*engines, error) {
 	return e, nil
 }
 
-// sides opens what is to be compared. A server that is not there is left out, or
-// fails the test where NOTIFY_REQUIRE_ENGINES says so; less than two is nothing to
-// compare.
+// sides opens the engines to compare. It leaves out a server that does not run, or fails the
+// test if NOTIFY_REQUIRE_ENGINES is set. It skips the test if fewer than two engines are left.
 func sides(t *testing.T, of []side) (out []*engines) {
 	t.Helper()
 	for _, one := range of {
@@ -136,10 +135,10 @@ func openPebble(_ string, later func(func())) (*engines, error) {
 	}, nil
 }
 
-// own is a name that no other run has.
+// own is a name that no other run uses.
 var own = strings.ToLower(rand.Text()[:12])
 
-// patient is how long a call may take at a server of a machine with other work.
+// patient is the time-out of a call to a server on a busy machine.
 const patient = 30 * time.Second
 
 func openCassandra(addr string, later func(func())) (*engines, error) {

@@ -1,11 +1,12 @@
-// Command growth raises the numbers of timer shards and of partitions of an installation of
-// notifyd while it is under load: Kafka, Cassandra, Redis and PostgreSQL are real, and three
-// processes run every role. What was put off before the raise, while it was announced and
-// after it counts comes once and on time, unless it was cancelled meanwhile. Each user's
-// messages come in their order, none is held long, and no request is refused.
+// Command growth raises the number of timer shards and the number of partitions of an
+// installation under load. Kafka, Cassandra, Redis and PostgreSQL are real, and each of three
+// processes runs every role. The load registers schedules and triggers before the raise,
+// between its announcement and its effect, and after it.
 //
-// It ends with one line of key=value pairs and exits 1 when that did not hold.
-// scripts/growth.sh says where the servers are.
+// growth checks that each schedule and trigger comes once and on time unless it was
+// cancelled, that each user's messages come in order, that no message is held long, and
+// that no request is refused. Its last line has key=value pairs. It exits 1 if a check
+// fails. scripts/growth.sh passes the addresses of the servers.
 package main
 
 import (
@@ -29,24 +30,24 @@ type options struct {
 }
 
 const (
-	// announced is how far ahead notifyd migrate up announces a raise.
+	// announced is the time between notifyd migrate up and the moment the raise takes effect.
 	announced = 60 * time.Second
-	// lateMost is how far behind its moment a schedule or trigger may come.
-	lateMost = 2 * time.Second
-	// warm is how long the load runs before the raise is asked for.
+	// maxLateness bounds the time from a schedule's or trigger's due time to its call.
+	maxLateness = 2 * time.Second
+	// warm is how long the load runs before notifyd migrate up.
 	warm = 10 * time.Second
-	// heldMost is how long a message may take from its request to its call, from the raise on.
-	heldMost = 2 * time.Second
+	// maxHeld bounds the time from a message's request to its call, once warm is over.
+	maxHeld = 2 * time.Second
 )
 
 func main() {
 	var o options
-	flag.IntVar(&o.from, "from", 16, "timer shards at the start")
-	flag.IntVar(&o.to, "to", 256, "timer shards that their number is raised to")
-	flag.IntVar(&o.partFrom, "partitions-from", 6, "partitions of the topics of pushes at the start")
-	flag.IntVar(&o.partTo, "partitions-to", 84, "partitions that their number is raised to, a multiple of those at the start")
-	flag.IntVar(&o.users, "users", 10, "users of each channel; each is sent 4 messages a second")
-	flag.IntVar(&o.planners, "planners", 2, "users for each of whom 12 schedules and 12 triggers a second are registered")
+	flag.IntVar(&o.from, "from", 16, "number of timer shards at the start")
+	flag.IntVar(&o.to, "to", 256, "number of timer shards after the raise")
+	flag.IntVar(&o.partFrom, "partitions-from", 6, "partitions of each push topic at the start")
+	flag.IntVar(&o.partTo, "partitions-to", 84, "partitions of each push topic after the raise; a multiple of -partitions-from")
+	flag.IntVar(&o.users, "users", 10, "users of each channel; each user gets 4 messages a second")
+	flag.IntVar(&o.planners, "planners", 2, "planners; for each of these users the load registers 12 schedules and 12 triggers a second")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	rig.MutantFlag(&o.mutant, "growth")
 	o.Flags()
@@ -57,20 +58,20 @@ func main() {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
 	began := time.Now()
-	defer o.Apart(ctx, "growth")() // because a number that was raised stays so
-	with := func(shards, partitions int) []string {
+	defer o.Apart(ctx, "growth")() // a raised number cannot be lowered: other runs need their own names
+	sizeEnv := func(shards, partitions int) []string {
 		return []string{
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),
 		}
 	}
 	f, err := rig.NewFleet(ctx, rig.FleetConfig{
-		Bin: bin, Dir: dir, Engines: o.YAML(0, 0), First: "all", Env: with(o.from, o.partFrom),
-		Simulate: []string{"--latency-p99", "0"}, // what a provider holds a message for is not measured
+		Bin: bin, Dir: dir, Engines: o.YAML(0, 0), First: "all", Env: sizeEnv(o.from, o.partFrom),
+		Simulate: []string{"--latency-p99", "0"}, // keeps the provider's latency out of the measurement
 	})
 	defer f.End()
 	rig.Ok(err)
 	for i := range 2 {
-		rig.Must(f.Run(ctx, fmt.Sprint("growth-", i+1), "all", with(o.from, o.partFrom)))
+		rig.Must(f.Run(ctx, fmt.Sprint("growth-", i+1), "all", sizeEnv(o.from, o.partFrom)))
 	}
 	others := f.Processes()
 	fmt.Printf("%d processes over real servers are ready in %.0f s\n", len(others)+1, time.Since(began).Seconds())
@@ -82,7 +83,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	}))
 	defer l.End()
 	rig.Ok(rig.Pause(ctx, warm))
-	out, err := f.Command(ctx, with(o.to, o.partTo), "migrate", "up", "--config", f.Engines())
+	out, err := f.Command(ctx, sizeEnv(o.to, o.partTo), "migrate", "up", "--config", f.Engines())
 	if err != nil {
 		panic(fmt.Errorf("migrate up: %w\n%s", err, out))
 	}
@@ -108,7 +109,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if stopped != nil {
 		fmt.Println("  at the end:", stopped)
 	}
-	ok = s.Whole() && s.Cancelled > 0 && s.Latest <= lateMost && s.Slowest <= heldMost && b.Refused() == 0 && stopped == nil && rep.Drift == 0 && int(owned) == o.to
+	ok = s.Whole() && s.Cancelled > 0 && s.Latest <= maxLateness && s.Slowest <= maxHeld && b.Refused() == 0 && stopped == nil && rep.Drift == 0 && int(owned) == o.to
 	fmt.Printf("growth processes=%d timer_shards_from=%d timer_shards_to=%d partitions_from=%d partitions_to=%d owned=%.0f sends_per_s=%.0f schedules_per_s=%.0f triggers_per_s=%.0f %s cancelled=%d cancelled_sent=%d latest_ms=%d held_ms=%d refused=%d lost_connections=%d drift=%d seconds=%.0f ok=%v\n",
 		len(others)+1, o.from, o.to, o.partFrom, o.partTo, owned, float64(s.Accepted)/seconds, float64(s.Scheduled)/seconds, float64(s.Triggers)/seconds, s,
 		s.Cancelled, s.CancelledSent, s.Latest.Milliseconds(), s.Slowest.Milliseconds(), b.Refused(), b.Connections(), rep.Drift, time.Since(began).Seconds(), ok)

@@ -2,8 +2,8 @@ package main
 
 import "testing"
 
-// TestLedger is the proof with a hundredth of the ids, and with so little memory that most
-// of them are on disk.
+// TestLedger runs the proof with a hundredth of the ids. The ledgers get so little memory
+// that most ids are on disk.
 func TestLedger(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")

@@ -1,17 +1,18 @@
 // Command ledger shows that the ledger of a load run counts a billion notifications exactly,
-// in bounded memory and disk. A run sends them to a target in this process, which does some
-// of them wrong at known places and gives the rest to two ledgers of simulated providers, as
-// providers would. Of the whole way only the network is left out: the run reads the ledgers
-// through their handlers, and settles as always.
+// in bounded memory and disk. A run sends them to a target in this process. The target makes
+// errors at known places and records everything else in two ledgers of simulated providers.
+// Only the network is left out: the run reads the ledgers through their HTTP handlers and
+// settles them as always.
 //
-// Nineteen of twenty are receivers of fan-outs, the others singles, half of these for later. Some
-// are lost, come twice (at once, long after, or at the other ledger), out of their user's
-// order, early, or were never accepted. It prints
+// Of twenty notifications nineteen are receivers of fan-outs and one is a single. Half of the
+// singles are scheduled for later. The errors: a notification is lost, comes twice (at once,
+// long after, or at the other ledger), out of its user's order, early, or was never accepted.
+// The program prints
 //
 //	ledger ids=1000000000 lost=.. duplicated=.. reordered=.. unexpected=.. early=.. rss_mib=.. disk_mib=.. seconds=.. ok=true
 //
-// and exits 1 if a count is not what was done wrong, if an end-to-end time is missing, or if
-// memory or disk are above their bounds.
+// and exits 1 if a count differs from the errors made, if an end-to-end time is missing, or
+// if memory or disk are above their bounds.
 package main
 
 import (
@@ -31,9 +32,9 @@ import (
 )
 
 const (
-	// rssMost bounds the memory of the process, everything in it.
+	// rssMost bounds the resident memory of the whole process, in bytes.
 	rssMost = 1 << 30
-	// diskMost bounds the disk for each receiver, in bytes.
+	// diskMost bounds the disk space for each receiver, in bytes.
 	diskMost = 64
 
 	ledgerMemory  = 192 << 20 // of each of the two
@@ -41,10 +42,10 @@ const (
 )
 
 func main() {
-	n := flag.Int64("n", 1_000_000_000, "how many notifications")
-	dir := flag.String("dir", os.TempDir(), "where files without a name go: about 20 GB for a billion")
+	n := flag.Int64("n", 1_000_000_000, "number of notifications")
+	dir := flag.String("dir", os.TempDir(), "folder of the ledgers' unnamed files; about 20 GB for a billion notifications")
 	flag.Parse()
-	// What is left over in the heap must not wait until it is twice as large.
+	// Without a limit, the heap may grow to twice its live size before it is collected.
 	debug.SetMemoryLimit(rssMost * 9 / 10)
 	p, err := prove(context.Background(), *n, *dir, ledgerMemory, promiseMemory)
 	if err != nil {
@@ -61,7 +62,7 @@ func main() {
 	}
 }
 
-// proof is what came of it.
+// proof is the result of a run: the ledger's counts, and where they are wrong.
 type proof struct {
 	ids       int64
 	ledger    load.LedgerResult
@@ -137,7 +138,7 @@ func (p *proof) judge(done *injected, res *load.Result) {
 	}
 }
 
-// peakMemory is the most memory that the process had.
+// peakMemory returns the peak resident memory of the process in bytes.
 func peakMemory() (int64, error) {
 	b, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -151,7 +152,7 @@ func peakMemory() (int64, error) {
 	return kib << 10, nil
 }
 
-// handler calls a handler instead of a server.
+// handler is an http.RoundTripper that calls a handler instead of a server.
 type handler struct{ http.Handler }
 
 func (h handler) RoundTrip(r *http.Request) (*http.Response, error) {

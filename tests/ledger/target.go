@@ -15,27 +15,27 @@ import (
 const (
 	fanSize   = 10_000
 	batchSize = 1000
-	// keepFor is how many requests later the duplicates of an old one come: by then it is
-	// on disk.
+	// keepFor is the number of kept ids. A kept id comes again after as many others were
+	// kept; by then the ledger has written the first one to disk.
 	keepFor = 500
 )
 
-// injected counts what was done wrong on purpose.
+// injected counts the errors that the target made on purpose.
 type injected struct {
 	accepted, lost, duplicated, reordered, unexpected, early int64
 }
 
-// target accepts every request, and gives its messages to the ledgers in the place of
-// notifyd and its providers. What it does wrong it counts.
+// target accepts every request and records its messages in the ledgers, in place of notifyd
+// and its providers. It counts the errors that it makes.
 type target struct {
 	ledgers [2]*simulator.Ledger
-	// rounds is after how many batches of a step its users come again.
+	// rounds is the number of batches after which the users of a step come again.
 	rounds int64
 
 	mu   sync.Mutex
 	done injected
-	old  []string // ids that come again later
-	next int      // in old, which is a ring
+	old  []string // ring of ids that come again later
+	next int      // index in old
 }
 
 // Send implements load.Target.
@@ -61,8 +61,8 @@ func (t *target) Send(_ context.Context, r *load.Request) (load.Ack, error) {
 	return ack, err
 }
 
-// fanout delivers a fan-out: all of it at one of the ledgers, or of each hundredth the
-// lower half at one and the upper half at the other.
+// fanout delivers a fan-out to one of the ledgers. Of each hundredth fan-out, one ledger gets
+// the lower half and the other ledger the upper half.
 func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	b := notify.NewBase(time.Now())
 	prefix := append([]byte(notify.ID{Base: b}.String()), '-')
@@ -93,7 +93,7 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 			wrong.duplicated++
 		}
 	}
-	if r.N%4 == 0 && r.Size > 99 { // the receiver comes again when much else has come
+	if r.N%4 == 0 && r.Size > 99 { // an id that was kept long before comes again
 		one.ID = string(strconv.AppendInt(prefix, 99, 10))
 		if again := t.exchange(one.ID); again != "" {
 			one.ID = again
@@ -104,7 +104,8 @@ func (t *target) fanout(r *load.Request, wrong *injected) load.Ack {
 	return load.Ack{Accepted: r.Size, Base: b, Count: r.Size}
 }
 
-// exchange keeps an id, and returns one that was kept long before.
+// exchange keeps id and returns the id that was kept keepFor calls before, or "" until the
+// ring is full.
 func (t *target) exchange(id string) (old string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,8 +118,8 @@ func (t *target) exchange(id string) (old string) {
 	return old
 }
 
-// batch delivers single messages. Those of one user come with rising numbers, and all of
-// them at one ledger.
+// batch delivers single messages. All messages of a user go to one ledger, with rising
+// sequence numbers.
 func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 	items := notify.NewBase(time.Now()).Items()
 	l := t.ledgers[r.N%t.rounds%2]
@@ -145,7 +146,7 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 		case i == 6 && scheduled:
 			one.At = due.Add(-20 * time.Millisecond)
 			wrong.early++
-		case i == 7 && r.N >= t.rounds: // below what the user had
+		case i == 7 && r.N >= t.rounds: // below the user's latest sequence number
 			one.Seq = 1
 			wrong.reordered++
 		}
@@ -159,7 +160,7 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 			wrong.duplicated++
 		}
 	}
-	if r.N%10 == 0 { // what was never accepted
+	if r.N%10 == 0 { // an id that was never accepted
 		one.ID, one.User = notify.ID{Base: items.Item(r.Size)}.String(), ""
 		l.Take(&one)
 		wrong.unexpected++
@@ -167,7 +168,7 @@ func (t *target) batch(r *load.Request, wrong *injected) (load.Ack, error) {
 	return ack, nil
 }
 
-// dueOf reads when the messages of a request are for, if it is later.
+// dueOf returns the due time of a request's messages; scheduled is false if they have none.
 func dueOf(body []byte) (due time.Time, scheduled bool, err error) {
 	_, rest, ok := bytes.Cut(body, []byte(`"scheduled_at":"`))
 	if !ok {

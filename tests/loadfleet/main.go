@@ -1,15 +1,16 @@
-// Command loadfleet loads an installation of notifyd from three machines by consent, and
-// shows that it stays safe. The installation is two processes that take requests and two
-// that work, over the servers of make engines. Each agent, and a production server that
-// gave no grant, has a network namespace of its own, with a cable to the installation.
+// Command loadfleet loads an installation of notifyd from three agents under a load grant,
+// and shows that the load stays within the grant. The installation has two processes with
+// the API and two with the other roles, over the servers of make engines. Each agent has a
+// network namespace of its own with a cable to the installation. So does a "production
+// server", which gave no grant.
 //
-//  1. A whole run: its thresholds hold on the merged figures, nothing is lost or repeated.
-//  2. An agent is killed in the middle: the verdict names it and its share.
+//  1. A whole run: its thresholds hold on the merged figures, and no message is lost or repeated.
+//  2. An agent is killed in the middle: the verdict names the agent and its share of the load.
 //  3. The grant is revoked in the middle: a second later no request of the run comes in.
 //  4. A run is aimed at the production server: no packet goes there.
 //
-// It ends with one line of key=value pairs and exits 1 when that did not hold.
-// scripts/loadfleet.sh says where the servers are.
+// Its last line has key=value pairs. It exits 1 if a check fails. scripts/loadfleet.sh
+// passes the addresses of the servers.
 package main
 
 import (
@@ -39,26 +40,26 @@ type options struct {
 
 const (
 	agents = 3
-	// runFor is how long a run sends; what happens in the middle of one begins at middle.
+	// runFor is how long a run sends. Kills and revocations happen at middle.
 	runFor = 20 * time.Second
 	middle = 8 * time.Second
 )
 
 func main() {
 	var o options
-	flag.IntVar(&o.rate, "rate", 100, "single requests a second of all agents; mails in batches are as many")
+	flag.IntVar(&o.rate, "rate", 100, "single requests a second of all agents together; the same number of mails a second goes in batches")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	o.Flags()
 	flag.Parse()
 	rig.Main("loadfleet", o.keep, o.run)
 }
 
-// fleet is what the runs use.
+// fleet is the installation under load, the agents and their networks.
 type fleet struct {
 	*rig.Fleet
 	ctl    string // notifyctl
 	dir    string
-	home   []string // environment of notifyctl
+	ctlEnv []string // environment of notifyctl
 	target string   // URL of the API under load
 	nets   []*network
 	agents []*rig.Child
@@ -69,7 +70,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	began := time.Now()
 	bin := rig.Must(rig.Notifyd(ctx, dir, "loadfleet", ""))
 	home := filepath.Join(dir, "home")
-	f := &fleet{dir: dir, ctl: filepath.Join(dir, "notifyctl"), home: append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home), token: filepath.Join(dir, "grant")}
+	f := &fleet{dir: dir, ctl: filepath.Join(dir, "notifyctl"), ctlEnv: append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home), token: filepath.Join(dir, "grant")}
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", f.ctl, "./cmd/notifyctl").CombinedOutput(); err != nil {
 		panic(fmt.Errorf("notifyctl: %w: %s", err, out))
 	}
@@ -99,7 +100,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	grant := f.mustCtl(ctx, "load", "grant", "--for", "20m", "--rate", fmt.Sprint(3*o.rate), "--targets", "push,email", "--providers", "simulated", "--out", f.token, "-o", "json", "--jq", ".id")
 	grant = strings.Trim(strings.TrimSpace(grant), `"`)
 
-	f.start(ctx, scenario, "--duration", "10s").result() // servers that have just started take their time
+	f.start(ctx, scenario, "--duration", "10s").result() // warm-up: servers are slow just after their start
 	whole := f.start(ctx, scenario)
 	w := whole.result()
 	wholeOK := w.Exit == 0 && w.Ledger.Checked && w.Ledger.Lost == 0 && w.Ledger.Duplicates == 0 && w.Totals.Sent == w.Totals.Intended && w.Totals.Acked == w.Totals.Sent
@@ -112,7 +113,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	k := killed.result()
 	named := strings.Contains(strings.Join(k.Verdict.Reasons, "; "), f.nets[1].far)
 	share := 1 - float64(k.Totals.Sent)/float64(k.Totals.Intended)
-	// A third of the load is the agent's, for what is left of the run.
+	// The killed agent had a third of the load, so that share of the rest of the run is not sent.
 	wantShare := (1 - middle.Seconds()/runFor.Seconds()) / agents
 	killedOK := named && k.Ledger.Lost == 0 && k.Ledger.Duplicates == 0 && share > wantShare/2 && share < 1.5*wantShare
 	fmt.Printf("killed: verdict %s, %.1f%% not sent, lost %d, duplicates %d, unexpected %d: %s\n", k.Verdict.Code, 100*share, k.Ledger.Lost, k.Ledger.Duplicates, k.Ledger.Unexpected, strings.Join(k.Verdict.Reasons, "; "))
@@ -123,19 +124,19 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	rig.Ok(rig.Pause(ctx, middle))
 	f.mustCtl(ctx, "load", "revoke", grant)
 	rig.Ok(rig.Pause(ctx, time.Second))
-	after := f.taken(ctx)
+	after := f.answeredSends(ctx)
 	rig.Ok(rig.Pause(ctx, 3*time.Second))
-	late := f.taken(ctx) - after
+	late := f.answeredSends(ctx) - after
 	r := revoked.result()
 	revokedOK := late == 0 && r.Partial && strings.Contains(r.Stopped+strings.Join(r.Verdict.Reasons, ";"), "revoked")
-	fmt.Printf("revoked: %.0f requests later than a second after it, sent %d of %d: %s\n", late, r.Totals.Sent, r.Totals.Intended, r.Stopped)
+	fmt.Printf("revoked: %.0f requests came later than a second after the revocation, sent %d of %d: %s\n", late, r.Totals.Sent, r.Totals.Intended, r.Stopped)
 
 	prod := f.nets[agents]
 	before := prod.packets()
 	code := 0
-	for _, args := range [][]string{{"--grant", f.token}, {}, {"--agents", f.list()}} {
+	for _, args := range [][]string{{"--grant", f.token}, {}, {"--agents", f.agentAddresses()}} {
 		c := f.command(ctx, append([]string{"load", "run", scenario, "--no-ui", "--no-keep", "--server", "http://" + prod.far + ":7420"}, args...)...)
-		_ = c.Run() // it is refused
+		_ = c.Run() // fails: the server gave no grant
 		code = c.ProcessState.ExitCode()
 	}
 	packets := prod.packets() - before
@@ -145,7 +146,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// scenario writes what is sent.
+// scenario writes the scenario file of the runs and returns its path.
 func (o *options) scenario(dir string) string {
 	file := filepath.Join(dir, "scenario.yaml")
 	rig.Ok(os.WriteFile(file, []byte(fmt.Sprintf(`name: loadfleet
@@ -161,7 +162,7 @@ thresholds: [lost == 0, duplicates == 0, failed == 0, "rate{step=single} >= %d",
 
 func (f *fleet) command(ctx context.Context, args ...string) *exec.Cmd {
 	c := rig.DieWithStarter(exec.CommandContext(ctx, f.ctl, args...))
-	c.Env = f.home
+	c.Env = f.ctlEnv
 	return c
 }
 
@@ -177,8 +178,8 @@ func (f *fleet) mustCtl(ctx context.Context, args ...string) string {
 
 const agentPort = "7431"
 
-// list is the agents' addresses.
-func (f *fleet) list() string {
+// agentAddresses returns the agents' addresses, separated by commas.
+func (f *fleet) agentAddresses() string {
 	var all []string
 	for _, n := range f.nets[:agents] {
 		all = append(all, n.far+":"+agentPort)
@@ -205,7 +206,7 @@ func (f *fleet) startAgent(ctx context.Context, i int) {
 	defer log.Close()
 	n := f.nets[i]
 	c := n.command(ctx, f.ctl, "load", "agent", "--listen", n.far+":"+agentPort, "--cert", f.cert("agent.pem"), "--key", f.cert("agent-key.pem"), "--client-ca", f.cert("ca.pem"))
-	c.Env, c.Stdout, c.Stderr = f.home, log, log
+	c.Env, c.Stdout, c.Stderr = f.ctlEnv, log, log
 	f.agents[i] = rig.Must(rig.Spawn(c))
 	rig.Ok(rig.Until(ctx, "agent "+n.far+" listens", func() (bool, error) {
 		if f.agents[i].Gone() {
@@ -216,30 +217,30 @@ func (f *fleet) startAgent(ctx context.Context, i int) {
 	}))
 }
 
-// run is a load run under way.
-type run struct {
+// loadRun is a load run under way.
+type loadRun struct {
 	ctx  context.Context //nolint:containedctx // of the run
 	out  string
 	log  string
 	proc *rig.Child
 }
 
-func (f *fleet) start(ctx context.Context, scenario string, args ...string) *run {
-	r := &run{ctx: ctx, out: filepath.Join(f.dir, fmt.Sprintf("result-%d.json", time.Now().UnixMilli()))}
+func (f *fleet) start(ctx context.Context, scenario string, args ...string) *loadRun {
+	r := &loadRun{ctx: ctx, out: filepath.Join(f.dir, fmt.Sprintf("result-%d.json", time.Now().UnixMilli()))}
 	r.log = strings.TrimSuffix(r.out, ".json") + ".log"
 	log := rig.Must(os.Create(r.log))
 	defer log.Close()
 	c := f.command(ctx, append([]string{
 		"load", "run", scenario, "--context", "staging", "--mode", "context", "--grant", f.token, "--no-ui", "--no-keep", "--out", r.out,
-		"--agents", f.list(), "--agent-ca", f.cert("ca.pem"), "--agent-cert", f.cert("controller.pem"), "--agent-key", f.cert("controller-key.pem"),
+		"--agents", f.agentAddresses(), "--agent-ca", f.cert("ca.pem"), "--agent-cert", f.cert("controller.pem"), "--agent-key", f.cert("controller-key.pem"),
 	}, args...)...)
 	c.Stdout, c.Stderr = log, log
 	r.proc = rig.Must(rig.Spawn(c))
 	return r
 }
 
-// waitSending waits for the first line about a second of the run.
-func (r *run) waitSending() {
+// waitSending waits until the run prints its first line of progress.
+func (r *loadRun) waitSending() {
 	rig.Ok(rig.Until(r.ctx, "the run sends", func() (bool, error) {
 		if r.proc.Gone() {
 			return false, errors.New("it ended: see " + r.log)
@@ -248,7 +249,7 @@ func (r *run) waitSending() {
 	}))
 }
 
-func (r *run) result() *load.Result {
+func (r *loadRun) result() *load.Result {
 	if err := r.proc.Wait(rig.Patience); err != nil && !r.proc.Gone() {
 		panic(err)
 	}
@@ -261,8 +262,8 @@ func (r *run) result() *load.Result {
 	return &res
 }
 
-// taken is how many requests that the API under load answered were marked ones that send.
-func (f *fleet) taken(ctx context.Context) float64 {
+// answeredSends returns how many sending requests the API under load has answered.
+func (f *fleet) answeredSends(ctx context.Context) float64 {
 	for _, p := range f.Processes() {
 		if p.Name == "api-2" {
 			return rig.Must(rig.ScrapeSum(ctx, "http://"+p.Admin+"/metrics", "notifyd_http_requests_total", `route="/v1/notifications`))

@@ -11,25 +11,25 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// network is a network namespace with one cable to this one. It reaches every address of
-// this one, and no other namespace.
+// network is a network namespace with one cable (a veth pair) to the namespace of this
+// program. It reaches every address of that namespace, and no other namespace.
 type network struct {
 	name      string
 	near, far string // the addresses of the cable's ends, here and there
 	cable     string // the end here
 }
 
-// newNetwork lays the k-th cable. It needs root and the program ip.
+// newNetwork makes a namespace and its cable, the k-th. It needs root and the program ip.
 func newNetwork(ctx context.Context, k int) *network {
 	n := &network{
 		name: fmt.Sprintf("notifyd%d-%d", os.Getpid(), k), cable: fmt.Sprintf("nd%d-%d", os.Getpid()%100_000, k),
 		near: fmt.Sprintf("10.78.%d.1", k), far: fmt.Sprintf("10.78.%d.2", k),
 	}
 	ip(ctx, "netns", "add", n.name)
-	// IPv6 looks for neighbours by itself, and packets are counted here.
+	// IPv6 sends neighbour discovery packets by itself, which would be counted as the run's.
 	n.inside(ctx, "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	ip(ctx, "link", "add", n.cable, "type", "veth", "peer", "name", "eth0", "netns", n.name)
-	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+n.cable+"/disable_ipv6", []byte("1"), 0o600) // without IPv6 there is no such file
+	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+n.cable+"/disable_ipv6", []byte("1"), 0o600) // fails if the kernel has no IPv6
 	ip(ctx, "addr", "add", n.near+"/30", "dev", n.cable)
 	ip(ctx, "link", "set", n.cable, "up")
 	ip(ctx, "-n", n.name, "addr", "add", n.far+"/30", "dev", "eth0")
@@ -40,12 +40,12 @@ func newNetwork(ctx context.Context, k int) *network {
 }
 
 func (n *network) remove() {
-	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { // also after the context has ended
+	if out, err := exec.Command("ip", "netns", "del", n.name).CombinedOutput(); err != nil { // no ctx: it must run after ctx has ended, too
 		fmt.Printf("network %s is left behind: %v %s\n", n.name, err, out)
 	}
 }
 
-// command runs in the network.
+// command returns a command that runs in the network.
 func (n *network) command(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", n.name}, args...)...)
 }
@@ -56,7 +56,7 @@ func (n *network) inside(ctx context.Context, args ...string) {
 	}
 }
 
-// packets is how many packets went into the network so far.
+// packets returns how many packets have been sent into the network so far.
 func (n *network) packets() int {
 	b := rig.Must(os.ReadFile("/sys/class/net/" + n.cable + "/statistics/tx_packets"))
 	return rig.Must(strconv.Atoi(strings.TrimSpace(string(b))))

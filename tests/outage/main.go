@@ -1,9 +1,9 @@
-// Command outage stops a real notifyd for a while, in real time, while triggers
-// become due, starts it again, and checks that every one of them fires, none
-// early, within the time that their pacing promises, and that what is due
-// meanwhile is not held up by what was due before.
+// Command outage stops a real notifyd, in real time, while triggers become due, and starts
+// it again. It checks that every trigger fires, that none fires early, that the backlog is
+// caught up with in the time that its pacing promises, and that the backlog does not delay
+// triggers that become due after the start.
 //
-// It ends with one line of key=value pairs and exits 1 when that is broken.
+// Its last line has key=value pairs. It exits 1 if a check fails.
 package main
 
 import (
@@ -31,25 +31,25 @@ func (o *options) rateName() string {
 	return fmt.Sprintf("%d/s", o.rate)
 }
 
-// slowest is how many triggers a second are caught up with however slow the
-// receiver is: what trigger.BacklogPace promises of a deep backlog.
-const slowest = 2000
+// minCatchUpRate is the least rate, in triggers a second, at which a deep backlog is caught
+// up with, however slow the receiver of the callbacks is. trigger.BacklogPace promises it.
+const minCatchUpRate = 2000
 
-// takeOver is how long after a start its shards may be without an owner.
+// takeOver bounds the time from a start until every timer shard has an owner.
 const takeOver = 6 * time.Second
 
-// leastStop is an outage with something to catch up: what was due within the
-// last ten seconds before a start counts as on time (timer.Config.CatchUpAfter).
-const leastStop = 15 * time.Second
+// minStop is the shortest outage that leaves a backlog: triggers due in the last ten
+// seconds before a start count as on time (timer.Config.CatchUpAfter).
+const minStop = 15 * time.Second
 
-// onTimeLimit is what 99 of 100 triggers that are due after the outage may be
-// late while it is caught up with.
+// onTimeLimit bounds the p99 lateness of triggers that become due after the start, while
+// notifyd catches up with the backlog.
 const onTimeLimit = time.Second
 
 func main() {
 	var o options
 	flag.IntVar(&o.n, "n", 100_000, "triggers that become due while the process is stopped")
-	flag.DurationVar(&o.stop, "stop", 10*time.Minute, "how long it is stopped")
+	flag.DurationVar(&o.stop, "stop", 10*time.Minute, "how long the process is stopped")
 	flag.IntVar(&o.rate, "rate", 0, "timers.catch_up_rate; 0: the default")
 	flag.Float64Var(&o.ontime, "ontime", 50, "triggers a second registered after the restart, due 2 to 5 s ahead")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the log")
@@ -59,8 +59,8 @@ func main() {
 }
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
-	if o.n < 1 || o.rate < 0 || o.ontime <= 0 || o.stop < leastStop {
-		panic(fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", leastStop))
+	if o.n < 1 || o.rate < 0 || o.ontime <= 0 || o.stop < minStop {
+		panic(fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", minStop))
 	}
 	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rateName(), o.ontime, o.mutant, rig.LoadAverage())
 	bin := rig.Must(rig.Notifyd(ctx, dir, "outage", o.mutant))

@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// proof is one outage and what was promised around it.
+// proof is one outage: the process, and the triggers that were acknowledged before and after.
 type proof struct {
 	v   *rig.Victim
 	o   options
@@ -25,30 +25,29 @@ type proof struct {
 	due map[string]promise // by trigger id
 }
 
-// promise is a trigger that was acknowledged.
+// promise is an acknowledged trigger.
 type promise struct {
 	due    int64 // ms since 1970, as it was asked for
 	ontime bool
 	acked  time.Time
 }
 
-// Paths of the receiver.
+// Paths of the simulated receiver of the callbacks.
 const (
 	overduePath = "/overdue"
 	ontimePath  = "/ontime"
 )
 
-// registering is how long the registration of n triggers may take.
-func registering(n int) time.Duration { return 5*time.Second + time.Duration(n)*time.Second/2500 }
+// registrationLimit is the longest time that the registration of n triggers may take.
+func registrationLimit(n int) time.Duration { return 5*time.Second + time.Duration(n)*time.Second/2500 }
 
 func (r *proof) run(ctx context.Context) (ok bool) {
 	r.url = rig.Must(r.v.CallbackURL(ctx))
-	// Due times begin behind the kill, however long registering takes, and end
-	// before the start.
-	from := time.Now().Add(registering(r.o.n))
+	// All due times lie between the kill and the start, however long registering takes.
+	from := time.Now().Add(registrationLimit(r.o.n))
 	r.register(ctx, from, r.o.stop-time.Second)
 	if left := time.Until(from); left < 0 {
-		panic(fmt.Errorf("registering took %s longer than there was time", -left))
+		panic(fmt.Errorf("registering took %s longer than the time until the first trigger is due", -left))
 	}
 	rig.Must(r.v.Die(ctx, "", 0))
 	stopped := time.Now()
@@ -66,7 +65,7 @@ func (r *proof) run(ctx context.Context) (ok bool) {
 	return r.check(ctx, outage, ready)
 }
 
-// register registers the triggers, due at random moments of a span.
+// register registers the triggers. They are due at random times within span, from from on.
 func (r *proof) register(ctx context.Context, from time.Time, span time.Duration) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -98,17 +97,17 @@ func (r *proof) register(ctx context.Context, from time.Time, span time.Duration
 	rig.Ok(g.Wait())
 }
 
-func (r *proof) bound() time.Duration {
-	rate := slowest
+func (r *proof) drainLimit() time.Duration {
+	rate := minCatchUpRate
 	if r.o.rate > 0 {
 		rate = min(rate, r.o.rate)
 	}
 	return time.Duration(r.o.n)*time.Second/time.Duration(rate) + takeOver
 }
 
-// drain registers triggers that are due soon until everything that was overdue
-// has fired, for ten seconds at least, and then waits for the last of them. What
-// has not fired long after it had to is left for check to find.
+// drain registers triggers that are due soon until all overdue triggers have fired, for at
+// least ten seconds. Then it waits for the last of them. It gives up on triggers that have
+// not fired long after their time; check reports them as lost.
 func (r *proof) drain(ctx context.Context, ready time.Time) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)
@@ -116,7 +115,7 @@ func (r *proof) drain(ctx context.Context, ready time.Time) {
 	defer tick.Stop()
 	look := time.NewTicker(200 * time.Millisecond)
 	defer look.Stop()
-	limit := ready.Add(2*r.bound() + 20*time.Second)
+	limit := ready.Add(2*r.drainLimit() + 20*time.Second)
 	for n, over := 0, false; !over; {
 		select {
 		case <-tick.C:
@@ -139,15 +138,15 @@ func (r *proof) drain(ctx context.Context, ready time.Time) {
 			panic(errors.Join(g.Wait(), gctx.Err()))
 		}
 		taken := rig.Must(r.v.Taken(ctx))
-		over = time.Now().After(limit) || time.Since(ready) > 10*time.Second && taken >= r.dueBy(time.Now())
+		over = time.Now().After(limit) || time.Since(ready) > 10*time.Second && taken >= r.countDueBy(time.Now())
 	}
 	rig.Ok(g.Wait())
-	rig.Within(ctx, 15*time.Second, 200*time.Millisecond, func() bool { return rig.Must(r.v.Taken(ctx)) >= r.dueBy(time.Now().Add(time.Hour)) })
+	rig.Within(ctx, 15*time.Second, 200*time.Millisecond, func() bool { return rig.Must(r.v.Taken(ctx)) >= r.countDueBy(time.Now().Add(time.Hour)) })
 	rig.Ok(ctx.Err())
 }
 
-// dueBy counts the promises due at a moment.
-func (r *proof) dueBy(at time.Time) (n int64) {
+// countDueBy counts the promises whose due time is not after a moment.
+func (r *proof) countDueBy(at time.Time) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.due {
@@ -158,7 +157,8 @@ func (r *proof) dueBy(at time.Time) (n int64) {
 	return n
 }
 
-// check holds the promises against the receiver's ledger and the state rows.
+// check compares the promises with the receiver's ledger and with the state rows. It prints
+// the last line and returns true if every promise was kept.
 func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,30 +177,31 @@ func (r *proof) check(ctx context.Context, outage time.Duration, ready time.Time
 	var late []time.Duration
 	for id, at := range f.First {
 		if p := r.due[id]; p.ontime {
-			// Nobody can be on time for what was not acknowledged yet.
-			late = append(late, at.Sub(later(due[id], p.acked)))
+			// A trigger that was due before its acknowledgement is late from the acknowledgement on.
+			late = append(late, at.Sub(laterOf(due[id], p.acked)))
 		} else {
 			fired++
-			last = later(last, at)
+			last = laterOf(last, at)
 		}
 	}
 	lost, early := len(f.Lost), len(f.Early)
-	open := r.open(ctx)
+	open := r.countOpen(ctx)
 	slices.Sort(late)
 	var p50, p99, worst time.Duration
 	if n := len(late); n > 0 {
 		p50, p99, worst = late[n/2], late[min(n*99/100, n-1)], late[n-1]
 	}
-	drain, bound := last.Sub(ready), r.bound()
+	drain, bound := last.Sub(ready), r.drainLimit()
 	ok := lost == 0 && early == 0 && f.Unknown == 0 && open == 0 && fired == r.o.n && len(late) > 0 && drain <= bound && p99 <= onTimeLimit
 	fmt.Printf("outage minutes=%.2f due=%d fired=%d lost=%d early=%d drain_s=%.1f bound_s=%.1f ontime=%d ontime_p50_ms=%.1f ontime_p99_ms=%.1f ontime_max_ms=%.1f ontime_bound_ms=%d duplicates=%d open=%d load=%s ok=%v\n",
 		outage.Minutes(), r.o.n, fired, lost, early, drain.Seconds(), bound.Seconds(), len(late), ms(p50), ms(p99), ms(worst), onTimeLimit.Milliseconds(), f.Twice, open, rig.LoadAverage(), ok)
 	return ok
 }
 
-// open counts triggers whose state row has not ended, up to a page of each; the
-// last outcomes are written after the receiver has answered.
-func (r *proof) open(ctx context.Context) (n int) {
+// countOpen counts triggers that are PENDING, IN_FLIGHT, FAILED or EXPIRED, at most 100 of
+// each state. It waits up to 10 s for the count to become 0, because the dispatcher writes
+// an outcome after the receiver has answered.
+func (r *proof) countOpen(ctx context.Context) (n int) {
 	rig.Within(ctx, 10*time.Second, 100*time.Millisecond, func() bool {
 		n = 0
 		for _, state := range []string{"PENDING", "IN_FLIGHT", "FAILED", "EXPIRED"} {
@@ -212,7 +213,7 @@ func (r *proof) open(ctx context.Context) (n int) {
 	return n
 }
 
-func later(a, b time.Time) time.Time {
+func laterOf(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}

@@ -19,38 +19,38 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// bulk is what the process of the bulk load is told.
+// bulk is the configuration of the process that sends the bulk load.
 type bulk struct {
-	URL, Token string // of the API; a file
-	Receivers  int    // of each fan-out
+	URL, Token string // URL of the API; file with the token
+	Receivers  int    // number of receivers of each fan-out
 	Seconds    float64
-	AtOnce     int     // closed loop: so many at a time, the next one when one is answered
-	Rate       float64 // open loop: so many begin each second, whatever is answered
+	AtOnce     int     // closed loop: number of requests under way; the next begins when one is answered
+	Rate       float64 // open loop: number of requests that begin each second, whether answered or not
 }
 
-// flooded is what it says at its end. What was not accepted until then was given up.
-type flooded struct {
+// floodResult is the result that the process prints at its end.
+type floodResult struct {
 	Offered, Accepted int64 // receivers
 	Refused           int64 // answers of 429 and 503
 	Timeouts          int64 // requests without an answer in time
-	GivenUp           int64 // fan-outs that were not accepted until the end
+	GivenUp           int64 // fan-outs that were not accepted before the end
 	Took              float64
-	Fans              []fan
+	Fans              []acceptedFanout
 }
 
-// fan is a fan-out that was accepted.
-type fan struct {
-	ID       string // of its first receiver, without the index
+// acceptedFanout is an accepted fan-out.
+type acceptedFanout struct {
+	ID       string // id of its first receiver, without the index
 	Accepted int
 }
 
-func (f flooded) String() string {
+func (f floodResult) String() string {
 	return fmt.Sprintf("%.0f receivers a second accepted of %.0f offered, %d requests refused, %d timed out, %d fan-outs given up",
 		float64(f.Accepted)/f.Took, float64(f.Offered)/f.Took, f.Refused, f.Timeouts, f.GivenUp)
 }
 
-// run runs it in a process of its own, of the lowest priority.
-func (b bulk) run(ctx context.Context) (out flooded) {
+// run sends the bulk load from a process of its own, with the lowest priority.
+func (b bulk) run(ctx context.Context) (out floodResult) {
 	what := rig.Must(json.Marshal(b))
 	var said bytes.Buffer
 	c := exec.CommandContext(ctx, "nice", "-n", "39", rig.Must(os.Executable()), "-flood", string(what))
@@ -61,7 +61,7 @@ func (b bulk) run(ctx context.Context) (out flooded) {
 	return out
 }
 
-// answers counts what the server answers to each try of a request.
+// answers counts the answers to every try of a request, which the client would hide.
 type answers struct {
 	http.RoundTripper
 	refused, unanswered atomic.Int64
@@ -79,7 +79,7 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// flood is the process of the bulk load.
+// flood sends the bulk load that what describes, as JSON of bulk, and writes a floodResult to to.
 func flood(ctx context.Context, what string, to io.Writer) error {
 	var b bulk
 	if err := json.Unmarshal([]byte(what), &b); err != nil {
@@ -101,7 +101,7 @@ func flood(ctx context.Context, what string, to io.Writer) error {
 	ctx, stop := context.WithTimeout(ctx, time.Duration(b.Seconds*float64(time.Second)))
 	defer stop()
 	var mu sync.Mutex
-	var out flooded
+	var out floodResult
 	one := func(n int) {
 		reply, err := cl.Post(ctx, "/v1/notifications:fanout", api.TypeJSON, body, fmt.Sprintf("%s-%d", run, n))
 		var made api.FanoutResult
@@ -117,7 +117,7 @@ func flood(ctx context.Context, what string, to io.Writer) error {
 		}
 		out.Accepted += int64(made.Accepted)
 		id, _ := notify.ParseID(made.FirstID)
-		out.Fans = append(out.Fans, fan{notify.ID{Base: id.Base}.String(), made.Accepted})
+		out.Fans = append(out.Fans, acceptedFanout{notify.ID{Base: id.Base}.String(), made.Accepted})
 	}
 	var wg sync.WaitGroup
 	var next atomic.Int64
@@ -140,8 +140,8 @@ func flood(ctx context.Context, what string, to io.Writer) error {
 	return json.NewEncoder(to).Encode(out)
 }
 
-// bodyOf is the body of every fan-out: to make each of them anew would cost more than to
-// send it.
+// bodyOf returns the body of every fan-out. All fan-outs share one, because making a body
+// costs more than sending it.
 func bodyOf(receivers int) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"channel":"push","category":"marketing","content":{"body":"Everything must go."},"receivers":[`)

@@ -1,17 +1,18 @@
-// Command overload gives a real notifyd far more fan-outs than it can take, and shows that
-// overload is a state and not an accident: it goes on taking what it can, single requests of
-// otp and alert stay as fast as before, what it refuses it refuses at once with Retry-After,
-// and a campaign that is sent meanwhile with the client library ends.
+// Command overload sends a real notifyd far more fan-outs than it can accept. It shows that
+// notifyd works on under overload: it accepts as much as before, single requests of otp and
+// alert stay fast, fan-outs are refused at once with Retry-After, and a campaign that is sent
+// meanwhile with the client library is accepted as a whole.
 //
-// It measures single requests at rest first, then how many receivers of fan-outs are
-// accepted at most, and then gives the process several times as many for a while. Providers
-// are inside the process and accept at once. The bulk load comes from a process of its own
-// with the lowest priority, so that it takes no processor time from notifyd; single requests
-// come from this one, with the highest, which says how late it sent them itself.
+// overload first measures single requests at rest. Then it measures the capacity: how many
+// receivers of fan-outs notifyd accepts a second. Then it offers several times the capacity
+// for a while. The providers are inside the process of notifyd and accept at once. The bulk
+// load comes from a process of its own with the lowest priority, so that it takes no
+// processor time from notifyd. The single requests come from this process, with the highest
+// priority; it measures how late it sends them.
 //
-// It ends with one line of key=value pairs and exits 1 when something was lost or refused
-// for good, or, unless -short is given, when a figure is not within its bound.
-// scripts/overload.sh runs it on the embedded engines, and on servers.
+// Its last line has key=value pairs. It exits 1 if a message was lost or refused for good,
+// or, without -short, if a figure is outside its bound. scripts/overload.sh runs it on the
+// embedded engines and on servers.
 package main
 
 import (
@@ -45,14 +46,15 @@ type options struct {
 }
 
 const (
-	// goodputLeast is the least that is accepted under overload, of what is accepted at most.
-	goodputLeast = 0.8
-	// slowerMost is how many times its idle p99 the p99 of single requests may be.
-	slowerMost = 2
-	// idleLeast is the least idle p99 that the bound is taken from: below it, timers of the
-	// kernel decide.
-	idleLeast = 5 * time.Millisecond
-	// receivers of each fan-out of the flood, and of each part of the campaign.
+	// minGoodput is the least accepted rate under overload, as a share of the capacity.
+	minGoodput = 0.8
+	// maxSlowdown bounds the p99 of single requests under overload, as a multiple of that at rest.
+	maxSlowdown = 2
+	// minIdleP99 is the least p99 at rest that the bound is taken from. Below it the kernel's
+	// timers decide the figure.
+	minIdleP99 = 5 * time.Millisecond
+	// receivers is the size of each fan-out of the bulk load, campaignPart that of each part
+	// of the campaign.
 	receivers, campaignPart = 10_000, 5_000
 	campaignParts           = 20
 )
@@ -60,13 +62,13 @@ const (
 func main() {
 	var o options
 	flag.BoolVar(&o.servers, "servers", false, "on Kafka, Cassandra, Redis and PostgreSQL instead of the embedded engines")
-	flag.Float64Var(&o.times, "times", 4, "times the capacity that is offered")
+	flag.Float64Var(&o.times, "times", 4, "offered load, as a multiple of the capacity")
 	flag.DurationVar(&o.long, "for", time.Minute, "how long the overload lasts")
-	flag.Float64Var(&o.share, "share", 0, "cores that notifyd gets at most (root); 0: all")
-	flag.StringVar(&o.set, "set", "", "further settings of notifyd, key=value with spaces between")
-	flag.BoolVar(&o.short, "short", false, "10 s of overload: shows that it works, the figures are not judged")
+	flag.Float64Var(&o.share, "share", 0, "limit notifyd to so many cores (root); 0: all cores")
+	flag.StringVar(&o.set, "set", "", "further settings of notifyd: key=value pairs, separated by spaces")
+	flag.BoolVar(&o.short, "short", false, "10 s of overload; figures are printed but not judged")
 	flag.BoolVar(&o.keep, "keep", false, "keep data and logs")
-	flag.StringVar(&o.flood, "flood", "", "be the process of the bulk load; what it is told, as JSON")
+	flag.StringVar(&o.flood, "flood", "", "internal: run as the process that sends the bulk load; its configuration as JSON")
 	rig.MutantFlag(&o.mutant, "overload")
 	o.Flags()
 	flag.Parse()
@@ -89,7 +91,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	v, end := o.start(ctx, bin, dir)
 	defer end()
 
-	goFirst()
+	raisePriority()
 	began := time.Now()
 	warm := probe(ctx, v.Client(), 3*time.Second) // connections and code of the first requests
 	idle := probe(ctx, v.Client(), rest)
@@ -103,7 +105,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	f.AtOnce, f.Rate, f.Seconds = 0, o.times*capacity/receivers, o.long.Seconds()
 	fmt.Printf("overload: %.0f fan-outs of %d a second are offered for %s, machine load %s\n", f.Rate, receivers, o.long, rig.LoadAverage())
-	var busy probed
+	var busy probeResult
 	var sent api.FanoutTotal
 	var sendErr error
 	var wg sync.WaitGroup
@@ -117,13 +119,13 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		fmt.Println("          the campaign stopped:", sendErr)
 	}
 
-	lost := o.lost(ctx, v, heated, closed, flooded) + unsent(ctx, v.Client(), warm, idle, busy)
+	lost := o.countUnfinished(ctx, v, heated, closed, flooded) + countUndelivered(ctx, v.Client(), warm, idle, busy)
 	rep := rig.Must(v.Audit(ctx))
 	whole := sendErr == nil && sent.Accepted == campaignParts*campaignPart
-	bound := slowerMost * max(idle.otp.p99, idleLeast)
+	bound := maxSlowdown * max(idle.otp.p99, minIdleP99)
 	fast := busy.otp.p99 <= bound && busy.alert.p99 <= bound
 	refused := busy.otp.failed + busy.alert.failed
-	ok = lost == 0 && rep.Drift == 0 && whole && refused == 0 && (o.short || fast && goodput >= goodputLeast*capacity)
+	ok = lost == 0 && rep.Drift == 0 && whole && refused == 0 && (o.short || fast && goodput >= minGoodput*capacity)
 	engines := "embedded"
 	if o.servers {
 		engines = "servers"
@@ -134,7 +136,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// start starts one process with all roles, and providers inside of it.
+// start starts one notifyd with all roles and with providers inside the process.
 func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, end func()) {
 	env := []string{"NOTIFYD__PROVIDERS__STUB=true", "NOTIFYD__LOGGING__LEVEL=info"}
 	for _, kv := range strings.Fields(o.set) {
@@ -174,10 +176,11 @@ func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, en
 	return v, end
 }
 
-// goFirst gives this process, started after notifyd, the cores before all others: it stands
-// for callers on machines of their own, so its wait for a core is not notifyd's. Without
-// the right to do so (root), generator_late_p99_ms says what that wait is.
-func goFirst() {
+// raisePriority gives this process the highest priority. It stands for callers on other machines,
+// so its waits for a core must not count as notifyd's latency. Without root the priority
+// stays; generator_late_p99_ms then shows the waits. It must run after notifyd has started,
+// which would inherit the priority.
+func raisePriority() {
 	threads, err := os.ReadDir("/proc/self/task") // the priority of each counts, on Linux
 	if err != nil {
 		return
@@ -211,9 +214,10 @@ func campaign(ctx context.Context, cl *api.Client, after time.Duration) (api.Fan
 	})
 }
 
-// lost is how many receivers of accepted fan-outs have no end. It waits for their ends.
-func (o *options) lost(ctx context.Context, v *rig.Victim, all ...flooded) (n int64) {
-	var fans []fan
+// countUnfinished waits until every receiver of the accepted fan-outs has a terminal state, and returns
+// how many never get one.
+func (o *options) countUnfinished(ctx context.Context, v *rig.Victim, all ...floodResult) (n int64) {
+	var fans []acceptedFanout
 	for i := range all {
 		fans = append(fans, all[i].Fans...)
 	}

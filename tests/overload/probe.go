@@ -11,15 +11,15 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// A probe sends single requests at a modest pace: an otp every probeEvery, an alert with
-// every second one.
+// probeEvery is the time between two otp requests of a probe. With every second one the
+// probe also sends an alert.
 const probeEvery = 20 * time.Millisecond
 
-// probed is what single requests met.
-type probed struct {
+// probeResult has the latencies and refusals of the single requests of a probe.
+type probeResult struct {
 	otp, alert times
 	late       time.Duration // p99 of how late this process sent them
-	ids        []string      // accepted
+	ids        []string      // of accepted requests
 }
 
 type times struct {
@@ -28,16 +28,16 @@ type times struct {
 	failed int
 }
 
-func (p probed) String() string {
+func (p probeResult) String() string {
 	return fmt.Sprintf("%d otp p99 %.1f ms, %d alert p99 %.1f ms, %d refused, sent late by %.1f ms at p99",
 		len(p.otp.took), ms(p.otp.p99), len(p.alert.took), ms(p.alert.p99), p.otp.failed+p.alert.failed, ms(p.late))
 }
 
-// probe sends for a while and returns when all requests are answered. A request begins at
-// its moment, whether those before it are answered or not.
-func probe(ctx context.Context, cl *api.Client, long time.Duration) (p probed) {
+// probe sends single requests for a while and returns when all are answered. Each request
+// begins at its planned time, whether the earlier ones are answered or not (open loop).
+func probe(ctx context.Context, cl *api.Client, long time.Duration) (p probeResult) {
 	one := *cl
-	one.Retries = 0 // a refusal is a figure
+	one.Retries = 0 // refusals are counted, not repeated
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var late []time.Duration
@@ -84,8 +84,8 @@ func p99(all []time.Duration) time.Duration {
 	return all[(len(all)*99+99)/100-1]
 }
 
-// unsent is how many accepted single requests have not ended as DELIVERED.
-func unsent(ctx context.Context, cl *api.Client, all ...probed) (n int64) {
+// countUndelivered returns how many accepted single requests do not end as DELIVERED.
+func countUndelivered(ctx context.Context, cl *api.Client, all ...probeResult) (n int64) {
 	var ids []string
 	for i := range all {
 		ids = append(ids, all[i].ids...)

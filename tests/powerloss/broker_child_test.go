@@ -25,20 +25,20 @@ const (
 func brokerConfig(dir string, durability embedded.Durability) embedded.Config {
 	return embedded.Config{
 		Dir: dir, Durability: durability, Topics: map[string]int{topic: partitions},
-		SegmentBytes: 48 << 10, // many files begin and end
+		SegmentBytes: 48 << 10, // small, so that many files begin and end
 	}
 }
 
-// beBroker appends to a broker on dir for ever and prints what was acknowledged,
-// a line each:
+// beBroker runs a broker on dir, appends to it until it is killed, and prints a line for each
+// acknowledgement:
 //
 //	ack <partition> <offset> <value>
 //	commit <partition> <offset>
 //	trim <partition> <offset>      written before it is done
 //
-// It never syncs and never flushes anything but its output.
+// It syncs nothing itself and flushes only its output.
 func beBroker(dir, durability string) error {
-	id, _ := os.ReadFile(dir + ".id") // stands for the database beside the log
+	id, _ := os.ReadFile(dir + ".id") // takes the place of the database beside the log
 	cfg := brokerConfig(dir, embedded.Durability(durability))
 	cfg.StoreID = string(id)
 	b, err := embedded.Open(cfg)
@@ -110,7 +110,7 @@ func appendTo(p int32, b *embedded.Broker, cl *kgo.Client, say func(string, ...a
 	}
 }
 
-// name is the part of a value that tells it from all others.
+// name returns the part of a value that is different in every value.
 func name(value []byte) string {
 	for i, c := range value {
 		if c == ' ' {

@@ -22,8 +22,8 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// What the embedded log acknowledged, it still has after the power was cut:
-// each record at its offset, and each offset a group committed.
+// TestLogKeepsWhatItAcknowledged checks that the embedded log, after a power cut, still has
+// every acknowledged record at its offset and every committed offset of a group.
 func TestLogKeepsWhatItAcknowledged(t *testing.T) {
 	t.Parallel()
 	r := runBroker(t, lossfs.WithFile, embedded.Fsync, trials(t, 10))
@@ -37,7 +37,8 @@ func TestLogKeepsWhatItAcknowledged(t *testing.T) {
 	t.Log(r)
 }
 
-// The same without fsync: the proof that the test can fail.
+// TestLogWithoutFsyncIsCaught runs the same test without fsync, and expects a loss. It proves
+// that the test can fail.
 func TestLogWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
 	r := runBroker(t, lossfs.WithFile, embedded.PageCache, 4)
@@ -47,7 +48,7 @@ func TestLogWithoutFsyncIsCaught(t *testing.T) {
 	t.Log(r)
 }
 
-// story is what the child said, over all of its lives.
+// story has the acknowledgements that the child printed, over all its lives.
 type story struct {
 	acked     map[int32]map[int64]string // partition, offset -> value
 	committed map[int32]int64
@@ -57,7 +58,7 @@ type story struct {
 
 type verdict struct {
 	cuts, acked, commits int
-	lost                 int // acknowledged records that are gone or another
+	lost                 int // acknowledged records that are gone or have another value
 	regressed            int // committed offsets that went back
 }
 
@@ -78,7 +79,7 @@ func runBroker(t *testing.T, names lossfs.Names, durability embedded.Durability,
 		v.cuts++
 		v.lost, v.regressed = v.lost+lost, v.regressed+regressed
 		if lost+regressed > 0 {
-			break // what follows would count the same ones again
+			break // later cuts would count the same losses again
 		}
 	}
 	for _, m := range h.acked {
@@ -96,7 +97,7 @@ func newStory() *story {
 	return h
 }
 
-// live is one life of the child: it is killed after a random number of
+// live runs one life of the child. It kills the child after a random number of
 // acknowledgements.
 func (h *story) live(t *testing.T, dir string, durability embedded.Durability, rng *rand.Rand) {
 	t.Helper()
@@ -128,7 +129,7 @@ func (h *story) live(t *testing.T, dir string, durability embedded.Durability, r
 	if err := c.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for lines.Scan() { // what it had said by then counts
+	for lines.Scan() { // lines printed before the kill count, too
 		h.hear(t, lines.Text())
 	}
 	_, _ = io.Copy(io.Discard, pipe)
@@ -161,9 +162,9 @@ func (h *story) hear(t *testing.T, line string) {
 	}
 }
 
-// check opens a copy of the log as it is after the cut, so that the next life
-// begins on what the cut left and not on what a graceful stop tidied up, and
-// counts what is missing.
+// check opens a copy of the log as the cut left it and counts what is missing. It uses a copy,
+// so that the next life begins with the log after the cut, not after the graceful stop of this
+// check.
 func (h *story) check(t *testing.T, disk *lossfs.Disk, durability embedded.Durability) (lost, regressed int) {
 	t.Helper()
 	dir, unmount := mountDisk(t, disk)
@@ -177,7 +178,7 @@ func (h *story) check(t *testing.T, disk *lossfs.Disk, durability embedded.Durab
 		for p := range h.acked {
 			lost += len(h.acked[p])
 		}
-		if lost == 0 { // cut before anything was acknowledged: it must start
+		if lost == 0 { // nothing was acknowledged before the cut, so the log must open
 			t.Fatal(err)
 		}
 		t.Log(err)

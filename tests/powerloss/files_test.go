@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// What package durable has returned from is there after a cut, with every folder
-// above it, by the letter of POSIX.
+// TestFilesAreThere checks that a file is there after a cut once package durable has returned,
+// with every folder above it, on a file system that gives only what POSIX requires.
 func TestFilesAreThere(t *testing.T) {
 	t.Parallel()
 	disk, dir := mount(t, lossfs.WithFolder)
@@ -52,7 +52,7 @@ func TestFilesAreThere(t *testing.T) {
 	holds(name+"2", "three")
 }
 
-// A folder that was restored is there after a cut, wherever it was made.
+// TestRestoredIsThere checks that a restored folder is there after a cut, wherever it was made.
 func TestRestoredIsThere(t *testing.T) {
 	t.Parallel()
 	disk, dir := mount(t, lossfs.WithFolder)
@@ -74,8 +74,8 @@ func TestRestoredIsThere(t *testing.T) {
 	}
 }
 
-// What the row of an archive says is written, is there after a cut, in a folder
-// that the archive made.
+// TestArchivedIsThere checks that, after a cut, a folder made by the archive has the files that
+// the archive's row lists as written.
 func TestArchivedIsThere(t *testing.T) {
 	t.Parallel()
 	disk, mnt := mount(t, lossfs.WithFolder)

@@ -20,13 +20,13 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// The log is trimmed behind what history says is sealed, so that must be there
-// after a power cut: the offset and every receiver below it. Its own tests cut
-// the power between any two calls of a file system in memory; this one holds the
-// real process and the real file system calls against it.
+// TestHistoryKeepsWhatItSealed checks that, after a power cut, history still has its sealed
+// offset and every receiver below it: the log is trimmed up to that offset. The tests of
+// pkg/history cut the power between any two calls of a file system in memory. This test uses
+// the real process and real file system calls.
 func TestHistoryKeepsWhatItSealed(t *testing.T) {
 	t.Parallel()
-	// Names by folder only: history syncs its own.
+	// In this model only an fsync of the folder makes names durable: history must sync folders.
 	disk, mnt := mount(t, lossfs.WithFolder)
 	rng := seed(t)
 	dir := filepath.Join(mnt, "history")
@@ -70,17 +70,17 @@ func historyConfig(dir string) history.Config {
 	return history.Config{Dir: dir, SegmentReceivers: 40, BufferBytes: 512, MergeCount: 3}
 }
 
-// baseOf is the base of the record at an offset.
+// baseOf returns the base of the record at an offset.
 func baseOf(offset int64) (b notify.Base) {
 	var ms [8]byte
-	binary.BigEndian.PutUint64(ms[:], uint64(time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli())) // retention never ends it
+	binary.BigEndian.PutUint64(ms[:], uint64(time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli())) // far ahead, so that retention never removes it
 	copy(b[:6], ms[2:])
 	binary.BigEndian.PutUint64(b[8:], uint64(offset))
 	return b
 }
 
-// beHistory records for ever, from the sealed offset on, and prints how far it
-// is sealed whenever that moved.
+// beHistory records into a history from its sealed offset on, until it is killed. It prints the
+// sealed offset whenever that has moved.
 func beHistory(dir string) error {
 	s, err := history.Open(historyConfig(dir))
 	if err != nil {
@@ -151,7 +151,7 @@ func recordUntilKilled(t *testing.T, dir string, rng *rand.Rand) (sealed int64) 
 	return sealed
 }
 
-// checkHistory counts the receivers below sealed that are not there.
+// checkHistory counts the missing receivers below the sealed offset.
 func checkHistory(t *testing.T, disk *lossfs.Disk, sealed int64) (lost int) {
 	t.Helper()
 	mnt, unmount := mountDisk(t, disk)

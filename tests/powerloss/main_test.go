@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// These make the test binary be the process that is killed.
+// Environment variables that make the test binary run as the process that is killed.
 const (
 	childEnv   = "POWERLOSS_BROKER"
 	historyEnv = "POWERLOSS_HISTORY"
@@ -48,11 +48,11 @@ func TestMain(m *testing.M) {
 
 var (
 	background = context.Background()
-	binDir     string // of the notifyd under test
+	binDir     string // folder of the notifyd under test
 	total      totals
 )
 
-// totals are the sums over the tests that may lose nothing.
+// totals has the sums over the tests in which nothing may be lost.
 type totals struct {
 	mu                        sync.Mutex
 	trials, cuts, acked, lost int
@@ -129,8 +129,9 @@ func seed(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(s, 0))
 }
 
-// torn makes every second cut keep a random part of what was not synced: each
-// way finds what the other hides.
+// torn returns rng for every second cut, which then keeps a random part of the unsynced data,
+// and nil for the others, which then lose all of it. Each way finds errors that the other
+// hides.
 func torn(trial int, rng *rand.Rand) *rand.Rand {
 	if trial%2 == 0 {
 		return nil

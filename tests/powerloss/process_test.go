@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// What notifyd answered for reaches its end although the power was cut: log,
-// store, history, keys, everything it keeps is on the disk that forgets; the
-// simulated providers, whose ledger is the proof, are not.
+// TestProcessKeepsItsPromises checks that everything that notifyd acknowledged reaches a
+// terminal state in spite of power cuts. All its data (log, store, history, keys) is on the
+// disk that loses unsynced data. The simulated providers, whose ledger is the proof, are not.
 func TestProcessKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	cuts := trials(t, 4)
@@ -39,7 +39,8 @@ func TestProcessKeepsItsPromises(t *testing.T) {
 	total.add(cuts, int(r.Accepted), int(r.Lost), r.Duplicates, r.Bound)
 }
 
-// The same with a log that does not sync: the proof that the test can fail.
+// TestProcessWithoutFsyncIsCaught runs the same test with a log that does not sync, and expects
+// a loss. It proves that the test can fail.
 func TestProcessWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
 	r, _ := runProcess(t, 1, 10*time.Second, "--set", "log.sync=false")
@@ -102,7 +103,7 @@ var buildOnce = sync.OnceValues(func() (string, error) {
 	return rig.Build(background, "../..", binDir, nil)
 })
 
-// notifyd builds it, once for all tests.
+// notifyd builds notifyd, once for all tests, and returns its path.
 func notifyd(t *testing.T) string {
 	t.Helper()
 	bin, err := buildOnce()

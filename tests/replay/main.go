@@ -1,9 +1,9 @@
-// Command replay lets many notifications fail for good, repairs their provider,
-// and replays them at a rate that is asked for, while notifyd and the notifyctl
-// that asked for it are killed again and again. Each must be sent once more, and
-// none be lost.
+// Command replay makes many notifications fail for good, repairs their provider, and
+// replays the dead letters at a given rate. Meanwhile it kills notifyd, and the notifyctl
+// that started the replay, again and again. It checks that each dead letter is sent once
+// more and that none is lost.
 //
-// It ends with one line of key=value pairs and exits 1 when that does not hold.
+// Its last line has key=value pairs. It exits 1 if a check fails.
 package main
 
 import (
@@ -30,11 +30,11 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.letters, "letters", 100_000, "dead letters")
-	flag.IntVar(&o.kills, "kills", 10, "how often both processes are killed while they are replayed")
-	flag.Float64Var(&o.rate, "rate", 4000, "letters a second that are asked for")
-	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the moments of the kills")
-	flag.DurationVar(&o.planLimit, "plan-limit", 2*time.Second, "longest time of the plan")
+	flag.IntVar(&o.letters, "letters", 100_000, "number of dead letters")
+	flag.IntVar(&o.kills, "kills", 10, "number of times notifyd and notifyctl are killed during the replay")
+	flag.Float64Var(&o.rate, "rate", 4000, "rate of the replay, in dead letters a second")
+	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "seed of the random kill times")
+	flag.DurationVar(&o.planLimit, "plan-limit", 2*time.Second, "longest time that making the plan may take")
 	flag.DurationVar(&o.drain, "drain", 3*time.Minute, "longest wait for a step")
 	flag.Parse()
 	rig.Main("replay", false, o.run)
@@ -50,22 +50,23 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	rig.Ok(v.Start(ctx, ""))
 	cl := v.Client()
 	cl.Retries = 100
-	who := newOperator(ctx, dir, v.URL(), v.TokenFile())
-	fail(ctx, cl, o)
+	op := newOperator(ctx, dir, v.URL(), v.TokenFile())
+	createDeadLetters(ctx, cl, o)
 
 	began := time.Now()
 	plan := rig.Must(cl.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{Code: "apns_payload_too_large"}, Rate: o.rate, Canary: 20}))
 	planned := time.Since(began)
 	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
 
-	// The operator plans by hand, and carries the plan out under a name, so that
-	// the same command joins the job again whatever became of the one before.
+	// The operator makes the plan with a command of its own and gives the replay a name.
+	// With the name, a repeat of the command joins the same job, however the earlier
+	// command ended.
 	file := filepath.Join(dir, "plan.json")
-	who.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file)
+	op.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file)
 	replay := []string{"dlq", "replay", "--plan", file, "--name", "proof", "--reason", "proof", "--yes"}
 
-	// The provider still refuses: the canary stops the job.
-	who.run(term.ExitGuard, replay...)
+	// The provider still refuses, so the canary's guard stops the job.
+	op.run(term.ExitGuard, replay...)
 	jobs, err := cl.Jobs(ctx, 10)
 	if err != nil || len(jobs) != 1 {
 		panic(fmt.Errorf("%d jobs, want 1: %w", len(jobs), err))
@@ -73,18 +74,19 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	job := jobs[0]
 	canary := job.Done
 	fmt.Printf("  the canary: %s, %s, %d sent\n", job.State, job.Why, canary)
-	held := job.State == "stopped" && canary <= 20
+	canaryHeld := job.State == "stopped" && canary <= 20
 	rig.Ok(v.DropRule(ctx, 1))
-	who.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes")
+	op.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes")
 
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	for k := range o.kills {
-		// Each life gets a share of the way: a kill always meets a job at work.
+		// Each life of the process replays its share of the letters first, so that every kill
+		// meets a running job.
 		from := job.Position
-		joined := who.start(replay...)
+		joined := op.start(replay...)
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
-		job = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" })
-		// By turns before notifyd and while it is away.
+		job = waitForJob(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" })
+		// Kill notifyctl alternately before notifyd is killed and while notifyd is down.
 		if k%2 == 0 {
 			joined.kill()
 		}
@@ -95,15 +97,15 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
 		rig.Ok(v.Restart(ctx, ""))
 	}
-	// Whoever comes last joins the same job, and is told its end.
-	out := who.run(0, replay...)
+	// The last command joins the same job and prints its end.
+	out := op.run(0, replay...)
 	fmt.Print(out)
-	job = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
-	return judge(ctx, v, cl, o, &plan, &job, canary, held, planned)
+	job = waitForJob(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
+	return judge(ctx, v, cl, o, &plan, &job, canary, canaryHeld, planned)
 }
 
-// fail sends notifications that the provider refuses, and waits for their letters.
-func fail(ctx context.Context, cl *api.Client, o *options) {
+// createDeadLetters sends notifications that the provider refuses, and waits for their dead letters.
+func createDeadLetters(ctx context.Context, cl *api.Client, o *options) {
 	began := time.Now()
 	rig.Must(cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: api.Fanout{Channel: "push", Category: "transactional", Campaign: "cmp_" + notify.NewBase(time.Now()).String(), Content: api.Content{Title: "Replay", Body: "once"}},
@@ -128,7 +130,7 @@ func fail(ctx context.Context, cl *api.Client, o *options) {
 	}
 }
 
-func wait(ctx context.Context, cl *api.Client, id string, o *options, ready func(*api.Job) bool) (j api.Job) {
+func waitForJob(ctx context.Context, cl *api.Client, id string, o *options, ready func(*api.Job) bool) (j api.Job) {
 	for end := time.Now().Add(o.drain); ; {
 		var err error
 		if j, err = cl.Job(ctx, id); err == nil && ready(&j) {
@@ -141,10 +143,10 @@ func wait(ctx context.Context, cl *api.Client, id string, o *options, ready func
 	}
 }
 
-// judge holds the index, the job's sums and the provider's ledger against each
-// other.
-func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, held bool, planned time.Duration) bool {
-	// What failed again with the canary is a letter of the next epoch: not of the plan.
+// judge compares the dead letter index, the job's sums and the provider's ledger. It prints
+// the last line and returns true if they agree.
+func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, canaryHeld bool, planned time.Duration) bool {
+	// Canary letters that failed again are dead letters of the next epoch, outside the plan.
 	want := int64(o.letters - canary)
 	var led rig.Result
 	ids := int64(0)
@@ -158,9 +160,9 @@ func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan 
 	check := rig.Must(cl.VerifyAudit(ctx, ""))
 	rig.Ok(v.Stop())
 	rig.Ok(v.Rows(ctx, &led))
-	again := top.States["dead"]
+	deadAgain := top.States["dead"]
 	lost := want - ids
-	ok := held && job.State == "done" && sums && job.Done == o.letters && top.States["replayed"] == o.letters && again == canary &&
+	ok := canaryHeld && job.State == "done" && sums && job.Done == o.letters && top.States["replayed"] == o.letters && deadAgain == canary &&
 		lost == 0 && led.Duplicates <= led.Bound && check.Broken == 0 && planned < o.planLimit
 	fmt.Printf("replay letters=%d plan_ms=%d canary=%d kills=%d client_kills=%d asked=%.0f reached=%.0f replayed=%d skipped=%d exhausted=%d failed=%d planned=%d delivered=%d lost=%d duplicates=%d bound=%d audit_rows=%d ok=%t\n",
 		o.letters, planned.Milliseconds(), canary, o.kills, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhaust, job.Failed, job.Planned,

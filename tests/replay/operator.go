@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// operator is somebody with the real notifyctl: what it runs may be killed.
+// operator runs the real notifyctl. Its commands can be killed.
 type operator struct {
 	bin, dir, server, token string
 }
@@ -35,7 +35,7 @@ func (o *operator) start(args ...string) *command {
 	return c
 }
 
-// run runs notifyctl to its end, which must be of exit code want.
+// run runs notifyctl to its end and panics unless it exits with code want.
 func (o *operator) run(want int, args ...string) (out string) {
 	c := o.start(args...)
 	<-c.Exited()
@@ -45,7 +45,7 @@ func (o *operator) run(want int, args ...string) (out string) {
 	return c.out.String()
 }
 
-// kill kills a command that must be at work still, without a word.
+// kill sends SIGKILL to the command. It panics if the command had already ended.
 func (c *command) kill() {
 	rig.Ok(c.Kill())
 	if !c.Killed() {

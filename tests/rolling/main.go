@@ -1,14 +1,14 @@
-// Command rolling restarts an installation of notifyd, one process after the other,
-// while it is under load, as a release is rolled out: Kafka, Cassandra, Redis and
-// PostgreSQL are real, every role has two processes. A graceful stop loses nothing,
-// repeats nothing, and refuses nothing that a client with retries would see.
+// Command rolling restarts the processes of an installation under load, one after the
+// other, as the rollout of a release does. Kafka, Cassandra, Redis and PostgreSQL are real,
+// and every role has two processes. rolling checks that a graceful stop loses no message and
+// repeats none, and that a client with retries sees no refused request.
 //
-// With -from the installation is of another commit first, as are its tables and what it
-// has stored: every process is replaced by one of this commit, then by one of the other
-// commit again, and by one of this commit for good. Both run side by side each time.
+// With -from the installation starts from another commit, which creates the tables and
+// stores the first data. Then every process is upgraded to this commit, taken back to the
+// other commit, and upgraded again. Both commits run side by side each time.
 //
-// It ends with one line of key=value pairs and exits 1 when that did not hold.
-// scripts/rolling.sh says where the servers are.
+// Its last line has key=value pairs. It exits 1 if a check fails. scripts/rolling.sh passes
+// the addresses of the servers.
 package main
 
 import (
@@ -35,9 +35,9 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.rounds, "rounds", 1, "how often each process is restarted")
-	flag.StringVar(&o.from, "from", "", "a commit that the processes are of first; then rounds is 3: to this commit, back, and to this commit")
-	flag.IntVar(&o.users, "users", 8, "users of each channel; each is sent two messages a second")
+	flag.IntVar(&o.rounds, "rounds", 1, "number of times each process is restarted")
+	flag.StringVar(&o.from, "from", "", "commit to start from; sets -rounds to 3: upgrade to this commit, go back, upgrade again")
+	flag.IntVar(&o.users, "users", 8, "users of each channel; each user gets two messages a second")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	rig.MutantFlag(&o.mutant, "rolling")
 	o.Flags()
@@ -45,14 +45,15 @@ func main() {
 	rig.Main("rolling", o.keep, o.run)
 }
 
-// roles are the processes beside the first API's: two of each, and two for each
-// channel.
+// roles has the role of each process that runs beside the first API process. With that
+// one, every role has two processes, and every channel has two workers.
 var roles = []string{
 	"api", "worker:push", "worker:push", "worker:sms,worker:email", "worker:sms,worker:email",
 	"scheduler", "scheduler", "dispatcher", "dispatcher", "operator", "operator",
 }
 
-// install puts a program in the place of another one, which may run.
+// install replaces the program at to by a copy of from. It renames the copy into place,
+// because a program that runs cannot be written to.
 func install(from, to string) error {
 	b, err := os.ReadFile(from)
 	if err == nil {
@@ -63,7 +64,7 @@ func install(from, to string) error {
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "rolling", o.mutant))
-	releases := []string{bin} // of each round
+	releases := []string{bin} // the program of round i is releases[i%2]; without -from it is not read
 	if o.from != "" {
 		o.rounds = 3
 		this, before := filepath.Join(dir, "this"), rig.Must(rig.NotifydOf(ctx, filepath.Join(dir, "before"), o.from))
@@ -89,7 +90,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	defer l.End()
 	rig.Ok(rig.Pause(ctx, 3*time.Second))
 	restarts, slowest := 0, time.Duration(0)
-	note := func(what string, restart func() error) error {
+	timeRestart := func(what string, restart func() error) error {
 		at := time.Now()
 		if err := restart(); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -97,7 +98,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 		took := time.Since(at)
 		restarts, slowest = restarts+1, max(slowest, took)
 		fmt.Printf("restarted %-24s in %.1f s\n", what, took.Seconds())
-		// It gets its share before the next one goes.
+		// The process takes over its partitions and shards before the next one stops.
 		return rig.Pause(ctx, 2*time.Second)
 	}
 	for round := range o.rounds {
@@ -109,9 +110,9 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 				rig.Ok(f.Migrate(ctx))
 			}
 		}
-		rig.Ok(note("api", func() error { return f.V.Restart(ctx, "") }))
+		rig.Ok(timeRestart("api", func() error { return f.V.Restart(ctx, "") }))
 		for _, p := range all {
-			rig.Ok(note(p.Role, func() error { return p.Restart(ctx) }))
+			rig.Ok(timeRestart(p.Role, func() error { return p.Restart(ctx) }))
 		}
 	}
 	l.End()

@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The network between a process and a server: a call takes 0.5 to 3 ms, one of a thousand
-// answers is lost after the server has done what was asked, and a client gives up after
-// netTimeout, the default of redis.timeout.
+// The modelled network between a process and a server: a call takes 0.5 to 3 ms. One answer
+// of a thousand is lost after the server has executed the request. A client gives up after
+// netTimeout, which is the default of redis.timeout.
 const (
 	netLeast   = 500 * time.Microsecond
 	netSpread  = 2500 * time.Microsecond
@@ -21,22 +21,22 @@ const (
 	netTimeout = 300 * time.Millisecond
 )
 
-// traffic counts what all processes together ask of the servers.
+// traffic counts the requests of all processes to the servers.
 type traffic struct {
-	redis     atomic.Int64 // requests, leases among them
-	leases    atomic.Int64 // of timer shards
-	members   atomic.Int64 // members that Redis answered with
-	cassandra atomic.Int64 // requests
-	shards    atomic.Int64 // about timer shards, of cassandra
+	redis     atomic.Int64 // requests to Redis, including those about leases
+	leases    atomic.Int64 // requests to Redis about leases of timer shards
+	members   atomic.Int64 // members in the answers of Redis
+	cassandra atomic.Int64 // requests to Cassandra, including those about timer shards
+	shards    atomic.Int64 // requests to Cassandra about timer shards
 }
 
-// network is the way of one process to the servers.
+// network connects one process to the servers.
 type network struct {
 	all *traffic
 
 	mu   sync.Mutex
 	rng  *rand.Rand
-	dead bool // the process was killed: nothing goes out or comes in
+	dead bool // the process was killed: it sends and receives nothing any more
 }
 
 func (n *network) kill() {
@@ -45,7 +45,7 @@ func (n *network) kill() {
 	n.dead = true
 }
 
-// call makes one request of a server, which counts as one in each of counters.
+// call sends one request to a server and counts it in each of counters.
 func (n *network) call(ctx context.Context, do func(ctx context.Context) error, counters ...*atomic.Int64) error {
 	n.mu.Lock()
 	dead, took, lost := n.dead, netLeast+time.Duration(n.rng.Int64N(int64(netSpread))), n.rng.Float64() < netLoss

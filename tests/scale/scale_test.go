@@ -28,18 +28,19 @@ import (
 
 const (
 	shards = 64 // timers.shards of a distributed notifyd
-	// limit is a caller's, which dispatchers divide.
+	// limit is a caller's limit of calls under way, which the dispatchers divide.
 	limit = 100_000
-	// callsTake is how long a newcomer waits for calls of before.
+	// callsTake is how long a new dispatcher waits for calls that began under the old shares.
 	callsTake = 10 * time.Second
-	// soloParts is how many parts a process of all roles competes for, beside the two figures.
+	// soloParts is the number of parts that run in one process at a time (cluster.Alone) and
+	// that a process with all roles competes for, besides the two figures.
 	soloParts = 9
-	// takeOver is when the shards of a killed process must have another owner: 6 s, and
-	// what two lost answers may add.
+	// takeOver bounds the time from a kill until the shards of the killed process have another
+	// owner: 6 s, plus the time-outs of two lost answers.
 	takeOver = 6*time.Second + 2*netTimeout
 )
 
-// world is the servers and all processes.
+// world has the servers and all processes.
 type world struct {
 	t     *testing.T
 	store *memory.Store
@@ -50,8 +51,8 @@ type world struct {
 	processes map[string]*process
 
 	mu     sync.Mutex
-	owner  map[uint16]string // by shard: the process that took it over last
-	taken  int               // shards, since the start
+	owner  map[uint16]string // by shard: the process that took the shard over last
+	taken  int               // take-overs of shards since the start
 	faults []string
 }
 
@@ -60,7 +61,7 @@ type process struct {
 	name   string
 	net    *network
 	peers  *cluster.Peers
-	calls  atomic.Bool // its dispatcher runs
+	calls  atomic.Bool // the dispatcher of the process runs
 	killed bool
 	stop   context.CancelFunc
 	parts  sync.WaitGroup
@@ -73,7 +74,7 @@ func newWorld(t *testing.T) *world {
 	}
 }
 
-// start runs the parts of a process that own something.
+// start starts the parts of the i-th process that own shards or shares of a limit.
 func (w *world) start(i int) {
 	p := &process{name: fmt.Sprintf("notifyd-%04d", i)}
 	p.net = &network{all: &w.sent, rng: rand.New(rand.NewPCG(uint64(i), 18))}
@@ -111,15 +112,16 @@ func (w *world) run(p *process, ctx context.Context, parts ...func(context.Conte
 	}
 }
 
-// chores runs in each process the parts that own nothing a kill would free, until stop is
-// called: they only count at rest, and would make each simulated minute take longer.
+// chores starts, in each process, the parts that own nothing a kill would free, and returns
+// a function that stops them. They run only while requests at rest are counted, because they
+// slow down each simulated minute.
 func (w *world) chores() (stop func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	quiet := slog.New(slog.DiscardHandler)
 	for _, p := range w.processes {
 		bs, ls := beats{w.beats, p.net}, lease{w.lease, p.net, []*atomic.Int64{&w.sent.redis}}
 		cards := &cluster.Cards{Beats: bs, Owner: p.name, Own: func(context.Context) cluster.Card {
-			return cluster.Card{Process: api.Process{Name: p.name, AgeSeconds: time.Since(time.Unix(0, 0)).Seconds()}} // another one each time
+			return cluster.Card{Process: api.Process{Name: p.name, AgeSeconds: time.Since(time.Unix(0, 0)).Seconds()}} // a new value each time
 		}}
 		w.run(p, ctx, cards.Run,
 			func(ctx context.Context) error { return cluster.NewStandings(bs, p.name).Share(ctx, nil, nil) },
@@ -138,7 +140,7 @@ func (w *world) chores() (stop func()) {
 	return stop
 }
 
-// follow reads what operators changed once a second, as pkg/app does.
+// follow reads the operators' changes once a second, as pkg/app does.
 func (w *world) follow(ctx context.Context, of engine.Meta, quiet *slog.Logger) error {
 	var lanes *cluster.Lanes
 	var holds *cluster.CampaignHolds
@@ -153,7 +155,7 @@ func (w *world) follow(ctx context.Context, of engine.Meta, quiet *slog.Logger) 
 		case circuits == nil:
 			circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{Meta: of, Logger: quiet})
 		default:
-			_, _, _ = lanes.Follow(ctx), holds.Follow(ctx), circuits.Follow(ctx) // the next second tries again
+			_, _, _ = lanes.Follow(ctx), holds.Follow(ctx), circuits.Follow(ctx) // errors: the next second tries again
 			notify.Sleep(ctx, time.Second)
 			continue
 		}
@@ -170,7 +172,7 @@ func (w *world) failf(format string, args ...any) {
 	w.faults = append(w.faults, fmt.Sprintf(format, args...))
 }
 
-// kill ends a process without a word.
+// kill ends a process without releasing anything that it owns.
 func (w *world) kill(p *process) {
 	p.killed = true
 	p.net.kill()
@@ -179,7 +181,7 @@ func (w *world) kill(p *process) {
 
 func (w *world) close() {
 	for _, p := range w.processes {
-		p.net.kill() // all at once: nothing is handed over any more
+		p.net.kill() // all processes at once, so that none hands its shards over
 		p.stop()
 	}
 	for _, p := range w.processes {
@@ -190,7 +192,7 @@ func (w *world) close() {
 	}
 }
 
-// owned is how many shards each living process owns, and how many all of them do.
+// owned returns how many shards each living process owns, and how many all of them own.
 func (w *world) owned() (by map[string]int, all int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -210,8 +212,8 @@ func (w *world) moved() int {
 	return w.taken
 }
 
-// checkShares fails the test if the dispatchers have more together than the limit. At rest
-// they must have all of it.
+// checkShares fails the test if the dispatchers' shares add up to more than the limit. At
+// rest the shares must add up to the whole limit.
 func (w *world) checkShares(when string, rest bool) {
 	w.t.Helper()
 	sum := 0
@@ -225,7 +227,7 @@ func (w *world) checkShares(when string, rest bool) {
 	}
 }
 
-// wait lets time pass, and looks at the shares meanwhile.
+// wait lets simulated time pass and checks the shares meanwhile.
 func (w *world) wait(when string, d time.Duration) {
 	w.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
@@ -234,7 +236,7 @@ func (w *world) wait(when string, d time.Duration) {
 	}
 }
 
-// victim is the living process with the most shards.
+// victim returns the living process with the most shards.
 func (w *world) victim() (p *process) {
 	by, _ := w.owned()
 	for name, n := range by {
@@ -245,23 +247,23 @@ func (w *world) victim() (p *process) {
 	return p
 }
 
-// result is what one size measured.
+// result has the figures of one number of processes.
 type result struct {
 	processes              int
 	redis, cassandra       float64 // requests a second at rest
-	leases, rows           float64 // of them, of timer shards
+	leases, rows           float64 // the part of redis and of cassandra that is about timer shards
 	members                float64 // members a second that Redis answered with at rest
 	takeover               time.Duration
-	freed, movedAtKill     int // shards of the killed, and shards that moved then
-	moved                  int // shards, when one joined
+	freed, movedAtKill     int // shards of the killed processes; shards that moved because of the kill
+	moved                  int // shards that moved when a process joined
 	readAtKill, readAtJoin int64
 }
 
-// first is what one Redis and a few nodes of Cassandra saturate at first, and how busy
-// that is. The costs are those of docs/performance-cluster.md: a beat or a lease takes Redis about 0.12 ms,
-// and 1,000 members 2.5 ms. Cassandra answers 20,000 small reads a second. A change of the
-// members is read by each process within the second after it.
-func (r *result) first() string {
+// bottleneck returns the resource that saturates first, of one Redis and a few nodes of Cassandra,
+// and how busy it is. The costs are those of docs/performance-cluster.md: a beat or a lease takes
+// Redis about 0.12 ms, and an answer with 1,000 members 2.5 ms. Cassandra answers 20,000
+// small reads a second. Every process reads a change of the members within a second.
+func (r *result) bottleneck() string {
 	busy := map[string]float64{
 		"redis_at_rest":     r.redis * 120e-6,
 		"redis_at_a_change": r.redis*120e-6 + float64(r.readAtJoin)/2*2.5e-6,
@@ -279,7 +281,7 @@ func measure(t *testing.T, n int) (r result) {
 			w.start(i)
 			time.Sleep(5 * time.Second / time.Duration(n))
 		}
-		w.wait("started", 140*time.Second) // shards find their processes, an eighth with each beat
+		w.wait("started", 140*time.Second) // with each beat an eighth of the shards moves to its owner
 		stop := w.chores()
 		w.wait("before the rest", 10*time.Second)
 		if by, all := w.owned(); all != shards {
@@ -332,10 +334,10 @@ func measure(t *testing.T, n int) (r result) {
 	return r
 }
 
-// TestScale: as many processes as there are, the shards of a killed one have another owner in
-// time, what is asked of the servers at rest grows with the processes and with the shards,
-// not with their product or a square, and a process that comes or goes moves its own shards
-// only.
+// TestScale checks, for each number of processes: the shards of a killed process have another
+// owner in time. The requests at rest grow with the number of processes and with the number
+// of shards, not with their product or a square. A process that joins or leaves moves only
+// its own shards.
 func TestScale(t *testing.T) {
 	sizes := []int{10, 100, 1000}
 	if testing.Short() {
@@ -346,7 +348,7 @@ func TestScale(t *testing.T) {
 		began := time.Now()
 		r := measure(t, n)
 		t.Logf("scale processes=%d shards=%d takeover=%.1fs redis=%.0f/s redis_a_process=%.1f/s cassandra=%.0f/s cassandra_a_process=%.1f/s shard_leases=%.0f/s shard_rows=%.0f/s members_read=%.0f/s moved_at_join=%d moved_at_kill=%d/%d members_read_at_join=%d members_read_at_kill=%d first=%s real=%.0fs",
-			n, shards, r.takeover.Seconds(), r.redis, (r.redis-r.leases)/float64(n), r.cassandra, (r.cassandra-r.rows)/float64(n), r.leases, r.rows, r.members, r.moved, r.movedAtKill, r.freed, r.readAtJoin, r.readAtKill, r.first(), time.Since(began).Seconds())
+			n, shards, r.takeover.Seconds(), r.redis, (r.redis-r.leases)/float64(n), r.cassandra, (r.cassandra-r.rows)/float64(n), r.leases, r.rows, r.members, r.moved, r.movedAtKill, r.freed, r.readAtJoin, r.readAtKill, r.bottleneck(), time.Since(began).Seconds())
 		if r.takeover > takeOver {
 			t.Errorf("%d processes: shards of a killed one were taken over after %v, at most %v", n, r.takeover, takeOver)
 		}

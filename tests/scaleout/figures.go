@@ -8,34 +8,34 @@ import (
 	"time"
 )
 
-// processes are those whose number a step changes.
+// processes is the key, in figures by name, of the processes whose number a step changes.
 const processes = "processes"
 
-// What a step must show.
+// Limits of a step.
 const (
-	needed     = 0.8  // of n times the rate of one process
-	fullCores  = 0.95 // of the machine's cores, that leave nothing for more processes
-	fullServer = 0.95 // of one core, for Redis, which has one thread for commands
+	needed     = 0.8  // least rate of n processes, as a share of n times the rate of one
+	fullCores  = 0.95 // share of the machine's cores in use from which the machine counts as full
+	fullServer = 0.95 // cores in use from which Redis counts as full: one thread runs its commands
 )
 
-// figures is what one step showed.
+// figures has the measurements of one step.
 type figures struct {
 	load      string
 	processes int
-	count     int64   // accepted
-	share     float64 // of a core, of each process
-	machine   float64 // cores
+	count     int64   // accepted messages
+	share     float64 // share of a core that each process has
+	machine   float64 // cores of the machine
 	samples   []sample
-	from      time.Time          // when the processes could begin
-	asked     map[string]float64 // by the processes' metrics, under load
-	calm      []sample           // two, without load
-	rest      map[string]float64 // by the metrics, between them
+	from      time.Time          // when the processes could begin to work
+	asked     map[string]float64 // increase of the processes' metrics under load
+	calm      []sample           // two samples without load
+	rest      map[string]float64 // increase of the processes' metrics between these two
 
 	ended, lost, twice int64
 	rss                []int // MiB
 }
 
-// reached is the first moment at which so many were done, between the samples around it.
+// reached returns the time at which n messages were done. It interpolates between samples.
 func (f *figures) reached(n float64) time.Time {
 	for i := 1; i < len(f.samples); i++ {
 		a, b := f.samples[i-1], f.samples[i]
@@ -47,14 +47,14 @@ func (f *figures) reached(n float64) time.Time {
 	return f.samples[len(f.samples)-1].at
 }
 
-// perSecond is the rate while the middle four fifths were done: neither while messages are
-// still being accepted, nor while some processes have nothing left.
+// perSecond returns the rate over the middle four fifths of the messages. At the beginning
+// messages are still being accepted, and at the end some processes have nothing left to do.
 func (f *figures) perSecond() float64 {
 	n := float64(f.count)
 	return 0.8 * n / max(f.reached(0.9*n).Sub(f.reached(0.1*n)).Seconds(), 0.001)
 }
 
-// between returns the cores that were in use on average between two samples.
+// between returns the average number of cores in use between two samples, by user.
 func between(a, b sample) map[string]float64 {
 	out := map[string]float64{}
 	for name, used := range b.cpu {
@@ -63,7 +63,7 @@ func between(a, b sample) map[string]float64 {
 	return out
 }
 
-// cores in use while the middle four fifths were done.
+// cores returns the cores in use over the middle four fifths of the messages.
 func (f *figures) cores() map[string]float64 {
 	n := float64(f.count)
 	first, last := f.reached(0.1*n), f.reached(0.9*n)
@@ -72,8 +72,8 @@ func (f *figures) cores() map[string]float64 {
 	return between(f.samples[min(i, j-1)], f.samples[j])
 }
 
-// full names what left the machine, or one of its servers, no processor time for more;
-// none where it is the processes' shares that are used up.
+// full names the bottleneck: redis, or the largest user of a machine without free cores. It
+// returns "none" if only the shares of the processes are used up.
 func (f *figures) full() string {
 	cores, sum := f.cores(), 0.0
 	if cores["redis"] >= fullServer {
@@ -92,7 +92,7 @@ func (f *figures) full() string {
 	return "none"
 }
 
-// requests of a kind that the processes made of a server.
+// requests sums the processes' requests of some kinds to a server.
 func requests(m map[string]float64, server string, kinds ...string) (n float64) {
 	for _, k := range kinds {
 		n += m[fmt.Sprintf(`notifyd_server_requests_total{kind=%q,server=%q}`, k, server)]
@@ -102,13 +102,14 @@ func requests(m map[string]float64, server string, kinds ...string) (n float64) 
 
 var statements = []string{"swap", "serial_read", "read", "write", "logged_batch", "scattered_batch"}
 
-// measure is a line of the table: what a figure is of, and how it is written.
+// measure is a line of the table: its name, its value and its format.
 type measure struct {
 	key, about, format string
 	of                 func(*figures) float64
 }
 
-// measures are what a step prints as key=value and the table says of all steps.
+// measures has the figures that a step prints as key=value pairs and that the table shows for
+// all steps.
 var measures = []measure{
 	{"per_second", "ended a second", "%.0f", (*figures).perSecond},
 	{"end_p99_s", "s until 99% of what came at once had ended", "%.1f", func(f *figures) float64 {
@@ -155,7 +156,7 @@ func restOf(server string, kinds ...string) func(*figures) float64 {
 	}
 }
 
-// line is one step.
+// line returns the line of key=value pairs of one step.
 func (f *figures) line(times float64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "load=%s processes=%d share=%.2f count=%d times=%.2f", f.load, f.processes, f.share, f.count, times)
@@ -166,14 +167,15 @@ func (f *figures) line(times float64) string {
 	return b.String()
 }
 
-// Of n times the processes a figure has n times the value, or as much as before, or
-// something between: these are the bounds of its exponent.
+// With n times the processes a figure has n^e times its value. It "grows" from e = growsFrom
+// on and "stays" if e is between -staysTo and staysTo; see trend.
 const (
 	growsFrom = 0.75
 	staysTo   = 0.25
 )
 
-// table has a row for each measure of a load and a column for each step, in Markdown.
+// table returns a Markdown table with a row for each measure of a load and a column for each
+// step.
 func table(steps []figures) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s |", steps[0].load)
@@ -192,7 +194,7 @@ func table(steps []figures) string {
 	return b.String()
 }
 
-// trend says how a figure goes from one step to another with so many times the processes.
+// trend says how a figure changes from one step to another that has times as many processes.
 func trend(from, to, times float64) string {
 	if from <= 0 || to <= 0 || times <= 1 {
 		return ""
@@ -210,19 +212,19 @@ func trend(from, to, times float64) string {
 	return "falls"
 }
 
-// verdict adds the steps of a run up.
+// verdict collects the steps of a run and decides whether the run has passed.
 type verdict struct {
-	judge  bool // the ratios too
+	judge  bool // the ratios count, too
 	broken bool
 
 	steps map[string][]figures
-	loads []string // of steps, in order
+	loads []string // names of the steps' loads, in order
 	times map[string][]string
-	slow  []string // steps that were below what is needed while nothing was full
+	slow  []string // steps below the needed rate although nothing was full
 }
 
-// add compares a step with the first one of its load, of one process, and returns how many
-// times the rate it had.
+// add adds a step. It returns the step's rate as a multiple of the rate of the first step of
+// the same load, which has one process.
 func (v *verdict) add(f figures) (times float64) {
 	if v.steps == nil {
 		v.steps, v.times = map[string][]figures{}, map[string][]string{}
@@ -245,7 +247,8 @@ func (v *verdict) add(f figures) (times float64) {
 	return times
 }
 
-// line is the ratios of each load, the steps that were too slow, and whether all held.
+// line returns the key=value pairs with the ratios of each load and the slow steps. ok is
+// false if a promise is broken.
 func (v *verdict) line() (text string, ok bool) {
 	for _, name := range v.loads {
 		text += fmt.Sprintf("%s=%s ", name, strings.Join(v.times[name], ","))

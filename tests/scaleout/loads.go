@@ -15,18 +15,19 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// kind is a load, and the role whose processes end it.
+// kind is a load, and the role whose processes give its messages their outcome.
 type kind struct {
 	name, role string
-	count      int     // messages, of a usual step
-	share      float64 // of a core, of each process: four must not fill the machine
-	group      string  // of Kafka, whose members the processes are; empty: none
+	count      int     // messages of a step with -scale 1
+	share      float64 // share of a core of each process: four must not fill the machine
+	group      string  // consumer group of the processes; empty: none
 	step       load.Step
-	// ended is what the processes' own metrics say of durable ends.
+	// ended returns the number of durable outcomes in the processes' metrics.
 	ended func(metrics map[string]float64) float64
 }
 
-// dueIn is the least time from a step's begin until its triggers are due, all at one moment.
+// dueIn is the least time from the beginning of a step until its triggers are due. All are due
+// at one moment.
 const dueIn = 15 * time.Second
 
 var kinds = []kind{
@@ -35,7 +36,8 @@ var kinds = []kind{
 		step: load.Step{Target: load.Batch, Size: 500, Workers: 4, Addresses: true, Category: "transactional"},
 	},
 	{
-		// Mails, a thousand a call: a call for each would take ten times as much of the simulator as of a worker.
+		// Mails, because one call carries a thousand of them. With one call for each message, the
+		// simulator would need ten times the processor time of the worker.
 		name: "fanouts", role: "worker:email", count: 2_000_000, share: 0.1, group: notify.Lane{Channel: notify.Email, Bulk: true}.Group(), ended: outcomes,
 		step: load.Step{Target: load.Fanout, Size: 20_000, Workers: 4, Addresses: true, Channel: notify.Email.String()},
 	},
@@ -45,7 +47,8 @@ var kinds = []kind{
 	},
 }
 
-// outcomes are the receivers with a durable end. A retry has its end later.
+// outcomes returns the number of receivers with a durable terminal state. A receiver that is
+// retried counts only once it has ended.
 func outcomes(m map[string]float64) (n float64) {
 	for name, v := range m {
 		if strings.HasPrefix(name, "notifyd_outcomes_total{") && !strings.Contains(name, `"DEFERRED"`) {
@@ -55,7 +58,7 @@ func outcomes(m map[string]float64) (n float64) {
 	return n
 }
 
-// pick returns the loads of some names, all for none.
+// pick returns the loads with the given names, or all loads if names is empty.
 func pick(names string) (out []kind, err error) {
 	for _, name := range strings.Fields(names) {
 		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
@@ -70,7 +73,7 @@ func pick(names string) (out []kind, err error) {
 	return out, nil
 }
 
-// promised is what was accepted of a step.
+// promised has the accepted messages of a step.
 type promised struct {
 	count    int64
 	ids      []string // of singles
@@ -79,8 +82,8 @@ type promised struct {
 	from     time.Time // when its processes may begin
 }
 
-// offer sends a step's messages as fast as they are accepted. What is due later is due a
-// while after the last was accepted.
+// offer sends the messages of a step as fast as they are accepted. Triggers are due some time
+// after the last one is accepted.
 func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 	if k.role == "dispatcher" {
 		return s.offerTriggers(ctx, n)
@@ -90,7 +93,7 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 	st.Count, st.Payload.Text = load.Number(n), "Your order is on its way."
 	var mu sync.Mutex
 	sc := load.One(k.name, 0, st)
-	sc.Seed = uint64(s.spent) // users of their own in each step
+	sc.Seed = uint64(s.spent) // gives each step users of its own
 	run := rig.Must(load.New(sc, load.Config{
 		Target: &load.HTTP{Client: s.f.V.Client()}, Timeout: time.Minute, Patience: rig.Patience,
 		Keys: func(i int64) string { return fmt.Sprintf("%s-%s-%d-%d", s.Keyspace, k.name, s.spent, i) },
@@ -112,7 +115,8 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	const size = 100
 	url := rig.Must(s.f.V.CallbackURL(ctx))
-	// The moment must be known before the first is sent: half of what a slow machine takes.
+	// The due time is part of every request, so it is fixed before the first is sent. It
+	// allows twice the time that a slow machine takes to register the triggers.
 	p := promised{triggers: rig.Dues{}, from: time.Now().Add(dueIn + time.Duration(n)*2*time.Millisecond)}
 	made := make([]rig.Dues, (n+size-1)/size)
 	rig.InSteps(ctx, n, size, 8, func(ctx context.Context, from, to int) {
@@ -141,7 +145,8 @@ func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	return p
 }
 
-// done is how many of a load's messages were sent or called so far, of all steps.
+// done returns how many messages of a load have been sent, or triggers called, in all steps so
+// far.
 func (s *scaleout) done(ctx context.Context, k kind) int64 {
 	if k.role == "dispatcher" {
 		return rig.Must(s.f.V.Taken(ctx))
@@ -149,8 +154,8 @@ func (s *scaleout) done(ctx context.Context, k kind) int64 {
 	return rig.Must(s.f.V.Delivered(ctx))
 }
 
-// check holds what was promised against the ledger: what is missing, and what was called
-// again beyond what the rows of this step account for.
+// check compares the accepted messages with the ledger. It returns how many are missing, and
+// how many calls were repeated beyond the number that the rows of this step record.
 func (s *scaleout) check(ctx context.Context, p promised) (lost, twice int64) {
 	if p.triggers != nil {
 		f := rig.Must(s.f.V.Fired(ctx, p.triggers))

@@ -1,14 +1,15 @@
-// Command scaleout gives the same load to 1, 2 and 4 processes of a role over real servers,
-// each process held to a share of a core, and shows what grows with their number and what
-// does not: what they end a second, what each asks of the servers, what the servers take.
+// Command scaleout gives the same load to 1, 2 and 4 processes of a role over real servers.
+// Each process is limited to a share of a core. scaleout shows which figures grow with the
+// number of processes: the rate of outcomes, the requests of each process to the servers, and
+// the processor time of the servers.
 //
-// The load comes all at once, to processes that have their partitions and wait: single
-// pushes and fan-outs to workers, triggers of one moment to dispatchers. The simulated
-// providers' ledger says that nothing was lost and nothing was sent twice.
+// The load comes all at once, when the processes have their partitions and wait. Workers get
+// single pushes and fan-outs. Dispatchers get triggers that are due at one moment. The ledger
+// of the simulated providers shows whether a message was lost or sent twice.
 //
-// It ends with one line of key=value pairs and exits 1 when something was lost or sent
-// twice, or when n processes did less than 0.8 n times the work of one while no server was
-// full. scripts/scaleout.sh says where the servers are.
+// Its last line has key=value pairs. It exits 1 if a message was lost or sent twice, or if n
+// processes had less than 0.8 n times the rate of one although no server was full.
+// scripts/scaleout.sh passes the addresses of the servers.
 package main
 
 import (
@@ -36,21 +37,22 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.only, "only", "", "loads to show, of singles fanouts triggers; empty: all")
-	flag.Float64Var(&o.share, "share", 0, "of a core that each process gets; 0: what fits two cores, by load")
-	flag.Float64Var(&o.scale, "scale", 1, "times the usual number of messages")
-	flag.BoolVar(&o.short, "short", false, "a tenth of the messages: shows that it works, the ratios are not judged")
-	flag.DurationVar(&rig.Patience, "patience", rig.Patience, "longest wait for what must happen")
+	flag.StringVar(&o.only, "only", "", "loads to run: singles, fanouts, triggers; empty: all")
+	flag.Float64Var(&o.share, "share", 0, "share of a core that each process gets; 0: a default for each load that fits two cores")
+	flag.Float64Var(&o.scale, "scale", 1, "number of messages, as a multiple of the usual number")
+	flag.BoolVar(&o.short, "short", false, "a tenth of the messages; the ratios are printed but not judged")
+	flag.DurationVar(&rig.Patience, "patience", rig.Patience, "longest time that any wait may take")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
 	o.Flags()
 	flag.Parse()
 	rig.Main("scaleout", o.keep, o.run)
 }
 
-// partitions of each topic of pushes and of mails: 1, 2 and 4 workers get the same number each.
+// partitions is the number of partitions of each topic of pushes and of mails. It divides
+// evenly among 1, 2 and 4 workers.
 const partitions = 12
 
-// counts are the processes of the steps.
+// counts has the number of processes of each step.
 var counts = []int{1, 2, 4}
 
 // scaleout is one run.
@@ -58,10 +60,10 @@ type scaleout struct {
 	*options
 	f      *rig.Fleet
 	adm    *kadm.Client
-	pids   map[string][]int // of everything but the processes that a step starts
-	spent  int              // processes that steps have started
-	shares []*rig.Share     // of those that run
-	twice  int64            // calls of providers beyond the first, of all steps so far
+	pids   map[string][]int // processes by name, without those that a step starts
+	spent  int              // number of processes that the steps have started so far
+	shares []*rig.Share     // control groups of the processes that run
+	twice  int64            // repeated calls to providers in all steps so far
 }
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
@@ -82,7 +84,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	fmt.Printf("servers, the API and the process of other roles are ready in %.0f s\n", time.Since(began).Seconds())
 	v := verdict{judge: !o.short}
 	for _, k := range picked {
-		s.step(ctx, k, counts[len(counts)-1], 0.1) // the servers' first work is not what is measured
+		s.step(ctx, k, counts[len(counts)-1], 0.1) // warm-up: the servers are slow at first
 		for _, n := range counts {
 			f := s.step(ctx, k, n, 1)
 			fmt.Println(f.line(v.add(f)))
@@ -98,7 +100,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// open starts the processes whose number stays.
+// open starts the processes whose number does not change.
 func (s *scaleout) open(ctx context.Context, dir string) {
 	s.Partitions = partitions
 	s.adm = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(s.Kafka, ",")...))))
@@ -114,7 +116,7 @@ func (s *scaleout) open(ctx context.Context, dir string) {
 	}
 }
 
-// end kills what is left of the processes.
+// end kills the processes that still run.
 func (s *scaleout) end(ctx context.Context) {
 	if s.f != nil {
 		s.f.End()

@@ -13,12 +13,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// sampleEvery is how often a step is looked at, by /proc and the ledger, not by the
-// processes' own metrics: their scrape would take a part of their share.
+// sampleEvery is the time between samples of a step. Samples come from /proc and the ledger,
+// not from the processes' metrics, because a scrape would use a part of their share.
 const sampleEvery = 250 * time.Millisecond
 
-// step starts n processes of a load's role, gives them their messages, and stops them once
-// all have ended. part is of the usual number of messages.
+// step starts n processes of a load's role, sends them messages, and stops the processes once
+// all messages have ended. part scales the usual number of messages.
 func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figures {
 	count := max(int(float64(k.count)*s.scale*part), 100)
 	procs := s.start(ctx, k, n)
@@ -28,7 +28,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figure
 		pids[processes] = append(pids[processes], p.Pid())
 	}
 
-	// At rest: what processes ask for when there is nothing to do.
+	// Measure at rest: the requests of processes that have nothing to do.
 	before := s.metrics(ctx, procs)
 	calm := []sample{take(pids, 0)}
 	rig.Ok(rig.Pause(ctx, s.calm()))
@@ -89,7 +89,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, part float64) figure
 	return f
 }
 
-// calm is how long the processes are looked at without load.
+// calm returns how long the processes are measured without load.
 func (s *scaleout) calm() time.Duration {
 	if s.short {
 		return 3 * time.Second
@@ -97,8 +97,8 @@ func (s *scaleout) calm() time.Duration {
 	return 10 * time.Second
 }
 
-// start starts n processes, waits until they have shared the partitions out among them,
-// and holds each to its share from then on.
+// start starts n processes, waits until the partitions are divided evenly among them, and then
+// limits each to its share of a core.
 func (s *scaleout) start(ctx context.Context, k kind, n int) (procs []*rig.Process) {
 	for range n {
 		s.spent++
@@ -118,7 +118,7 @@ func (s *scaleout) start(ctx context.Context, k kind, n int) (procs []*rig.Proce
 	return procs
 }
 
-// removeShares removes those of processes that have ended.
+// removeShares removes the control groups of processes that have ended.
 func (s *scaleout) removeShares(ctx context.Context) {
 	for _, one := range s.shares {
 		one.Remove(ctx)
@@ -151,7 +151,7 @@ func (s *scaleout) balanced(ctx context.Context, group string, n int) (bool, err
 	return true, nil
 }
 
-// metrics are the sums over processes.
+// metrics returns the metrics, summed over the processes.
 func (s *scaleout) metrics(ctx context.Context, procs []*rig.Process) map[string]float64 {
 	sum := map[string]float64{}
 	for _, p := range procs {
@@ -170,11 +170,11 @@ func minus(a, b map[string]float64) map[string]float64 {
 	return out
 }
 
-// sample is what was done and used up to a moment.
+// sample has the messages done and the processor time used up to a moment.
 type sample struct {
 	at   time.Time
 	done int64
-	cpu  map[string]time.Duration // by what used it; others: everything else of the machine
+	cpu  map[string]time.Duration // by user; others: everything else on the machine
 }
 
 func take(pids map[string][]int, done int64) sample {
@@ -186,5 +186,5 @@ func take(pids map[string][]int, done int64) sample {
 	return s
 }
 
-// others is everything of the machine that is not part of the run.
+// others is the name for everything on the machine that is not part of the run.
 const others = "others"

@@ -21,24 +21,25 @@ import (
 	"time"
 )
 
-// Card is the file.
+// Card is the content of scorecard.json.
 type Card struct {
 	Schema  int       `json:"schema"`
 	Commit  string    `json:"commit"`
-	Changed bool      `json:"changed"` // the tree differed from the commit
-	Minutes float64   `json:"minutes"` // that were asked for
+	Changed bool      `json:"changed"` // the working tree differs from the commit
+	Minutes float64   `json:"minutes"` // the flag -minutes
 	Started time.Time `json:"started_at"`
 	Ended   time.Time `json:"ended_at"`
 	Machine Machine   `json:"machine"`
 	Parts   []Part    `json:"parts"`
 	Pass    bool      `json:"pass"`
 
-	// Signature is Ed25519 over the JSON of everything else, as encoding/json writes it.
+	// Signature is an Ed25519 signature of the card's JSON, as encoding/json writes it with an
+	// empty Signature.
 	Signer    string `json:"signer"`    // public key, base64
-	Signature string `json:"signature"` // base64; empty in what is signed
+	Signature string `json:"signature"` // base64
 }
 
-// Machine says on what the figures were measured.
+// Machine describes the machine on which the figures were measured.
 type Machine struct {
 	OS     string `json:"os"`
 	Kernel string `json:"kernel,omitempty"`
@@ -47,7 +48,7 @@ type Machine struct {
 	CPUs   int    `json:"cpus"`
 	Memory string `json:"memory,omitempty"`
 	Go     string `json:"go"`
-	Load   string `json:"load_before,omitempty"` // of one minute
+	Load   string `json:"load_before,omitempty"` // load average of one minute
 }
 
 func thisMachine() Machine {
@@ -62,7 +63,7 @@ func thisMachine() Machine {
 	return m
 }
 
-// field returns the first value of a name in a file of /proc; "": there is none.
+// field returns the first value of a name in a file of /proc, or "" if there is none.
 func field(file, name string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -76,7 +77,7 @@ func field(file, name string) string {
 	return ""
 }
 
-// commit notes what is measured; "": it is no checkout.
+// commit sets the commit that is measured, or "" if the folder is not a checkout.
 func (c *Card) commit(ctx context.Context) {
 	head, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
 	if err != nil {
@@ -87,7 +88,8 @@ func (c *Card) commit(ctx context.Context) {
 	c.Changed = err != nil || len(changes) > 0
 }
 
-// openKey reads a key, or makes one that only its owner can read.
+// openKey reads the key in file. If there is no file, it makes a key and a file that only its
+// owner can read.
 func openKey(file string) (ed25519.PrivateKey, error) {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +100,7 @@ func openKey(file string) (ed25519.PrivateKey, error) {
 	}
 	block, _ := pem.Decode(b)
 	if block == nil {
-		return nil, fmt.Errorf("%s: it is no PEM file", file)
+		return nil, fmt.Errorf("%s: not a PEM file", file)
 	}
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
@@ -106,7 +108,7 @@ func openKey(file string) (ed25519.PrivateKey, error) {
 	}
 	own, ok := key.(ed25519.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("%s: it is no Ed25519 key", file)
+		return nil, fmt.Errorf("%s: not an Ed25519 key", file)
 	}
 	return own, nil
 }
@@ -131,7 +133,7 @@ func makeKey(file string) (ed25519.PrivateKey, error) {
 	return key, errors.Join(err, f.Close())
 }
 
-// sign signs the card and returns the file.
+// sign signs the card and returns the content of the file.
 func (c *Card) sign(key ed25519.PrivateKey) ([]byte, error) {
 	public, _ := key.Public().(ed25519.PublicKey)
 	c.Signer, c.Signature = base64.StdEncoding.EncodeToString(public), ""
@@ -144,8 +146,9 @@ func (c *Card) sign(key ed25519.PrivateKey) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// verify reads a file and checks its signature; signer is the key that must have signed,
-// or empty. A key that the signature does not cover is an error.
+// verify decodes a file and checks its signature. signer is the public key that must have
+// signed it; empty accepts the key in the file. It returns an error if the file has a JSON key
+// that the signature does not cover.
 func verify(b []byte, signer string) (*Card, error) {
 	var c Card
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -154,11 +157,11 @@ func verify(b []byte, signer string) (*Card, error) {
 		return nil, err
 	}
 	if signer != "" && signer != c.Signer {
-		return nil, fmt.Errorf("it was signed by %s", c.Signer)
+		return nil, fmt.Errorf("it was signed by another key: %s", c.Signer)
 	}
 	public, err := base64.StdEncoding.DecodeString(c.Signer)
 	if err != nil || len(public) != ed25519.PublicKeySize {
-		return nil, errors.New("its signer is no Ed25519 key")
+		return nil, errors.New("its signer is not an Ed25519 public key")
 	}
 	signature, err := base64.StdEncoding.DecodeString(c.Signature)
 	if err != nil {
@@ -171,12 +174,12 @@ func verify(b []byte, signer string) (*Card, error) {
 		return nil, err
 	}
 	if !ed25519.Verify(public, text, signature) {
-		return nil, errors.New("the signature is not that of its content")
+		return nil, errors.New("its signature does not match its content")
 	}
 	return &c, nil
 }
 
-// closing is the line at the end.
+// closing returns the last line of the output.
 func (c *Card) closing(file string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "scorecard commit=%.12s changed=%t seconds=%.0f", c.Commit, c.Changed, c.Ended.Sub(c.Started).Seconds())

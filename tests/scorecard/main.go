@@ -1,15 +1,15 @@
-// Command scorecard runs the proofs of what the README promises, as they are, and puts
-// what they say into one signed file and one page: how late releases are at 50,000 a
-// second, that nothing is early, lost or sent again beyond what is counted, that another
-// life takes over what the one before had, and that a replay sends each dead letter once.
+// Command scorecard runs the proofs of the README's promises and writes their figures to one
+// signed file and one page. The proofs show how late releases are at 50,000 a second, that no
+// message is early, lost or repeated beyond the counted number, that a restarted process takes
+// over the work of the killed one, and that a replay sends each dead letter once.
 //
 //	main.go   flags, the run
-//	parts.go  which proofs, with what, and what their figures must be
-//	card.go   the file: what is in it, its signature
+//	parts.go  the proofs, their arguments, and the limits of their figures
+//	card.go   the file: its content and signature
 //	page.go   the page
 //
-// It ends with one line of key=value pairs and exits 1 when a promise is broken. With
-// -verify FILE it checks the signature of a file and runs nothing.
+// Its last line has key=value pairs. It exits 1 if a promise is broken. With -verify FILE it
+// checks the signature of a file and runs nothing.
 package main
 
 import (
@@ -41,7 +41,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.Float64Var(&o.minutes, "minutes", 10, "about how long the proofs take together; each has a least length, 5 minutes in all")
+	flag.Float64Var(&o.minutes, "minutes", 10, "approximate time of all proofs together; the least is 5 minutes, because each proof has a least length")
 	flag.StringVar(&o.only, "only", "", "proofs to run, e.g. \"lateness torture\"; empty: all")
 	flag.StringVar(&o.out, "out", "bench", "folder of scorecard.json and scorecard.html")
 	flag.StringVar(&o.key, "key", os.Getenv("SCORECARD_KEY"), "file with the Ed25519 key that signs, made if it is missing; default scorecard.key in the folder of -out")
@@ -66,13 +66,13 @@ type execution func(ctx context.Context, command []string, progress io.Writer) (
 
 func execute(ctx context.Context, command []string, progress io.Writer) ([]byte, int, error) {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // a proof stops what it started
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that a proof stops the processes that it started
 	cmd.WaitDelay = time.Minute
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(&out, progress), os.Stderr
 	err := cmd.Run()
 	if _, ran := errors.AsType[*exec.ExitError](err); ran && ctx.Err() == nil {
-		err = nil // its verdict
+		err = nil // the exit code is the proof's verdict
 	}
 	exit := -1
 	if cmd.ProcessState != nil {
@@ -86,7 +86,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 		return o.check(out)
 	}
 	if !(o.minutes > 0 && o.minutes <= 24*60) {
-		return false, fmt.Errorf("-minutes %g: it is above 0, up to a day", o.minutes)
+		return false, fmt.Errorf("-minutes %g: must be above 0 and at most a day", o.minutes)
 	}
 	parts, err := partsOf(o.minutes, o.only, os.Getenv)
 	if err != nil {
@@ -98,7 +98,7 @@ func (o *options) run(ctx context.Context, out io.Writer, ex execution) (pass bo
 	if o.key == "" {
 		o.key = filepath.Join(o.out, "scorecard.key")
 	}
-	key, err := openKey(o.key) // before an hour of proofs
+	key, err := openKey(o.key) // first, so that a bad key does not cost an hour of proofs
 	if err != nil {
 		return false, err
 	}

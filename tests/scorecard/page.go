@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// bar is one line of a picture: a figure, and how far its limit is.
+// bar is one line of a chart: a figure and its limit.
 type bar struct {
 	Name, Value, Need string
-	Width, Limit      float64 // of 100; Limit 0: there is none to show
+	Width, Limit      float64 // percent; Limit 0: no limit is shown
 	Pass              bool
 }
 
-// bars draws the figures of a part. Those of one unit share a scale.
+// bars returns the chart of a part's figures. Figures of one unit share a scale.
 func (p *Part) bars() (out []bar) {
 	most := map[string]float64{}
 	for _, f := range p.Figures {
@@ -25,7 +25,7 @@ func (p *Part) bars() (out []bar) {
 			if v <= 0 {
 				return 0
 			}
-			// By the root: a hundred duplicates are seen beside a million messages.
+			// A square-root scale, so that a hundred duplicates are visible beside a million messages.
 			return math.Round(1000*math.Sqrt(v/most[f.Unit])) / 10
 		}
 		b := bar{Name: f.Name, Value: write(f.Value, f.Unit), Need: f.Need, Width: scale(f.Value), Pass: f.Pass}
@@ -37,7 +37,7 @@ func (p *Part) bars() (out []bar) {
 	return out
 }
 
-// write writes a figure with its unit.
+// write formats a figure with its unit.
 func write(v float64, unit string) string {
 	s := strconv.FormatFloat(v, 'f', -1, 64)
 	if unit != "" {
@@ -46,7 +46,7 @@ func write(v float64, unit string) string {
 	return s
 }
 
-// page returns the card as a page that needs nothing beside it.
+// page returns the card as an HTML page that needs no other file.
 func (c *Card) page() ([]byte, error) {
 	var b bytes.Buffer
 	err := pageTemplate.Execute(&b, c)

@@ -20,19 +20,19 @@ type part struct {
 	name    string
 	promise string
 	command []string
-	begin   string // of the closing line
+	begin   string // how the closing line begins
 	needs   []need
-	results bool // bench: the figures are in its file of results, not in a closing line
+	results bool // the figures are in the results file of tests/bench, not in a closing line
 }
 
-// need is what a figure of a closing line must be: compared with a number, or with another
-// figure of the line.
+// need is the limit of a figure of a closing line. than is a number or another key of the line.
 type need struct{ key, name, op, than string }
 
-// partsOf returns the proofs that take about so many minutes together, or some of them.
+// partsOf returns the proofs, with arguments for which all together take about minutes. only
+// picks proofs by name; empty picks all.
 func partsOf(minutes float64, only string, getenv func(string) string) ([]part, error) {
 	long := minutes >= 15
-	kills := max(3, int(minutes*60*0.35/4.5)) // of torture, which takes 4.5 s for each
+	kills := max(3, int(minutes*60*0.35/4.5)) // a kill of torture takes 4.5 s
 	stop := time.Duration(min(max(minutes*60*0.15, 15), 600)) * time.Second
 	due := max(5000, int(stop.Seconds()*100_000/600))
 	program := func(name string, args ...string) []string {
@@ -70,7 +70,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 			needs: append(slices.Clone(bounded), need{"replayed", "replayed", "==", "letters"}, need{"delivered", "delivered or in the canary", ">=", "replayed - canary"}),
 		},
 	}
-	if getenv("NOTIFY_TEST_KAFKA") != "" && getenv("NOTIFY_TEST_CASSANDRA") != "" { // the servers of make engines run
+	if getenv("NOTIFY_TEST_KAFKA") != "" && getenv("NOTIFY_TEST_CASSANDRA") != "" { // set if the servers of make engines run
 		all = append(all, part{
 			name: "take-over-servers", promise: "A scheduler that dies is taken over within its leases, on real servers",
 			command: []string{"env", "ONLY=leader", "SHORT=1", "scripts/faults.sh"}, begin: "fault=leader ",
@@ -80,7 +80,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 	names := strings.Fields(only)
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(p part) bool { return p.name == name }) {
-			return nil, fmt.Errorf("-only %s: no proof is called that, or its servers do not run", name)
+			return nil, fmt.Errorf("-only %s: there is no such proof, or its servers do not run", name)
 		}
 	}
 	if len(names) > 0 {
@@ -89,7 +89,7 @@ func partsOf(minutes float64, only string, getenv func(string) string) ([]part, 
 	return all, nil
 }
 
-// Part is what a proof said.
+// Part is the result of a proof.
 type Part struct {
 	Name    string   `json:"name"`
 	Promise string   `json:"promise"`
@@ -102,7 +102,7 @@ type Part struct {
 	Pass    bool     `json:"pass"`
 }
 
-// Figure is one figure and what it must be.
+// Figure is one figure and its limit.
 type Figure struct {
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
@@ -112,7 +112,7 @@ type Figure struct {
 	Pass  bool    `json:"pass"`
 }
 
-// prove runs the proof. It returns an error where it could not be run, or was stopped.
+// prove runs the proof. It returns an error if the proof could not be run or was stopped.
 func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Part, error) {
 	out := Part{Name: p.name, Promise: p.promise, Command: p.command}
 	command, file := p.command, ""
@@ -121,7 +121,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 		if err != nil {
 			return out, err
 		}
-		defer os.RemoveAll(dir) // what was in it is read by then
+		defer os.RemoveAll(dir) // the results in it have been read by then
 		file = filepath.Join(dir, "results.json")
 		command = append(slices.Clone(command), "-out", file)
 	}
@@ -140,7 +140,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 		out.Line = lastLine(string(text), p.begin)
 		out.Figures, err = figuresOf(out.Line, p.needs)
 	}
-	// bench exits 1 also where a figure misses that is no promise.
+	// bench exits 1 also if a figure misses its limit that is not a promise of the README.
 	out.Pass = err == nil && (exit == 0 || file != "" && exit == 1)
 	if err != nil {
 		out.Error = err.Error()
@@ -151,7 +151,7 @@ func (p *part) prove(ctx context.Context, ex execution, progress io.Writer) (Par
 	return out, nil
 }
 
-// lastLine returns the last line that begins so and has pairs.
+// lastLine returns the last line of text that begins with begin and has key=value pairs.
 func lastLine(text, begin string) string {
 	for _, line := range slices.Backward(strings.Split(text, "\n")) {
 		if strings.HasPrefix(line, begin) && strings.Contains(line, "ok=") {
@@ -161,11 +161,11 @@ func lastLine(text, begin string) string {
 	return ""
 }
 
-// figuresOf reads the figures of a closing line. A figure that is not there is an error,
-// and so is a line that does not say ok=true.
+// figuresOf reads the figures of a closing line. It returns an error if a figure is missing,
+// or if the line does not have ok=true.
 func figuresOf(line string, needs []need) (out []Figure, err error) {
 	if line == "" {
-		return nil, errors.New("there is no closing line")
+		return nil, errors.New("the proof printed no closing line")
 	}
 	pairs := map[string]string{}
 	for _, word := range strings.Fields(line) {
@@ -204,7 +204,7 @@ func figuresOf(line string, needs []need) (out []Figure, err error) {
 		out = append(out, f)
 	}
 	if pairs["ok"] != "true" {
-		return out, fmt.Errorf("the proof says ok=%s", pairs["ok"])
+		return out, fmt.Errorf("the closing line has ok=%s", pairs["ok"])
 	}
 	return out, nil
 }
@@ -250,7 +250,7 @@ func lateness(b []byte) ([]Figure, error) {
 			}
 			out = append(out, Figure{Name: name, Value: v, Unit: r.Unit, Pass: true})
 		}
-		// On a machine with other work a goroutine that does nothing else wakes late, too.
+		// On a busy machine, a goroutine that only sleeps wakes late, too.
 		out = append(out, Figure{Name: "a bare sleeper, p99", Value: r.Reference, Unit: r.Unit, Pass: true})
 		early, err := strconv.ParseFloat(m[4], 64)
 		return append(out, Figure{Name: "early", Value: early, Need: "== 0", Pass: early == 0}), err

@@ -21,7 +21,8 @@ const (
 {"id":"P7","work":"lateness at 50K releases/s for 5 s, p99; p50 0.7 p99.9 64.5 max 73.2 ms, 0 early; 0.25 cores; ref: a bare sleeper beside it, max 11.9 ms","value":27.3,"unit":"ms","reference":2.06,"need":"< 50 ms","pass":true}]`
 )
 
-// proofs answers as the proofs do, but where replace has another line.
+// proofs returns an execution that prints the closing lines of passing proofs, or the lines in
+// replace.
 func proofs(t *testing.T, replace map[string]string) execution {
 	return func(_ context.Context, command []string, _ io.Writer) ([]byte, int, error) {
 		name := strings.TrimPrefix(command[2], "./tests/")
@@ -55,7 +56,7 @@ func score(t *testing.T, replace map[string]string) (pass bool, dir, out string)
 	return pass, dir, b.String()
 }
 
-// A run of proofs that hold is signed, shown and told in one line.
+// TestScorecard checks the signed file, the page and the last line of a run that passes.
 func TestScorecard(t *testing.T) {
 	t.Setenv("NOTIFY_TEST_KAFKA", "")
 	pass, dir, out := score(t, nil)
@@ -106,7 +107,7 @@ func TestScorecard(t *testing.T) {
 	}
 }
 
-// A file that was changed in any place is not what was signed.
+// TestChangedFileIsFound checks that verify refuses a file that was changed in any place.
 func TestChangedFileIsFound(t *testing.T) {
 	t.Setenv("NOTIFY_TEST_KAFKA", "")
 	_, dir, _ := score(t, nil)
@@ -140,8 +141,8 @@ func TestChangedFileIsFound(t *testing.T) {
 	}
 }
 
-// A figure that is broken, and one that is missing, is a promise that is broken, also where
-// the proof says ok.
+// TestBrokenPromisesAreFound checks that a figure outside its limit, or a missing one, breaks
+// the promise, also if the proof's line has ok=true.
 func TestBrokenPromisesAreFound(t *testing.T) {
 	t.Setenv("NOTIFY_TEST_KAFKA", "")
 	for _, c := range []struct{ proof, was, is string }{

@@ -16,17 +16,19 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// A machine with other work makes the servers slow at times. A log that is away
-// must be noticed soon all the same: that is what the buffer is for.
+// Time-outs of notifyd's calls to the servers. They are long, because servers on a busy machine
+// are slow at times, but short enough that notifyd notices soon that the log is away and uses
+// the spill buffer.
 const (
 	appendTimeout    = 3 * time.Second
 	cassandraTimeout = 20 * time.Second
 )
 
-// roles are the processes beside the API's, two of what can take over.
+// roles has the role of each process besides the API's. Roles whose work another process can
+// take over have two.
 var roles = []string{"worker", "worker", "scheduler", "scheduler", "dispatcher", "operator"}
 
-// cluster is notifyd in processes, one role each, over servers.
+// cluster is notifyd over servers, with one role in each process.
 type cluster struct {
 	o     *options
 	dir   string
@@ -36,7 +38,7 @@ type cluster struct {
 	store *cassandra.Store
 	urls  string // of the receiver of triggers
 	lives int
-	// forGood are servers of which a node stays away until the end.
+	// forGood has the servers of which one node stays dead until the end.
 	forGood map[string]bool
 }
 
@@ -57,15 +59,15 @@ func (c *cluster) open(ctx context.Context) {
 	c.settle(ctx)
 }
 
-// restartAPI ends the process of the API in peace and starts it with another time for
+// restartAPI stops the process of the API gracefully and starts it with another time-out for
 // appends.
 func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) {
 	rig.Ok(os.WriteFile(c.f.Engines(), []byte(c.o.YAML(appends, cassandraTimeout)), 0o600))
 	rig.Ok(c.v.Restart(ctx, ""))
 }
 
-// run starts a process of a role, in a network of its own unless e is nil, and waits
-// until it says that it is ready.
+// run starts a process of a role and waits until it is ready. Unless e is nil, the process runs
+// in the network e.
 func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings ...string) *rig.Process {
 	c.lives++
 	start := (*exec.Cmd).Start
@@ -80,14 +82,14 @@ func (c *cluster) run(ctx context.Context, e *enclosure, role string, settings .
 	return p
 }
 
-// endProcess is SIGTERM. The process must end in peace.
+// endProcess sends SIGTERM. The process must exit with 0.
 func (c *cluster) endProcess(p *rig.Process) {
 	rig.Ok(p.Stop())
 	c.f.Remove(p)
 }
 
-// of returns the processes of a role.
-func (c *cluster) of(role string) (out []*rig.Process) {
+// processesOf returns the processes of a role.
+func (c *cluster) processesOf(role string) (out []*rig.Process) {
 	for _, p := range c.f.Processes() {
 		if p.Role == role {
 			out = append(out, p)
@@ -96,8 +98,8 @@ func (c *cluster) of(role string) (out []*rig.Process) {
 	return out
 }
 
-// repair starts what a fault has left behind: servers, unless they were killed for
-// good, and processes.
+// repair starts the servers and processes that a fault has stopped, except for nodes that were
+// killed for good.
 func (c *cluster) repair(ctx context.Context) {
 	c.startServers(ctx)
 	missing := map[string]int{}
@@ -124,15 +126,15 @@ func (c *cluster) startServers(ctx context.Context) {
 	}
 }
 
-// settle waits until every process lives and every shard has an owner that
-// releases it, both schedulers some.
+// settle waits until every process runs, every shard has an owner that releases its timers, and
+// each scheduler owns some shards.
 func (c *cluster) settle(ctx context.Context) {
 	for _, p := range c.f.Processes() {
 		rig.Ok(p.Ended())
 	}
 	until(ctx, "every shard has an owner, each scheduler some", func() bool {
 		sum, all := 0.0, 0.0
-		for _, p := range c.of("scheduler") {
+		for _, p := range c.processesOf("scheduler") {
 			m, err := p.Metrics(ctx)
 			if err != nil || m["notifyd_timer_shards_owned"] == 0 {
 				return false // not yet
@@ -144,7 +146,8 @@ func (c *cluster) settle(ctx context.Context) {
 	})
 }
 
-// apiMetrics are those of the API's process, whose admin port is the next one.
+// apiMetrics returns the metrics of the API's process. Its admin port is the one after the
+// API's.
 func (c *cluster) apiMetrics(ctx context.Context) (map[string]float64, error) {
 	_, port, _ := strings.Cut(strings.TrimPrefix(c.v.URL(), "http://"), ":")
 	n, err := strconv.Atoi(port)
@@ -163,13 +166,13 @@ func (c *cluster) shards(ctx context.Context, n int) []engine.ShardState {
 	return out
 }
 
-// owns reports whether a shard is a process's.
+// owns reports whether a process owns a shard.
 func owns(p *rig.Process, s engine.ShardState) bool { return strings.HasPrefix(s.Owner, p.Name+"-") }
 
-// servers are those that the faults break.
+// servers has the servers that the faults break.
 var servers = []string{"kafka", "cassandra", "redis", "postgres"}
 
-// end stops every process; the servers go on, also those that a fault has left behind.
+// end stops every process. It leaves the servers as they are.
 func (c *cluster) end() {
 	clear(c.forGood)
 	if err := rig.Try(func() { c.startServers(context.Background()) }); err != nil {

@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// enclosure is the network of one process: a network namespace in which wires listen at
-// the addresses of the servers, and nothing else answers. Brokers tell their clients to
-// connect to advertised addresses, so a proxy at any other address would be left at once.
-// In a namespace of its own the process finds the proxy at the same address.
+// enclosure is the network of one process: a network namespace in which only wires listen, at
+// the addresses of the servers. Brokers tell their clients to connect to advertised addresses,
+// so a client would bypass a proxy at any other address. In its own namespace the process finds
+// a proxy (wire) at the advertised address.
 type enclosure struct {
 	servers   gate // of Cassandra, Redis and PostgreSQL
 	log       gate // of Kafka
@@ -43,8 +43,8 @@ func (e *enclosure) addresses() (out []string) {
 	return out
 }
 
-// start starts cmd in the namespace, and the wires. cmd.Process is the program that cmd
-// names: it gets its signals.
+// start starts cmd in the namespace, and the wires. cmd.Process is the program that cmd names,
+// so signals reach it.
 func (e *enclosure) start(ctx context.Context, cmd *exec.Cmd) error {
 	addresses := e.addresses()
 	listeners, err := startEnclosed(cmd, addresses)
@@ -58,7 +58,7 @@ func (e *enclosure) start(ctx context.Context, cmd *exec.Cmd) error {
 	return nil
 }
 
-// called is how many bytes the process has sent to providers.
+// called returns how many bytes the process has sent to providers.
 func (e *enclosure) called() (n int64) {
 	for _, w := range e.wires {
 		if w.gate == &e.providers {
@@ -68,7 +68,7 @@ func (e *enclosure) called() (n int64) {
 	return n
 }
 
-// end opens every gate, and closes what is left.
+// end opens every gate and closes the remaining connections.
 func (e *enclosure) end() {
 	for _, g := range []*gate{&e.servers, &e.log, &e.providers} {
 		g.open()
@@ -82,8 +82,8 @@ func (e *enclosure) end() {
 	e.serving.Wait()
 }
 
-// enclosed as the first argument makes this program the one that prepares a namespace
-// from inside: see runEnclosed.
+// enclosed as the first argument makes this program prepare a namespace from inside; see
+// runEnclosed.
 const enclosed = "enclosed"
 
 func joined(addresses []string) string { return strings.Join(addresses, ",") }

@@ -15,11 +15,12 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// socketFD is where a program in a namespace finds the socket to its starter.
+// socketFD is the file descriptor of the socket between a program in a namespace and its
+// starter.
 const socketFD = 3
 
-// startEnclosed starts cmd in a network namespace of its own, and returns a listener in
-// it for each address. It needs root, or a kernel that gives namespaces to users.
+// startEnclosed starts cmd in a network namespace of its own and returns a listener in the
+// namespace for each address. It needs root, or a kernel with user namespaces.
 func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// spread is the moment of the i-th of n over a span.
+// spread returns the time of the i-th of n events that are spread evenly over span.
 func spread(from time.Time, span time.Duration, i, n int) time.Time {
 	return from.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
 }
@@ -39,7 +39,7 @@ func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time
 	return out
 }
 
-// oneTrigger registers one, and does not insist.
+// oneTrigger registers one trigger and does not repeat a failed request.
 func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error) {
 	t := rig.Due(c.urls+"/fault", at)
 	made, err := c.cl.Trigger(ctx, t, "")
@@ -84,11 +84,11 @@ func (c *cluster) sentEarly(ctx context.Context, d rig.Dues) int64 {
 	return int64(len(early))
 }
 
-// fired is what the receiver of triggers saw.
+// fired has the calls that the receiver of callbacks recorded.
 type fired struct {
 	first map[string]time.Time // the first call of each
-	lost  int64                // that never came within patience
-	twice int64                // calls beyond the first
+	lost  int64                // triggers that were not called within patience
+	twice int64                // calls beyond the first of a trigger
 	early int64
 }
 
@@ -109,7 +109,7 @@ func (c *cluster) callbacks(ctx context.Context, d rig.Dues) fired {
 	return fired{f.First, int64(len(f.Lost)), f.Twice, int64(len(f.Early))}
 }
 
-// shardsOf says, from the rows in Cassandra, which shard each trigger is in.
+// shardsOf returns the shard of each trigger, from the rows in Cassandra.
 func (c *cluster) shardsOf(ctx context.Context, d rig.Dues, shards int) map[string]int {
 	ids, minutes := map[notify.Base]string{}, map[int64]bool{}
 	for id, due := range d {

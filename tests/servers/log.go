@@ -9,29 +9,29 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// noticedLimit is how long a frozen broker may pass for a living one, where an append
-// has a second. The promise is about that second; the rest is for a busy machine. A
-// producer with its library's settings reports nothing for the whole outage.
+// noticedLimit bounds the time until notifyd notices that a broker is frozen. An append has a
+// time-out of one second; the rest allows for a busy machine. A producer with the default
+// settings of its library reports nothing for the whole outage.
 const noticedLimit = 5 * time.Second
 
-// kafkaStopped: while the only broker is gone, otp and alert are accepted through
-// the spill buffer and the rest is refused; when it is back, everything that was
-// acknowledged is delivered, each user's critical pushes in their order. A worker that
-// loses its partitions with the broker lets go of calls under way: those are made again,
-// and no more than the rows say.
+// kafkaStopped kills the only broker. Meanwhile otp and alert are accepted through the spill
+// buffer and everything else is refused. When the broker is back, everything acknowledged is
+// delivered, each user's critical pushes in order. A worker that loses its partitions with the
+// broker gives up its calls under way. These are made again, but no more of them than the rows
+// record.
 func kafkaStopped(ctx context.Context, c *cluster) outcome {
 	return c.logAway(ctx, "kafka", c.o.down,
 		func() { c.kill(ctx, "kafka") },
 		func() { c.start(ctx, "kafka") })
 }
 
-// kafkaFrozen: the only broker does not die but stands still (SIGSTOP): its
-// connections stay open, and nothing refuses anything. It must be noticed by the
-// clock, and then all is as when it is gone. Appends have their default time.
+// kafkaFrozen stops the only broker with SIGSTOP. Its connections stay open and return no
+// errors, so only a time-out can notice it. After that, everything is as with a dead broker.
+// Appends have their default time-out.
 func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	pid := c.pid("kafka")
 	c.restartAPI(ctx, time.Second)
-	// Whatever goes wrong: nothing else can work with it before it goes on.
+	// Always let the broker go on: no later fault can run with a frozen broker.
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
 	r = c.logAway(ctx, "frozen", noticedLimit,
 		func() { rig.Ok(syscall.Kill(pid, syscall.SIGSTOP)) },
@@ -40,8 +40,8 @@ func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// logAway takes the log away under load and brings it back. That it is away must be
-// answered to somebody within limit.
+// logAway calls away under load, which takes the log away, and later again, which brings it
+// back. Some request must be refused because of it within limit.
 func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, away, again func()) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -61,7 +61,7 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	back := time.Now()
 	again()
 	ready := time.Now()
-	// Until the rest is taken again, and a little longer.
+	// Load until other categories are accepted again, and a little longer.
 	until(ctx, "the rest is accepted again", func() bool {
 		return t.count("rest", ready, time.Now()).accepted > 10
 	})
@@ -75,8 +75,8 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
-	// What was sent just before may have been acknowledged by the log, and what waits
-	// for a frozen one when it goes on is.
+	// Do not count the first and last second: the log may have acknowledged requests sent just
+	// before it went away, and it acknowledges those that wait when it comes back.
 	kept, rest := t.count("critical", killed, back), t.count("rest", killed.Add(time.Second), back.Add(-time.Second))
 	noticed, there := t.firstRefusal(gone)
 	whole := t.count("critical", time.Time{}, time.Now())

@@ -1,10 +1,10 @@
-// Command servers breaks the servers that notifyd stands on, one after the
-// other, and its own processes, under load: Kafka, Cassandra, Redis and PostgreSQL
-// are real, and every role has processes of its own. What was acknowledged is held
-// against the ledger of the simulated providers.
+// Command servers breaks the servers that notifyd uses, and notifyd's own processes, one after
+// the other, under load. Kafka, Cassandra, Redis and PostgreSQL are real, and every role has
+// processes of its own. servers compares the acknowledged messages with the ledger of the
+// simulated providers.
 //
-// Each fault prints its figures. It ends with one line of key=value pairs and exits
-// 1 when a promise is broken. scripts/faults.sh says where the servers are.
+// Each fault prints its figures. The last line has key=value pairs. servers exits 1 if a
+// promise is broken. scripts/faults.sh passes the addresses of the servers.
 package main
 
 import (
@@ -29,10 +29,10 @@ type options struct {
 	mutant string
 }
 
-// outcome is what one fault showed.
+// outcome is the result of one fault.
 type outcome struct {
-	accepted, lost, duplicates, early int64 // of all tries
-	again                             int   // tries that did not count, for the machine stood still
+	accepted, lost, duplicates, early int64 // over all tries
+	again                             int   // tries that did not count, because the machine stood still
 	ok                                bool
 	line                              string
 }
@@ -42,7 +42,7 @@ type fault struct {
 	run  func(context.Context, *cluster) outcome
 }
 
-// faults in the order they are run, by the number of nodes.
+// faults has the faults in the order in which they run, by the number of nodes.
 var faults = map[int][]fault{
 	1: {
 		{"kafka", kafkaStopped},
@@ -58,7 +58,7 @@ var faults = map[int][]fault{
 		{"frozen", kafkaFrozen},
 		{"restored", restored},
 	},
-	// Each leaves its node dead: the second one has both to live with.
+	// Each leaves its node dead, so the second fault runs with two dead nodes.
 	3: {
 		{"broker", brokerLost},
 		{"node", nodeLost},
@@ -137,14 +137,14 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	return ok
 }
 
-// prove runs one fault, and runs it again where the machine stood still meanwhile: what
-// was measured then says nothing of notifyd. What is lost or early is so all the same.
+// prove runs one fault. If the machine stood still meanwhile, it runs the fault again, because
+// the figures then do not show how notifyd behaves. Lost and early messages count all the same.
 func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome) {
 	var before outcome
 	for try := 1; ; try++ {
 		at := time.Now()
 		still.take()
-		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // the others are shown all the same
+		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // continue with the other faults
 			r = outcome{line: fmt.Sprintf("error=%q", err)}
 		}
 		stood := still.take()

@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// gapLimit is how long the service may stand still when one of three nodes is gone.
-// It is for a machine where six servers share two cores: brokers need some seconds to
-// elect leaders, a group of consumers its session.
+// gapLimit bounds how long the service may stand still after one of three nodes is killed. It
+// allows for a machine on which six servers share two cores: brokers need some seconds to elect
+// leaders, and a consumer group must wait for a session time-out.
 const gapLimit = time.Minute
 
 // brokerLost: of three brokers one is killed for good.
@@ -25,11 +25,11 @@ func brokerLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx,
 // nodeLost: of three nodes of Cassandra one is killed for good.
 func nodeLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "cassandra") }
 
-// oneLost kills one node of a server under load and leaves it dead. What was
-// acknowledged before and after is delivered, read again from the copies that are left,
-// and in order; the service stands still for no longer than gapLimit.
+// oneLost kills one node of a server under load and leaves it dead. Everything acknowledged
+// before and after is delivered in order and can be read from the remaining copies. The service
+// stands still for gapLimit at most.
 func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
-	if c.forGood[server] { // from a try before
+	if c.forGood[server] { // killed by an earlier try
 		delete(c.forGood, server)
 		c.startServers(ctx)
 	}
@@ -56,7 +56,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 		}
 		rig.Ok(rig.Pause(ctx, 100*time.Millisecond))
 	}
-	// It goes on for good: whatever the node held up is over by now, or never.
+	// From here on the service must work steadily: delays because of the dead node are over.
 	steady := time.Now()
 	until(ctx, "the rest is accepted", func() bool {
 		return t.count("rest", steady, time.Now()).accepted > 50
@@ -95,7 +95,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	return r
 }
 
-// longestGap is the longest time without a moment of at, from one moment to another.
+// longestGap returns the longest time between from and to without a time in at.
 func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 	at = slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return !t.After(from) || !t.Before(to) })
 	at = append(at, from, to)
@@ -106,15 +106,15 @@ func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 	return gap
 }
 
-// deliveries are the moments of the first call for each id.
+// deliveries returns the time of the first call for each id.
 func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
 	out := make([]time.Time, len(ids))
 	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) { out[i] = rig.Must(c.v.SentAt(ctx, ids[i])) })
 	return out
 }
 
-// unended counts what has no end in the store within patience: it is read from the
-// copies that are left.
+// unended counts the ids that have no terminal state in the store within patience. The state is
+// read from the remaining copies.
 func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
 	states := make([]string, len(ids))
 	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) {
@@ -146,8 +146,8 @@ func ended(status string) bool {
 	return ok && s.Terminal()
 }
 
-// checkCopies fails unless topics and keyspace have as many copies as there are nodes,
-// so that one node more or less decides nothing.
+// checkCopies fails unless the topics and the keyspace have a copy on each node. Otherwise the
+// loss of one node would lose data whatever notifyd does.
 func (c *cluster) checkCopies(ctx context.Context) {
 	o := c.o
 	cfg := kafka.AdminConfig{Conn: kafka.Conn{Brokers: strings.Split(o.Kafka, ",")}, Replication: o.Nodes, MinInSync: o.InSync()}
@@ -155,7 +155,7 @@ func (c *cluster) checkCopies(ctx context.Context) {
 	defer a.Close()
 	want := kafka.Topics(nil)
 	for name := range want {
-		want[name] = 1 // how many partitions there are is no question here
+		want[name] = 1 // any number of partitions will do
 	}
 	seen := rig.Must(a.Describe(ctx, slices.Collect(maps.Keys(want))...))
 	replicas, insync := o.Nodes, ""

@@ -17,10 +17,10 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// The worker that goes away is slow, so that most of its fan-outs are before it then,
-// and it claims little ahead, so that few calls may be made twice.
+// The worker that goes away is slow, so that most of its fan-outs are not yet sent then. It
+// claims small windows, so that few calls may be made twice.
 const (
-	slowCalls  = 20 // receivers at the provider at once: what may be under way
+	slowCalls  = 20 // receivers in calls under way at one time, at most
 	slowWindow = 10
 	slowAhead  = 2
 
@@ -28,9 +28,9 @@ const (
 	fanoutTargets = 200
 )
 
-// workerPaused: a worker is stopped in the middle of fan-outs (SIGSTOP), until the other
-// one has taken over its partitions and has finished all. Then it goes on, with a view
-// of its partitions that is wrong.
+// workerPaused stops a worker (SIGSTOP) in the middle of fan-outs, until the other worker has
+// taken over its partitions and finished everything. Then the worker goes on and still believes
+// that it owns the partitions.
 func workerPaused(ctx context.Context, c *cluster) outcome {
 	return c.ownerAway(ctx, "paused", func(p *rig.Process, _ *enclosure) func() {
 		rig.Ok(p.Signal(syscall.SIGSTOP))
@@ -38,9 +38,9 @@ func workerPaused(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// workerCut: a worker is cut off from Kafka, Cassandra, Redis and PostgreSQL, but not
-// from the providers. Its connections stay open. What it wrote meanwhile arrives when
-// the network is back: behind everything that the other one has written.
+// workerCut cuts a worker off from Kafka, Cassandra, Redis and PostgreSQL, but not from the
+// providers. Its connections stay open. Its writes of that time arrive when the network is back,
+// after everything that the other worker has written.
 func workerCut(ctx context.Context, c *cluster) outcome {
 	return c.ownerAway(ctx, "cut", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
@@ -49,8 +49,8 @@ func workerCut(ctx context.Context, c *cluster) outcome {
 	})
 }
 
-// workerCutFromLog: a worker is cut off from Kafka alone. It could claim and call
-// whatever it has read, while the other one does the same.
+// workerCutFromLog cuts a worker off from Kafka alone. The worker could still claim and call the
+// receivers that it has read, while the other worker does the same.
 func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 	return c.ownerAway(ctx, "cut-log", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
@@ -59,9 +59,10 @@ func workerCutFromLog(ctx context.Context, c *cluster) outcome {
 }
 
 // ownerAway takes a worker away, waits until its successor has finished everything, and
-// lets it come back. Nothing may be lost or out of order. Of each request no more may be
-// sent twice than its rows say. No row that the successor finished may change. And of what
-// the successor has finished, the old owner may call only what was under way.
+// lets it come back. Nothing may be lost or out of order. For each request, no more receivers
+// may be sent twice than its rows record. No row that the successor finished may change. Of
+// the receivers that the successor has finished, the old owner may call only those whose calls
+// were under way.
 func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Process, *enclosure) (back func())) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -69,7 +70,7 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	e := newEnclosure(servers, strings.Split(c.o.Kafka, ","), rig.Must(c.v.Providers(ctx)))
 	defer e.end()
 	// A slow worker in a network of its own takes the place of another one.
-	c.endProcess(c.of("worker")[0])
+	c.endProcess(c.processesOf("worker")[0])
 	p := c.run(ctx, e, "worker", fmt.Sprintf("workers.push.in_flight=%d", slowCalls), fmt.Sprintf("workers.push.window=%d", slowWindow), fmt.Sprintf("workers.push.ahead=%d", slowAhead))
 	defer c.f.Remove(p) // it may have ended already
 	c.members(ctx, 2)
@@ -84,7 +85,7 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	back := away(p, e)
 	c.members(ctx, 1)
 	took := time.Since(gone)
-	// Its calls of before have ended a little later: a call takes less than a second.
+	// Wait for its earlier calls: a call takes less than a second.
 	rig.Ok(rig.Pause(ctx, 2*time.Second))
 	quiet := e.called()
 	rig.Ok(rig.Pause(ctx, c.o.down))
@@ -98,14 +99,14 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 	back()
 	awayFor := time.Since(gone)
 	c.members(ctx, 2)
-	// The old owner works again, and ends in peace.
+	// The old owner must work again and stop gracefully.
 	more := c.fanOut(ctx, users+"-more", 10)
 	r.lost += c.finished(ctx, nil, more)
 	c.endProcess(p)
 	overwritten := c.changed(ctx, rows)
 	beyond := c.beyondRows(ctx, append(bases, more...))
 	after := c.totals(ctx)
-	// Everything had ended, so whatever was sent twice since then is the old owner's.
+	// Everything had ended, so the old owner has made all repeated calls since then.
 	late := after.Duplicates - ended.Duplicates
 	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates
@@ -121,7 +122,7 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Pro
 // worker that goes on calling sends many times that.
 func quietBytes(away time.Duration) int64 { return 100 * (slowCalls + int64(away.Seconds())) }
 
-// members waits until so many workers share the topic of pushes.
+// members waits until n workers share the topic of pushes.
 func (c *cluster) members(ctx context.Context, n int) {
 	cl := rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(c.o.Kafka, ",")...)))
 	defer cl.Close()
@@ -161,7 +162,7 @@ func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []noti
 	return bases
 }
 
-// called waits until providers were sent n receivers of fan-outs.
+// called waits until n receivers of the fan-outs were sent to providers.
 func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
 	until(ctx, fmt.Sprintf("%d receivers were called", n), func() bool {
 		fans := rig.Must(c.v.Fans(ctx))
@@ -173,8 +174,8 @@ func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
 	})
 }
 
-// finished waits until a provider was sent every id and every receiver of fan-outs, and
-// the API says so of the fan-outs. It returns how many never were within patience.
+// finished waits until every id and every receiver of the fan-outs was sent to a provider, and
+// until the API reports the fan-outs as finished. It returns how many were not within patience.
 func (c *cluster) finished(ctx context.Context, ids []string, bases []notify.Base) (lost int64) {
 	lost = c.delivered(ctx, ids)
 	var waited rig.Endurance
@@ -237,7 +238,7 @@ func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[n
 	return rows
 }
 
-// changed counts rows that are not what they were.
+// changed counts rows that differ from their earlier value in was.
 func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base
@@ -259,8 +260,9 @@ func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row)
 	return n
 }
 
-// beyondRows counts receivers that were sent again and that the rows of their request do
-// not count. A total could hide them: rows also count receivers that were not sent twice.
+// beyondRows counts receivers that were sent again and that the rows of their request do not
+// record. It compares each request, because a total could hide them: rows also record receivers
+// that in the end were not sent twice.
 func (c *cluster) beyondRows(ctx context.Context, bases []notify.Base) (n int64) {
 	fans := rig.Must(c.v.Fans(ctx))
 	for _, base := range bases {

@@ -12,15 +12,15 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// standbyLimit is how long after the death of a shard's owner the first release by
-// another one may take (P9).
+// standbyLimit bounds the time from the death of a shard's owner to the first release by the
+// next owner (P9).
 const standbyLimit = 6 * time.Second
 
-// leaderKilled: of two schedulers one is killed while what it owns becomes due. The
-// other releases it within standbyLimit, nothing is lost and nothing early.
+// leaderKilled kills one of two schedulers while timers of its shards become due. The other
+// scheduler releases them within standbyLimit. None is lost, and none is early.
 func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 	shards := c.shardCount(ctx)
-	// Enough that some shard of the leader has one due at any time.
+	// Often enough that at any time a shard of the leader has a due timer.
 	const each = 50 * time.Millisecond
 	lead, span := 15*time.Second, 5*time.Second+c.o.down
 	from := time.Now().Add(lead)
@@ -56,9 +56,9 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// shardCount is how many shards timers are spread over.
+// shardCount returns the number of timer shards.
 func (c *cluster) shardCount(ctx context.Context) int {
-	m, err := c.of("scheduler")[0].Metrics(ctx)
+	m, err := c.processesOf("scheduler")[0].Metrics(ctx)
 	if err == nil && m["notifyd_timer_shards"] < 1 {
 		err = fmt.Errorf("a scheduler knows of no shards")
 	}
@@ -66,12 +66,12 @@ func (c *cluster) shardCount(ctx context.Context) int {
 	return int(m["notifyd_timer_shards"])
 }
 
-// leader is the scheduler with the most shards.
+// leader returns the scheduler that owns the most shards.
 func (c *cluster) leader(states []engine.ShardState) *rig.Process {
-	return slices.MaxFunc(c.of("scheduler"), func(a, b *rig.Process) int { return len(ownedBy(a, states)) - len(ownedBy(b, states)) })
+	return slices.MaxFunc(c.processesOf("scheduler"), func(a, b *rig.Process) int { return len(ownedBy(a, states)) - len(ownedBy(b, states)) })
 }
 
-// ownedBy are the shards of a process.
+// ownedBy returns the shards that a process owns.
 func ownedBy(p *rig.Process, states []engine.ShardState) map[int]bool {
 	out := map[int]bool{}
 	for n, s := range states {
@@ -82,10 +82,10 @@ func ownedBy(p *rig.Process, states []engine.ShardState) map[int]bool {
 	return out
 }
 
-// schedulerPaused: of two schedulers one is stopped for longer than its leases and
-// then goes on, believing that they are its own. No write under its terms is taken:
-// every state is asked to advance under the term it had then, as the paused process
-// will, and refuses.
+// schedulerPaused stops one of two schedulers (SIGSTOP) for longer than its leases. Then the
+// scheduler goes on and still believes that it owns the shards. The store must refuse every
+// write under the old terms. The test itself makes such a write for every shard, as the paused
+// process would.
 func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	shards := c.shardCount(ctx)
 	const paused = 15 * time.Second // leases are of 5
@@ -117,7 +117,7 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	}
 	rig.Ok(leader.Signal(syscall.SIGCONT))
 	calls := c.callbacks(ctx, due)
-	// It has noticed, gives them up, and gets its part again under new terms.
+	// The scheduler notices, gives up the shards, and gets its part again under new terms.
 	lost := 0.0
 	until(ctx, "the paused one has noticed", func() bool {
 		m, err := leader.Metrics(ctx)
@@ -140,16 +140,15 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// workerKilled: of two workers one is killed under load. The other takes its
-// partitions over; nothing is lost, and what is sent twice is no more than the rows
-// say was handed to a provider again.
+// workerKilled kills one of two workers under load. The other takes over its partitions. Nothing
+// is lost, and no more receivers are sent twice than the rows record as resent.
 func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
 	t := c.traffic(ctx, prefix("worker"), critical, rest, stream{name: "more", categories: []string{"transactional"}})
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, warm))
-	c.f.Remove(c.of("worker")[0])
+	c.f.Remove(c.processesOf("worker")[0])
 	killed := time.Now()
 	rig.Ok(rig.Pause(ctx, c.o.down))
 	t.end()
@@ -165,12 +164,12 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// resent is the bound of duplicates of requests since then.
+// resent returns the bound of duplicates for requests since a time.
 func (c *cluster) resent(ctx context.Context, since time.Time) int64 {
 	return rig.Must(rig.Resent(ctx, c.store, since))
 }
 
-// slowest is the longest time from an answer to the provider's call, of what was
+// slowest returns the longest time from a 201 to the call of the provider, for requests
 // accepted around a moment.
 func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration) {
 	t.mu.Lock()

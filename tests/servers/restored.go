@@ -15,11 +15,11 @@ import (
 // checkpoints is the longest time between two checkpoints of the consumer groups.
 const checkpoints = 65 * time.Second
 
-// restored: Cassandra, PostgreSQL and Redis lose everything, and Kafka keeps its log.
-// Cassandra and PostgreSQL are put back to copies that were taken under load, Redis starts
-// empty. What was accepted for now, before and after the copies, ends, and what was
-// scheduled before the copy of Cassandra goes out late and never early. Repeated is at most
-// what was sent after that copy began. What was scheduled after it is gone.
+// restored deletes all data of Cassandra, PostgreSQL and Redis; Kafka keeps its log. Cassandra
+// and PostgreSQL are restored from copies that were taken under load, and Redis starts empty.
+// Messages accepted for now, before or after the copies, end. Schedules made before the copy of
+// Cassandra go out late and never early; those made after it are lost. Only messages sent after
+// that copy began may be repeated.
 func restored(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
 	before := c.totals(ctx)
@@ -27,7 +27,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
 	rig.Ok(rig.Pause(ctx, checkpoints))
-	// Due from before the copies until long after the loss.
+	// Due times range from before the copies until long after the loss.
 	from := time.Now().Add(5 * time.Second)
 	pushes := c.pushes(ctx, name, 200, from, 3*c.o.down)
 	triggers := c.triggers(ctx, 200, from, 3*c.o.down)
@@ -37,7 +37,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	c.script(ctx, "cassandra", "snapshot", name)
 	dump := filepath.Join(c.dir, name+".sql")
 	c.postgres(ctx, "pg_dump", "--file", dump)
-	// From now on some pushes wait for their next attempt: as timers, which will be gone.
+	// From now on some pushes wait for their next attempt as timers, which will be lost.
 	rig.Ok(c.v.Rule(ctx, fmt.Sprintf(`{"provider":"apns","rate":0.1,"for":%q,"do":"error","code":"TooManyRequests","retry_after":"10m"}`, c.o.down)))
 	forgotten := c.triggers(ctx, 20, time.Now().Add(time.Hour), time.Minute)
 	rig.Ok(rig.Pause(ctx, c.o.down))
@@ -61,7 +61,7 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	c.postgres(ctx, "psql", "--quiet", "--command", "DROP SCHEMA public CASCADE")
 	c.postgres(ctx, "psql", "--quiet", "--command", "CREATE SCHEMA public AUTHORIZATION pg_database_owner")
 	c.postgres(ctx, "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--output", os.DevNull, "--file", dump)
-	until(ctx, "the servers are prepared", func() bool { // those that were killed count as members for a while
+	until(ctx, "the servers are prepared", func() bool { // killed processes count as members for a while
 		answer, running = c.restoreServers(ctx, taken)
 		if running != nil && !strings.Contains(answer, "cluster_running") {
 			panic(fmt.Errorf("restore-servers: %w\n%s", running, answer))
@@ -77,13 +77,13 @@ func restored(ctx context.Context, c *cluster) (r outcome) {
 	ids := append(t.ids(), pushes.IDs()...)
 	missing := c.delivered(ctx, ids)
 	open := int64(0)
-	if missing == 0 { // else it would wait for each of them by itself
+	if missing == 0 { // otherwise the check would wait for each missing id in turn
 		open = c.unended(ctx, ids)
 	}
 	calls := c.callbacks(ctx, triggers)
 	drained := time.Since(ready)
 	early := c.sentEarly(ctx, pushes) + calls.early
-	// A call that was under way when the copy began has no row in it.
+	// A call under way when the copy began has no row in the copy.
 	since := taken.Add(-5 * time.Second)
 	within := func(at []time.Time) (n int64) {
 		for _, one := range at {

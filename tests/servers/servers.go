@@ -59,8 +59,8 @@ func (c *cluster) kill(ctx context.Context, name string) {
 	until(ctx, name+" is gone", func() bool { return gone(pid) })
 }
 
-// pid is the process of a server, of the first node where there are three: it is the
-// one that everybody was told of first.
+// pid returns the process id of a server. With three nodes it is that of the first node, whose
+// address is the first in every configuration.
 func (c *cluster) pid(name string) int {
 	file := map[string]string{"kafka": "kafka/pid", "cassandra": "cassandra/node1/pid", "redis": "redis/pid"}
 	if c.o.Nodes == 3 {
@@ -76,7 +76,7 @@ func (c *cluster) pid(name string) int {
 	return pid
 }
 
-// gone reports whether a process has ended, whoever has to reap it.
+// gone reports whether a process has ended. A zombie counts as ended.
 func gone(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -86,7 +86,7 @@ func gone(pid int) bool {
 	return strings.HasPrefix(rest, "Z")
 }
 
-// emptyRedis removes what a stopped Redis would read again.
+// emptyRedis removes the data files that a stopped Redis would read at its next start.
 func emptyRedis() {
 	dir := filepath.Join(enginesDir(), "redis", "data")
 	rig.Must(os.Stat(dir))
@@ -94,7 +94,7 @@ func emptyRedis() {
 	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until asks again and again, until it is so. It fails after rig.Patience.
+// until calls ask until it returns true. It fails after rig.Patience.
 func until(ctx context.Context, what string, ask func() bool) {
 	rig.Ok(rig.Until(ctx, what, func() (bool, error) { return ask(), nil }))
 }

@@ -7,19 +7,18 @@ import (
 )
 
 const (
-	// stoodStill is how long the machine may stand still during a fault whose figures
-	// count: less than any of the product's leases and sessions.
+	// stoodStill bounds how long the machine may stand still during a fault whose figures
+	// count. It is shorter than every lease and session of notifyd.
 	stoodStill = 2 * time.Second
-	// tries are how often a fault is run where it does.
+	// tries is how often a fault is run at most if the machine stands still.
 	tries = 3
 )
 
-// stalls watches whether this process runs. All processes of a machine that is
-// suspended, or whose owner stops them, miss the same time, and their leases and
-// sessions are over when they go on.
+// stalls measures how long this process did not run. If the machine is suspended, all processes
+// miss the same time, and their leases and sessions have expired when they go on.
 type stalls struct{ longest atomic.Int64 }
 
-// watch looks until ctx ends.
+// watch measures until ctx ends.
 func (s *stalls) watch(ctx context.Context) {
 	const every = 100 * time.Millisecond
 	tick := time.NewTicker(every)
@@ -43,5 +42,5 @@ func (s *stalls) note(d time.Duration) {
 	}
 }
 
-// take returns the longest since the last call.
+// take returns the longest stall since the last call.
 func (s *stalls) take() time.Duration { return time.Duration(s.longest.Swap(0)) }

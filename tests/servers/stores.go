@@ -10,9 +10,9 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// cassandraStopped: while the only node is gone, what is due later is refused and
-// what is due now goes on being accepted; when it is back, everything that was
-// acknowledged is delivered once, and nothing of what was scheduled before early.
+// cassandraStopped kills the only node. Meanwhile requests for later are refused and requests
+// for now are accepted. When the node is back, everything acknowledged is delivered once, and no
+// earlier schedule fires early.
 func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix("cassandra")
@@ -70,9 +70,9 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// redisEmptied: Redis dies, loses all it had and comes back. Leases, the seen-filter
-// and the delay queue are gone; owners take over again and release again what is not
-// closed. The providers are sent nothing twice, and nothing is lost.
+// redisEmptied kills Redis, deletes its data and starts it. The leases, the seen-filter and the
+// delay queue are gone. Owners take over the shards again and release the open minutes again.
+// Nothing is sent twice to providers, and nothing is lost.
 func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	released := c.released(ctx)
@@ -110,7 +110,7 @@ func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
 	return r
 }
 
-// released is how many timers the schedulers have released.
+// released returns how many timers the schedulers have released.
 func (c *cluster) released(ctx context.Context) (n float64) {
 	for _, p := range c.f.Processes() {
 		m := rig.Must(p.Metrics(ctx))
@@ -125,9 +125,9 @@ func (c *cluster) putUser(ctx context.Context, user string, optOut ...string) er
 	return err
 }
 
-// postgresStopped: while the server is gone, profiles that were read go on to hold,
-// and an opt-out is refused: it is never said to be taken. When it is back, an
-// opt-out is taken and binds.
+// postgresStopped kills the server. Meanwhile workers use the profiles that they have read, and
+// an opt-out is refused, never acknowledged. When the server is back, an opt-out is accepted and
+// binds.
 func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	before := c.totals(ctx)
 	name := prefix("postgres")
@@ -152,13 +152,13 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	meanwhile := rig.Must(c.v.Delivered(ctx))
 	c.start(ctx, "postgres")
 	t.end()
-	// Before the opt-out: it binds what is still under way, too.
+	// Deliver these before the opt-out, which would suppress messages under way, too.
 	ids := t.ids()
 	r.lost = c.delivered(ctx, ids)
 	ready := time.Now()
 	rig.Ok(rig.Insist(ctx, func() error { return c.putUser(ctx, one, "push") }))
 	again := time.Since(ready)
-	// A second is what an opt-out has to bind.
+	// An opt-out must bind within a second.
 	rig.Ok(rig.Pause(ctx, time.Second))
 	muted := c.send(ctx, stream{categories: []string{"transactional"}, profiles: true}, one, 0)
 	rig.Ok(muted.err)

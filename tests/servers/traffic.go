@@ -12,13 +12,13 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// stream is users who are sent one push after the other, each once the one before
-// was answered: the order that notifyd promises to keep.
+// stream sends each of its users one push after the other. It sends the next one when the one
+// before was answered, because notifyd promises to keep that order.
 type stream struct {
 	name       string
 	categories []string // in turn
-	ordered    bool     // the ledger checks the order of each user's
-	profiles   bool     // the address is looked up, not given
+	ordered    bool     // the ledger checks the order of each user's pushes
+	profiles   bool     // the request has no address: notifyd looks it up
 }
 
 // Streams of immediate pushes.
@@ -27,16 +27,16 @@ var (
 	rest     = stream{name: "rest", categories: []string{"transactional", "marketing"}}
 )
 
-// warm is load before a fault, so that everything is under way.
+// warm is how long load runs before a fault, so that every stage has work under way.
 const warm = 3 * time.Second
 
-// prefix is that of users nobody else has.
+// prefix returns a prefix of user ids that no other run uses.
 func prefix(name string) string { return fmt.Sprintf("%s-%d", name, time.Now().UnixMilli()) }
 
-// answer is what became of one request.
+// answer is the result of one request.
 type answer struct {
 	stream string
-	id     string // empty: refused, or without an answer
+	id     string // empty: refused, or not answered
 	sent   time.Time
 	at     time.Time
 	err    error
@@ -51,11 +51,11 @@ type traffic struct {
 	answers []answer
 }
 
-// perUser is how often a user is sent something.
+// perUser is the time between two pushes to a user.
 const perUser = 400 * time.Millisecond
 
-// traffic starts streams at the configured rate each. prefix makes the users those
-// of this fault alone.
+// traffic starts streams, each at the configured rate. prefix keeps the users of this fault
+// apart from those of others.
 func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream) *traffic {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{stop: cancel}
@@ -82,7 +82,7 @@ func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream)
 	return t
 }
 
-// send sends one push, and lets it have its answer also when the load ends.
+// send sends one push. It waits for the answer also if the load ends meanwhile.
 func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answer {
 	n := api.Notification{
 		Channel: "push", Category: s.categories[seq%len(s.categories)], To: api.Receiver{UserID: user, Address: rig.Address("push", user)},
@@ -109,13 +109,13 @@ func (t *traffic) note(a answer) {
 	t.answers = append(t.answers, a)
 }
 
-// end stops the load, and brings what is under way to its answer.
+// end stops the load and waits for the answers of requests under way.
 func (t *traffic) end() {
 	t.stop()
 	t.wg.Wait()
 }
 
-// counts of answers.
+// counts has the numbers of answers by kind.
 type counts struct {
 	accepted, refused int64
 	noRetry           int64 // refused without Retry-After
@@ -156,8 +156,8 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal is how long after a moment something that was sent since then was first
-// answered 503. What was under way before may have been refused for another reason.
+// firstRefusal returns how long after a moment the first 503 came. It looks only at requests
+// sent after the moment, because earlier ones may have been refused for another reason.
 func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,7 +173,8 @@ func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool)
 	return took, there
 }
 
-// accepted are the moments of the acknowledgements of some streams; none: of all.
+// accepted returns the times of the acknowledgements of the named streams, or of all streams if
+// none is named.
 func (t *traffic) accepted(streams ...string) (out []time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,7 +186,7 @@ func (t *traffic) accepted(streams ...string) (out []time.Time) {
 	return out
 }
 
-// ids are those that were acknowledged.
+// ids returns the acknowledged ids.
 func (t *traffic) ids() (out []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,14 +198,14 @@ func (t *traffic) ids() (out []string) {
 	return out
 }
 
-// totals is what the providers' ledger says of all calls.
+// totals returns the counts of all calls in the providers' ledger.
 func (c *cluster) totals(ctx context.Context) (r rig.Result) {
 	rig.Ok(c.v.Totals(ctx, &r))
 	return r
 }
 
-// delivered waits until a provider was sent every id, and returns how many it never
-// was within patience.
+// delivered waits until every id was sent to a provider, and returns how many were not within
+// patience.
 func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64) {
 	if len(ids) == 0 {
 		return 0

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// gate is a place that bytes pass. Wires that share a gate are cut at the same moment.
-// While it is shut, connections stay open and no byte is forwarded.
+// gate stops the bytes of its wires. Wires that share a gate are cut at the same moment. While
+// the gate is shut, connections stay open and no byte is forwarded.
 type gate struct {
 	mu     sync.Mutex
 	opened chan struct{} // closed when the gate opens; nil: it is open
@@ -41,9 +41,9 @@ func (g *gate) pass() {
 	}
 }
 
-// wire is a TCP proxy before one address. What its clients have sent while its gate was
-// shut is forwarded afterwards, also for a client that has closed its connection. So does
-// a network that was cut: it repeats what it has not delivered.
+// wire is a TCP proxy before one address. Bytes that clients send while the gate is shut are
+// forwarded afterwards, also for a client that has closed its connection. A real network that
+// was cut does the same, because TCP sends undelivered bytes again.
 type wire struct {
 	gate  *gate
 	dial  func(context.Context) (net.Conn, error)
@@ -85,7 +85,7 @@ func (w *wire) forward(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// copyBytes forwards one direction, and its end.
+// copyBytes forwards one direction until its end, and closes that direction.
 func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -108,7 +108,7 @@ func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
 	}
 }
 
-// keep remembers connections for end. It returns false if end was called.
+// keep records connections, so that end can close them. It returns false if end was called.
 func (w *wire) keep(conns ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// A wire that is cut forwards nothing and closes nothing. What was sent meanwhile
-// arrives when it is whole again, also of a client that has closed its connection.
+// TestWireCut checks that a wire whose gate is shut forwards nothing and closes nothing. Bytes
+// sent meanwhile arrive when the gate opens, also from a client that has closed its connection.
 func TestWireCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

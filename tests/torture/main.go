@@ -1,9 +1,9 @@
-// Command torture kills a real notifyd under load, again and again, and then
-// checks what it promised: every acknowledged id reaches a terminal state,
-// duplicates stay within the number of receivers the store says were sent
-// again, and the order of first attempts per user holds.
+// Command torture kills a real notifyd under load, again and again, and then checks its
+// promises: every acknowledged id reaches a terminal state, the duplicates do not exceed
+// the number of receivers that the store recorded as sent again, and the first attempts
+// of each user go out in order.
 //
-// It ends with one line of key=value pairs and exits 1 when a promise is broken.
+// Its last line has key=value pairs. It exits 1 if a promise is broken.
 package main
 
 import (
@@ -17,32 +17,32 @@ import (
 )
 
 type options struct {
-	kills  int
-	seed   uint64
-	rate   float64
-	later  float64
-	keep   bool
-	mutant string
-	at     string
-	drain  time.Duration
+	kills      int
+	seed       uint64
+	rate       float64
+	laterRate  float64
+	keep       bool
+	mutant     string
+	faultPoint string
+	drain      time.Duration
 }
 
 func main() {
 	var o options
-	flag.IntVar(&o.kills, "kills", 20, "how often the process is killed")
-	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the moments and points")
+	flag.IntVar(&o.kills, "kills", 20, "number of times the process is killed")
+	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "seed of the random kill times and fault points")
 	flag.Float64Var(&o.rate, "rate", 300, "single notifications per second")
-	flag.Float64Var(&o.later, "later", 0, "triggers and scheduled pushes per second, most of them in batches; 0: a sixth of rate")
+	flag.Float64Var(&o.laterRate, "later", 0, "triggers and scheduled pushes per second, most of them in batches; 0: a sixth of rate")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
 	rig.MutantFlag(&o.mutant, "torture")
-	flag.StringVar(&o.at, "at", "", "order every kill at this fault point, instead of half of them at any")
+	flag.StringVar(&o.faultPoint, "at", "", "kill always at this fault point; without it, half of the kills are at random fault points")
 	flag.DurationVar(&o.drain, "drain", 5*time.Minute, "longest wait for everything to become terminal")
 	flag.Parse()
 	rig.Main("torture", o.keep, o.run)
 }
 
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
-	fmt.Printf("torture  seed=%d  kills=%d  rate=%.0f/s  later=%.0f/s  mutant=%q\n", o.seed, o.kills, o.rate, o.later, o.mutant)
+	fmt.Printf("torture  seed=%d  kills=%d  rate=%.0f/s  later=%.0f/s  mutant=%q\n", o.seed, o.kills, o.rate, o.laterRate, o.mutant)
 	bin := rig.Must(rig.Notifyd(ctx, dir, "torture", o.mutant))
 	v, err := rig.New(ctx, rig.Config{Bin: bin, Dir: dir})
 	defer v.End()
@@ -50,17 +50,17 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	rig.Ok(v.Faults(ctx))
 	rig.Ok(v.Start(ctx, ""))
 
-	sent := v.Load(ctx, o.rate, o.later, o.seed)
+	sent := v.Load(ctx, o.rate, o.laterRate, o.seed)
 	rng := rand.New(rand.NewPCG(o.seed, 1))
-	longest := 2 * time.Second // of a life
-	if o.later > 0 {
-		longest = 5 * time.Second // so that what was registered becomes due in it
+	longest := 2 * time.Second // from a start to its kill
+	if o.laterRate > 0 {
+		longest = 5 * time.Second // so that registered triggers and schedules become due before the kill
 	}
 	for k := range o.kills {
 		point := ""
 		switch {
-		case o.at != "":
-			point = rig.Must(rig.PointAt(rng, o.at))
+		case o.faultPoint != "":
+			point = rig.Must(rig.PointAt(rng, o.faultPoint))
 		case k%2 == 1:
 			point = rig.Point(rng)
 		}

@@ -1,11 +1,11 @@
-// Command users20m shows that the memory of a worker grows with its share of the users,
-// not with all of them: it fills a database of its own with users (20 million), starts
-// workers (4) as processes, whose consumer groups share a topic's partitions out among
-// them, and looks at what each holds, how long it takes to load that, and how long an
-// opt-out takes until every worker knows of it: also while a worker's users move to the
-// others, because it has ended.
+// Command users20m shows that the memory of a worker grows with its share of the users, not
+// with the number of all users. It fills a database of its own with 20 million users and
+// starts 4 worker processes, whose consumer groups divide the partitions of a topic among
+// them. For each worker it measures how many users it holds and how long it takes to load
+// them. It also measures how long an opt-out takes to reach every worker. Then one worker
+// ends, its users move to the others, and the measurements are repeated.
 //
-// It ends with one line of key=value pairs and exits 1 when that did not hold.
+// Its last line has key=value pairs. It exits 1 if a figure is above its limit.
 package main
 
 import (
@@ -39,20 +39,20 @@ type options struct {
 
 // Limits of a run.
 const (
-	optOutLimit = time.Second // that an opt-out binds
-	mostBytes   = 110         // of heap, a user: 69 are packed, and a GC cycle does not end at the same place
+	optOutLimit = time.Second // from the answer to an opt-out until every worker refuses to send
+	mostBytes   = 110         // heap bytes a user: 69 are packed data, the rest allows for variation between GC cycles
 )
 
 func main() {
 	var o options
-	flag.IntVar(&o.users, "users", 20_000_000, "users, each with a push address of 64 bytes")
-	flag.IntVar(&o.workers, "workers", 4, "processes")
-	flag.IntVar(&o.partitions, "partitions", 18, "partitions of a topic")
+	flag.IntVar(&o.users, "users", 20_000_000, "number of users, each with a push address of 64 bytes")
+	flag.IntVar(&o.workers, "workers", 4, "number of worker processes")
+	flag.IntVar(&o.partitions, "partitions", 18, "partitions of each topic")
 	flag.StringVar(&o.kafka, "kafka", "127.0.0.1:19092", "address of a broker")
 	flag.StringVar(&o.postgres, "postgres", "127.0.0.1:15432", "address of the server")
-	flag.BoolVar(&o.worker, "worker", false, "be a worker: -postgres is its DSN")
-	flag.StringVar(&o.topics, "topics", "", "of a worker, with commas between")
-	flag.StringVar(&o.owner, "owner", "", "of a worker")
+	flag.BoolVar(&o.worker, "worker", false, "internal: run as a worker; -postgres is the DSN")
+	flag.StringVar(&o.topics, "topics", "", "internal: topics of a worker, separated by commas")
+	flag.StringVar(&o.owner, "owner", "", "internal: name of a worker in its groups")
 	flag.Parse()
 	if o.worker {
 		rig.Ok(o.work())
@@ -100,22 +100,22 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 	for i := range fleet {
 		fleet[i] = rig.Must(o.spawn(ctx, u.String(), strings.Join(topics, ","), fmt.Sprint("worker-", i)))
 	}
-	first := o.settle(ctx, fleet)
+	first := o.measureWorkers(ctx, fleet)
 	fmt.Println("after the start:", first)
 	api := rig.Must(users.New(store.Prefs(), users.Config{Shares: true}))
-	calm := o.optOuts(ctx, api, fleet, 36, 0)
+	calm := o.measureOptOuts(ctx, api, fleet, 36, 0)
 
-	// The last worker ends; an opt-out is written while the others load its users.
+	// The last worker ends. While the others load its users, opt-outs are written.
 	rig.Ok(fleet[o.workers-1].stop())
 	rest := fleet[:o.workers-1]
-	moving := o.optOuts(ctx, api, rest, 36, 36)
-	second := o.settle(ctx, rest)
+	moving := o.measureOptOuts(ctx, api, rest, 36, 36)
+	second := o.measureWorkers(ctx, rest)
 	fmt.Println("after one has ended:", second)
 
 	most := (o.partitions + o.workers - 1) / o.workers
 	share := float64(slices.Max(first.held)) / float64(o.users)
-	strangers := second.sum() - o.users // who were fetched while they moved
-	ok = first.sum() == o.users && strangers >= 0 && strangers <= 72*len(rest) && share < 1.1*float64(most)/float64(o.partitions) &&
+	fetchedWhileMoving := second.sum() - o.users // users fetched one by one while they moved to another worker
+	ok = first.sum() == o.users && fetchedWhileMoving >= 0 && fetchedWhileMoving <= 72*len(rest) && share < 1.1*float64(most)/float64(o.partitions) &&
 		slices.Max(first.bytes) < mostBytes && calm < optOutLimit && moving < optOutLimit
 	fmt.Printf("users20m users=%d workers=%d partitions=%d bytes_a_user=%.0f held=%s rss_mib=%s load_s=%s optout_ms=%d move_held=%s move_load_s=%s move_optout_ms=%d seconds=%.0f ok=%v\n",
 		o.users, o.workers, o.partitions, slices.Max(first.bytes), join(first.held), join(first.rss), joinSeconds(first.load), calm.Milliseconds(),
@@ -125,7 +125,8 @@ func (o *options) run(ctx context.Context, _ string) (ok bool) {
 
 func userOf(i int) string { return fmt.Sprintf("user%08d", i) }
 
-// seed stores the users without the product: by statements that make them in the server.
+// seed stores the users with SQL statements that generate them in the server, not through
+// notifyd.
 func (o *options) seed(ctx context.Context, dsn string) {
 	const step = 250_000
 	rig.InSteps(ctx, o.users, step, 2, func(ctx context.Context, from, to int) {
@@ -141,26 +142,26 @@ func (o *options) seed(ctx context.Context, dsn string) {
 	rig.Must(c.Exec(ctx, `ANALYZE profiles`))
 }
 
-// settled is what the workers say once they hold all users of their partitions.
-type settled struct {
+// workerFigures has the figures of each worker, once it holds all users of its partitions.
+type workerFigures struct {
 	held, rss []int
-	bytes     []float64 // of heap, a user held
+	bytes     []float64 // heap bytes for each user held
 	load      []time.Duration
 }
 
-func (s settled) sum() (n int) {
+func (s workerFigures) sum() (n int) {
 	for _, h := range s.held {
 		n += h
 	}
 	return n
 }
 
-func (s settled) String() string {
+func (s workerFigures) String() string {
 	return fmt.Sprintf("held %s, RSS %s MiB, loaded in %s s", join(s.held), join(s.rss), joinSeconds(s.load))
 }
 
-// settle waits until the workers have all partitions and hold their users.
-func (o *options) settle(ctx context.Context, fleet []*child) (out settled) {
+// measureWorkers waits until the workers have all partitions and hold their users.
+func (o *options) measureWorkers(ctx context.Context, fleet []*child) (out workerFigures) {
 	rig.Ok(rig.Until(ctx, "every partition has a worker that holds its users", func() (bool, error) {
 		parts := 0
 		for _, c := range fleet {
@@ -180,9 +181,10 @@ func (o *options) settle(ctx context.Context, fleet []*child) (out settled) {
 	return out
 }
 
-// optOuts stores opt-outs of n users, of as many parts as there are, and returns the
-// longest time from the answer until every worker refused to send to the user.
-func (o *options) optOuts(ctx context.Context, api *users.Service, fleet []*child, n, from int) (longest time.Duration) {
+// measureOptOuts stores opt-outs of n users, one in each hundredth of all users, beginning with
+// hundredth from. It returns the longest time from the answer to an opt-out until every
+// worker refused to send to the user.
+func (o *options) measureOptOuts(ctx context.Context, api *users.Service, fleet []*child, n, from int) (longest time.Duration) {
 	for i := range n {
 		user := userOf((from + i) * (o.users / 100))
 		p := rig.Must(api.Get(ctx, user))

@@ -25,20 +25,20 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// state is a worker's answer to a line of its input: state; collect, which collects
-// garbage before; or decide USER.
+// state is a worker's answer to a line of its input. The lines are: state; collect, which
+// runs the garbage collector first; decide USER, which also sets OptedOut.
 type state struct {
-	Partitions int           // of all topics
-	Loaded     bool          // it holds the users of all of them
-	Held       int           // users
+	Partitions int           // assigned partitions, of all topics
+	Loaded     bool          // the users of all these partitions are loaded
+	Held       int           // users in memory
 	RSS        int           // MiB
-	Bytes      float64       // of heap, a user held
-	Load       time.Duration // the latest load
-	OptedOut   bool          // decide: nothing is sent to the user
+	Bytes      float64       // heap bytes for each user held
+	Load       time.Duration // how long the latest load took
+	OptedOut   bool          // after decide: the worker would not send to the user
 }
 
-// member holds the users of the partitions that its groups are given, as a worker of the
-// product does. The topics have no records.
+// member is a member of consumer groups that loads the users of its assigned partitions, as
+// a worker of notifyd does. The topics have no records.
 type member struct {
 	prefs      *users.Service
 	partitions int
@@ -78,7 +78,7 @@ func heapNow() float64 {
 	return float64(m.HeapAlloc)
 }
 
-// work runs a worker until its input ends, or it is told to.
+// work runs a worker until its input ends or it gets a signal to stop.
 func (o *options) work() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -116,7 +116,7 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 		decide := func() users.Action {
 			return m.prefs.Snapshot().Decide([]byte(user), notify.Push, notify.Marketing, time.Now()).Action
 		}
-		if decide() == users.Unknown { // as a worker does with a message of such a user
+		if decide() == users.Unknown { // ask again after the fetch, as a worker does for a user it does not hold
 			rig.Ok(m.prefs.Fetch(ctx, notify.Push, [][]byte{[]byte(user)}))
 		}
 		s.OptedOut = decide() == users.OptedOut
@@ -136,7 +136,7 @@ func (m *member) answer(ctx context.Context, line string, empty float64) (s stat
 	return s
 }
 
-// child is a worker's process.
+// child is the process of a worker, as its starter sees it.
 type child struct {
 	*rig.Child
 
@@ -177,7 +177,7 @@ func (c *child) end() {
 	}
 }
 
-// dropTopics deletes what the run has made in the brokers.
+// dropTopics deletes the run's topics from the brokers.
 func (o *options) dropTopics(ctx context.Context, topics []string) {
 	cl, err := kgo.NewClient(kgo.SeedBrokers(o.kafka))
 	if err != nil {

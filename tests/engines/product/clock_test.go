@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// skewed stands before a Redis and makes its clock another one: to who asks it, the
-// own clock is off.
+// skewed is a proxy before a Redis that changes the server's time in answers to TIME. To a
+// process behind it, the process's own clock seems to be off.
 type skewed struct {
 	at  string
 	off atomic.Int64 // seconds that the server is ahead
@@ -141,8 +141,8 @@ func TestClockThatIsOff(t *testing.T) {
 	}
 }
 
-// TestServerWhoseClockIsOff: one server whose clock is wrong, Redis, makes no process
-// refuse anything.
+// TestServerWhoseClockIsOff checks that no process refuses anything if the clock of only one
+// server, Redis, is wrong.
 func TestServerWhoseClockIsOff(t *testing.T) {
 	e, f := clockFleet(t)
 	for _, ahead := range []int64{3600, -3600} {
@@ -269,7 +269,7 @@ func (c *clockProcess) later(due time.Time) map[string]error {
 	return map[string]error{"a trigger": trigger, "a schedule": schedule}
 }
 
-// called is how often a trigger was called, and when last.
+// called returns how often a trigger was called, and the time of its last call.
 func (c *clockProcess) called(id string) (at time.Time, n int) {
 	c.t.Helper()
 	if err := c.f.V.Calls(c.t.Context(), func(v rig.Call) {

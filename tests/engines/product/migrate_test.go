@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestMigrateTellsOnce: what keeps Cassandra from answering is told once, by the key
-// at fault, and does not hide how the other servers stand.
+// TestMigrateTellsOnce checks that an error that keeps Cassandra from answering is printed once,
+// with the key at fault, and that the states of the other servers are printed, too.
 func TestMigrateTellsOnce(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)

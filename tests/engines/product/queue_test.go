@@ -72,7 +72,7 @@ func TestQueueInSQS(t *testing.T) {
 	}
 }
 
-// TestDoctorMissesAQueue: a process over queues that nobody made says so.
+// TestDoctorMissesAQueue checks that the doctor reports queues that were never created.
 func TestDoctorMissesAQueue(t *testing.T) {
 	e := servers(t)
 	at := enginetest.Server(t, enginetest.SQSEnv)

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// secrets are what no process may say.
+// secrets returns the texts that no process may print.
 func (e *estate) secrets(t *testing.T) []string {
 	t.Helper()
 	out := []string{e.cassandraPassword, e.postgresPassword, wrongPassword}
@@ -147,8 +147,8 @@ func TestRefused(t *testing.T) {
 	e.tellsNothing(t, f, all.String())
 }
 
-// TestAwayAtTheStart: what is away, and not refused, does not keep a process from
-// starting, and is used when it is back.
+// TestAwayAtTheStart checks that a process starts although a server is down, and uses the server
+// once it is back.
 func TestAwayAtTheStart(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)

@@ -13,10 +13,10 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// Apart gives a run a keyspace in Cassandra, a database in PostgreSQL and a prefix of the
-// keys in Redis of its own, all of one name that begins with its own. It returns what
-// removes them, and says so where something is left behind. Topics have one name in all
-// installations: who needs topics of their own starts a Kafka for them.
+// Apart gives a run its own keyspace in Cassandra, database in PostgreSQL and key prefix in
+// Redis. All three have the same name, which begins with name. Apart returns a function that
+// removes them and prints what it could not remove. Topics have the same names in all
+// installations, so a run that needs topics of its own must start its own Kafka.
 func (s *Servers) Apart(ctx context.Context, name string) (remove func()) {
 	name = fmt.Sprintf("%s_%08x", name, rand.Uint32())
 	s.Keyspace, s.Database, s.Prefix = name, name, name+":"

@@ -8,13 +8,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Audit makes the running server add up what it accepted against outcomes and
-// what leads on to one, and says what it found.
+// Audit runs the audit of accepted = terminal + pending on the running server and prints its
+// findings.
 func (v *Victim) Audit(ctx context.Context) (api.Conservation, error) {
 	return v.AuditSince(ctx, time.Time{})
 }
 
-// AuditSince is Audit of what was accepted since then.
+// AuditSince is like Audit for requests accepted since a time.
 func (v *Victim) AuditSince(ctx context.Context, since time.Time) (api.Conservation, error) {
 	cl := *v.client
 	h := *cl.HTTPClient

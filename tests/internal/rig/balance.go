@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Balancer sends requests to each API in turn, and to the next one where a connection
-// fails, as what stands before an installation does. It counts what a client without
-// retries would have seen.
+// Balancer sends requests to each API in turn, as a load balancer before an installation
+// does. If a connection fails, it tries the next API. It counts the failures that a client
+// without retries would have seen.
 type Balancer struct {
 	hosts []string
 	next  atomic.Uint64
@@ -28,12 +28,12 @@ type Balancer struct {
 	refused     map[string]int64 // answers of 400 and above, by status, code and route
 }
 
-// NewBalancer is one over host:port of each API.
+// NewBalancer returns a Balancer over the host:port of each API.
 func NewBalancer(hosts ...string) *Balancer {
 	return &Balancer{hosts: hosts, via: api.NewTransport(0), refused: map[string]int64{}}
 }
 
-// RoundTrip sends one request. Its body can be sent again.
+// RoundTrip sends one request. A request with a body needs GetBody to be sent to the next API.
 func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
 	first := b.next.Add(1)
 	for try := range b.hosts {
@@ -83,10 +83,10 @@ func (f *Fleet) Client(b *Balancer) *api.Client {
 	return &cl
 }
 
-// Connections is how many attempts found no connection, or lost it.
+// Connections returns how many attempts could not connect or lost their connection.
 func (b *Balancer) Connections() int64 { return b.connections.Load() }
 
-// Why says what was refused, a line for each status, code and route.
+// Why describes the refused requests, a line for each status, code and route.
 func (b *Balancer) Why() (text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -96,7 +96,7 @@ func (b *Balancer) Why() (text string) {
 	return text
 }
 
-// Refused is how many answers had a status of 400 or above.
+// Refused returns how many answers had a status of 400 or above.
 func (b *Balancer) Refused() (n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,7 +109,7 @@ func (b *Balancer) Refused() (n int64) {
 // Close ends its connections.
 func (b *Balancer) Close() { b.via.CloseIdleConnections() }
 
-// HostOf is the host:port of a URL.
+// HostOf returns the host:port of a URL.
 func HostOf(url string) string {
 	host, _, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")
 	return host

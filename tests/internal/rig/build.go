@@ -19,11 +19,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Mutant breaks one mechanism by replacing text of one file, which must stand
-// there once. File is relative to the repository.
+// Mutant breaks one mechanism by replacing a text in one file. The file must have the text
+// exactly once. File is relative to the root of the repository.
 type Mutant struct {
 	File, Old, New string
-	// By is the group of proofs that must notice, where a command has groups.
+	// By is the group of proofs that must notice the mutant, if a command has groups.
 	By string
 }
 
@@ -91,9 +91,9 @@ func Notifyctl(ctx context.Context, dir string) (string, error) {
 	return bin, nil
 }
 
-// apply returns the path of the mutant's file and the file's text with the mechanism
-// broken. It returns an error if the text does not stand there once, or if what it
-// makes of the file is no Go.
+// apply returns the path of the mutant's file and the file's text with the mechanism broken.
+// It returns an error if the file does not have the text exactly once, or if the changed file
+// does not parse as Go.
 func (m Mutant) apply(root string) (file, text string, err error) {
 	file = filepath.Join(root, m.File)
 	src, err := os.ReadFile(file)
@@ -108,8 +108,8 @@ func (m Mutant) apply(root string) (file, text string, err error) {
 	return file, text, err
 }
 
-// Build builds notifyd from the repository in root into dir, with fault points,
-// and with a mutant in it where m is not nil.
+// Build builds notifyd from the repository in root into dir, with fault points, and with the
+// mutant m unless m is nil.
 func Build(ctx context.Context, root, dir string, m *Mutant) (bin string, err error) {
 	err = Try(func() {
 		root := Must(filepath.Abs(root))

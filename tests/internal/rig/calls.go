@@ -15,19 +15,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Client calls notifyd with a token for everything.
+// Client returns a client whose token has all scopes.
 func (v *Victim) Client() *api.Client { return v.client }
 
-// URL is where its API is, in all its lives.
+// URL returns the base URL of the API. It stays the same over restarts.
 func (v *Victim) URL() string { return v.client.BaseURL }
 
-// Control is the URL of the simulators' control.
+// Control returns the URL of the simulators' control API.
 func (v *Victim) Control() string { return v.control }
 
-// Pids are the processes of notifyd and of the simulators.
+// Pids returns the process ids of notifyd and of the simulators.
 func (v *Victim) Pids() (notifyd, simulators int) { return v.proc.Pid(), v.sims.Pid() }
 
-// TokenFile holds the token its clients use.
+// TokenFile returns the path of the file with the clients' token.
 func (v *Victim) TokenFile() string { return filepath.Join(v.cfg.Data, "token") }
 
 // CallbackURL returns the base URL of the simulated receiver of triggers.
@@ -37,46 +37,47 @@ func (v *Victim) CallbackURL(ctx context.Context) (string, error) {
 	return urls.Callback, err
 }
 
-// Taken returns how many triggers the receiver was called for, and took.
+// Taken returns how many triggers the receiver of callbacks has accepted.
 func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
 	var sum simulator.CallTotals
 	err = v.get(ctx, "/callbacks/totals", &sum)
 	return sum.Taken, err
 }
 
-// Call is one callback as the receiver saw it.
+// Call is one callback as the receiver recorded it.
 type Call = simulator.Call
 
-// Due is a trigger that fires exactly at a moment. The query of its URL says when.
+// Due returns a trigger that fires exactly at a moment. The query of its URL has the moment,
+// too, so that the receiver can measure its lateness.
 func Due(url string, at time.Time) api.Trigger {
 	at = at.UTC().Truncate(time.Millisecond)
 	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
 }
 
-// Dues are triggers or scheduled pushes that were acknowledged, by id, with the moment
-// from which they may go.
+// Dues has acknowledged triggers or scheduled pushes by id. The value is the due time, before
+// which they must not be sent.
 type Dues map[string]time.Time
 
 // IDs of them.
 func (d Dues) IDs() []string { return slices.Collect(maps.Keys(d)) }
 
-// TooEarly is how long before its moment one went.
+// TooEarly is a trigger or push that was sent too early, and by how much.
 type TooEarly struct {
 	ID string
 	By time.Duration
 }
 
-// Fired is what the receiver of triggers saw.
+// Fired is the record of the receiver of callbacks, compared with Dues.
 type Fired struct {
-	First   map[string]time.Time // the first call of each that was taken
-	Lost    []string             // that never came
-	Twice   int64                // calls beyond the first
-	Unknown int64                // calls of others
+	First   map[string]time.Time // time of the first accepted call, by trigger
+	Lost    []string             // triggers that were never called
+	Twice   int64                // calls beyond the first of a trigger
+	Unknown int64                // calls of triggers that are not in Dues
 	Early   []TooEarly
-	Latest  time.Duration // the most that a first call came behind its moment
+	Latest  time.Duration // the greatest lateness of a first call
 }
 
-// Fired holds what the receiver saw against triggers.
+// Fired compares the calls that the receiver recorded with the acknowledged triggers.
 func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	f.First = map[string]time.Time{}
 	err = v.Calls(ctx, func(c Call) {
@@ -103,8 +104,8 @@ func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
 	return f, err
 }
 
-// SentEarly returns the pushes that a provider was sent before they were due, and the
-// most that one was sent behind its moment.
+// SentEarly returns the pushes that were sent to a provider before they were due, and the
+// greatest lateness of a push.
 func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, latest time.Duration, err error) {
 	for id, due := range d {
 		at, err := v.SentAt(ctx, id)
@@ -122,8 +123,8 @@ func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, lates
 	return early, latest, nil
 }
 
-// Calls passes every callback the receiver saw to fn, those of one trigger in
-// the order they came.
+// Calls passes every recorded callback to fn. Callbacks of one trigger come in the order in
+// which the receiver got them.
 func (v *Victim) Calls(ctx context.Context, fn func(Call)) error {
 	b, err := fetch(ctx, &http.Client{Timeout: 5 * time.Minute}, http.MethodGet, v.control+"/callbacks/dump", "")
 	for line := range bytes.Lines(b) {

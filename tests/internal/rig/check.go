@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Result is what became of the promises, in receivers.
+// Result has the counts of a check of Promises. All counts are of receivers, unless noted.
 type Result struct {
 	Accepted  int64 // promised
 	Terminal  int64 // in a terminal state
@@ -25,12 +25,12 @@ type Result struct {
 	NoID      int64 // calls without an id
 
 	Duplicates int64 // calls beyond the first of an attempt
-	Bound      int64 // duplicates the store knows of: handed to a provider again
+	Bound      int64 // most duplicates that are allowed: receivers that the rows record as resent
 	Reordered  int64 // first attempts out of their user's order
 }
 
-// Check waits until every promised id is terminal, and holds the states against
-// the ledger of the simulated providers.
+// Check waits until every promised id is terminal, and compares the states with the ledger of
+// the simulated providers.
 func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (out Result, err error) {
 	defer Catch(&err)
 	var r Result
@@ -42,7 +42,7 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (o
 	}
 	fmt.Fprintf(v.cfg.Out, "  promised %d receivers in %d singles and %d fan-outs; waiting for their ends\n", r.Accepted, len(p.ids), len(p.fans))
 	deadline := time.Now().Add(limit)
-	reached := map[string]bool{} // ids whose state says a provider took them
+	reached := map[string]bool{} // ids whose state says that a provider accepted them
 	open := 0
 	for _, id := range p.ids {
 		state := Must(v.terminal(ctx, id, deadline))
@@ -69,7 +69,7 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (o
 			}
 		}
 		ids := Must(v.ledgerBase(ctx, f))
-		r.Lost += max(took-ids, 0) // said to be reached, and was not
+		r.Lost += max(took-ids, 0) // success according to the state, but not in the ledger
 	}
 	missing := Must(v.ledgerMissing(ctx, reached))
 	r.Lost += missing + r.Accepted - r.Terminal
@@ -87,7 +87,7 @@ func terminalOf(counts map[string]int64) int64 {
 	return n
 }
 
-// explainOpen prints what is known of an id that has no end.
+// explainOpen prints what is known about an id that has no terminal state.
 func (v *Victim) explainOpen(ctx context.Context, id, state string) {
 	tl, err := v.client.Timeline(ctx, id)
 	b, _ := json.Marshal(tl)
@@ -148,9 +148,9 @@ func (v *Victim) counts(ctx context.Context, id string, want int64, deadline tim
 	}
 }
 
-// Rows reads the bound from the store: how many receivers were handed to a
-// provider again although an earlier call may have been taken. notifyd must have
-// stopped.
+// Rows reads Bound from the outcome rows: how many receivers were handed to a provider again
+// although an earlier call may have been accepted. notifyd must have stopped, because Rows
+// opens its store.
 func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	s, err := pebble.Open(pebble.Config{Dir: filepath.Join(v.cfg.Data, "data", "store")})
 	if err != nil {
@@ -170,8 +170,8 @@ func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	return v.explainDuplicates(ctx, rows)
 }
 
-// explainDuplicates prints the requests whose receivers were taken more often
-// than their rows know of.
+// explainDuplicates prints the requests whose receivers the providers accepted more often
+// than the rows record.
 func (v *Victim) explainDuplicates(ctx context.Context, rows map[notify.Base][]notify.Row) error {
 	var out struct{ Recent []simulator.Duplicate }
 	if err := v.get(ctx, "/ledger/duplicates?limit=1000", &out); err != nil {

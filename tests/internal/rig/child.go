@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Child is a process that a program here has started. It dies with its starter.
+// Child is a process that a proof has started. On Linux it dies with its starter.
 type Child struct {
 	cmd    *exec.Cmd
 	exited chan struct{}
-	err    error // how it ended; read it once exited is closed
+	err    error // result of Wait; may be read once exited is closed
 }
 
-// Spawn starts c.
+// Spawn starts c. A goroutine waits for its end and then closes the channel of Exited.
 func Spawn(c *exec.Cmd) (*Child, error) { return spawn(DieWithStarter(c), c.Start) }
 
 func spawn(c *exec.Cmd, start func() error) (*Child, error) {
@@ -30,10 +30,10 @@ func spawn(c *exec.Cmd, start func() error) (*Child, error) {
 	return p, nil
 }
 
-// Exited is closed when it has ended.
+// Exited returns a channel that is closed when the process has ended.
 func (p *Child) Exited() <-chan struct{} { return p.exited }
 
-// Gone reports whether it has ended.
+// Gone reports whether the process has ended.
 func (p *Child) Gone() bool {
 	select {
 	case <-p.exited:
@@ -43,17 +43,17 @@ func (p *Child) Gone() bool {
 	}
 }
 
-// Signal sends it a signal.
+// Signal sends a signal to the process.
 func (p *Child) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Pid is its process id.
+// Pid returns the process id.
 func (p *Child) Pid() int { return p.cmd.Process.Pid }
 
-// errStays is that a process has not ended in time.
+// errStays is the error of a process that has not ended in time.
 var errStays = errors.New("it does not end")
 
-// Wait waits until it has ended and returns an error if that was not with 0, or not
-// within limit.
+// Wait waits until the process has ended. It returns an error if the exit code is not 0 or the
+// process has not ended within limit.
 func (p *Child) Wait(limit time.Duration) error {
 	select {
 	case <-p.exited:
@@ -63,7 +63,7 @@ func (p *Child) Wait(limit time.Duration) error {
 	}
 }
 
-// Stop asks it to end, and waits.
+// Stop sends SIGTERM and waits for the end.
 func (p *Child) Stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -71,8 +71,8 @@ func (p *Child) Stop() error {
 	return p.Wait(Patience)
 }
 
-// Kill ends it without a word, and returns once it has ended. Killed says whether it was
-// at work until then.
+// Kill sends SIGKILL and waits for the end. Afterwards Killed reports whether the process had
+// run until then.
 func (p *Child) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -81,10 +81,11 @@ func (p *Child) Kill() error {
 	return nil
 }
 
-// ExitCode is what it ended with, -1 if by a signal. It must have ended.
+// ExitCode returns the exit code, or -1 if a signal ended the process. The process must have
+// ended.
 func (p *Child) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
 
-// Killed reports whether it was ended by SIGKILL. It must have ended.
+// Killed reports whether SIGKILL ended the process. The process must have ended.
 func (p *Child) Killed() bool {
 	e, ok := errors.AsType[*exec.ExitError](p.err)
 	if !ok {

@@ -8,13 +8,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Fan is what providers were sent of one fan-out.
+// Fan has the counts of the calls for one fan-out in the providers' ledger.
 type Fan struct {
 	IDs        int64 // distinct receivers
 	Duplicates int64 // calls beyond the first of a receiver
 }
 
-// Fans returns what the providers' ledger says of each fan-out.
+// Fans returns the counts of each fan-out in the providers' ledger.
 func (v *Victim) Fans(ctx context.Context) (out map[notify.Base]Fan, err error) {
 	defer Catch(&err)
 	var list []simulator.BaseCount

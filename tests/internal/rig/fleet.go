@@ -18,29 +18,30 @@ import (
 	"github.com/notifyd/notifyd/internal/freeport"
 )
 
-// FleetConfig of a Fleet.
+// FleetConfig configures a Fleet.
 type FleetConfig struct {
 	Bin string // notifyd; see Build
 	Dir string // for logs, and the simulators' ledger
 	// Engines is the configuration of the servers, as YAML.
 	Engines string
-	// First are the roles of the first process, which is notifyd dev and takes
-	// requests: api or all.
+	// First has the roles of the first process, which runs notifyd dev and serves the API: api
+	// or all.
 	First string
-	// Env is further environment, KEY=value, of the first process and of migrate.
+	// Env has further environment variables, KEY=value, for the first process and migrate.
 	Env []string
-	// Simulate are further arguments of the simulators, as Config has them.
+	// Simulate has further arguments of the simulators; see Config.
 	Simulate []string
 }
 
-// Fleet is the processes. The first one is V.
+// Fleet is an installation: processes over real servers, and the simulators. V is the first
+// process.
 type Fleet struct {
 	V     *Victim
 	cfg   FleetConfig
 	procs []*Process
 }
 
-// Process is one besides the first.
+// Process is a process of a Fleet other than the first.
 type Process struct {
 	Name, Role string
 	Log        string // a file
@@ -54,8 +55,8 @@ type Process struct {
 	with Starter
 }
 
-// Starter starts a command in another way than its Start. Metrics of a process in a
-// network of its own cannot be asked.
+// Starter starts a command in another way than its Start, for example in a network namespace.
+// The metrics of a process in its own network namespace cannot be read from here.
 type Starter func(*exec.Cmd) error
 
 // NewFleet migrates the servers, and starts the simulators and the first process. End
@@ -79,8 +80,9 @@ func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	return f, f.V.Start(ctx, "")
 }
 
-// Migrate runs migrate up. A machine with other work makes Cassandra slow: it goes on
-// where it was cut short.
+// Migrate runs migrate up. It repeats the command up to four times if the output asks for a
+// retry, because Cassandra is slow on a busy machine. A repeat continues where the last one
+// stopped.
 func (f *Fleet) Migrate(ctx context.Context) error {
 	out, err := f.Command(ctx, f.cfg.Env, "migrate", "up", "--config", f.Engines())
 	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
@@ -92,16 +94,16 @@ func (f *Fleet) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// FirstName is the instance of the first process.
+// FirstName is the instance name of the first process.
 const FirstName = "fleet-first"
 
-// Engines is the file of the servers' configuration.
+// Engines returns the path of the file with the servers' configuration.
 func (f *Fleet) Engines() string { return filepath.Join(f.cfg.Dir, "engines.yaml") }
 
-// Beside is the file with what the first process shares with the others.
+// Beside returns the path of the configuration that the first process writes for the others.
 func (f *Fleet) Beside() string { return filepath.Join(f.cfg.Dir, "dev", "beside.yaml") }
 
-// Command runs notifyd to its end and returns all that it said.
+// Command runs notifyd to its end and returns its output.
 func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, Patience)
 	defer stop()
@@ -111,13 +113,13 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 	return string(out), err
 }
 
-// Run starts a process of some roles and waits until it is ready. set are values of
-// its configuration, key=value, env its further environment.
+// Run starts a process with the given roles and waits until it is ready. set has settings,
+// key=value, and env further environment variables.
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
 	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, set...)
 }
 
-// RunBy is Run with a process that is started by with.
+// RunBy is like Run, but with starts the process.
 func (f *Fleet) RunBy(ctx context.Context, with Starter, name, role string, env []string, set ...string) (*Process, error) {
 	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: set, with: with}
 	f.procs = append(f.procs, p)
@@ -152,7 +154,7 @@ func (p *Process) start(ctx context.Context) (err error) {
 		for line := range bytes.Lines(b[before.Size():]) {
 			var said struct{ Msg, API, Admin string }
 			if json.Unmarshal(line, &said) == nil && said.Msg == "ready" {
-				p.API, p.Admin = said.API, said.Admin // the same API in its next life
+				p.API, p.Admin = said.API, said.Admin // so that the address stays the same over restarts
 				return true, nil
 			}
 		}
@@ -160,7 +162,7 @@ func (p *Process) start(ctx context.Context) (err error) {
 	})
 }
 
-// Ended is an error when the process has.
+// Ended returns an error if the process has ended.
 func (p *Process) Ended() error {
 	if p.Gone() {
 		return fmt.Errorf("%s ended by itself: %v (see %s)", p.Name, p.err, p.Log) //nolint:errorlint // nil when it exited with 0
@@ -168,8 +170,7 @@ func (p *Process) Ended() error {
 	return nil
 }
 
-// Stop is SIGTERM, and returns when the process has ended; an error when that was
-// not with 0.
+// Stop sends SIGTERM and waits for the end. It returns an error if the exit code is not 0.
 func (p *Process) Stop() error {
 	if err := p.Ended(); err != nil {
 		return err
@@ -188,7 +189,7 @@ func (f *Fleet) Remove(p *Process) {
 	f.procs = slices.DeleteFunc(f.procs, func(one *Process) bool { return one == p })
 }
 
-// Restart is Stop, and a next life with the same address.
+// Restart stops the process and starts it again with the same address.
 func (p *Process) Restart(ctx context.Context) error {
 	if err := p.Stop(); err != nil {
 		return err
@@ -196,13 +197,12 @@ func (p *Process) Restart(ctx context.Context) error {
 	return p.start(ctx)
 }
 
-// Metrics of a process, see Scrape.
+// Metrics returns the metrics of the process; see Scrape.
 func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
 	return Scrape(ctx, "http://"+p.Admin+"/metrics")
 }
 
-// Scrape reads the metrics at a URL, without those that have labels. It takes 10
-// seconds at most.
+// Scrape reads the metrics without labels at a URL. It gives up after 10 seconds.
 func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	out := map[string]float64{}
@@ -215,7 +215,7 @@ func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return out, err
 }
 
-// ScrapeSum adds up the samples of a metric whose labels hold a text.
+// ScrapeSum sums the samples of a metric whose labels contain a text.
 func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err error) {
 	b, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, http.MethodGet, url, "")
 	for line := range strings.Lines(string(b)) {
@@ -227,10 +227,10 @@ func ScrapeSum(ctx context.Context, url, name, labels string) (sum float64, err 
 	return sum, err
 }
 
-// Processes are those besides the first.
+// Processes returns the processes other than the first.
 func (f *Fleet) Processes() []*Process { return slices.Clone(f.procs) }
 
-// Logs returns all that every process said.
+// Logs returns the output of every process.
 func (f *Fleet) Logs() (text string, err error) {
 	defer Catch(&err)
 	all := Must(filepath.Glob(filepath.Join(f.cfg.Dir, "*.log")))
@@ -242,8 +242,8 @@ func (f *Fleet) Logs() (text string, err error) {
 	return out.String(), nil
 }
 
-// Stop ends every process as an operator does, the first one last, and says which
-// did not end with 0.
+// Stop stops every process with SIGTERM, the first one last. It returns an error that names
+// the processes whose exit code was not 0.
 func (f *Fleet) Stop() error {
 	var errs []error
 	for _, p := range f.procs {
@@ -257,7 +257,7 @@ func (f *Fleet) Stop() error {
 	return errors.Join(errs...)
 }
 
-// End kills what is left.
+// End kills the processes that still run.
 func (f *Fleet) End() {
 	for _, p := range f.procs {
 		if p.Child != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Load is users who are sent one message after the other, by each channel, and what
-// is put off: scheduled pushes and triggers.
+// Load is load on an installation. Each user of each channel gets one message after the other.
+// Some users also get scheduled pushes and triggers.
 type Load struct {
 	f    *Fleet
 	cl   *api.Client
@@ -33,26 +33,26 @@ type Load struct {
 	cancelledTriggers Dues
 }
 
-// LoadConfig says how much.
+// LoadConfig configures a Load.
 type LoadConfig struct {
-	Prefix string        // of the users
-	Users  int           // of each channel
-	Every  time.Duration // how often each is sent something
-	// Ahead is how far ahead of their time schedules and triggers are registered; a
-	// little more for each, so that something is always due.
+	Prefix string        // of the user ids
+	Users  int           // number of users of each channel
+	Every  time.Duration // time between two messages to a user
+	// Ahead is the time from the registration of a schedule or trigger to its due time. A
+	// little is added for each, so that some are due at any time.
 	Ahead time.Duration
-	// Far is how far ahead one of four is registered instead; 0: none. Every second one
-	// of those is cancelled twice Ahead before its moment, unless the load has ended by then.
+	// Far replaces Ahead for one of four; 0: for none. Every second one of these is cancelled
+	// twice Ahead before its due time, unless the load has ended by then.
 	Far time.Duration
-	// Later is how many schedules and triggers each user is sent each time; 0: one.
+	// Later is the number of schedules and of triggers for a user each time; 0: one.
 	Later int
-	// Planners is how many users are sent schedules and triggers; 0: all.
+	// Planners is the number of users who get schedules and triggers; 0: all.
 	Planners int
-	// Warm is how long from the start messages do not count for Sums.Slowest.
+	// Warm is the time from the start during which messages do not count for Sums.Slowest.
 	Warm time.Duration
 }
 
-// Load starts; End must be called.
+// Load starts the load. End must be called.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
 	l := &Load{f: f, cl: cl, o: o, began: time.Now(), now: Dues{}, later: Dues{}, triggers: Dues{}, cancelledTriggers: Dues{}}
 	var err error
@@ -74,7 +74,8 @@ func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, 
 	return l, nil
 }
 
-// each calls do again and again. What is under way when the load ends gets its answer.
+// each calls do again and again until the load ends. A request under way at that time still
+// gets its answer.
 func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)) {
 	l.wg.Go(func() {
 		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
@@ -92,20 +93,20 @@ func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)
 	})
 }
 
-// End stops it, and waits for the answers.
+// End stops the load and waits for the answers.
 func (l *Load) End() {
 	l.stop()
 	l.wg.Wait()
 }
 
-// Accepted is how many messages to be sent at once were, so far.
+// Accepted returns how many messages for now have been accepted so far.
 func (l *Load) Accepted() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.now)
 }
 
-// Address of a user, the same each time.
+// Address returns the address of a user. It is the same each time.
 func Address(channel, user string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(user))
@@ -136,7 +137,8 @@ func (l *Load) send(ctx context.Context, channel string, u, seq int) {
 	l.note(err, func() { l.now[made.NotificationID] = asked })
 }
 
-// putOff schedules a push and registers a trigger. The load ends with ends.
+// putOff schedules a push and registers a trigger. ends is done when the load ends; ctx lives on
+// until the answers have come.
 func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	user := fmt.Sprintf("%s-later-%d-%d", l.o.Prefix, u, seq)
 	ahead, far := l.o.Ahead, l.o.Far > 0 && (u+seq)%4 == 0
@@ -160,8 +162,8 @@ func (l *Load) putOff(ends, ctx context.Context, u, seq int) {
 	}
 }
 
-// cancel cancels a scheduled push and a trigger. One whose cancel comes too late, because
-// the request was repeated until then, is still due.
+// cancel cancels a scheduled push and a trigger. If the cancel comes too late, because its
+// request had to be repeated, the push or trigger stays due.
 func (l *Load) cancel(ctx context.Context, push, trigger string) {
 	c, err := l.cl.Cancel(ctx, push)
 	if notify.KindOf(err) != notify.KindConflict {
@@ -191,11 +193,11 @@ func (l *Load) note(err error, accepted func()) {
 	accepted()
 }
 
-// Sums is what became of a load.
+// Sums has the results of a load.
 type Sums struct {
 	Accepted, Scheduled, Triggers int
-	Errors                        []error // of requests, after all retries
-	Lost                          int64   // accepted, and never sent or called
+	Errors                        []error // errors of requests after all retries
+	Lost                          int64   // accepted but never sent or called
 	Duplicates                    int64   // calls of a provider beyond the first of an attempt
 	Twice                         int64   // calls of a trigger beyond the first
 	Early, Reordered              int64
@@ -204,8 +206,8 @@ type Sums struct {
 	Slowest                       time.Duration // the longest from asking for a message to its call, after Warm
 }
 
-// Whole reports that nothing was lost, repeated, early or out of order, and no
-// request was refused for good.
+// Whole reports whether nothing was lost, repeated, early or out of order, and no request was
+// refused for good.
 func (s Sums) Whole() bool {
 	return s.Accepted > 0 && s.Scheduled > 0 && s.Triggers > 0 && len(s.Errors) == 0 && s.Lost+s.Duplicates+s.Twice+s.Early+s.Reordered+s.CancelledSent == 0
 }
@@ -215,7 +217,8 @@ func (s Sums) String() string {
 		s.Accepted, s.Scheduled, s.Triggers, len(s.Errors), s.Lost, s.Duplicates, s.Twice, s.Early, s.Reordered)
 }
 
-// Check waits until all of it was sent and called, Patience at most, and adds up.
+// Check waits until every accepted message was sent and every trigger called, for Patience at
+// most. It returns the sums.
 func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,7 +254,7 @@ func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	return s, err
 }
 
-// explain prints what is known of some that never came.
+// explain prints what is known about some messages and triggers that never came.
 func (l *Load) explain(ctx context.Context, ids, triggers []string) {
 	for _, id := range ids[:min(len(ids), 5)] {
 		tl, err := l.cl.Timeline(ctx, id)
@@ -263,8 +266,8 @@ func (l *Load) explain(ctx context.Context, ids, triggers []string) {
 	}
 }
 
-// Delivered waits until a notification has ended, and is an error when that was
-// not DELIVERED.
+// Delivered waits until a notification has a terminal state. It returns an error if the state
+// is not DELIVERED.
 func Delivered(ctx context.Context, cl *api.Client, id string) error {
 	return Until(ctx, id+" is DELIVERED", func() (bool, error) {
 		st, err := cl.Notification(ctx, id)

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// later is what was promised about the future: triggers and scheduled pushes.
+// later has the acknowledged triggers and scheduled pushes.
 type later struct {
 	mu        sync.Mutex
 	triggers  map[string]fate
@@ -112,7 +112,7 @@ func sizeOf(n int, rate float64) int {
 
 func batchOf(rate float64) int { return min(max(int(rate/20), 2), 100) }
 
-// laterWorker does one unit of work after the other.
+// laterWorker registers triggers and pushes, one unit of work after the other.
 type laterWorker struct {
 	v        *Victim
 	callback string

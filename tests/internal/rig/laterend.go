@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// LaterResult is what became of the promises about the future.
+// LaterResult has the results of the acknowledged triggers and scheduled pushes.
 type LaterResult struct {
 	Triggers, Schedules int64
 	Fired               int64
@@ -40,8 +40,8 @@ func endedTrigger(status string) bool {
 	return false
 }
 
-// CheckLater waits until everything has ended, and holds it against the
-// receiver's ledger.
+// CheckLater waits until every trigger and push has ended, and compares them with the receiver's
+// ledger.
 func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duration) (r LaterResult, err error) {
 	defer Catch(&err)
 	l := &p.later

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Proof is what a command shows of a real notifyd, in a folder of its own. It
-// says whether what was promised held. Ok ends it if that could not be shown.
+// Proof runs a proof of a real notifyd in the folder dir. It returns whether the promises held.
+// It ends by Ok if that could not be shown.
 type Proof func(ctx context.Context, dir string) (ok bool)
 
 // Main runs a proof until it is over or interrupted, and ends the process: 0 what

@@ -1,7 +1,7 @@
-// Package rig is what the programs in tests share: it builds a real notifyd, with a
-// mutant in it or not, starts it beside simulated providers, alone (Victim) or as an
-// installation has it (Fleet), gives it load, kills it, and checks what it promised. The
-// ledger of the simulators is the proof.
+// Package rig has the code that the proof programs share. It builds a real notifyd, with or
+// without a mutant, and starts it beside simulated providers: one process (Victim) or an
+// installation of several (Fleet). It sends load, kills processes, and checks the promises
+// against the ledger of the simulators.
 package rig
 
 import (
@@ -56,7 +56,8 @@ type Victim struct {
 	log     *os.File
 }
 
-// New starts the simulators. End must be called, also after an error.
+// New starts the simulators and returns a Victim that is not started yet. End must be called,
+// also after an error.
 func New(ctx context.Context, cfg Config) (v *Victim, err error) {
 	defer Catch(&err)
 	if cfg.Data == "" {
@@ -113,7 +114,8 @@ func (v *Victim) Faults(ctx context.Context) error {
 	return nil
 }
 
-// Start starts notifyd, with a fault point ordered, and waits until it is ready.
+// Start starts notifyd and waits until it is ready. If point is not empty, notifyd kills itself
+// at that fault point.
 func (v *Victim) Start(ctx context.Context, point string) error {
 	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
 		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"}
@@ -140,7 +142,7 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 
 var errEnded = errors.New("it ended by itself")
 
-// Restart starts the next life; the one before must have ended.
+// Restart starts notifyd again. The process must have ended.
 func (v *Victim) Restart(ctx context.Context, point string) error {
 	if !v.proc.Gone() { // how it has ended, Die has looked at
 		if err := v.Stop(); err != nil {
@@ -182,10 +184,10 @@ func (v *Victim) Metrics(ctx context.Context) (map[string]float64, error) {
 	return Scrape(ctx, "http://127.0.0.1:"+strconv.Itoa(v.port+1)+"/metrics")
 }
 
-// Stop asks the process to drain and end.
+// Stop sends SIGTERM, so that the process drains, and waits for its end.
 func (v *Victim) Stop() error { return v.proc.Stop() }
 
-// End kills what is left.
+// End kills the processes that still run.
 func (v *Victim) End() {
 	for _, c := range []*Child{v.proc, v.sims} {
 		if c != nil {

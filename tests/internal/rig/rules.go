@@ -20,7 +20,7 @@ func (v *Victim) DropRule(ctx context.Context, number int) error {
 	return v.ask(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", number), "", nil)
 }
 
-// Delivered is how many notifications the providers took, each counted once.
+// Delivered returns how many distinct notifications the providers accepted.
 func (v *Victim) Delivered(ctx context.Context) (int64, error) {
 	var out simulator.Summary
 	err := v.get(ctx, "/ledger/totals", &out)
@@ -40,7 +40,7 @@ func (v *Victim) Missing(ctx context.Context, ids []string) (n int64, some []str
 	return out.Missing, out.IDs, err
 }
 
-// SentAt is when a provider was first sent a notification.
+// SentAt returns when a notification was first sent to a provider.
 func (v *Victim) SentAt(ctx context.Context, id string) (time.Time, error) {
 	var ds []simulator.Delivery
 	if err := v.get(ctx, "/ledger?id="+id, &ds); err != nil || len(ds) == 0 {

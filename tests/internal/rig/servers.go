@@ -36,10 +36,11 @@ func (s *Servers) Flags() {
 	flag.IntVar(&s.Nodes, "nodes", 1, "brokers of Kafka, and nodes of Cassandra: 1 or 3")
 }
 
-// InSync is how many copies of the log take part in an acknowledgement.
+// InSync returns how many copies of the log must have a record before it is acknowledged.
 func (s *Servers) InSync() int { return s.Nodes/2 + 1 }
 
-// YAML is notifyd's configuration of them.
+// YAML returns notifyd's configuration of these servers, with the time-outs of appends and of
+// Cassandra.
 func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	list := func(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
 	limit := func(key string, d time.Duration) string {
@@ -73,7 +74,7 @@ func Resent(ctx context.Context, store *cassandra.Store, since time.Time) (n int
 	return n, err
 }
 
-// DSN is how a database of PostgreSQL is reached.
+// DSN returns the connection string of a database of PostgreSQL.
 func (s *Servers) DSN(database string) string {
 	return fmt.Sprintf("postgres://notifyd@%s/%s?sslmode=disable", s.Postgres, database)
 }

@@ -19,7 +19,8 @@ const (
 	leastPeriod = 20 * time.Millisecond
 )
 
-// Share is a control group that gets a share of one core at most, whatever is idle.
+// Share is a control group that limits its processes to a share of one core, even on an idle
+// machine.
 type Share struct{ dir string }
 
 // NewShare makes the group of a name. It takes root, or a control group that was delegated

@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Ok ends the step under way unless err is nil. The programs here are rows of steps, and
-// each needs the one before it: Ok, Must and Must2 are to them what t.Fatal is to a
-// test. They panic, and Try or Main turns the panic into an error. A goroutine of its
-// own needs a Try of its own.
+// Ok ends the current step unless err is nil. A proof program is a series of steps, and each
+// step needs the one before it. Ok, Must and Must2 end it as t.Fatal ends a test: they panic,
+// and Try or Main turns the panic into an error. Each new goroutine needs its own Try.
 func Ok(err error) {
 	if err != nil {
 		panic(err)
@@ -38,7 +37,7 @@ func Try(f func()) (err error) {
 	return nil
 }
 
-// Catch is deferred: it is Try of the function that defers it.
+// Catch must be deferred. It does for the deferring function what Try does for f.
 func Catch(err *error) {
 	switch p := recover().(type) {
 	case nil:

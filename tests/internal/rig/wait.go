@@ -32,7 +32,7 @@ func (e *Endurance) Over() bool {
 	return e.spent > Patience
 }
 
-// Until asks again and again, until it is so or Patience is over.
+// Until calls ask until it returns true. It returns an error if ask does, or after Patience.
 func Until(ctx context.Context, what string, ask func() (bool, error)) error {
 	var waited Endurance
 	for {
@@ -49,8 +49,8 @@ func Until(ctx context.Context, what string, ask func() (bool, error)) error {
 	}
 }
 
-// Within asks every so often until ask says yes, and reports whether it did before limit
-// was over.
+// Within calls ask at intervals of every until it returns true. It reports whether that happened
+// within limit.
 func Within(ctx context.Context, limit, every time.Duration, ask func() bool) bool {
 	for end := time.Now().Add(limit); ; {
 		if ask() {
@@ -88,7 +88,7 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// LoadAverage is that of the last minute, "?" where /proc does not say.
+// LoadAverage returns the load average of the last minute, or "?" without /proc.
 func LoadAverage() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

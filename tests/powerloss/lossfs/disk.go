@@ -36,7 +36,7 @@ type Disk struct {
 	syncs   int64
 }
 
-// Loss is what a cut dropped.
+// Loss counts what a cut dropped.
 type Loss struct {
 	Pages int // of files that survived
 	Names int // changes of names
@@ -121,8 +121,8 @@ func (d *Disk) Cut(rng *rand.Rand) Loss {
 	return loss
 }
 
-// Copy returns a disk that holds what a cut would leave of this one, to look at
-// it without touching it.
+// Copy returns a new disk with the data that a cut would leave of this one. It does not change
+// this one.
 func (d *Disk) Copy() *Disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,7 +178,7 @@ func (n *node) tear(rng *rand.Rand) (lost int) {
 	return lost
 }
 
-// clip puts zeros behind the durable end.
+// clip writes zeros behind the durable end of the last page.
 func (n *node) clip() {
 	if p := n.safePages[n.safeSize/pageSize]; p != nil {
 		c := *p

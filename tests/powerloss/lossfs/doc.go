@@ -1,6 +1,6 @@
-// Package lossfs is a file system that loses what was not synced when the power
-// is cut: a tool for tests. A SIGKILL proves nothing about fsync, since the
-// kernel keeps the pages of a dead process; a Disk does not.
+// Package lossfs is a file system for tests that loses everything unsynced when the power is
+// cut. A SIGKILL proves nothing about fsync, because the kernel keeps the pages of a dead
+// process. A Disk loses them.
 //
 // # The model
 //
