@@ -28,7 +28,7 @@ TESTFLAGS := -timeout 40m $(if $(SHORT),-short)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: go ## Build bin/notifyd and bin/notifyctl: static, the same bytes from the same sources
