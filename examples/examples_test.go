@@ -169,7 +169,7 @@ func (n *node) start(t *testing.T, command []string) string {
 	if err := os.WriteFile(token, []byte(n.token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(command[0], command[1:]...) //nolint:gosec,noctx // the example; the cleanup kills it
+	c := exec.Command(command[0], command[1:]...) //nolint:gosec // the example; the cleanup kills it
 	c.Env = append(os.Environ(), "NOTIFYD_URL="+n.url, "NOTIFYD_TOKEN_FILE="+token, "WEBHOOK_SECRET="+n.secret, "SHOP_STATE="+filepath.Join(dir, "place"))
 	var errs bytes.Buffer
 	c.Stderr = &errs

@@ -94,7 +94,7 @@ func TestCommands(t *testing.T) {
 	if err := os.WriteFile(short, []byte("s3cret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f(1, `^$`, regexp.QuoteMeta(short)+`: neither a PEM`, "token", "--key", short, "--caller", "x")
+	f(1, `^$`, regexp.QuoteMeta(short)+`: the file is neither a PEM`, "token", "--key", short, "--caller", "x")
 	f(0, `^configuration is good\n$`, `^$`, "config", "check", "--set", "auth.key_file=k.pem")
 	f(2, `^$`, `auth: set one of auth.key_file`, "config", "check", "--set", "api.rate=5")
 	f(2, `^$`, `did you mean "api.listen"\?(.|\n)*logging.level(.|\n)*next:  notifyd config example`, "config", "check", "--config", bad)
@@ -119,7 +119,7 @@ func TestCommands(t *testing.T) {
 	}
 	f(2, `^$`, `holds the data of notifyd serve or of a restored backup(.|\n)*next:  notifyd restore FILE --data-dir NEW/data`, "dev", "--data-dir", restored)
 	f(2, `^$`, `--taken "yesterday": give the time when`, "restore-servers", "--taken", "yesterday")
-	f(2, `^$`, `engines: is embedded: notifyd restore FILE`, "restore-servers", "--taken", "2026-11-24T03:00:00Z")
+	f(2, `^$`, `engines: is embedded: use notifyd restore FILE`, "restore-servers", "--taken", "2026-11-24T03:00:00Z")
 	f(2, `^$`, `leave out --fresh`, "dev", "--ephemeral", "--fresh")
 	f(1, `^$`, `providers.apns.key_file: stat /no/such.p8(.|\n)*next: (.|\n)*LoadCredential`, "serve", "--data-dir", t.TempDir(),
 		"--set", "providers.apns.key_file=/no/such.p8", "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")

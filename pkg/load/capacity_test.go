@@ -142,6 +142,13 @@ func TestFindCapacity(t *testing.T) {
 	if c, err := find(func(_ float64, _ int, r *Result) { r.Verdict = late }); err != nil || c.Rate != 400 || c.Limit != LimitMost || len(c.Trials) != 4 {
 		t.Errorf("late, and all holds: %+v %v", c, err)
 	}
+	// A queue that was gone before the end is no limit.
+	if c, err := find(func(_ float64, _ int, r *Result) {
+		r.Sending, r.Verdict.Code = 10*time.Second, ConcurrencyBound
+		r.Seconds = []SecondRow{{Sent: 500, Lag: Brief{P50: int64(5 * time.Second)}}, {Sent: 500, Lag: Brief{P50: int64(time.Millisecond)}}}
+	}); err != nil || c.Rate != 400 {
+		t.Errorf("a moment's queue: %+v %v", c, err)
+	}
 	miss := func(r *Result) { r.Thresholds[0].OK = false }
 	c, err := find(func(rate float64, n int, r *Result) {
 		if rate == 200 && n == 1 {
@@ -157,7 +164,10 @@ func TestFindCapacity(t *testing.T) {
 		"pending": func(r *Result) { r.Ledger.Pending = 1 },
 		"sink":    func(r *Result) { r.Verdict.Code = SinkBound },
 		"unsent":  func(r *Result) { r.Totals.Sent = 900 },
-		"queued":  func(r *Result) { r.Verdict.Code = ConcurrencyBound },
+		"behind": func(r *Result) {
+			r.Sending = 15 * time.Second
+			r.Seconds = []SecondRow{{Sent: 500, Lag: Brief{P50: int64(5 * time.Second)}}, {Draining: true, Sent: 1}}
+		},
 	} {
 		c, err := find(func(rate float64, _ int, r *Result) {
 			if rate > 250 {
