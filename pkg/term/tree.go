@@ -30,21 +30,14 @@ func polishCommand(c *cobra.Command) {
 	case !c.HasSubCommands():
 		c.Args = asUsageErrors(c.Args)
 	default:
+		c.Args = func(c *cobra.Command, args []string) error { // an argument is a mistyped subcommand
+			if len(args) == 0 {
+				return nil
+			}
+			return unknownCommand(c, args[0])
+		}
 		if c.RunE == nil && c.Run == nil {
-			c.Args = func(c *cobra.Command, args []string) error {
-				if len(args) == 0 {
-					return nil
-				}
-				return unknownCommand(c, args[0])
-			}
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-		} else { // c runs without a subcommand; an argument is still a mistyped subcommand
-			c.Args = func(c *cobra.Command, args []string) error {
-				if len(args) == 0 {
-					return nil
-				}
-				return unknownCommand(c, args[0])
-			}
 		}
 	}
 	if c.Name() == "help" {
