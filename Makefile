@@ -32,7 +32,7 @@ help: ## List the targets
 
 .PHONY: build
 build: go ## Build bin/notifyd and bin/notifyctl: static, the same bytes from the same sources
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.linked=$(VERSION)' -o '$(BIN)/' ./cmd/notifyd ./cmd/notifyctl
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.linkedVersion=$(VERSION)' -o '$(BIN)/' ./cmd/notifyd ./cmd/notifyctl
 
 .PHONY: sbom
 sbom: build ## Write bin/*.cdx.json: the modules in each binary and their licences (CycloneDX)

@@ -195,3 +195,26 @@ func TestComposeRecipe(t *testing.T) {
 		t.Error("the user of the image cannot read the secrets")
 	}
 }
+
+// TestLinkedVersion: the builds set a variable that both programs have. The linker ignores a name
+// that does not exist, and the program then has no version.
+func TestLinkedVersion(t *testing.T) {
+	t.Parallel()
+	set := regexp.MustCompile(`-X main\.(\w+)=`)
+	for _, build := range []string{"../Makefile", "Dockerfile"} {
+		b, err := os.ReadFile(build)
+		must(t, err)
+		found := set.FindSubmatch(b)
+		if found == nil {
+			t.Errorf("%s sets no version", build)
+			continue
+		}
+		for _, program := range []string{"notifyd", "notifyctl"} {
+			source, err := os.ReadFile(filepath.Join("..", "cmd", program, "main.go"))
+			must(t, err)
+			if !strings.Contains(string(source), "\nvar "+string(found[1])+" string\n") {
+				t.Errorf("%s sets %s, which %s does not have", build, found[1], program)
+			}
+		}
+	}
+}

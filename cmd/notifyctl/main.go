@@ -24,7 +24,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// linked is set by the linker (make build).
+// linkedVersion is the version. The linker sets it (make build).
 var linkedVersion string
 
 var version = term.Version(linkedVersion)

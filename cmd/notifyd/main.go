@@ -24,10 +24,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// linked is the version; the linker sets it (make build).
-var linked string
+// linkedVersion is the version. The linker sets it (make build).
+var linkedVersion string
 
-var version = term.Version(linked)
+var version = term.Version(linkedVersion)
 
 // program is what commands use of their environment; tests replace it.
 type program struct {

@@ -32,7 +32,10 @@ type data struct {
 	textPool []byte    // text from which payloads are cut
 	callback string    // callback URL of triggers, with a trailing ?due=
 	origin   time.Time // the run's start
-	zipf     zipf
+	// orderBase is added to the sequence numbers of users. It grows from run to run: the
+	// simulators compare a user's messages with those of earlier runs, too.
+	orderBase uint64
+	zipf      zipf
 }
 
 // variant is one channel and category of a mix.
@@ -281,11 +284,11 @@ func (d *data) item(b []byte, seq uint64, due time.Time, later bool) []byte {
 	b = append(b, v.head...)
 	b = d.text(b, seq)
 	if d.step.Ordered && v.channel == "push" {
-		// The sequence number of a user is the number of the round through all users.
+		// A user's sequence number is the number of the round through all users.
 		b = append(b, `,"data":{"usr":"`...)
 		b = appendUser(b, u)
 		b = append(b, `","seq":"`...)
-		b = strconv.AppendUint(b, seq/d.users+1, 10)
+		b = strconv.AppendUint(b, d.orderBase+seq/d.users+1, 10)
 		b = append(b, `"}`...)
 	}
 	if v.tail.text != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -292,5 +293,42 @@ func TestRunRecords(t *testing.T) {
 	}
 	if fmt.Sprint(one.Distribution()) != fmt.Sprint(many.Distribution()) {
 		t.Error("another distribution")
+	}
+}
+
+// TestOrderOverRuns: the sequence numbers of a later run are larger, so that a ledger that keeps
+// the messages of earlier runs does not take the later run's first message for a late one. The
+// processes of one run number by the same base.
+func TestOrderOverRuns(t *testing.T) {
+	t.Parallel()
+	number := func(cfg Config) uint64 {
+		cfg.Target = dryTarget{}
+		r, err := New(One("s", time.Second, Step{Rate: 1, Workers: 1, Ordered: true, Addresses: true, Users: Users{Count: 4, Pick: "each"}}), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.setStart()
+		var body struct {
+			Data struct{ Seq string }
+		}
+		var n struct{ Content json.RawMessage }
+		if err := json.Unmarshal(r.steps[0].data.item(nil, 9, time.Time{}, false), &n); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(n.Content, &body); err != nil {
+			t.Fatal(err)
+		}
+		seq, err := strconv.ParseUint(body.Data.Seq, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seq
+	}
+	first := number(Config{StartAt: time.Now()})
+	if later := number(Config{StartAt: time.Now().Add(time.Second / 2)}); later <= first+1000 {
+		t.Errorf("message 9 has the number %d in a run, and %d in the next one", first, later)
+	}
+	if a, b := number(Config{OrderBase: 100}), number(Config{OrderBase: 100, StartAt: time.Now()}); a != b || a != 103 {
+		t.Errorf("two processes of one run number message 9 by %d and %d", a, b)
 	}
 }

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,11 @@ type Config struct {
 	Callback string // base URL of triggers, without a query
 	Memory   int    // bytes for messages that were accepted and have not arrived; default 128 MiB. More go to temporary files
 	Segment  Segment
-	StartAt  time.Time // zero: at once
+	// OrderBase is the same in all segments of a run that are sent at a time by several
+	// processes. 0: the start in microseconds since 1970, which is larger than every number of
+	// an earlier run: no user gets a message a microsecond.
+	OrderBase uint64
+	StartAt   time.Time // zero: at once
 
 	// Remote sends the load from agents; nil: this process sends it.
 	Remote Remote
@@ -342,6 +347,7 @@ func (r *Run) setStart() {
 	}
 	for _, s := range r.steps {
 		s.data.origin = r.began
+		s.data.orderBase = cmp.Or(r.cfg.OrderBase, uint64(r.began.UnixMicro()))
 	}
 }
 

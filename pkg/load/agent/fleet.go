@@ -61,7 +61,7 @@ func Dial(ctx context.Context, o Options) (*Fleet, error) {
 	if o.dial == nil {
 		o.dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
 	}
-	o.Job.Protocol = Protocol
+	o.Job.Protocol, o.Job.OrderBase = Protocol, uint64(o.now().UnixMicro())
 	f := &Fleet{opt: o, changed: make(chan struct{}), orders: Orders{Phase: -1}}
 	f.client = &http.Client{
 		Transport:     &http.Transport{DialContext: o.dial, TLSClientConfig: o.TLS, TLSHandshakeTimeout: 5 * time.Second, MaxIdleConnsPerHost: 2},

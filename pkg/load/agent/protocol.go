@@ -49,8 +49,9 @@ type Start struct {
 	Scenario  string       `json:"scenario"` // YAML
 	Segment   load.Segment `json:"segment"`
 	Aim       Aim          `json:"aim"`
-	Promises  bool         `json:"promises"`  // report each acknowledged message: the controller has a ledger
-	Steerable bool         `json:"steerable"` // Orders may change the rate
+	OrderBase uint64       `json:"order_base"` // see load.Config
+	Promises  bool         `json:"promises"`   // report each acknowledged message: the controller has a ledger
+	Steerable bool         `json:"steerable"`  // Orders may change the rate
 }
 
 // Aim says where and how the agents send.

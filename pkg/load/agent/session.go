@@ -75,7 +75,7 @@ func (s *session) drive(ctx context.Context, sc *load.Scenario, st *Start, emit 
 	defer end()
 	// The controller does this work: the ledger, the server's figures, the faults.
 	cfg.Ledger, cfg.State, cfg.Faults, cfg.Server, cfg.Actions = nil, nil, nil, nil, nil
-	cfg.Callback, cfg.Segment, cfg.Promises, cfg.Steerable = s.aim.Callback, st.Segment, st.Promises, st.Steerable
+	cfg.Callback, cfg.Segment, cfg.OrderBase, cfg.Promises, cfg.Steerable = s.aim.Callback, st.Segment, st.OrderBase, st.Promises, st.Steerable
 	var failed error
 	cfg.Report = func(f *load.Frame, err error) {
 		if err != nil { // the frame is lost, and the controller must know
