@@ -6,11 +6,12 @@ import (
 	"sync"
 )
 
-// Locks serialises the read-modify-writes of each key. Writers of different keys run
+// Locks has one lock for each key. A writer locks a key, reads its row, changes it and
+// writes it; so only one writer changes a row at a time. Writers of different keys run
 // concurrently, so one fsync can serve all of them.
 type Locks struct {
 	failed     <-chan struct{} // closed when the store has failed
-	cause      func() error    // why the store has failed; nil while it is well
+	cause      func() error    // returns why the store has failed; nil while the store works
 	contextErr func(context.Context) error
 
 	mu   sync.Mutex          // guards held and every keyLock.refs
@@ -18,22 +19,23 @@ type Locks struct {
 }
 
 type keyLock struct {
-	sem  chan struct{} // of size 1; holds a value while a goroutine has the lock
-	refs int           // the holder and the goroutines that wait
+	sem  chan struct{} // of size 1; contains a value while a goroutine has the lock
+	refs int           // number of goroutines that have the lock or wait for it
 }
 
-// NewLocks returns Locks of which no key is held. Once failed is closed, Lock returns the
-// error that cause returns. If a caller's context ends, Lock returns ended of the context.
+// NewLocks returns Locks in which no key is locked. After failed is closed, Lock returns
+// the error that cause returns. If a caller's context ends, Lock returns the result of
+// ended(ctx).
 func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
 	return &Locks{failed: failed, cause: cause, contextErr: ended, held: map[string]*keyLock{}}
 }
 
-// Lock locks the keys and returns a function that unlocks them. It takes them in
-// ascending order, so that two callers cannot deadlock. It returns an error, and holds no
-// key, if ctx ends or the store fails.
+// Lock locks the keys and returns a function that unlocks them. It locks the keys in
+// ascending order, so that two callers cannot deadlock. If ctx ends or the store fails,
+// Lock returns an error and no key stays locked.
 func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := k.cause(); err != nil {
-		return nil, err // a failed store begins no write, even if its reads still work
+		return nil, err // after a failure no write may begin, even if reads still work
 	}
 	if len(keys) > 1 {
 		keys = slices.Clone(keys)
@@ -49,9 +51,10 @@ func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return func() { k.unlockKeys(keys) }, nil
 }
 
-// Settled waits until every key is free. Values that the caller read before are durable
-// then, because a writer keeps its keys until its write is durable. Keys are nearly always
-// free, so Settled first looks at all of them under one lock of mu.
+// Settled waits until every key was unlocked at least once. A writer unlocks its keys only
+// when its write is durable. So when Settled returns nil, the values that the caller read
+// before the call are durable. Nearly always no key is locked. So Settled first checks all
+// keys while it holds mu once.
 func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()
@@ -104,7 +107,8 @@ func (k *Locks) unlockKeys(keys []string) {
 	}
 }
 
-// unref drops one reference to l and forgets l with its last one. mu must be held.
+// unref removes one reference to l. With the last reference it also removes l from held.
+// The caller must hold mu.
 func (k *Locks) unref(key string, l *keyLock) {
 	if l.refs--; l.refs == 0 {
 		delete(k.held, key)
