@@ -15,8 +15,8 @@ import (
 // If the newest write-ahead log of a folder is missing, Pebble opens the folder without an
 // error. Writes that were acknowledged but not flushed are then lost silently. So the file
 // NewestLog contains the name of the newest log. The file becomes durable before the first
-// write to that log. Only the newest log needs this protection, because Pebble removes
-// older logs first.
+// write to that log. Older logs need no such file, because Pebble removes a log only when a
+// newer log exists.
 
 // NewestLog is the name of the file in Config.Dir that contains the name of the newest
 // write-ahead log.

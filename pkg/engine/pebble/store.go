@@ -195,7 +195,7 @@ func (s *Store) options() *pebbledb.Options {
 		MemTableSize:                uint64(s.cfg.MemTableBytes),
 		MemTableStopWritesThreshold: 4,
 		L0CompactionThreshold:       4,
-		L0StopWritesThreshold:       64, // high, because a write that stalls is slow; compactions begin much earlier
+		L0StopWritesThreshold:       64, // high, to avoid slow writes; compactions begin much earlier
 		LBaseMaxBytes:               64 << 20,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
 		// Sync in small steps. If the kernel collects many dirty pages, it writes them in
