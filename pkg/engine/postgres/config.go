@@ -139,7 +139,7 @@ func (c Config) readPassword() (string, error) {
 // the DSN may contain a password.
 func dsnProblem(err error) string {
 	e, ok := errors.AsType[*pgconn.ParseConfigError](err)
-	if _, isURL := errors.AsType[*url.Error](err); !ok || isURL { // the text of a url.Error contains the whole DSN
+	if _, isURL := errors.AsType[*url.Error](err); !ok || isURL { // the text of a url.Error has the DSN
 		return "it is neither a URL nor a list of key=value pairs"
 	}
 	text := e.Error()

@@ -309,7 +309,7 @@ func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Durati
 		case results <- r:
 		case <-callerLeft:
 			for i := range r.ds {
-				_ = q.Release(uncancelled, r.ds[i].Receipt, 0) // if this fails, another process gets the message when the visibility ends
+				_ = q.Release(uncancelled, r.ds[i].Receipt, 0) // if this fails, the visibility ends by itself
 			}
 		}
 	})
