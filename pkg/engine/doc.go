@@ -5,8 +5,8 @@
 // pkg/app chooses the engine of each contract.
 //
 // A contract consists of its comments and its tests. The tests are in
-// pkg/engine/enginetest, and every engine passes them. For every sentence that says what is
-// true after a method returns, there is a test with the same words. To add an engine,
+// pkg/engine/enginetest, and every engine passes them. Every sentence that says what is
+// true after a method returns has a test whose name says the same. To add an engine,
 // implement its contracts, translate its errors into *notify.Error in one function, and
 // call the tests of the contracts from a test file.
 //
