@@ -74,8 +74,8 @@ type LetterMove struct {
 	To, Job       string // the new State, and the job that sets it
 }
 
-// DeadLetters is the index of dead letters. It is also the ledger of replays: each dead
-// letter leaves LetterDead only once.
+// DeadLetters is the index of dead letters. It is also the ledger of replays: if several
+// jobs move a dead letter out of LetterDead, only one job succeeds.
 type DeadLetters interface {
 	// Put stores dead letters. Storing the same (ID, Epoch) again changes nothing. Each new
 	// dead letter gets the next Seq of its caller and the next Ord of the index. No Seq of

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Direction is what a run of migrations does.
+// Direction says what a run of migrations does.
 type Direction string
 
-// The directions.
+// Directions of a run of migrations.
 const (
 	Up   Direction = "up"     // creates missing tables; existing tables stay as they are
 	Down Direction = "down"   // drops tables and their data

@@ -79,18 +79,18 @@ type QueueDepth struct {
 	Oldest   time.Time // enqueue time of the oldest ready message; zero: none
 }
 
-// Queue gives each message to one process at a time, and gives each message at least once.
-// Receive returns a message at most MaxReceives times (a setting of the engine). If no
-// receive was acknowledged, the message is dead: the engine keeps dead messages separately
-// and Depth counts them.
+// Queue gives each message to a process at least once, and to only one process at a time.
+// Receive returns a message at most MaxReceives times (a setting of the engine). A message
+// that was received MaxReceives times and never acknowledged is dead. The engine keeps dead
+// messages separately, and Depth counts them.
 type Queue interface {
 	// Enqueue stores messages. When it returns nil, all messages are durable. After an
 	// error any of the messages may be stored. If a delay is out of range, Enqueue returns
 	// notify.KindInvalid and stores no message.
 	Enqueue(ctx context.Context, ms []Message) error
 	// Receive waits until a message is ready or ctx ends. It returns up to max messages,
-	// from both lanes as BacklogShare says. No other Receive returns these messages for the
-	// duration visibility. If ctx ends, Receive returns no message and no error.
+	// from both lanes as BacklogShare says. For the time visibility, no other Receive
+	// returns these messages. If ctx ends, Receive returns no message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
 	// Extend sets the end of visibility of the deliveries to now plus visibility. It
 	// ignores receipts that are not valid any more.

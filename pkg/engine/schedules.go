@@ -6,8 +6,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Schedule describes the timers of a request, or of one item of a batch, that has a future
-// fire time. The API finds the timers of an id through its schedule. A schedule is stored
+// Schedule describes the timers of one request with a future fire time, or of one such item
+// of a batch. The API finds the timers of an id through its schedule. A schedule is stored
 // before its timers and never changed.
 type Schedule struct {
 	Base       notify.Base
@@ -69,7 +69,7 @@ func CheckHints(hs []Hint) error {
 // ScheduleState is the state of a schedule that has a head.
 type ScheduleState uint8
 
-// The states.
+// States of a schedule.
 const (
 	SchedulePending   ScheduleState = 1 // waits for FireAt
 	ScheduleReleased  ScheduleState = 2 // appended to the log; after a crash perhaps appended once more
@@ -123,10 +123,10 @@ type Schedules interface {
 	// differs, Swap changes nothing and returns the stored head and false. After an error h
 	// may or may not be stored; the caller must read the head.
 	Swap(ctx context.Context, old uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
-	// Purge removes schedules, with their heads, whose fire time is earlier than the time
-	// before, ms since 1970. The fire time is the FireAt of the head. If there is no head,
-	// it is the FireAt of the schedule. Purge removes at most max schedules and returns how
-	// many it removed.
+	// Purge removes schedules, with their heads, whose fire time is earlier than the
+	// argument before (ms since 1970). The fire time is the FireAt of the head. If there is
+	// no head, it is the FireAt of the schedule. Purge removes at most max schedules and
+	// returns how many it removed.
 	Purge(ctx context.Context, before int64, max int) (int, error)
 	// PutScheduled stores what Put and Timers.Put would store: all rows or none. In an
 	// engine of many machines an error may leave some rows stored; schedules are stored

@@ -21,10 +21,11 @@ type Status interface {
 	// after TakeOver has returned.
 	TakeOver(ctx context.Context, topic string, partition int32) (Tenure, error)
 	// Resume returns the rows of keys as Get does. The owner of t uses them to continue the
-	// work of earlier owners. If Resume returns a row with Done, the row is final: no row
-	// of an earlier tenure that arrives later replaces it. Until the owner has written a
-	// row itself, a row of an earlier tenure may still replace any other row. So an owner
-	// acts only on rows that it has written and on rows with Done.
+	// work of earlier owners. If Resume returns a row in which Done is true, the row is
+	// final: no row of an earlier tenure that arrives later replaces it. Until the owner
+	// has written a row itself, a row of an earlier tenure may still replace any other row.
+	// So an owner acts only on rows that it has written itself and on rows in which Done is
+	// true.
 	//
 	// If Resume cannot decode a stored row, it returns the Key of the row and the stored
 	// bytes in Damaged. The owner's next write replaces the damaged row. All other methods
@@ -47,7 +48,7 @@ type Status interface {
 
 // Tenure is a range of stamps for the outcome rows that one owner of a partition writes. An
 // owner begins a tenure when it gets the partition. It begins a new tenure when all stamps
-// of the tenure are used or have become old. The value of a stamp is close to the current
+// are used or when the stamps have become old. The value of a stamp is close to the current
 // time in microseconds since 1970.
 //
 // A worker that was paused or had lost its connection may write rows after another worker

@@ -59,10 +59,11 @@ func ShardOf(id []byte, shards notify.Spread) uint16 {
 	return uint16(notify.ColumnDigest(id) % uint64(shards.Of(id)))
 }
 
-// Shards returns the numbers of shards over which timers are spread, up to now. It returns
-// an error if the process cannot find out the number at this moment. After an error the
-// caller must not store, find or change a timer. For a new timer, the caller must create
-// the base first and call Shards after that.
+// Shards returns over how many shards timers are spread, and the history of that number. It
+// returns an error if the process cannot find out the number at this moment. After an error
+// the caller must not store, find or change a timer. For a new timer, the caller must
+// create the base first and call Shards after that. Otherwise a raise of the number between
+// the two steps could put the timer into a wrong shard.
 type Shards func() (notify.Spread, error)
 
 // FixedShards returns a Shards whose number of shards is always n.

@@ -10,7 +10,7 @@ import (
 // TriggerState is the state of a trigger.
 type TriggerState uint8
 
-// The states.
+// States of a trigger.
 const (
 	TriggerPending   TriggerState = 1 // waits for NextAt
 	TriggerInFlight  TriggerState = 2 // claimed until LeaseUntil; a call may be running
@@ -36,7 +36,7 @@ func (t *Trigger) IsOpen() bool {
 // LatePolicy says what happens to a trigger that is later than its MaxLateness.
 type LatePolicy uint8
 
-// The policies.
+// Policies for late triggers.
 const (
 	LateFire       LatePolicy = 0 // its URL is called nevertheless
 	LateDrop       LatePolicy = 1 // it becomes EXPIRED
@@ -46,7 +46,7 @@ const (
 // PayloadForm is the form of a payload in the request and in the call of the URL.
 type PayloadForm uint8
 
-// The forms.
+// Forms of a payload.
 const (
 	PayloadText   PayloadForm = 0 // UTF-8, as a JSON string
 	PayloadJSON   PayloadForm = 1 // a JSON object or array, with its bytes unchanged
@@ -139,11 +139,12 @@ type Triggers interface {
 	// rows of all callers. It begins after the cursor; a zero cursor is before the newest
 	// row. A state of 0 selects all states.
 	List(ctx context.Context, caller string, state TriggerState, after TriggerCursor, max int) ([]Trigger, error)
-	// CountOpen returns how many rows of a caller TriggerOpen selects. It may stop when it
-	// has counted more than most rows. It may still count rows that ended a moment ago.
+	// CountOpen returns how many rows of a caller TriggerOpen selects. It may stop counting
+	// when the count is greater than the argument most. It may still count rows that ended
+	// a moment ago.
 	CountOpen(ctx context.Context, caller string, most int) (int, error)
-	// Purge removes at most max terminal rows that ended earlier than the time before, ms
-	// since 1970. It never removes a row that is not terminal. It returns how many rows it
-	// removed.
+	// Purge removes at most max terminal rows that ended earlier than the argument before
+	// (ms since 1970). It never removes a row that is not terminal. It returns how many
+	// rows it removed.
 	Purge(ctx context.Context, before int64, max int) (int, error)
 }

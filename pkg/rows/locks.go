@@ -6,15 +6,15 @@ import (
 	"sync"
 )
 
-// Locks has one lock for each key. A writer locks a key, reads its row, changes it and
-// writes it; so only one writer changes a row at a time. Writers of different keys run
-// concurrently, so one fsync can serve all of them.
+// Locks has one lock for each key. A writer locks a key, reads its row, changes the row and
+// writes it. So only one writer at a time changes a row. Writers of different keys run
+// concurrently, so one fsync can make all their writes durable.
 type Locks struct {
 	failed     <-chan struct{} // closed when the store has failed
 	cause      func() error    // returns why the store has failed; nil while the store works
 	contextErr func(context.Context) error
 
-	mu   sync.Mutex          // guards held and every keyLock.refs
+	mu   sync.Mutex          // guards the map held and the field refs of every keyLock
 	held map[string]*keyLock // locks that a goroutine holds or waits for
 }
 
@@ -23,16 +23,16 @@ type keyLock struct {
 	refs int           // number of goroutines that have the lock or wait for it
 }
 
-// NewLocks returns Locks in which no key is locked. After failed is closed, Lock returns
-// the error that cause returns. If a caller's context ends, Lock returns the result of
-// ended(ctx).
+// NewLocks returns Locks in which no key is locked. After the channel failed is closed,
+// Lock returns the result of cause(). If the context of a call ends, Lock returns the
+// result of ended(ctx).
 func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
 	return &Locks{failed: failed, cause: cause, contextErr: ended, held: map[string]*keyLock{}}
 }
 
 // Lock locks the keys and returns a function that unlocks them. It locks the keys in
 // ascending order, so that two callers cannot deadlock. If ctx ends or the store fails,
-// Lock returns an error and no key stays locked.
+// Lock returns an error and unlocks the keys that it has locked.
 func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := k.cause(); err != nil {
 		return nil, err // after a failure no write may begin, even if reads still work
@@ -51,10 +51,10 @@ func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return func() { k.unlockKeys(keys) }, nil
 }
 
-// Settled waits until every key was unlocked at least once. A writer unlocks its keys only
-// when its write is durable. So when Settled returns nil, the values that the caller read
-// before the call are durable. Nearly always no key is locked. So Settled first checks all
-// keys while it holds mu once.
+// Settled waits for each of the keys that is locked until its writer unlocks it. A writer
+// unlocks its keys only when its write is durable. So when Settled returns nil, the values
+// that the caller read before the call are durable. Nearly always no key is locked. So
+// Settled first checks all keys, and locks mu only once for that.
 func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()
@@ -107,8 +107,8 @@ func (k *Locks) unlockKeys(keys []string) {
 	}
 }
 
-// unref removes one reference to l. With the last reference it also removes l from held.
-// The caller must hold mu.
+// unref removes one reference to l. With the last reference it also removes l from the map
+// held. The caller must hold mu.
 func (k *Locks) unref(key string, l *keyLock) {
 	if l.refs--; l.refs == 0 {
 		delete(k.held, key)

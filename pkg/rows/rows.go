@@ -1,6 +1,7 @@
-// Package rows is the contract between pkg/store and an engine of ordered rows: partitions
-// of rows, read by key or by range, and written with or without a comparison. An engine
-// that implements Rows or Partitions gets the contracts of pkg/engine from pkg/store.
+// Package rows is the contract between pkg/store and an engine that stores ordered rows.
+// Rows are in partitions. They are read by key or by range, and written with or without a
+// comparison. pkg/store implements the contracts of pkg/engine for every engine that
+// implements Rows or Partitions.
 //
 // The tests of this contract are in enginetest.Rows. The rules in the package comment of
 // pkg/engine apply here too. Locks is a helper for an engine that belongs to one process.
@@ -32,8 +33,8 @@ type Change struct {
 	Clear []string
 	Do    []Row // rows to store; a nil value removes the row
 	// Add lists rows that are stored only if their key has no row yet. Rows of Add are not
-	// locked. So a key that is in an Add must never be in an If, and a Get of such a key
-	// may return a value that is not durable yet.
+	// locked. So a Get of such a row may return a value that is not durable yet, and the
+	// key of such a row must never be in an If.
 	Add []Row
 	// Number returns more rows to store. The engine calls Number as many times as the field
 	// Numbers says, with i = 0, 1, 2 and so on. n counts all calls of Number for the
@@ -81,10 +82,10 @@ type Partitions interface {
 	// After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
 	// Turn waits until no other caller of this process has the turn of p. The caller has
-	// the turn until it calls end. A caller that reads rows, decides and swaps them asks
-	// for the turn first, because in an engine of many machines a swap that returns false
-	// costs as much as a swap that returns true. In other engines Turn returns at once. A
-	// caller may have only one turn at a time.
+	// the turn until it calls end. A caller that reads rows, decides and swaps them calls
+	// Turn first, because in an engine of many machines a swap that returns false costs as
+	// much as a swap that returns true. In other engines Turn returns at once. A caller
+	// that has a turn must not call Turn again before it has called end.
 	Turn(ctx context.Context, p Part) (end func(), err error)
 }
 

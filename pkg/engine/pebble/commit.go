@@ -11,15 +11,15 @@ import (
 
 const (
 	// A group is full when it has this many rows or bytes. The next writer then waits until
-	// run removes the full group from filling. The two limits bound the memory of a group
-	// and the work of one fsync.
+	// run replaces the full group by an empty group. The two limits bound the memory of a
+	// group and the work of one fsync.
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
 
 	// maxSyncing is how many groups may wait while the fsync of another group runs. It was
-	// measured with the values 0, 1, 3 and 8. Durations differed no more than they vary on
-	// the disk anyway. A small value gives larger groups, so each call uses less CPU. With
-	// 64 writers a group had 22, 15, 10 and 5 calls for these values.
+	// measured with the values 0, 1, 3 and 8. The durations of writes differed by no more
+	// than the noise of the disk. A small value gives larger groups, so each call uses less
+	// CPU. With 64 writers a group had 22, 15, 10 and 5 calls for these values.
 	maxSyncing = 1
 
 	// minOwnBatch is the smallest number of rows for which insertUnordered makes a separate
@@ -48,7 +48,7 @@ type committer struct {
 	groups, writes atomic.Uint64
 	ownBatches     sync.WaitGroup // separate batches of insertUnordered that are not finished
 
-	mu      sync.Mutex // guards filling, the content of filling, and closed
+	mu      sync.Mutex // guards the fields filling and closed, and the content of the group filling
 	filling *group
 	closed  bool // no more writes are accepted
 }

@@ -38,9 +38,9 @@ func translate(err error) error {
 // contextError returns the error of a call whose context has ended.
 func contextError(ctx context.Context) error { return translate(context.Cause(ctx)) }
 
-// translateOpen is translate for errors of opening the store. For a damaged store it
-// returns KindInternal "store_corrupt", because a retry fails again and the operator must
-// repair the store.
+// translateOpen does what translate does, for errors of opening the store. For a damaged
+// store it returns KindInternal "store_corrupt", because a retry fails again and the
+// operator must repair the store.
 func translateOpen(dir string, err error) error {
 	_, translated := errors.AsType[*notify.Error](err)
 	missing := errors.Is(err, fs.ErrNotExist) // a file that another file of the store refers to

@@ -222,7 +222,7 @@ func (s *Store) options() *pebbledb.Options {
 
 // backgroundError handles a failed flush or compaction. No row is lost, because the
 // write-ahead log still contains the rows. But a store must accept no more writes after its
-// disk has failed.
+// disk has failed, so backgroundError trips the latch.
 func (s *Store) backgroundError(err error) {
 	if errors.Is(err, pebbledb.ErrClosed) || errors.Is(err, pebbledb.ErrCancelledCompaction) {
 		return

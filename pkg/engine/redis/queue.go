@@ -287,8 +287,8 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return q.runAndWake(ctx, queueEnqueue, args...)
 }
 
-// Receive waits until a message is ready or ctx ends. It returns up to max messages. No
-// other Receive returns these messages for the duration visibility.
+// Receive waits until a message is ready or ctx ends. It returns up to max messages. For
+// the time visibility, no other Receive returns these messages.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
