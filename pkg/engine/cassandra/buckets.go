@@ -134,7 +134,7 @@ func readBuckets(ctx context.Context, s *Store, scope string, from, to int64) (o
 }
 
 // ttl returns the TTL in seconds of a row that is kept until keeps, ms since 1970. It
-// returns 0, which means no TTL, if keeps is 0 or more than maxTTL from now.
+// returns 0, which means no TTL, if keeps is 0 or later than now plus maxTTL.
 func ttl(keeps int64) int {
 	if keeps == 0 {
 		return 0
@@ -146,10 +146,10 @@ func ttl(keeps int64) int {
 	return int(max(left, 1))
 }
 
-// keepUntil returns until when a row is kept that is about the time ms. Both are in ms
-// since 1970. It adds the duration after to ms, or to the current time if that is later,
-// and rounds up to the end of the day. It returns 0, which means for ever, if ms is too
-// large.
+// keepUntil returns until when to keep a row that is about the time ms. The argument and
+// the result are in ms since 1970. keepUntil adds the duration after to ms, or to the
+// current time if that is later, and rounds up to the end of the day. It returns 0, which
+// means for ever, if ms is too large.
 func keepUntil(ms int64, after time.Duration) int64 {
 	ms = max(ms, time.Now().UnixMilli())
 	if ms > math.MaxInt64/2 {

@@ -30,9 +30,9 @@
 // these partitions. If each request had its own partition, each send would need its own
 // write.
 //
-// While a write to a partition is running, other writes to that partition wait. When it
-// ends, the waiting writes are sent together (combine.go). So a busy cluster gets few large
-// requests.
+// While a write to a partition is running, other writes to that partition wait. When that
+// write ends, the waiting writes are sent together (combine.go). So a busy cluster gets few
+// large requests.
 //
 // No table is searched. The table buckets has a note for each bucket of time that may have
 // rows. The note is stored before these rows are acknowledged. Timers are removed one

@@ -171,7 +171,7 @@ func (d *doctor) replication(ctx context.Context) error {
 }
 
 // consistency adds a finding of level "fail" if too few nodes are up for reads and writes.
-// If any other number of nodes is down, the level is "warn", because then one more failure
+// If enough nodes are up but a node is down, the level is "warn", because one more failure
 // may be too much.
 func (d *doctor) consistency(up int) {
 	need, level := d.replicas/2+1, "warn"

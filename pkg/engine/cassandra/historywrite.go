@@ -21,8 +21,8 @@ type HistoryRecord struct {
 }
 
 // released returns when a notification was released to its receivers, ms since 1970. This
-// is the time of its request or its scheduled time, or the time of the cancellation if it
-// was cancelled. The result is the same for each copy of an envelope.
+// is the time of the request or the scheduled time. If the notification was cancelled, it
+// is the time of the cancellation. The result is the same for each copy of an envelope.
 func released(env *notify.Envelope, appended int64) int64 {
 	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }

@@ -293,8 +293,8 @@ func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *li
 }
 
 // readListed returns keys of a partition, highest key first. The parameter more is the rest
-// of the SQL statement and args are its arguments: it selects the keys and may change the
-// order.
+// of the CQL statement, and args are the arguments of that rest. The rest selects the keys
+// and may change the order.
 func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
 	err = s.rows(ctx, func(scan func(...any) bool) error {
 		for {
@@ -329,8 +329,8 @@ func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	}
 }
 
-// countListed returns the number of entries of a list. It stops soon after it has counted
-// more than most entries.
+// countListed returns the number of entries of a list. It stops soon after the count is
+// greater than the argument most.
 func countListed(ctx context.Context, s *Store, list string, most int) (n int, err error) {
 	parts, err := readBuckets(ctx, s, list, math.MinInt64, math.MaxInt64)
 	if err != nil {

@@ -39,9 +39,10 @@ func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, keeps
 }
 
 // purgeListed calls purgeOne for the entries whose time is earlier than before, several
-// calls at the same time. It stops when most rows are removed. purgeOne returns gone = true
-// if it removed the row, and again = true if the entry must stay for the next purge.
-// purgeListed removes entries with again = false. It returns how many rows were removed.
+// calls at the same time. It stops when it has removed as many rows as the argument most
+// says. purgeOne returns gone = true if it removed the row, and again = true if the entry
+// must stay for the next purge. purgeListed removes entries with again = false. It returns
+// how many rows were removed.
 func purgeListed(ctx context.Context, s *Store, index string, before int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
 	if most <= 0 || before == math.MinInt64 {
 		return 0, nil

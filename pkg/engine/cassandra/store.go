@@ -389,7 +389,7 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 type keyLocks struct {
 	seed  maphash.Seed
 	slots [256]chan struct{} // of size 1; contains a value while a caller has the lock
-	off   bool               // true in tests in which goroutines play the part of processes
+	off   bool               // true in tests in which each goroutine represents a process
 }
 
 func (l *keyLocks) init() {

@@ -9,11 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The timestamps of outcome rows prevent that a former owner replaces a row of a later
-// owner. The timestamps of a tenure are less than the timestamps of every later tenure.
-// Cassandra keeps the write with the greatest timestamp, in whatever order the writes
-// arrive and even if the clocks of machines differ. So a row needs no conditional write.
-// Only the begin of a tenure needs one conditional write.
+// The timestamps of outcome rows make sure that a former owner cannot replace a row of a
+// later owner. The timestamps of a tenure are less than the timestamps of every later
+// tenure. Cassandra keeps the write with the greatest timestamp, in whatever order the
+// writes arrive and even if the clocks of machines differ. So a row needs no conditional
+// write. Only TakeOver needs one conditional write.
 
 // timestamp returns the timestamp for the write of a row. If the row has no stamp, the
 // timestamp is now.

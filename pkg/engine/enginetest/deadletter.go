@@ -252,7 +252,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		s, _ := open(t)
 		for i := range 9 {
 			l := letter(i)
-			l.LastFailed = int64(2000 + i/3) // ties
+			l.LastFailed = int64(2000 + i/3) // several letters have the same time
 			must(t, s.Put(bg, []engine.DeadLetter{l}))
 		}
 		for _, size := range []int{1, 2, 3, 9, 10} {

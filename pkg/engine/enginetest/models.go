@@ -130,7 +130,7 @@ func (m modelTriggers) list(caller string, state engine.TriggerState, behind str
 	return out[:min(len(out), max)]
 }
 
-// purge removes all terminal rows that ended earlier than the time before.
+// purge removes all terminal rows that ended earlier than the argument before.
 func (m modelTriggers) purge(before int64) (n int) {
 	for id, t := range m {
 		if t.State.Terminal() && t.Ended < before {

@@ -54,7 +54,8 @@ func eventually(t T, what string, ok func() bool) {
 	}
 }
 
-// checkElapsed fails the test if the time since since differs too much from want.
+// checkElapsed fails the test if the time that has passed after the argument since differs
+// too much from want.
 func checkElapsed(t T, since time.Time, want time.Duration) {
 	t.Helper()
 	// The engine and SQS both round a visibility up.

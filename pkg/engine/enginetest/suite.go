@@ -133,7 +133,8 @@ func sometimes(rt *rapid.T, fn func()) {
 
 var errStop = errors.New("stop")
 
-// collect calls each and returns the values with which each calls fn.
+// collect calls the function each. It returns the values with which each calls its
+// callback.
 func collect[V any](t T, each func(fn func(*V) error) error) []V {
 	t.Helper()
 	var out []V
@@ -144,8 +145,8 @@ func collect[V any](t T, each func(fn func(*V) error) error) []V {
 	return out
 }
 
-// checkStops calls each with an fn that returns an error. It fails the test unless each
-// returns that error and calls fn only once.
+// checkStops calls the function each with a callback that returns an error. It fails the
+// test unless each returns that error and calls the callback only once.
 func checkStops[V any](t T, each func(fn func(*V) error) error) {
 	t.Helper()
 	calls := 0

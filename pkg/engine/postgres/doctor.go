@@ -14,8 +14,9 @@ import (
 // oldestMajor is the oldest major version of PostgreSQL with which the tests run.
 const oldestMajor = 13
 
-// offset is the time of the primary's clock minus the time of this process's clock. took is
-// how long the query ran. The true offset differs from offset by at most took/2.
+// ClockOffset reads the primary's clock. offset is the time of the primary's clock minus
+// the time of this process's clock. took is how long the query ran. The true offset differs
+// from offset by at most took/2.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	c, err := s.pool.Acquire(ctx) // before the measurement, because a new connection takes long
 	if err != nil {

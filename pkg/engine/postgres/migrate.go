@@ -127,8 +127,8 @@ func (s *Store) appliedMigrations(ctx context.Context, q querier) (out []engine.
 	})
 }
 
-// checkSchema returns an error if this build does not work with a database whose applied
-// migrations are all.
+// checkSchema returns an error if this build does not work with a database to which the
+// migrations in all were applied.
 func checkSchema(all []engine.Migration) error {
 	have, err := knownMigrations(all)
 	if err == nil && len(have) < len(migrations) {
@@ -137,9 +137,9 @@ func checkSchema(all []engine.Migration) error {
 	return err
 }
 
-// knownMigrations returns those migrations of the list all that this build has too. It
-// returns an error if a newer release has migrated the database to tables that do not work
-// with this build, or if a migration has another name.
+// knownMigrations returns those migrations in all that this build has too. It returns an
+// error if a newer release has migrated the database to tables that do not work with this
+// build, or if a migration has another name.
 func knownMigrations(all []engine.Migration) ([]engine.Migration, error) {
 	for i, m := range all {
 		switch {

@@ -17,8 +17,9 @@ import (
 // oldestMajor is the oldest major version of Redis with which the tests run.
 const oldestMajor = 7
 
-// offset is the time of the server's clock minus the time of this process's clock. took is
-// how long the request ran. The true offset differs from offset by at most took/2.
+// ClockOffset reads the server's clock. offset is the time of the server's clock minus the
+// time of this process's clock. took is how long the request ran. The true offset differs
+// from offset by at most took/2.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	offset, took, err = engine.AskClock(func() (time.Time, error) { return s.c.Time(ctx).Result() })
 	return offset, took, translate(err)

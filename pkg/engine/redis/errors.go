@@ -14,10 +14,10 @@ import (
 // seconds, and a failover by sentinels takes about 3 s.
 const retryAfter = 2 * time.Second
 
-// refusals are the prefixes of error messages of a server whose cause only an operator can
-// repair. The settings of the server or of this process are wrong, or the server is full.
-// Callers get notify.KindUnavailable with the error code of the list, which tells the
-// operator what to repair.
+// refusals lists the errors of a server that only an operator can repair. The settings of
+// the server or of this process are wrong, or the server is full. An entry has the prefix
+// of the error message and an error code. Callers get notify.KindUnavailable with this
+// error code, which tells the operator what to repair.
 var refusals = []struct{ prefix, code string }{
 	{"NOAUTH", "redis_refused"},
 	{"WRONGPASS", "redis_refused"},

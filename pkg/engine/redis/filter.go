@@ -22,8 +22,8 @@ import (
 //	            At the end of a window the older bitmap is removed, and an empty bitmap
 //	            with its key becomes the newer bitmap.
 //
-// The filter is complete since the time since in the mark, or since the begin of the older
-// generation, if that is later. A script sets since to now
+// The filter is complete since the later of two times: the field since of the mark, and the
+// begin of the older generation. A script sets the field since to the current time
 //   - if the mark is missing: Redis was emptied;
 //   - if the mark has the run id of another process of the server. Either the server was
 //     restarted and may have lost the writes of the last second, or a replica is now the
@@ -241,8 +241,8 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 	return maybe, complete, nil
 }
 
-// Incomplete stores in the mark that an id may be missing. The filter is then complete only
-// since now.
+// Incomplete stores in the mark that an id may be missing. From then on, the filter is
+// complete only since the time of this call.
 func (f *Filter) Incomplete(ctx context.Context) error {
 	_, _, err := f.transact(ctx, 0, 1, func(client.Pipeliner, string, string) {})
 	return err

@@ -222,9 +222,9 @@ func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	return err
 }
 
-// Release removes the reservation held. Its owner calls Release if the request has stored
-// nothing. Release returns notify.KindConflict if the request was answered or the
-// reservation has another owner or lease.
+// Release removes the reservation with the key of held. Its owner calls Release if the
+// request has stored nothing. Release returns notify.KindConflict if the request was
+// answered or the reservation has another owner or lease.
 func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	keys, member := i.keys(held.Key)
 	ok, err := i.runBool(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)

@@ -27,8 +27,8 @@ import (
 //
 // An id has 16 digits, so that sorting ids as text sorts them as numbers. If messages
 // become visible at the same time, the oldest message is received first. Every script first
-// moves the messages whose time in held or last is over. Such a message becomes visible
-// again, or dead if it was received maxReceives times.
+// moves the messages whose time in the sorted sets held and last is over. Such a message
+// becomes visible again, or dead if it was received maxReceives times.
 
 // queue implements engine.Queue.
 type queue struct {
