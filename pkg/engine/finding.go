@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Finding is the result of one check of a doctor. A doctor is the set of checks that an
-// engine makes of its server.
+// Finding is the result of one check of a doctor. A doctor is a set of checks, for example
+// the checks of a server.
 type Finding struct {
 	Check   string `json:"check"`
 	Process string `json:"process,omitempty"` // the process that was checked; empty: all processes

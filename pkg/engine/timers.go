@@ -24,7 +24,8 @@ type Timer struct {
 	// Gen is the generation of the timer. Each reschedule raises it. Head and Gen are
 	// stored with the timer but do not belong to its key.
 	Gen uint32
-	// Weight is how many receivers the timer sends to. Forecasts add up the weights.
+	// Weight is the number of receivers of the timer's envelope; 1 for a trigger. Forecasts
+	// add up the weights.
 	Weight uint32
 }
 

@@ -15,9 +15,9 @@ const (
 	TriggerPending   TriggerState = 1 // waits for NextAt
 	TriggerInFlight  TriggerState = 2 // claimed until LeaseUntil; a call may be running
 	TriggerFired     TriggerState = 3 // terminal: the URL answered 2xx
-	TriggerFailed    TriggerState = 4 // terminal: refused for good, out of attempts, or too late (LateDeadLetter)
+	TriggerFailed    TriggerState = 4 // terminal: refused for good, out of attempts, or given up
 	TriggerCancelled TriggerState = 5 // terminal: cancelled while it was PENDING
-	TriggerExpired   TriggerState = 6 // terminal: too late (LateDrop)
+	TriggerExpired   TriggerState = 6 // terminal: too late before its first claim (LateDrop)
 )
 
 // Terminal reports whether a trigger in this state has ended.
@@ -39,7 +39,7 @@ type LatePolicy uint8
 // Policies for late triggers.
 const (
 	LateFire       LatePolicy = 0 // its URL is called nevertheless
-	LateDrop       LatePolicy = 1 // it becomes EXPIRED
+	LateDrop       LatePolicy = 1 // it becomes EXPIRED, or FAILED if it was claimed before
 	LateDeadLetter LatePolicy = 2 // it becomes FAILED and is appended to triggers-dlq
 )
 

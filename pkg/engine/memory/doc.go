@@ -5,7 +5,7 @@
 // It shares no state with other processes, and the next process does not need the state of
 // these engines. Tests use Broadcast and Filter.
 //
-// Store implements the durable contracts with pkg/store over sorted slices (rows.go). The
-// tests in enginetest use Store as a simple model and compare real engines with it. The
-// tests of other packages use it as a fast store.
+// Store implements the durable contracts with pkg/store over sorted slices (rows.go).
+// tests/engines runs the same programs on Store and on real engines and compares the
+// answers. The tests of other packages use Store because it is fast.
 package memory

@@ -222,10 +222,10 @@ func (s *Store) Lease() engine.Lease { return lease{s} }
 // Limits returns the shared token buckets and blocked accounts of this Redis.
 func (s *Store) Limits() Limits { return Limits{s} }
 
-// Queue returns the delay queue with a name. Each message is received at most maxReceives
-// times (1 or more). All processes that share the queue must use the same maxReceives. The
-// first call for a name creates the queue of this process. Later calls for the same name
-// return the same queue and ignore maxReceives.
+// Queue returns the delay queue with this name. Each message is received at most
+// maxReceives times (1 or more). All processes that share the queue must use the same
+// maxReceives. The first call for a name creates the queue of this process. Later calls for
+// the same name return the same queue and ignore maxReceives.
 func (s *Store) Queue(name string, maxReceives int) engine.Queue {
 	q := &queue{s: s, name: name, maxReceives: max(maxReceives, 1)}
 	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {

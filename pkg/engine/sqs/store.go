@@ -62,9 +62,10 @@ func (c Config) checkEndpoint() error {
 	return nil
 }
 
-// Queue returns the delay queue with a name. Each message is received at most maxReceives
-// times, 1 to 1000. All processes that share the queue must use the same maxReceives. A
-// second call with the same name returns the same queue and ignores maxReceives.
+// Queue returns the delay queue with this name. Each message is received at most
+// maxReceives times, 1 to 1000. All processes that share the queue must use the same
+// maxReceives. A second call with the same name returns the same queue and ignores
+// maxReceives.
 func (s *Store) Queue(name string, maxReceives int) (engine.Queue, error) {
 	if !queueName.MatchString(s.cfg.Prefix + name) {
 		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+" must have 1 to 72 letters, digits, - and _: change sqs.prefix")
