@@ -33,8 +33,8 @@ type Change struct {
 	Clear []string
 	Do    []Row // rows to store; a nil value removes the row
 	// Add lists rows that are stored only if their key has no row yet. Rows of Add are not
-	// locked. So a Get of such a row may return a value that is not durable yet, and the
-	// key of such a row must never be in an If.
+	// locked. So a Get of such a row may return a value that is not durable yet. The key of
+	// such a row must never be in an If.
 	Add []Row
 	// Number returns more rows to store. The engine calls Number as many times as the field
 	// Numbers says, with i = 0, 1, 2 and so on. n counts all calls of Number for the
@@ -83,8 +83,8 @@ type Partitions interface {
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
 	// Turn waits until no other caller of this process has the turn of p. The caller has
 	// the turn until it calls end. A caller that reads rows, decides and swaps them calls
-	// Turn first, because in an engine of many machines a swap that returns false costs as
-	// much as a swap that returns true. In other engines Turn returns at once. A caller
+	// Turn first. The reason: in an engine of many machines a swap that returns false costs
+	// as much as a swap that returns true. In other engines Turn returns at once. A caller
 	// that has a turn must not call Turn again before it has called end.
 	Turn(ctx context.Context, p Part) (end func(), err error)
 }

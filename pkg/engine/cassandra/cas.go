@@ -103,7 +103,7 @@ type versionSwap struct {
 
 // swapVersion runs a conditional write until it is known whether the write was applied. It
 // returns an error if the answer was lost and the row has changed more than once after
-// that, because the row then does not show whether this write was one of the changes.
+// that. The row then does not show whether this write was one of the changes.
 func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (won bool, err error) {
 	return s.runConditional(ctx, w.what, func() (swapOutcome, error) {
 		var version, writer int64

@@ -9,7 +9,7 @@
 //     same row is inserted twice, the first row is valid: the time of the write is the last
 //     part of the stored key, so readers read the first row first.
 //   - Rows that are overwritten (outcomes, holds, values of names). Their timestamps come
-//     from a hybrid logical clock (clock.go), so a process that reads a row and replaces it
+//     from a hybrid logical clock (clock.go). So a process that reads a row and replaces it
 //     wins, even if the clocks of the machines differ.
 //   - Rows that are compared and swapped (triggers, heads, shards, records, logs). They are
 //     written only by lightweight transactions. All of them except triggers are read at

@@ -10,8 +10,8 @@ import (
 )
 
 // partitions implements rows.Partitions with the table records. Get reads rows at SERIAL.
-// If a change compares a row (If), all other changes of that row must also compare, because
-// plain writes and lightweight transactions of the same row must not be mixed.
+// If a change compares a row (If), all other changes of that row must also compare it.
+// Otherwise plain writes and lightweight transactions of the same row would be mixed.
 type partitions struct{ s *Store }
 
 const wherePart = ` WHERE kind = ? AND part = ?`

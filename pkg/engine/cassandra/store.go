@@ -36,10 +36,10 @@ type Store struct {
 
 // Open connects to a cluster in which Migrate has created the keyspace. It returns
 // KindUnavailable if the cluster does not answer. It returns KindConflict
-// "keyspace_not_migrated" if the keyspace is missing or lacks tables of this release, and
-// "keyspace_newer" if a newer release has migrated it and this build does not work with its
-// tables. The goroutines of the driver run until Close. They reconnect to nodes that were
-// down and work again.
+// "keyspace_not_migrated" if the keyspace is missing or lacks tables of this release. It
+// returns KindConflict "keyspace_newer" if a newer release has migrated the keyspace and
+// this build does not work with its tables. The goroutines of the driver run until Close.
+// They reconnect to nodes that were down and work again.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -383,8 +383,8 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks lets only one call of this process at a time swap a row, because a swap that is
-// not applied costs as much as a swap that is applied. Keys with the same hash share a
+// keyLocks lets only one call of this process at a time swap a row. The reason: a swap that
+// is not applied costs as much as a swap that is applied. Keys with the same hash share a
 // lock.
 type keyLocks struct {
 	seed  maphash.Seed

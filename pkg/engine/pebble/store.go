@@ -276,9 +276,9 @@ func (s *Store) writeFormat() error {
 }
 
 // Close waits until the accepted writes are durable and closes the database. After a
-// failure of the store, Close returns the failure and does not close the database, because
-// goroutines of the database may be blocked for ever (see failstop.go). In this case the
-// folder stays locked until the process ends.
+// failure of the store, Close returns the failure and does not close the database.
+// Goroutines of the database may then be blocked for ever (see failstop.go). In this case
+// the folder stays locked until the process ends.
 func (s *Store) Close() error {
 	s.commit.close()
 	if err := s.latch.cause(); err != nil {

@@ -138,8 +138,8 @@ func checkSchema(all []engine.Migration) error {
 }
 
 // knownMigrations returns those migrations in all that this build has too. It returns an
-// error if a newer release has migrated the database to tables that do not work with this
-// build, or if a migration has another name.
+// error if the database has a migration of a newer release whose tables do not work with
+// this build. It also returns an error if a migration has another name.
 func knownMigrations(all []engine.Migration) ([]engine.Migration, error) {
 	for i, m := range all {
 		switch {

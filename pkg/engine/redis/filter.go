@@ -25,16 +25,16 @@ import (
 // The filter is complete since the later of two times: the field since of the mark, and the
 // begin of the older generation. A script sets the field since to the current time
 //   - if the mark is missing: Redis was emptied;
-//   - if the mark has the run id of another process of the server. Either the server was
-//     restarted and may have lost the writes of the last second, or a replica is now the
-//     master and may lack the latest writes;
+//   - if the mark has the run id of another process of the server. The server was restarted
+//     and may have lost the writes of the last second. Or a replica is now the master and
+//     may lack the latest writes;
 //   - if the mark has another size: a process with other settings has set other bits;
 //   - if a bitmap of the mark is missing: Redis evicted it.
 //
-// So an id that was lost in one of these ways was added before the filter was complete, and
-// callers do not rely on the filter for it. One case remains: the Add of an id fails, and
-// the worker dies before it calls Incomplete, while the server continues to run. The filter
-// then says about this id that it was never added.
+// So an id that was lost in one of these ways was added before the filter was complete. For
+// such an id callers do not rely on the filter. One case remains: the Add of an id fails,
+// and the worker dies before it calls Incomplete, while the server continues to run. The
+// filter then says about this id that it was never added.
 
 // FilterConfig determines the size of a filter. All processes that share a filter must use
 // the same values.
