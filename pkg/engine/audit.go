@@ -4,7 +4,7 @@ package engine
 // chains it to the previous row.
 type AuditRow struct {
 	Seq  uint64 // 1 for the first row; consecutive
-	Prev []byte // Hash of the previous row; nil in the first row
+	Prev []byte // the Hash of the previous row; nil in the first row
 	Hash []byte
-	Doc  []byte // JSON; the engine does not look inside
+	Doc  []byte // JSON; the engine does not read it
 }

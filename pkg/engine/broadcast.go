@@ -2,15 +2,16 @@ package engine
 
 import "context"
 
-// Broadcast sends short messages to the processes that are listening at that moment. It
-// stores nothing: a listener that is disconnected misses what is sent meanwhile.
+// Broadcast sends short messages to all processes that listen at the moment of the send. It
+// stores no message. A listener misses every message that is sent while the listener is
+// disconnected.
 type Broadcast interface {
-	// Send sends message to every listener of channel. It does not report whether there
-	// was one.
+	// Send sends message to every listener of channel. It does not report whether a
+	// listener exists.
 	Send(ctx context.Context, channel string, message []byte) error
-	// Listen calls ready once it is listening. From then on it calls fn with each message
-	// sent to channel, one at a time. It returns nil when ctx ends, or an error when the
-	// engine fails. After an error messages may be lost until the caller listens again.
-	// fn must not keep message after it returns.
+	// Listen calls ready when it has begun to listen. After that it calls fn with each
+	// message that is sent to channel, one message at a time. It returns nil when ctx ends,
+	// or an error when the engine fails. After an error, messages may be lost until the
+	// caller calls Listen again. fn must not keep its argument message after fn returns.
 	Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error
 }

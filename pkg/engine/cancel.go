@@ -1,10 +1,10 @@
 package engine
 
-// Cancel stops the notifications of a request or a campaign that have not started yet.
+// Cancel stops those notifications of a request or a campaign that have not started yet.
 type Cancel struct {
 	Scope   string // "ntf_<ULID>", "ntf_<ULID>-<index>" or "cmp_<ULID>"
 	Caller  string // the owner of the notifications
-	By      string // the subject that asked for it; empty in rows of earlier releases
+	By      string // the subject that requested the cancel; empty in rows of earlier releases
 	At      int64  // ms since 1970
 	Version uint64
 }

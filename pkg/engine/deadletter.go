@@ -6,9 +6,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// DeadLetter is the index row of one notification that failed for good, or that is UNKNOWN
-// (notify.State.InFailedFeed says which are kept). The topic notifications-failed holds the
-// same notifications; feeds and filters read the index, never the topic.
+// DeadLetter is the index row of one notification that is FAILED or UNKNOWN.
+// notify.State.InFailedFeed decides which of these notifications get a row. The topic
+// notifications-failed contains the same notifications. Feeds and filters read the index,
+// never the topic.
 type DeadLetter struct {
 	ID          notify.ID      `json:"id"`
 	Epoch       uint16         `json:"epoch"`
@@ -32,14 +33,14 @@ type DeadLetter struct {
 	Partition   int32          `json:"partition"`
 	Offset      int64          `json:"offset"`
 	State       string         `json:"state"`                 // LetterDead, LetterReplayed, LetterDiscarded
-	Job         string         `json:"job,omitempty"`         // the job that moved it to State
-	Until       int64          `json:"until_ms"`              // Purge removes it after this time
-	Trace       string         `json:"traceparent,omitempty"` // of the request, W3C
+	Job         string         `json:"job,omitempty"`         // the job that set State
+	Until       int64          `json:"until_ms"`              // Purge removes the row after this time
+	Trace       string         `json:"traceparent,omitempty"` // W3C traceparent of the request
 	Extra       map[string]any `json:"extra,omitempty"`
 }
 
-// Ended returns the state of the notification when the dead letter was written: UNKNOWN or
-// FAILED. Only UNKNOWN has the class ambiguous.
+// Ended returns the state that the notification had when the dead letter was written:
+// UNKNOWN if the class is ambiguous, otherwise FAILED.
 func (d *DeadLetter) Ended() notify.State {
 	if d.Class == notify.ClassAmbiguous.String() {
 		return notify.Unknown
@@ -51,13 +52,13 @@ func (d *DeadLetter) Ended() notify.State {
 const (
 	LetterDead      = "dead"
 	LetterReplayed  = "replayed"  // sent again, under the next epoch
-	LetterDiscarded = "discarded" // put aside for good; purged with its retention
+	LetterDiscarded = "discarded" // never sent again; purged when its retention ends
 )
 
 // DeadLetterFilter selects dead letters.
 type DeadLetterFilter struct {
 	Since, Until int64                  // LastFailed is in [Since, Until), ms since 1970; 0: no bound
-	Want         func(*DeadLetter) bool // returns true for those to select; nil: all
+	Want         func(*DeadLetter) bool // returns true for a dead letter to select; nil: all
 }
 
 // Matches reports whether the filter selects d.
@@ -69,37 +70,42 @@ func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
 type LetterMove struct {
 	ID            notify.ID
 	Epoch         uint16
-	From, FromJob string // it is moved only if job FromJob moved it to state From
-	To, Job       string // its next state, and the job that moves it there
+	From, FromJob string // the move is applied only if State is From and Job is FromJob
+	To, Job       string // the new State, and the job that sets it
 }
 
-// DeadLetters is the index of dead letters. It is also the ledger of replays: each dead
-// letter leaves LetterDead only once.
+// DeadLetters is the index of dead letters. It is also the ledger of replays: if several
+// jobs move a dead letter out of LetterDead, only one job succeeds.
 type DeadLetters interface {
-	// Put stores dead letters. Storing the same (ID, Epoch) again changes nothing. Each
-	// new dead letter gets the next Seq of its caller and the next Ord of the index. No
-	// number is given twice.
+	// Put stores dead letters. Storing the same (ID, Epoch) again changes nothing. Each new
+	// dead letter gets the next Seq of its caller and the next Ord of the index. No Seq of
+	// a caller and no Ord is used twice.
 	Put(ctx context.Context, ds []DeadLetter) error
-	// Get returns one dead letter. It returns notify.KindNotFound if there is none.
+	// Get returns one dead letter. It returns notify.KindNotFound if the dead letter does
+	// not exist.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
 	// Feed returns a caller's dead letters with Seq > after, ascending. Feed, Walk and Last
-	// return only what no failure takes back, so a reader may remember the Seq or Ord.
+	// return only durable dead letters and numbers. No failure takes them back, so a reader
+	// may store the last Seq or Ord that it has read.
 	Feed(ctx context.Context, caller string, after uint64, max int) ([]DeadLetter, error)
 	// List returns dead letters that f selects, newest first, after the cursor. A nil
 	// cursor begins the listing. List returns a nil cursor at the end.
 	List(ctx context.Context, f DeadLetterFilter, cursor []byte, max int) ([]DeadLetter, []byte, error)
 	// Walk calls fn with the dead letters that have Ord in (after, upTo], in ascending
-	// order, until fn returns an error. Walk returns that error. It holds few dead letters
-	// in memory. Each is read at some moment of the call. An engine of one process reads
-	// all of them as of the same moment.
+	// order of Ord. It stops when fn returns an error, and returns that error. It keeps few
+	// dead letters in memory. An engine of one process returns all dead letters as they
+	// were at one moment. Another engine returns each dead letter as it was at some moment
+	// of the call.
 	Walk(ctx context.Context, after, upTo uint64, fn func(*DeadLetter) error) error
-	// Last returns the greatest Ord given so far; 0: none.
+	// Last returns the greatest Ord that a dead letter has got; 0 if no dead letter was
+	// ever stored.
 	Last(ctx context.Context) (uint64, error)
-	// Move applies each move whose From and FromJob match, and returns for each whether it
-	// was applied. A dead letter that is named twice is moved once. In an engine of one
-	// process all moves are one durable step. In an engine of many machines an error may
-	// leave some applied: the caller calls again, and a dead letter that already carries
-	// its Job counts as moved.
+	// Move applies each move whose From and FromJob match the stored dead letter. moved[i]
+	// is true if ms[i] was applied. If two moves name the same dead letter, only one of the
+	// two is applied. In an engine of one process all moves are one durable step. In an
+	// engine of many machines some moves may be applied although Move returns an error. The
+	// caller must then call Move again with the same moves. A dead letter that already has
+	// the Job of its move counts as moved.
 	Move(ctx context.Context, ms []LetterMove) (moved []bool, err error)
 	// Purge removes dead letters with Until <= now (ms since 1970) and returns how many it
 	// removed.

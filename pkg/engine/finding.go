@@ -5,22 +5,25 @@ import (
 	"time"
 )
 
-// Finding is the result of one check of a doctor.
+// Finding is the result of one check of a doctor. A doctor is a set of checks, for example
+// the checks of a server.
 type Finding struct {
 	Check   string `json:"check"`
-	Process string `json:"process,omitempty"` // the process that the check is about; empty: all of them
+	Process string `json:"process,omitempty"` // the process that was checked; empty: all processes
 	Level   string `json:"level"`             // "ok", "warn" or "fail"
 	Detail  string `json:"detail"`
 	Repair  string `json:"repair,omitempty"` // what to do; empty at level ok
 
-	Used *float64 `json:"used,omitempty"` // the used share of a limited resource, 0 to 1; nil: no such resource
+	// Used is the used share of a limited resource, 0 to 1. It is nil if the check is not
+	// about a limited resource.
+	Used *float64 `json:"used,omitempty"`
 }
 
 // Findings are the results of a doctor, in the order of its checks.
 type Findings []Finding
 
-// Add appends the result of check. If bad is set, the finding has the given level and
-// repair. Otherwise its level is ok and it has no repair.
+// Add appends the result of check. If bad is true, the finding gets the given level and
+// repair. If bad is false, its level is "ok" and it has no repair.
 func (fs *Findings) Add(check string, bad bool, level, repair, format string, args ...any) { //nolint:revive // bad is the result of the check
 	f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
 	if bad {
@@ -29,11 +32,13 @@ func (fs *Findings) Add(check string, bad bool, level, repair, format string, ar
 	*fs = append(*fs, f)
 }
 
-// maxClockOffset is the allowed difference between a server's clock and this process's.
+// maxClockOffset is the allowed difference between the clock of a server and the clock of
+// this process.
 const maxClockOffset = 500 * time.Millisecond
 
-// AskClock calls ask to read a clock and returns how far that clock is ahead of this
-// process's. took is how long ask ran. The error of offset is at most took/2.
+// AskClock calls ask, which reads a clock. offset is the time of that clock minus the time
+// of this process's clock. took is how long ask ran. The true offset differs from offset by
+// at most took/2.
 func AskClock(ask func() (time.Time, error)) (offset, took time.Duration, err error) {
 	began := time.Now()
 	at, err := ask()

@@ -8,26 +8,27 @@ import (
 // Heartbeat is one live member of a group.
 type Heartbeat struct {
 	Owner string
-	Value string        // of the member's last beat
-	Age   time.Duration // since the member's last beat
+	Value string        // the value of the member's last Beat
+	Age   time.Duration // time since the member's last Beat
 }
 
-// Heartbeats lists the live members of a group, so that they can share work. It is no proof
-// of ownership: leases and terms decide which member may do what.
+// Heartbeats lists the live members of a group, so that the members can divide work among
+// them. Membership does not prove that a member owns anything: leases and terms decide
+// which member may do which work.
 //
-// A group has a version above 0. The version changes whenever a member joins, leaves,
-// expires or changes its value, and no version is used twice. So members read the list only
-// after a change, and the cost of a group without changes grows with the number of its
-// members, not with its square.
+// A group has a version greater than 0. The version changes whenever a member joins,
+// leaves, expires or changes its value, and no version is used twice. So a member reads the
+// list only after the version has changed. In a group without changes the cost therefore
+// grows with the number of members, not with the square of that number.
 type Heartbeats interface {
 	// Beat makes owner a member of group for ttl from now, with value. It returns the
 	// version of the group.
 	Beat(ctx context.Context, group, owner, value string, ttl time.Duration) (version int64, err error)
-	// Alive returns the members of group, ordered by owner, and its version. known is a
-	// version returned earlier. If the group still has that version, Alive returns no
-	// members.
+	// Alive returns the members of group, ordered by owner, and the version of the group.
+	// known is a version that an earlier call returned. If the group still has the version
+	// known, Alive returns no members.
 	Alive(ctx context.Context, group string, known int64) (members []Heartbeat, version int64, err error)
-	// Leave ends owner's membership before its ttl is over. It changes nothing if owner is
-	// not a member.
+	// Leave ends the membership of owner before its ttl is over. It changes nothing if
+	// owner is not a member.
 	Leave(ctx context.Context, group, owner string) error
 }

@@ -2,11 +2,11 @@ package engine
 
 import "github.com/notifyd/notifyd/pkg/notify"
 
-// Found is one receiver of an original chunk, and the place of that chunk in the log.
+// Found is one receiver of an original chunk, and the position of that chunk in the log.
 type Found struct {
 	ID       notify.ID
 	Pos      uint32          // position in the chunk
-	Envelope notify.Envelope // of the whole chunk, with the column of receivers
+	Envelope notify.Envelope // the envelope of the whole chunk, with the column of receivers
 	User     []byte
 	Address  []byte
 	Topic    string
@@ -14,24 +14,26 @@ type Found struct {
 	Offset   int64
 }
 
-// HistoryCursor is the position from which a listing goes on. It is opaque to callers of the
-// API. A cursor of one user's listing is valid only for that user.
+// HistoryCursor is the position from which a listing continues. Callers of the API must not
+// interpret its bytes. A cursor from a listing of one user is valid only for that user.
 type HistoryCursor []byte
 
 // HistoryQuery selects notifications of one user, newest first.
 type HistoryQuery struct {
 	User   string
-	Caller string // empty: of every caller
+	Caller string // empty: notifications of every caller
 	Before HistoryCursor
 	Limit  int // 1..1000
 }
 
 // ListQuery selects notifications of all users by the envelopes of their chunks.
 type ListQuery struct {
-	// The request was accepted in [Since, Until), ms since 1970; 0: no bound.
+	// Since and Until select requests that were accepted in [Since, Until), ms since 1970.
+	// 0 means no bound.
 	Since, Until int64
 	After        HistoryCursor
-	// Want returns false for a chunk that holds no notification to list; nil: every chunk
-	// may hold one. Want must not keep the envelope after it returns.
+	// Want returns false for a chunk that contains no notification to list. If Want is nil,
+	// every chunk may contain such a notification. Want must not keep the envelope after
+	// Want returns.
 	Want func(*notify.Envelope) bool
 }

@@ -1,11 +1,11 @@
 package engine
 
-// Job is a long operation that an operator started. After a crash it goes on from its
-// cursor.
+// Job is a long operation that an operator started. After a crash it continues from its
+// Cursor.
 type Job struct {
 	ID      string
 	Kind    string
-	Name    string // there is one job per (Kind, Name), so starting it twice is safe
+	Name    string // a (Kind, Name) has only one job, so starting a job twice is safe
 	State   string
 	Cursor  []byte
 	Spec    []byte // JSON; its fields depend on Kind
@@ -17,6 +17,6 @@ type Job struct {
 
 // JobEntry is one line of a job's report.
 type JobEntry struct {
-	At  uint64 // position in the report, ascending; an entry with the same At replaces the first
+	At  uint64 // position in the report, ascending; a later entry with the same At replaces the earlier entry
 	Doc []byte
 }

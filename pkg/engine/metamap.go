@@ -6,8 +6,9 @@ import (
 	"fmt"
 )
 
-// ReadMetaMap returns the map that is stored under name in meta, and its stored bytes. Both
-// are empty if there is none. It returns an error if the bytes are not such a map.
+// ReadMetaMap returns the map that is stored under name in meta, and its stored bytes
+// (row). Both are empty if no map is stored. It returns an error if the stored bytes are
+// not the JSON of such a map.
 func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[string]V, row []byte, err error) {
 	row, err = meta.GetMeta(ctx, name)
 	if err != nil {
@@ -23,9 +24,9 @@ func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[st
 }
 
 // ChangeMetaMap changes the map that is stored under name in meta and returns the result.
-// change edits the map, or returns false if there is nothing to store. If another process
-// stores a change in between, ChangeMetaMap reads the new map and calls change again, so
-// the change of neither process is lost.
+// The function change edits the map and returns true, or returns false if there is nothing
+// to store. If another process stores a change between the read and the write,
+// ChangeMetaMap reads the new map and calls change again. So no process loses its change.
 func ChangeMetaMap[V any](ctx context.Context, meta Meta, name string, change func(all map[string]V) bool) (map[string]V, error) {
 	for {
 		all, row, err := ReadMetaMap[V](ctx, meta, name)

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// Direction is what a run of migrations does.
+// Direction says what a run of migrations does.
 type Direction string
 
-// The directions.
+// Directions of a run of migrations.
 const (
-	Up   Direction = "up"     // creates missing tables; existing ones stay as they are
+	Up   Direction = "up"     // creates missing tables; existing tables stay as they are
 	Down Direction = "down"   // drops tables and their data
 	Look Direction = "status" // changes nothing
 )
@@ -22,19 +22,21 @@ const (
 // Migration is one step of a schema.
 type Migration struct {
 	Version int       // 1 for the first; consecutive
-	Name    string    // of its file
+	Name    string    // the name part of the names of its files
 	Applied time.Time // zero: not applied
 	// WorksWith is the oldest version whose builds still work with the tables of this
-	// migration. The first line of an up script may set it: "-- works with 2". Otherwise it
-	// equals Version, and builds that do not know this migration refuse its tables.
+	// migration. The first line of an up script may set WorksWith: "-- works with 2".
+	// Without such a line WorksWith equals Version, and builds without this migration
+	// refuse its tables.
 	WorksWith int
 
-	Script map[Direction]string // of Up and Down
+	Script map[Direction]string // the scripts of Up and Down
 }
 
-// LoadMigrations reads the files migrations/NNNN_name.up.ext and .down.ext from files,
-// which are embedded in the program. It panics if one is missing, is out of sequence, or
-// has an impossible "works with" line: these are mistakes in the build.
+// LoadMigrations reads the scripts migrations/NNNN_name.up.ext and .down.ext from the
+// embedded file system files. It panics if a script is missing, if a number is not
+// consecutive, or if a "works with" line names no earlier version. These are mistakes in
+// the build.
 func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 	names, err := fs.Glob(files, "migrations/*.up."+ext) // sorted
 	for i, name := range names {

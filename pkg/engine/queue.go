@@ -7,11 +7,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Limits of every queue; they come from SQS. MaxVisibility has a margin because SQS allows
-// 12 hours for the first visibility of a receive and all its extensions together.
+// These limits apply to every queue. They come from SQS. SQS allows 12 hours for the first
+// visibility of a received message and all its extensions together, so MaxVisibility is 2
+// seconds less.
 const (
 	MaxMessage    = 64 << 10         // bytes of a body
-	MaxQueueDelay = 15 * time.Minute // of one Enqueue or Release
+	MaxQueueDelay = 15 * time.Minute // greatest delay of one Enqueue or Release
 	MaxVisibility = 12*time.Hour - 2*time.Second
 )
 
@@ -47,55 +48,58 @@ func CheckVisibility(d time.Duration) error {
 // Message is a message of a delay queue.
 type Message struct {
 	Body  []byte        // at most MaxMessage bytes
-	Delay time.Duration // 0 to MaxQueueDelay; rounded up to the precision of the engine
-	// Backlog puts the message into the backlog lane, for messages that are late already.
+	Delay time.Duration // 0 to MaxQueueDelay; the engine rounds it up to its precision
+	// Backlog is true if the message belongs in the backlog lane. That lane is for messages
+	// that are already late.
 	Backlog bool
 }
 
-// BacklogShare bounds the backlog lane. While messages wait in the other lane, one of
-// BacklogShare received messages comes from the backlog lane. Otherwise all may.
+// BacklogShare limits the backlog lane. While messages wait in the other lane, one of
+// BacklogShare received messages comes from the backlog lane. While the other lane is
+// empty, all received messages may come from the backlog lane.
 const BacklogShare = 4
 
-// Delivery is a received message. The process that received it owns it until its
-// visibility ends; then the message can be received again.
+// Delivery is a received message. The process that received the message owns it until the
+// visibility ends. After that time another process can receive the message.
 type Delivery struct {
-	Receipt  string // names this delivery; each receive of a message has its own
+	Receipt  string // names this delivery; each receive of a message gets a new receipt
 	Body     []byte
 	Receives int       // how often the message was received, including this time
-	Enqueued time.Time // when it became durable
-	Backlog  bool      // its lane
+	Enqueued time.Time // when the message became durable
+	Backlog  bool      // true: the message is in the backlog lane
 }
 
 // QueueDepth counts the messages of a queue at one moment.
 type QueueDepth struct {
-	Ready    int // can be received now
-	Delayed  int // not visible yet: enqueued or released with a delay
-	InFlight int // received, not acknowledged, visibility not over
+	Ready    int // messages that can be received now
+	Delayed  int // messages that were enqueued or released with a delay that is not over
+	InFlight int // messages that were received and not acknowledged, and whose visibility is not over
 	Dead     int
 	Backlog  int       // messages in the backlog lane that are not dead
 	Oldest   time.Time // enqueue time of the oldest ready message; zero: none
 }
 
-// Queue hands each message to one process at a time, at least once. Receive returns a
-// message at most MaxReceives times (a setting of the engine). If it is not acknowledged
-// by then, it is dead: the engine keeps it apart and Depth counts it.
+// Queue gives each message to a process at least once, and to only one process at a time.
+// Receive returns a message at most MaxReceives times (a setting of the engine). A message
+// that was received MaxReceives times and never acknowledged is dead. The engine keeps dead
+// messages separately, and Depth counts them.
 type Queue interface {
-	// Enqueue stores messages. All are durable when it returns nil. After an error any of
-	// them may be stored. If a delay is out of range, it returns notify.KindInvalid and
-	// stores nothing.
+	// Enqueue stores messages. When it returns nil, all messages are durable. After an
+	// error any of the messages may be stored. If a delay is out of range, Enqueue returns
+	// notify.KindInvalid and stores no message.
 	Enqueue(ctx context.Context, ms []Message) error
 	// Receive waits until a message is ready or ctx ends. It returns up to max messages,
-	// from both lanes as BacklogShare says, and hides them for visibility. If ctx ends, it
-	// returns no message and no error.
+	// from both lanes as BacklogShare says. For the time visibility, no other Receive
+	// returns these messages. If ctx ends, Receive returns no message and no error.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
-	// Extend sets the end of the deliveries' visibility to that long from now. It ignores
-	// receipts that are not valid any more.
+	// Extend sets the end of visibility of the deliveries to now plus visibility. It
+	// ignores receipts that are not valid any more.
 	Extend(ctx context.Context, receipts []string, visibility time.Duration) error
-	// Ack removes messages. It ignores receipts that are not valid any more; their messages
-	// are received again.
+	// Ack removes messages. It ignores receipts that are not valid any more. The messages
+	// of such receipts are received again.
 	Ack(ctx context.Context, receipts []string) error
-	// Release makes a message ready again after delay. The receive still counts. It ignores
-	// a receipt that is not valid any more.
+	// Release makes a message ready again after delay. The receive still counts towards
+	// MaxReceives. Release ignores a receipt that is not valid any more.
 	Release(ctx context.Context, receipt string, delay time.Duration) error
 	// Depth counts the messages.
 	Depth(ctx context.Context) (QueueDepth, error)

@@ -6,24 +6,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Schedule describes the timers of one request, or one item of a batch, with a future time.
-// It leads from an id to the timers. It is stored before them and never changed.
+// Schedule describes the timers of one request with a future fire time, or of one such item
+// of a batch. The API finds the timers of an id through its schedule. A schedule is stored
+// before its timers and never changed.
 type Schedule struct {
 	Base       notify.Base
 	Caller     string
 	Campaign   string
-	User       string // the receiver's user; "": a fan-out, or one address without a user
+	User       string // the user who receives; "": a fan-out, or one address without a user
 	Channel    notify.Channel
 	Category   notify.Category
 	FireAt     int64  // fire time of generation 0, after jitter; ms since 1970
 	Created    int64  // ms since 1970
-	Expires    int64  // of the notification, ms since 1970; 0: never
-	Partition  uint16 // of the chunk, if this is no fan-out
-	Partitions uint16 // with BlockSize and Receivers: the chunks that a fan-out may have
+	Expires    int64  // when the notification expires, ms since 1970; 0: never
+	Partition  uint16 // partition of the chunk; only if the request is no fan-out
+	Partitions uint16 // Partitions, BlockSize and Receivers determine the chunks of a fan-out
 	BlockSize  uint32
-	Receivers  uint32 // receivers of the request, refused ones included
+	Receivers  uint32 // receivers of the request, including refused receivers
 	Accepted   uint32 // accepted receivers
-	Fan        bool   // a fan-out: ids carry an index
+	Fan        bool   // true: a fan-out; its ids contain an index
 }
 
 // MaxCaller is the greatest length of a caller in a stored row, in bytes.
@@ -68,30 +69,34 @@ func CheckHints(hs []Hint) error {
 // ScheduleState is the state of a schedule that has a head.
 type ScheduleState uint8
 
-// The states.
+// States of a schedule.
 const (
 	SchedulePending   ScheduleState = 1 // waits for FireAt
-	ScheduleReleased  ScheduleState = 2 // appended to the log; after a crash perhaps once more
+	ScheduleReleased  ScheduleState = 2 // appended to the log; after a crash perhaps appended once more
 	ScheduleCancelled ScheduleState = 3
 )
 
-// ScheduleHead is the row that decides about a schedule. It is written by the first cancel
-// or reschedule, or by a release that found a hint. A schedule without a head is pending
-// at generation 0.
+// ScheduleHead is the row with the current state of a schedule. The first cancel or
+// reschedule writes it, or a release that found a hint. A schedule without a head is
+// pending and has generation 0.
 type ScheduleHead struct {
-	Base    notify.Base
-	State   ScheduleState
-	Gen     uint32 // generation of the valid timers; timers of other generations are dropped
-	FireAt  int64  // of that generation, ms since 1970; 0: that of the Schedule
-	At      int64  // when the row was written, ms since 1970
-	MovedAt int64  // when it was moved last, ms since 1970; 0: never, or by a release without this field
-	MovedBy string // the caller that moved it last
-	Moves   uint32 // how often it was moved
+	Base   notify.Base
+	State  ScheduleState
+	Gen    uint32 // generation of the valid timers; timers of other generations are dropped
+	FireAt int64  // fire time of generation Gen, ms since 1970; 0: Schedule.FireAt is valid
+	At     int64  // when the row was written, ms since 1970
+	// MovedAt is when the schedule was last rescheduled, ms since 1970. It is 0 if the
+	// schedule was never rescheduled, or if a release without this field did the last
+	// reschedule.
+	MovedAt int64
+	MovedBy string // the caller of the last reschedule
+	Moves   uint32 // how often the schedule was rescheduled
 	Version uint64 // 1 for the first; raised by each swap
 }
 
-// Hint says that a schedule with timers in a partition was cancelled or moved. The timer
-// engine reads the head of such a schedule before it releases its timers.
+// Hint says that a schedule with timers in a partition was cancelled or rescheduled. The
+// timer engine reads the head of such a schedule before it releases timers of that
+// schedule.
 type Hint struct {
 	Partition TimerPartition
 	Base      notify.Base
@@ -103,8 +108,9 @@ type Schedules interface {
 	// Put stores schedules. Storing the same Base again changes nothing.
 	Put(ctx context.Context, ss []Schedule) error
 	Get(ctx context.Context, base notify.Base) (s Schedule, ok bool, err error)
-	// List returns at most max schedules of caller ("": of all callers), newest first,
-	// that come after the position after (zero: from the newest).
+	// List returns at most max schedules of caller, newest first. If caller is "", it
+	// returns schedules of all callers. It begins after the schedule with the base after;
+	// if after is zero, it begins with the newest schedule.
 	List(ctx context.Context, caller string, after notify.Base, max int) ([]Schedule, error)
 	// Hint stores hints. Storing the same hint again changes nothing.
 	Hint(ctx context.Context, hs []Hint) error
@@ -112,18 +118,22 @@ type Schedules interface {
 	Hints(ctx context.Context, p TimerPartition) ([]notify.Base, error)
 	// Head returns the head of a schedule. It sees every Swap that returned before the call.
 	Head(ctx context.Context, base notify.Base) (h ScheduleHead, ok bool, err error)
-	// Swap stores h with Version old+1 if the stored version is old (0: no head), and
-	// returns the stored head and true. Otherwise it returns the stored head and false.
-	// After an error h may be stored or not; the caller reads the head.
+	// Swap stores h with Version old+1 if the stored version is old, and returns the new
+	// head and true. An old of 0 means that no head is stored. If the stored version
+	// differs, Swap changes nothing and returns the stored head and false. After an error h
+	// may or may not be stored; the caller must read the head.
 	Swap(ctx context.Context, old uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
-	// Purge removes at most max schedules, with their heads, whose last known fire time is
-	// before a time, ms since 1970. That is the fire time of the head, or of the schedule
-	// if there is no head. Purge returns how many it removed.
+	// Purge removes schedules, with their heads, whose fire time is earlier than the
+	// argument before (ms since 1970). The fire time is the FireAt of the head. If there is
+	// no head, it is the FireAt of the schedule. Purge removes at most max schedules and
+	// returns how many it removed.
 	Purge(ctx context.Context, before int64, max int) (int, error)
-	// PutScheduled does Put and Timers.Put, all or none. In an engine of many machines an
-	// error may leave some rows stored, schedules first. The same call again completes it.
+	// PutScheduled stores what Put and Timers.Put would store: all rows or none. In an
+	// engine of many machines an error may leave some rows stored; schedules are stored
+	// before timers. Calling PutScheduled again with the same arguments stores the missing
+	// rows.
 	PutScheduled(ctx context.Context, ss []Schedule, shards notify.Spread, ts []Timer) error
-	// ForgetTimers removes rows (FireAt, ID) from Timers and ColdTimers. Hints stay until
-	// the partition is dropped. A row that is not stored changes nothing.
+	// ForgetTimers removes the rows (FireAt, ID) of ts from Timers and ColdTimers. It
+	// ignores a row that is not stored. Hints stay until their partition is dropped.
 	ForgetTimers(ctx context.Context, shards notify.Spread, ts []Timer) error
 }

@@ -5,26 +5,30 @@ import (
 	"time"
 )
 
-// Lease avoids doing the same work twice, like SET NX EX in Redis. It is no proof of
-// ownership; a term in the store is.
+// Lease lets one process at a time do some work, like SET NX EX in Redis. It only avoids
+// doing the work twice. It does not prove ownership, because two processes may both believe
+// that they have the lease. Only a term in the store proves ownership.
 type Lease interface {
-	// Acquire takes the lease for ttl if it is free or owner already holds it.
+	// Acquire gives the lease to owner for ttl and returns true if the lease is free or
+	// owner already has it.
 	Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error)
-	// Renew prolongs the lease to ttl from now if owner still holds it.
+	// Renew makes the lease end at now plus ttl and returns true if owner still has the
+	// lease.
 	Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error)
-	// Release frees the lease if owner still holds it.
+	// Release frees the lease if owner still has it.
 	Release(ctx context.Context, name, owner string) error
 }
 
 // Meta is a small durable table, for example for identities and format versions.
 type Meta interface {
-	// GetMeta returns the value of a name; nil if there is none.
+	// GetMeta returns the value of a name; nil if the name has no value.
 	GetMeta(ctx context.Context, name string) ([]byte, error)
 	// PutMeta stores a value under a name. The last write wins.
 	PutMeta(ctx context.Context, name string, value []byte) error
-	// SwapMeta stores value under a name if the stored value is old (nil: none). It returns
-	// true if value is stored now, even if it was stored before the call. It returns false
-	// if another value is stored; the caller reads again. After an error value may be
-	// stored. A name must be written only by SwapMeta or only by PutMeta.
+	// SwapMeta stores value under a name if the stored value is old. An old of nil means
+	// that the name has no value. SwapMeta returns true if value is stored when it returns,
+	// even if value was stored before the call. It returns false if a different value is
+	// stored; the caller must read the name again. After an error value may be stored. All
+	// writers of a name must use SwapMeta, or all must use PutMeta.
 	SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error)
 }

@@ -8,53 +8,57 @@ import (
 
 // Status stores the outcome rows of notifications, by chunk.
 type Status interface {
-	// Put stores rows. Of several writes of a key, the one with the greatest Row.Stamp
-	// wins, in whatever order they arrive. (Tenure says when an engine may show an older
-	// row in between.) Of writes without stamps, the last one wins. The rows of one call
-	// that belong to one request (Base) are stored, and become visible, all or none. A
-	// call that is refused stores no row. In an engine of many machines an error may
-	// leave the rows of some requests of the call stored.
+	// Put stores rows. If a key is written several times, the row with the greatest
+	// Row.Stamp wins, in whatever order the writes arrive. (Resume says when an engine may
+	// return an older row for a time.) If the writes have no stamps, the last write wins.
+	// Put stores all rows of one request (Base) or none, and they become visible together.
+	// If Put refuses a row (notify.KindInvalid), it stores no row of the call. In an engine
+	// of many machines an error may leave the rows of some requests of the call stored.
 	Put(ctx context.Context, rows []notify.Row) error
-	// TakeOver begins a tenure of a partition of a topic. Its stamps are greater than those
-	// of all earlier tenures. It does not stop an earlier owner from writing. The caller
-	// must use the tenure only if it still owns the partition after TakeOver returns.
+	// TakeOver begins a tenure of a partition of a topic. The stamps of the tenure are
+	// greater than the stamps of all earlier tenures. TakeOver does not stop an earlier
+	// owner from writing. The caller may use the tenure only if it still owns the partition
+	// after TakeOver has returned.
 	TakeOver(ctx context.Context, topic string, partition int32) (Tenure, error)
-	// Resume returns the rows of keys as Get does, for the owner of t to act on. A row that
-	// it returns as Done is final: rows of earlier tenures that arrive later do not replace
-	// it. Any other row may still be replaced by one of an earlier tenure until the owner
-	// has written that row itself. So an owner acts only on its own writes and on rows that
-	// are Done.
+	// Resume returns the rows of keys as Get does. The owner of t uses them to continue the
+	// work of earlier owners. If Resume returns a row in which Done is true, the row is
+	// final: no row of an earlier tenure that arrives later replaces it. Until the owner
+	// has written a row itself, a row of an earlier tenure may still replace any other row.
+	// So an owner acts only on rows that it has written itself and on rows in which Done is
+	// true.
 	//
-	// Resume returns a stored row that it cannot decode with its Key, and with its bytes in
-	// Damaged; the owner's next write replaces it. All other methods return
-	// notify.ErrCorrupt for such a row.
+	// If Resume cannot decode a stored row, it returns the Key of the row and the stored
+	// bytes in Damaged. The owner's next write replaces the damaged row. All other methods
+	// return notify.ErrCorrupt for such a row.
 	Resume(ctx context.Context, t Tenure, keys []notify.RowKey) ([]notify.Row, error)
 	// Get returns the rows of keys, in the order of keys. For a key without a row it
 	// returns a Row whose Key is the zero RowKey.
 	Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error)
-	// Chunk returns every row of one chunk, in the order of their keys: the rows of the
-	// original envelope, of envelopes derived from it, and of receipts.
+	// Chunk returns every row of one chunk, in the order of their keys. These are the rows
+	// of the original envelope, of the envelopes that were derived from the original, and
+	// of receipts.
 	Chunk(ctx context.Context, c notify.Chunk) ([]notify.Row, error)
-	// Request calls fn with every row of a request, in the order of their keys, until fn
-	// returns an error. Request returns that error.
+	// Request calls fn with every row of a request, in the order of their keys. It stops
+	// when fn returns an error, and returns that error.
 	Request(ctx context.Context, base notify.Base, fn func(*notify.Row) error) error
-	// Scan calls fn with every row whose base was created in [from, to), ms since 1970, in
-	// the order of their keys.
+	// Scan calls fn with every row whose base was created in the period [from, to), in the
+	// order of their keys. from and to are in ms since 1970.
 	Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error
 }
 
-// Tenure is a range of stamps for the outcome rows that one owner of a partition writes.
-// An owner takes a tenure when it gets the partition, and a new one when its stamps run out
-// or have become old. A stamp is close to the microseconds since 1970.
+// Tenure is a range of stamps for the outcome rows that one owner of a partition writes. An
+// owner begins a tenure when it gets the partition. It begins a new tenure when all stamps
+// are used or when the stamps have become old. The value of a stamp is close to the current
+// time in microseconds since 1970.
 //
-// A worker that was paused or cut off may write rows after another worker has taken its
-// partition over. The stamps of these rows are below those of every later tenure, so they
-// never replace a row of a later owner.
+// A worker that was paused or had lost its connection may write rows after another worker
+// has taken over the partition. The stamps of these rows are less than the stamps of every
+// later tenure. So these rows never replace a row of a later owner.
 type Tenure struct {
 	Topic     string
 	Partition int32
-	// Start is even and below the first stamp. Before is the Start of the previous tenure;
-	// 0 if there was none.
+	// Start is even and less than the first stamp. Before is the Start of the previous
+	// tenure; 0 if this is the first tenure.
 	Start, Before int64
 }
 
@@ -62,16 +66,18 @@ const (
 	// TenureStamps is how many stamps a tenure has.
 	TenureStamps = 1_000_000
 	// tenureSpan is the least distance between the starts of two tenures. Stamps are even,
-	// so that rows with StampBeside can use the odd numbers in between.
+	// so that rows with StampBeside can use the odd numbers between two stamps.
 	tenureSpan = 2 * TenureStamps
 )
 
-// StampBeside marks a row whose writer does not own the partition. The row replaces the
-// stored row. Every row that an owner stamps afterwards replaces it in turn.
+// StampBeside is the stamp of a row whose writer does not own the partition. Such a row
+// replaces the stored row. Every row that an owner stamps after that replaces the row with
+// StampBeside.
 const StampBeside = -1
 
-// NextTenure returns the tenure that follows the one with the Start before (0: there was
-// none). nowMicros is the current time in microseconds since 1970.
+// NextTenure returns the tenure that follows a tenure whose Start is the argument before.
+// If before is 0, it returns the first tenure. nowMicros is the current time in
+// microseconds since 1970.
 func NextTenure(topic string, partition int32, before, nowMicros int64) Tenure {
 	start := nowMicros + nowMicros%2
 	if before != 0 {

@@ -8,24 +8,29 @@ import (
 
 // Timer is work for a later time: an envelope to append, or a trigger to call.
 type Timer struct {
-	FireAt  int64  // ms since 1970
-	ID      []byte // at most 64 bytes; (FireAt, ID) is the key in a partition; decides the shard
-	Kind    uint8  // the kind of Payload; the timer engine does not look inside
+	FireAt int64 // ms since 1970
+	// ID has at most 64 bytes. It determines the shard. (FireAt, ID) is the key in a
+	// partition.
+	ID      []byte
+	Kind    uint8  // the kind of Payload; the timer engine does not read Payload
 	Target  string // the topic to append an envelope to
 	Payload []byte
 
-	// Head is the base of the schedule whose head, if there is one, decides whether the
-	// timer is released. Zero: the timer has no schedule. A parked retry cannot be
-	// cancelled, and a trigger has a state row of its own.
+	// Head is the base of the timer's schedule. If that schedule has a head (ScheduleHead),
+	// the head decides whether the timer is released. Head is zero if the timer has no
+	// schedule. These are the timers of parked retries, which cannot be cancelled, and of
+	// triggers, which have state rows of their own.
 	Head notify.Base
-	// Gen is raised by each reschedule. Head and Gen are stored with the timer but are not
-	// part of its key.
+	// Gen is the generation of the timer. Each reschedule raises it. Head and Gen are
+	// stored with the timer but do not belong to its key.
 	Gen uint32
-	// Weight is how many receivers the timer stands for. Forecasts sum it.
+	// Weight is the number of receivers of the timer's envelope; 1 for a trigger. Forecasts
+	// add up the weights.
 	Weight uint32
 }
 
-// Lengths of the buckets of time, ms, and the greatest length of a timer id, bytes.
+// MinuteMs and DayMs are the lengths of the buckets of time, in ms. MaxTimerID is the
+// greatest length of a timer id, in bytes.
 const (
 	MinuteMs   = 60_000
 	DayMs      = 86_400_000
@@ -48,24 +53,28 @@ func CheckTimers(shards notify.Spread, ts []Timer) error {
 // TimerOfTrigger is the Kind of a timer that calls a trigger.
 const TimerOfTrigger = 2
 
-// ShardOf returns the shard of a timer id. The id begins with the base of its request. The
-// shard is the same in every engine and release, and after the number of shards was raised.
+// ShardOf returns the shard of a timer id. The id begins with the base of its request.
+// ShardOf returns the same shard in every engine and release, and also after the number of
+// shards was raised.
 func ShardOf(id []byte, shards notify.Spread) uint16 {
 	return uint16(notify.ColumnDigest(id) % uint64(shards.Of(id)))
 }
 
-// Shards returns the number of shards that timers are spread over now. It returns an error
-// if the process cannot know the number at this moment; the caller must then not store,
-// find or change a timer. The base of a timer must be created before Shards is called for it.
+// Shards returns over how many shards timers are spread, and the history of that number. It
+// returns an error if the process cannot find out the number at this moment. After an error
+// the caller must not store, find or change a timer. For a new timer, the caller must
+// create the base first and call Shards after that. Otherwise a raise of the number between
+// the two steps could put the timer into a wrong shard.
 type Shards func() (notify.Spread, error)
 
-// FixedShards returns a Shards of n shards that are never raised.
+// FixedShards returns a Shards whose number of shards is always n.
 func FixedShards(n int) Shards {
 	return func() (notify.Spread, error) { return notify.SpreadOver(n), nil }
 }
 
-// TimerPartition is one bucket of one shard: a minute of Timers, a day of ColdTimers.
-// Rows of a partition are ordered by fire time, then id.
+// TimerPartition is one bucket of one shard. The bucket is a minute in Timers and a day in
+// ColdTimers. Rows of a partition are ordered by fire time, and rows of the same fire time
+// by id.
 type TimerPartition struct {
 	Bucket int64 // FireAt / MinuteMs, or FireAt / DayMs
 	Shard  uint16
@@ -77,55 +86,61 @@ type TimerCursor struct {
 	ID     []byte
 }
 
-// ShardState is the state row of a shard. Its Term is the fencing token of the owner: a
-// write of an earlier term is refused.
+// ShardState is the state row of a shard. Term is the fencing token of the owner: a write
+// with an earlier term is refused.
 type ShardState struct {
 	Term      uint64 // raised by each take-over
 	Owner     string
-	Closed    int64 // the last closed minute; no timer may be added to it or to an earlier one
-	Watermark int64 // every minute up to here was dropped
+	Closed    int64 // the last closed minute; no timer may be added to this minute or to an earlier minute
+	Watermark int64 // all minutes up to and including this minute were dropped
 }
 
-// StaleTerm returns the error for an owner whose term is over.
+// StaleTerm returns the error for a former owner: another owner has a later term.
 func StaleTerm() error {
 	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance took the shard over"}
 }
 
 // TimerTable stores timers by bucket and shard. Rows are inserted and never changed. A
-// bucket is dropped as a whole. Timers holds the near future, ColdTimers the far one.
+// bucket is dropped as a whole. Timers contains the timers of the near future, ColdTimers
+// the timers of the far future.
 type TimerTable interface {
 	// Put stores timers, each in shard ShardOf(ID, shards). Storing the same (FireAt, ID)
 	// again changes nothing.
 	Put(ctx context.Context, shards notify.Spread, ts []Timer) error
-	// Scan returns up to max rows of p after the cursor with FireAt <= until, in order.
+	// Scan returns up to max rows of p, in order, that come after the cursor and have
+	// FireAt <= until.
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
-	// Outline is Scan for counting: it may return rows without their payloads.
+	// Outline does the same as Scan, for a caller that only counts timers. The timers that
+	// it returns may lack their Payload.
 	Outline(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
-	// Buckets returns the buckets of shard in [from, to] that hold rows, ascending. A
-	// catch-up reads these. Buckets may also return buckets that hold only hints, so that
-	// they are dropped as well, and buckets whose rows were forgotten.
+	// Buckets returns the buckets of shard in [from, to] that contain rows, in ascending
+	// order. An owner that is late reads only these buckets. Buckets may also return a
+	// bucket that contains only hints, so that the owner drops that bucket too. It may also
+	// return a bucket from which ForgetTimers has removed all rows.
 	Buckets(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
-	// Drop removes a partition and its hints, with one delete for each of the two.
+	// Drop removes the rows of a partition with one delete, and its hints with another
+	// delete.
 	Drop(ctx context.Context, p TimerPartition) error
 	// Pending calls fn with every stored timer, for counts and audits.
 	Pending(ctx context.Context, fn func(*Timer) error) error
 }
 
-// ColdTimers is a TimerTable whose buckets are days and have no hints.
+// ColdTimers is a TimerTable whose buckets are days. It has no hints.
 type ColdTimers = TimerTable
 
-// Timers is a TimerTable whose buckets are minutes, and the states of shards.
+// Timers is a TimerTable whose buckets are minutes. It also stores the states of shards.
 type Timers interface {
 	TimerTable
-	// Shard returns the state of a shard; the zero state before its first owner.
+	// Shard returns the state of a shard. It returns the zero state if the shard never had
+	// an owner.
 	Shard(ctx context.Context, shard uint16) (ShardState, error)
-	// Closed returns the Closed of a shard. It sees every Advance that returned before the
-	// call, and may see one that is under way.
+	// Closed returns the field Closed of a shard's state. The result includes every Advance
+	// that returned before the call. It may include an Advance that is still running.
 	Closed(ctx context.Context, shard uint16) (int64, error)
-	// TakeOver raises the term of a shard if it still is term, and stores the new owner. It
-	// returns notify.KindConflict if the term is stale.
+	// TakeOver raises the term of a shard by 1 and stores the new owner, if the stored term
+	// is the argument term. If the stored term differs, it returns notify.KindConflict.
 	TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (ShardState, error)
-	// Advance moves Closed and Watermark forward if the shard's term is s.Term. Neither
-	// ever moves back. It returns notify.KindConflict if the term is stale.
+	// Advance raises Closed and Watermark to the values in s, if the stored term is s.Term.
+	// It never lowers them. If the stored term differs, it returns notify.KindConflict.
 	Advance(ctx context.Context, shard uint16, s ShardState) error
 }

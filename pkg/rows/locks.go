@@ -6,34 +6,36 @@ import (
 	"sync"
 )
 
-// Locks serialises the read-modify-writes of each key. Writers of different keys run
-// concurrently, so one fsync can serve all of them.
+// Locks has one lock for each key. A writer locks a key, reads its row, changes the row and
+// writes it. So only one writer at a time changes a row. Writers of different keys run
+// concurrently, so one fsync can make all their writes durable.
 type Locks struct {
 	failed     <-chan struct{} // closed when the store has failed
-	cause      func() error    // why the store has failed; nil while it is well
+	cause      func() error    // returns why the store has failed; nil while the store works
 	contextErr func(context.Context) error
 
-	mu   sync.Mutex          // guards held and every keyLock.refs
+	mu   sync.Mutex          // guards the map held and the field refs of every keyLock
 	held map[string]*keyLock // locks that a goroutine holds or waits for
 }
 
 type keyLock struct {
-	sem  chan struct{} // of size 1; holds a value while a goroutine has the lock
-	refs int           // the holder and the goroutines that wait
+	sem  chan struct{} // of size 1; contains a value while a goroutine has the lock
+	refs int           // number of goroutines that have the lock or wait for it
 }
 
-// NewLocks returns Locks of which no key is held. Once failed is closed, Lock returns the
-// error that cause returns. If a caller's context ends, Lock returns ended of the context.
+// NewLocks returns Locks in which no key is locked. After the channel failed is closed,
+// Lock returns the result of cause(). If the context of a call ends, Lock returns the
+// result of ended(ctx).
 func NewLocks(failed <-chan struct{}, cause func() error, ended func(context.Context) error) *Locks {
 	return &Locks{failed: failed, cause: cause, contextErr: ended, held: map[string]*keyLock{}}
 }
 
-// Lock locks the keys and returns a function that unlocks them. It takes them in
-// ascending order, so that two callers cannot deadlock. It returns an error, and holds no
-// key, if ctx ends or the store fails.
+// Lock locks the keys and returns a function that unlocks them. It locks the keys in
+// ascending order, so that two callers cannot deadlock. If ctx ends or the store fails,
+// Lock returns an error and unlocks the keys that it has locked.
 func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := k.cause(); err != nil {
-		return nil, err // a failed store begins no write, even if its reads still work
+		return nil, err // after a failure no write may begin, even if reads still work
 	}
 	if len(keys) > 1 {
 		keys = slices.Clone(keys)
@@ -49,9 +51,10 @@ func (k *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return func() { k.unlockKeys(keys) }, nil
 }
 
-// Settled waits until every key is free. Values that the caller read before are durable
-// then, because a writer keeps its keys until its write is durable. Keys are nearly always
-// free, so Settled first looks at all of them under one lock of mu.
+// Settled waits for each of the keys that is locked until its writer unlocks it. A writer
+// unlocks its keys only when its write is durable. So when Settled returns nil, the values
+// that the caller read before the call are durable. Nearly always no key is locked. So
+// Settled first checks all keys, and locks mu only once for that.
 func (k *Locks) Settled(ctx context.Context, keys []string) error {
 	var busy []string
 	k.mu.Lock()
@@ -104,7 +107,8 @@ func (k *Locks) unlockKeys(keys []string) {
 	}
 }
 
-// unref drops one reference to l and forgets l with its last one. mu must be held.
+// unref removes one reference to l. With the last reference it also removes l from the map
+// held. The caller must hold mu.
 func (k *Locks) unref(key string, l *keyLock) {
 	if l.refs--; l.refs == 0 {
 		delete(k.held, key)

@@ -12,15 +12,18 @@ import (
 
 const (
 	hourMs = 3_600_000
-	// noteRounding rounds the end of a note up, so that a bucket has few notes.
+	// A note is a row of the table buckets. It says that a bucket may have rows until a
+	// time, the end of the note. The end is rounded up to a multiple of noteRounding, so
+	// that a bucket has few notes.
 	noteRounding = 16 * engine.DayMs
 )
 
-// insertBucket stores a note. keeps, the end of the note, is part of its key: so a note that
-// ends earlier does not shorten an existing one.
+// insertBucket stores a note. keeps is the end of the note and belongs to its key. So
+// storing a note with an earlier end does not replace an existing note.
 const insertBucket = `INSERT INTO buckets (scope, n, keeps) VALUES (?, ?, ?) USING TTL ?`
 
-// bucketCache remembers for a while which buckets this process has noted.
+// bucketCache contains the notes that this process has stored recently. So noteBucket need
+// not store the same note for each row.
 type bucketCache struct {
 	mu    sync.Mutex
 	noted map[bucketKey]bucketNote
@@ -32,16 +35,17 @@ type bucketKey struct {
 }
 
 type bucketNote struct {
-	renewAt time.Time // when the note is written again, because its row has a TTL
-	keeps   int64     // end of the row's life, ms since 1970; 0: it lives for ever
+	renewAt time.Time // when the note must be written again
+	keeps   int64     // end of the note, ms since 1970; 0: the note has no end
 }
 
 const (
-	bucketsKept = time.Hour // how long the cache keeps a note
+	bucketsKept = time.Hour // how long a note stays in the cache
 	bucketsMax  = 1 << 16   // a full cache is emptied
 )
 
-// has reports whether this process has noted a bucket recently, at least until keeps.
+// has reports whether this process has recently stored a note of bucket k whose end is
+// keeps or later.
 func (c *bucketCache) has(k bucketKey, keeps int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,10 +62,11 @@ func (c *bucketCache) add(k bucketKey, keeps int64) {
 	c.noted[k] = bucketNote{time.Now().Add(bucketsKept), keeps}
 }
 
-// noteBucket stores that bucket n of a scope may hold rows until keeps, ms since 1970 (0: for
-// ever). A writer calls it before it acknowledges the rows: a bucket without rows does no
-// harm, but rows without a noted bucket are not found. cached may be set only if no process
-// removes the note while rows are added.
+// noteBucket stores a note: bucket n of a scope may have rows until keeps, ms since 1970.
+// If keeps is 0, the note has no end. A writer calls noteBucket before it acknowledges the
+// rows, because readers do not find rows whose bucket has no note. A note of a bucket
+// without rows causes no harm. cached allows noteBucket to use the cache. It may be true
+// only if no process removes the note while rows are added.
 func noteBucket(ctx context.Context, s *Store, scope string, n, keeps int64, cached bool) error {
 	k := bucketKey{scope, n}
 	if keeps != 0 {
@@ -83,13 +88,13 @@ func forgetBucket(ctx context.Context, s *Store, scope string, n int64) error {
 	return forgetBucketAt(ctx, s, s.clock.now(), scope, n)
 }
 
-// forgetBucketAt removes the notes of a bucket that were written before the timestamp at.
+// forgetBucketAt removes those notes of bucket n that were written before the timestamp at.
 func forgetBucketAt(ctx context.Context, s *Store, at int64, scope string, n int64) error {
 	return s.write(ctx, at, stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
 }
 
-// eachBucket calls fn with the buckets of a scope in [from, to] until fn returns false. The
-// order is ascending, or descending if back is set.
+// eachBucket calls fn with each bucket of a scope in [from, to] that has a note. It stops
+// when fn returns false. The order is ascending, or descending if back is true.
 func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, back bool, fn func(n int64) (bool, error)) error {
 	if from > to {
 		return nil
@@ -107,7 +112,7 @@ func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, bac
 		last, first := int64(0), true
 		for n := int64(0); scan(&n); first = false {
 			if n == last && !first {
-				continue // another note of the same bucket, with another end
+				continue // another note of the same bucket
 			}
 			last = n
 			if more, err := fn(n); err != nil || !more {
@@ -118,7 +123,8 @@ func eachBucket(ctx context.Context, s *Store, scope string, from, to int64, bac
 	})
 }
 
-// readBuckets returns the buckets of a scope in [from, to], ascending.
+// readBuckets returns the buckets of a scope in [from, to] that have a note, in ascending
+// order.
 func readBuckets(ctx context.Context, s *Store, scope string, from, to int64) (out []int64, err error) {
 	err = eachBucket(ctx, s, scope, from, to, false, func(n int64) (bool, error) {
 		out = append(out, n)
@@ -127,7 +133,8 @@ func readBuckets(ctx context.Context, s *Store, scope string, from, to int64) (o
 	return out, err
 }
 
-// ttl returns the TTL in seconds of a row that is kept until keeps, ms since 1970; 0: no TTL.
+// ttl returns the TTL in seconds of a row that is kept until keeps, ms since 1970. It
+// returns 0, which means no TTL, if keeps is 0 or later than now plus maxTTL.
 func ttl(keeps int64) int {
 	if keeps == 0 {
 		return 0
@@ -139,8 +146,10 @@ func ttl(keeps int64) int {
 	return int(max(left, 1))
 }
 
-// keepUntil returns until when a row about a moment (ms since 1970) is kept: the end of the
-// day that is after later than the moment or than now, whichever is later. 0: for ever.
+// keepUntil returns until when to keep a row that is about the time ms. The argument and
+// the result are in ms since 1970. keepUntil adds the duration after to ms, or to the
+// current time if that is later, and rounds up to the end of the day. It returns 0, which
+// means for ever, if ms is too large.
 func keepUntil(ms int64, after time.Duration) int64 {
 	ms = max(ms, time.Now().UnixMilli())
 	if ms > math.MaxInt64/2 {
@@ -149,5 +158,5 @@ func keepUntil(ms int64, after time.Duration) int64 {
 	return (ms+after.Milliseconds())/engine.DayMs*engine.DayMs + engine.DayMs
 }
 
-// shardOfBase returns the shard of a row in a bucket of an index.
+// shardOfBase returns the shard of a row with the base or key b.
 func shardOfBase(b []byte, shards uint64) int16 { return int16(notify.ColumnDigest(b) % shards) }

@@ -24,13 +24,14 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	if err != nil || ok {
 		return version, err
 	}
-	in.Version = 0 // the version is the number of the row in the log
+	in.Version = 0 // Version is the number of the row in the log, so it is not stored
 	v, err := json.Marshal(in)
 	if err != nil {
 		return 0, notify.Invalid("bad_cancel", "", "the cancellation cannot be stored")
 	}
 	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
-		// Another caller may have stored the cancellation while this one waited for the log.
+		// Another caller may have stored the cancellation while this caller waited for the
+		// lock of the log.
 		if version, ok, err = c.version(ctx, in.Scope); err != nil || ok {
 			return nil, err
 		}
@@ -54,8 +55,8 @@ func (c Cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	return version, err
 }
 
-// version returns the version of a scope's cancellation. It sees every Put that returned
-// before.
+// version returns the version of a scope's cancellation. The result includes every Put that
+// returned before the call.
 func (c Cancels) version(ctx context.Context, scope string) (uint64, bool, error) {
 	var v int64
 	ok, err := c.s.getSerial(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{scope}, &v)
@@ -90,9 +91,9 @@ func (c Cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 	return out, err == nil, err
 }
 
-// Changes implements users.CancelStore. It leaves out a row of the log if another Put of the
-// same scope was first. A row whose Put is not finished yet is returned: it cancels the same
-// scope.
+// Changes implements users.CancelStore. A scope may have several rows in the log. Changes
+// leaves out a row if the row of another Put is the valid row of the scope. It returns a
+// row whose Put is not finished yet, because that Put cancels the same scope.
 func (c Cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
 	for len(out) < max {
 		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))

@@ -8,22 +8,24 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 )
 
-// swapTries is how often a conditional write is tried whose answer was lost and that was
-// then found not to be applied.
+// swapTries is how often a conditional write is tried. It is tried again if its answer was
+// lost and the row shows that the write was not applied.
 const swapTries = 8
 
-// swapOutcome is what became of a conditional write whose answer was lost, as the row shows.
+// swapOutcome is the result of a conditional write whose answer was lost. It is found out
+// by reading the row.
 type swapOutcome int
 
 const (
-	swapUndone  swapOutcome = iota // the row is as before: the write may be tried again
-	swapDone                       // the row holds this write
-	swapLost                       // another write was applied instead of this one
-	swapUnknown                    // other writes followed: this one may have been applied before them
+	swapUndone  swapOutcome = iota // the row is unchanged: the write may be tried again
+	swapDone                       // the write was applied
+	swapLost                       // another write was applied instead of this write
+	swapUnknown                    // the row was changed again: this write may have been applied before
 )
 
-// casOnce sends a conditional write once: the driver neither retries it nor sends it to
-// several nodes. If the write was not applied, row holds the columns of its condition.
+// casOnce sends a conditional write once. The driver neither retries the write nor sends it
+// to several nodes. If the write was not applied, row contains the columns of the
+// condition.
 func (s *Store) casOnce(ctx context.Context, stmts ...stmt) (applied bool, row map[string]any, err error) {
 	s.counts.swaps.Add(1)
 	row = map[string]any{}
@@ -48,9 +50,10 @@ func (s *Store) casOnce(ctx context.Context, stmts ...stmt) (applied bool, row m
 	return applied, row, err
 }
 
-// runConditional runs a conditional write until it is known whether it was applied. If an
-// answer is lost, or leaves the outcome open, it calls readBack. readBack must read at
-// SERIAL: such a read completes a conditional write that is under way, or makes it fail.
+// runConditional runs a conditional write until it is known whether the write was applied.
+// If an answer is lost or does not show the outcome, runConditional calls readBack.
+// readBack must read at SERIAL, because such a read completes a conditional write that is
+// still running, or makes it fail.
 func (s *Store) runConditional(ctx context.Context, what string, readBack func() (swapOutcome, error), stmts ...stmt) (won bool, err error) {
 	unsure := false
 	for try := range swapTries {
@@ -84,21 +87,23 @@ func (s *Store) runConditional(ctx context.Context, what string, readBack func()
 	return false, unknownOutcome(what)
 }
 
-// versionSwap is a conditional write that takes a row from one version to another.
+// versionSwap describes a conditional write that changes the version of a row.
 type versionSwap struct {
-	what     string // names the row in errors
-	from, to int64  // versions; 0: there is no row
-	writer   int64  // the nonce that the write stores; 0 if it removes the row
+	what     string // name of the row, for error messages
+	from, to int64  // versions before and after the write; 0: no row
+	writer   int64  // the nonce that the write stores; 0 if the write removes the row
 	readBack stmt   // reads the version and the writer of the row
-	// elseLost says that the write counts as lost if the row has neither version. It is
-	// set where the row would still show the write, or where the caller does not need
-	// to know which writer won.
+	// elseLost says what swapVersion returns if the answer was lost and the row has neither
+	// of the two versions. If elseLost is true, the write counts as not applied. If it is
+	// false, swapVersion returns an error. elseLost is true in two cases: the row would
+	// still show the write if it had been applied, or the caller need not know whether its
+	// write was applied.
 	elseLost bool
 }
 
-// swapVersion runs a conditional write until it is known whether it was applied. It returns
-// an error if the answer is lost and the row has changed more than once since then: the row
-// does not show whether this write was one of the changes.
+// swapVersion runs a conditional write until it is known whether the write was applied. It
+// returns an error if the answer was lost and the row has changed more than once after
+// that. The row then does not show whether this write was one of the changes.
 func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (won bool, err error) {
 	return s.runConditional(ctx, w.what, func() (swapOutcome, error) {
 		var version, writer int64
@@ -117,8 +122,8 @@ func (s *Store) swapVersion(ctx context.Context, w versionSwap, stmts ...stmt) (
 	}, stmts...)
 }
 
-// orNull returns a version as the operand of a condition. The version of a missing row is
-// null.
+// orNull returns a version as a value for a condition of a statement. For version 0, a
+// missing row, it returns null.
 func orNull(version int64) any {
 	if version == 0 {
 		return nil
@@ -126,8 +131,8 @@ func orNull(version int64) any {
 	return version
 }
 
-// backoff sleeps for a random time that grows with try. Without it, writers that compete for
-// one row in step would all lose.
+// backoff sleeps for a random time that grows with try. Without backoff, writers of one row
+// that always try at the same moment would all fail.
 func backoff(ctx context.Context, try int) error {
 	select {
 	case <-time.After(rand.N(time.Duration(10<<min(try, 6)) * time.Millisecond)):

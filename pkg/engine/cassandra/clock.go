@@ -5,10 +5,11 @@ import (
 	"time"
 )
 
-// clock gives the timestamps of plain writes, in microseconds since 1970. It is a hybrid
-// logical clock: it gives no timestamp twice, and none below a timestamp that it has
-// observed in a row. So a process that reads a row and then replaces it wins, whatever the
-// clocks of the machines say. Of two writes of one process the later one wins.
+// clock returns the timestamps of plain writes, in microseconds since 1970. Cassandra keeps
+// the write with the greatest timestamp. clock is a hybrid logical clock: it returns no
+// timestamp twice, and each timestamp is greater than all timestamps that it has observed
+// in rows. So a process that reads a row and then replaces it always wins, even if the
+// clocks of the machines differ. If one process writes a row twice, the later write wins.
 type clock struct{ last atomic.Int64 }
 
 // now returns the next timestamp.
@@ -22,7 +23,8 @@ func (c *clock) now() int64 {
 	}
 }
 
-// observe makes all later timestamps greater than us, the timestamp of a row.
+// observe makes all later timestamps greater than us. us is the timestamp of a row that was
+// read.
 func (c *clock) observe(us int64) {
 	for {
 		last := c.last.Load()

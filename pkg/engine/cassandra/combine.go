@@ -5,31 +5,32 @@ import (
 	"sync"
 )
 
-// combiner joins plain writes to one partition. While a write to it is under way, the next
-// ones wait. When it ends, all that waited are sent as one request. So many callers that
-// write to one partition cost the cluster few requests. A write to an idle partition is sent
-// at once. Each statement carries its own timestamp. Safe for concurrent use.
+// combiner joins plain writes to the same partition. While a write to a partition is
+// running, later writes to that partition wait. When the write ends, all waiting writes are
+// sent as one request. So many callers that write to one partition cause few requests. If
+// no write to the partition is running, a write is sent at once. Each statement has its own
+// timestamp. A combiner is safe for concurrent use.
 type combiner struct {
 	write func(ctx context.Context, sets [][]stmt) error
 
 	mu sync.Mutex
-	// next holds the statements that wait, by partition. It has an entry for a partition
-	// while a write to it is under way; nil if nothing waits.
+	// next contains the waiting statements, by partition. A partition has an entry while a
+	// write to it is running. The entry is nil if no statement waits.
 	next map[string]*combined
 	runs sync.WaitGroup // goroutines of handOver
 }
 
-// combined is the statements of several callers, one set for each. combiner.mu guards sets
-// until takeNext returns them to the goroutine that writes them. err may be read once done is
-// closed.
+// combined contains the statements of several callers, one set for each caller. combiner.mu
+// guards sets until takeNext has returned the combined. After that the goroutine that
+// called takeNext owns it. err may be read after done is closed.
 type combined struct {
 	sets [][]stmt
 	done chan struct{}
 	err  error
 }
 
-// submit writes statements of a partition and returns when they are stored. If it returns an
-// error, also because ctx has ended, they may be stored.
+// submit writes statements of a partition and returns when they are stored. If it returns
+// an error, for example because ctx has ended, the statements may still be stored.
 func (c *combiner) submit(ctx context.Context, part string, stmts ...stmt) error {
 	c.mu.Lock()
 	waiting, busy := c.next[part]
@@ -56,8 +57,8 @@ func (c *combiner) submit(ctx context.Context, part string, stmts ...stmt) error
 	}
 }
 
-// handOver starts a goroutine that writes the statements that wait for a partition whose
-// write has ended.
+// handOver is called when a write to a partition has ended. If statements wait for that
+// partition, it starts a goroutine that writes them.
 func (c *combiner) handOver(ctx context.Context, part string) {
 	if g := c.takeNext(part); g != nil {
 		c.runs.Go(func() {
@@ -69,8 +70,8 @@ func (c *combiner) handOver(ctx context.Context, part string) {
 	}
 }
 
-// takeNext returns the statements that wait for a partition. If none wait, it returns nil and
-// the partition is idle.
+// takeNext removes the statements that wait for a partition and returns them. If no
+// statements wait, it returns nil, and the next submit to the partition writes at once.
 func (c *combiner) takeNext(part string) *combined {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,8 +95,8 @@ func writeSets(ctx context.Context, s *Store, sets [][]stmt) error {
 	return nil
 }
 
-// joinSets joins sets to few batches. It does not split a set that fits into one batch, so
-// that the set becomes visible as a whole.
+// joinSets joins sets into few batches. If a set fits into one batch, joinSets does not
+// split it, so that its statements become visible together.
 func joinSets(sets [][]stmt) (out [][]stmt) {
 	var together []stmt
 	size := 0

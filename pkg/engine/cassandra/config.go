@@ -14,8 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config is the configuration of a Store. The fields with a koanf tag are the section
-// cassandra of the configuration file. Only the program sets the others.
+// Config is the configuration of a Store. The fields with a koanf tag are settings in the
+// section cassandra of the configuration file. The other fields are set only by the
+// program.
 type Config struct {
 	Hosts         []string      `koanf:"hosts" is:"host:port" doc:"host:port of some nodes"`
 	Keyspace      string        `koanf:"keyspace" default:"notifyd" is:"keyspace" doc:"keyspace that migrate creates"`
@@ -32,34 +33,35 @@ type Config struct {
 	Timers        Cluster       `koanf:"timers"`
 	Triggers      Cluster       `koanf:"triggers"`
 
-	// NumConns is how many connections there are to each node.
+	// NumConns is the number of connections to each node.
 	NumConns int `default:"4" min:"1" max:"64"`
 	// StatusTTL is how long outcome rows and history are kept after their last write.
 	StatusTTL time.Duration `default:"840h" min:"1h" max:"175200h"`
-	// TimerGrace is how long rows of timers are kept after their fire time. Timers that are
-	// not released within that time are lost.
+	// TimerGrace is how long rows of timers are kept after their fire time. A timer that is
+	// not released within TimerGrace is lost.
 	TimerGrace time.Duration `default:"720h" min:"1h" max:"87600h"`
-	// Logger receives messages about work in the background.
+	// Logger receives messages about background work.
 	Logger *slog.Logger `default:"discard"`
 
-	// connectTimeout bounds the setup of a connection where Timeout is set for longer calls;
-	// 0: Timeout.
+	// connectTimeout is the longest time to set up a connection; 0: Timeout. Migrate sets
+	// it because it raises Timeout for its long calls.
 	connectTimeout time.Duration
-	// dialer replaces the default one in tests that cut connections.
+	// dialer replaces the default dialer in tests that cut connections.
 	dialer gocql.Dialer
 }
 
-// Cluster places some of the tables in another cluster or keyspace.
+// Cluster configures another cluster or keyspace for some of the tables.
 type Cluster struct {
 	Hosts    []string `koanf:"hosts" is:"host:port" doc:"nodes of a separate cluster for these tables; empty: cassandra.hosts"`
 	Keyspace string   `koanf:"keyspace" is:"keyspace" empty:"yes" doc:"keyspace there; empty: cassandra.keyspace"`
 }
 
-// KeyspaceName matches keyspaces that may be put into a statement without quotes. A keyspace
-// cannot be a bound argument.
+// KeyspaceName matches the names of keyspaces that may be put into a statement without
+// quotes. The check is needed because a keyspace cannot be a bound argument of a statement.
 var KeyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
 
-// withDefaults returns c with defaults. It returns notify.KindInvalid if a field is wrong.
+// withDefaults returns a copy of c in which unset fields have their default values. It
+// returns notify.KindInvalid if a field is wrong.
 func (c Config) withDefaults() (Config, error) {
 	c = setting.Fill(c)
 	if !KeyspaceName.MatchString(c.Keyspace) {
@@ -69,9 +71,10 @@ func (c Config) withDefaults() (Config, error) {
 	return c, err
 }
 
-// learnDC sets LocalDC if the cluster has one data centre. If it has several, it returns an
-// error unless LocalDC is set: otherwise requests would go to the nodes of all data centres
-// in turn, and the quorums of each count different replicas.
+// learnDC sets LocalDC if the cluster has one data centre. If the cluster has several data
+// centres and LocalDC is not set, it returns an error. Without LocalDC, requests would go
+// to nodes of all data centres in turn, and a LOCAL_QUORUM in each data centre counts
+// different replicas.
 func (c *Config) learnDC(dcs []string) error {
 	slices.Sort(dcs)
 	dcs = slices.Compact(dcs)

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// List implements engine.DeadLetters. It reads the list by time. The cursor is the place of
-// the last dead letter that it returned.
+// List implements engine.DeadLetters. It reads the list that is ordered by time. The cursor
+// is the position of the last dead letter that it returned.
 func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, max int) (out []engine.DeadLetter, next []byte, err error) {
 	if max <= 0 {
 		return nil, nil, nil
@@ -25,10 +25,10 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 		behind = letterPlace{int64(binary.BigEndian.Uint64(cursor)), cursor[8:]}
 	}
 	if f.Until != 0 && f.Until-1 < behind.failed {
-		behind = letterPlace{failed: f.Until - 1} // a place before all dead letters of that time
+		behind = letterPlace{failed: f.Until - 1} // this position is before all dead letters of that time
 	}
 	last, more := behind, false
-	// A place without an id is before all dead letters of its time.
+	// A position without an id is before all dead letters of its time.
 	var from []byte
 	switch {
 	case behind.id != nil:
@@ -72,15 +72,16 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	return out, append(binary.BigEndian.AppendUint64(nil, uint64(last.failed)), last.id...), nil
 }
 
-// letterPlace is a place in the list by time. The list is ordered newest first, then by id.
+// letterPlace is a position in the list that is ordered by time. The newest dead letter is
+// first. Dead letters of the same time are ordered by id, ascending.
 type letterPlace struct {
 	failed int64
 	id     []byte
 }
 
-// letterEntry returns the entry of a dead letter in the list. A list is read from the highest
-// key down, but ids of the same time are wanted in ascending order, so the key holds the id
-// inverted.
+// letterEntry returns the entry of a dead letter in the list. A list is read from the
+// highest key down. But List must return ids of the same time in ascending order. So the
+// key contains the inverted id.
 func letterEntry(failed int64, id []byte) listEntry {
 	return listEntry{listLetters, failed, invert(binary.BigEndian.AppendUint64(nil, uint64(max(failed, 0))), id)}
 }
@@ -89,7 +90,7 @@ func placeOf(key []byte) letterPlace {
 	return letterPlace{int64(binary.BigEndian.Uint64(key)), invert(nil, key[8:])}
 }
 
-// invert appends the complement of b.
+// invert appends the bytes of b, each with all bits inverted, to the slice to.
 func invert(to, b []byte) []byte {
 	for _, c := range b {
 		to = append(to, ^c)

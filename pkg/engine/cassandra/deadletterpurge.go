@@ -5,7 +5,8 @@ import (
 	"math"
 )
 
-// Purge implements engine.DeadLetters. It reads the list by retention, oldest first.
+// Purge implements engine.DeadLetters. It reads the list that is ordered by the end of
+// retention, earliest first.
 func (l deadLetters) Purge(ctx context.Context, now int64) (int, error) {
 	var removedFrom partSet
 	n, err := purgeListed(ctx, l.s, purgeOfLetters, now+1, math.MaxInt, func(e purgeEntry) (gone, again bool, err error) {

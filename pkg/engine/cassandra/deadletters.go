@@ -16,7 +16,7 @@ type deadLetters struct {
 
 const (
 	letterPage = 200
-	// letterBatch is the greatest number of rows that are appended to a log at a time.
+	// letterBatch is the greatest number of rows that one call of append adds to a log.
 	letterBatch = 100
 
 	listLetters    = "dead_letters"
@@ -28,7 +28,7 @@ const selectLetter = `SELECT ord, seq, state, job, writer, data FROM dead_letter
 // letterRow is a dead letter as it is stored.
 type letterRow struct {
 	engine.DeadLetter
-	writer int64 // the nonce of the last conditional write; 0: there is no row
+	writer int64 // the nonce of the last conditional write; 0: the row does not exist
 }
 
 func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok bool, err error) {
@@ -42,16 +42,18 @@ func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok 
 	if err != nil || !ok {
 		return letterRow{}, false, err
 	}
-	r.Ord, r.Seq, r.State, r.Job = uint64(ord), uint64(seq), state, job // the packed letter holds old values of these
+	r.Ord, r.Seq, r.State, r.Job = uint64(ord), uint64(seq), state, job // data contains old values of these fields
 	return r, true, nil
 }
 
-// serial reads a dead letter at SERIAL: it sees every swap that returned before.
+// serial reads a dead letter at SERIAL. The result includes every swap that returned before
+// the call.
 func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
 	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }
 
-// letters reads several dead letters for listings. The writer of a missing one is 0.
+// letters reads several dead letters for listings. The result has writer 0 for a missing
+// dead letter.
 func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, error) {
 	return readEach(ids, func(id []byte) (letterRow, error) {
 		r, _, err := l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{id}, dest...) })
@@ -59,10 +61,11 @@ func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, er
 	})
 }
 
-// Put implements engine.DeadLetters. It first stores the rows without numbers. Then it
-// appends them to the log of the index, and to the logs of their callers' feeds. Last it
-// stores in each row its numbers in these logs: they tell which rows of the logs are valid,
-// because an interrupted Put may leave others.
+// Put implements engine.DeadLetters. It first stores the rows of the dead letters without
+// numbers. Then it appends their ids to the log of the index, and to the logs of the feeds
+// of their callers. At the end it stores in each row the numbers that the row has in these
+// logs. An interrupted Put may leave rows in the logs that are not valid. A row of a log is
+// valid only if the dead letter has the number of that row.
 func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	type put struct {
 		id  []byte
@@ -129,7 +132,8 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	return parallel(len(todo), func(i int) error {
 		p := todo[i]
 		_, err := l.s.swapVersion(ctx, versionSwap{
-			// If another process has numbered the same dead letter, its numbers are valid.
+			// If another process has stored numbers for the same dead letter, the numbers
+			// of that process are valid.
 			what: "a dead letter's numbers", to: int64(p.row.Seq), elseLost: true,
 			readBack: stmt{`SELECT seq, writer FROM dead_letters WHERE id = ?`, []any{p.id}},
 		}, stmt{`UPDATE dead_letters SET ord = ?, seq = ? WHERE id = ? IF seq = 0`, []any{int64(p.row.Ord), int64(p.row.Seq), p.id}})
@@ -139,8 +143,9 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 
 func (l deadLetters) feed(caller string) numbered { return logOf(l.s, "feed/"+caller) }
 
-// create stores a dead letter without numbers, after its entries in the lists. It returns
-// the stored dead letter, which may be an existing one.
+// create stores a dead letter without numbers, after it has stored the entries in the
+// lists. It returns the stored dead letter. If the dead letter existed before, create
+// returns the existing row.
 func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter) (letterRow, error) {
 	if r, ok, err := l.serial(ctx, id); err != nil || ok {
 		return r, err
@@ -149,7 +154,8 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	if err != nil {
 		return letterRow{}, err
 	}
-	// The entries go first: a row without them would never be purged or listed.
+	// The entries are stored first, because a row without entries would never be purged or
+	// listed.
 	if err := purgeLater(ctx, l.s, purgeOfLetters, purgeEntry{d.Until, id}, 0); err != nil {
 		return letterRow{}, err
 	}
@@ -174,8 +180,8 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	return r, err
 }
 
-// Get reads at SERIAL. It returns notify.KindNotFound for a dead letter whose Put is not
-// finished.
+// Get reads at SERIAL. If the Put of a dead letter is not finished, it returns
+// notify.KindNotFound.
 func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
 	r, ok, err := l.serial(ctx, store.LetterID(id, epoch))
 	if err == nil && (!ok || r.Seq == 0) {
@@ -187,10 +193,12 @@ func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engin
 	return r.DeadLetter, nil
 }
 
-// eachNumbered calls fn with the dead letters of a log's rows in (after, upTo], until fn
-// returns false. numberOf returns the field for the number in that log. If it is 0, the Put
-// of the dead letter is not finished, and the row's number is set. If it is another number,
-// an interrupted Put left the row, and the row is skipped.
+// eachNumbered reads the rows of a log whose numbers are in (after, upTo] and calls fn with
+// their dead letters. It stops when fn returns false. numberOf returns the field of a dead
+// letter that contains its number in the log (Seq or Ord). If the field is 0, the Put of
+// the dead letter is not finished, and eachNumbered sets the field to the number of the
+// row. If the field has another number, an interrupted Put has left the row, and
+// eachNumbered skips it.
 func (l deadLetters) eachNumbered(ctx context.Context, log numbered, after, upTo uint64, max int, numberOf func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
 	for {
 		page, err := log.page(ctx, after, upTo, min(max, letterPage))
@@ -262,7 +270,8 @@ func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, 
 		byID[id] = append(byID[id], i)
 	}
 	err := parallel(len(ids), func(k int) error {
-		// A dead letter that is named twice is moved once, by the first move that matches.
+		// If two moves name the same dead letter, only the first move that matches is
+		// applied.
 		for _, i := range byID[ids[k]] {
 			var err error
 			if moved[i], err = l.move(ctx, []byte(ids[k]), &ms[i]); err != nil || moved[i] {

@@ -15,8 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Doctor checks whether a cluster can store what it acknowledges. It changes nothing. Problems
-// of the cluster are findings; an error means that cfg is wrong.
+// Doctor checks whether the writes that a cluster acknowledges are safe. It changes
+// nothing. Problems of the cluster are findings. Doctor returns an error only if cfg is
+// wrong.
 func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -57,10 +58,10 @@ func Doctor(ctx context.Context, cfg Config) (engine.Findings, error) {
 type doctor struct {
 	migrator
 	engine.Findings
-	nodes    []*gocql.HostInfo // of the local data centre
-	replicas int               // in the local data centre
+	nodes    []*gocql.HostInfo // nodes of the local data centre
+	replicas int               // number of replicas in the local data centre
 
-	offset, took time.Duration // of the clock of the last node
+	offset, took time.Duration // result of askClock for the last node
 }
 
 // eachUp calls look with each node of the local data centre that is up.
@@ -169,8 +170,9 @@ func (d *doctor) replication(ctx context.Context) error {
 	return nil
 }
 
-// consistency fails if too few nodes are up for reads and writes. It warns if any node is
-// down, because the loss of one more may be too many.
+// consistency adds a finding of level "fail" if too few nodes are up for reads and writes.
+// If enough nodes are up but a node is down, the level is "warn", because one more failure
+// may be too much.
 func (d *doctor) consistency(up int) {
 	need, level := d.replicas/2+1, "warn"
 	if up < need {
@@ -189,9 +191,9 @@ func (d *doctor) setting(ctx context.Context, h *gocql.HostInfo, name string) (v
 	return value, translate(err)
 }
 
-// commitLog checks how each node syncs its commit log. In a test with commitlog_sync periodic
-// a single node that was killed lost acknowledged writes. With several replicas another node
-// has them.
+// commitLog checks how each node syncs its commit log. In a test, a single node with
+// commitlog_sync periodic was killed and lost acknowledged writes. With several replicas
+// another node has these writes.
 func (d *doctor) commitLog(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
 		mode, err := d.setting(ctx, h, "commitlog_sync")
@@ -210,7 +212,8 @@ func (d *doctor) addSync(node, mode string, replicas int) {
 		"%s: commitlog_sync %s", node, mode)
 }
 
-// paxos checks the variant of Paxos of each node. All nodes of a cluster must use the same.
+// paxos checks the variant of Paxos of each node. All nodes of a cluster must use the same
+// variant.
 func (d *doctor) paxos(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
 		variant, err := d.setting(ctx, h, "paxos_variant")
@@ -223,9 +226,10 @@ func (d *doctor) paxos(ctx context.Context) error {
 	})
 }
 
-// addPaxos fails a Paxos variant other than v2. Measured on one node, swaps of one row: v2
-// 1,531/s of 64 writers at a time and 1,182/s of 256; v1, the default of Cassandra,
-// 455/s and 249/s, with answers later than a request may take.
+// addPaxos adds a finding of level "fail" if the Paxos variant is not v2. Swaps of one row
+// were measured on one node. With v2, 64 concurrent writers made 1,531 swaps/s and 256
+// writers made 1,182/s. With v1, the default of Cassandra, they made 455/s and 249/s, and
+// some answers took longer than the timeout of a request.
 func (d *doctor) addPaxos(node, variant string) {
 	d.Add("paxos", variant != "v2", "fail",
 		"swaps of a busy row time out: set paxos_variant: v2 in cassandra.yaml of every node and restart them one by one",
@@ -242,12 +246,13 @@ func askClock(ctx context.Context, q *gocql.Query) (offset, took time.Duration, 
 	return offset, took, translate(err)
 }
 
-// clock compares the clock of each node with that of this process. Timers are released by
-// the clock, and timestamps of plain writes follow it.
+// clock compares the clock of each node with the clock of this process. Clocks must agree
+// because timers are released by the clock, and the timestamps of plain writes come from
+// it.
 func (d *doctor) clock(ctx context.Context) error {
 	return d.eachUp(func(h *gocql.HostInfo) error {
-		// The first query opens the connection and prepares the statement, so only the second
-		// one measures.
+		// The first query opens the connection and prepares the statement, so only the
+		// second query gives a good measurement.
 		for range 2 {
 			var err error
 			if d.offset, d.took, err = askClock(ctx, d.queryOne(selectClock).SetHostID(h.HostID())); err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // retryAfter is the Retry-After of errors while the cluster is unavailable. A node answers
-// within seconds after its start.
+// some seconds after its start.
 const retryAfter = 2 * time.Second
 
 // translate turns any error of the driver, the cluster or a context into a *notify.Error.
@@ -23,7 +23,7 @@ func translate(err error) error {
 		return e
 	}
 	r, ok := errors.AsType[gocql.RequestError](err)
-	if !ok { // no node was reached, none answered in time, or the caller has left
+	if !ok { // no node was reached, no node answered in time, or ctx has ended
 		return notify.Unavailable("cassandra", retryAfter, err)
 	}
 	switch r.Code() {
@@ -34,15 +34,15 @@ func translate(err error) error {
 	case gocql.ErrCodeUnauthorized:
 		return &notify.Error{Kind: notify.KindForbidden, Code: "cassandra_forbidden", Msg: "the role may not do this in the keyspace", Err: err}
 	case gocql.ErrCodeInvalid, gocql.ErrCodeSyntax, gocql.ErrCodeConfig, gocql.ErrCodeAlreadyExists, gocql.ErrCodeProtocol:
-		// This package writes the statements. So a missing table or keyspace is the only case
-		// that an operator can repair.
+		// This package writes the statements. So an operator can repair the error only if a
+		// table or keyspace is missing.
 		return &notify.Error{Kind: notify.KindInternal, Code: "cassandra_statement", Msg: "cassandra refuses a statement: run notifyd migrate up if the keyspace is not migrated", Err: err}
 	}
 	return notify.Unavailable("cassandra", retryAfter, err)
 }
 
-// refused reports whether an error says that a conditional write did not begin. After all
-// other errors the write may have been applied.
+// refused reports whether an error says that a conditional write did not begin. After any
+// other error the write may have been applied.
 func refused(err error) bool {
 	r, ok := errors.AsType[gocql.RequestError](err)
 	if !ok {

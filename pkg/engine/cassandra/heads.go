@@ -62,9 +62,10 @@ func headVersionQuery(base notify.Base) stmt {
 	return stmt{`SELECT version, writer FROM timer_heads WHERE base = ?`, []any{base[:]}}
 }
 
-// extendSchedule extends the TTL of a schedule that is moved to fireAt, and of its entries
-// in the lists, so that List and Purge find it. Swap calls it before it swaps the head. If
-// that swap is lost, the longer TTL does no harm.
+// extendSchedule is called for a schedule that is rescheduled to fireAt. It extends the TTL
+// of the schedule and of its entries in the lists, so that List and Purge still find them.
+// Swap calls extendSchedule before it swaps the head. If the swap is not applied, the
+// longer TTL causes no harm.
 func (t schedules) extendSchedule(ctx context.Context, base notify.Base, fireAt int64) error {
 	x, at, ok, err := t.get(ctx, base)
 	if err != nil {
@@ -81,8 +82,8 @@ func (t schedules) extendSchedule(ctx context.Context, base notify.Base, fireAt 
 	})
 }
 
-// Purge implements engine.Schedules. It reads the list by fire time. A schedule that was
-// moved has an entry for each of its fire times.
+// Purge implements engine.Schedules. It reads the list that is ordered by fire time. A
+// schedule that was rescheduled has an entry for each of its fire times.
 func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error) {
 	if before <= 0 {
 		return 0, nil
@@ -100,8 +101,8 @@ func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error
 	return n, removedFrom.forgetEmpty(ctx, t.s)
 }
 
-// purgeSchedule handles one entry of the list. gone: it removed the schedule. again: the
-// entry must stay in the list.
+// purgeSchedule handles one entry of the list. gone is true if it removed the schedule.
+// again is true if the entry must stay in the list.
 func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, before int64, removedFrom *partSet) (gone, again bool, err error) {
 	unlock, err := t.s.locks.lock(ctx, string(base[:]))
 	if err != nil {
@@ -134,7 +135,7 @@ func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, 
 			what: "purge of a head", from: int64(h.Version), readBack: headVersionQuery(base), elseLost: true,
 		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{base[:], int64(h.Version)}})
 		if err != nil || !won {
-			return false, true, err // another process moves the schedule at this moment
+			return false, true, err // another process reschedules at this moment
 		}
 	}
 	if err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timer_requests WHERE base = ?`, []any{base[:]}}); err != nil {

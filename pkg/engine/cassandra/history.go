@@ -20,15 +20,18 @@ type HistoryPart struct {
 
 // HistoryConfig is the configuration of a History.
 type HistoryConfig struct {
-	// Barrier returns the current end offset of every partition of the log. Each calls it
-	// first, and Find calls it if it finds nothing. Both then wait until AppendHistory of any
-	// process has passed these offsets. If Barrier is nil, they do not wait.
+	// Barrier returns the current end offset of every partition of the log. Each calls
+	// Barrier at its beginning. Find calls Barrier if it has found nothing. After that,
+	// both wait until all records before these offsets are in the history, no matter which
+	// process appends them. If Barrier is nil, Each and Find do not wait.
 	Barrier func(ctx context.Context) (map[HistoryPart]int64, error)
-	// MaxWait is how long they wait before they return KindUnavailable. Default 5 s.
+	// MaxWait is how long Each and Find wait before they return KindUnavailable. Default 5
+	// s.
 	MaxWait time.Duration
 }
 
-// History implements history.Reader: it reads which receivers got which notifications.
+// History implements history.Reader. It finds the notifications of a receiver and the
+// receivers of a notification.
 type History struct {
 	s   *Store
 	cfg HistoryConfig
@@ -49,7 +52,8 @@ type chunkRef struct {
 
 const chunkColumns = `part, block, first, last, fan, topic, log_part, log_offset, data`
 
-// scanRef reads the columns of more and then those of chunkColumns.
+// scanRef reads one row into r. The row has the columns of the parameter more first, and
+// then the columns of chunkColumns.
 func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, more ...any) bool {
 	var part int
 	var block, first, last int64
@@ -72,7 +76,8 @@ func (h *History) chunkRefs(ctx context.Context, base notify.Base) (out []chunkR
 	return out, err
 }
 
-// readContent reads the content of a chunk into f. ok is false if its retention is over.
+// readContent reads the content of a chunk into f. ok is false if the retention of the
+// content is over.
 func (h *History) readContent(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
 	v, c := r.data, r.chunk
 	if v == nil {
@@ -130,8 +135,8 @@ func (h *History) find(ctx context.Context, id notify.ID) (engine.Found, error) 
 	return engine.Found{}, h.missingError(id.Base)
 }
 
-// missingError returns the error for a request that was not found: KindGone if it is older
-// than the retention, otherwise KindNotFound.
+// missingError returns the error for a request that was not found. The error is KindGone if
+// the request is older than the retention, otherwise KindNotFound.
 func (h *History) missingError(base notify.Base) error {
 	if time.Since(base.Time()) > h.s.cfg.StatusTTL {
 		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
@@ -139,8 +144,7 @@ func (h *History) missingError(base notify.Base) error {
 	return notify.NotFound("notification")
 }
 
-// waitForBarrier waits until every record that is in the log now has been appended to the
-// history.
+// waitForBarrier waits until every record that is in the log now is also in the history.
 func (h *History) waitForBarrier(ctx context.Context) error {
 	if h.cfg.Barrier == nil {
 		return nil
@@ -169,8 +173,8 @@ func (h *History) waitForBarrier(ctx context.Context) error {
 	}
 }
 
-// Each implements history.Reader. It waits for the barrier first, because part of a request
-// would be a wrong answer.
+// Each implements history.Reader. It first calls waitForBarrier, because it must not return
+// only some of the receivers of a request.
 func (h *History) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := h.waitForBarrier(ctx); err != nil {
 		return err
@@ -213,8 +217,8 @@ func historyCursor(user string, released int64, base notify.Base, index uint32) 
 	return binary.BigEndian.AppendUint32(append(b, base[:]...), index)
 }
 
-// User implements history.Reader. A page may hold fewer notifications than Limit although
-// there are more. The cursor is nil only at the end.
+// User implements history.Reader. A page may contain fewer notifications than Limit
+// although more notifications exist. The cursor is nil only at the end.
 func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
@@ -238,7 +242,8 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 	var page []place
 	looked, more := 0, false
 	var last place
-	// A base may be of a clock ahead of this one, and so of the next month.
+	// The clock of another machine may be later than the clock of this machine. So a base
+	// may be in the next month.
 	now := time.Now().UnixMilli()
 	newest := min(now/monthMs+1, left/monthMs)
 	oldest := (now - h.s.cfg.StatusTTL.Milliseconds()) / monthMs
@@ -261,7 +266,8 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 					}
 					page = append(page, p)
 				}
-				// Bound the rows read for one page: most of them may be of another caller.
+				// Limit the number of rows that are read for one page, because most rows
+				// may belong to other callers.
 				if last, looked = p, looked+1; looked == 20*pageSize {
 					more = true
 					return nil
@@ -299,7 +305,7 @@ func (h *History) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Fou
 	}
 	out := found[:0]
 	for i := range found {
-		if have[i] { // false if the retention ended at this moment
+		if have[i] { // false if the retention has just ended
 			out = append(out, found[i])
 		}
 	}

@@ -10,33 +10,36 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// HistoryRecord is one record of the log. Value may be reused after AppendHistory.
+// HistoryRecord is one record of the log. The caller may reuse Value after AppendHistory
+// has returned.
 type HistoryRecord struct {
 	Topic     string
 	Partition int32
 	Offset    int64
 	Value     []byte // a notify.Envelope
-	Time      int64  // when it was appended to the log, ms since 1970
+	Time      int64  // when the record was appended to the log, ms since 1970
 }
 
-// released returns when a notification was released to its receivers, ms since 1970: the
-// time of its request, or its scheduled time. It is the same for each copy of an envelope.
-// For a cancelled notification it is the time of the cancellation.
+// released returns when a notification was released to its receivers, ms since 1970. This
+// is the time of the request or the scheduled time. If the notification was cancelled, it
+// is the time of the cancellation. The result is the same for each copy of an envelope.
 func released(env *notify.Envelope, appended int64) int64 {
 	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }
 
-// historyNext records how far this process has appended each partition.
+// historyNext contains for each partition up to which offset this process has appended
+// records.
 type historyNext struct {
 	mu   sync.Mutex
 	next map[HistoryPart]int64 // the offset to append next
 }
 
-// AppendHistory stores records in the history. They must be in offset order. It skips
-// records that this Store has appended before, so a range may be appended again. It also
-// skips records that it cannot read, and derived envelopes. When it returns nil, the records
-// can be found and HistoryOffsets is past them. After an error the caller appends the same
-// records again.
+// AppendHistory stores records in the history. The records of a partition must be in the
+// order of their offsets. AppendHistory skips records that this Store has already appended,
+// so the caller may append the same records again. It also skips records that it cannot
+// read, and derived envelopes. When it returns nil, the records can be found, and
+// HistoryOffsets returns greater offsets than the records have. After an error the caller
+// must append the same records again.
 func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error {
 	s.history.mu.Lock()
 	var todo []HistoryRecord
@@ -55,8 +58,8 @@ func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error 
 	return advanceHistoryPart(ctx, s, next)
 }
 
-// AdvanceHistory records that all records of a partition below next have been appended. It is
-// for partitions whose log begins later or is empty.
+// AdvanceHistory stores that all records of a partition with an offset less than next have
+// been appended. It is for a partition whose log is empty or begins at a greater offset.
 func (s *Store) AdvanceHistory(ctx context.Context, p HistoryPart, next int64) error {
 	return advanceHistoryPart(ctx, s, map[HistoryPart]int64{p: next})
 }
@@ -80,8 +83,8 @@ func advanceHistoryPart(ctx context.Context, s *Store, next map[HistoryPart]int6
 	return nil
 }
 
-// HistoryOffsets returns the offset of each partition at which the next AppendHistory of any
-// process must go on.
+// HistoryOffsets returns for each partition the offset of the next record to append,
+// counting the records that all processes have appended.
 func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, error) {
 	out := map[HistoryPart]int64{}
 	err := s.rows(ctx, func(scan func(...any) bool) error {
@@ -99,15 +102,17 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 	return out, nil
 }
 
-// inlineChunk is the greatest size, in bytes, of the data of a chunk that is stored in its
-// row. Larger data would make the partitions of a minute too large.
+// inlineChunk is the greatest size, in bytes, of data that is stored in the row of its
+// chunk. Larger data has a separate row, because it would make the partitions of a minute
+// too large.
 const inlineChunk = 1 << 10
 
-// historyRows are the rows of some records, in the order in which they are stored.
+// historyRows contains the rows of some records. The fields are in the order in which the
+// rows are stored.
 type historyRows struct {
 	contents []stmt // the data of large chunks
 	chunks   map[minuteShard][]stmt
-	byUser   []original // envelopes that have a row by user for each receiver
+	byUser   []original // envelopes whose receivers each get a row by user
 }
 
 // original is an envelope that is stored in the history.
@@ -117,18 +122,19 @@ type original struct {
 	ttlSeconds int
 }
 
-// usersAtOnce bounds the rows by user that are in memory. A record may have a million
-// receivers, and a row takes far more memory than a receiver.
+// usersAtOnce is the greatest number of rows by user that are in memory. The limit is
+// needed because a record may have a million receivers and a row uses much more memory than
+// a receiver.
 const usersAtOnce = 4096
 
-// userRows creates rows by user and passes them to store, at most usersAtOnce at a time. The
-// rows of one user and month are one partition.
+// userRows creates rows by user and calls store with at most usersAtOnce rows at a time.
+// The rows of one user and month are in one partition.
 type userRows struct {
 	store func([]stmt) error
 	rows  []stmt
 }
 
-// add adds a row for each receiver with a user.
+// add adds a row for each receiver that has a user.
 func (u *userRows) add(o *original) error {
 	c := o.env.Chunk
 	rd, x := notify.ReadReceivers(o.env.Receivers), notify.Receiver{}
@@ -149,7 +155,7 @@ func (u *userRows) add(o *original) error {
 	return nil
 }
 
-// flush stores the rows that are left.
+// flush stores the rows that are not stored yet.
 func (u *userRows) flush() error {
 	rows := u.rows
 	u.rows = u.rows[:0]
@@ -159,7 +165,8 @@ func (u *userRows) flush() error {
 	return u.store(rows)
 }
 
-// appendRecords stores the content of records first, and then the rows that point to it.
+// appendRecords first stores the content of records, and then the rows that refer to the
+// content.
 func appendRecords(ctx context.Context, s *Store, recs []HistoryRecord) error {
 	rows := historyRows{chunks: map[minuteShard][]stmt{}}
 	for i := range recs {
@@ -192,7 +199,7 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 	var env notify.Envelope
 	err := notify.DecodeEnvelope(r.Value, &env)
 	if errors.Is(err, notify.ErrNewer) {
-		return err // the caller must not commit past a record of a newer release
+		return err // the caller must not commit the offset of a record of a newer release
 	}
 	if err != nil {
 		s.cfg.Logger.Warn("history skips a record that it cannot read", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "err", err)
@@ -229,8 +236,9 @@ func (h *historyRows) add(s *Store, r *HistoryRecord) error {
 }
 
 // EachHistory calls fn with every original chunk for whose record want returns true, in no
-// order. It reads the rows of all chunks, and the content of the wanted ones. It leaves out
-// chunks whose content has passed its retention.
+// particular order. It reads the rows of all chunks, but the content only of chunks that
+// want has selected. It leaves out chunks whose content has been removed because its
+// retention is over.
 func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
 	var refs []chunkRef
 	err := s.rows(ctx, func(scan func(...any) bool) error {

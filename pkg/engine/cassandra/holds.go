@@ -12,8 +12,8 @@ type holdQueues struct{ s *Store }
 // Turn lets only one Update of this process run at a time, because Swap compares nothing.
 func (h holdQueues) Turn(ctx context.Context) (func(), error) { return h.s.locks.lock(ctx, "holds") }
 
-// emptyQueueTTL is the TTL of an empty row. An empty queue is stored as an empty row, not
-// removed.
+// emptyQueueTTL is the TTL of the row of an empty queue. When a queue becomes empty, its
+// row is not removed but replaced by an empty value with this TTL.
 const emptyQueueTTL = 24 * time.Hour
 
 func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, error) {
@@ -28,8 +28,9 @@ func (h holdQueues) Load(ctx context.Context, keys []store.HoldKey) ([][]byte, e
 	})
 }
 
-// Swap stores next without a comparison. Turn and the ownership of the users' partitions
-// keep other writers away.
+// Swap stores next without a comparison. Other writers cannot interfere: only the owner of
+// a user's partition writes the user's holds, and Turn lets only one Update of this process
+// run at a time.
 func (h holdQueues) Swap(ctx context.Context, keys []store.HoldKey, _, next [][]byte) (bool, error) {
 	var stmts []stmt
 	size := 0

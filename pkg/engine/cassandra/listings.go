@@ -10,30 +10,32 @@ import (
 	"time"
 )
 
-// A list holds the keys of rows, highest first. It is spread over partitions: buckets of
-// listLength, each with listShards shards. The table buckets notes which partitions hold
-// entries.
+// A list contains the keys of rows. It is read from the highest key down. A list has one
+// bucket for each period of listLength, and each bucket has listShards partitions. The
+// table buckets has a note for each partition that may have entries.
 //
-// Entries are removed one by one. The tombstone of each stays for listGrace
-// (gc_grace_seconds of the table). Cassandra refuses a read that meets 100,000 tombstones,
+// Entries are removed one by one. The tombstone of each removed entry stays for listGrace
+// (gc_grace_seconds of the table). Cassandra refuses a read that finds 100,000 tombstones,
 // so a list can have 2,600 removals a second. If a node misses a removal for longer than
-// listGrace, the entry may come back. So an entry proves nothing: the reader of a list reads
-// the row that the entry names, and removes entries without a row.
+// listGrace, the entry may appear again. So an entry does not prove that its row exists.
+// The reader of a list also reads the row of each entry, and removes an entry that has no
+// row.
 const (
 	listLength = 6 * hourMs
 	listShards = 16
 	listGrace  = 10 * time.Minute
 
-	// tidyBehind is how old an entry or a note must be before a walk may remove it because
-	// its row is missing. Such a removal has a timestamp that far in the past, so it does not
-	// hide an entry that is written meanwhile.
+	// A walk (walkList) removes an entry or a note whose row is missing, but only if it is
+	// older than tidyBehind. The removal has a timestamp that is tidyBehind before now. So
+	// it does not remove an entry that is written during the walk.
 	tidyBehind = time.Minute
 )
 
-// listEntry is one entry of a list. An entry with a greater key must not have a smaller ms.
+// listEntry is one entry of a list. If one entry has a greater key than another entry, its
+// ms must not be smaller.
 type listEntry struct {
 	list string
-	ms   int64 // decides the bucket
+	ms   int64 // determines the bucket
 	key  []byte
 }
 
@@ -46,27 +48,28 @@ func listBucket(ms int64) int64 {
 
 func listShard(key []byte) int64 { return int64(shardOfBase(key, listShards)) }
 
-// part returns the number of the entry's partition in the table buckets.
+// part returns the number that the entry's partition has in the table buckets.
 func (e *listEntry) part() int64 { return listBucket(e.ms)*listShards + listShard(e.key) }
 
-// partition returns a name of the entry's partition for the combiner.
+// partition returns the name of the entry's partition for the combiner.
 func (e *listEntry) partition() string { return "listings/" + e.list + "/" + itoa(int(e.part())) }
 
-// listPart returns the bucket and the shard of a partition number. Buckets may be negative.
+// listPart returns the bucket and the shard of the partition with number n. The bucket may
+// be negative.
 func listPart(n int64) (bucket int64, shard int16) {
 	shard = int16(n & (listShards - 1))
 	return (n - int64(shard)) / listShards, shard
 }
 
-// addToList adds entries that are kept until keeps, ms since 1970 (0: until they are
-// removed). It returns when they can be found.
+// addToList adds entries that are kept until keeps, ms since 1970. If keeps is 0, they are
+// kept until they are removed. When addToList returns nil, readers find the entries.
 func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) error {
 	began := time.Now()
 	note := func(e *listEntry, cached bool) error { return noteBucket(ctx, s, e.list, e.part(), keeps, cached) }
 	err := parallel(len(es), func(i int) error {
 		e := &es[i]
-		// A walk of another process may have removed the note of an old bucket, so the cache is
-		// used only for the current one.
+		// A walk of another process may have removed the note of an old bucket. So the
+		// cache is used only for the current bucket.
 		if err := note(e, (listBucket(e.ms)+1)*listLength > began.UnixMilli()); err != nil {
 			return err
 		}
@@ -76,8 +79,8 @@ func addToList(ctx context.Context, s *Store, keeps int64, es ...listEntry) erro
 		})
 	})
 	if err == nil && time.Since(began) > tidyBehind/2 {
-		// A walk may have found the bucket empty between the note and the entry, and removed
-		// the note.
+		// After the note was stored and before the entry was stored, a walk may have found
+		// the bucket empty and removed the note. So the note is stored again.
 		err = parallel(len(es), func(i int) error { return note(&es[i], false) })
 	}
 	return err
@@ -94,23 +97,25 @@ func removeFromList(ctx context.Context, s *Store, at int64, es ...listEntry) er
 	})
 }
 
-// tidyTimestamp returns the timestamp for removals of entries and notes without a row.
+// tidyTimestamp returns the timestamp for the removal of entries and notes whose row is
+// missing.
 func tidyTimestamp(s *Store) int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
 
-// isListPartOver reports whether a partition is so old that its note may be removed once it
-// is empty: no process has the note in its cache.
+// isListPartOver reports whether a partition is so old that no process has its note in the
+// cache. The note of such a partition may be removed when the partition is empty.
 func isListPartOver(part int64) bool {
 	bucket, _ := listPart(part)
 	return (bucket+1)*listLength < time.Now().Add(-3*bucketsKept).UnixMilli()
 }
 
-// forgetEmptyParts removes the notes of those partitions of a list that are over and empty.
+// forgetEmptyParts removes the notes of those partitions that are empty and for which
+// isListPartOver is true.
 func forgetEmptyParts(ctx context.Context, s *Store, list string, parts []int64) error {
 	return parallel(len(parts), func(i int) error {
 		if !isListPartOver(parts[i]) {
 			return nil
 		}
-		at := tidyTimestamp(s) // before the read, so that a later entry is not hidden
+		at := tidyTimestamp(s) // before the read, so that the removal does not remove a later entry's note
 		var key []byte
 		bucket, shard := listPart(parts[i])
 		ok, err := s.get(ctx, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ? LIMIT 1`, []any{list, bucket, shard}, &key)
@@ -121,8 +126,8 @@ func forgetEmptyParts(ctx context.Context, s *Store, list string, parts []int64)
 	})
 }
 
-// partSet collects the partitions from which entries were removed. add is safe for
-// concurrent use.
+// partSet collects the partitions from which entries were removed. The method add is safe
+// for concurrent use.
 type partSet struct {
 	mu    sync.Mutex
 	parts map[string]map[int64]bool // by list
@@ -142,8 +147,8 @@ func (p *partSet) add(es []listEntry) {
 	}
 }
 
-// forgetEmpty removes the notes of the collected partitions that are empty by now. No add
-// may run at the same time.
+// forgetEmpty removes the notes of the collected partitions that are empty now. No add may
+// run at the same time.
 func (p *partSet) forgetEmpty(ctx context.Context, s *Store) error {
 	for list, parts := range p.parts {
 		if err := forgetEmptyParts(ctx, s, list, slices.Collect(maps.Keys(parts))); err != nil {
@@ -153,9 +158,10 @@ func (p *partSet) forgetEmpty(ctx context.Context, s *Store) error {
 	return nil
 }
 
-// walkList calls fn with the keys of a list, highest first, some at a time, until fn returns
-// false. It begins after the key behind, whose time is ms (nil: at the highest key). want is
-// about how many keys the caller needs.
+// walkList calls fn with the keys of a list, highest key first, several keys in each call.
+// It stops when fn returns false. It begins after the key behind, whose time is ms. If
+// behind is nil, it begins at the highest key. want is about how many keys the caller
+// needs.
 func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int64, want int, fn func(keys [][]byte) (bool, error)) error {
 	upTo := int64(math.MaxInt64)
 	if behind != nil {
@@ -190,8 +196,8 @@ func walkList(ctx context.Context, s *Store, list string, behind []byte, ms int6
 	return err
 }
 
-// collectListed walks a list as walkList does and calls get for its keys. It returns the first
-// max values for which get returns ok.
+// collectListed walks a list as walkList does and calls get for each key. It returns the
+// first max values for which get returns ok = true.
 func collectListed[V any](ctx context.Context, s *Store, list string, behind []byte, ms int64, max int, get func(key []byte) (v V, ok bool, err error)) (out []V, err error) {
 	if max <= 0 {
 		return nil, nil
@@ -202,7 +208,7 @@ func collectListed[V any](ctx context.Context, s *Store, list string, behind []b
 	}
 	err = walkList(ctx, s, list, behind, ms, max, func(keys [][]byte) (bool, error) {
 		for len(keys) > 0 && len(out) < max {
-			n := min(len(keys), 2*(max-len(out))+20) // more than needed, because get may reject many
+			n := min(len(keys), 2*(max-len(out))+20) // more than needed, because get may return false for many keys
 			all, err := readEach(keys[:n], func(key []byte) (f found, err error) {
 				f.v, f.ok, err = get(key)
 				return f, err
@@ -228,12 +234,13 @@ func collectListed[V any](ctx context.Context, s *Store, list string, behind []b
 // listCursor is the position of a walk in one partition.
 type listCursor struct {
 	shard int16
-	ahead [][]byte // keys that were read and not yet passed to fn
+	ahead [][]byte // keys that were read but that fn has not got yet
 	last  []byte   // the last key that was read
 	done  bool     // the partition has no keys after last
 }
 
-// walkListBucket is walkList for one bucket. It returns false if fn did.
+// walkListBucket does what walkList does, for one bucket. It returns false if fn returned
+// false.
 func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, shards []int16, behind []byte, want int, fn func([][]byte) (bool, error)) (bool, error) {
 	cs := make([]listCursor, len(shards))
 	for i := range cs {
@@ -262,8 +269,8 @@ func walkListBucket(ctx context.Context, s *Store, list string, bucket int64, sh
 	}
 }
 
-// advanceList reads the next keys of a partition. It removes the note of an empty partition
-// that is over.
+// advanceList reads the next keys of a partition. If the partition is empty and
+// isListPartOver is true for it, advanceList removes its note.
 func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *listCursor, n int) error {
 	at, where, args := tidyTimestamp(s), ``, []any(nil)
 	if c.last != nil {
@@ -285,8 +292,9 @@ func advanceList(ctx context.Context, s *Store, list string, bucket int64, c *li
 	return nil
 }
 
-// readListed returns keys of a partition, highest first. The condition more, with args,
-// selects them and may change the order.
+// readListed returns keys of a partition, highest key first. The parameter more is the rest
+// of the CQL statement, and args are the arguments of that rest. The rest selects the keys
+// and may change the order.
 func readListed(ctx context.Context, s *Store, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
 	err = s.rows(ctx, func(scan func(...any) bool) error {
 		for {
@@ -300,8 +308,9 @@ func readListed(ctx context.Context, s *Store, list string, bucket int64, shard 
 	return keys, err
 }
 
-// mergeLists takes keys from the cursors, highest first, until a cursor is empty whose
-// partition may have more. done: no partition has more.
+// mergeLists removes keys from the cursors, highest key first, and returns them as page. It
+// stops when a cursor has no more keys but its partition may have more. done is true if no
+// partition has more keys.
 func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	for {
 		best := -1
@@ -320,7 +329,8 @@ func mergeLists(cs []listCursor) (page [][]byte, done bool) {
 	}
 }
 
-// countListed returns the number of entries of a list. It stops counting soon after most.
+// countListed returns the number of entries of a list. It stops soon after the count is
+// greater than the argument most.
 func countListed(ctx context.Context, s *Store, list string, most int) (n int, err error) {
 	parts, err := readBuckets(ctx, s, list, math.MinInt64, math.MaxInt64)
 	if err != nil {

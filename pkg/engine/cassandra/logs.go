@@ -6,8 +6,8 @@ import (
 )
 
 // numbered is a log whose rows have the numbers 1, 2, 3 and so on. Row n is inserted by
-// compare and swap only when row n-1 exists. So numbers have no gaps, and a reader that goes
-// on after row n misses none. A block of rows is a partition.
+// compare and swap, and only when row n-1 exists. So numbers have no gaps, and a reader
+// that continues after row n misses no row. A block of logBlock rows is a partition.
 type numbered struct {
 	s    *Store
 	name string
@@ -26,21 +26,24 @@ type logRow struct {
 
 func blockOf(n int64) int64 { return (n - 1) / logBlock }
 
-// last returns the last row; its n is 0 if there is none. It sees every append that returned
-// before. It reads the notes of blocks from the last one on.
+// last returns the last row. If the log is empty, the field n of the result is 0. The
+// result includes every append that returned before the call. last reads the notes of
+// blocks, beginning with the last block.
 func (l numbered) last(ctx context.Context) (r logRow, err error) {
 	err = eachBucket(ctx, l.s, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
-		// The last block may be empty: a writer may have noted it and then stored no row.
+		// The last block may be empty, because a writer may have stored the note of the
+		// block and then no row.
 		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, block}, &r.n, &r.data)
 		return !ok, err
 	})
 	return r, err
 }
 
-// append calls fill with the last row and appends the rows that fill returns, all or none. It
-// returns the number of the first one, and how many it appended. room is how many rows fit
-// into the block: fill must return no more, and the caller appends the rest with another
-// call. If another process was faster, append calls fill again.
+// append calls fill with the last row and appends the rows that fill returns. It appends
+// all of them or none. It returns the number of the first new row, and how many rows it
+// appended. room is how many rows fit into the block. fill must not return more than room
+// rows, and the caller must append the rest with another call. If another process has
+// appended rows before, append calls fill again.
 func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
 	unlock, err := l.s.locks.lock(ctx, l.name)
 	if err != nil {
@@ -80,7 +83,8 @@ func (l numbered) append(ctx context.Context, fill func(last logRow, room int) (
 	}
 }
 
-// each calls fn with the rows in (after, upTo], in order, until fn returns false.
+// each calls fn with the rows whose numbers are in (after, upTo], in order. It stops when
+// fn returns false.
 func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow) (bool, error)) error {
 	const most = math.MaxInt64 / 2
 	from, to := int64(min(after, most))+1, int64(min(upTo, most))
@@ -113,7 +117,7 @@ func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow
 	return nil
 }
 
-// page returns up to max rows in (after, upTo].
+// page returns up to max rows whose numbers are in (after, upTo].
 func (l numbered) page(ctx context.Context, after, upTo uint64, max int) (out []logRow, err error) {
 	if max <= 0 {
 		return nil, nil

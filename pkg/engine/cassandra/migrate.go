@@ -19,27 +19,28 @@ import (
 //go:embed migrations/*.cql
 var migrationFiles embed.FS
 
-// migrations are the migrations that this build knows, in order.
+// migrations are the migrations of this build, in order.
 var migrations = engine.LoadMigrations(migrationFiles, "cql")
 
-// tableID returns a fixed id of a table, so that two processes that create the table at the
-// same time create the same one.
+// tableID returns an id of a table that depends only on the name of the table. So if two
+// processes create the table at the same time, both create the same table.
 func (m *migrator) tableID(name string) string {
 	h := sha256.Sum256([]byte("notifyd " + strings.ToLower(m.table(name))))
 	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80 // version 8, RFC 9562
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// lockTime is how long the lock of a process that died keeps other processes from migrating.
-// A migration renews its lock before each statement; a busy cluster takes seconds for one.
+// lockTime is the TTL of the lock. If a process dies while it has the lock, other processes
+// cannot migrate for this time. A migration renews its lock before each statement. A
+// statement may take some seconds on a busy cluster.
 const lockTime = 2 * time.Minute
 
 // Migrate applies all missing migrations (engine.Up), undoes all of them (engine.Down), or
-// changes nothing (engine.Look). It returns the migrations with the times at which they were
-// applied. With engine.Up it first creates the keyspace if it is missing, with
-// Config.Replication replicas in Config.LocalDC by NetworkTopologyStrategy. If two processes
-// migrate at the same time, the second waits for the first. After each change Migrate waits
-// until all nodes agree on the schema.
+// changes nothing (engine.Look). It returns the migrations with the times at which they
+// were applied. With engine.Up it first creates the keyspace if the keyspace is missing.
+// The new keyspace has NetworkTopologyStrategy and Config.Replication replicas in
+// Config.LocalDC. If two processes migrate at the same time, the second process waits for
+// the first. After each change Migrate waits until all nodes agree on the schema.
 func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Migration, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -48,7 +49,7 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 	if dir != engine.Up && dir != engine.Down && dir != engine.Look {
 		return nil, notify.Invalid("bad_config", "direction", "migrations go up or down, or show their status")
 	}
-	// A change of the schema takes longer than a request.
+	// A change of the schema takes longer than a normal request.
 	cfg.Timeout, cfg.connectTimeout = max(cfg.Timeout, 30*time.Second), max(cfg.Timeout, 10*time.Second)
 	cfg.NumConns = 1
 	session, err := connect(ctx, cfg, "")
@@ -93,7 +94,7 @@ func Migrate(ctx context.Context, cfg Config, dir engine.Direction) ([]engine.Mi
 	}
 	later, err := m.readApplied(ctx, all)
 	if err == nil && later > 0 && dir == engine.Down {
-		err = newerError(cfg.Keyspace, later, len(all)) // this build does not know how to undo it
+		err = newerError(cfg.Keyspace, later, len(all)) // this build cannot undo a later migration
 	}
 	if err != nil {
 		return nil, err
@@ -156,7 +157,8 @@ func (m *migrator) alterSchema(ctx context.Context, cql string) error {
 	return translate(m.session.AwaitSchemaAgreement(ctx))
 }
 
-// addWorksWith adds the column works_with to a table of an earlier release.
+// addWorksWith adds the column works_with to schema_migrations if an earlier release made
+// that table.
 func (m *migrator) addWorksWith(ctx context.Context) error {
 	var name string
 	err := m.query(`SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = 'schema_migrations' AND column_name = 'works_with'`, strings.ToLower(m.cfg.Keyspace)).Consistency(gocql.One).ScanContext(ctx, &name)
@@ -166,11 +168,14 @@ func (m *migrator) addWorksWith(ctx context.Context) error {
 	return translate(err)
 }
 
-// readApplied sets Applied of the migrations in all. later is the greatest version in the
-// keyspace that this build does not know but works with; 0: none. It returns KindConflict
-// "keyspace_newer" if there is one that this build does not work with.
+// readApplied sets the field Applied of the migrations in all. The keyspace may have
+// migrations of a newer release. If this build works with the tables of all of them, later
+// is the greatest version among them; later is 0 if the keyspace has no such migration. If
+// this build does not work with one of them, readApplied returns KindConflict
+// "keyspace_newer".
 func (m *migrator) readApplied(ctx context.Context, all []engine.Migration) (later int, err error) {
-	// SELECT *, because the table may be of an earlier release, without works_with.
+	// SELECT * is used because an earlier release may have made the table, without the
+	// column works_with.
 	it := m.query(`SELECT * FROM ` + m.table("schema_migrations")).IterContext(ctx)
 	for row := map[string]any{}; it.MapScan(row); clear(row) {
 		version, _ := row["version"].(int)
@@ -192,7 +197,8 @@ func (m *migrator) readApplied(ctx context.Context, all []engine.Migration) (lat
 	return later, translate(err)
 }
 
-// lock waits until no other process migrates, and takes the lock.
+// lock waits until no other process has the lock of migrations, and stores the lock for
+// this process.
 func (m *migrator) lock(ctx context.Context, me int64) error {
 	for try := 0; ; try++ {
 		row := map[string]any{}
@@ -203,15 +209,15 @@ func (m *migrator) lock(ctx context.Context, me int64) error {
 		case err != nil && refused(err):
 			return translate(err)
 		}
-		// Another process has the lock, or the answer was lost. In the second case the next
-		// try finds out that this process has it.
+		// Either another process has the lock, or the answer was lost. If the answer was
+		// lost, the next try may find out that this process already has the lock.
 		if err := backoff(ctx, max(try, 4)); err != nil {
 			return err
 		}
 	}
 }
 
-// unlock gives the lock back. If that fails, the lock expires after lockTime.
+// unlock releases the lock. If that fails, the lock expires after lockTime.
 func (m *migrator) unlock(ctx context.Context, me int64) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
@@ -221,8 +227,8 @@ func (m *migrator) unlock(ctx context.Context, me int64) {
 	}
 }
 
-// renewLock keeps the lock for the next statement. It returns an error if the lock has
-// expired and another process has taken it.
+// renewLock extends the lock for the next statement. It returns an error if this process
+// does not have the lock any more because the lock has expired.
 func (m *migrator) renewLock(ctx context.Context, me int64) error {
 	applied, err := m.query(`UPDATE `+m.table("schema_lock")+` USING TTL ? SET owner = ? WHERE name = 'schema' IF owner = ?`, int(lockTime/time.Second), me, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
@@ -234,7 +240,7 @@ func (m *migrator) renewLock(ctx context.Context, me int64) error {
 	return nil
 }
 
-// applyStep runs the script of a migration and records the result.
+// applyStep runs the script of a migration and updates the table schema_migrations.
 func (m *migrator) applyStep(ctx context.Context, x *engine.Migration, dir engine.Direction, me int64) error {
 	for _, cql := range statements(x.Script[dir]) {
 		if err := m.renewLock(ctx, me); err != nil {
@@ -252,8 +258,8 @@ func (m *migrator) applyStep(ctx context.Context, x *engine.Migration, dir engin
 	return translate(m.query(`INSERT INTO `+m.table("schema_migrations")+` (version, name, applied, works_with) VALUES (?, ?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli(), x.WorksWith).ExecContext(ctx))
 }
 
-// qualify puts the keyspace before the table of a statement. The scripts name tables without
-// it. The table follows TABLE, or EXISTS.
+// qualify puts the keyspace before the name of the table in a statement, because the
+// scripts contain table names without a keyspace. The name follows TABLE or EXISTS.
 func (m *migrator) qualify(cql string) string {
 	for _, before := range []string{"TABLE IF NOT EXISTS ", "TABLE IF EXISTS ", "ALTER TABLE "} {
 		if i := strings.Index(cql, before); i >= 0 {
@@ -280,7 +286,8 @@ func statements(file string) (out []string) {
 	return out
 }
 
-// checkSchema returns KindConflict if the tables of the keyspace do not fit this build.
+// checkSchema returns KindConflict if this build does not work with the tables of the
+// keyspace.
 func checkSchema(ctx context.Context, s *Store) error {
 	all := slices.Clone(migrations)
 	m := migrator{s.session, s.cfg}

@@ -9,20 +9,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partitions implements rows.Partitions. Get reads rows of the table records at SERIAL. A row
-// that one change compares must not be written by a change without a comparison, because
-// plain writes and lightweight transactions must not be mixed.
+// partitions implements rows.Partitions with the table records. Get reads rows at SERIAL.
+// If a change compares a row (If), all other changes of that row must also compare it.
+// Otherwise plain writes and lightweight transactions of the same row would be mixed.
 type partitions struct{ s *Store }
 
 const wherePart = ` WHERE kind = ? AND part = ?`
 
 // record is one row as it is stored.
 type record struct {
-	value  []byte // nil: there is no row
-	writer int64  // the nonce of the swap that stored it; 0: none
+	value  []byte // nil: the row does not exist
+	writer int64  // the nonce of the swap that stored the row; 0: no swap stored it
 }
 
-// read returns the rows of keys that exist, at SERIAL.
+// read reads the rows of keys at SERIAL and returns the rows that exist.
 func (p partitions) read(ctx context.Context, part rows.Part, keys []string) (map[string]record, error) {
 	in := make([][]byte, len(keys))
 	for i, key := range keys {
@@ -61,8 +61,8 @@ func (p partitions) Get(ctx context.Context, part rows.Part, keys ...string) ([]
 	return out, nil
 }
 
-// prefixEnd returns the smallest key that is greater than every key with this prefix; nil if
-// there is none.
+// prefixEnd returns the smallest key that is greater than every key with this prefix; nil
+// if no key is greater.
 func prefixEnd(prefix string) []byte {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
@@ -73,7 +73,8 @@ func prefixEnd(prefix string) []byte {
 	return nil
 }
 
-// Scan implements rows.Scanner. It reads pages. It sees every swap that returned before.
+// Scan implements rows.Scanner. It reads the rows in pages. The rows include every swap
+// that returned before the call.
 func (p partitions) Scan(ctx context.Context, part rows.Part, in rows.Range, fn func(rows.Row) (bool, error)) error {
 	cql, args := `SELECT key, value FROM records`+wherePart, []any{string(part.Table), part.Name}
 	if in.After >= in.Prefix {
@@ -107,8 +108,8 @@ func (p partitions) Scan(ctx context.Context, part rows.Part, in rows.Range, fn 
 	}, cql, args...)
 }
 
-// Swap implements rows.Partitions. A change with a comparison is one lightweight transaction.
-// It must not clear a prefix of a row that it stores.
+// Swap implements rows.Partitions. A change with a comparison (If) is one lightweight
+// transaction. A change must not have a Clear prefix that matches a row in its Do.
 func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if len(cs) != 1 || len(cs[0].Add) > 0 || cs[0].Numbers > 0 {
 		return false, errors.New("cassandra changes one partition at a time")
@@ -121,12 +122,12 @@ func (p partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	}
 	won, err := p.s.runConditional(ctx, "rows of "+string(c.Part.Table)+"/"+c.Part.Name, func() (swapOutcome, error) { return p.readOutcome(ctx, c, me) }, stmts...)
 	if err == nil && !won {
-		err = backoff(ctx, lostTry) // callers try again at once
+		err = backoff(ctx, lostTry) // wait, because callers try again at once
 	}
 	return won, err
 }
 
-// lostTry is the argument of backoff after a lost swap.
+// lostTry is the argument try of backoff after a swap that was not applied.
 const lostTry = 4
 
 // statements returns the statements of a change.
@@ -142,7 +143,7 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 			x = stmt{`DELETE FROM records` + wherePart + ` AND key = ?`, []any{kind, part, key}}
 		}
 		if i := slices.IndexFunc(c.If, func(r rows.Row) bool { return r.Key == row.Key }); i >= 0 {
-			var was any // null: there is no row
+			var was any // null: the row must not exist
 			if c.If[i].Value != nil {
 				was = c.If[i].Value
 			}
@@ -153,12 +154,12 @@ func (p partitions) statements(c *rows.Change, me int64) (stmts []stmt) {
 	return stmts
 }
 
-// maxReadBack is how many rows readOutcome reads at most, besides the rows that the change
-// compares.
+// maxReadBack limits the rows of Do that readOutcome reads: at most as many as the change
+// has in If, plus maxReadBack.
 const maxReadBack = 4
 
-// readOutcome finds out from the rows what became of a change whose answer was lost. me is
-// the nonce of the change.
+// readOutcome is called for a change whose answer was lost. It reads rows of the change to
+// find out whether the change was applied. me is the nonce of the change.
 func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (swapOutcome, error) {
 	var keys []string
 	for _, row := range c.If {
@@ -192,7 +193,7 @@ func (p partitions) readOutcome(ctx context.Context, c *rows.Change, me int64) (
 		return swapDone, nil
 	case same:
 		return swapUndone, nil
-	case missing, inserted: // if this change had been applied, its rows would still be stored
+	case missing, inserted: // if this change had been applied, its rows would exist
 		return swapLost, nil
 	}
 	return swapUnknown, nil

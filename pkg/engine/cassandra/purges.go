@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// A purge has a list of its own. It names the rows to purge by the time from which they may
-// be purged, and key. The purge handles each partition of the list from its oldest entry on,
-// and removes the handled entries with one delete of a range. So the next purge meets a
-// single tombstone.
+// Each kind of purge has its own list. An entry of the list consists of the time from which
+// a row may be purged and the key of the row. The purge handles the entries of each
+// partition of the list, earliest time first. Then it removes the handled entries with one
+// delete of a range. So the next purge finds only one tombstone.
 
 // purgePage is how many entries a purge reads at a time.
 const purgePage = 200
@@ -22,7 +22,7 @@ type purgeEntry struct {
 	id []byte
 }
 
-// listed returns the entry as an entry of the list of an index.
+// listed returns the entry in the form of a listEntry. index is the name of the purge.
 func (e purgeEntry) listed(index string) listEntry {
 	key := binary.BigEndian.AppendUint64(nil, uint64(e.at)^1<<63)
 	return listEntry{"purge/" + index, e.at, append(key, e.id...)}
@@ -32,16 +32,17 @@ func purgeEntryOf(key []byte) purgeEntry {
 	return purgeEntry{int64(binary.BigEndian.Uint64(key) ^ 1<<63), key[8:]}
 }
 
-// purgeLater adds an entry that is kept until keeps, ms since 1970 (0: until a purge removes
-// it).
+// purgeLater adds an entry to the list of a purge. The entry is kept until keeps, ms since
+// 1970. If keeps is 0, it is kept until a purge removes it.
 func purgeLater(ctx context.Context, s *Store, index string, e purgeEntry, keeps int64) error {
 	return addToList(ctx, s, keeps, e.listed(index))
 }
 
-// purgeListed calls purgeOne for the entries before a time, several at the same time, until
-// most rows are removed. purgeOne returns whether it removed the row (gone), and whether the
-// entry must stay for the next purge (again). purgeListed removes the other entries. It
-// returns how many rows were removed.
+// purgeListed calls purgeOne for the entries whose time is earlier than before, several
+// calls at the same time. It stops when it has removed as many rows as the argument most
+// says. purgeOne returns gone = true if it removed the row, and again = true if the entry
+// must stay for the next purge. purgeListed removes entries with again = false. It returns
+// how many rows were removed.
 func purgeListed(ctx context.Context, s *Store, index string, before int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, err error) {
 	if most <= 0 || before == math.MinInt64 {
 		return 0, nil
@@ -65,8 +66,8 @@ func purgeListed(ctx context.Context, s *Store, index string, before int64, most
 	return gone, nil
 }
 
-// purgeListPart is purgeListed for one partition and the entries before end. left: the
-// partition may hold more entries.
+// purgeListPart does what purgeListed does, for one partition and the entries with keys
+// less than end. left is true if the partition may still have entries.
 func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, most int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
 	bucket, shard := listPart(part)
 	behind := []byte{}
@@ -85,7 +86,7 @@ func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, mos
 			removed[i], again[i], err = purgeOne(purgeEntryOf(keys[i]))
 			return err
 		})
-		through := 0 // how many entries, from the oldest on, are handled and may be removed
+		through := 0 // how many entries, beginning with the earliest, may be removed
 		for i := range keys {
 			if removed[i] {
 				gone++

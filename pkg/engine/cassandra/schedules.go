@@ -15,8 +15,8 @@ const (
 	listSchedules    = "schedules"
 	purgeOfSchedules = "schedules_by_fire"
 
-	// scheduleGrace is how much longer than its timers a schedule is kept. Purge removes the
-	// schedule and its head long before.
+	// scheduleGrace is how much longer a schedule is kept than its timers. Purge normally
+	// removes the schedule and its head much earlier.
 	scheduleGrace = 60 * 24 * time.Hour
 )
 
@@ -26,7 +26,8 @@ func scheduleKeeps(s *Store, fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// indexSchedule adds a schedule to the lists, and to the list of Purge with fireAt.
+// indexSchedule adds a schedule to the lists of schedules, and with fireAt to the list of
+// Purge.
 func indexSchedule(ctx context.Context, s *Store, x *engine.Schedule, fireAt int64) error {
 	es := append(scheduleEntries(x), purgeEntry{fireAt, x.Base[:]}.listed(purgeOfSchedules))
 	return addToList(ctx, s, scheduleKeeps(s, fireAt), es...)
@@ -43,9 +44,9 @@ func scheduleEntries(x *engine.Schedule) []listEntry {
 	return es
 }
 
-// Put implements engine.Schedules. It stores schedules and their entries in the lists at the
-// same time. So every acknowledged schedule is listed. Rows that a failed Put leaves end
-// with their TTL.
+// Put implements engine.Schedules. It stores schedules and their entries in the lists at
+// the same time, and returns nil only when both are stored. So every acknowledged schedule
+// is listed. Rows that a failed Put leaves expire with their TTL.
 func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	if err := engine.CheckSchedules(ss); err != nil {
 		return err
@@ -68,10 +69,11 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	})
 }
 
-// PutScheduled does Put and then Timers.Put. It stores nothing if the arguments are invalid.
-// After another error any part may be stored, but no timer without its schedule. A schedule
-// without timers belongs to a request that was not acknowledged; the reconciler reports it.
-// One logged batch for both would cost Cassandra twice the writes.
+// PutScheduled calls Put and then Timers.Put. If the arguments are invalid, it stores
+// nothing. After another error any of the rows may be stored, but no timer is stored
+// without its schedule. A schedule without timers belongs to a request that was not
+// acknowledged, and the reconciler reports it. One logged batch for both would avoid this,
+// but would cost Cassandra twice the writes.
 func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shards notify.Spread, ts []engine.Timer) error {
 	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
@@ -82,9 +84,9 @@ func (t schedules) PutScheduled(ctx context.Context, ss []engine.Schedule, shard
 	return putTimers(ctx, t.s, hotTimers, shards, ts)
 }
 
-// ForgetTimers implements engine.Schedules. It removes the rows that it finds by their whole
-// keys, which contain the time of the write. So the removal never hides a timer that is
-// stored again.
+// ForgetTimers implements engine.Schedules. It first reads the rows and then removes them
+// by their whole keys, which contain the time of the write. So the removal never removes a
+// timer that is stored again later.
 func (t schedules) ForgetTimers(ctx context.Context, shards notify.Spread, ts []engine.Timer) error {
 	s := t.s
 	if len(ts) == 0 {

@@ -20,7 +20,7 @@ const (
 	scopeMinutes = "chunks"
 
 	// statusShards is the number of partitions of a minute. At 5M receivers a second in
-	// fan-outs a partition gets some 15,000 rows.
+	// fan-outs, a partition gets about 15,000 rows.
 	statusShards = 16
 )
 
@@ -30,13 +30,14 @@ const (
 	selectRows = `SELECT base, part, block, epoch, attempt, deferrals, first, kind, writetime(data), data FROM chunks WHERE minute = ? AND shard = ?`
 )
 
-// minuteShard is a partition of outcome rows: those of some requests of one minute.
+// minuteShard is a partition of outcome rows. It contains the rows of some of the requests
+// of one minute.
 type minuteShard struct {
 	minute int64
 	shard  int16
 }
 
-// name returns a name of the partition in a table, for the combiner.
+// name returns the name of the partition in a table, for the combiner.
 func (p minuteShard) name(table string) string { return fmt.Sprint(table, "/", p.minute, "/", p.shard) }
 
 func shardOfMinute(b notify.Base) minuteShard {
@@ -52,8 +53,8 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	if err := ctx.Err(); err != nil {
 		return translate(err)
 	}
-	// Keep only one row for each key. Of two rows with one timestamp Cassandra would keep the
-	// one with the greater value.
+	// Keep only one row for each key. If two rows with the same key had the same timestamp,
+	// Cassandra would keep the row with the greater value.
 	last := make(map[notify.RowKey]int, len(rows))
 	for i := range rows {
 		if err := store.CheckRow(&rows[i]); err != nil {
@@ -95,9 +96,9 @@ func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
 	return stmt{insertRow, append(keyArgs(&r.Key), data, int(t.s.cfg.StatusTTL/time.Second), at)}
 }
 
-// splitBatches splits statements into batches of at most maxBatch bytes, because a mutation
-// is limited. Only a call with more than 4 MiB of outcomes of a request, or of timers of a
-// minute, is split.
+// splitBatches splits statements into batches of at most maxBatch bytes, because Cassandra
+// limits the size of a mutation. A call is split only if it has more than 4 MiB of outcomes
+// of one request or of timers of one minute.
 func splitBatches(stmts []stmt) (out [][]stmt) {
 	from, size := 0, 0
 	for i := range stmts {
@@ -110,8 +111,8 @@ func splitBatches(stmts []stmt) (out [][]stmt) {
 	return append(out, stmts[from:])
 }
 
-// noteMinutes notes the minutes of rows, so that Scan finds them. Put calls it before it
-// stores the rows.
+// noteMinutes stores notes of the minutes of rows, so that Scan finds the rows. Put calls
+// noteMinutes before it stores the rows.
 func (t status) noteMinutes(ctx context.Context, places []minuteShard) error {
 	keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
 	for _, p := range places {
@@ -133,8 +134,8 @@ func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, er
 }
 
 // readRows returns the rows of keys. It calls seen with each row that exists, its bytes and
-// its timestamp. If damaged is set, a row that cannot be decoded is returned with its bytes;
-// otherwise it is an error.
+// its timestamp. If a row cannot be decoded and damaged is true, readRows returns the bytes
+// of the row in Row.Damaged. If damaged is false, it returns an error.
 func (t status) readRows(ctx context.Context, keys []notify.RowKey, damaged bool, seen func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	err := parallel(len(keys), func(i int) error {
@@ -167,7 +168,8 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	return nil
 }
 
-// eachRow calls fn with the rows of a partition that the condition where selects, in order.
+// eachRow calls fn with those rows of a partition that match the condition where, in order
+// of their keys.
 func (t status) eachRow(ctx context.Context, p minuteShard, fn func(*notify.Row) error, where string, args ...any) error {
 	return t.s.rows(ctx, func(scan func(...any) bool) error {
 		var (
@@ -236,10 +238,10 @@ func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) e
 	return nil
 }
 
-// scanMinute merges the partitions of a minute. It calls fn with the rows of requests made in
-// [from, to), ms since 1970.
+// scanMinute merges the partitions of a minute. It calls fn with the rows of requests that
+// were made in the period [from, to), in ms since 1970.
 func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(*notify.Row) error) error {
-	errEnough := errors.New("enough") // ends the read of a partition early
+	errEnough := errors.New("enough") // stops the read of a partition early
 	var next [statusShards]func() (*notify.Row, error, bool)
 	var heads [statusShards]*notify.Row
 	var stops [statusShards]func()
@@ -290,8 +292,9 @@ func (t status) scanMinute(ctx context.Context, minute, from, to int64, fn func(
 	}
 }
 
-// prefixOf returns the first bytes of the bases made at ms. For a time later than a base can
-// have, it returns a value greater than all bases.
+// prefixOf returns the first bytes of all bases that are created at the time ms, in ms
+// since 1970. If ms is later than the latest time that a base can contain, it returns a
+// value that is greater than all bases.
 func prefixOf(ms int64) []byte {
 	if ms >= 1<<48 {
 		return bytes.Repeat([]byte{0xff}, len(notify.Base{})+1)

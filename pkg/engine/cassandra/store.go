@@ -17,8 +17,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Store is one keyspace of one cluster. Its accessors return the contracts. Any goroutine may
-// use them until Close.
+// Store is one keyspace of one cluster. Its methods return the contracts. Any goroutine may
+// use the contracts until Close.
 type Store struct {
 	cfg      Config
 	session  *gocql.Session
@@ -34,10 +34,12 @@ type Store struct {
 	tidyBehind time.Duration // the constant tidyBehind, except in tests
 }
 
-// Open connects to a cluster whose keyspace Migrate has created. It returns KindUnavailable
-// if the cluster does not answer, and KindConflict "keyspace_not_migrated" or
-// "keyspace_newer" if the keyspace is missing or of another release. The goroutines of the
-// driver run until Close and reconnect to nodes that come back.
+// Open connects to a cluster in which Migrate has created the keyspace. It returns
+// KindUnavailable if the cluster does not answer. It returns KindConflict
+// "keyspace_not_migrated" if the keyspace is missing or lacks tables of this release. It
+// returns KindConflict "keyspace_newer" if a newer release has migrated the keyspace and
+// this build does not work with its tables. The goroutines of the driver run until Close.
+// They reconnect to nodes that were down and work again.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -81,8 +83,8 @@ func centres(session *gocql.Session) (dcs []string) {
 }
 
 // openError returns "keyspace_not_migrated" if the keyspace is missing, and otherwise the
-// translated err. The driver returns the same error for a missing keyspace and for a cluster
-// that does not answer.
+// translated err. The check is needed because the driver returns the same error for a
+// missing keyspace and for a cluster that does not answer.
 func openError(ctx context.Context, cfg Config, err error) error {
 	session, cerr := connect(ctx, cfg, "")
 	if cerr != nil {
@@ -96,22 +98,23 @@ func openError(ctx context.Context, cfg Config, err error) error {
 	return translate(err)
 }
 
-// Close ends all connections and waits for the goroutines of the combiner.
+// Close closes all connections and waits until the goroutines of the combiner have ended.
 func (s *Store) Close() error {
 	s.session.Close()
 	s.combiner.runs.Wait()
 	return nil
 }
 
-// connect opens a session; with keyspace "" the session has none. If ctx ends first, connect
-// returns its error, and a goroutine closes the session when it is open.
+// connect opens a session. If keyspace is "", the session has no keyspace. If ctx ends
+// before the session is open, connect returns the error of ctx, and a goroutine closes the
+// session later.
 func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, error) {
 	c := gocql.NewCluster(cfg.Hosts...)
 	c.Keyspace = keyspace
 	c.Timeout, c.WriteTimeout, c.ConnectTimeout = cfg.Timeout, cfg.Timeout, cmp.Or(cfg.connectTimeout, cfg.Timeout)
 	c.NumConns = cfg.NumConns
-	// If a replica fails, the driver tries the next one once, for statements that may run
-	// twice. It never retries conditional writes.
+	// If a replica fails, the driver tries one other replica. It does so only for
+	// statements that may run twice, and never for conditional writes.
 	c.RetryPolicy = &gocql.SimpleRetryPolicy{NumRetries: 1}
 	c.ReconnectionPolicy = &gocql.ConstantReconnectionPolicy{MaxRetries: 1, Interval: 100 * time.Millisecond}
 	c.ReconnectInterval = time.Second
@@ -158,7 +161,7 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 	}
 }
 
-// Counts is how many requests a Store has made since Open.
+// Counts contains how many requests a Store has made since Open.
 type Counts struct {
 	Swaps       int64 // conditional writes (LWT), including repeated tries
 	SerialReads int64 // reads at SERIAL
@@ -168,7 +171,7 @@ type Counts struct {
 	Bytes       int64 // approximate size of these statements
 	Logged      int64 // logged batches over several partitions
 	Scattered   int64 // unlogged batches over several partitions
-	Apart       int64 // statements in Scattered, each of another partition
+	Apart       int64 // statements in Scattered, each for a different partition
 }
 
 type counters struct {
@@ -191,19 +194,21 @@ func (s *Store) Counts() Counts {
 }
 
 const (
-	pageSize    = 500      // rows of a page; bounds the memory of one answer
-	maxParallel = 64       // requests of one call at a time
+	pageSize    = 500      // rows of a page; limits the memory of one answer
+	maxParallel = 64       // concurrent requests of one call
 	maxBatch    = 4 << 20  // bytes of one partition's batch; a mutation may have 16 MiB
 	maxLogged   = 40 << 10 // bytes of a logged batch
 
-	// maxApart and maxApartBytes keep a batch over several partitions below the thresholds
-	// at which Cassandra logs a warning (unlogged_batch_across_partitions_warn_threshold: 10,
-	// batch_size_warn_threshold: 5 KiB, which counts some data that stmt.size does not).
+	// A batch over several partitions has at most maxApart statements and maxApartBytes
+	// bytes. With these limits Cassandra does not log a warning
+	// (unlogged_batch_across_partitions_warn_threshold: 10, batch_size_warn_threshold: 5
+	// KiB). maxApartBytes is less than 5 KiB because Cassandra counts some data that
+	// stmt.size does not count.
 	maxApart      = 10
 	maxApartBytes = 4 << 10
 )
 
-// query returns a read, or a plain write that may run twice.
+// query returns a query for a read or for a plain write. The driver may run it twice.
 func (s *Store) query(cql string, args ...any) *gocql.Query {
 	return s.session.Query(cql, args...).Consistency(s.cons).Idempotent(true)
 }
@@ -219,12 +224,12 @@ func (s *Store) iterate(ctx context.Context, q *gocql.Query, fn func(scan func(.
 	it := q.IterContext(ctx)
 	err := fn(it.Scan)
 	if cerr := it.Close(); cerr != nil {
-		return translate(cerr) // for fn a failed page looks like the end of the rows
+		return translate(cerr) // fn cannot tell a failed page from the end of the rows
 	}
 	return err
 }
 
-// scanOne reads at most one row. ok is false if there is none.
+// scanOne reads at most one row. ok is false if the query returns no row.
 func (s *Store) scanOne(ctx context.Context, q *gocql.Query, dest ...any) (ok bool, err error) {
 	switch err := q.ScanContext(ctx, dest...); {
 	case errors.Is(err, gocql.ErrNotFound):
@@ -235,14 +240,16 @@ func (s *Store) scanOne(ctx context.Context, q *gocql.Query, dest ...any) (ok bo
 	return true, nil
 }
 
-// get reads at most one row at the configured consistency. ok is false if there is none.
+// get reads at most one row at the configured consistency. It returns false if the query
+// returns no row.
 func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.reads.Add(1)
 	return s.scanOne(ctx, s.query(cql, args...), dest...)
 }
 
-// getSerial is get at SERIAL: it sees every swap that returned before. It completes a swap
-// that is under way, or makes it fail.
+// getSerial does what get does, but reads at SERIAL. The result includes every swap that
+// returned before the call. The read completes a swap that is still running, or makes it
+// fail.
 func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.serial.Add(1)
 	return s.scanOne(ctx, s.query(cql, args...).Consistency(s.serial), dest...)
@@ -254,8 +261,8 @@ type stmt struct {
 	args []any
 }
 
-// write runs plain writes of one partition as one batch: they are stored all or none, and
-// become visible together.
+// write runs plain writes of one partition as one batch. All of them are stored or none,
+// and they become visible together.
 func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) == 0 {
 		return nil
@@ -268,9 +275,9 @@ func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	return s.batch(ctx, gocql.UnloggedBatch, at, stmts)
 }
 
-// writeAll runs plain writes of several partitions as one logged batch. Once the cluster has
-// accepted the batch, all of them will be applied, even if the call returns an error. They
-// do not become visible together.
+// writeAll runs plain writes of several partitions as one logged batch. When the cluster
+// has accepted the batch, it will apply all writes, even if writeAll returns an error. The
+// writes do not become visible together.
 func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 	if len(stmts) < 2 {
 		return s.write(ctx, at, stmts...)
@@ -280,9 +287,10 @@ func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 	return s.batch(ctx, gocql.LoggedBatch, at, stmts)
 }
 
-// scatter runs plain writes, each to another partition, with several in a request, because a
-// request costs more than a row in it. The node that gets the request forwards rows that it
-// does not store. After an error any of the writes may be stored.
+// scatter runs plain writes that each go to a different partition. It sends several writes
+// in one request, because a request costs more than a row in it. The node that gets the
+// request sends rows that it does not store to other nodes. After an error any of the
+// writes may be stored.
 func (s *Store) scatter(ctx context.Context, stmts []stmt) error {
 	var batches [][]stmt
 	for from, i, size := 0, 0, 0; i < len(stmts); i++ {
@@ -315,7 +323,7 @@ func (s *Store) batch(ctx context.Context, kind gocql.BatchType, at int64, stmts
 	return translate(b.ExecContext(ctx))
 }
 
-// size returns the approximate size of a statement's arguments, bytes.
+// size returns the approximate size of a statement's arguments, in bytes.
 func (x *stmt) size() (n int) {
 	for _, a := range x.args {
 		switch v := a.(type) {
@@ -329,8 +337,9 @@ func (x *stmt) size() (n int) {
 	return n
 }
 
-// parallel calls fn for 0 to n-1, up to maxParallel calls at a time, and returns the first
-// error. After an error it begins no more calls. It waits for all calls that have begun.
+// parallel calls fn for 0 to n-1, up to maxParallel calls at the same time, and returns the
+// first error. After an error it starts no more calls. It waits until all started calls
+// have ended.
 func parallel(n int, fn func(i int) error) error {
 	if n == 1 {
 		return fn(0)
@@ -360,7 +369,7 @@ func parallel(n int, fn func(i int) error) error {
 	return nil
 }
 
-// readEach calls get for each key as parallel does, and returns the values in the order of
+// readEach calls get for each key, with parallel, and returns the values in the order of
 // keys.
 func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	out := make([]V, len(keys))
@@ -374,12 +383,13 @@ func readEach[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 	return out, nil
 }
 
-// keyLocks keep the calls of this process from competing for one row, because a lost swap
-// costs as much as a won one. Keys with the same hash share a lock.
+// keyLocks lets only one call of this process at a time swap a row. The reason: a swap that
+// is not applied costs as much as a swap that is applied. Keys with the same hash share a
+// lock.
 type keyLocks struct {
 	seed  maphash.Seed
-	slots [256]chan struct{} // of size 1; holds a value while a caller has the lock
-	off   bool               // set in tests whose goroutines stand for processes
+	slots [256]chan struct{} // of size 1; contains a value while a caller has the lock
+	off   bool               // true in tests in which each goroutine represents a process
 }
 
 func (l *keyLocks) init() {
@@ -389,7 +399,7 @@ func (l *keyLocks) init() {
 	}
 }
 
-// lock waits for the lock of a key. A caller may hold only one lock at a time.
+// lock waits for the lock of a key. A caller may have only one lock at a time.
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	if l.off {
 		return func() {}, nil
@@ -403,11 +413,11 @@ func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 	}
 }
 
-// nonce returns a random number that identifies a conditional write: a row that holds it was
-// written by that write.
+// nonce returns a random number that identifies a conditional write. The write stores the
+// number in the row, so the row shows which write has written it.
 func nonce() int64 { return rand.Int64() }
 
-// hostPort returns the address of a node for a message.
+// hostPort returns the address of a node as text for a message.
 func hostPort(h *gocql.HostInfo) string {
 	return net.JoinHostPort(h.ConnectAddress().String(), itoa(h.Port()))
 }
@@ -418,22 +428,23 @@ func (s *Store) Audit() *store.Audit { return store.AuditOver(partitions{s}) }
 // Campaigns returns the campaigns.
 func (s *Store) Campaigns() *store.Campaigns { return store.CampaignsOver(partitions{s}) }
 
-// Cancels returns the cancellations: a log, and a row for each scope that names the valid row
-// of the log.
+// Cancels returns the cancellations. They are stored in a log. In addition, each scope has
+// a row with the number of its valid row in the log.
 func (s *Store) Cancels() Cancels { return Cancels{s, logOf(s, "cancels")} }
 
-// DeadLetters returns the dead letters. Each is a row that is swapped alone. Its Ord is the
-// number of its row in the log of the index, and its Seq the number in its caller's log. An
-// interrupted Put is completed by the next Put of the same dead letter. It may leave numbers
-// without a dead letter.
+// DeadLetters returns the dead letters. Each dead letter is one row that is swapped
+// separately. Ord is its number in the log of the index, and Seq is its number in the log
+// of its caller. If a Put is interrupted, the next Put of the same dead letter completes
+// it. An interrupted Put may leave numbers that no dead letter has.
 //
-// Two sentences of the contract are weaker here. Move swaps each dead letter on its own, so
-// an interrupted Move may have moved some. Walk reads each dead letter when its turn comes.
+// This engine promises less than an engine of one process in two points. Move swaps each
+// dead letter separately, so an interrupted Move may have moved some dead letters. Walk
+// reads each dead letter at a different moment.
 func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, logOf(s, "dead")} }
 
-// History returns a reader of the history. Content is kept for Config.StatusTTL; older ids
-// are KindGone. User lists single sends. It lists the receivers of a fan-out only if
-// Config.EveryReceiver was set in the process that appended it.
+// History returns a reader of the history. Content is kept for Config.StatusTTL. For an
+// older id the reader returns KindGone. User lists single sends. It lists a fan-out only if
+// Config.EveryReceiver was true in the process that appended the fan-out to the history.
 func (s *Store) History(cfg HistoryConfig) *History {
 	if cfg.MaxWait == 0 {
 		cfg.MaxWait = 5 * time.Second
@@ -441,11 +452,11 @@ func (s *Store) History(cfg HistoryConfig) *History {
 	return &History{s, cfg}
 }
 
-// Holds returns the holds of strict lanes. There is one row for each lane and user; the
-// worker of the user's partition reads and replaces it. The rows of an Update go into one
-// logged batch: once the cluster has accepted it, all of them will be replaced, but not at
-// one moment. An Update larger than a batch (40 KiB) is split. After an error any part of it
-// may be stored.
+// Holds returns the holds of strict lanes. Each lane and user has one row. Only the worker
+// of the user's partition reads and replaces that row. The rows of an Update are one logged
+// batch. When the cluster has accepted the batch, it will replace all rows, but not at the
+// same moment. An Update that is larger than a batch (40 KiB) is split. After an error any
+// of its rows may be stored.
 func (s *Store) Holds() *store.Holds { return store.HoldsOver(holdQueues{s}) }
 
 // Jobs returns the jobs of operators.
@@ -454,35 +465,38 @@ func (s *Store) Jobs() *store.Jobs { return store.JobsOver(partitions{s}) }
 // Meta returns the small table of names and values. The last PutMeta of a name wins.
 func (s *Store) Meta() engine.Meta { return store.MetaOver(partitions{s}) }
 
-// Schedules returns the schedules. Rows are inserted and never changed. Of two rows with one
-// base the first wins. So an index may have entries of a later row of the same base; readers
-// of an index read the schedule as well.
+// Schedules returns the schedules. Rows are inserted and never changed. If two rows have
+// the same base, the first row is valid. So an index may have an entry that belongs to the
+// later row. A reader of an index therefore also reads the schedule.
 func (s *Store) Schedules() engine.Schedules { return schedules{s} }
 
-// Status returns the outcome rows. All rows of a request are in one partition. The rows of
-// one call that belong to one request are stored all or none, and become visible together.
-// If a call with rows of several requests returns an error, the rows of any of them may be
-// stored; calling again is safe. A row expires Config.StatusTTL after its last write.
+// Status returns the outcome rows. All rows of a request are in one partition. Put stores
+// all rows of a request or none, and they become visible together. If a Put with rows of
+// several requests returns an error, the rows of any of these requests may be stored.
+// Calling Put again is safe. A row expires Config.StatusTTL after its last write.
 func (s *Store) Status() engine.Status { return status{s} }
 
-// Timers returns the timers. A call stores each partition on its own; after an error any of
-// them may be stored. Buckets may return minutes whose rows were all forgotten. A row expires
-// Config.TimerGrace after its fire time.
+// Timers returns the timers. Put stores the rows of each partition separately. After an
+// error the rows of any partition may be stored. Buckets may return a minute from which
+// ForgetTimers has removed all rows. A row expires Config.TimerGrace after its fire time.
 func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} }
 
 // ColdTimers returns the timers of the far future. Drop removes a day with one delete of a
 // partition.
 func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
 
-// Triggers returns the triggers. A state row is written only by compare and swap. It is read
-// without SERIAL, because a swap that has returned is committed, and a caller that acts on a
-// row swaps it. Each change of state costs one swap: one to create a trigger, and two, claim
-// and end, if it fires at its first attempt. Lists read indexes of plain rows. They contain
-// every row that was created, and return each row as of every swap that returned before.
+// Triggers returns the triggers. A state row is written only by compare and swap. It is
+// read without SERIAL. This is safe because a swap that has returned is committed, and
+// because a caller that acts on a row must swap the row. Each change of state costs one
+// swap. A trigger costs one swap when it is created. If it fires at its first attempt, it
+// costs two more swaps, one for the claim and one for the end. List reads an index of plain
+// rows and then the state rows. It includes every row that was created, with every swap
+// that returned before the call.
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
-// ClockOffset returns how far the clock of the node that answers is ahead of this process's.
-// took is how long the query ran. The error of offset is at most took/2 and a millisecond.
+// ClockOffset reads the clock of one node. offset is the time of that clock minus the time
+// of this process's clock. took is how long the query ran. The true offset differs from
+// offset by at most took/2 plus a millisecond.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	return askClock(ctx, s.session.Query(selectClock).Consistency(gocql.One).Idempotent(true))
 }

@@ -9,12 +9,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Outcome rows are fenced by their timestamps: the timestamps of a tenure are below the
-// timestamps of every later tenure, and of two writes Cassandra keeps the later timestamp, in
-// whatever order they arrive and whatever the machines' clocks say. So no row
-// costs a conditional write. A tenure costs one.
+// The timestamps of outcome rows make sure that a former owner cannot replace a row of a
+// later owner. The timestamps of a tenure are less than the timestamps of every later
+// tenure. Cassandra keeps the write with the greatest timestamp, in whatever order the
+// writes arrive and even if the clocks of machines differ. So a row needs no conditional
+// write. Only TakeOver needs one conditional write.
 
-// timestamp returns the timestamp of a row's write; now is for rows without a stamp.
+// timestamp returns the timestamp for the write of a row. If the row has no stamp, the
+// timestamp is now.
 func (t status) timestamp(ctx context.Context, r *notify.Row, now int64) (int64, error) {
 	switch r.Stamp {
 	case 0:
@@ -32,7 +34,7 @@ func (t status) timestamp(ctx context.Context, r *notify.Row, now int64) (int64,
 func (t status) TakeOver(ctx context.Context, topic string, partition int32) (engine.Tenure, error) {
 	look := stmt{`SELECT start, writer FROM tenures WHERE topic = ? AND part = ?`, []any{topic, partition}}
 	for {
-		var was, writer int64 // 0: there was no tenure
+		var was, writer int64 // 0: the partition had no tenure
 		if _, err := t.s.getSerial(ctx, look.cql, look.args, &was, &writer); err != nil {
 			return engine.Tenure{}, err
 		}
@@ -40,7 +42,7 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 		me := nonce()
 		won, err := t.s.swapVersion(ctx, versionSwap{
 			what: fmt.Sprint("tenure of ", topic, "/", partition), from: was, to: next.Start, writer: me, readBack: look,
-			elseLost: true, // it may have won and another followed: then a range of stamps stays unused
+			elseLost: true, // if it was applied and another tenure followed, a range of stamps stays unused
 		}, stmt{
 			`UPDATE tenures SET start = ?, writer = ? WHERE topic = ? AND part = ? IF start = ?`,
 			[]any{next.Start, me, topic, partition, orNull(was)},
@@ -51,10 +53,11 @@ func (t status) TakeOver(ctx context.Context, topic string, partition int32) (en
 	}
 }
 
-// Resume implements engine.Status. It writes a finished row again, with a timestamp of this
-// tenure, if the row is older than the previous tenure. Otherwise the owner of the previous
-// tenure, who may have read the row before it was finished, could replace it by a claim that
-// arrives late. A row of the previous tenure itself is the last one that its owner wrote.
+// Resume implements engine.Status. If a row is Done and was written before the previous
+// tenure, Resume writes the row again with a timestamp of this tenure. The reason: the
+// owner of the previous tenure may have read the row before it was Done. That owner could
+// then send a claim that arrives late and would replace the row. A Done row of the previous
+// tenure itself is not written again, because it is the last write of that owner.
 func (t status) Resume(ctx context.Context, tenure engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return t.readRows(ctx, keys, true, func(r *notify.Row, data []byte, at int64) error {
 		if !r.Done || at >= tenure.Before {

@@ -23,10 +23,11 @@ type timerRows struct {
 	t *timerTable
 }
 
-// timerTable is timers or timers_cold: the same rows in buckets of another length.
+// timerTable describes the table timers or timers_cold. Both tables have the same columns,
+// but buckets of different length.
 type timerTable struct {
 	name   string
-	length int64 // of a bucket, ms
+	length int64 // length of a bucket, ms
 	insert string
 }
 
@@ -39,7 +40,7 @@ var (
 	coldTimers = newTimerTable("timers_cold", engine.DayMs)
 )
 
-const timerBatch = 200 // rows of one batch; after an error the caller writes them again
+const timerBatch = 200 // rows of one batch; after an error the caller writes all rows again
 
 // timerPart is one partition of a table.
 type timerPart struct {
@@ -49,9 +50,10 @@ type timerPart struct {
 
 func (p timerPart) name(t *timerTable) string { return fmt.Sprint(t.name, "/", p.bucket, "/", p.shard) }
 
-// timerStmts returns the inserts of timers by partition, in the order of ts. at must also be
-// the timestamp of the write. An owner observes it in the rows, so the owner's delete of the
-// partition has a greater timestamp, whatever its clock says.
+// timerStmts returns the inserts of timers by partition, in the order of ts. at is stored
+// in the rows and is also the timestamp of the writes. The owner of the shard reads at in
+// the rows and calls clock.observe with it. So when the owner deletes the partition, the
+// delete has a greater timestamp, even if the clocks differ.
 func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
@@ -70,8 +72,8 @@ func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer
 		if of[p] == nil {
 			parts = append(parts, p)
 		}
-		// at is part of the key: a second row of the same (fire_at, id) sorts after the first,
-		// and readers use the first.
+		// at is part of the key. If a timer is stored again, its second row comes after its
+		// first row, and readers use the first row.
 		of[p] = append(of[p], stmt{t.insert, []any{
 			p.bucket, p.shard, x.FireAt, x.ID, at,
 			codec.Pack(store.TimerVersion, func(c *codec.Codec) { store.TimerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)), at,
@@ -80,7 +82,8 @@ func timerStmts(s *Store, t *timerTable, shards notify.Spread, ts []engine.Timer
 	return parts, of
 }
 
-// payloadOf never returns nil: a null in an insert would be a tombstone.
+// payloadOf returns the payload of a timer, but never nil, because a null in an insert
+// would be a tombstone.
 func payloadOf(x *engine.Timer) []byte {
 	if x.Payload == nil {
 		return []byte{}
@@ -108,8 +111,9 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 	})
 }
 
-// noteTimers notes a partition, so that Buckets finds it. It is called before the partition
-// gets rows. A minute of the future is not dropped meanwhile, so its note may be cached.
+// noteTimers stores the note of a partition, so that Buckets finds the partition. It is
+// called before the partition gets rows. A minute of the future is not dropped while rows
+// are added, so its note may be cached.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
@@ -138,7 +142,8 @@ func (t timerRows) Outline(ctx context.Context, p engine.TimerPartition, after e
 }
 
 func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int, whole bool) (out []engine.Timer, err error) {
-	// All rows of a bucket have a fire time in it, so bound the query by it as well.
+	// All rows of a bucket have a fire time inside the bucket, so limit the query to these
+	// times.
 	s := t.s
 	from, to := p.Bucket*t.t.length, (p.Bucket+1)*t.t.length-1
 	if after.FireAt < from {
@@ -157,10 +162,11 @@ func (t timerRows) scan(ctx context.Context, p engine.TimerPartition, after engi
 		after.ID = []byte{}
 	}
 	s.counts.reads.Add(1)
-	// With prefetch the driver would request the next page when a quarter of this one is
-	// left, and that page is not used if most is reached. Minutes of 2,000 rows took 5.2 to
-	// 6.2 us of CPU a row, without prefetch 3.4 to 5.6 (make bench-engines, cassandra_fires,
-	// at a load of 25 to 40).
+	// With prefetch the driver would request the next page when a quarter of the current
+	// page is left. That page is not used if the number of rows has then reached the
+	// argument most. A minute with 2,000 rows took 5.2 to 6.2 us of CPU a row with
+	// prefetch, and 3.4 to 5.6 us without prefetch (make bench-engines, cassandra_fires, at
+	// a load of 25 to 40).
 	q := s.query(cql, p.Bucket, int(p.Shard), after.FireAt, after.ID, until).PageSize(min(most+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
@@ -222,8 +228,8 @@ func (t timerRows) Buckets(ctx context.Context, shard uint16, from, to int64) (o
 	return slices.Concat(each...), nil
 }
 
-// Drop removes the rows, then the hints, then the note of the bucket. So Buckets still finds
-// the bucket after an interrupted Drop, and it is dropped again.
+// Drop removes the rows, then the hints, then the note of the bucket. So if a Drop is
+// interrupted, Buckets still finds the bucket, and the caller drops it again.
 func (t timerRows) Drop(ctx context.Context, p engine.TimerPartition) error {
 	at, scope, tables := t.s.clock.now(), scopeOf(t.t.name, int64(p.Shard)), []string{t.t.name}
 	if t.t == hotTimers {
@@ -262,20 +268,21 @@ func (t timerRows) Pending(ctx context.Context, fn func(*engine.Timer) error) er
 	}, `SELECT fire_at, id, at, data, payload FROM `+t.t.name)
 }
 
-// Shard reads at SERIAL: it sees every TakeOver and Advance that returned before.
+// Shard reads at SERIAL. The result includes every TakeOver and Advance that returned
+// before the call.
 func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
 	st, _, err := t.readShard(ctx, shard)
 	return st, err
 }
 
-// Closed reads at Config.Consistency. When an Advance has returned, its swap is committed on
-// a quorum, so each later read of a quorum sees it.
+// Closed reads at Config.Consistency. When an Advance has returned, its swap is committed
+// on a quorum of replicas. So each later read of a quorum includes it.
 func (t timers) Closed(ctx context.Context, shard uint16) (closed int64, err error) {
 	_, err = t.s.get(ctx, `SELECT closed FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &closed)
 	return closed, err
 }
 
-// readShard reads the state of a shard at SERIAL. ok is false if there is no row.
+// readShard reads the state of a shard at SERIAL. ok is false if the shard has no row.
 func (t timers) readShard(ctx context.Context, shard uint16) (st engine.ShardState, ok bool, err error) {
 	var term int64
 	ok, err = t.s.getSerial(ctx, `SELECT term, owner, closed, watermark FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &term, &st.Owner, &st.Closed, &st.Watermark)
@@ -308,7 +315,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 			return 0, err
 		case now.Term == term:
 			return swapUndone, nil
-		case now.Term == next.Term && now.Owner == owner: // an owner takes over each term at most once
+		case now.Term == next.Term && now.Owner == owner: // an owner begins each term at most once
 			return swapDone, nil
 		}
 		return swapLost, nil
@@ -344,8 +351,8 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 		case now.Term != st.Term:
 			return engine.StaleTerm()
 		case !ok:
-			// The shard never had an owner and st has term 0: create its row, as the other
-			// engines do.
+			// The shard never had an owner and st.Term is 0. Create the row of the shard,
+			// as the other engines do.
 			_, err := t.s.runConditional(ctx, "advance", func() (swapOutcome, error) { return swapUndone, nil },
 				stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 0, '', ?, ?) IF NOT EXISTS`, []any{int(shard), max(st.Closed, 0), max(st.Watermark, 0)}})
 			if err != nil {
@@ -360,7 +367,7 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 		if try == swapTries {
 			return unknownOutcome("advance")
 		}
-		// The answer does not matter: the next read shows how far the shard is.
+		// The answer is ignored, because the next read shows whether the swap was applied.
 		_, _, err = t.s.casOnce(ctx, stmt{
 			`UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = ? AND closed = ? AND watermark = ?`,
 			[]any{closed, mark, int(shard), int64(st.Term), now.Closed, now.Watermark},

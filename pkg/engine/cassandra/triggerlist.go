@@ -7,14 +7,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// The lists of triggers, of all callers and of each caller: every trigger, and the
-// triggers with an open call or an open dead letter (engine.TriggerOpen).
+// There are two lists of triggers, each for all callers together and for each caller.
+// listTriggers has all triggers. listOpen has the triggers that engine.TriggerOpen selects.
 const (
 	listTriggers = "triggers"
 	listOpen     = "triggers_open"
 )
 
-// listOf returns the name of a list of a caller; "": of all callers.
+// listOf returns the name of a list for a caller. If caller is "", it returns the name of
+// the list for all callers.
 func listOf(list, caller string) string {
 	if caller == "" {
 		return list
@@ -31,7 +32,7 @@ func listEntries(list string, x *engine.Trigger) []listEntry {
 	return es
 }
 
-// addToLists adds a trigger to the lists that it belongs to.
+// addToLists adds a trigger to its lists.
 func (t triggers) addToLists(ctx context.Context, x *engine.Trigger) error {
 	es := listEntries(listTriggers, x)
 	if x.IsOpen() {
@@ -40,11 +41,12 @@ func (t triggers) addToLists(ctx context.Context, x *engine.Trigger) error {
 	return addToList(ctx, t.s, 0, es...)
 }
 
-// List implements engine.Triggers. It reads the rows that a list names. Open triggers have a
-// list of their own, so that a caller's PENDING triggers are found among millions of ended
-// ones. Rows are read at Config.Consistency, at which every swap that has returned is
-// committed. List removes entries without a row, and entries of the open list whose row is
-// not open: an interrupted purge leaves some.
+// List implements engine.Triggers. It reads the entries of a list and then the row of each
+// entry. Open triggers have a separate list, so that PENDING triggers are found quickly
+// even if the caller has millions of ended triggers. Rows are read at Config.Consistency.
+// Every swap that has returned is committed, so the read includes it. List removes entries
+// that have no row, and entries of the open list whose row is not open. An interrupted
+// Purge or Swap may have left such entries.
 func (t triggers) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	list, open := listTriggers, false
 	if state == engine.TriggerOpen || state == engine.TriggerPending || state == engine.TriggerInFlight {
@@ -70,15 +72,16 @@ func (t triggers) List(ctx context.Context, caller string, state engine.TriggerS
 	})
 }
 
-// CountOpen implements engine.Triggers. It counts the entries of the open list, not rows.
+// CountOpen implements engine.Triggers. It counts the entries of the open list and does not
+// read the rows.
 func (t triggers) CountOpen(ctx context.Context, caller string, most int) (int, error) {
 	return countListed(ctx, t.s, listOf(listOpen, caller), most)
 }
 
 const purgeOfTriggers = "triggers_by_end"
 
-// indexEnd adds a terminal row to the list of Purge. It is called before the row is stored,
-// so that Purge finds every terminal row.
+// If a row is terminal, indexEnd adds it to the list of Purge. It is called before the row
+// is stored, so that Purge finds every terminal row.
 func (t triggers) indexEnd(ctx context.Context, x *engine.Trigger) error {
 	if !x.State.Terminal() {
 		return nil
@@ -86,8 +89,9 @@ func (t triggers) indexEnd(ctx context.Context, x *engine.Trigger) error {
 	return purgeLater(ctx, t.s, purgeOfTriggers, purgeEntry{x.Ended, []byte(x.ID)}, 0)
 }
 
-// Purge implements engine.Triggers. It reads the list of ended triggers, oldest first. If a
-// trigger has ended again since, or is open again, it stays and only the old entry is removed.
+// Purge implements engine.Triggers. It reads the list of ended triggers, earliest end
+// first. If a trigger was opened again after the entry was stored, the trigger stays and
+// only the old entry is removed.
 func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error) {
 	var removedFrom partSet
 	n, err := purgeListed(ctx, t.s, purgeOfTriggers, before, max, func(e purgeEntry) (gone, again bool, err error) {
@@ -109,7 +113,7 @@ func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 	return n, removedFrom.forgetEmpty(ctx, t.s)
 }
 
-// purgeRow removes a row if it is still as it was read.
+// purgeRow removes a row if the row has not changed since it was read.
 func (t triggers) purgeRow(ctx context.Context, x *triggerRow) (gone bool, err error) {
 	return t.s.swapVersion(ctx, versionSwap{
 		what: "purge of " + x.ID, from: int64(x.Version), readBack: triggerVersionQuery(x.ID), elseLost: true,

@@ -16,18 +16,19 @@ type triggers struct{ s *Store }
 // triggerRow is a state row as it is stored.
 type triggerRow struct {
 	engine.Trigger
-	at int64 // time of the write by the clock of its writer, µs since 1970
+	at int64 // time of the write, from the clock of its writer, µs since 1970
 }
 
 const selectTrigger = `SELECT version, at, state, ended, request, data FROM triggers WHERE id = ?`
 
-// serialRow reads a state row at SERIAL. If there is no row, the result has no ID.
+// serialRow reads a state row at SERIAL. If the row does not exist, the result has no ID.
 func (t triggers) serialRow(ctx context.Context, id string) (triggerRow, error) {
 	return t.readRow(ctx, id, t.s.getSerial)
 }
 
-// plainRow reads a state row at Config.Consistency. It sees every swap that returned before.
-// Unlike serialRow it does not complete a swap that is under way. It costs a third.
+// plainRow reads a state row at Config.Consistency. The result includes every swap that
+// returned before the call. Unlike serialRow, plainRow does not complete a swap that is
+// still running. It costs a third of serialRow.
 func (t triggers) plainRow(ctx context.Context, id string) (triggerRow, error) {
 	return t.readRow(ctx, id, t.s.get)
 }
@@ -54,8 +55,8 @@ func (t triggers) readRow(ctx context.Context, id string, get func(context.Conte
 	return x, nil
 }
 
-// Get implements engine.Triggers. It does not complete a swap that is under way. A caller
-// that acts on a row swaps it, and that swap completes the earlier one.
+// Get implements engine.Triggers. It does not complete a swap that is still running. A
+// caller that acts on a row must swap the row, and its swap completes the earlier swap.
 func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	return readEach(ids, func(id string) (engine.Trigger, error) {
 		x, err := t.plainRow(ctx, id)
@@ -63,8 +64,8 @@ func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, erro
 	})
 }
 
-// Create implements engine.Triggers. It stores the entries of the lists first. So every
-// stored row is listed, and List skips entries without a row.
+// Create implements engine.Triggers. It stores the entries of the lists before the row. So
+// every stored row is listed. List skips entries that have no row.
 func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
 	won := make([]bool, len(ts))
 	seen := map[string]bool{}
@@ -109,8 +110,9 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 	return true, t.listAgain(ctx, x, began)
 }
 
-// listAgain adds the entries of a row again if they were added so long ago that List may
-// have removed them, because it found them without the row.
+// listAgain adds the entries of a row again if much time has passed between adding the
+// entries and storing the row. During that time List may have removed the entries because
+// their row did not exist yet.
 func (t triggers) listAgain(ctx context.Context, x *engine.Trigger, began time.Time) error {
 	if time.Since(began) < tidyBehind/2 || !x.IsOpen() {
 		return nil
@@ -124,8 +126,8 @@ func triggerVersionQuery(id string) stmt {
 	return stmt{`SELECT version, writer FROM triggers WHERE id = ?`, []any{id}}
 }
 
-// Swap implements engine.Triggers. It runs the swaps of one id one after the other, and those
-// of different ids at the same time.
+// Swap implements engine.Triggers. It runs swaps of the same id one after the other, and
+// swaps of different ids at the same time.
 func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) {
 	won := make([]bool, len(ss))
 	of := map[string][]int{}
@@ -157,8 +159,8 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 	return won, nil
 }
 
-// swapRow replaces the state of a row whose request is unchanged and that is PENDING or
-// IN_FLIGHT. If that loses, it tries swapWhole.
+// swapRow replaces the state of a row if the row is PENDING or IN_FLIGHT and its request is
+// unchanged. If that swap is not applied, swapRow tries swapWhole.
 func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
 	request := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerRequest(c, x) })
 	data := codec.Pack(store.TriggerVersion, func(c *codec.Codec) { store.TriggerProgress(c, x) })
@@ -182,12 +184,12 @@ func (t triggers) swapRow(ctx context.Context, old uint64, x *engine.Trigger) (b
 	if x.IsOpen() {
 		return true, nil
 	}
-	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // at does not remove the entry of a later open state
+	return true, removeFromList(ctx, t.s, at, listEntries(listOpen, x)...) // the timestamp at keeps an entry of a later open state
 }
 
-// swapWhole is swapRow that also replaces the request. It is for the few swaps that lose the
-// first try: another writer was faster, or the swap changes the request, or it opens a row
-// that had ended.
+// swapWhole does what swapRow does and also replaces the request. It is for the few swaps
+// whose first try is not applied: another writer was faster, the swap changes the request,
+// or the swap opens a row that had ended.
 func (t triggers) swapWhole(ctx context.Context, w versionSwap, x *engine.Trigger, at int64, request, data []byte) (bool, error) {
 	was, err := t.serialRow(ctx, x.ID)
 	if err != nil || was.ID == "" || int64(was.Version) != w.from {
@@ -195,7 +197,7 @@ func (t triggers) swapWhole(ctx context.Context, w versionSwap, x *engine.Trigge
 	}
 	began := time.Now()
 	if was.Caller != x.Caller || !was.IsOpen() && x.IsOpen() {
-		// The row must be listed before it is open again.
+		// The entries must be stored before the row is open again.
 		if err := t.addToLists(ctx, x); err != nil {
 			return false, err
 		}
@@ -210,17 +212,18 @@ func (t triggers) swapWhole(ctx context.Context, w versionSwap, x *engine.Trigge
 	return true, t.listAgain(ctx, x, began)
 }
 
-const triggerAlphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ" // of a ULID
+const triggerAlphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ" // the digits of a ULID
 
-// msOfTrigger returns when an id trg_<ULID> was created, ms since 1970. For any text, a
-// greater id never has a smaller time, so that a list can be read bucket by bucket.
+// msOfTrigger returns when an id trg_<ULID> was created, ms since 1970. It returns a time
+// for any text. A greater id never has a smaller time, so that a list can be read bucket by
+// bucket.
 func msOfTrigger(id string) int64 {
 	const prefix = "trg_"
 	switch {
 	case id < prefix:
 		return -1
 	case id[:min(len(id), len(prefix))] != prefix:
-		return 1 << 51 // after all times of 10 digits
+		return 1 << 51 // later than all times of 10 digits
 	}
 	ms, digits := int64(0), 0
 	for _, c := range []byte(id[len(prefix):]) {

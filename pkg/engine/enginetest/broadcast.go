@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// startListener starts a listener of a channel. heard receives its messages. stop ends it and
-// returns the error of Listen.
+// startListener starts a listener of a channel. The channel heard gets the messages of the
+// listener. stop ends the listener and returns the error of Listen.
 func startListener(t T, b engine.Broadcast, channel string) (heard chan string, stop func() error) {
 	ctx, cancel := context.WithCancel(bg)
 	heard = make(chan string, 100)

@@ -15,7 +15,7 @@ import (
 
 func letter(n int) engine.DeadLetter {
 	id := notify.ID{Base: base(1000, uint64(n))}
-	trace := "" // only odd ones have a trace
+	trace := "" // only odd letters have a trace
 	if n%2 == 1 {
 		id.Fan, id.Index = true, uint32(n)
 		trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -67,7 +67,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		a := letter(1)
 		must(t, s.Put(bg, []engine.DeadLetter{a}))
 		same(t, "moved", val(s.Move(bg, []engine.LetterMove{{ID: a.ID, Epoch: 1, From: "dead", To: "replayed", Job: "j"}}))(t), []bool{true})
-		must(t, s.Put(bg, []engine.DeadLetter{a})) // the log is read again after a crash
+		must(t, s.Put(bg, []engine.DeadLetter{a})) // as if the log were read again after a crash
 		got := val(s.Get(bg, a.ID, 1))(t)
 		same(t, "state", got.State+" "+got.Job, "replayed j")
 	})
@@ -118,7 +118,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			l.Caller = []string{"a", "b"}[i%2]
 			must(t, s.Put(bg, []engine.DeadLetter{l, l}))
 		}
-		same(t, "purged", val(s.Purge(bg, 100_012))(t), 1) // the 9th
+		same(t, "purged", val(s.Purge(bg, 100_012))(t), 1) // the 9th dead letter
 		if reopen != nil {
 			s = reopen()
 		}
@@ -150,7 +150,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			l := letter(i)
 			l.Caller = []string{"a", "b"}[i%2]
 			must(t, s.Put(bg, []engine.DeadLetter{l}))
-			must(t, s.Put(bg, []engine.DeadLetter{l})) // takes no number
+			must(t, s.Put(bg, []engine.DeadLetter{l})) // gets no new number
 			if reopen != nil && i == 3 {
 				s = reopen()
 			}
@@ -252,7 +252,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		s, _ := open(t)
 		for i := range 9 {
 			l := letter(i)
-			l.LastFailed = int64(2000 + i/3) // ties
+			l.LastFailed = int64(2000 + i/3) // several letters have the same time
 			must(t, s.Put(bg, []engine.DeadLetter{l}))
 		}
 		for _, size := range []int{1, 2, 3, 9, 10} {
@@ -298,7 +298,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 	t.Run("model", func(t *testing.T) { deadLettersModel(t, open) })
 }
 
-// deadLettersModel compares an engine with a list in the order of Ord.
+// deadLettersModel compares an engine with a model: a list in the order of Ord.
 func deadLettersModel(t *testing.T, open Opener[engine.DeadLetters]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Openers of the suite of store.Filter set these values.
+// The suite of store.Filter expects that its opener sets these values.
 const (
 	FilterRate   = 100.0 // ids per second
 	FilterWindow = time.Minute
@@ -32,7 +32,8 @@ func filterIDs(from, to int) (ids []uint64) {
 	return ids
 }
 
-// countSeen returns how many of ids Seen reports as perhaps added.
+// countSeen returns how many of the ids Seen reports as perhaps added, and since when the
+// filter is complete.
 func countSeen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	t.Helper()
 	maybe, complete, err := f.Seen(bg, ids)
@@ -70,7 +71,7 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 		same(t, "known at the end of the window", known, full)
 	})
 	run("Seen reports for each id whether it may have been added, and is rarely wrong", func(t *testing.T, f store.Filter) {
-		for i := range 3 { // more windows than the filter keeps
+		for i := range 3 { // more windows than the filter remembers
 			must(t, f.Add(bg, filterIDs(i*full, (i+1)*full)))
 			time.Sleep(FilterWindow)
 		}
@@ -140,7 +141,8 @@ func Filter(t *testing.T, open Opener[store.Filter]) {
 	t.Run("model", func(t *testing.T) { filterModel(t, open) })
 }
 
-// filterModel checks that each added id is known, or that complete is after its add.
+// filterModel checks each id that was added. Either Seen reports the id as perhaps added,
+// or complete is not earlier than the time of its Add.
 func filterModel(t *testing.T, open Opener[store.Filter]) {
 	runModelInBubble(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		f, _ := open(rt)

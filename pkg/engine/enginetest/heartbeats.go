@@ -7,7 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Heartbeats runs the suite of engine.Heartbeats. pass waits at least d.
+// Heartbeats runs the suite of engine.Heartbeats. pass waits until at least d has passed
+// for the engine.
 func Heartbeats(t *testing.T, open Opener[engine.Heartbeats], pass func(d time.Duration)) {
 	const ttl = 100 * time.Millisecond
 	read := func(t T, s engine.Heartbeats, group string) []engine.Heartbeat {

@@ -13,15 +13,17 @@ import (
 )
 
 // History records the operations of clients and their results, so that they can be checked
-// against a model. Its clock is a counter. I and O are the inputs and outputs of the model.
-// The zero value is empty. Any goroutine may call its methods.
+// with a model. Its clock is a counter. The type parameters I and O are the types of the
+// inputs and outputs of the model. The zero value is an empty History. Any goroutine may
+// call its methods.
 type History[I, O any] struct {
 	mu    sync.Mutex
 	clock int64
 	ops   []porcupine.Operation
 }
 
-// Tick returns the time at which an operation is called.
+// Tick returns the next value of the clock. A client calls Tick immediately before an
+// operation.
 func (h *History[I, O]) Tick() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -29,12 +31,13 @@ func (h *History[I, O]) Tick() int64 {
 	return h.clock
 }
 
-// Add records an operation that was called at the tick call and has returned now.
+// Add records an operation that began at the tick call and has just returned.
 func (h *History[I, O]) Add(client int, in I, call int64, out O) {
 	h.add(client, in, call, h.Tick(), out)
 }
 
-// Note is Add if the client knows the outcome, and AddUnknown otherwise.
+// Note calls Add if known is true, and AddUnknown if it is false. known is true if the
+// client knows the outcome of the operation.
 func (h *History[I, O]) Note(client int, in I, call int64, out O, known bool) {
 	if known {
 		h.Add(client, in, call, out)
@@ -43,7 +46,8 @@ func (h *History[I, O]) Note(client int, in I, call int64, out O, known bool) {
 	h.AddUnknown(client, in, call, out)
 }
 
-// AddUnknown records an operation whose outcome is unknown: it may take effect at any time.
+// AddUnknown records an operation whose outcome is unknown. The operation may take effect
+// at any later time or never.
 func (h *History[I, O]) AddUnknown(client int, in I, call int64, out O) {
 	h.add(client, in, call, math.MaxInt64, out)
 }
@@ -54,7 +58,7 @@ func (h *History[I, O]) add(client int, in I, call, ret int64, out O) {
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
-// Operations returns the operations for whose input keep returns true.
+// Operations returns those operations for whose input keep returns true.
 func (h *History[I, O]) Operations(keep func(I) bool) (out []porcupine.Operation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -66,7 +70,8 @@ func (h *History[I, O]) Operations(keep func(I) bool) (out []porcupine.Operation
 	return out
 }
 
-// ByKey returns the Partition function of a model whose keys are independent.
+// ByKey returns the field Partition for a model whose keys are independent. The returned
+// function groups operations by key.
 func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]porcupine.Operation {
 	return func(history []porcupine.Operation) (out [][]porcupine.Operation) {
 		by := map[K][]porcupine.Operation{}
@@ -81,12 +86,14 @@ func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]p
 	}
 }
 
-// checkLimit bounds the check of one history. The check takes milliseconds; the limit is
-// large because a check that is cut off on a busy machine proves nothing.
+// checkLimit is the longest time that the check of one history may take. A check normally
+// takes some milliseconds. The limit is large because a check that is stopped too early on
+// a busy machine proves nothing.
 const checkLimit = 10 * time.Minute
 
-// CheckHistory fails the test unless a history is linearizable. If the environment variable
-// HISTORIES names a folder, it writes a picture of a history that is not linearizable there.
+// CheckHistory fails the test unless a history is linearizable. If the history is not
+// linearizable and the environment variable HISTORIES names a folder, CheckHistory writes a
+// picture of the history to that folder.
 func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation, name string) {
 	t.Helper()
 	if porcupine.CheckOperationsTimeout(model, ops, checkLimit) == porcupine.Ok {
@@ -99,8 +106,9 @@ func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation
 	t.Fatalf("%s: %v", name, res)
 }
 
-// CheckHistories creates n histories from the seeds 0 to n-1. It fails the test unless each
-// history is linearizable and each kind of operation in want occurs in one of them.
+// CheckHistories creates n histories from the seeds 0 to n-1. It fails the test if a
+// history is not linearizable, or if an operation of a kind in want occurs in none of the
+// histories.
 func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, history func(seed uint64) []porcupine.Operation, kind func(in, out any) string, want ...string) {
 	t.Helper()
 	total, kinds := 0, map[string]int{}
@@ -123,8 +131,8 @@ func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, his
 	}
 }
 
-// CheckFindsIllegal fails the test unless one of n histories of a broken store is not
-// linearizable. So it proves that the check can find an error.
+// CheckFindsIllegal creates up to n histories of a broken store. It fails the test if all
+// of them are linearizable. So it proves that the check can find an error.
 func CheckFindsIllegal(t *testing.T, model porcupine.Model, n int, history func(seed uint64) []porcupine.Operation) {
 	t.Helper()
 	for seed := range n {

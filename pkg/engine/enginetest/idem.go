@@ -23,8 +23,8 @@ func reservation(key string) engine.Reservation {
 	}
 }
 
-// readReservation returns the stored reservation of a key, and whether there is one. It does
-// not change a stored reservation.
+// readReservation returns the stored reservation of a key and true, or false if the key has
+// no reservation. It does not change a stored reservation.
 func readReservation(t T, s request.Idem, key engine.IdemKey) (engine.Reservation, bool) {
 	t.Helper()
 	probe := engine.Reservation{Key: key, Owner: "probe", Expires: 1 << 60}
@@ -77,7 +77,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			s = reopen()
 		}
 		n := val(s.Purge(bg, r.Expires))(t)
-		same(t, "purged", n, 0) // the old expiry was removed with the old reservation
+		same(t, "purged", n, 0) // the expiry of the old reservation does not count any more
 		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, other)
 	})
@@ -110,7 +110,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			seen[i] = got.Owner
 		})
 		same(t, "winners", won.Load(), int32(1))
-		if reopen != nil { // no caller may have seen an owner that a loss of power undoes
+		if reopen != nil { // no caller may have got an owner that is lost when the power fails
 			got, _ := readReservation(t, reopen(), reservation("k").Key)
 			same(t, "owner after a restart", got.Owner, winner.Load())
 		}
@@ -161,7 +161,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		must(t, err)
 		r.Fire, r.Partitions, r.BlockSize, r.Version = 7000, 6, 1000, 3
 		changed := r
-		changed.Expires, changed.Base = 1, base(9, 9) // only the layout is stored
+		changed.Expires, changed.Base = 1, base(9, 9) // Freeze stores only the layout
 		must(t, s.Freeze(bg, changed))
 		if reopen != nil {
 			s = reopen()
@@ -197,7 +197,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		}
 		got, _ := readReservation(t, s, r.Key)
 		same(t, "reservation", got, want)
-		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // it lives until the expiry of Finish
+		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // it is kept until the expires of Finish
 		same(t, "purged later", val(s.Purge(bg, 500_000))(t), 1)
 		wantKind(t, s.Finish(bg, r.Key, 201, nil, 1), notify.KindNotFound)
 	})
@@ -216,7 +216,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		must(t, err)
 		same(t, "won", won, true)
 		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
-		wantKind(t, s.Release(bg, r), notify.KindConflict) // it stored something
+		wantKind(t, s.Release(bg, r), notify.KindConflict) // the request has stored something
 	})
 	t.Run("Release returns notify.KindConflict and removes nothing if owner or lease differ", func(t *testing.T) {
 		s, reopen := open(t)
@@ -264,12 +264,13 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 	t.Run("model", func(t *testing.T) { idemModel(t, open) })
 }
 
-// idemModel compares an engine with a map.
+// idemModel compares an engine with a model: a map.
 func idemModel[E request.Idem](t *testing.T, open Opener[E]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored := map[engine.IdemKey]engine.Reservation{}
-		// held reports whether the stored reservation of r is not done and of its owner.
+		// held reports whether the reservation that is stored under r.Key is not done and
+		// has the owner r.Owner.
 		held := func(r *engine.Reservation) bool {
 			old, ok := stored[r.Key]
 			return ok && !old.Done && old.Owner == r.Owner

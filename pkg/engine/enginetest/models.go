@@ -9,14 +9,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// modelQueue is the simplest model of a queue: a list of messages whose states are computed
-// from the time. The suite runs random programs on it and on an engine.
+// modelQueue is a simple model of a queue: a list of messages. The state of a message is
+// computed from the current time. The suite runs random programs on the model and on an
+// engine.
 type modelQueue struct{ messages []*modelMessage }
 
 type modelMessage struct {
-	engine.Delivery           // of the last receive
+	engine.Delivery           // the last delivery of the message
 	visible         time.Time // when the message becomes visible
-	held            bool      // a receiver holds the message until visible
+	held            bool      // true: a receiver owns the message until visible
 }
 
 // inState returns the messages in a state, in the order in which they became visible.
@@ -60,7 +61,7 @@ func (q *modelQueue) receive(max int, visibility time.Duration) (out []engine.De
 	return out
 }
 
-// held returns the messages whose receipts are valid and in receipts.
+// held returns the messages that are received and whose valid receipt is in receipts.
 func (q *modelQueue) held(receipts []string) []*modelMessage {
 	return slices.DeleteFunc(q.inState("held"), func(m *modelMessage) bool { return !slices.Contains(receipts, m.Receipt) })
 }
@@ -80,10 +81,11 @@ func (q *modelQueue) depth() engine.QueueDepth {
 	return d
 }
 
-// modelTriggers is the simplest model of engine.Triggers: rows by id.
+// modelTriggers is a simple model of engine.Triggers: a map of rows by id.
 type modelTriggers map[string]engine.Trigger
 
-// put stores a row if the stored version is old; 0: if there is none.
+// put stores a row and returns true if the stored version is old. An old of 0 means that no
+// row is stored.
 func (m modelTriggers) put(old uint64, t engine.Trigger) bool {
 	if stored, ok := m[t.ID]; ok != (old > 0) || stored.Version != old {
 		return false
@@ -128,7 +130,7 @@ func (m modelTriggers) list(caller string, state engine.TriggerState, behind str
 	return out[:min(len(out), max)]
 }
 
-// purge removes all terminal rows that ended before a time.
+// purge removes all terminal rows that ended earlier than the argument before.
 func (m modelTriggers) purge(before int64) (n int) {
 	for id, t := range m {
 		if t.State.Terminal() && t.Ended < before {

@@ -75,7 +75,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		stale := profile("u")
 		stale.Version, stale.TimeZone = p.Version-1, "UTC"
 		wantKind(t, ignore(s.Put(bg, stale)), notify.KindConflict)
-		stale.Version = 0 // of a caller that has read no profile
+		stale.Version = 0 // as from a caller that has read no profile
 		wantKind(t, ignore(s.Put(bg, stale)), notify.KindConflict)
 		got, _ := get(t, s, "u")
 		same(t, "profile", got, p)
@@ -111,7 +111,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 		s, reopen := open(t)
 		var ps []engine.Profile
 		for i := range 2500 {
-			p := profile("u" + strconv.Itoa(i%2400)) // of a user that is named twice the later profile wins
+			p := profile("u" + strconv.Itoa(i%2400)) // if a user has two profiles, the later profile wins
 			p.TimeZone, p.Version = strconv.Itoa(i), 12345
 			ps = append(ps, p)
 		}
@@ -224,7 +224,7 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 					newer = max(newer, p.Version)
 					return nil
 				})
-				// Each user is put once: versions up to v are v profiles.
+				// Each user is put once, so exactly v profiles have versions up to v.
 				if err != nil || uint64(n) != v {
 					t.Errorf("version %d, %d profiles up to it (newest %d), %v", v, n, newer, err)
 				}
@@ -254,7 +254,8 @@ func Prefs[E users.ProfileStore](t *testing.T, open Opener[E]) {
 	})
 	t.Run("Scan calls fn with every profile whose user is in one of the parts", func(t *testing.T) {
 		s, _ := open(t)
-		// By notify.Partition(user, engine.ProfileParts), whose test has the same users.
+		// The parts are the results of notify.Partition(user, engine.ProfileParts). The
+		// test of Partition has the same users.
 		parts := map[string]int{
 			"a": 4, "ab": 14, "abc": 3, "abcd": 20, "ü": 2, "user-1": 32, "user-22": 15, "user-333": 32, "user0000017": 20, "0123456789abcdef0": 6, "日本語": 22, "abcde": 1, "abcdefg": 13, "zz": 6,
 		}
@@ -325,7 +326,7 @@ func byUser(a, b engine.Profile) int { return cmp.Compare(a.User, b.User) }
 
 func ignore[V any](_ V, err error) error { return err }
 
-// prefsModel compares an engine with a map.
+// prefsModel compares an engine with a model: a map.
 func prefsModel[E users.ProfileStore](t *testing.T, open Opener[E]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)

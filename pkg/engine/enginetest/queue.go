@@ -25,7 +25,7 @@ func bodies(ds []engine.Delivery) (out []string) {
 	return out
 }
 
-// receiveNow receives ready messages and does not wait for more.
+// receiveNow receives ready messages and does not wait for other messages.
 func receiveNow(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(bg, time.Millisecond)
@@ -45,7 +45,8 @@ func receipts(ds []engine.Delivery) (out []string) {
 	return out
 }
 
-// Queue runs the suite of engine.Queue in bubbles of synctest, where hours pass at once.
+// Queue runs the suite of engine.Queue in bubbles of synctest, where a sleep of hours takes
+// no real time.
 func Queue(t *testing.T, open Opener[engine.Queue]) {
 	run := func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue)) {
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +59,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	const hold = 30 * time.Second
 	run("while messages wait in the other lane, one of BacklogShare comes from the backlog; otherwise all may", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		var ms []engine.Message
-		for i := range 40 { // more on time than are received first
+		for i := range 40 { // the loop below receives fewer than the messages that are on time
 			ms = append(ms, engine.Message{Body: []byte{byte(i)}, Backlog: i < 16})
 		}
 		must(t, q.Enqueue(bg, ms))
@@ -132,7 +133,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		}
 		synctest.Wait()
 		must(t, q.Enqueue(bg, []engine.Message{message("later", time.Minute)}))
-		synctest.Wait() // one receiver waits for this message, unless an earlier one comes
+		synctest.Wait() // one receiver waits for this message or an earlier message
 		start := time.Now()
 		must(t, q.Enqueue(bg, []engine.Message{message("sooner", 2*time.Second)}))
 		same(t, "first", bodies(<-got), []string{"sooner"})
@@ -167,7 +168,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			ds  []engine.Delivery
 			at  time.Duration
 		}
-		for leaves := range 2 { // only one of the two receivers may wait for the time of the message
+		for leaves := range 2 { // perhaps only one of the two receivers waits for the time of the message
 			start := time.Now()
 			all := make(chan got)
 			var cancels [2]context.CancelFunc
@@ -194,7 +195,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			must(t, q.Ack(bg, receipts(rest.ds)))
 			cancels[1-leaves]()
 		}
-		// Two messages of one call wake two receivers.
+		// Two messages of one Enqueue wake two receivers.
 		all := make(chan int)
 		for range 2 {
 			go func() {
@@ -263,7 +264,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		ds := receiveNow(t, q, 10, 10*time.Second)
 		time.Sleep(9 * time.Second)
 		must(t, q.Extend(bg, receipts(ds[:2]), 10*time.Second)) // a and b
-		must(t, q.Extend(bg, receipts(ds[1:2]), time.Second))   // b, to sooner
+		must(t, q.Extend(bg, receipts(ds[1:2]), time.Second))   // b becomes visible sooner
 		time.Sleep(5 * time.Second)
 		late := receiveNow(t, q, 10, time.Hour)
 		same(t, "not extended, or shortened", sorted(bodies(late), cmp.Compare[string]), []string{"b", "c"})
@@ -296,7 +297,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	deadSuite(run)
 	run("a restart keeps every message that was not acknowledged, and its number of receives", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
-			return // this engine keeps nothing across a restart
+			return // this engine has no durable state
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("held", 0), message("ready", 0), message("delayed", time.Minute)}))
 		held := receiveNow(t, q, 1, time.Hour)
@@ -304,7 +305,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		got := receiveNow(t, q, 10, hold)
 		same(t, "received again", bodies(got), []string{"held", "ready"})
 		same(t, "receives", []int{got[0].Receives, got[1].Receives}, []int{2, 1})
-		must(t, q.Ack(bg, receipts(held))) // ignored, because the receipt is of before the restart
+		must(t, q.Ack(bg, receipts(held))) // ignored, because the receipt is from before the restart
 		same(t, "depth", depth(t, q), engine.QueueDepth{InFlight: 2, Delayed: 1})
 		q = reopen()
 		same(t, "and again", receiveNow(t, q, 1, hold)[0].Receives, 3)
@@ -315,12 +316,14 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	})
 	run("a receipt of before a restart is never valid again", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
-			return // this engine keeps nothing across a restart
+			return // this engine has no durable state
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
 		old := receiveNow(t, q, 1, time.Hour)
 		must(t, q.Ack(bg, receipts(old)))
-		time.Sleep(time.Second) // nearly always long enough to make the Ack durable, so that the queue is empty
+		// One second is nearly always enough to make the Ack durable, so the queue is empty
+		// after the restart.
+		time.Sleep(time.Second)
 		q = reopen()
 		must(t, q.Enqueue(bg, []engine.Message{message("b", 0), message("c", 0)}))
 		receiveNow(t, q, 10, time.Hour)

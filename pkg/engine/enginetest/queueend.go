@@ -30,7 +30,7 @@ func ackSuite(run runQueue) {
 		if reopen == nil {
 			return
 		}
-		// When a later message is durable, so is the acknowledgement before it.
+		// When a message is durable, every acknowledgement before it is durable too.
 		must(t, q.Enqueue(bg, []engine.Message{message("new", 0)}))
 		q = reopen()
 		same(t, "left after a restart", depth(t, q).Ready, 41)
@@ -42,7 +42,7 @@ func ackSuite(run runQueue) {
 		must(t, q.Ack(bg, receipts(first))) // its visibility has ended
 		second := receiveNow(t, q, 1, time.Hour)
 		same(t, "received again", bodies(second), []string{"a"})
-		must(t, q.Ack(bg, receipts(first))) // another receiver holds the message
+		must(t, q.Ack(bg, receipts(first))) // another receiver owns the message
 		same(t, "in flight", depth(t, q).InFlight, 1)
 		must(t, q.Ack(bg, receipts(second)))
 		same(t, "gone", depth(t, q), engine.QueueDepth{})
@@ -142,7 +142,7 @@ func deadSuite(run runQueue) {
 		}
 		must(t, q.Ack(bg, receipts(last)))
 		time.Sleep(time.Minute)
-		check() // old receipts neither revive nor remove dead messages
+		check() // old receipts make dead messages neither ready nor removed
 	})
 	run("a message whose last visibility has not ended is not dead", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// competingReceivers lets 4 producers enqueue 400 messages and 8 receivers receive them. Some
-// deliveries are acknowledged, some released, and some expire. No two receivers may hold a
-// message at the same time.
+// competingReceivers lets 4 producers enqueue 400 messages and 8 receivers receive them.
+// The receivers acknowledge some deliveries, release others, and let the visibility of
+// others end. Two receivers must never own the same message at the same time.
 func competingReceivers(t *testing.T, q engine.Queue) {
 	const producers, each = 4, 100
 	type event struct {
@@ -58,7 +58,7 @@ func competingReceivers(t *testing.T, q engine.Queue) {
 					e.done = false
 					err = q.Release(bg, d.Receipt, time.Second)
 				case d.Receives < QueueReceives && (n+k)%5 == 1:
-					e.done, e.to = false, from.Add(10*time.Second) // runs out
+					e.done, e.to = false, from.Add(10*time.Second) // the visibility ends
 				default:
 					err = q.Ack(bg, []string{d.Receipt})
 				}
@@ -94,13 +94,13 @@ func competingReceivers(t *testing.T, q engine.Queue) {
 }
 
 // queueModel runs random programs on an engine and on modelQueue and compares the results.
-// All times are whole seconds, so that both agree which messages are due.
+// All times are whole seconds, so that in both the same messages are due.
 func queueModel(t *testing.T, open Opener[engine.Queue]) {
 	runModelInBubble(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		q, _ := open(rt)
 		var m modelQueue
 		n := 0
-		var have, want []string // receipts, of the same deliveries
+		var have, want []string // receipts of the same deliveries, from the engine and from the model
 		secs := rapid.Custom(func(rt *rapid.T) time.Duration {
 			return time.Duration(rapid.IntRange(0, 4).Draw(rt, "seconds")) * time.Second
 		})
@@ -165,7 +165,8 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 	})
 }
 
-// receiveReady receives ready messages. It takes no time in the bubble.
+// receiveReady receives ready messages. It does not wait, so the time of the bubble does
+// not advance.
 func receiveReady(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
 	t.Helper()
 	if depth(t, q).Ready == 0 {

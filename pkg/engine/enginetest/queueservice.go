@@ -13,10 +13,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// patience is how long a test waits for a server that shares its machine.
+// patience is how long a test waits for a server. It is long because the server runs on the
+// same busy machine.
 const patience = 2 * time.Minute
 
-// gather receives until it has n messages. It fails the test if they do not come.
+// gather receives until it has n messages. It fails the test if it does not get n messages
+// within patience.
 func gather(t T, q engine.Queue, n int, visibility time.Duration) (out []engine.Delivery) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(bg, patience)
@@ -30,8 +32,8 @@ func gather(t T, q engine.Queue, n int, visibility time.Duration) (out []engine.
 	return out
 }
 
-// receiveNone receives for the time wait and fails the test if a message comes. A request
-// that is under way at the end may still receive a message once and release it.
+// receiveNone receives for the time wait. It fails the test if it receives a message. A
+// request that is still running at the end may receive a message once and release it.
 func receiveNone(t T, q engine.Queue, wait time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(bg, wait)
@@ -41,7 +43,8 @@ func receiveNone(t T, q engine.Queue, wait time.Duration) {
 
 func sortedBodies(ds []engine.Delivery) []string { return sorted(bodies(ds), cmp.Compare[string]) }
 
-// eventually calls ok until it returns true, because the counts of a service are delayed.
+// eventually calls ok again and again until ok returns true. It is needed because the
+// counts of a service are delayed.
 func eventually(t T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
@@ -51,18 +54,19 @@ func eventually(t T, what string, ok func() bool) {
 	}
 }
 
-// checkElapsed fails the test unless about want has passed since a time.
+// checkElapsed fails the test if the time that has passed after the argument since differs
+// too much from want.
 func checkElapsed(t T, since time.Time, want time.Duration) {
 	t.Helper()
-	// The engine rounds a visibility up, and so does SQS.
+	// The engine and SQS both round a visibility up.
 	if d := time.Since(since); d < want-10*time.Millisecond || d > want+patience {
 		t.Fatalf("received after %v, want %v", d, want)
 	}
 }
 
 // QueueService runs the suite of engine.Queue for a queue that is a service with its own
-// clock. The suite runs in real time and in whole seconds. It expects no order within a lane,
-// and correct counts only after a while.
+// clock. The suite runs in real time and uses whole seconds. It does not check the order of
+// messages within a lane. It expects that counts are correct only after some time.
 func QueueService(t *testing.T, open Opener[engine.Queue]) {
 	run := func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue)) {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +138,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 			t.Errorf("%d of the first %d come from the backlog", late, n)
 		}
 		must(t, q.Release(bg, last.Receipt, 0))
-		n += len(gather(t, q, 61-n, time.Hour)) // the released one twice
+		n += len(gather(t, q, 61-n, time.Hour)) // the released message is received twice
 		same(t, "all", n, 61)
 	})
 	run("Receive waits until a message is ready", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
@@ -165,10 +169,11 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 				t.Errorf("%v, %v", bodies(ds), err)
 			}
 		}()
-		time.Sleep(200 * time.Millisecond) // it waits at the server
+		time.Sleep(200 * time.Millisecond) // until the request waits at the server
 		cancel()
 		<-done
-		// A message that the server hands to the receiver that left is not hidden for an hour.
+		// If the server gives a message to the request of the cancelled Receive, the
+		// message must not stay invisible for an hour.
 		must(t, q.Enqueue(bg, []engine.Message{message("b", 0)}))
 		same(t, "b", bodies(gather(t, q, 1, time.Hour)), []string{"b"})
 	})
@@ -203,7 +208,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 		ds := gather(t, q, 3, time.Minute)
 		slices.SortFunc(ds, func(a, b engine.Delivery) int { return cmp.Compare(string(a.Body), string(b.Body)) })
 		must(t, q.Extend(bg, receipts(ds[:1]), time.Hour))   // a
-		must(t, q.Extend(bg, receipts(ds[1:]), time.Second)) // to sooner
+		must(t, q.Extend(bg, receipts(ds[1:]), time.Second)) // b and c become visible sooner
 		same(t, "shortened", sortedBodies(gather(t, q, 2, time.Hour)), []string{"b", "c"})
 		// Extend ignores receipts that are not valid any more.
 		must(t, q.Extend(bg, append(receipts(ds), "nonsense", ""), 2*time.Second))
@@ -213,7 +218,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 	run("Ack removes messages; it ignores receipts that are not valid any more", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
 		first := gather(t, q, 2, time.Second)
-		time.Sleep(1100 * time.Millisecond) // until their visibility has ended
+		time.Sleep(1100 * time.Millisecond) // their visibility ends
 		must(t, q.Ack(bg, receipts(first)))
 		second := gather(t, q, 2, time.Hour)
 		same(t, "received again", sortedBodies(second), []string{"a", "b"})
@@ -265,7 +270,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 		eventually(t, "dead", func() bool { return depth(t, q).Dead == 3 })
 		q = reopen()
 		eventually(t, "left", func() bool { return depth(t, q) == engine.QueueDepth{Dead: 3} })
-		for _, d := range last { // old receipts neither revive nor remove dead messages
+		for _, d := range last { // old receipts make dead messages neither ready nor removed
 			must(t, q.Extend(bg, []string{d.Receipt}, time.Second))
 			must(t, q.Release(bg, d.Receipt, 0))
 		}
@@ -287,7 +292,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 			}
 			same(t, "receives", d.Receives, want)
 		}
-		must(t, q.Ack(bg, receipts(held))) // ignored, because the receipt is of before the restart
+		must(t, q.Ack(bg, receipts(held))) // ignored, because the receipt is from before the restart
 		eventually(t, "in flight", func() bool { return depth(t, q).InFlight == 3 })
 	})
 	run("Depth counts the messages", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
@@ -310,9 +315,9 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 	})
 }
 
-// competeForService lets 4 producers enqueue 200 messages and 4 receivers receive them. Some
-// deliveries are acknowledged, some released. No two receivers may hold a message at the same
-// time.
+// competeForService lets 4 producers enqueue 200 messages and 4 receivers receive them. The
+// receivers acknowledge some deliveries and release others. Two receivers must never own
+// the same message at the same time.
 func competeForService(t *testing.T, q engine.Queue) {
 	const producers, receivers, each = 4, 4, 50
 	type holding struct {

@@ -37,14 +37,14 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		s, reopen := open(t)
 		value := []byte("1")
 		same(t, "won", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{{Key: "a", Value: value}, row("b", ""), row("ab", "3")}}), true)
-		value[0] = 'x' // may be reused
+		value[0] = 'x' // the caller may reuse value
 		if reopen != nil {
 			s = reopen()
 		}
 		for range 2 {
 			got := val(s.Get(bg, p, "ab", "c", "b", "a"))(t)
 			same(t, "values", got, [][]byte{[]byte("3"), nil, {}, []byte("1")})
-			got[3][0] = 'y' // belongs to the caller
+			got[3][0] = 'y' // the result belongs to the caller
 		}
 		for _, other := range []rows.Part{{Table: 'x', Name: ""}, {Table: 'x', Name: "pa"}, {Table: 'y', Name: "p"}} {
 			same(t, "another partition", val(s.Get(bg, other, "a", "b", ""))(t), [][]byte{nil, nil, nil})
@@ -209,7 +209,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 				t.Fatalf("%d is given after %d", n, last)
 			}
 			last = n
-			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number stays used
+			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number is not used again
 				must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{{Key: row.Key}}})))
 			}
 			if reopen != nil {
@@ -241,7 +241,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 					b.Set(p, key, value)
 					b.Set(q, key, value)
 					b.Set(q, binary.BigEndian.AppendUint32(nil, uint32(n)), nil)
-					key[0], value[0] = 'x', 'x' // may be reused
+					key[0], value[0] = 'x', 'x' // the caller may reuse both
 				})
 				if err != nil {
 					t.Error(err)
@@ -376,7 +376,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 	})
 }
 
-// rowsProgram compares an engine with a map.
+// rowsProgram compares an engine with a model: a map.
 func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) {
 	s, reopen := open(rt)
 	p, stored := rows.Part{Table: 'x'}, map[string]string{}

@@ -50,7 +50,8 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 	t.Run("Put stores schedules", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b := schedule(base(1, 1), "shop", 1000), engine.Schedule{Base: base(1, 2)}
-		// The test finds a field that an engine does not store only if the field has a value.
+		// If an engine does not store a field, this test can only notice it if the field
+		// has a value. So every field must have a value.
 		for v, i := reflect.ValueOf(a), 0; i < v.NumField(); i++ {
 			if v.Field(i).IsZero() {
 				t.Errorf("the schedule of this suite has no %s", v.Type().Field(i).Name)
@@ -134,7 +135,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		own, back := schedule(base(2, 1), "bank", 7000), schedule(base(2, 2), "bank", 7000)
 		must(t, s.Put(bg, []engine.Schedule{untouched, cancelled, later, earlier, own, back}))
 		swapHead(t, s, 0, engine.ScheduleHead{Base: cancelled.Base, State: engine.ScheduleCancelled, FireAt: 1000})
-		swapHead(t, s, 0, engine.ScheduleHead{Base: own.Base, State: engine.ScheduleCancelled}) // FireAt 0: that of the schedule
+		swapHead(t, s, 0, engine.ScheduleHead{Base: own.Base, State: engine.ScheduleCancelled}) // FireAt 0: see ScheduleHead
 		swapHead(t, s, 0, engine.ScheduleHead{Base: back.Base, State: engine.SchedulePending, FireAt: 3})
 		swapHead(t, s, 1, engine.ScheduleHead{Base: back.Base, State: engine.ScheduleCancelled})
 		swapHead(t, s, 0, engine.ScheduleHead{Base: later.Base, State: engine.SchedulePending, Gen: 1, FireAt: 5000})
@@ -284,13 +285,14 @@ func headSuite(t *testing.T, open Opener[engine.Schedules]) {
 	})
 }
 
-// schedulesModel compares an engine with maps.
+// schedulesModel compares an engine with a model: some maps.
 func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
 		stored, heads := map[notify.Base]engine.Schedule{}, map[notify.Base]engine.ScheduleHead{}
 		hints := map[engine.Hint]bool{}
-		// lastFire returns the last known fire time; 0: none.
+		// lastFire returns the fire time of the head, or of the schedule if the head has no
+		// fire time; 0 if neither is stored.
 		lastFire := func(b notify.Base) int64 { return cmp.Or(heads[b].FireAt, stored[b].FireAt) }
 		list := func(caller string, after notify.Base, max int) []engine.Schedule {
 			var out []engine.Schedule
@@ -389,7 +391,8 @@ type Scheduling struct {
 	Schedules engine.Schedules
 }
 
-// Scheduled runs the suite of the methods of engine.Schedules that store or remove timers.
+// Scheduled runs the suite of those methods of engine.Schedules that store or remove
+// timers.
 func Scheduled(t *testing.T, open Opener[Scheduling]) {
 	const minute = 60_000
 	shards := notify.SpreadOver(2)
@@ -436,7 +439,8 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 		must(t, s.Cold.Pending(bg, func(*engine.Timer) error { left++; return nil }))
 		same(t, "rows", left, 1)
 		same(t, "hints", val(s.Schedules.Hints(bg, p))(t), []notify.Base{base(1, 1)})
-		// Buckets also returns a partition that holds only hints, so that it is dropped.
+		// Buckets also returns a partition that contains only hints, so that the caller
+		// drops it.
 		must(t, s.Schedules.ForgetTimers(bg, shards, []engine.Timer{b}))
 		same(t, "minutes", val(s.Timers.Buckets(bg, p.Shard, 0, 9))(t), []int64{5})
 		same(t, "minutes of others", len(val(s.Timers.Buckets(bg, 1-p.Shard, 0, 9))(t))+len(val(s.Timers.Buckets(bg, p.Shard, 6, 9))(t)), 0)
@@ -448,8 +452,7 @@ func Scheduled(t *testing.T, open Opener[Scheduling]) {
 	})
 }
 
-// TimersDropHints runs the part of the suite of engine.Timers about the hints of
-// engine.Schedules.
+// TimersDropHints runs the tests of engine.Timers that use the hints of engine.Schedules.
 func TimersDropHints(t *testing.T, open Opener[Scheduling]) {
 	t.Run("Drop removes a partition and its hints", func(t *testing.T) {
 		s, reopen := open(t)

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// Environment variables with the addresses of the servers that engine tests use.
-// `make test-engines` sets all of them. The tests of one engine need only its own.
+// These environment variables contain the addresses of the servers that the tests of
+// engines use. `make test-engines` sets all of them. The tests of one engine need only the
+// variable of that engine.
 const (
 	KafkaEnv     = "NOTIFY_TEST_KAFKA"     // host:port of a broker
 	CassandraEnv = "NOTIFY_TEST_CASSANDRA" // host:port of a node
@@ -15,8 +16,9 @@ const (
 	SQSEnv       = "NOTIFY_TEST_SQS"       // URL of the endpoint
 )
 
-// Server returns the address of the server of a test, from the environment variable env. If it
-// is not set, Server skips the test, or fails it if NOTIFY_REQUIRE_ENGINES is 1.
+// Server returns the address of a server from the environment variable env. If the variable
+// is not set, Server skips the test. If in addition NOTIFY_REQUIRE_ENGINES is 1, Server
+// fails the test.
 func Server(t testing.TB, env string) string {
 	t.Helper()
 	addr := os.Getenv(env)

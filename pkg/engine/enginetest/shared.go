@@ -12,13 +12,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Lease runs the suite of engine.Lease. pass waits at least d.
+// Lease runs the suite of engine.Lease. pass waits until at least d has passed for the
+// engine.
 func Lease(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration)) {
 	LeaseFor(t, open, pass, 100*time.Millisecond)
 }
 
-// LeaseFor is Lease with leases of the given ttl. If pass takes real time, a slow machine may
-// delay the suite by up to a third of ttl.
+// LeaseFor does what Lease does, with leases of the given ttl. If pass waits in real time,
+// the suite tolerates delays of a slow machine of up to a third of ttl.
 func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration), ttl time.Duration) {
 	t.Run("Acquire takes the lease for ttl if it is free or owner already holds it", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
@@ -70,10 +71,12 @@ func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration
 	})
 }
 
-// inBubble runs fn in a bubble of synctest: its clock jumps when all goroutines sleep.
+// inBubble runs fn in a bubble of synctest. The clock of the bubble jumps forward when all
+// goroutines of the bubble sleep.
 func inBubble(t *testing.T, fn func(t *testing.T)) { synctest.Test(t, fn) }
 
-// Limits runs the suite of limit.Limits. pass waits at least d.
+// Limits runs the suite of limit.Limits. pass waits until at least d has passed for the
+// engine.
 func Limits[E limit.Limits](t *testing.T, open Opener[E], pass func(d time.Duration)) {
 	take := func(t *testing.T, s E, bucket string, n int, rate float64, burst int) (int, time.Duration) {
 		t.Helper()

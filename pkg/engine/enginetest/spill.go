@@ -16,8 +16,8 @@ func spilled(n int) engine.Spilled {
 	return engine.Spilled{Topic: "notifications-sms", Key: []byte("user"), Part: int32(n % 3), Value: []byte("value " + strconv.Itoa(n)), At: int64(1000 + n)}
 }
 
-// withSeqs returns the records of want with the seqs of got. It fails the test if the seqs do
-// not ascend.
+// withSeqs returns the records of want with the seqs of got. It fails the test if a seq of
+// got is not greater than the seq before it.
 func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
 	t.Helper()
 	out := append([]engine.Spilled(nil), want...)
@@ -32,7 +32,8 @@ func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
 	return out
 }
 
-// spill is a copy of intake.Spill, because this package cannot import that one.
+// spill has the same methods as intake.Spill. It is needed because this package cannot
+// import the package intake.
 type spill interface {
 	Push(ctx context.Context, recs []engine.Spilled, limit int64) error
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
@@ -93,7 +94,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 		got := val(s.Peek(bg, 3))(t)
 		same(t, "records", got, withSeqs(t, got, []engine.Spilled{spilled(0), spilled(1), spilled(2)}))
 		same(t, "none", val(s.Peek(bg, 0))(t), []engine.Spilled{})
-		got[0].Value[0] = 'x' // the returned slice belongs to the caller
+		got[0].Value[0] = 'x' // returned slices belong to the caller
 		same(t, "again", val(s.Peek(bg, 1))(t)[0].Value, spilled(0).Value)
 	})
 	t.Run("Drop removes the records up to seq", func(t *testing.T) {
@@ -184,7 +185,7 @@ func Spill[E spill](t *testing.T, open Opener[E]) {
 	t.Run("model", func(t *testing.T) { spillModel(t, open) })
 }
 
-// spillModel compares an engine with a slice.
+// spillModel compares an engine with a model: a slice.
 func spillModel[E spill](t *testing.T, open Opener[E]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)

@@ -33,7 +33,8 @@ func chunkRow(ms int64, n uint64) notify.Row {
 	}
 }
 
-// retryRow returns the row of a derived envelope of the same chunk. It lists its receivers.
+// retryRow returns the row of a derived envelope of the same chunk as chunkRow. The row
+// lists its receivers in Index.
 func retryRow(ms int64, n uint64) notify.Row {
 	r := chunkRow(ms, n)
 	r.Key.Attempt, r.Key.First = 1, 12
@@ -43,16 +44,19 @@ func retryRow(ms int64, n uint64) notify.Row {
 	return r
 }
 
-// Damage replaces the stored bytes of the row key by value, which the engine cannot decode.
+// Damage replaces the stored bytes of the row with this key by value. The engine cannot
+// decode value.
 type Damage func(s engine.Status, key notify.RowKey, value []byte) error
 
-// statusOver is the Status of an engine over rows, with access to its rows.
+// statusOver is the Status of an engine that implements rows.Rows. It also gives access to
+// the rows, so that a test can damage them.
 type statusOver struct {
 	engine.Status
 	rows rows.Rows
 }
 
-// StatusOver returns the Status of a store over rows, for the suite with DamageOver.
+// StatusOver returns the Status of a store that has rows. A test calls the suite Status
+// with the result and DamageOver.
 func StatusOver[S interface {
 	Status() engine.Status
 	Rows() rows.Rows
@@ -60,7 +64,7 @@ func StatusOver[S interface {
 	return statusOver{s.Status(), s.Rows()}
 }
 
-// DamageOver is the Damage for a Status that StatusOver returned.
+// DamageOver implements Damage for a Status that StatusOver returned.
 func DamageOver(s engine.Status, key notify.RowKey, value []byte) error {
 	return DamageRow(s.(statusOver).rows, key, value)
 }
@@ -201,7 +205,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 	t.Run("if a writing method returns nil, the write is durable", func(t *testing.T) {
 		s, reopen := open(t)
 		if reopen == nil {
-			return // this engine keeps nothing across a restart
+			return // this engine has no durable state
 		}
 		together(8, func(i int) {
 			for n := range 20 {
@@ -253,7 +257,8 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(engine.TenureStamps-1), 2000)}))
 		finished.Stamp = 0
 		same(t, "after a late write", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
-		// Two rows of one key in one call, in both orders, with a row of another key.
+		// Put two rows of the same key in one call, once in each order, the first time with
+		// a row of another key.
 		other := retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{stamped(other, old.Stamp(5), 1), stamped(r, now.Stamp(2), 8000), stamped(r, old.Stamp(6), 3000)}))
 		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(7), 3000), stamped(r, now.Stamp(3), 8100)}))
@@ -264,7 +269,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		r := chunkRow(1000, 1)
 		first := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
 		second := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
-		// The second owner has read the row before the first one's write arrived.
+		// The second owner has read the row before the write of the first owner arrived.
 		must(t, s.Put(bg, []notify.Row{stamped(r, first.Stamp(9), r.Count)}))
 		third := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
 		finished := stamped(r, 0, r.Count)
@@ -272,7 +277,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, second.Stamp(1), 1000)}))
 		same(t, "after a claim of the second owner", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
 	})
-	if damage != nil { // nil for a wrapper of an engine that has its own test
+	if damage != nil { // nil if the engine under the wrapper has its own test
 		damagedRowSuite(t, open, damage)
 	}
 	t.Run("TakeOver does not stop an earlier owner from writing", func(t *testing.T) {
@@ -314,15 +319,15 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 	t.Run("model of owners", func(t *testing.T) { ownersModel(t, open) })
 }
 
-// stamped returns r with a stamp, done up to a position.
+// stamped returns r with a stamp and with the receivers done up to the position upTo.
 func stamped(r notify.Row, stamp int64, upTo uint32) notify.Row {
 	r.Stamp, r.DoneUpTo, r.StartedUpTo, r.Done = stamp, upTo, max(upTo, r.StartedUpTo), upTo == r.Count
 	return r
 }
 
-// ownersModel lets owners take a partition over from each other, resume and write its rows,
-// and lets earlier owners write late. Rows that the last owner wrote, or resumed as Done, must
-// not change.
+// ownersModel lets owners take over a partition from each other, call Resume and write
+// rows. It also lets earlier owners write late. Rows that the last owner has written, or
+// that Resume has returned to it as Done, must not change.
 func ownersModel(t *testing.T, open Opener[engine.Status]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, _ := open(rt)
@@ -358,7 +363,7 @@ func ownersModel(t *testing.T, open Opener[engine.Status]) {
 			"write": func(rt *rapid.T) {
 				key := rapid.SampledFrom(keys).Draw(rt, "key")
 				if fixed[key].Done {
-					return // an owner writes nothing after a finished row
+					return // an owner writes no row after a row that is Done
 				}
 				r := next(owners[len(owners)-1], key, rapid.SampledFrom([]uint32{100, 200, row.Count}).Draw(rt, "up to"))
 				must(rt, s.Put(bg, []notify.Row{r}))
@@ -369,8 +374,8 @@ func ownersModel(t *testing.T, open Opener[engine.Status]) {
 				if len(owners) < 2 {
 					return
 				}
-				// The late write is a claim: after a finished row its owner writes nothing for
-				// the key.
+				// The late write is a claim. If an owner has written a row of the key that
+				// is Done, it writes no further row of that key.
 				o := owners[rapid.IntRange(0, len(owners)-2).Draw(rt, "owner")]
 				if key := rapid.SampledFrom(keys).Draw(rt, "key"); !o.finished[key] {
 					must(rt, s.Put(bg, []notify.Row{next(o, key, 300)}))
@@ -420,14 +425,14 @@ func genRow(rt *rapid.T) notify.Row {
 	return r
 }
 
-// compareRowKeys orders keys as a Status does.
+// compareRowKeys compares rows in the order in which a Status returns them.
 func compareRowKeys(a, b notify.Row) int {
 	x, _ := binary.Append(nil, binary.BigEndian, a.Key)
 	y, _ := binary.Append(nil, binary.BigEndian, b.Key)
 	return bytes.Compare(x, y)
 }
 
-// statusModel compares an engine with a map.
+// statusModel compares an engine with a model: a map.
 func statusModel(t *testing.T, open Opener[engine.Status]) {
 	runModel(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
@@ -482,7 +487,7 @@ func statusModel(t *testing.T, open Opener[engine.Status]) {
 	})
 }
 
-// damagedRowSuite runs the part of Status about rows that cannot be decoded.
+// damagedRowSuite runs the tests of Status about rows that cannot be decoded.
 func damagedRowSuite(t *testing.T, open Opener[engine.Status], damage Damage) {
 	t.Run("Resume returns a row that it cannot decode with its bytes, and the owner's next write replaces it", func(t *testing.T) {
 		s, reopen := open(t)

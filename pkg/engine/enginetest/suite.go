@@ -1,11 +1,12 @@
-// Package enginetest holds one suite for each contract of pkg/engine. Every sentence of a
-// contract's comments about what is true after a return has a test of the same words, and
-// every engine passes the suite of each contract that it implements:
+// Package enginetest contains one suite of tests for each contract of pkg/engine. If a
+// sentence in the comments of a contract says what is true after a method returns, the
+// suite has a test whose name says the same. Every engine passes the suite of each contract
+// that it implements:
 //
 //	func TestStatus(t *testing.T) { enginetest.Status(t, open) }
 //
-// The model test at the end of a suite runs random calls, and restarts, against the engine
-// and against a model of a few lines, and compares all results.
+// The last test of many suites is a model test. It runs random calls and restarts on the
+// engine and on a simple model, and compares all results.
 package enginetest
 
 import (
@@ -22,7 +23,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// T is the part of a test that openers need. *testing.T and *rapid.T implement it.
+// T has the methods of a test that the suites and openers need. *testing.T and *rapid.T
+// implement it.
 type T interface {
 	Helper()
 	Cleanup(func())
@@ -30,9 +32,9 @@ type T interface {
 	Fatal(args ...any)
 }
 
-// Opener opens an empty engine for one test and closes it when the test ends. reopen ends the
-// engine, if possible as a loss of power would, and opens it again with its durable state.
-// reopen is nil if the engine keeps nothing.
+// Opener opens an empty engine for one test and closes it when the test ends. reopen stops
+// the engine, if possible in the same way as a loss of power, and opens it again with its
+// durable state. reopen is nil if the engine has no durable state.
 type Opener[E any] func(t T) (e E, reopen func() E)
 
 // bg is the context of calls that must not be cancelled.
@@ -45,8 +47,8 @@ func must(t T, err error) {
 	}
 }
 
-// val returns a function that fails the test if err is not nil, and returns v otherwise. It is
-// called as val(s.Get(bg, key))(t).
+// val returns a function. That function fails the test if err is not nil, and otherwise
+// returns v. A call looks like this: val(s.Get(bg, key))(t).
 func val[V any](v V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
@@ -62,7 +64,7 @@ func wantKind(t T, err error, kind notify.Kind) {
 	}
 }
 
-// same fails the test if got and want differ. An empty and a nil slice are the same.
+// same fails the test if got and want differ. An empty slice and a nil slice are equal.
 func same(t T, what string, got, want any) {
 	t.Helper()
 	g, w := reflect.ValueOf(got), reflect.ValueOf(want)
@@ -74,7 +76,7 @@ func same(t T, what string, got, want any) {
 	}
 }
 
-// endedContext returns a context that has ended, as after a caller has left.
+// endedContext returns a context that is already cancelled.
 func endedContext() context.Context {
 	ctx, cancel := context.WithCancel(bg)
 	cancel()
@@ -90,7 +92,8 @@ func base(ms int64, n uint64) (b notify.Base) {
 	return b
 }
 
-// together runs fn in n goroutines that start at the same moment, and waits for them.
+// together calls fn(0) to fn(n-1) in n goroutines that start at the same moment. It waits
+// until all have ended.
 func together(n int, fn func(i int)) {
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -104,15 +107,16 @@ func together(n int, fn func(i int)) {
 	wg.Wait()
 }
 
-// runModel runs random sequences of the actions that program returns. program opens an engine
-// and creates its model; the actions compare the two.
+// runModel runs random sequences of the actions that program returns. program opens an
+// engine and creates its model. The actions call both and compare the results.
 func runModel(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	t.Helper()
 	rapid.Check(t, func(rt *rapid.T) { rt.Repeat(program(rt)) })
 }
 
-// runModelInBubble is runModel in a bubble of synctest. There a test has no Deadline. The
-// struct hides that method, so that rapid does not call it.
+// runModelInBubble does what runModel does, in a bubble of synctest. In a bubble the method
+// Deadline of a test must not be called. The struct hides that method, so that rapid does
+// not call it.
 func runModelInBubble(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {
@@ -129,7 +133,8 @@ func sometimes(rt *rapid.T, fn func()) {
 
 var errStop = errors.New("stop")
 
-// collect returns the values that each passes to its callback.
+// collect calls the function each. It returns the values with which each calls its
+// callback.
 func collect[V any](t T, each func(fn func(*V) error) error) []V {
 	t.Helper()
 	var out []V
@@ -140,7 +145,8 @@ func collect[V any](t T, each func(fn func(*V) error) error) []V {
 	return out
 }
 
-// checkStops checks that each returns the error of its callback and does not call it again.
+// checkStops calls the function each with a callback that returns an error. It fails the
+// test unless each returns that error and calls the callback only once.
 func checkStops[V any](t T, each func(fn func(*V) error) error) {
 	t.Helper()
 	calls := 0

@@ -24,7 +24,7 @@ func timer(fire int64, id string) engine.Timer {
 	return engine.Timer{FireAt: fire, ID: []byte(id), Kind: 7, Target: "notifications-push", Payload: []byte("payload of " + id)}
 }
 
-// scanAll reads a partition to its end in pages of two.
+// scanAll reads all rows of a partition, in pages of two rows.
 func scanAll(t T, s engine.TimerTable, p engine.TimerPartition) (out []engine.Timer) {
 	t.Helper()
 	var c engine.TimerCursor
@@ -63,7 +63,8 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 // ColdTimers runs the suite of engine.ColdTimers.
 func ColdTimers(t *testing.T, open Opener[engine.ColdTimers]) { timerTableSuite(t, day, open) }
 
-// timerTableSuite runs the suite of engine.TimerTable with buckets of a length.
+// timerTableSuite runs the suite of engine.TimerTable. length is the length of a bucket in
+// ms.
 func timerTableSuite(t *testing.T, length int64, open Opener[engine.TimerTable]) {
 	t.Run("Put stores timers", func(t *testing.T) {
 		s, reopen := open(t)
@@ -247,9 +248,10 @@ func shardSuite(t *testing.T, open Opener[engine.Timers]) {
 	})
 }
 
-// lateWrites stores a timer and then reads whether its minute is closed, while an owner closes
-// the minute and then scans it. Either the writer must see that the minute is closed, or the
-// owner must find the timer.
+// lateWrites runs a writer and an owner at the same time. The writer stores a timer and
+// then reads whether the timer's minute is closed. The owner closes the minute and then
+// scans it. Either the writer must read that the minute is closed, or the owner must find
+// the timer.
 func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 	s, _ := open(t)
 	st := val(s.TakeOver(bg, 0, 0, "a"))(t)
@@ -276,7 +278,7 @@ func lateWrites(t *testing.T, open Opener[engine.Timers]) {
 	}
 }
 
-// timerModel is a model of engine.TimerTable: a sorted list.
+// timerModel is a simple model of engine.TimerTable: a sorted list.
 type timerModel struct {
 	length int64
 	shards notify.Spread
@@ -379,7 +381,8 @@ func shardsModel(t *testing.T, open Opener[engine.Timers]) {
 		s, reopen := open(rt)
 		stored := map[uint16]engine.ShardState{}
 		shard, term := rapid.Uint16Range(0, 2), rapid.Uint64Range(0, 3)
-		// wantedKind returns the kind of error that a call with a term must return.
+		// wantedKind returns the kind of the error that a call with this shard and term
+		// must return.
 		wantedKind := func(sh uint16, term uint64) notify.Kind {
 			if stored[sh].Term != term {
 				return notify.KindConflict

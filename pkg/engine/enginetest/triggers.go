@@ -43,13 +43,13 @@ func ids(ts []engine.Trigger) (out []string) {
 	return out
 }
 
-// getTrigger returns the row of an id.
+// getTrigger returns the row with this id.
 func getTrigger(t T, s engine.Triggers, id string) engine.Trigger {
 	t.Helper()
 	return val(s.Get(bg, []string{id}))(t)[0]
 }
 
-// moveTrigger swaps the state of a row.
+// moveTrigger reads a row and swaps its state. It returns true if the swap was applied.
 func moveTrigger(t T, s engine.Triggers, id string, state engine.TriggerState, ended int64) bool {
 	t.Helper()
 	row := getTrigger(t, s, id)
@@ -63,7 +63,8 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 	t.Run("Create stores new rows with Version 1; won is false if a row with the id exists, which stays as it is", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b, bare := trigger(1, "shop", engine.TriggerPending), trigger(2, "shop", engine.TriggerFailed), engine.Trigger{ID: "x"}
-		// The test finds a field that an engine does not store only if the field has a value.
+		// If an engine does not store a field, this test can only notice it if the field
+		// has a value. So every field must have a value.
 		for v, i := reflect.ValueOf(b), 0; i < v.NumField(); i++ {
 			if name := v.Type().Field(i).Name; v.Field(i).IsZero() && name != "Version" {
 				t.Errorf("the trigger of this suite has no %s", name)
@@ -87,7 +88,8 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 		s, _ := open(t)
 		var won atomic.Int32
 		together(16, func(i int) {
-			// In both orders: batches that hold the same rows must not wait for each other.
+			// Half of the calls create the rows in the reverse order, because calls with
+			// the same rows must not deadlock.
 			ts := []engine.Trigger{trigger(1, fmt.Sprint(i), engine.TriggerPending), trigger(2, fmt.Sprint(i), engine.TriggerPending)}
 			if i%2 == 1 {
 				ts[0], ts[1] = ts[1], ts[0]
@@ -165,7 +167,7 @@ func Triggers(t *testing.T, open Opener[engine.Triggers]) {
 			for round := range rounds {
 				var names []string
 				for k := range rows {
-					names = append(names, triggerID((i+k*(1+i%4))%rows)) // overlapping, in many orders
+					names = append(names, triggerID((i+k*(1+i%4))%rows)) // the same rows in many orders
 				}
 				have, err := s.Get(bg, names)
 				if err != nil {
@@ -303,7 +305,7 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 	f("nobody's", "x", 0, -1, 10)
 	f("no state", "shop", engine.TriggerExpired, -1, 10)
 
-	// With its state a row moves from one list to another.
+	// When the state of a row changes, the row moves from one list to another list.
 	moveTrigger(t, s, triggerID(3), engine.TriggerInFlight, 0)
 	f("left", "shop", engine.TriggerPending, -1, 10, 6, 0)
 	f("joined", "shop", engine.TriggerInFlight, -1, 10, 3)
@@ -345,7 +347,7 @@ func purgeTriggers(t *testing.T, open Opener[engine.Triggers]) {
 		val(s.Create(bg, []engine.Trigger{x}))(t)
 	}
 	moveTrigger(t, s, triggerID(7), engine.TriggerFired, 1004) // terminal by a swap, not by Create
-	moveTrigger(t, s, triggerID(6), engine.TriggerFired, 5000) // ended again, later
+	moveTrigger(t, s, triggerID(6), engine.TriggerFired, 5000) // now it has ended later
 	same(t, "none", val(s.Purge(bg, math.MaxInt64, 0))(t), 0)
 	same(t, "nothing that old", val(s.Purge(bg, 1002, 10))(t), 0)
 	same(t, "max", val(s.Purge(bg, 1005, 2))(t), 2)

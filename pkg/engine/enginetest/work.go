@@ -131,7 +131,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 		swap("", "b", false, "a")
 		swap("-", "b", false, "a")
 		swap("a", "b", true, "b")
-		swap("-", "b", true, "b") // value is stored already, as after a lost answer
+		swap("-", "b", true, "b") // value is already stored, as after a lost answer
 		swap("a", "b", true, "b")
 		if reopen != nil {
 			s = reopen()
@@ -152,7 +152,7 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 						if err == nil && !strings.Contains(string(now), add) {
 							stored, err = s.SwapMeta(bg, "set", now, []byte(string(now)+add))
 						} else if err == nil {
-							stored = true // by a swap that returned an error
+							stored = true // it was stored by a swap that returned an error
 						}
 						if err != nil && notify.KindOf(err) != notify.KindUnavailable {
 							t.Errorf("%s: %v", add, err)
@@ -322,7 +322,7 @@ func Campaigns(t *testing.T, open Opener[*store.Campaigns]) {
 	t.Run("List returns campaigns newest first, page by page, of one caller or of all", func(t *testing.T) {
 		s, reopen := open(t)
 		for i := range 7 {
-			id := fmt.Sprintf("cmp_%d", (i*5)%7) // ids in another order than times
+			id := fmt.Sprintf("cmp_%d", (i*5)%7) // the order of ids differs from the order of times
 			must(t, s.AddPart(bg, id, []string{"shop", "bank"}[i%2], 0, base(1, uint64(i)), 10, 1, int64(1000+i/2*1000)))
 			must(t, s.AddPart(bg, id, []string{"shop", "bank"}[i%2], 1, base(2, uint64(i)), 10, 1, 9000))
 		}
@@ -493,7 +493,7 @@ func Jobs(t *testing.T, open Opener[*store.Jobs]) {
 	jobsDrop(t, open)
 }
 
-// jobsDrop runs the part of Jobs about Drop.
+// jobsDrop runs the tests of Jobs about Drop.
 func jobsDrop(t *testing.T, open Opener[*store.Jobs]) {
 	t.Run("Drop forgets a job, its name and its entries, if the stored version is version", func(t *testing.T) {
 		s, reopen := open(t)

@@ -44,7 +44,7 @@ func (w schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 type timerTable struct {
 	engine.TimerTable
 	plan   *Plan
-	prefix string // of the method names: "Timers." or "ColdTimers."
+	prefix string // first part of the method names: "Timers." or "ColdTimers."
 }
 
 // NewColdTimers wraps next.
@@ -103,8 +103,8 @@ type queue struct {
 	plan *Plan
 }
 
-// NewQueue wraps next. A Receive whose answer is lost has received its messages; they can
-// be received again when their visibility ends.
+// NewQueue wraps next. If a rule loses the answer of a Receive (Applied), the queue has
+// given out the messages. They can be received again when their visibility ends.
 func NewQueue(next engine.Queue, p *Plan) engine.Queue { return queue{next, p} }
 
 func (w queue) Enqueue(ctx context.Context, ms []engine.Message) error {

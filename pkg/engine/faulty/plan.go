@@ -1,8 +1,8 @@
-// Package faulty wraps contracts of pkg/engine and makes their calls fail as a plan says:
-// a call is refused, its answer is lost, it is slow, or it hangs until it is released.
-// Tests use it to see what a worker or the intake does while a store misbehaves. A wrapper
-// has only the methods that some test makes fail; other methods are those of the wrapped
-// engine.
+// Package faulty wraps contracts of pkg/engine and makes their calls fail as a plan says. A
+// call is refused, its answer is lost, it is slow, or it hangs until the test releases it.
+// Tests use the package to check what a worker or the intake does while a store fails. A
+// wrapper overrides only the methods that some test makes fail. Calls of all other methods
+// go straight to the wrapped engine.
 //
 //	plan := faulty.NewPlan(seed)
 //	plan.Add(faulty.Rule{Method: "Status.Put", Times: 3, Err: faulty.ErrDown})
@@ -22,28 +22,29 @@ import (
 // ErrDown is the error of an engine that cannot be reached.
 var ErrDown error = notify.Unavailable("store", 0, errors.New("injected"))
 
-// Rule makes some calls of a method misbehave. Hook, Hold and Err take effect in the order
-// of the fields.
+// Rule makes some calls of a method fail, hang or run slowly. A call first runs Hook, then
+// waits for Hold, then returns Err.
 type Rule struct {
-	// Method is "Contract.Method", e.g. "Idem.Reserve"; "Contract.*" and "*"
-	// match more.
+	// Method is "Contract.Method", e.g. "Idem.Reserve". "Contract.*" matches all methods of
+	// a contract, and "*" matches all methods.
 	Method string
-	// Skip is how many matching calls pass before the rule applies.
+	// Skip is how many matching calls run normally before the rule applies.
 	Skip int
-	// Times is how many calls the rule applies to after that; 0: all.
+	// Times is how many of the following calls the rule applies to; 0: all.
 	Times int
-	// Chance is the share of calls that the rule applies to, 0 to 1, drawn with the seed
-	// of the plan; 0: all.
+	// Chance is the share of calls that the rule applies to, from 0 to 1; 0: all. The plan
+	// draws the calls at random with its seed.
 	Chance float64
 
-	// Hook runs before the call, with the context of the call. It may block, so that the
-	// call is slow, or tell the test that the call has begun.
+	// Hook runs before the call, with the context of the call. It may block to make the
+	// call slow, or signal to the test that the call has begun.
 	Hook func(ctx context.Context, method string)
-	// Hold blocks the call until Hold is closed or the context of the call ends.
+	// The call waits until Hold is closed or the context of the call ends.
 	Hold <-chan struct{}
-	// Err is the error that the call returns. If Err is nil, the call goes to the engine.
+	// Err is the error that the call returns. If Err is nil, the call runs in the wrapped
+	// engine.
 	Err error
-	// Lost says whether the call goes to the engine before it returns Err.
+	// Lost says whether the call runs in the wrapped engine before it returns Err.
 	Lost Loss
 }
 
@@ -51,15 +52,16 @@ type Rule struct {
 type Loss uint8
 
 const (
-	// NotApplied: the engine does not get the call.
+	// NotApplied means that the engine does not get the call.
 	NotApplied Loss = iota
-	// Applied: the engine applies the call; only its answer is lost.
+	// Applied means that the engine applies the call and only its answer is lost.
 	Applied
 )
 
-// Plan decides which calls misbehave. Rules may be added and removed while calls run.
+// Plan decides to which calls its rules apply. Rules may be added and removed while calls
+// run.
 type Plan struct {
-	mu    sync.Mutex // guards the fields below and the counts of rules
+	mu    sync.Mutex // guards the fields below and the fields matched and applied of each rule
 	rng   *rand.Rand
 	rules []*rule
 	calls map[string]int // by method
@@ -70,14 +72,14 @@ type rule struct {
 	matched, applied int // calls
 }
 
-// NewPlan returns a plan without rules. Every call passes. The same seed and order of calls
-// give the same faults.
+// NewPlan returns a plan without rules: every call runs normally. The same seed and the
+// same order of calls give the same faults.
 func NewPlan(seed uint64) *Plan {
 	return &Plan{rng: rand.New(rand.NewPCG(seed, 0)), calls: map[string]int{}}
 }
 
-// Add adds a rule after the existing ones. The first rule that applies to a call decides.
-// The returned function removes the rule.
+// Add adds a rule after the existing rules. If several rules match a call, the first rule
+// that applies is used. The returned function removes the rule.
 func (p *Plan) Add(r Rule) (remove func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +104,8 @@ func (p *Plan) Calls(method string) int {
 	return p.calls[method]
 }
 
-// pickRule counts the call and returns the rule that applies to it, or false if none does.
+// pickRule counts the call and returns the rule that applies to it. It returns false if no
+// rule applies.
 func (p *Plan) pickRule(method string) (Rule, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,8 +127,8 @@ func (p *Plan) pickRule(method string) (Rule, bool) {
 	return Rule{}, false
 }
 
-// Do runs call as the plan says and returns its error or the injected one. Each method of a
-// wrapper calls Do.
+// Do runs call as the plan says. It returns the error of call, or the Err of the rule. Each
+// method of a wrapper calls Do.
 func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
 	r, ok := p.pickRule(method)
 	if !ok {
@@ -145,12 +148,13 @@ func (p *Plan) Do(ctx context.Context, method string, call func() error) error {
 		return call()
 	}
 	if r.Lost == Applied {
-		_ = call() // the caller gets Err, whatever the engine answered
+		_ = call() // the caller gets Err even if the engine returned nil
 	}
 	return r.Err
 }
 
-// Get is Plan.Do for calls with a result. With an error it returns the zero result.
+// Get does what Plan.Do does, for calls with a result. If it returns an error, the result
+// is the zero value.
 func Get[V any](ctx context.Context, p *Plan, method string, call func() (V, error)) (V, error) {
 	var v V
 	err := p.Do(ctx, method, func() (err error) {
@@ -170,7 +174,7 @@ type pair[A, B any] struct {
 	b B
 }
 
-// Get2 is Get for calls with two results.
+// Get2 does what Get does, for calls with two results.
 func Get2[A, B any](ctx context.Context, p *Plan, method string, call func() (A, B, error)) (A, B, error) {
 	r, err := Get(ctx, p, method, func() (r pair[A, B], err error) {
 		r.a, r.b, err = call()

@@ -11,7 +11,8 @@ type partitions struct {
 	plan *Plan
 }
 
-// NewPartitions wraps next. Contracts of pkg/store over the result fail when its rows do.
+// NewPartitions wraps next. If pkg/store runs over the result, a contract of pkg/store
+// fails when a Swap of the rows fails.
 func NewPartitions(next rows.Partitions, p *Plan) rows.Partitions { return partitions{next, p} }
 
 func (w partitions) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {

@@ -12,10 +12,10 @@ type Broadcast struct {
 	listeners map[string][]*listener // by channel
 }
 
-// listener holds the messages of one call of Listen.
+// listener has the messages for one call of Listen.
 type listener struct {
-	wake    chan struct{} // of size 1; holds a value if waiting may not be empty
-	waiting [][]byte      // messages that Listen has not taken yet; guarded by Broadcast.mu
+	wake    chan struct{} // of size 1; contains a value if waiting may not be empty
+	waiting [][]byte      // messages that Listen has not removed yet; guarded by Broadcast.mu
 }
 
 // NewBroadcast returns a Broadcast without listeners.

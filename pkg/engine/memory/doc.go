@@ -1,9 +1,11 @@
-// Package memory holds engines without a disk. Nothing in them survives the process.
+// Package memory contains engines without a disk. Their content is lost when the process
+// ends.
 //
-// Lease, Limits and Heartbeats serve embedded mode, where one process shares nothing with
-// others and the next process needs nothing of their state. Tests use Broadcast and Filter.
+// Lease, Limits and Heartbeats are for embedded mode. In that mode only one process runs.
+// It shares no state with other processes, and the next process does not need the state of
+// these engines. Tests use Broadcast and Filter.
 //
-// Store implements the durable contracts: those of pkg/store over sorted slices (rows.go).
-// It is the naive model that the suites compare real engines with, and a fast store for the
-// tests of other packages.
+// Store implements the durable contracts with pkg/store over sorted slices (rows.go).
+// tests/engines runs the same programs on Store and on real engines and compares the
+// answers. The tests of other packages use Store because it is fast.
 package memory

@@ -9,26 +9,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Filter is a Bloom filter of one process, in two generations. Add puts ids into the newer
-// generation. After each window the older generation is emptied and becomes the newer one,
-// so an id is remembered for one to two windows. A filter is complete since it was created.
+// Filter is a Bloom filter of one process with two generations. Add puts ids into the newer
+// generation. At the end of each window the older generation is emptied and becomes the
+// newer generation. So an id is remembered for one to two windows. A new filter is complete
+// since its creation: it has seen every id that was added after that.
 type Filter struct {
 	window time.Duration
 	hashes int // bits that an id sets
 
-	mu            sync.Mutex  // guards the fields below
-	gens          [2][]uint64 // the bits of each generation
-	newestWindow  int64       // number of the window of the newer generation, gens[newestWindow&1]
-	completeSince time.Time   // creation, or the last call of Incomplete
+	mu   sync.Mutex  // guards the fields below
+	gens [2][]uint64 // bits of the two generations
+	// newestWindow is the number of the window of the newer generation. That generation is
+	// gens[newestWindow&1].
+	newestWindow  int64
+	completeSince time.Time // when the filter was created, or the last call of Incomplete
 }
 
-// falsePositives is the share of ids that were never added but that Seen reports as
-// perhaps added, when both generations are full.
+// falsePositives is the share of false positives when both generations are full. A false
+// positive is an id that was never added but that Seen reports as perhaps added.
 const falsePositives = 0.02
 
-// NewFilter returns an empty filter that takes up to rate ids per second and remembers each
-// for at least a window. It returns notify.KindInvalid if rate or window is out of range;
-// rate*window may be at most 2^31 ids. The filter takes 2.5 bytes an id.
+// NewFilter returns an empty filter for up to rate ids per second. The filter remembers
+// each id for at least a window. It uses 2.5 bytes of memory for each id. NewFilter returns
+// notify.KindInvalid if rate is not greater than 0, if window is less than 1 s, or if
+// rate*window is more than 2^31 ids.
 func NewFilter(rate float64, window time.Duration) (*Filter, error) {
 	n := rate * window.Seconds()
 	if !(rate > 0) || window < time.Second || n > 1<<31 {
@@ -56,7 +60,7 @@ func (f *Filter) advanceWindow() {
 	}
 }
 
-// eachBit calls fn with the bits of an id until fn returns false.
+// eachBit calls fn with each bit of an id. It stops when fn returns false.
 func (f *Filter) eachBit(id uint64, fn func(word int, bit uint64) bool) {
 	step := notify.Mix(id) | 1
 	bits := uint64(len(f.gens[0])) * 64
@@ -100,7 +104,7 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 			maybe[i] = maybe[i] || all
 		}
 	}
-	complete = time.Unix(0, (f.newestWindow-1)*int64(f.window)) // begin of the older generation
+	complete = time.Unix(0, (f.newestWindow-1)*int64(f.window)) // when the window of the older generation began
 	if f.completeSince.After(complete) {
 		complete = f.completeSince
 	}

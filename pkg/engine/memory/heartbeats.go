@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Heartbeats keeps the members of groups in one process, on the monotonic clock.
+// Heartbeats stores the members of groups in one process. It uses the monotonic clock.
 type Heartbeats struct {
 	mu     sync.Mutex // guards groups and their fields
 	groups map[string]*group
@@ -19,7 +19,7 @@ type Heartbeats struct {
 type group struct {
 	version     int64
 	beats       map[string]beat // by owner
-	nextCleanup time.Time       // no member expires before; then groupLocked looks at all members
+	nextCleanup time.Time       // no member expires before this time; after it groupLocked checks all members
 }
 
 type beat struct {

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Lease keeps the leases of one process, on the monotonic clock.
+// Lease stores the leases of one process. It uses the monotonic clock.
 type Lease struct {
 	mu      sync.Mutex
-	holders map[string]leaseHolder // by name of the lease; expired ones may remain
+	holders map[string]leaseHolder // by name of the lease; expired leases may remain
 }
 
 type leaseHolder struct {
@@ -17,21 +17,23 @@ type leaseHolder struct {
 	expiry time.Time
 }
 
-// NewLease returns a Lease of which every name is free.
+// NewLease returns a Lease in which every name is free.
 func NewLease() *Lease { return &Lease{holders: map[string]leaseHolder{}} }
 
-// Acquire takes the lease for ttl if it is free or owner already holds it.
+// Acquire gives the lease to owner for ttl and returns true if the lease is free or owner
+// already has it.
 func (l *Lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return l.holdIf(ctx, name, owner, ttl, func(h leaseHolder, live bool) bool { return !live || h.owner == owner })
 }
 
-// Renew prolongs the lease to ttl from now if owner still holds it.
+// Renew makes the lease end at now plus ttl and returns true if owner still has the lease.
 func (l *Lease) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return l.holdIf(ctx, name, owner, ttl, func(h leaseHolder, live bool) bool { return live && h.owner == owner })
 }
 
-// holdIf gives the lease to owner for ttl if allowed returns true for its last holder. live
-// is false if that holder's lease has expired.
+// holdIf calls allowed with the last holder of the lease. live is false if the lease of
+// that holder has expired. If allowed returns true, holdIf gives the lease to owner for ttl
+// and returns true.
 func (l *Lease) holdIf(ctx context.Context, name, owner string, ttl time.Duration, allowed func(last leaseHolder, live bool) bool) (bool, error) {
 	if err := checkContext(ctx); err != nil {
 		return false, err
@@ -47,7 +49,7 @@ func (l *Lease) holdIf(ctx context.Context, name, owner string, ttl time.Duratio
 	return true, nil
 }
 
-// Release frees the lease if owner still holds it.
+// Release frees the lease if owner still has it.
 func (l *Lease) Release(ctx context.Context, name, owner string) error {
 	if err := checkContext(ctx); err != nil {
 		return err

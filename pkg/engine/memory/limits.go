@@ -9,17 +9,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Limits keeps token buckets and blocked accounts of one process, on the monotonic clock.
-// A bucket is never removed: there are only as many as accounts and sender addresses.
+// Limits stores the token buckets and blocked accounts of one process. It uses the
+// monotonic clock. A bucket is never removed. There are few buckets: only one for each
+// account and sender address.
 type Limits struct {
 	mu      sync.Mutex
 	buckets map[string]*bucket
-	blocked map[string]time.Time // until when, by account
+	blocked map[string]time.Time // when the block ends, by account
 }
 
 type bucket struct {
 	tokens   float64
-	filledAt time.Time // when tokens was last brought up to date
+	filledAt time.Time // when tokens was last updated
 }
 
 // NewLimits returns Limits whose buckets are all full. No account is blocked.
@@ -27,10 +28,11 @@ func NewLimits() *Limits {
 	return &Limits{buckets: map[string]*bucket{}, blocked: map[string]time.Time{}}
 }
 
-// Take takes up to n tokens from a bucket that is refilled at rate per second up to burst.
-// It returns how many it took. If these are fewer than n, wait is the time until the next
-// token. A new bucket is full. A bucket with a rate of 0 or less is never refilled. Take
-// returns notify.KindInvalid if burst is below 1.
+// Take removes up to n tokens from a bucket and returns how many it removed. The bucket is
+// refilled with rate tokens per second and holds at most burst tokens. If Take removed
+// fewer than n tokens, wait is the time until the next token. A new bucket is full. A
+// bucket with a rate of 0 or less is never refilled. Take returns notify.KindInvalid if n
+// is negative, burst is less than 1 or rate is not a number.
 func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if err := checkContext(ctx); err != nil {
 		return 0, 0, err
@@ -52,8 +54,8 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 		b.filledAt = now
 	}
 	b.tokens = min(b.tokens, float64(burst))
-	// A token may be taken when only a billionth of it is missing. Otherwise rounding could
-	// refuse a caller that has waited exactly as long as it was told.
+	// A token counts as complete when only a billionth of it is missing. Otherwise rounding
+	// could refuse a caller that has waited for exactly the returned wait.
 	got = min(n, int(b.tokens+1e-9))
 	b.tokens = max(b.tokens-float64(got), 0)
 	if got == n {
@@ -66,8 +68,8 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 	return got, time.Duration(math.Ceil(missing)), nil
 }
 
-// Block marks an account as blocked until a time. A time before the stored one changes
-// nothing.
+// Block stores that an account is blocked until a time. If the stored time is later, Block
+// changes nothing.
 func (l *Limits) Block(ctx context.Context, account string, until time.Time) error {
 	if err := checkContext(ctx); err != nil {
 		return err
@@ -80,7 +82,8 @@ func (l *Limits) Block(ctx context.Context, account string, until time.Time) err
 	return nil
 }
 
-// Blocked returns until when each account is blocked; the zero time for one that is not.
+// Blocked returns for each account when its block ends. It returns the zero time for an
+// account that is not blocked.
 func (l *Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, err

@@ -13,11 +13,11 @@ import (
 
 // partRows implements rows.Rows with one sorted slice for each partition.
 type partRows struct {
-	// writing is held by one writer at a time: while it changes rows and while it calls
-	// the Stored and Settled functions, so that these run in the order of the writes.
+	// A writer locks writing while it changes rows and while it calls the Stored and
+	// Settled functions. So these functions run in the order of the writes.
 	writing sync.Mutex
 
-	mu    sync.Mutex // guards parts and their rows; a writer locks it after writing
+	mu    sync.Mutex // guards parts and their rows; a writer locks writing first, then mu
 	parts map[rows.Part]*part
 }
 
@@ -26,7 +26,8 @@ type part struct {
 	lastNumber uint64     // the last n given to rows.Change.Number
 }
 
-// part returns a partition, which it creates if it is missing. mu must be held.
+// part returns a partition. It creates the partition if it is missing. The caller must hold
+// mu.
 func (p *partRows) part(name rows.Part) *part {
 	if p.parts[name] == nil {
 		p.parts[name] = &part{}
@@ -34,12 +35,13 @@ func (p *partRows) part(name rows.Part) *part {
 	return p.parts[name]
 }
 
-// find returns the index where the row of a key is or would be.
+// find returns the index of the row of a key and true. If the row is missing, it returns
+// the index at which to insert the row, and false.
 func (p *part) find(key string) (int, bool) {
 	return slices.BinarySearchFunc(p.rows, key, func(r rows.Row, key string) int { return strings.Compare(r.Key, key) })
 }
 
-// get returns the stored value of a key; nil if there is none.
+// get returns the stored value of a key; nil if the key has no row.
 func (p *part) get(key string) []byte {
 	if i, ok := p.find(key); ok {
 		return p.rows[i].Value
@@ -47,7 +49,7 @@ func (p *part) get(key string) []byte {
 	return nil
 }
 
-// set stores copies of rows; a nil value removes the row.
+// set stores copies of rows. It removes a row whose new value is nil.
 func (p *part) set(rs []rows.Row) {
 	for _, r := range rs {
 		i, ok := p.find(r.Key)
@@ -80,7 +82,8 @@ func (p *partRows) Failed() <-chan struct{} { return nil }
 
 func (p *partRows) Err() error { return nil }
 
-// View returns a copy of the rows. It shares the values, which are never changed in place.
+// View returns a copy of the rows. The copy shares the values with p, because values are
+// never changed in place.
 func (p *partRows) View() rows.View {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +136,8 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return true, nil
 }
 
-// applyChanges applies cs if every row of every If is stored, and reports whether it did.
+// applyChanges applies cs and returns true if every row of every If is stored with its
+// value. Otherwise it changes nothing and returns false.
 func (p *partRows) applyChanges(cs []rows.Change) (won bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,7 +188,8 @@ func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
 
 func (p *partRows) Post(ctx context.Context, fill func(rows.Batch)) error { return p.Write(ctx, fill) }
 
-// batch implements rows.Batch. It writes through at once: Write holds mu while it fills.
+// batch implements rows.Batch. Its methods change the stored rows at once. No reader sees
+// half a batch, because Write holds mu while fill runs.
 type batch struct {
 	store   *partRows
 	settled []func(error)

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// Store implements every durable contract of pkg/store over partRows.
+// Store implements every durable contract with pkg/store over partRows.
 type Store struct{ *store.Contracts }
 
 // New returns an empty store.

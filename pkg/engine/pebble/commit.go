@@ -10,41 +10,45 @@ import (
 )
 
 const (
-	// A group is full at this many rows or bytes. The next writer waits until run takes the
-	// full group. These limits bound the memory of a group and the work of one fsync.
+	// A group is full when it has this many rows or bytes. The next writer then waits until
+	// run replaces the full group by an empty group. The two limits bound the memory of a
+	// group and the work of one fsync.
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
 
-	// maxSyncing is how many groups may wait for an fsync behind the one being synced.
-	// Measured with 0, 1, 3 and 8, durations did not differ beyond the disk's noise. A
-	// small number makes larger groups (64 writers: 22, 15, 10, 5 calls a group), so a call
-	// takes less CPU.
+	// maxSyncing is how many groups may wait while the fsync of another group runs. It was
+	// measured with the values 0, 1, 3 and 8. The durations of writes differed by no more
+	// than the noise of the disk. A small value gives larger groups, so each call uses less
+	// CPU. With 64 writers a group had 22, 15, 10 and 5 calls for these values.
 	maxSyncing = 1
 
-	// minOwnBatch is how many rows a call of insertUnordered needs to get a batch of its
-	// own. A goroutine of its own puts each such batch into the memtable, so all cores can
-	// work at once.
+	// minOwnBatch is the smallest number of rows for which insertUnordered makes a separate
+	// batch. A separate goroutine puts each such batch into the memtable, so all cores can
+	// work at the same time.
 	minOwnBatch = 64
 )
 
-// committer merges the writes of all goroutines into groups, one batch each. While one
-// group is being written, the next one fills. Groups become visible, become durable and
-// are answered in the order in which they were filled. So no reader sees versions and
-// sequence numbers, which are given while a group fills, out of order.
+// committer merges the writes of all goroutines into groups. Each group is one batch. While
+// one group is being written, writers fill the next group. Groups become visible, become
+// durable and are answered in the order in which they were filled. Versions and sequence
+// numbers are assigned while a group is filled. So no reader sees them out of order.
 //
-// A group passes through three owners: the writers that fill it under mu; then run, which
-// applies it; then syncGroups, which waits for its fsync and answers its writers.
+// A group has three owners, one after the other. First the writers fill it while they hold
+// mu. Then run applies it. Last, syncGroups waits for the fsync of the group and answers
+// its writers.
 type committer struct {
-	db     *pebbledb.DB
-	opts   *pebbledb.WriteOptions
-	latch  *latch
-	wake   chan struct{} // of size 1; holds a value when filling has rows or closed is set
-	exited chan struct{} // closed when every group of run is finished, after close
+	db    *pebbledb.DB
+	opts  *pebbledb.WriteOptions
+	latch *latch
+	wake  chan struct{} // of size 1; contains a value when filling has rows or closed is true
+	// exited is closed when close was called and every group that run has applied is
+	// finished.
+	exited chan struct{}
 
 	groups, writes atomic.Uint64
-	ownBatches     sync.WaitGroup // batches of insertUnordered that are not finished
+	ownBatches     sync.WaitGroup // separate batches of insertUnordered that are not finished
 
-	mu      sync.Mutex // guards filling, its content, and closed
+	mu      sync.Mutex // guards the fields filling and closed, and the content of the group filling
 	filling *group
 	closed  bool // no more writes are accepted
 }
@@ -53,16 +57,16 @@ type committer struct {
 type group struct {
 	tx
 	onSettled []func(error)
-	taken     chan struct{} // closed when run has taken the group: it accepts no more rows
+	taken     chan struct{} // closed when the group accepts no more rows
 	done      chan struct{} // closed when err is set
-	err       error         // the writers may read it once done is closed
+	err       error         // the writers may read err after done is closed
 }
 
 // tx puts rows into a batch.
 type tx struct{ b *pebbledb.Batch }
 
-// These methods ignore the errors of the batch because it returns none. It panics if it
-// grows beyond 4 GiB.
+// These methods ignore the errors of the batch because the batch always returns nil. A
+// batch panics if it becomes larger than 4 GiB.
 
 func (t tx) set(key, value []byte)       { _ = t.b.Set(key, value, nil) }
 func (t tx) insert(key, value []byte)    { _ = t.b.Merge(key, value, nil) }
@@ -85,12 +89,12 @@ func (c *committer) newGroup() *group {
 	}
 }
 
-// Settled implements rows.Batch. After a failure of the store fn may never run.
+// Settled implements rows.Batch. After a failure of the store, fn may never be called.
 func (g *group) Settled(fn func(error)) { g.onSettled = append(g.onSettled, fn) }
 
-// write calls fill to add rows to the next group and waits until the group is durable.
-// fill runs under mu, so it must do no I/O and must not wait. write returns an error if ctx
-// ends or the store fails; the rows may be stored nevertheless.
+// write calls fill to add rows to the next group and waits until the group is durable. fill
+// runs while mu is held, so it must do no I/O and must not wait. write returns an error if
+// ctx ends or the store fails. The rows may be stored although write returned an error.
 func (c *committer) write(ctx context.Context, fill func(*group)) error {
 	g, err := c.addToGroup(ctx, fill)
 	if err != nil {
@@ -99,8 +103,9 @@ func (c *committer) write(ctx context.Context, fill func(*group)) error {
 	return c.waitDurable(ctx, g)
 }
 
-// insertUnordered is write for rows that need no order among other writes, so that a large
-// call does not queue behind them. rows is how many rows fill adds.
+// insertUnordered does what write does, for rows whose order relative to other writes does
+// not matter. A call with many rows does not wait for other writes, because it gets a
+// separate batch. rows is how many rows fill adds.
 func (c *committer) insertUnordered(ctx context.Context, rows int, fill func(*group)) error {
 	if rows < minOwnBatch {
 		return c.write(ctx, fill)
@@ -126,8 +131,8 @@ func (c *committer) insertUnordered(ctx context.Context, rows int, fill func(*gr
 	return c.waitDurable(ctx, g)
 }
 
-// waitDurable waits until g is durable. It returns early with an error if ctx ends or the
-// store fails.
+// waitDurable waits until g is durable. If ctx ends or the store fails before that, it
+// returns an error.
 func (c *committer) waitDurable(ctx context.Context, g *group) error {
 	select {
 	case <-g.done:
@@ -178,9 +183,9 @@ func (c *committer) addToGroup(ctx context.Context, fill func(*group)) (*group, 
 	}
 }
 
-// run applies groups until close is called and every accepted write is applied. While a
-// group waits for its fsync, run applies the next one, so the disk is never idle while
-// there is work. run sends each group to syncGroups.
+// run applies groups. It ends when close was called and every accepted write is applied.
+// run sends each group to syncGroups. While a group waits for its fsync, run applies the
+// next group, so the disk is never idle while writes wait.
 func (c *committer) run() {
 	syncing := make(chan *group, maxSyncing)
 	go c.syncGroups(syncing)
@@ -200,7 +205,7 @@ func (c *committer) run() {
 }
 
 // apply writes a batch to the write-ahead log and the memtable. It does not wait for the
-// fsync. Any error, or panic of Pebble, trips the latch.
+// fsync. An error or a panic of Pebble trips the latch.
 func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -231,8 +236,8 @@ func (c *committer) syncGroups(syncing <-chan *group) {
 	}
 }
 
-// finishGroup waits for the fsync of g, calls the functions of Settled, and wakes the
-// writers.
+// finishGroup waits for the fsync of g, calls the functions that Settled has registered,
+// and wakes the writers.
 func (c *committer) finishGroup(g *group) {
 	if g.err == nil && !g.b.Empty() && c.opts.GetSync() {
 		if g.err = g.b.SyncWait(); g.err != nil {
@@ -249,7 +254,7 @@ func (c *committer) finishGroup(g *group) {
 	close(g.done)
 }
 
-// close refuses new writes and waits until the accepted ones are durable or the store has
+// close refuses new writes. It waits until the accepted writes are durable or the store has
 // failed.
 func (c *committer) close() {
 	c.mu.Lock()

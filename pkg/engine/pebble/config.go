@@ -11,17 +11,18 @@ import (
 type Config struct {
 	// Dir is the folder of the store. Open creates it if it is missing. Required.
 	Dir string
-	// FS is the file system. Default: that of the operating system, with a warning in the
-	// log for each operation that takes longer than 5 seconds.
+	// FS is the file system. Default: the file system of the operating system. With the
+	// default, each operation that takes longer than 5 seconds causes a warning in the log.
 	FS vfs.FS
-	// CacheBytes bounds the block cache; memtables come on top.
+	// CacheBytes is the greatest size of the block cache. The memory of memtables is
+	// additional.
 	CacheBytes int64 `default:"128MiB" min:"1MiB"`
 	// MemTableBytes is the size of one memtable; up to four exist at a time.
 	MemTableBytes int64 `default:"64MiB" min:"256KiB" max:"1024MiB"`
 	// Logger receives messages about failures and about work in the background.
 	Logger *slog.Logger `default:"discard"`
 
-	// writes are the options of commits. Only the power-loss test sets it, to prove that
-	// the test detects a store that does not sync.
+	// writes are the options of commits. Only the power-loss test sets writes. It turns
+	// fsync off to prove that the test detects a store that does not sync.
 	writes *pebbledb.WriteOptions
 }

@@ -1,13 +1,14 @@
-// Package pebble implements every durable contract of pkg/engine in one Pebble database:
-// one folder, one write-ahead log, and one fsync for all writes of the same moment.
+// Package pebble implements every durable contract of pkg/engine in one Pebble database.
+// The database has one folder and one write-ahead log. Writes of the same moment share one
+// fsync.
 //
-// Every write goes through one group commit (commit.go), which answers it after its fsync.
-// The first failure of the disk closes the store for writing until the next start
-// (failstop.go), so a write that was not stored is never answered with nil. Open refuses a
-// folder whose newest write-ahead log is missing (newest.go).
+// Every write goes through one group commit (commit.go). The group commit answers a write
+// after its fsync. After the first failure of the disk the store refuses all writes until
+// the process starts again (failstop.go). So a write that was not stored never returns nil.
+// Open refuses a folder whose newest write-ahead log is missing (newest.go).
 //
 // A Get of a row that is being swapped waits until the swap is durable. So no caller acts
-// on a value that a loss of power takes back.
+// on a value that is lost when the power fails.
 //
 // Start reading at rows.go, which implements rows.Rows.
 //

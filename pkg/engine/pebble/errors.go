@@ -15,7 +15,7 @@ import (
 )
 
 // retryAfter is the Retry-After of errors of a failed store. Only a new process opens the
-// store again, so an earlier retry is useless.
+// store again, so a retry after a shorter time would fail.
 const retryAfter = 5 * time.Second
 
 var errClosed = errors.New("the store is closed")
@@ -38,11 +38,12 @@ func translate(err error) error {
 // contextError returns the error of a call whose context has ended.
 func contextError(ctx context.Context) error { return translate(context.Cause(ctx)) }
 
-// translateOpen is translate for errors of opening the store. It reports damage as
-// KindInternal "store_corrupt", because a retry cannot help: the operator must act.
+// translateOpen does what translate does, for errors of opening the store. For a damaged
+// store it returns KindInternal "store_corrupt", because a retry fails again and the
+// operator must repair the store.
 func translateOpen(dir string, err error) error {
 	_, translated := errors.AsType[*notify.Error](err)
-	missing := errors.Is(err, fs.ErrNotExist) // a file that another file of the store names
+	missing := errors.Is(err, fs.ErrNotExist) // a file that another file of the store refers to
 	if translated || !missing && !pebbledb.IsCorruptionError(err) && !errors.Is(err, record.ErrInvalidChunk) && !errors.Is(err, record.ErrZeroedChunk) {
 		return translate(err)
 	}

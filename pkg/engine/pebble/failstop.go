@@ -13,12 +13,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// latch closes the store for writing at the first failure. After a failed fsync the content
-// of the page cache is unknown, and a later fsync that succeeds proves nothing about the
-// first one. So only a new start helps: it recovers from what is really on the disk.
+// latch stops all writes of the store after the first failure. After a failed fsync the
+// content of the page cache is unknown. If a later fsync succeeds, the data of the failed
+// fsync may still be missing on the disk. So the process must start again and recover from
+// what is really on the disk.
 type latch struct {
 	log    *slog.Logger
-	armed  atomic.Bool   // set while Pebble opens, and from the end of Open until Close
+	armed  atomic.Bool   // true while Pebble opens, and from the end of Open until Close
 	failed chan struct{} // closed at the first failure
 
 	mu  sync.Mutex
@@ -29,7 +30,8 @@ func newLatch(log *slog.Logger) *latch {
 	return &latch{log: log, failed: make(chan struct{})}
 }
 
-// trip records the first failure and wakes every goroutine that waits for a write.
+// trip stores the first failure and wakes every goroutine that waits for a write. Later
+// failures change nothing.
 func (l *latch) trip(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,23 +44,24 @@ func (l *latch) trip(err error) {
 	close(l.failed)
 }
 
-// cause returns the failure that closed the store; nil while it is well.
+// cause returns the failure that stopped writes; nil while the store works.
 func (l *latch) cause() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
-// freeze blocks its goroutine for ever. Without it Pebble would end the process after a
-// failure of its log or manifest, in one place (a failed rotation of the log) by a throw
-// that recover cannot stop. And it would retry a failed flush at once, without end. A
-// blocked goroutine changes and acknowledges nothing more, while readers go on and the
-// process can report the failure and stop in order.
+// freeze blocks its goroutine for ever. Without freeze, Pebble would end the process after
+// a failure of its log or manifest. After a failed rotation of the log it would even end
+// the process with a throw that recover cannot stop. Pebble would also retry a failed flush
+// at once and without end. A blocked goroutine can neither change data nor acknowledge a
+// write. Reads continue, and the process can report the failure and stop normally.
 func (l *latch) freeze() { select {} }
 
 // failStopFS watches writes to the store's folder. The first failed write trips the latch.
-// That write and every later one to the folder block their goroutines. Files outside the
-// folder, such as those of a checkpoint, are not watched.
+// From then on every goroutine that writes to the folder blocks for ever (freeze),
+// including the goroutine of the failed write. Files outside the folder, such as the files
+// of a checkpoint, are not watched.
 type failStopFS struct {
 	vfs.FS
 	dir string
@@ -70,8 +73,8 @@ func (f *failStopFS) isWatched(name string) bool {
 	return f.l.armed.Load() && (name == f.dir || f.PathDir(name) == f.dir)
 }
 
-// guard runs a write to the file called name. If the file is watched and the store fails,
-// guard never returns.
+// guard calls write, which writes to the file name. If the file is watched, and write fails
+// or the store has failed before, guard never returns.
 func (f *failStopFS) guard(name string, write func() error) error {
 	if !f.isWatched(name) {
 		return write()
@@ -116,8 +119,8 @@ func (f *failStopFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCateg
 	})
 }
 
-// createLog calls create and, if the file is a write-ahead log of the store, records it as
-// the newest one.
+// createLog calls create. If the file is a write-ahead log of the store, createLog stores
+// its name as the newest log (writeNewest).
 func (f *failStopFS) createLog(name string, create func() (vfs.File, error)) (vfs.File, error) {
 	file, err := create()
 	if err != nil || !f.isWatched(name) || !strings.HasSuffix(name, logSuffix) {
@@ -185,8 +188,9 @@ func (p pebbleLog) Errorf(format string, args ...any) {
 	p.l.log.Error(fmt.Sprintf(format, args...))
 }
 
-// Fatalf is called where Pebble cannot continue. It trips the latch and freezes the
-// goroutine. If the latch is not armed, it returns: Pebble then passes the error on.
+// Pebble calls Fatalf when it cannot continue. Fatalf trips the latch and blocks the
+// goroutine for ever. If the latch is not armed, Fatalf returns, and Pebble returns the
+// error to its caller.
 func (p pebbleLog) Fatalf(format string, args ...any) {
 	err := fmt.Errorf(format, args...)
 	for _, a := range args {

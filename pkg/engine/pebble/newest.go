@@ -13,11 +13,13 @@ import (
 )
 
 // If the newest write-ahead log of a folder is missing, Pebble opens the folder without an
-// error: writes that were acknowledged but not flushed are lost silently. So the file
-// NewestLog names the newest log. It is written durably before the first write to that log.
-// Older logs need no such file, because the newest one outlives them.
+// error. Writes that were acknowledged but not flushed are then lost silently. So the file
+// NewestLog contains the name of the newest log. The file becomes durable before the first
+// write to that log. Older logs need no such file, because Pebble removes a log only when a
+// newer log exists.
 
-// NewestLog is the name of the file in Config.Dir that names the newest write-ahead log.
+// NewestLog is the name of the file in Config.Dir that contains the name of the newest
+// write-ahead log.
 const NewestLog = "NEWEST-WAL"
 
 const logSuffix = ".log"
@@ -41,9 +43,9 @@ func checkNewest(fs vfs.FS, dir string) error {
 	}
 }
 
-// readNewest returns the name of the newest log. It returns an empty name if none was
-// recorded, or if the file is cut short or holds no name of a log: that is no reason to
-// refuse the folder.
+// readNewest returns the name of the newest log from the file NewestLog. It returns an
+// empty name if the file is missing, is cut short, or does not contain the name of a log.
+// In these cases the folder is not refused.
 func readNewest(fs vfs.FS, dir string) (string, error) {
 	f, err := fs.Open(fs.PathJoin(dir, NewestLog))
 	if errors.Is(err, os.ErrNotExist) {
@@ -65,9 +67,9 @@ func readNewest(fs vfs.FS, dir string) (string, error) {
 	return name, nil
 }
 
-// writeNewest stores the name of the newest log durably. It first makes the folder's entry
-// of the log durable: otherwise a crash could leave the name without its log, and the next
-// start would refuse the folder.
+// writeNewest stores the name of the newest log durably. Before that, it makes the log's
+// entry in the folder durable. Otherwise a crash could leave the name on the disk without
+// the log, and the next start would refuse the folder.
 func writeNewest(fs vfs.FS, dir, name string) error {
 	tmp := fs.PathJoin(dir, NewestLog+".tmp")
 	f, err := fs.Create(tmp, vfs.WriteCategoryUnspecified)

@@ -12,22 +12,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Tables; doc.go describes their keys and values.
+// These are the tables of the database. doc.go describes their keys and values.
 const (
 	tFormat = 0x00
 	tNumber = 'o'
 	tRows   = 'r'
 )
 
-// appendPart appends the prefix of all keys of a partition, without the byte of the table
-// of this database (tRows or tNumber).
+// appendPart appends the prefix that all keys of a partition share. The caller has already
+// appended the first byte of the key (tRows or tNumber).
 func appendPart(b []byte, p rows.Part) []byte {
 	b = binary.BigEndian.AppendUint16(append(b, p.Table), uint16(len(p.Name)))
 	return append(b, p.Name...)
 }
 
 // prefixEnd returns the smallest key that is greater than every key with this prefix; nil
-// if there is none.
+// if no key is greater.
 func prefixEnd(prefix []byte) []byte {
 	b := slices.Clone(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
@@ -38,7 +38,7 @@ func prefixEnd(prefix []byte) []byte {
 	return nil
 }
 
-// reader implements rows.Reader over the store, or over a snapshot of it.
+// reader implements rows.Reader over the store or over a snapshot of the store.
 type reader struct{ from pebbledb.Reader }
 
 // view implements rows.View.
@@ -84,7 +84,7 @@ func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, i
 	k := appendPart(append(make([]byte, 0, 64), tRows), p)
 	prefix := len(k)
 	for i := range n {
-		if i&255 == 255 && ctx.Err() != nil { // stops a long Look whose caller has left
+		if i&255 == 255 && ctx.Err() != nil { // stops a long Look if ctx has ended
 			return contextError(ctx)
 		}
 		k = key(k[:prefix], i)
@@ -95,8 +95,8 @@ func (r reader) Look(ctx context.Context, p rows.Part, n int, key func([]byte, i
 	return nil
 }
 
-// get calls fn with the value of a key, or with nil if there is no row. The value is valid
-// until fn returns.
+// get calls fn with the value of a key, or with nil if the key has no row. The value is
+// valid until fn returns.
 func (r reader) get(key []byte, fn func(v []byte) error) error {
 	v, c, err := r.from.Get(key)
 	if errors.Is(err, pebbledb.ErrNotFound) {

@@ -14,15 +14,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// partRows implements rows.Rows. A Swap locks the rows of If and Do until they are durable.
-// It does not lock the rows that Number returns.
+// partRows implements rows.Rows. A Swap locks the rows of If and Do until the swap is
+// durable. It does not lock the rows that Number returns.
 type partRows struct {
 	reader
 	s *Store
 
 	mu sync.Mutex
-	// lastNumbers holds the last n given to rows.Change.Number, by partition. mu guards
-	// the map. The committer's mu guards the numbers.
+	// lastNumbers contains for each partition the last n that rows.Change.Number was called
+	// with. The field mu guards the map. The mu of the committer guards the numbers.
 	lastNumbers map[rows.Part]*uint64
 }
 
@@ -77,7 +77,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	err = r.s.commit.write(ctx, func(g *group) {
 		filled = true
 		r.fillBatch(g.tx, cs, lastNumbers)
-		g.Settled(func(err error) { // unlocks even if the caller of Swap has left
+		g.Settled(func(err error) { // unlocks even if Swap has already returned
 			for i := range cs {
 				if err == nil && cs[i].Stored != nil {
 					cs[i].Stored()
@@ -92,7 +92,7 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return err == nil, err
 }
 
-// appendKeys appends the database keys of rows.
+// appendKeys appends the database keys of rows to keys.
 func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
 	var b []byte
 	for i := range rs {
@@ -106,8 +106,9 @@ func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
 	return keys
 }
 
-// compare reports whether every row of every If is stored. It also returns the counter of
-// each change with Numbers. keys are the database keys of If and Do of each change, in order.
+// compare reports whether every row of every If is stored with its value. It also returns
+// the counter of the partition for each change with Numbers > 0. keys contains, for each
+// change in order, the database keys of its If and then of its Do.
 func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint64, matches bool, err error) {
 	for i := range cs {
 		c := &cs[i]
@@ -135,8 +136,8 @@ func (r *partRows) compare(cs []rows.Change, keys []string) (lastNumbers []*uint
 	return lastNumbers, true, nil
 }
 
-// fillBatch puts changes into a batch and raises the counters. The committer's mu must be
-// held unless every change only adds rows.
+// fillBatch puts changes into a batch and raises the counters. The caller must hold the mu
+// of the committer, except if all changes have only rows in Add.
 func (r *partRows) fillBatch(tx tx, cs []rows.Change, lastNumbers []*uint64) {
 	key := make([]byte, 0, 128)
 	for i := range cs {
@@ -177,7 +178,8 @@ func appendRowsKey(b []byte, p rows.Part, key []byte) []byte {
 
 func rowsKeyLen(p rows.Part, key []byte) int { return 1 + 1 + 2 + len(p.Name) + len(key) }
 
-// Set implements rows.Batch. It builds the key inside the batch, which saves an allocation.
+// Set implements rows.Batch. It builds the key in the memory of the batch, which saves an
+// allocation.
 func (t tx) Set(p rows.Part, key, value []byte) {
 	op := t.b.SetDeferred(rowsKeyLen(p, key), len(value))
 	appendRowsKey(op.Key[:0], p, key)
@@ -192,9 +194,10 @@ func (t tx) Delete(p rows.Part, key []byte) {
 	_ = op.Finish()
 }
 
-// putRows puts rows of one partition into the batch. prefix is the prefix of their keys; it
-// is also used as the buffer of the keys, so putRows returns it, perhaps reallocated. If add
-// is set, a row whose key is stored stays as it is.
+// putRows puts rows of one partition into the batch. prefix is the prefix of their keys.
+// putRows builds the keys in the memory of prefix. It returns prefix, which append may have
+// moved to new memory. If add is true and a row with the same key is stored, the stored row
+// stays as it is.
 func (t tx) putRows(prefix []byte, rs []rows.Row, add bool) []byte {
 	n := len(prefix)
 	for i := range rs {
@@ -211,7 +214,8 @@ func (t tx) putRows(prefix []byte, rs []rows.Row, add bool) []byte {
 	return prefix[:n]
 }
 
-// lastNumber returns the counter of a partition. The first call reads it from the database.
+// lastNumber returns the counter of a partition. The first call reads the counter from the
+// database.
 func (r *partRows) lastNumber(p rows.Part) (*uint64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -236,8 +240,9 @@ func (r *partRows) lastNumber(p rows.Part) (*uint64, error) {
 	return &n, nil
 }
 
-// firstWins keeps the oldest value of a key. So rows of Add can be written without a read
-// that looks for an existing row. Its name is stored in the database.
+// firstWins is a Merger of Pebble that keeps the oldest value of a key. So a row of Add can
+// be written without first reading whether its key exists. Pebble stores the Name of the
+// Merger in the database, so the Name must not change.
 var firstWins = &pebbledb.Merger{
 	Name: "notifyd.first",
 	Merge: func(_, value []byte) (pebbledb.ValueMerger, error) {

@@ -23,12 +23,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// formatVersion is the version of the layout of keys and values. This build writes and
-// reads only this one, because no release had another.
+// formatVersion is the version of the layout of keys and values. This build reads and
+// writes only this version, because no release had another version.
 const formatVersion = 6
 
-// Store is one open database folder. Its accessors return the contracts. Any goroutine may
-// use them until Close.
+// Store is one open database folder. Its methods return the contracts. Any goroutine may
+// use the contracts until Close.
 type Store struct {
 	cfg     Config
 	fs      vfs.FS
@@ -44,10 +44,10 @@ type Store struct {
 
 // Open opens or creates the store in cfg.Dir. It returns
 //   - KindUnavailable "store_locked" if another process uses the folder;
-//   - KindConflict "store_newer" if a newer release wrote it, "store_foreign" if it holds
-//     another database;
-//   - KindInternal "store_wal_missing" if its newest write-ahead log is missing,
-//     "store_corrupt" if it is damaged.
+//   - KindConflict "store_newer" if a newer release wrote the folder, "store_foreign" if
+//     the folder contains a database that notifyd did not write;
+//   - KindInternal "store_wal_missing" if the newest write-ahead log is missing,
+//     "store_corrupt" if the store is damaged.
 //
 // The goroutines of Pebble and of the committer run until Close.
 func Open(cfg Config) (_ *Store, err error) {
@@ -93,10 +93,11 @@ func Open(cfg Config) (_ *Store, err error) {
 	return s, nil
 }
 
-// open opens the database, or creates it first if the folder has none. It does not let
-// Pebble create a database in the folder. Pebble gives a new database a write-ahead log of
-// the oldest format, in which damage looks like the end of the log: acknowledged writes
-// after it would be lost silently. Logs of later formats say up to where they were synced.
+// open opens the database. If the folder has no database, open first calls create. It does
+// not let Pebble create a database in the folder, because Pebble gives a new database a
+// write-ahead log of the oldest format. In that format damage looks like the end of the
+// log, so acknowledged writes after the damage would be lost silently. A log of a later
+// format says up to which position it was synced.
 func (s *Store) open() error {
 	was, err := pebbledb.Peek(s.cfg.Dir, s.fs)
 	switch {
@@ -108,8 +109,9 @@ func (s *Store) open() error {
 	if err != nil {
 		return err
 	}
-	// Pebble retries a failed flush at once and without end, also while it opens. The latch
-	// stops that: it freezes the goroutine, and open returns the failure.
+	// Pebble retries a failed flush at once and without end, also while it opens a
+	// database. The latch prevents that: it blocks the goroutine for ever, and open returns
+	// the failure.
 	s.latch.armed.Store(true)
 	defer s.latch.armed.Store(false)
 	done := make(chan error, 1)
@@ -131,9 +133,9 @@ func (s *Store) open() error {
 	}
 }
 
-// create makes an empty database in memory and copies it to the folder. It writes the
-// marker last, because only the marker makes the folder a database. After an interrupted
-// create the next one overwrites the files.
+// create makes an empty database in memory and copies its files to the folder. It writes
+// the marker file last, because a folder without the marker file counts as empty. If a
+// create was interrupted, the next create overwrites the files.
 func (s *Store) create() error {
 	mem := vfs.NewMem()
 	db, err := pebbledb.Open(s.cfg.Dir, &pebbledb.Options{FS: mem, FormatMajorVersion: pebbledb.FormatNewest, Merger: firstWins, Logger: pebbleLog{s.latch}})
@@ -153,7 +155,7 @@ func (s *Store) create() error {
 		return cmp.Or(last(a)-last(b), strings.Compare(a, b))
 	})
 	for _, name := range names {
-		if name == "LOCK" { // Open holds the one in the folder
+		if name == "LOCK" { // Open has already locked the file LOCK in the folder
 			continue
 		}
 		if strings.HasPrefix(name, marker) {
@@ -170,8 +172,9 @@ func (s *Store) create() error {
 
 func (s *Store) syncDir() error { return syncFolder(s.fs, s.cfg.Dir) }
 
-// lockError returns "store_locked" if the folder is in use. It translates an error of a
-// folder that cannot be used at all.
+// lockError translates an error of LockDirectory. It returns "store_locked" if another
+// process uses the folder. For an error such as a read-only or full disk it returns the
+// result of translate.
 func lockError(dir string, err error) error {
 	for _, e := range []error{os.ErrPermission, os.ErrNotExist, syscall.ENOSPC, syscall.EROFS, syscall.EIO} {
 		if errors.Is(err, e) && !errors.Is(err, syscall.EACCES) {
@@ -185,17 +188,18 @@ func (s *Store) options() *pebbledb.Options {
 	o := &pebbledb.Options{
 		FS:   &failStopFS{FS: s.fs, dir: s.cfg.Dir, l: s.latch},
 		Lock: s.lock,
-		// Pebble subtracts three memtables (one that fills, one that is flushed and a spare)
-		// from the cache. Without room for them a lookup in the cache took 26 us.
+		// Pebble subtracts the size of three memtables from the cache: one that is being
+		// filled, one that is being flushed, and a spare. When CacheSize did not include
+		// the three memtables, a lookup in the cache took 26 us.
 		CacheSize:                   s.cfg.CacheBytes + 3*s.cfg.MemTableBytes,
 		MemTableSize:                uint64(s.cfg.MemTableBytes),
 		MemTableStopWritesThreshold: 4,
 		L0CompactionThreshold:       4,
-		L0StopWritesThreshold:       64, // high, because a stall is latency; compactions begin long before
+		L0StopWritesThreshold:       64, // high, to avoid slow writes; compactions begin much earlier
 		LBaseMaxBytes:               64 << 20,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
-		// Sync in small steps: if the kernel collects dirty pages, it writes them in bursts
-		// that stall every fsync.
+		// Sync in small steps. If the kernel collects many dirty pages, it writes them in
+		// bursts, and every fsync stalls during a burst.
 		BytesPerSync:       512 << 10,
 		WALBytesPerSync:    512 << 10,
 		FormatMajorVersion: pebbledb.FormatNewest,
@@ -216,9 +220,9 @@ func (s *Store) options() *pebbledb.Options {
 	return o
 }
 
-// backgroundError handles a failed flush or compaction. It loses nothing, because the
-// write-ahead log still holds the rows, but a store whose disk fails must take no more
-// writes.
+// backgroundError handles a failed flush or compaction. No row is lost, because the
+// write-ahead log still contains the rows. But a store must accept no more writes after its
+// disk has failed, so backgroundError trips the latch.
 func (s *Store) backgroundError(err error) {
 	if errors.Is(err, pebbledb.ErrClosed) || errors.Is(err, pebbledb.ErrCancelledCompaction) {
 		return
@@ -226,7 +230,8 @@ func (s *Store) backgroundError(err error) {
 	s.latch.trip(err)
 }
 
-// loadContracts checks the format and reads the state that the contracts keep in memory.
+// loadContracts checks the format of the database and loads the state that the contracts
+// keep in memory.
 func (s *Store) loadContracts() error {
 	if err := s.checkFormat(); err != nil {
 		return err
@@ -271,9 +276,9 @@ func (s *Store) writeFormat() error {
 }
 
 // Close waits until the accepted writes are durable and closes the database. After a
-// failure of the store it returns that failure and closes nothing, because goroutines of
-// the database may be frozen (see failstop.go). The folder then stays locked until the
-// process ends.
+// failure of the store, Close returns the failure and does not close the database.
+// Goroutines of the database may then be blocked for ever (see failstop.go). In this case
+// the folder stays locked until the process ends.
 func (s *Store) Close() error {
 	s.commit.close()
 	if err := s.latch.cause(); err != nil {
@@ -287,17 +292,17 @@ func (s *Store) Close() error {
 	return translate(err)
 }
 
-// Failed returns a channel that is closed at the first failure of the disk. From then on
-// every write returns KindUnavailable ("store", or "store_full" if the disk was full).
-// Reads still work as far as possible. Only a new start, which reads what is really on the
-// disk, ends this state.
+// Failed returns a channel that is closed at the first failure of the disk. After that,
+// every write returns KindUnavailable with code "store", or "store_full" if the disk was
+// full. Reads still work as far as possible. Only a new process, which reads what is really
+// on the disk, can write again.
 func (s *Store) Failed() <-chan struct{} { return s.latch.failed }
 
-// Err returns the failure that closed Failed; nil while the store is well.
+// Err returns the failure that closed the channel of Failed; nil while the store works.
 func (s *Store) Err() error { return translate(s.latch.cause()) }
 
-// Checkpoint makes a consistent copy of the store in dir, which must not exist. It uses
-// hard links if the file system has them.
+// Checkpoint makes a consistent copy of the store in the folder dir. dir must not exist.
+// Checkpoint uses hard links if the file system supports them.
 func (s *Store) Checkpoint(dir string) error {
 	if err := s.latch.cause(); err != nil {
 		return translate(err)
@@ -305,13 +310,13 @@ func (s *Store) Checkpoint(dir string) error {
 	return translate(s.db.Checkpoint(dir, pebbledb.WithFlushedWAL()))
 }
 
-// DiskUsage is the state of the volume that holds the folder, in bytes.
+// DiskUsage is the usage of the volume with the store's folder, in bytes.
 type DiskUsage struct {
-	Available, Total uint64 // of the volume; Available is without the space reserved for root
-	Store            uint64 // of the store's own files
+	Available, Total uint64 // of the volume; Available does not include space reserved for root
+	Store            uint64 // size of the store's own files
 }
 
-// DiskUsage reads the usage from the file system.
+// DiskUsage reads the disk usage from the file system.
 func (s *Store) DiskUsage() (DiskUsage, error) {
 	u, err := s.fs.GetDiskUsage(s.cfg.Dir)
 	if err != nil {
@@ -320,9 +325,9 @@ func (s *Store) DiskUsage() (DiskUsage, error) {
 	return DiskUsage{Available: u.AvailBytes, Total: u.TotalBytes, Store: s.db.Metrics().DiskSpaceUsage()}, nil
 }
 
-// Metrics is a snapshot of the state of the store; its counters count since Open.
+// Metrics describes the state of the store at one moment. Its counters start at 0 at Open.
 type Metrics struct {
-	DiskBytes      uint64 // the store's files
+	DiskBytes      uint64 // size of the store's files
 	MemTableBytes  uint64
 	CacheBytes     int64
 	CacheHits      int64
@@ -333,10 +338,10 @@ type Metrics struct {
 	Flushes        int64
 	Compactions    int64
 	CompactionDebt uint64 // bytes that compactions still have to move
-	L0Sublevels    int32  // at 64 writes stop
+	L0Sublevels    int32  // writes stop when there are 64
 	ReadAmp        int
 	LogFiles       int64
-	Groups, Writes uint64 // commits, and the writes in them
+	Groups, Writes uint64 // group commits, and the writes in all groups
 }
 
 // Metrics returns the current Metrics. It is cheap enough for every scrape.

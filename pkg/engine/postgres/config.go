@@ -18,10 +18,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Config is the configuration of a Store. The fields with a koanf tag are the section
-// postgres of the configuration file. Only the program sets the others. If DSN has several
-// hosts, the Store uses the one that accepts writes. PasswordFile wins over a password in
-// DSN.
+// Config is the configuration of a Store. The fields with a koanf tag are settings in the
+// section postgres of the configuration file. The other fields are set only by the program.
+// If DSN has several hosts, the Store uses the host that accepts writes. If PasswordFile is
+// set, a password in DSN is ignored.
 type Config struct {
 	DSN          string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password in it only from the environment, NOTIFYD__POSTGRES__DSN"`
 	DSNFile      string `koanf:"dsn_file" doc:"file with the DSN, instead of dsn"`
@@ -33,10 +33,11 @@ type Config struct {
 
 	// MaxConns is the greatest number of connections in the pool, 1 to 1000.
 	MaxConns int `default:"16" min:"1" max:"1000"`
-	// Timeout bounds each call except Scan, PutMany, Migrate and Doctor; 10 ms to 1 min. Half
-	// of it bounds each attempt to connect to a host. So a primary that hangs is noticed.
+	// Timeout is the longest time of each call except Scan, PutMany, Migrate and Doctor; 10
+	// ms to 1 min. An attempt to connect to a host may take half of Timeout. So a call to a
+	// primary that hangs ends, and the call still has time to try the next host.
 	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
-	// Application names the connections in pg_stat_activity.
+	// Application is the name of the connections in pg_stat_activity.
 	Application string `default:"notifyd"`
 }
 
@@ -65,8 +66,8 @@ func (c Config) poolConfig() (*pgxpool.Config, error) {
 	pool.MaxConns = int32(c.MaxConns)
 	pool.MaxConnLifetimeJitter = 5 * time.Minute
 	cc.RuntimeParams["application_name"] = c.Application
-	cc.ConnectTimeout = c.Timeout / 2 // of each host, so that a call can try the host after a dead one
-	// Refuse standbys, whatever the DSN says: they may answer with old rows.
+	cc.ConnectTimeout = c.Timeout / 2 // for each host, so that a call can try the next host
+	// Refuse standbys, even if the DSN allows them, because a standby may return old rows.
 	cc.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	if c.PasswordFile != "" {
 		if _, err := c.readPassword(); err != nil {
@@ -80,8 +81,8 @@ func (c Config) poolConfig() (*pgxpool.Config, error) {
 	return pool, nil
 }
 
-// withTLS returns the DSN with the TLS files and sslmode=verify-full, so that the driver
-// checks the name of each host.
+// withTLS adds the TLS files and sslmode=verify-full to the DSN and returns the result.
+// With verify-full the driver checks that each host's certificate has the name of the host.
 func (c Config) withTLS() string {
 	if c.CAFile == "" && c.CertFile == "" {
 		return c.DSN
@@ -107,8 +108,8 @@ func (c Config) withTLS() string {
 	return dsn
 }
 
-// checkVerified returns an error if a host is not local and its certificate would not be
-// verified.
+// checkVerified returns an error if a host is not on this machine and its certificate would
+// not be verified.
 func checkVerified(cc *pgconn.Config) error {
 	hosts := []*pgconn.FallbackConfig{{Host: cc.Host, TLSConfig: cc.TLSConfig}}
 	for _, h := range append(hosts, cc.Fallbacks...) {
@@ -134,10 +135,11 @@ func (c Config) readPassword() (string, error) {
 	return p, nil
 }
 
-// dsnProblem returns what is wrong with a DSN, without the DSN, which may hold a password.
+// dsnProblem returns what is wrong with a DSN. The result does not contain the DSN, because
+// the DSN may contain a password.
 func dsnProblem(err error) string {
 	e, ok := errors.AsType[*pgconn.ParseConfigError](err)
-	if _, isURL := errors.AsType[*url.Error](err); !ok || isURL { // the text of a url.Error holds the whole DSN
+	if _, isURL := errors.AsType[*url.Error](err); !ok || isURL { // the text of a url.Error has the DSN
 		return "it is neither a URL nor a list of key=value pairs"
 	}
 	text := e.Error()

@@ -11,11 +11,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// oldestMajor is the oldest major version of PostgreSQL that the tests run with.
+// oldestMajor is the oldest major version of PostgreSQL with which the tests run.
 const oldestMajor = 13
 
-// ClockOffset returns how far the primary's clock is ahead of this process's. took is how
-// long the query ran. The error of offset is at most took/2.
+// ClockOffset reads the primary's clock. offset is the time of the primary's clock minus
+// the time of this process's clock. took is how long the query ran. The true offset differs
+// from offset by at most took/2.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	c, err := s.pool.Acquire(ctx) // before the measurement, because a new connection takes long
 	if err != nil {
@@ -33,9 +34,9 @@ func askClock(ctx context.Context, c *pgxpool.Conn) (offset, took time.Duration,
 	})
 }
 
-// Doctor checks the server: whether there is a primary, whether its schema is the one of
-// this build, whether an acknowledged write is on disk, and on how many machines. It takes
-// at most 10 s.
+// Doctor checks the server: whether a primary answers, whether this build works with its
+// schema, whether an acknowledged write is on disk, and on how many machines it is. Doctor
+// takes at most 10 s.
 func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -50,7 +51,8 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	var number, standbys, synchronous int
 	var version, commit, wanted string
 	var fsync, fullPages bool
-	// Read the clock in a query of its own: the other values would delay the answer.
+	// Read the clock in a separate query, because reading the other values would delay the
+	// answer.
 	offset, took, err := askClock(ctx, c)
 	if err == nil {
 		err = c.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('server_version_num')::int,
@@ -84,7 +86,7 @@ func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	return fs
 }
 
-// hostNames returns the hosts of the DSN for a message.
+// hostNames returns the hosts of the DSN as text for error messages.
 func (s *Store) hostNames() string {
 	cc := s.pool.Config().ConnConfig
 	list := []string{fmt.Sprintf("%s:%d", cc.Host, cc.Port)}

@@ -12,10 +12,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// retryAfter is the Retry-After of errors while no primary answers. A failover takes seconds.
+// retryAfter is the Retry-After of errors while no primary answers. A failover takes some
+// seconds.
 const retryAfter = 2 * time.Second
 
-// profileChanged is the SQLSTATE that put_profile raises.
+// profileChanged is the SQLSTATE that the SQL function put_profile raises if the stored
+// version of the profile is not the expected version.
 const profileChanged = "NTFY1"
 
 func noRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
@@ -26,8 +28,9 @@ func readOnly(err error) bool {
 	return ok && e.Code == "25006"
 }
 
-// translate turns any error of the driver, the server or a context into a *notify.Error. The
-// text of the server may quote a row, so it goes to logs as Err, and never into Msg.
+// translate turns any error of the driver, the server or a context into a *notify.Error.
+// The server's text may quote a row. So translate puts the text only into Err, which is
+// logged, and never into Msg, which callers of the API see.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -50,9 +53,9 @@ func translate(err error) error {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "store_schema", Msg: schemaRepair, RetryAfter: retryAfter, Err: err}
 	}
 	switch e.Code[:2] {
-	case "40": // serialization failure or deadlock: nothing is stored; a retry at once can succeed
+	case "40": // serialization failure or deadlock: nothing was stored; a retry soon can succeed
 		return notify.Unavailable("store", 100*time.Millisecond, err)
-	case "28", "3D": // the password, the role, the database
+	case "28", "3D": // wrong password, role or database
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "store_refused", Msg: "PostgreSQL refuses this client: check postgres.dsn, password_file and pg_hba.conf", RetryAfter: retryAfter, Err: err}
 	}
 	return notify.Unavailable("store", retryAfter, err)

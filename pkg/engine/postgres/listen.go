@@ -9,7 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// changesChannel is the channel that writers of profiles NOTIFY.
+// changesChannel is the NOTIFY channel of profiles. A writer of a profile sends a
+// notification to it.
 const changesChannel = "notifyd_profiles"
 
 // reconnectDelay is how long Listen waits before it connects again.
@@ -17,19 +18,20 @@ const reconnectDelay = 500 * time.Millisecond
 
 // Listen calls wake after each change of profiles that any process commits, and whenever it
 // may have missed changes. It reconnects by itself and returns nil when ctx ends. wake must
-// not block. Listen only makes followers read sooner: after a lost notification they read
-// at their next poll.
+// not block. Listen only makes followers read sooner. If a notification is lost, followers
+// read the change at their next poll.
 func (s *Store) Listen(ctx context.Context, wake func()) error {
 	for ctx.Err() == nil {
-		// The error is dropped: followers also poll, and their calls report what is wrong.
+		// The error is ignored, because followers also poll and get the error from their
+		// calls.
 		_ = s.listenOnce(ctx, wake)
 		notify.Sleep(ctx, reconnectDelay)
 	}
 	return nil
 }
 
-// listenOnce listens on a connection of its own, so that no connection of the pool is
-// occupied.
+// listenOnce listens on a separate connection, so that it does not occupy a connection of
+// the pool.
 func (s *Store) listenOnce(ctx context.Context, wake func()) error {
 	cfg := s.pool.Config()
 	if cfg.BeforeConnect != nil {
@@ -57,11 +59,13 @@ func (s *Store) listenOnce(ctx context.Context, wake func()) error {
 	}
 }
 
-// listenQuiet is how long a listener receives nothing before it pings the server. A host
-// that has vanished sends nothing and does not close the connection either.
+// listenQuiet is how long a listener waits for a notification before it pings the server.
+// The ping is needed because a host that has lost power or network sends nothing and does
+// not close the connection.
 const listenQuiet = 15 * time.Second
 
-// waitForChange returns nil after a notification.
+// waitForChange waits for a notification and returns nil. It returns an error if ctx ends
+// or the connection fails.
 func (s *Store) waitForChange(ctx context.Context, conn *pgx.Conn) error {
 	for {
 		wait, cancel := context.WithTimeout(ctx, listenQuiet)

@@ -15,15 +15,17 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// migrations are the migrations that this build knows, in order.
+// migrations are the migrations of this build, in order.
 var migrations = engine.LoadMigrations(migrationFiles, "sql")
 
 // migrateLock is the advisory lock of Migrate: "notifyd" in hex.
 const migrateLock = 0x6e6f7469667964
 
-// Migrate changes the schema: up by all missing steps, or down by the latest step. It
-// returns the steps that it applied. Each is one transaction. If two processes migrate at
-// the same time, the second waits and finds nothing to do.
+// Migrate changes the schema. With engine.Up it applies all missing migrations. With
+// engine.Down it undoes the latest migration. It returns the migrations that it applied or
+// undid. Each migration is one transaction. If two processes call Migrate at the same time,
+// the second process waits for the first. With engine.Up the second process then finds
+// nothing to do.
 func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migration, error) {
 	if to != engine.Up && to != engine.Down {
 		return nil, notify.Invalid("bad_direction", "direction", "migrations go up or down")
@@ -38,7 +40,7 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
 			defer cancel()
 			if _, err := c.Exec(ctx, `SELECT pg_advisory_unlock($1)`, int64(migrateLock)); err != nil {
-				_ = c.Conn().Close(ctx) // this frees the lock, too
+				_ = c.Conn().Close(ctx) // closing the connection also frees the lock
 			}
 		}()
 		if _, err := c.Exec(ctx, `CREATE TABLE IF NOT EXISTS schema_migrations (version int PRIMARY KEY, name text NOT NULL, applied timestamptz NOT NULL DEFAULT now()); ALTER TABLE schema_migrations ADD COLUMN IF NOT EXISTS works_with int`); err != nil {
@@ -73,7 +75,8 @@ func (s *Store) Migrate(ctx context.Context, to engine.Direction) ([]engine.Migr
 	return done, s.handleError(err)
 }
 
-// applyStep runs the script of m and records it in schema_migrations.
+// applyStep runs the script of m for the direction to, and updates the table
+// schema_migrations.
 func applyStep(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Direction) error {
 	mark, args := `INSERT INTO schema_migrations (version, name, works_with) VALUES ($1, $2, $3)`, []any{m.Version, m.Name, m.WorksWith}
 	if to == engine.Down {
@@ -86,9 +89,9 @@ func applyStep(ctx context.Context, tx pgx.Tx, m engine.Migration, to engine.Dir
 	return err
 }
 
-// Status returns all migrations that this build knows, and when they were applied. It
-// returns notify.KindConflict (store_newer) if the database has migrations of a newer
-// release that this build does not work with.
+// Status returns all migrations of this build, and when they were applied. It returns
+// notify.KindConflict (store_newer) if the database has migrations of a newer release and
+// this build does not work with the tables of these migrations.
 func (s *Store) Status(ctx context.Context) ([]engine.Migration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -107,14 +110,14 @@ func (s *Store) Status(ctx context.Context) ([]engine.Migration, error) {
 	return out, nil
 }
 
-// appliedMigrations returns the migrations of the database, in order. It returns none if
-// there is no table schema_migrations.
+// appliedMigrations returns the migrations of the database, in order. It returns no
+// migrations if the table schema_migrations does not exist.
 func (s *Store) appliedMigrations(ctx context.Context, q querier) (out []engine.Migration, err error) {
 	var exists bool
 	if err := q.QueryRow(ctx, `SELECT to_regclass('schema_migrations') IS NOT NULL`).Scan(&exists); err != nil || !exists {
 		return nil, err
 	}
-	// The table may be of an earlier release, without the column works_with.
+	// An earlier release may have made the table, without the column works_with.
 	rows, err := q.Query(ctx, `SELECT version, name, applied, COALESCE((to_jsonb(m) ->> 'works_with')::int, version) FROM schema_migrations m ORDER BY version`)
 	if err != nil {
 		return nil, err
@@ -124,8 +127,8 @@ func (s *Store) appliedMigrations(ctx context.Context, q querier) (out []engine.
 	})
 }
 
-// checkSchema returns an error if this build does not work with a database that has the
-// migrations all.
+// checkSchema returns an error if this build does not work with a database to which the
+// migrations in all were applied.
 func checkSchema(all []engine.Migration) error {
 	have, err := knownMigrations(all)
 	if err == nil && len(have) < len(migrations) {
@@ -134,8 +137,9 @@ func checkSchema(all []engine.Migration) error {
 	return err
 }
 
-// knownMigrations returns the migrations of all that this build knows. It refuses a database
-// of another release unless its tables work with this build too.
+// knownMigrations returns those migrations in all that this build has too. It returns an
+// error if the database has a migration of a newer release whose tables do not work with
+// this build. It also returns an error if a migration has another name.
 func knownMigrations(all []engine.Migration) ([]engine.Migration, error) {
 	for i, m := range all {
 		switch {

@@ -17,14 +17,14 @@ type Prefs struct {
 	s *Store
 
 	mu       sync.Mutex
-	lastSeen counter // that Changes or Version read last; guarded by mu
+	lastSeen counter // the counter that Changes or Version read last; guarded by mu
 }
 
-// counter is the row from which profiles take their versions.
+// counter is the row from which profiles get their versions.
 type counter struct {
 	value    int64
-	timeline string // of the server at the latest change; a failover begins a new one
-	began    int64  // value at which the timeline began
+	timeline string // timeline of the server at the latest change; a failover begins a new timeline
+	began    int64  // the value when the timeline began
 }
 
 // Get implements users.ProfileStore.
@@ -63,8 +63,8 @@ func (p *Prefs) Put(ctx context.Context, pr engine.Profile) (version uint64, err
 	return version, err
 }
 
-// encodeProfile returns the stored document of a profile. User and version are not part of
-// it, because they are columns.
+// encodeProfile returns the JSON document of a profile as it is stored. The document does
+// not contain the user and the version, because these are columns.
 func encodeProfile(p *engine.Profile) ([]byte, error) {
 	if p.User == "" || len(p.User) > notify.MaxUserID {
 		return nil, notify.Invalid("bad_user", "user_id", "a user id has 1 to 128 bytes")
@@ -78,14 +78,14 @@ func encodeProfile(p *engine.Profile) ([]byte, error) {
 	return doc, nil
 }
 
-// putBatchSize is how many profiles PutMany stores in one transaction. It bounds how long
-// other writers wait for the counter: some 40 ms.
+// putBatchSize is how many profiles PutMany stores in one transaction. Other writers wait
+// for the counter during that time. With this size they wait about 40 ms.
 const putBatchSize = 5000
 
 // PutMany implements users.ProfileStore.
 func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	docs := make([]string, len(ps))
-	for i := range ps { // check all before the first is stored
+	for i := range ps { // check all profiles before the first profile is stored
 		doc, err := encodeProfile(&ps[i])
 		if err != nil {
 			return err
@@ -102,10 +102,11 @@ func (p *Prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
 	return nil
 }
 
-// putBatch copies profiles into a temporary table of the connection, and from there into
-// profiles. The counter is locked only during the second step.
+// putBatch first copies the profiles into a temporary table of the connection. Then it
+// copies them from that table into the table profiles. It locks the counter only during the
+// second copy.
 func (p *Prefs) putBatch(ctx context.Context, ps []engine.Profile, docs []string) error {
-	last := make(map[string]int, len(ps)) // if a user is named twice, the last profile wins
+	last := make(map[string]int, len(ps)) // if ps has two profiles of a user, the last profile wins
 	for i := range ps {
 		last[ps[i].User] = i
 	}
@@ -141,8 +142,8 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 	if max <= 0 {
 		return nil, nil
 	}
-	// One statement reads the counter and the rows of the same moment, so no row is newer
-	// than the counter.
+	// One statement reads the counter and the rows as they were at the same moment. So no
+	// row has a version greater than the counter.
 	var now counter
 	err = p.s.queryAll(ctx, func(rows pgx.Rows) error {
 		var version *int64
@@ -166,9 +167,9 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 	return out, nil
 }
 
-// checkCounter remembers the counter. If versions that Changes had returned are lost, it
-// returns store_regressed: a standby that lacked them took over. The follower must then
-// call Version and read all profiles again.
+// checkCounter stores the counter in lastSeen. If versions that Changes has returned are
+// lost, it returns store_regressed. This happens after a failover to a standby that lacked
+// these versions. The follower must then call Version and read all profiles again.
 func (p *Prefs) checkCounter(now counter) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,8 +196,8 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	return uint64(now.value), nil
 }
 
-// Scan implements users.ProfileStore. It calls fn while it reads, so neither the server nor
-// the process holds all rows in memory.
+// Scan implements users.ProfileStore. It calls fn while it reads. So neither the server nor
+// this process keeps all rows in memory.
 func (p *Prefs) Scan(ctx context.Context, parts []int, fn func(*engine.Profile) error) error {
 	sql, args := `SELECT user_id, version, doc FROM profiles`, []any(nil)
 	if parts != nil {
@@ -219,7 +220,7 @@ func (p *Prefs) Scan(ctx context.Context, parts []int, fn func(*engine.Profile) 
 	return p.s.handleError(rows.Err())
 }
 
-// scanProfile reads a row of user_id, version and doc.
+// scanProfile reads a row with the columns user_id, version and doc.
 func (p *Prefs) scanProfile(rows pgx.Rows, pr *engine.Profile) error {
 	var user string
 	var version int64
@@ -230,8 +231,8 @@ func (p *Prefs) scanProfile(rows pgx.Rows, pr *engine.Profile) error {
 	return readProfile(user, version, doc, pr)
 }
 
-// GetMany implements users.ProfileStore. It looks each user up in the index of the user's
-// part. The LIMIT keeps the planner from reading whole tables for many users.
+// GetMany implements users.ProfileStore. It finds each user with the index of the user's
+// part. Without the LIMIT the planner would read whole tables when there are many users.
 func (p *Prefs) GetMany(ctx context.Context, users []string) ([]engine.Profile, error) {
 	return p.queryProfiles(ctx, `SELECT p.* FROM unnest($1::text[]) AS u CROSS JOIN LATERAL
 		(SELECT user_id, version, doc FROM profiles WHERE part = user_part(u) AND user_id = u LIMIT 1) p`, users)

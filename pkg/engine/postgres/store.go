@@ -24,9 +24,9 @@ type Store struct {
 	closing sync.Once
 }
 
-// Open checks cfg and returns a Store. It does not wait for a server: while no primary
-// answers, each call returns notify.KindUnavailable. Check reports whether there is a primary
-// and whether its schema fits. The caller must Close the Store.
+// Open checks cfg and returns a Store. It does not wait for a server. While no primary
+// answers, each call of the Store returns notify.KindUnavailable. Check reports whether a
+// primary answers and whether this build works with its schema. The caller must call Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	pc, err := cfg.poolConfig()
@@ -42,15 +42,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Close waits for calls that are under way and ends all connections.
+// Close waits until running calls have ended and closes all connections.
 func (s *Store) Close() error {
 	s.closing.Do(s.pool.Close)
 	return nil
 }
 
-// Check checks that the schema of the primary works with this build. It returns
-// notify.KindConflict (store_schema, store_newer) if not, and KindUnavailable if no primary
-// answers.
+// Check returns nil if this build works with the schema of the primary. Otherwise it
+// returns notify.KindConflict with code store_schema or store_newer. If no primary answers,
+// it returns KindUnavailable.
 func (s *Store) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -61,16 +61,16 @@ func (s *Store) Check(ctx context.Context) error {
 	return checkSchema(have)
 }
 
-// querier is the common part of a pool, a connection and a transaction.
+// querier has the methods that a pool, a connection and a transaction share.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// withRetry calls fn with a context bounded by the timeout, and translates its error. If the
-// connection was dead before anything was sent, it calls fn once more: after a failover the
-// pool holds many dead connections.
+// withRetry calls fn with a context that ends after s.timeout, and translates the error of
+// fn. If the connection was dead before anything was sent, withRetry calls fn once more.
+// This helps after a failover, when the pool contains many dead connections.
 func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -81,8 +81,9 @@ func (s *Store) withRetry(ctx context.Context, fn func(ctx context.Context) erro
 	return s.handleError(err)
 }
 
-// handleError translates an error. If the server has become read-only, it is not the primary
-// any more: handleError drops all connections, so that new ones go to the new primary.
+// handleError translates an error. If the server refused a write because it is a standby,
+// it is not the primary any more. handleError then closes all connections, so that new
+// connections go to the new primary.
 func (s *Store) handleError(err error) error {
 	if readOnly(err) {
 		s.pool.Reset()
@@ -90,7 +91,7 @@ func (s *Store) handleError(err error) error {
 	return translate(err)
 }
 
-// queryOne reads one row into dst. ok is false if there is none.
+// queryOne reads one row into dst. ok is false if the query returns no row.
 func (s *Store) queryOne(ctx context.Context, dst []any, sql string, args ...any) (ok bool, err error) {
 	err = s.withRetry(ctx, func(ctx context.Context) error {
 		err := s.pool.QueryRow(ctx, sql, args...).Scan(dst...)
@@ -102,8 +103,8 @@ func (s *Store) queryOne(ctx context.Context, dst []any, sql string, args ...any
 	return ok, err
 }
 
-// queryAll calls scan for each row. It calls reset before each attempt, so that a retry
-// does not add the same rows twice.
+// queryAll calls scan for each row. It calls reset before each attempt. reset must discard
+// the rows of an earlier attempt, so that a retry does not add rows twice.
 func (s *Store) queryAll(ctx context.Context, scan func(pgx.Rows) error, reset func(), sql string, args ...any) error {
 	return s.withRetry(ctx, func(ctx context.Context) error {
 		reset()
@@ -144,8 +145,8 @@ func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	})
 }
 
-// SwapMeta implements engine.Meta. If its first answer is lost and the statement is sent
-// again, the second one finds value stored and returns true.
+// SwapMeta implements engine.Meta. If the answer of the statement is lost and the caller
+// tries again, the second statement finds that value is stored, and SwapMeta returns true.
 func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (stored bool, err error) {
 	if value == nil {
 		value = []byte{}
@@ -163,7 +164,8 @@ func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (sto
 	return stored, err
 }
 
-// changedError returns the error of a write that expected another version.
+// changedError returns the error of a write whose expected version is not the stored
+// version.
 func changedError(code, what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
 }

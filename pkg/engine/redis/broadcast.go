@@ -10,7 +10,7 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// listenQuiet is how long a listener receives nothing before it pings Redis.
+// listenQuiet is how long a listener waits for a message before it pings Redis.
 const listenQuiet = 5 * time.Second
 
 // broadcast implements engine.Broadcast with pub/sub. Each listener has its own connection.
@@ -26,8 +26,9 @@ func (b broadcast) Send(ctx context.Context, channel string, message []byte) err
 	return translate(b.s.c.Publish(ctx, b.channel(channel), message).Err())
 }
 
-// Listen calls fn with each message that is sent to channel after the call of ready. It
-// returns nil when ctx ends, or an error when the connection fails or the Store closes.
+// Listen calls ready when Redis has confirmed the subscription. After that it calls fn with
+// each message that is sent to channel. It returns nil when ctx ends, or an error when the
+// connection fails or the Store closes.
 func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn func(message []byte)) error {
 	ps := b.s.c.Subscribe(ctx)
 	returned := make(chan struct{}) // closed when Listen returns
@@ -38,10 +39,11 @@ func (b broadcast) Listen(ctx context.Context, channel string, ready func(), fn 
 		case <-b.s.closing:
 		case <-returned:
 		}
-		_ = ps.Close() // also ends a ReceiveTimeout that is under way
+		_ = ps.Close() // also ends a ReceiveTimeout that is running
 	})
 	err := ps.Subscribe(ctx, b.channel(channel))
-	// pinged: an answer of Redis is due within the timeout, to Subscribe or to a Ping.
+	// pinged is true while Redis has not answered Subscribe or Ping. Redis must then answer
+	// within the timeout.
 	for wait, pinged := b.s.cfg.Timeout, true; err == nil; {
 		var m any
 		m, err = ps.ReceiveTimeout(ctx, wait)

@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Config is the configuration of a Store. The fields with a koanf tag are the section redis
-// of the configuration file. Only the program sets the others.
+// Config is the configuration of a Store. The fields with a koanf tag are settings in the
+// section redis of the configuration file. The other fields are set only by the program.
 type Config struct {
 	Addresses        []string    `koanf:"addresses" is:"host:port" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
 	Mode             string      `koanf:"mode" default:"single" oneof:"single sentinel cluster" doc:"single, sentinel or cluster"`
@@ -27,14 +27,15 @@ type Config struct {
 
 	// SentinelPassword is the content of SentinelFile.
 	SentinelPassword string
-	// Timeout bounds each dial, read, write, and wait for a connection of the pool. The
-	// client retries a failed command once.
+	// Timeout is the longest time of each dial, each read, each write, and each wait for a
+	// connection of the pool. The client retries a failed command once.
 	Timeout time.Duration `default:"300ms" min:"10ms"`
 	// PoolSize is the greatest number of connections to one node.
 	PoolSize int `default:"32" min:"1"`
 	// Logger receives the log messages of the client.
 	Logger *slog.Logger `default:"discard"`
 
-	// clock replaces the server's clock in scripts. Tests set it, because their time jumps.
+	// clock replaces the server's clock in scripts. Only tests set clock, because in tests
+	// the time jumps.
 	clock func() time.Time
 }

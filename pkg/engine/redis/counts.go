@@ -7,7 +7,8 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// Counts is how many commands a Store has sent since Open. A script counts as one command.
+// Counts contains how many commands and round trips a Store has sent since Open. A script
+// counts as one command.
 type Counts struct {
 	Commands   int64
 	RoundTrips int64 // a pipeline is one round trip, however many commands it has

@@ -1,41 +1,45 @@
-// Package redis implements contracts for state that several processes share and may lose
-// for a moment: leases, heartbeats and broadcasts, token buckets and blocked accounts, the
-// seen-filter, idempotency keys, the spill buffer, and a delay queue. It talks to
-// one server, to a master behind sentinels, or to a cluster. Start reading at store.go.
+// Package redis implements contracts for state that several processes share: leases,
+// heartbeats and broadcasts, token buckets and blocked accounts, the seen-filter,
+// idempotency keys, the spill buffer, and a delay queue. The processes keep working if this
+// state is lost or unavailable for a short time. The package connects to one server, to a
+// master with sentinels, or to a cluster. Start reading at store.go.
 //
-// Every change of more than one value is a Lua script. Redis runs a script as one step, and
-// the script uses the server's clock (TIME), so the clocks of callers do not matter. The
-// keys of one script share a hash tag, so that a cluster keeps them on one node.
+// Every change of more than one value is a Lua script. Redis runs a script as one step. The
+// script uses the server's clock (TIME), so differences between the clocks of callers have
+// no effect. The keys of one script share a hash tag, so that a cluster keeps them on one
+// node.
 //
 //	<prefix>lease:<name>           owner; PX = the lease's ttl
 //	<prefix>beats:<group>          hash: owner -> last beat and expiry, µs, and value
-//	<prefix>bucket:<name>          hash: tokens, µs; PX = until it is full again
-//	<prefix>blocked:<account>      until, µs; PX = until then
-//	<prefix>{idem:<n>}:<hash>      hash: a reservation; PX = its Expires and an hour
-//	<prefix>{idem:<n>}:ends        sorted set: hash by Expires, for Purge
+//	<prefix>bucket:<name>          hash: tokens, µs; PX = time until the bucket is full
+//	<prefix>blocked:<account>      end of the block, µs; PX = time until then
+//	<prefix>{idem:<n>}:<hash>      hash: a reservation; PX = its Expires plus an hour
+//	<prefix>{idem:<n>}:ends        sorted set: hash, sorted by Expires, for Purge
 //	<prefix>{spill}:records        stream: spilled records; id = seq
 //	<prefix>{spill}:head           hash: last seq, bytes
 //	<prefix>{queue:<name>}:...     see queue.go
 //	<prefix>{seen:<name>}:...      see filter.go
-//	<prefix>channel:<name>         a channel of pub/sub: it keeps nothing
+//	<prefix>channel:<name>         a channel of pub/sub; it stores nothing
 //
 // # What is durable
 //
-// Redis answers before the write is on disk, unless appendfsync is always. With everysec, a
+// If appendfsync is not always, Redis answers before the write is on disk. With everysec, a
 // loss of power loses the writes of the last second. A failover loses the writes that the
-// replica had not received. An emptied Redis loses all. State that must not be lost is kept
-// elsewhere (terms, rows, the log), with one exception: a spilled record has no other copy.
-// So each Push of the spill buffer checks that the server fsyncs always or that a replica
-// has confirmed the write, and returns an error otherwise.
+// replica had not received. A Redis that was emptied has lost everything. State that must
+// not be lost is stored outside Redis (terms, rows, the log), with one exception: a spilled
+// record has no other copy. So each Push of the spill buffer checks that the server fsyncs
+// every write or that a replica has confirmed the write. If neither is true, Push returns
+// an error.
 //
-// Seqs of the spill buffer and ids of messages come from the server's clock and never
-// repeat. So a seq or receipt from before Redis was emptied never names a later record or
-// message.
+// Seqs of the spill buffer and ids of messages come from the server's clock and are never
+// used twice. After Redis was emptied, a seq or receipt from the time before never matches
+// a new record or message.
 //
 // # Failures
 //
-// A server that is down is noticed within about 0.4 s, a frozen one within 0.6 s
-// (Config.Timeout, one retry). Both are notify.KindUnavailable. So is a server that is full
-// or loading, and a replica, which refuses writes. docs/failures-cluster.md says what the program
-// does without Redis.
+// A call detects within about 0.4 s that the server is down, and within 0.6 s that the
+// server hangs (Config.Timeout, one retry). In both cases the call returns
+// notify.KindUnavailable. It returns the same error if the server is full or still loads
+// its data, or if the server is a replica, which refuses writes. docs/failures-cluster.md
+// says what the program does without Redis.
 package redis

@@ -14,18 +14,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// oldestMajor is the oldest major version of Redis that the tests run with.
+// oldestMajor is the oldest major version of Redis with which the tests run.
 const oldestMajor = 7
 
-// ClockOffset returns how far the server's clock is ahead of this process's. took is how
-// long the request ran. The error of offset is at most took/2.
+// ClockOffset reads the server's clock. offset is the time of the server's clock minus the
+// time of this process's clock. took is how long the request ran. The true offset differs
+// from offset by at most took/2.
 func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
 	offset, took, err = engine.AskClock(func() (time.Time, error) { return s.c.Time(ctx).Result() })
 	return offset, took, translate(err)
 }
 
-// Doctor checks every master: whether it answers, whether it may remove keys, and whether
-// its answers mean durable. It takes at most 10 s.
+// Doctor checks every master: whether it answers, whether it may evict keys when its memory
+// is full, and whether an acknowledged write is durable. Doctor takes at most 10 s.
 func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -102,7 +103,8 @@ func (s *Store) checkMaster(ctx context.Context, m *client.Client, fs *engine.Fi
 	fs.AddClock("redis clock "+addr, "warn", "", offset, took)
 }
 
-// masters returns a client of each master. It also fails if a single server does not answer.
+// masters returns a client for each master. If the configuration has a single server and
+// that server does not answer, masters returns an error.
 func (s *Store) masters(ctx context.Context) (out []*client.Client, err error) {
 	switch c := s.c.(type) {
 	case *client.Client:
@@ -119,7 +121,8 @@ func (s *Store) masters(ctx context.Context) (out []*client.Client, err error) {
 	return out, translate(err)
 }
 
-// serverNames returns the configured servers for a message. It contains no secret.
+// serverNames returns the names of the configured servers for an error message. The result
+// contains no secret.
 func (s *Store) serverNames() string {
 	addresses := strings.Join(s.cfg.Addresses, ", ")
 	if s.cfg.Master != "" {

@@ -11,27 +11,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Durability says how safe an acknowledged write of Redis is.
+// Durability says what Redis does to keep an acknowledged write.
 type Durability struct {
 	AOF      bool // appendonly yes
-	Fsync    bool // appendfsync always, also while the file is rewritten
+	Fsync    bool // appendfsync always, even while Redis rewrites the file
 	Replicas int  // connected replicas
-	// Unknown is set if the server refuses to show its settings. Then only replicas count.
+	// Unknown is true if the server refuses to show its settings. AOF and Fsync are then
+	// false, so only Replicas says how safe a write is.
 	Unknown bool
 }
 
 // Always reports whether every acknowledged write is on disk.
 func (d Durability) Always() bool { return d.AOF && d.Fsync }
 
-// Durable reports whether the spill buffer may accept records: Redis fsyncs always, or a
-// replica is connected that can confirm a write. Both may change at any time, so Push
-// checks them again each time.
+// Durable reports whether the spill buffer may accept records. It may if Redis fsyncs every
+// write, or if a replica is connected that can confirm a write. Both conditions may change
+// at any time, so each Push checks them again.
 func (s *Store) Durable(ctx context.Context) (bool, error) {
 	d, err := s.Durability(ctx)
 	return d.Always() || d.Replicas > 0, err
 }
 
-// Durability returns the durability of the node that holds the spill buffer.
+// Durability returns the durability of the node on which the spill buffer is.
 func (s *Store) Durability(ctx context.Context) (Durability, error) {
 	node, err := s.nodeForKey(ctx, s.key(spillTag))
 	if err != nil {
@@ -66,7 +67,7 @@ func (d *Durability) readSettings(settings map[string]string) {
 	d.Fsync = settings["appendfsync"] == "always" && settings["no-appendfsync-on-rewrite"] == "no"
 }
 
-// infoField returns the value of a field of INFO; empty if there is none.
+// infoField returns the value of a field of INFO; empty if INFO does not have the field.
 func infoField(info, name string) string {
 	for line := range strings.Lines(info) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && k == name {
@@ -76,8 +77,8 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// nodeForKey returns a client of the node that holds a key. The commands of one pipeline of
-// that client reach the same server.
+// nodeForKey returns a client of the node on which a key is. All commands of one pipeline
+// of that client reach the same server.
 func (s *Store) nodeForKey(ctx context.Context, key string) (*client.Client, error) {
 	switch c := s.c.(type) {
 	case *client.Client:

@@ -10,13 +10,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// retryAfter is the Retry-After of errors while Redis is unavailable. A restart takes
-// seconds, a failover by sentinels about three.
+// retryAfter is the Retry-After of errors while Redis is unavailable. A restart takes a few
+// seconds, and a failover by sentinels takes about 3 s.
 const retryAfter = 2 * time.Second
 
-// refusals are error messages of a server, by prefix, that only an operator can end: the
-// settings of the server or of this process are wrong, or the server is full. Callers get
-// notify.KindUnavailable; the code tells the operator what to repair.
+// refusals lists the errors of a server that only an operator can repair. The settings of
+// the server or of this process are wrong, or the server is full. An entry has the prefix
+// of the error message and an error code. Callers get notify.KindUnavailable with this
+// error code, which tells the operator what to repair.
 var refusals = []struct{ prefix, code string }{
 	{"NOAUTH", "redis_refused"},
 	{"WRONGPASS", "redis_refused"},

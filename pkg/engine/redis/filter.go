@@ -14,64 +14,72 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The keys of a filter, all under one hash tag:
+// A filter has these keys, all with one hash tag:
 //
 //	mark        hash: since (µs), of (the server's run id and the filter's size), turn
 //	            (number of the newer window), and the window of each bitmap
-//	<part>a, b  two bitmaps, one for each generation. Add sets bits in the newer. After a
-//	            window the older one is removed and becomes the newer, empty.
+//	<part>a, b  two bitmaps, one for each generation. Add sets bits in the newer bitmap.
+//	            At the end of a window the older bitmap is removed, and an empty bitmap
+//	            with its key becomes the newer bitmap.
 //
-// The filter is complete since the later of since and the begin of the older generation.
-// A script sets since to now
-//   - if there is no mark: Redis was emptied;
-//   - if the mark is of another run of the server, which may have lost the last second, or
-//     of another server, a replica that may lag;
-//   - if the mark has another size: a process with other settings sets other bits;
-//   - if an expected bitmap is missing: it was evicted.
+// The filter is complete since the later of two times: the field since of the mark, and the
+// begin of the older generation. A script sets the field since to the current time
+//   - if the mark is missing: Redis was emptied;
+//   - if the mark has the run id of another process of the server. The server was restarted
+//     and may have lost the writes of the last second. Or a replica is now the master and
+//     may lack the latest writes;
+//   - if the mark has another size: a process with other settings has set other bits;
+//   - if a bitmap of the mark is missing: Redis evicted it.
 //
-// So a filter never reports an id as unseen that may have been lost in these ways. One case
-// remains: the add of an id fails, and the worker dies before it calls Incomplete, while
-// the server lives.
+// So an id that was lost in one of these ways was added before the filter was complete. For
+// such an id callers do not rely on the filter. One case remains: the Add of an id fails,
+// and the worker dies before it calls Incomplete, while the server continues to run. The
+// filter then says about this id that it was never added.
 
-// FilterConfig sizes a filter. All processes that share a filter must use the same values.
+// FilterConfig determines the size of a filter. All processes that share a filter must use
+// the same values.
 type FilterConfig struct {
-	Name   string        // of the filter
-	Rate   float64       // sustained ids per second, above 0
-	Window time.Duration // ids are remembered at least so long; 1 s or more
+	Name   string        // name of the filter
+	Rate   float64       // average number of ids per second; greater than 0
+	Window time.Duration // an id is remembered at least this long; 1 s or more
 }
 
-// partBits is the greatest size of one bitmap. Redis fills a new bitmap with zeros while all
-// other clients wait; this size takes 1 ms (measured).
+// partBits is the greatest number of bits of one bitmap. While Redis fills a new bitmap
+// with zeros, all other clients wait. A bitmap of this size takes 1 ms (measured).
 const partBits = 1 << 25
 
-// falsePositives is the share of ids that were never added but that Seen reports as
-// perhaps added, when both generations are full.
+// falsePositives is the share of false positives when both generations are full. A false
+// positive is an id that was never added but that Seen reports as perhaps added.
 const falsePositives = 0.02
 
-// idsPerCall bounds how long one command blocks all other clients: 0.4 ms.
+// idsPerCall is the greatest number of ids of one command. A command with this number of
+// ids blocks all other clients for 0.4 ms.
 const idsPerCall = 200
 
-// Filter is a store.Filter that all processes share that use its name.
+// Filter is a store.Filter. All processes that use the same name share one filter.
 type Filter struct {
 	s      *Store
 	tag    string // prefix of its keys
 	window time.Duration
 	parts  uint64
-	bits   uint64 // of a part; bit 0 is always set and shows that the bitmap exists
+	// bits is the number of bits of a part. Bit 0 is always set, to show that the bitmap
+	// exists.
+	bits   uint64
 	hashes int    // bits that an id sets
 	size   string // stored in the mark
-	// newestWindow is the number of the newer generation's window, as Add saw it last. Add
-	// chooses the bitmap by it before it knows the current one.
+	// newestWindow is the number of the newer generation's window that the last Add got
+	// from Redis. Add uses this number to choose the bitmap, because it learns the current
+	// number only from the answer of its script.
 	newestWindow atomic.Int64
 }
 
-// filterUpdate removes the bitmaps of a part whose window is over, creates the newer one,
-// and updates the mark. KEYS: mark, a, b. ARGV: window in µs, size, part, and 1 for
-// Incomplete. It returns the number of the newer window, and since when the filter is
-// complete.
+// filterUpdate works on one part. It removes bitmaps whose window is over, creates the
+// bitmap of the newer generation, and updates the mark. KEYS: mark, a, b. ARGV: window in
+// µs, size, part, and 1 if Incomplete calls it, otherwise 0. It returns the number of the
+// newer window, and the time in µs since which the filter is complete.
 //
-// Plain commands in the same transaction read and set the bits. To pass thousands of bits
-// through Lua takes four times as long.
+// The script does not read or set the bits of ids. Plain commands in the same transaction
+// do that, because thousands of bits in a Lua script take four times as long.
 var filterUpdate = script(`
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local of, window, part = run .. ' ' .. ARGV[3], tonumber(ARGV[2]), ARGV[4]
@@ -108,8 +116,9 @@ func (f *Filter) keys(part uint64) []string {
 	return []string{f.tag + "mark", fmt.Sprintf("%s%da", f.tag, part), fmt.Sprintf("%s%db", f.tag, part)}
 }
 
-// transact runs filterUpdate on a part, and then the commands that put adds, in one
-// transaction. a and b are the keys of the bitmaps. window is the number of the newer window.
+// transact runs one transaction: filterUpdate on a part, and after it the commands that the
+// function put adds. put gets the keys a and b of the two bitmaps. window is the number of
+// the newer window.
 func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, put func(p client.Pipeliner, a, b string)) (window int64, complete time.Time, err error) {
 	if ctx.Err() != nil {
 		return 0, complete, translate(context.Cause(ctx))
@@ -128,8 +137,9 @@ func (f *Filter) transact(ctx context.Context, part uint64, incomplete int, put 
 	return asInt(element(l, 0)), time.UnixMicro(asInt(element(l, 1))), translate(err)
 }
 
-// eachCall splits ids by part, and each part into pieces of at most idsPerCall ids. It calls
-// fn for all pieces at the same time, with the indexes of the ids.
+// eachCall groups ids by part and divides each group into pieces of at most idsPerCall ids.
+// It calls fn for all pieces concurrently. indexes are the positions in ids of the ids of a
+// piece.
 func (f *Filter) eachCall(ids []uint64, fn func(part uint64, indexes []int) error) error {
 	byPart := make([][]int, f.parts)
 	for i, id := range ids {
@@ -145,9 +155,10 @@ func (f *Filter) eachCall(ids []uint64, fn func(part uint64, indexes []int) erro
 	return g.Wait()
 }
 
-// eachBit calls fn with the number of each bit of an id in its part.
+// eachBit calls fn with the number of each bit of an id. The number counts from the begin
+// of the id's part.
 func (f *Filter) eachBit(id uint64, fn func(bit uint64)) {
-	id = notify.Mix(id) // otherwise the bits that chose the part would also choose the bits in it
+	id = notify.Mix(id) // otherwise the same bits of id would choose the part and the bits in the part
 	step := notify.Mix(id) | 1
 	for range f.hashes {
 		fn(1 + id%(f.bits-1))
@@ -155,7 +166,7 @@ func (f *Filter) eachBit(id uint64, fn func(bit uint64)) {
 	}
 }
 
-// Add remembers ids for at least the filter's window.
+// Add adds ids to the filter, which remembers them for at least its window.
 func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 	return f.eachCall(ids, func(part uint64, indexes []int) error {
 		args := make([]any, 0, 4*len(indexes)*f.hashes)
@@ -170,15 +181,15 @@ func (f *Filter) Add(ctx context.Context, ids []uint64) error {
 			if err != nil || window&1 == guess&1 {
 				return err
 			}
-			// The bits went into the older generation, where they only raise the share of
-			// false positives. Set them again in the newer one.
+			// The bits were set in the older generation, where they only raise the share of
+			// false positives. Set them again in the newer generation.
 			f.newestWindow.Store(window)
 		}
 	})
 }
 
-// Seen reports for each id whether it may have been added. complete is since when the
-// filter is complete; Seen also returns it when it is called without ids.
+// Seen reports for each id whether it may have been added. complete is the time since which
+// the filter is complete. Seen also returns complete if ids is empty.
 func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete time.Time, err error) {
 	maybe = make([]bool, len(ids))
 	var mu sync.Mutex // guards maybe and complete
@@ -230,7 +241,8 @@ func (f *Filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 	return maybe, complete, nil
 }
 
-// Incomplete records that an id may be missing: the filter is complete only from now on.
+// Incomplete stores in the mark that an id may be missing. From then on, the filter is
+// complete only since the time of this call.
 func (f *Filter) Incomplete(ctx context.Context) error {
 	_, _, err := f.transact(ctx, 0, 1, func(client.Pipeliner, string, string) {})
 	return err

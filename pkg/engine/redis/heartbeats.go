@@ -11,16 +11,20 @@ import (
 
 type heartbeats struct{ s *Store }
 
-// groupState is Lua code at the beginning of beatScript and aliveScript. KEYS[1] is a hash
-// of the members: owner -> from:to:value. Times are in µs since 1970. An earlier release
-// writes members without a value.
+// groupState is the Lua code with which beatScript and aliveScript begin. KEYS[1] is a hash
+// of the members: owner -> from:to:value. from is the time of the last beat and to is when
+// the member expires, both in µs since 1970. An earlier release writes members without a
+// value.
 //
-// The field "" of the hash holds the group's version, the counted number of members, and the
-// time before which no member expires. An earlier release takes this field for a member
-// without a recent beat. So a beat normally reads one member. It reads all members only
-//   - when that time has come: about once per ttl, whatever the number of members;
-//   - when the number of members is not the counted one: a member has left, or a process of
-//     an earlier release, which does not count, has joined.
+// The field "" of the hash contains the group's version, the counted number of members, and
+// a time before which no member expires. An earlier release treats this field as a member
+// without a recent beat. Because of this field, a beat normally reads only one member. It
+// reads all members only
+//   - when that time is over. This happens about once per ttl, even if the group has many
+//     members;
+//   - when the number of members differs from the counted number. Either a member has left,
+//     or a process of an earlier release has joined, which does not update the counted
+//     number.
 const groupState = `
 local before = redis.call('HGET', KEYS[1], '') or ''
 local version, counted, expires = string.match(before, '^0:%d+:(%d+):(%d+):(%d+)$')
@@ -55,7 +59,7 @@ end
 `
 
 var (
-	// The key lives as long as the member that expires last.
+	// The key expires no earlier than its last member.
 	beatScript = script(groupState + `
 local was, to = redis.call('HGET', KEYS[1], ARGV[2]), now + ARGV[4]
 redis.call('HSET', KEYS[1], ARGV[2], string.format('%.0f:%.0f:', now, to) .. ARGV[3])
@@ -91,8 +95,8 @@ func (h heartbeats) Beat(ctx context.Context, group, owner, value string, ttl ti
 	return asInt(v), err
 }
 
-// Alive returns the members of group, ordered by owner, and its version. If known is still
-// the version, it returns no members.
+// Alive returns the members of group, ordered by owner, and the version of the group. If
+// the group still has the version known, Alive returns no members.
 func (h heartbeats) Alive(ctx context.Context, group string, known int64) (out []engine.Heartbeat, version int64, err error) {
 	v, err := h.s.run(ctx, aliveScript, h.keys(group), known)
 	if err != nil {
@@ -109,7 +113,7 @@ func (h heartbeats) Alive(ctx context.Context, group string, known int64) (out [
 	return out, version, nil
 }
 
-// Leave ends owner's membership before its ttl is over.
+// Leave ends the membership of owner before its ttl is over.
 func (h heartbeats) Leave(ctx context.Context, group, owner string) error {
 	_, err := h.s.run(ctx, leaveScript, h.keys(group), owner)
 	return err

@@ -19,17 +19,19 @@ import (
 // Idem implements request.Idem.
 type Idem struct{ s *Store }
 
-// idemParts is the number of hash tags that keys are spread over, so that the nodes of a
-// cluster share them. A change of this number loses the stored keys.
+// idemParts is the number of hash tags over which the keys are spread, so that every node
+// of a cluster has some of the keys. If this number changes, the stored keys are not found
+// any more.
 const idemParts = 32
 
-// purgeGrace is how long after its Expires the server keeps a key that Purge has not
-// removed, in ms.
+// purgeGrace is how long the server keeps a key after its Expires, in ms. Purge normally
+// removes the key before that.
 const purgeGrace = 3_600_000
 
-// newToken returns a token for one transition, which is stored with it. The client resends
-// a command whose answer does not come in time. A resent command that finds its own token
-// knows that it has been applied already.
+// newToken returns a random token for one change of a reservation. The change stores the
+// token in the reservation. If an answer does not arrive in time, the client sends the
+// command again. If the second command finds its own token in the reservation, the first
+// command was applied, and the second command changes nothing.
 func newToken() string {
 	var b [12]byte
 	_, _ = rand.Read(b[:])
@@ -38,9 +40,9 @@ func newToken() string {
 
 var (
 	// KEYS: reservation, ends. ARGV: token, member, now, ttl, then the 13 values of
-	// reservationFields. It returns the stored fields if the key is taken. Each call also
-	// removes up to two members of ends whose keys have expired in the server, so that ends
-	// does not grow while no process purges.
+	// reservationFields. It returns the stored fields if the key is in use. Each call also
+	// removes up to two members of ends whose keys have expired in the server. So ends does
+	// not grow without limit if no process calls Purge.
 	idemReserve = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
 if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then
@@ -87,8 +89,9 @@ if have[1] and (have[1] ~= '0' or have[2] ~= ARGV[2] or have[3] ~= ARGV[3]) then
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return 1`)
-	// KEYS: ends. ARGV: prefix of reservations, now, most. It returns how many members it
-	// removed from ends, and how many of their keys still existed.
+	// KEYS: ends. ARGV: prefix of reservations, now, greatest number of members to remove.
+	// It returns how many members it removed from ends, and how many reservations of these
+	// members still existed.
 	idemPurge = client.NewScript(`
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
 local n = 0
@@ -102,8 +105,9 @@ const (
 	longestTTL = `100000000000` // ms: three years
 )
 
-// keys returns the two Redis keys of a reservation, and its member in the second one. The
-// member is a hash, because callers choose their keys and a key may contain private data.
+// keys returns the two Redis keys of a reservation, and the member of the reservation in
+// the sorted set of the second key. The member is a hash, because callers choose their
+// idempotency keys and such a key may contain private data.
 func (i Idem) keys(k engine.IdemKey) (keys []string, member string) {
 	h := sha256.New()
 	var n [8]byte
@@ -148,8 +152,8 @@ func (i Idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (eng
 	return r, true, nil
 }
 
-// serverTTL returns how long the server keeps a key, in ms. It is relative to the caller's
-// now, because the clocks of the caller and the server may differ.
+// serverTTL returns how long the server keeps a key, in ms. It computes the time from the
+// caller's now, because the clocks of the caller and the server may differ.
 func serverTTL(expires, now int64) int64 {
 	left := uint64(0)
 	if expires > now {
@@ -188,15 +192,16 @@ func parseReservation(key engine.IdemKey, l []any) (r engine.Reservation, err er
 	return r, nil
 }
 
-// TakeOver makes owner the owner until leaseUntil if the stored reservation is not done and
-// its owner and lease are those of old. It returns false if another process was faster.
+// TakeOver makes owner the owner of the reservation until leaseUntil. It does this only if
+// the stored reservation is not done and has the same owner and lease as old. Otherwise
+// another process was faster, and TakeOver returns false.
 func (i Idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
 	keys, _ := i.keys(old.Key)
 	return i.runBool(ctx, idemTakeOver, keys[:1], newToken(), old.Owner, old.LeaseUntil, owner, leaseUntil)
 }
 
-// Freeze stores the layout of a reservation that r.Owner holds. It returns
-// notify.KindConflict if that owner does not hold it any more.
+// Freeze stores the layout of a reservation: Fire, Partitions, BlockSize and Version of r.
+// It returns notify.KindConflict if r.Owner is not the owner of the reservation any more.
 func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	keys, _ := i.keys(r.Key)
 	ok, err := i.runBool(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))
@@ -206,8 +211,8 @@ func (i Idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	return err
 }
 
-// Finish stores the answer of a reservation. It returns notify.KindNotFound if there is no
-// reservation.
+// Finish stores the answer of a reservation. It returns notify.KindNotFound if the
+// reservation does not exist.
 func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
 	keys, member := i.keys(key)
 	ok, err := i.runBool(ctx, idemFinish, keys, member, status, body, expires, purgeGrace)
@@ -217,8 +222,9 @@ func (i Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	return err
 }
 
-// Release removes a reservation that held's owner holds and that stored nothing. It returns
-// notify.KindConflict if the request was answered or another owner holds the reservation.
+// Release removes the reservation with the key of held. Its owner calls Release if the
+// request has stored nothing. Release returns notify.KindConflict if the request was
+// answered or the reservation has another owner or lease.
 func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 	keys, member := i.keys(held.Key)
 	ok, err := i.runBool(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
@@ -229,7 +235,7 @@ func (i Idem) Release(ctx context.Context, held engine.Reservation) error {
 }
 
 // Purge removes keys with Expires <= now and returns how many it removed. It does not count
-// keys that have expired in the server before.
+// keys that had already expired in the server.
 func (i Idem) Purge(ctx context.Context, now int64) (n int, err error) {
 	const most = 500
 	for part := range idemParts {

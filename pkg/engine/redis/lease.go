@@ -33,17 +33,18 @@ func (l lease) runBool(ctx context.Context, sc *client.Script, name, owner strin
 	return n == 1, translate(err)
 }
 
-// Acquire takes the lease for ttl if it is free or owner already holds it.
+// Acquire gives the lease to owner for ttl and returns true if the lease is free or owner
+// already has it.
 func (l lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return l.runBool(ctx, leaseAcquire, name, owner, ttl)
 }
 
-// Renew prolongs the lease to ttl from now if owner still holds it.
+// Renew makes the lease end at now plus ttl and returns true if owner still has the lease.
 func (l lease) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
 	return l.runBool(ctx, leaseRenew, name, owner, ttl)
 }
 
-// Release frees the lease if owner still holds it.
+// Release frees the lease if owner still has it.
 func (l lease) Release(ctx context.Context, name, owner string) error {
 	_, err := l.runBool(ctx, leaseRelease, name, owner, 0)
 	return err

@@ -18,7 +18,7 @@ type Limits struct{ s *Store }
 var (
 	// KEYS: bucket. ARGV: n, rate, burst. Lua truncates the numbers that it returns and
 	// prints only 14 digits, so tokens are stored as strings of 17 digits. The key of a
-	// bucket expires once the bucket is full again. A bucket with rate 0 is kept for ever.
+	// bucket expires when the bucket is full again. A bucket with rate 0 never expires.
 	takeTokens = script(`
 local n, rate, burst = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local have = redis.call('HMGET', KEYS[1], 'tokens', 'at')
@@ -51,10 +51,11 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', math.ceil((to - 
 return 1`)
 )
 
-// Take takes up to n tokens from a bucket that is refilled at rate per second up to burst.
-// It returns how many it took. If these are fewer than n, wait is the time until the next
-// token. A new bucket is full. A bucket with a rate of 0 or less is never refilled. Take
-// returns notify.KindInvalid if burst is below 1.
+// Take removes up to n tokens from a bucket and returns how many it removed. The bucket is
+// refilled with rate tokens per second and holds at most burst tokens. If Take removed
+// fewer than n tokens, wait is the time until the next token. A new bucket is full. A
+// bucket with a rate of 0 or less is never refilled. Take returns notify.KindInvalid if n
+// is negative, burst is less than 1 or rate is not a number.
 func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
 		return 0, 0, notify.Invalid("bad_limit", "burst", "a bucket holds at least one token")
@@ -71,14 +72,15 @@ func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, bu
 	return int(asInt(element(asList(v), 0))), time.Duration(us) * time.Microsecond, nil
 }
 
-// Block marks an account as blocked until a time, with a precision of a microsecond. A time
-// before the stored one changes nothing.
+// Block stores that an account is blocked until a time, with a precision of a microsecond.
+// If the stored time is later, Block changes nothing.
 func (l Limits) Block(ctx context.Context, account string, until time.Time) error {
 	_, err := l.s.run(ctx, blockAccount, []string{l.s.key("blocked:" + account)}, until.UnixMicro())
 	return err
 }
 
-// Blocked returns until when each account is blocked; the zero time for one that is not.
+// Blocked returns for each account when its block ends. It returns the zero time for an
+// account that is not blocked.
 func (l Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
@@ -103,7 +105,7 @@ func (l Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, er
 		default:
 			out[i] = time.UnixMicro(us)
 			if clock := l.s.cfg.clock; clock != nil && !out[i].After(clock()) {
-				out[i] = time.Time{} // by the clock of the test the key has expired
+				out[i] = time.Time{} // according to the test's clock the key has expired
 			}
 		}
 	}

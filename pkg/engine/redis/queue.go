@@ -12,22 +12,23 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// The keys of a queue, all under one hash tag:
+// A queue has these keys, all with one hash tag:
 //
-//	due:0, due:1   sorted sets, one for each lane: id by the time it becomes visible, µs
-//	held           sorted set: id of a received message by the end of its visibility
-//	last           sorted set: id of a message released after its last receive, by the
-//	               end of its delay; it becomes dead then
-//	dead           sorted set: id by id
+//	due:0, due:1   sorted sets, one for each lane: id of a waiting message, sorted by the
+//	               time when the message becomes visible, µs
+//	held           sorted set: id of a received message, sorted by the end of its visibility
+//	last           sorted set: id of a message released after its last receive, sorted by the
+//	               end of its delay; at that time the message becomes dead
+//	dead           sorted set: id of a dead message, sorted by id
 //	bodies, rows   hashes: id -> body; id -> receives:enqueued:lane
-//	head           hash: last id, turn of the lanes, messages in the backlog lane
-//	wake           stream: gets an entry when a message becomes visible earlier than all
-//	               others; receivers wait for an entry
+//	head           hash: last id, turn of the lanes, number of messages in the backlog lane
+//	wake           stream: gets an entry when a message becomes visible earlier than all other
+//	               messages; receivers wait for an entry
 //
-// An id has 16 digits, so that the order of its text is the order of its number. Messages
-// that become visible at the same time are received in the order of their age. Every script
-// first moves the messages whose time has come: those whose visibility has ended become
-// visible or dead.
+// An id has 16 digits, so that sorting ids as text sorts them as numbers. If messages
+// become visible at the same time, the oldest message is received first. Every script first
+// moves the messages whose time in the sorted sets held and last is over. Such a message
+// becomes visible again, or dead if it was received maxReceives times.
 
 // queue implements engine.Queue.
 type queue struct {
@@ -38,11 +39,11 @@ type queue struct {
 	wake        wake
 }
 
-// queueScript returns a script over all keys of a queue. ARGV[2] is maxReceives. Scripts
-// that may make a message visible earlier return the id of the stream entry that they
-// added; empty: none. Scripts send one command for many messages where they can: with one
-// command for each field of each message, a message took 43 us of the server's CPU, now 26
-// (BenchmarkQueue, at a load of 25).
+// queueScript returns a script that uses all keys of a queue. ARGV[2] is maxReceives. A
+// script that may make a message visible earlier returns the id of the entry that it added
+// to the stream wake; empty if it added no entry. Where possible, a script runs one command
+// for many messages. With one command for each field of each message, a message took 43 us
+// of the server's CPU. Now it takes 26 us (BenchmarkQueue, at a load of 25).
 func queueScript(lua string) *client.Script {
 	return script(`
 local lanes = {[0] = KEYS[1], [1] = KEYS[2]}
@@ -143,9 +144,9 @@ if #due[1] > 0 then redis.call('HINCRBY', head, 'backlog', #due[1] / 2) end
 redis.call('HSET', head, 'id', string.format('%.0f', id))
 if soonest and (not before or soonest < before) then wake = wakeAll() end
 return wake`)
-	// Further ARGV: max, visibility in µs, share. It returns the deliveries. If there are
-	// none, it returns in how many µs the next message is due (-1: there is none) and the
-	// id of the last entry of the stream.
+	// Further ARGV: max, visibility in µs, share. It returns the deliveries. If no message
+	// is ready, it returns in how many µs the next message becomes due and the id of the
+	// last entry of the stream. The number is -1 if no message waits.
 	queueReceive = queueScript(`
 local most, share = tonumber(ARGV[3]), tonumber(ARGV[5])
 local due = {}
@@ -230,8 +231,9 @@ redis.call('ZREM', held, id)
 if r >= maxReceives then redis.call('ZADD', last, at, id) else redis.call('ZADD', lanes[l], at, id) end
 if at < before then return wakeAll() end
 return ''`)
-	// It returns the counts ready, delayed, in flight, dead and backlog, and the enqueue
-	// time of the oldest among the first thousand ready messages of each lane.
+	// It returns the numbers of messages that are ready, delayed, in flight, dead and in
+	// the backlog lane. It also returns the enqueue time of the oldest ready message. To
+	// find that message it reads only the first thousand ready messages of each lane.
 	queueDepth = queueScript(`
 local ready, all, oldest = 0, 0, ''
 for l = 0, 1 do
@@ -250,13 +252,14 @@ return {ready, all - ready + redis.call('ZCARD', last), redis.call('ZCARD', held
   redis.call('HGET', head, 'backlog') or '0', oldest}`)
 )
 
-// run runs a script over the keys of the queue.
+// run runs a script with the keys of the queue.
 func (q *queue) run(ctx context.Context, sc *client.Script, args ...any) (any, error) {
 	return q.s.run(ctx, sc, q.keys, append([]any{q.maxReceives}, args...)...)
 }
 
-// runAndWake runs a script that may make a message visible earlier. It wakes the receivers
-// of this process at once, without a round trip through the stream.
+// runAndWake runs a script that may make a message visible earlier. If the script added an
+// entry to the stream, runAndWake wakes the receivers of this process at once. They do not
+// wait until they read the entry from the stream.
 func (q *queue) runAndWake(ctx context.Context, sc *client.Script, args ...any) error {
 	v, err := q.run(ctx, sc, args...)
 	if id := asString(v); err == nil && id != "" {
@@ -265,7 +268,7 @@ func (q *queue) runAndWake(ctx context.Context, sc *client.Script, args ...any) 
 	return err
 }
 
-// Enqueue stores messages, all or none.
+// Enqueue stores all messages or none.
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	if err := engine.CheckMessages(ms); err != nil {
 		return err
@@ -284,8 +287,8 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return q.runAndWake(ctx, queueEnqueue, args...)
 }
 
-// Receive waits until a message is ready or ctx ends. It returns up to max messages and
-// hides them for visibility.
+// Receive waits until a message is ready or ctx ends. It returns up to max messages. For
+// the time visibility, no other Receive returns these messages.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
 	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
@@ -293,8 +296,8 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	q.wake.addReceiver()
 	defer q.wake.removeReceiver()
 	for ctx.Err() == nil {
-		// Do not cancel the script: if its answer is lost, no process has the messages until
-		// their visibility ends.
+		// The end of ctx does not cancel the script. If the answer of the script were lost,
+		// no process would work on its messages until their visibility ends.
 		v, err := q.run(context.WithoutCancel(ctx), queueReceive, max, ceilMicros(visibility), engine.BacklogShare)
 		if err != nil {
 			return nil, err
@@ -320,7 +323,7 @@ func deliveries(l []any) (out []engine.Delivery) {
 	return out
 }
 
-// Extend sets the end of the deliveries' visibility to that long from now.
+// Extend sets the end of visibility of the deliveries to now plus visibility.
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
 	if err := engine.CheckVisibility(visibility); err != nil || len(receipts) == 0 {
 		return err
@@ -328,7 +331,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	return q.runAndWake(ctx, queueExtend, append([]any{ceilMicros(visibility)}, toAnys(receipts)...)...)
 }
 
-// Ack removes messages.
+// Ack removes the messages of receipts.
 func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	if len(receipts) == 0 {
 		return nil
@@ -345,7 +348,8 @@ func toAnys(in []string) []any {
 	return out
 }
 
-// Release makes a message ready again after delay. The receive still counts.
+// Release makes a message ready again after delay. The receive still counts towards
+// maxReceives.
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
 	if err := engine.CheckDelay(delay); err != nil {
 		return err
@@ -353,7 +357,8 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	return q.runAndWake(ctx, queueRelease, receipt, ceilMicros(delay))
 }
 
-// Depth counts the messages. Oldest is among the first thousand ready messages of each lane.
+// Depth counts the messages. For Oldest it reads only the first thousand ready messages of
+// each lane.
 func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	v, err := q.run(ctx, queueDepth)
 	if err != nil {
@@ -370,8 +375,8 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 }
 
 // QueueBodies calls fn with the body of every message that is in the named queue during the
-// whole call, dead messages included. It may call fn twice for a message. It returns the
-// error of fn.
+// whole call. It includes dead messages. It may call fn twice for the same message. It
+// stops when fn returns an error, and returns that error.
 func (s *Store) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
 	key := s.key("{queue:" + name + "}:bodies")
 	for cursor := uint64(0); ; {
@@ -390,7 +395,7 @@ func (s *Store) QueueBodies(ctx context.Context, name string, fn func(body []byt
 	}
 }
 
-// streamIDAfter reports whether id a of a stream comes after id b.
+// streamIDAfter reports whether the stream id a is later than the stream id b.
 func streamIDAfter(a, b string) bool {
 	ams, aseq := streamID(a)
 	bms, bseq := streamID(b)

@@ -12,10 +12,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Spill is the spill buffer: a stream whose ids are the seqs. The size of a record is the
-// bytes of its topic, key and value. A seq is the server's time in µs, or one more than the
-// seq before. So seqs still rise after Redis was emptied: the Drop of a process that had
-// peeked before removes no later record.
+// Spill is the spill buffer. It is a stream whose ids are the seqs. The size of a record is
+// the number of bytes of its topic, key and value. A seq is the server's time in µs. If
+// that is not greater than the previous seq, it is the previous seq plus 1. So new seqs are
+// greater than old seqs even after Redis was emptied. If a process has peeked before Redis
+// was emptied and calls Drop after that, Drop removes no new record.
 type Spill struct{ s *Store }
 
 const spillTag = "{spill}:"
@@ -34,7 +35,8 @@ for i = 4, #ARGV, 5 do
 end
 redis.call('HSET', KEYS[2], 'seq', string.format('%.0f', seq), 'bytes', string.format('%.0f', bytes + size))
 return 1`)
-	// KEYS: records, head. ARGV: id, most. It returns how many records it removed.
+	// KEYS: records, head. ARGV: id of the last record to remove, greatest number of
+	// records to remove. It returns how many records it removed.
 	spillDrop = script(`
 local recs = redis.call('XRANGE', KEYS[1], '-', ARGV[2], 'COUNT', ARGV[3])
 if #recs == 0 then return 0 end
@@ -47,8 +49,8 @@ end
 local bytes = tonumber(redis.call('HGET', KEYS[2], 'bytes')) or 0
 redis.call('HSET', KEYS[2], 'bytes', string.format('%.0f', math.max(bytes - size, 0)))
 return #recs`)
-	// KEYS: records, head. It returns the number of records, their bytes, and the at of the
-	// oldest record.
+	// KEYS: records, head. It returns the number of records, the number of their bytes, and
+	// the time at of the oldest record.
 	spillStats = script(`
 local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)
 local at = '0'
@@ -61,9 +63,11 @@ func (p Spill) keys() []string {
 }
 
 // Push stores records in order. It returns notify.KindUnavailable
-//   - with code spill_full if the buffer would exceed limit bytes; nothing is stored;
-//   - with code spill_not_durable if Redis neither fsyncs always nor has a replica, and
-//     nothing is stored; or if no replica confirmed in time, and the records may be stored.
+//   - with code spill_full if the buffer would become larger than limit bytes. No record is
+//     stored;
+//   - with code spill_not_durable if Redis neither fsyncs every write nor has a replica. No
+//     record is stored. Push also returns this code if no replica confirmed the records in
+//     time. In that case the records may be stored.
 func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
 	if len(recs) == 0 {
 		return nil
@@ -88,8 +92,9 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 	}
 	args[2] = size
 
-	// The commands use one connection: WAIT counts only replicas that have the writes of its
-	// own connection, and the settings must be those of the server that stored the records.
+	// All commands use the same connection. WAIT counts only the replicas that have the
+	// writes of its own connection. And ConfigGet must read the settings of the server that
+	// stored the records.
 	var push *client.Cmd
 	var settings *client.MapStringStringCmd
 	var confirmed *client.Cmd
@@ -125,15 +130,16 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 
 func notDurable(err error) error { return notify.Unavailable("spill_not_durable", retryAfter, err) }
 
-// reloadIfMoved reloads the layout of the cluster if err says that a key has moved to
-// another node. The client of one node cannot follow the key by itself.
+// reloadIfMoved reloads the layout of the cluster if err says that a key is now on another
+// node or that the node has become a replica. The client of one node cannot find the new
+// node itself.
 func reloadIfMoved(ctx context.Context, s *Store, err error) {
 	if c, ok := s.c.(*client.ClusterClient); ok && (client.HasErrorPrefix(err, "MOVED") || client.HasErrorPrefix(err, "READONLY")) {
 		c.ReloadState(ctx)
 	}
 }
 
-// Peek returns the oldest records, at most max, and leaves them in the buffer.
+// Peek returns up to max of the oldest records. The records stay in the buffer.
 func (p Spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
@@ -165,9 +171,10 @@ func asBytes(v any) []byte {
 	return nil
 }
 
-// Drop removes the records up to seq. The caller has appended them to the log.
+// Drop removes the records up to and including seq. The caller has already appended these
+// records to the log.
 func (p Spill) Drop(ctx context.Context, seq uint64) error {
-	const most = 1000 // a script blocks all other clients
+	const most = 1000 // small, because a script blocks all other clients
 	for {
 		v, err := p.s.run(ctx, spillDrop, p.keys(), strconv.FormatUint(seq, 10)+"-0", most)
 		if err != nil || asInt(v) < most {
@@ -177,7 +184,7 @@ func (p Spill) Drop(ctx context.Context, seq uint64) error {
 }
 
 // Stats returns the number of records and bytes in the buffer, and when the oldest record
-// was spilled, ms since 1970.
+// was stored, ms since 1970. oldest is 0 if the buffer is empty.
 func (p Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	v, err := p.s.run(ctx, spillStats, p.keys())
 	l := asList(v)

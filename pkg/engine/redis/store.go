@@ -18,22 +18,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// Store is a connection to Redis. Any goroutine may call its methods and those of the
-// contracts that it returns.
+// Store is a connection to Redis. Any goroutine may call the methods of the Store and the
+// methods of the contracts that the Store returns.
 type Store struct {
 	cfg Config
 	c   client.UniversalClient
 
-	followers sync.WaitGroup // goroutines of queues (wake.go) and of listeners; Close waits for them
+	followers sync.WaitGroup // goroutines of queues (wake.go) and listeners; Close waits for them
 	closing   chan struct{}  // closed when Close begins
 	close     sync.Once
 	queues    sync.Map // name -> *queue
 	counts    counter
 }
 
-// Open connects to Redis and pings it once. It returns notify.KindInvalid, which names the
-// setting, or notify.KindUnavailable if no server answers until ctx ends or within a few
-// timeouts.
+// Open connects to Redis and pings it once. It returns notify.KindInvalid with the name of
+// the setting if a setting is wrong. It returns notify.KindUnavailable if no server answers
+// before ctx ends, or within a few times Config.Timeout.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s, err := Connect(cfg)
 	if err != nil {
@@ -46,8 +46,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Connect is Open without the ping, for a process that must start while Redis is
-// unavailable. It returns only errors of the settings.
+// Connect does the same as Open but does not ping. A process that must start while Redis is
+// unavailable calls Connect. Connect returns an error only if a setting is wrong.
 func Connect(cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	if cfg.Username != "" && cfg.Password == "" {
@@ -67,22 +67,25 @@ func Connect(cfg Config) (*Store, error) {
 		Username: cfg.Username, Password: cfg.Password,
 		SentinelUsername: cfg.SentinelUsername, SentinelPassword: cfg.SentinelPassword,
 		TLSConfig: tlsConfig, PoolSize: cfg.PoolSize,
-		// One dial, and one retry of a command. With the defaults of 5 and 3 an outage is
-		// noticed only after seconds.
+		// The client dials once and retries a command once. With the default values of 5
+		// and 3, a call would return the error of an outage only after some seconds.
 		DialTimeout: cfg.Timeout, ReadTimeout: cfg.Timeout, WriteTimeout: cfg.Timeout, PoolTimeout: cfg.Timeout,
 		DialerRetries: 1, MaxRetries: 1, MinRetryBackoff: 8 * time.Millisecond, MaxRetryBackoff: 64 * time.Millisecond,
 		ContextTimeoutEnabled: true,
-		// Do not send the name of the library, and do not ask for maintenance notifications,
-		// a feature of servers that the tests do not run with.
+		// The client does not send the name of the library to the server. It does not
+		// request maintenance notifications, because only servers with which the tests do
+		// not run have this feature.
 		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		// Pipelines use the same pool, so that PoolSize is the only limit.
+		// Pipelines use the same pool as other commands, so that PoolSize is the only
+		// limit.
 		PipelinePoolSize: -1,
 	})
 	s.c.AddHook(&s.counts)
 	return s, nil
 }
 
-// Counts returns the commands sent since Open, for metrics and benchmarks.
+// Counts returns the numbers of commands and round trips since Open, for metrics and
+// benchmarks.
 func (s *Store) Counts() Counts {
 	return Counts{s.counts.commands.Load(), s.counts.trips.Load()}
 }
@@ -90,8 +93,8 @@ func (s *Store) Counts() Counts {
 // Ping returns an error if Redis does not answer.
 func (s *Store) Ping(ctx context.Context) error { return translate(s.c.Ping(ctx).Err()) }
 
-// Close ends all connections and waits for the goroutines of the Store. Calls of Receive
-// and Listen that wait return an error.
+// Close closes all connections and waits until the goroutines of the Store have ended. A
+// Receive or Listen that is waiting returns an error.
 func (s *Store) Close() error {
 	var err error
 	s.close.Do(func() {
@@ -104,8 +107,9 @@ func (s *Store) Close() error {
 
 func (s *Store) key(name string) string { return s.cfg.Prefix + name }
 
-// serverClock is the beginning of every script that needs the time. now is in µs since 1970,
-// by the server's clock, or by the clock of a test if the first argument is not empty.
+// serverClock is the first part of every script that needs the time. It sets now in µs
+// since 1970. now is the time of the server's clock. If the first argument is not empty,
+// now is the first argument, which is the time of a test's clock.
 const serverClock = `
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -115,8 +119,8 @@ if ARGV[1] ~= '' then now = tonumber(ARGV[1]) end
 // script returns a Lua script whose first argument is clockArg.
 func script(lua string) *client.Script { return client.NewScript(serverClock + lua) }
 
-// clockArg returns the first argument of every script: the time of a test's clock in µs, or
-// empty for the server's clock.
+// clockArg returns the first argument of every script of the function script: the time of a
+// test's clock in µs, or "" if the script must use the server's clock.
 func (s *Store) clockArg() string {
 	if s.cfg.clock == nil {
 		return ""
@@ -124,8 +128,9 @@ func (s *Store) clockArg() string {
 	return strconv.FormatInt(s.cfg.clock().UnixMicro(), 10)
 }
 
-// run runs a script of script, with clockArg before args. Its error is translated. It runs
-// nothing if ctx has ended. An empty answer is nil without an error.
+// run runs a script that the function script has made, with clockArg before args. It
+// translates the error. If ctx has ended, it does not run the script. If the script returns
+// no value, run returns nil and no error.
 func (s *Store) run(ctx context.Context, sc *client.Script, keys []string, args ...any) (any, error) {
 	if ctx.Err() != nil {
 		return nil, translate(context.Cause(ctx))
@@ -137,8 +142,8 @@ func (s *Store) run(ctx context.Context, sc *client.Script, keys []string, args 
 	return v, translate(err)
 }
 
-// The functions below read the answers of scripts. An answer of another shape than expected
-// reads as zero values.
+// The functions below read the answers of scripts. If an answer does not have the expected
+// type or length, they return zero values.
 
 func asInt(v any) int64 {
 	switch v := v.(type) {
@@ -161,7 +166,7 @@ func asString(v any) string {
 	return s
 }
 
-// element returns element i; nil if there is none.
+// element returns the element i of l; nil if l is shorter.
 func element(l []any, i int) any {
 	if i < len(l) {
 		return l[i]
@@ -171,16 +176,17 @@ func element(l []any, i int) any {
 
 func micros(d time.Duration) int64 { return d.Microseconds() }
 
-// ceilMicros rounds up, so that nothing happens before its time.
+// ceilMicros converts to µs and rounds up, so that nothing happens earlier than requested.
 func ceilMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
 func conflict(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
 
-// Filter returns the shared seen-filter of a name. It returns notify.KindInvalid if cfg is
-// out of range; Rate*Window may be at most 2^31 ids. Each id takes 2.5 bytes of memory in
-// Redis. A filter of less than partBits has one part of its own size.
+// Filter returns the shared seen-filter with the name cfg.Name. It returns
+// notify.KindInvalid if a value of cfg is out of range; Rate*Window may be at most 2^31
+// ids. Each id takes 2.5 bytes of memory in Redis. A filter with fewer bits than partBits
+// has one part, which is only as large as needed.
 func (s *Store) Filter(cfg FilterConfig) (*Filter, error) {
 	n := cfg.Rate * cfg.Window.Seconds()
 	switch {
@@ -204,21 +210,22 @@ func (s *Store) Broadcast() engine.Broadcast { return broadcast{s} }
 // Heartbeats returns the Heartbeats of this Redis.
 func (s *Store) Heartbeats() engine.Heartbeats { return heartbeats{s} }
 
-// Idem returns the idempotency keys of this Redis. Every transition is one script. Its times
-// are those of the caller, as the contract says. The server by itself removes a key only an
-// hour after it should have been purged.
+// Idem returns the idempotency keys of this Redis. Every change is one script. The scripts
+// use the times of the caller, not the server's clock, as the contract says. If Purge does
+// not remove a key, the server removes it one hour after its Expires.
 func (s *Store) Idem() Idem { return Idem{s} }
 
-// Lease returns the leases of this Redis. Their ttl runs on the server, with a precision of
-// a millisecond.
+// Lease returns the leases of this Redis. The server measures their ttl, with a precision
+// of a millisecond.
 func (s *Store) Lease() engine.Lease { return lease{s} }
 
 // Limits returns the shared token buckets and blocked accounts of this Redis.
 func (s *Store) Limits() Limits { return Limits{s} }
 
-// Queue returns the delay queue of a name. Each message is received at most maxReceives
-// times (1 or more). All processes that share the queue must use the same number. The queue
-// is created once a process, so later calls for the name ignore maxReceives.
+// Queue returns the delay queue with this name. Each message is received at most
+// maxReceives times (1 or more). All processes that share the queue must use the same
+// maxReceives. The first call for a name creates the queue of this process. Later calls for
+// the same name return the same queue and ignore maxReceives.
 func (s *Store) Queue(name string, maxReceives int) engine.Queue {
 	q := &queue{s: s, name: name, maxReceives: max(maxReceives, 1)}
 	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {

@@ -9,24 +9,26 @@ import (
 	client "github.com/redis/go-redis/v9"
 )
 
-// longestWait is the longest time for which a receiver waits without looking at the queue. A
-// Redis that was emptied or replaced adds no stream entry for the messages that it lost.
+// longestWait is the longest time for which a receiver waits before it checks the queue
+// again. The limit is needed because a Redis that was emptied or replaced has lost the
+// stream entry that would wake the receiver.
 const longestWait = 5 * time.Second
 
 // followFor is how long one XREAD of the follower waits.
 const followFor = time.Second
 
 // wake wakes the receivers of this process that wait for messages of a queue. While any
-// receiver waits, one goroutine (follow) reads the queue's stream for all of them, on one
-// connection. It ends within followFor after the last receiver has left.
+// receiver waits, one goroutine (follow) reads the queue's stream for all receivers, on one
+// connection. The goroutine ends within followFor after the last receiver has stopped
+// waiting.
 type wake struct {
 	q *queue
 
 	mu        sync.Mutex    // guards the fields below
-	waiting   int           // receivers of this process
-	following bool          // follow runs
-	streamEnd string        // the last entry of the stream that this process knows
-	changed   chan struct{} // closed when streamEnd advances; nil: no receiver waits for that
+	waiting   int           // number of receivers in this process
+	following bool          // the goroutine follow runs
+	streamEnd string        // id of the latest stream entry that this process has seen
+	changed   chan struct{} // closed when streamEnd changes; nil: no receiver waits for a change
 }
 
 func (w *wake) addReceiver() {
@@ -41,14 +43,14 @@ func (w *wake) removeReceiver() {
 	w.waiting--
 }
 
-// advance moves streamEnd to a later id and wakes the receivers that wait.
+// advance sets streamEnd to id, if id is later, and wakes the receivers that wait.
 func (w *wake) advance(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.advanceLocked(id)
 }
 
-// advanceLocked is advance with mu held.
+// advanceLocked does what advance does. The caller must hold mu.
 func (w *wake) advanceLocked(id string) {
 	if !streamIDAfter(id, w.streamEnd) {
 		return
@@ -60,13 +62,15 @@ func (w *wake) advanceLocked(id string) {
 	}
 }
 
-// wait waits until the stream has an entry after end, at most us microseconds (-1: no
-// bound) and at most longestWait. It also returns when ctx ends or the Store closes.
+// wait waits until the stream has an entry that is later than end. It waits at most us
+// microseconds and at most longestWait. If us is -1, only longestWait counts. wait also
+// returns when ctx ends or the Store closes.
 func (w *wake) wait(ctx context.Context, us int64, end string) {
 	w.mu.Lock()
 	if streamIDAfter(w.streamEnd, end) {
-		// The stream got an entry after the script ran, so the receiver must look again. Or
-		// Redis was emptied and end is the new end, so streamEnd goes back to it.
+		// Either the stream got an entry after the script ran, so the receiver must check
+		// the queue again. Or Redis was emptied, and end is the last id of the new stream.
+		// So streamEnd is set back to end.
 		w.streamEnd = end
 		w.mu.Unlock()
 		return
@@ -96,10 +100,10 @@ func (w *wake) wait(ctx context.Context, us int64, end string) {
 	}
 }
 
-// follow reads the stream while receivers wait, and advances streamEnd.
+// follow reads the stream while receivers wait, and sets streamEnd to each new entry.
 func (w *wake) follow() {
 	s, stream := w.q.s, w.q.keys[len(w.q.keys)-1]
-	ctx := context.Background() // Close ends the XREAD when it closes the client
+	ctx := context.Background() // Close ends the XREAD because it closes the client
 	for {
 		w.mu.Lock()
 		if w.waiting == 0 || closed(s.closing) {
@@ -113,7 +117,8 @@ func (w *wake) follow() {
 		switch {
 		case errors.Is(err, client.Nil):
 		case err != nil:
-			// Meanwhile receivers look at the queue when their wait ends, and get the error.
+			// Receivers check the queue when their wait ends, and get the error themselves.
+			// So follow only waits before it tries again.
 			select {
 			case <-time.After(s.cfg.Timeout):
 			case <-s.closing:

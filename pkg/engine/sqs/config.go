@@ -18,21 +18,22 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Config is the configuration of a Store. The fields with a koanf tag are the section sqs of
-// the configuration file. Only the program sets the others. Endpoint may use http only for
-// a loopback address.
+// Config is the configuration of a Store. The fields with a koanf tag are settings in the
+// section sqs of the configuration file. The other fields are set only by the program.
+// Endpoint may be an http URL only if its host is a loopback address.
 type Config struct {
 	Region          string `koanf:"region" doc:"region of AWS; empty: the delay queue is in Redis"`
 	Endpoint        string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of another server than that of AWS"`
 	Prefix          string `koanf:"prefix" default:"notifyd-" is:"queue" doc:"prefix of the name of every queue"`
 	CredentialsFile string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
 
-	// Timeout bounds each call with its retries; 100 ms to 1 min.
+	// Timeout is the longest time of a call, retries included; 100 ms to 1 min.
 	Timeout time.Duration `default:"10s" min:"100ms" max:"1m"`
-	// Wait is how long one request waits for a message: whole seconds, 1 to 20. A longer
-	// Wait needs fewer requests while no message is due, but finds the backlog later.
+	// Wait is how long one request waits for a message: whole seconds, 1 to 20. With a
+	// longer Wait, Receive sends fewer requests while no message is due, but it finds a new
+	// message of the backlog later.
 	Wait time.Duration `default:"2s" min:"1s" max:"20s"`
-	// Parallel is how many requests one call may have under way; 1 to 64.
+	// Parallel is how many requests of one call may run at the same time; 1 to 64.
 	Parallel int `default:"8" min:"1" max:"64"`
 }
 
@@ -42,7 +43,7 @@ func configError(field, format string, args ...any) error {
 
 var queueName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,72}$`)
 
-// newClient returns a client of the SDK, and its HTTP client.
+// newClient returns a client of the SDK, and the HTTP client that it uses.
 func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, error) {
 	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 		t.MaxIdleConnsPerHost = 2 * c.Parallel
@@ -51,8 +52,8 @@ func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, err
 		awsconfig.WithHTTPClient(transport),
 		awsconfig.WithRetryer(func() aws.Retryer {
 			return retry.NewStandard(func(o *retry.StandardOptions) {
-				// Throttled and failed requests are retried until the time of the call is over.
-				// The rate limiter of the SDK would end the retries earlier.
+				// Throttled and failed requests are retried until the Timeout of the call.
+				// The rate limiter of the SDK would stop the retries earlier.
 				o.MaxAttempts, o.MaxBackoff, o.RateLimiter = 12, 2*time.Second, ratelimit.None
 			})
 		}),
@@ -74,7 +75,7 @@ func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, err
 		return nil, nil, configError("region", "it is empty, and the environment names none: set sqs.region or AWS_REGION")
 	}
 	if b, ok := ac.HTTPClient.(*awshttp.BuildableClient); ok { // the SDK has added the CAs of AWS_CA_BUNDLE
-		ac.HTTPClient = &http.Client{ // unlike a BuildableClient, it can close its connections
+		ac.HTTPClient = &http.Client{ // an http.Client can close its connections, a BuildableClient cannot
 			Transport:     b.GetTransport(),
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}

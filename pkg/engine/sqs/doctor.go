@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// maxInFlight is how many messages of a queue may be in flight. Beyond it SQS returns no
-	// more messages.
+	// maxInFlight is how many messages of a queue may be in flight. When that many messages
+	// are in flight, SQS returns no more messages.
 	maxInFlight = 120_000
 	// maxClockSkew is the allowed difference between the clocks of SQS and of this process.
 	// At five minutes SQS refuses every request.
 	maxClockSkew = time.Minute
 )
 
-// Doctor checks the queues of dq, which must be a Queue of this Store. It takes at most
-// Timeout for each.
+// Doctor checks the three queues of dq. dq must be a Queue of this Store. A check of one
+// queue takes at most Timeout for each of its two requests.
 func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings) {
 	q, ok := dq.(*queue)
 	if !ok || q.s != s {
@@ -63,13 +63,13 @@ func (s *Store) Doctor(ctx context.Context, dq engine.Queue) (fs engine.Findings
 			arn = got.Attributes[string(types.QueueAttributeNameQueueArn)]
 			add(check, ready+held > 0, "warn", "find out from its messages what makes dispatchers end, repair that, and remove the messages; notifyctl reconcile sends the triggers that are still due", "about %d dead messages", ready+held)
 			if skew, ok := awsmiddleware.GetAttemptSkew(got.ResultMetadata); ok {
-				add("sqs clock", skew.Abs() > maxClockSkew, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "%s from ours", skew.Round(time.Second)) // the header of SQS has whole seconds
+				add("sqs clock", skew.Abs() > maxClockSkew, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "%s from ours", skew.Round(time.Second)) // SQS sends its time in whole seconds
 			}
 			continue
 		}
 		var redrive struct {
 			Target string `json:"deadLetterTargetArn"`
-			Max    any    `json:"maxReceiveCount"` // a number, or one in quotes
+			Max    any    `json:"maxReceiveCount"` // a number, or a number in quotes
 		}
 		policy := got.Attributes[string(types.QueueAttributeNameRedrivePolicy)]
 		wrong := json.Unmarshal([]byte(policy), &redrive) != nil || fmt.Sprint(redrive.Max) != strconv.Itoa(q.maxReceives) || arn != "" && redrive.Target != arn

@@ -12,7 +12,8 @@ import (
 
 const retryAfter = 2 * time.Second
 
-// codeOf returns the code of SQS for an error, without prefix; empty if SQS did not answer.
+// codeOf returns the error code that SQS answered, without its prefix; empty if SQS did not
+// answer.
 func codeOf(err error) string {
 	e, ok := errors.AsType[smithy.APIError](err)
 	if !ok {
@@ -21,8 +22,8 @@ func codeOf(err error) string {
 	return trimCodePrefix(e.ErrorCode())
 }
 
-// trimCodePrefix removes the prefix that some servers and the older protocol put before a
-// code.
+// trimCodePrefix removes the prefix that some servers and the older protocol of SQS put
+// before an error code.
 func trimCodePrefix(code string) string {
 	return strings.TrimPrefix(code[strings.LastIndexByte(code, '#')+1:], "AWS.SimpleQueueService.")
 }
@@ -44,7 +45,7 @@ func translate(err error) error {
 	return notify.Unavailable("queue", retryAfter, err)
 }
 
-// isReceiptOver reports whether code says that a receipt is not valid any more.
+// isReceiptOver reports whether the error code says that a receipt is not valid any more.
 func isReceiptOver(code string) bool {
 	switch trimCodePrefix(code) {
 	case "MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue":

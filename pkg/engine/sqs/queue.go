@@ -25,23 +25,25 @@ type queue struct {
 	maxReceives int
 	lanes       [3]lane // onTime, backlog, dead
 
-	polls sync.WaitGroup // goroutines of poll; some outlive their caller
+	polls sync.WaitGroup // goroutines of poll; some still run after poll has returned
 
-	mu           sync.Mutex           // guards the fields below
-	held         map[string]time.Time // receipt -> end of its visibility, by our clock
-	sweepSize    int                  // len(held) at which holdReceipts removes ended receipts
-	sinceBacklog int                  // messages on time received since the last one of the backlog
+	mu        sync.Mutex           // guards the fields below
+	held      map[string]time.Time // receipt -> end of its visibility, by the clock of this process
+	sweepSize int                  // len(held) at which holdReceipts removes invalid receipts
+	// sinceBacklog is how many messages of the lane onTime were received since the last
+	// message of the backlog.
+	sinceBacklog int
 }
 
 const (
 	// perRequest is the greatest number of messages in one request.
 	perRequest = 10
-	// maxRequest is the greatest size of one request, bytes.
+	// maxRequest is the greatest size of one request, in bytes.
 	maxRequest = 256 << 10
 )
 
-// base64Mark is the first character of every body; base64 follows. SQS accepts neither an
-// empty body nor characters that XML does not allow.
+// base64Mark is the first character of every body. The rest of the body is base64. SQS
+// accepts neither an empty body nor characters that XML does not allow.
 const base64Mark = "1"
 
 func encode(body []byte) string { return base64Mark + base64.RawStdEncoding.EncodeToString(body) }
@@ -54,11 +56,11 @@ func decode(s string) ([]byte, error) {
 	return base64.RawStdEncoding.DecodeString(text)
 }
 
-// ceilSeconds rounds up to whole seconds.
+// ceilSeconds converts to seconds and rounds up.
 func ceilSeconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
-// Enqueue implements engine.Queue. It sorts the messages by delay, so that those that are
-// due first are sent first. It sends up to Config.Parallel batches at a time.
+// Enqueue implements engine.Queue. It sorts the messages by delay, so that messages that
+// are due first are sent first. It sends up to Config.Parallel batches at the same time.
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	if err := engine.CheckMessages(ms); err != nil {
 		return err
@@ -93,8 +95,8 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	return g.Wait()
 }
 
-// sendBatch sends one batch to a lane. It sends entries again that SQS could not store for
-// an internal reason.
+// sendBatch sends one batch of messages to a lane. If SQS could not store some messages
+// because of an internal error, sendBatch sends these messages again.
 func (q *queue) sendBatch(ctx context.Context, l int, es []types.SendMessageBatchRequestEntry) error {
 	url, err := q.queueURL(ctx, l)
 	if err != nil {
@@ -109,10 +111,10 @@ func (q *queue) sendBatch(ctx context.Context, l int, es []types.SendMessageBatc
 	}, nil)
 }
 
-// retryBatch calls do with a batch. Then it calls do with the entries that failed, with
-// growing pauses, until none is left or the time of a call is over. It returns the error of
-// an entry at once if the entry itself is wrong. An entry whose code ignore accepts counts
-// as done.
+// retryBatch calls do with a batch. After that it calls do again with the entries that
+// failed, with growing pauses. It stops when no entry has failed or Config.Timeout is over.
+// If an entry itself is wrong, retryBatch returns the error of the entry at once. If ignore
+// returns true for the error code of an entry, the entry counts as done.
 func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string, do func(context.Context, []E) ([]types.BatchResultErrorEntry, error), ignore func(code string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -146,8 +148,8 @@ func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string
 	}
 }
 
-// Receive implements engine.Queue. It reads both lanes. If both are empty, it waits at the
-// lane of messages on time, and begins again.
+// Receive implements engine.Queue. It reads both lanes. If both lanes are empty, it waits
+// for messages in the lane onTime. If none arrives, it starts from the beginning.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) (out []engine.Delivery, err error) {
 	if err := engine.CheckVisibility(visibility); err != nil {
 		return nil, err
@@ -173,10 +175,10 @@ func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) 
 	return out, err
 }
 
-// pollWait returns how long SQS may wait for a message. It is not longer than until the
-// deadline of ctx: a message that comes later would be received for nobody. Less than a
-// second before the deadline, pollWait sleeps itself and returns 0, because SQS waits whole
-// seconds.
+// pollWait returns how long SQS may wait for a message. The wait ends before the deadline
+// of ctx, because no caller would get a message that arrives after the deadline. SQS can
+// wait only whole seconds. So less than a second before the deadline, pollWait sleeps for a
+// short time itself and returns 0.
 func (q *queue) pollWait(ctx context.Context) time.Duration {
 	at, ok := ctx.Deadline()
 	left := time.Until(at)
@@ -213,16 +215,17 @@ func (q *queue) receiveReady(ctx context.Context, max int, visibility time.Durat
 	return out, nil
 }
 
-// backlogPart returns how many of the next n messages may come from the backlog while
-// messages on time are ready.
+// backlogPart returns how many of the next n messages may come from the backlog while the
+// lane onTime has ready messages.
 func (q *queue) backlogPart(n int) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return (q.sinceBacklog + n) / engine.BacklogShare
 }
 
-// countReceived counts n messages of a lane for the next backlogPart. The count is bounded:
-// a backlog that was empty gets no more than its share later.
+// countReceived counts n received messages of a lane, for the next backlogPart.
+// sinceBacklog stays less than engine.BacklogShare. Otherwise a backlog that was empty for
+// some time could later get more than its share.
 func (q *queue) countReceived(l, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -233,8 +236,8 @@ func (q *queue) countReceived(l, n int) {
 	}
 }
 
-// receiveMany receives up to n messages of a lane without waiting. It sends further requests
-// only if the first one returned as many messages as it can.
+// receiveMany receives up to n messages of a lane without waiting. It sends more requests
+// only if the first request returned perRequest messages.
 func (q *queue) receiveMany(ctx context.Context, l, n int, visibility time.Duration) ([]engine.Delivery, error) {
 	if n <= 0 || ctx.Err() != nil {
 		return nil, nil
@@ -258,9 +261,9 @@ func (q *queue) receiveMany(ctx context.Context, l, n int, visibility time.Durat
 	return append(out, slices.Concat(found...)...), err
 }
 
-// poll sends one request for up to 10 messages. If ctx ends before the answer, poll returns,
-// but the request goes on in its goroutine: SQS may have handed out messages already, and
-// the goroutine releases them.
+// poll sends one request for up to 10 messages. If ctx ends before the answer arrives, poll
+// returns, but the request continues in its goroutine. SQS may already have given out
+// messages for the request, and the goroutine releases these messages.
 func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Duration) ([]engine.Delivery, error) {
 	url, err := q.queueURL(ctx, l)
 	if err != nil || ctx.Err() != nil {
@@ -279,14 +282,15 @@ func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Durati
 		defer cancel()
 		out, err := q.s.api.ReceiveMessage(limited, &api.ReceiveMessageInput{
 			QueueUrl: url, MaxNumberOfMessages: int32(n), WaitTimeSeconds: ceilSeconds(wait),
-			// Half a second longer than the caller wants, so that the receipt ends here before
-			// SQS hands the message to another process.
+			// The visibility is half a second longer than the caller wants. So this process
+			// treats the receipt as invalid before SQS gives the message to another
+			// process.
 			VisibilityTimeout:           ceilSeconds(visibility + time.Second/2),
 			MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameApproximateReceiveCount, types.MessageSystemAttributeNameSentTimestamp},
 		})
 		var r pollResult
 		switch {
-		case codeOf(err) == "OverLimit": // as many messages are in flight as SQS allows: return none, after a pause
+		case codeOf(err) == "OverLimit": // SQS allows no more messages in flight: pause, then return no message
 			select {
 			case <-time.After(time.Second):
 			case <-callerLeft:
@@ -297,7 +301,7 @@ func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Durati
 			for i := range out.Messages {
 				if d, err := delivery(l, &out.Messages[i]); err == nil {
 					r.ds = append(r.ds, d)
-				} // another program sent it: without acknowledgements it becomes dead
+				} // on an error another program sent the message; it is never acknowledged and becomes dead
 			}
 			q.holdReceipts(r.ds, visibility)
 		}
@@ -305,7 +309,7 @@ func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Durati
 		case results <- r:
 		case <-callerLeft:
 			for i := range r.ds {
-				_ = q.Release(uncancelled, r.ds[i].Receipt, 0) // if this fails, the visibility ends later
+				_ = q.Release(uncancelled, r.ds[i].Receipt, 0) // if this fails, the visibility ends by itself
 			}
 		}
 	})
@@ -318,8 +322,8 @@ func (q *queue) poll(ctx context.Context, l, n int, visibility, wait time.Durati
 	}
 }
 
-// delivery reads a message of a lane. It returns an error if this package did not send it.
-// The receipt begins with the digit of the lane.
+// delivery converts a message of SQS to a Delivery. It returns an error if this package did
+// not send the message. The receipt begins with the digit of the lane.
 func delivery(l int, m *types.Message) (d engine.Delivery, err error) {
 	d.Receipt = strconv.Itoa(l) + aws.ToString(m.ReceiptHandle)
 	if d.Body, err = decode(aws.ToString(m.Body)); err != nil {

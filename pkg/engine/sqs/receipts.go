@@ -13,7 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// holdReceipts records that this process holds the deliveries for visibility from now.
+// holdReceipts stores that the receipts of the deliveries are valid from now for the
+// duration visibility.
 func (q *queue) holdReceipts(ds []engine.Delivery, visibility time.Duration) {
 	now := time.Now()
 	q.mu.Lock()
@@ -57,7 +58,8 @@ func (q *queue) forgetReceipts(receipts []string) {
 	}
 }
 
-// eachBatch calls do with batches of up to 10 receipts, Config.Parallel of them at a time.
+// eachBatch calls do with batches of up to 10 receipts. Up to Config.Parallel calls of do
+// run at the same time.
 func (q *queue) eachBatch(ctx context.Context, byLane [3][]string, do func(ctx context.Context, url *string, receipts []string) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(q.s.cfg.Parallel)
@@ -110,7 +112,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		for _, r := range batch {
-			if _, ok := q.held[r]; ok { // absent if it was acknowledged meanwhile
+			if _, ok := q.held[r]; ok { // false if the message was acknowledged during the request
 				q.held[r] = until
 			}
 		}
@@ -118,7 +120,7 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 	})
 }
 
-// setVisibility makes messages visible after inSeconds.
+// setVisibility makes messages visible again after inSeconds.
 func (q *queue) setVisibility(ctx context.Context, url *string, batch []string, inSeconds int32) error {
 	es := make([]types.ChangeMessageVisibilityBatchRequestEntry, len(batch))
 	for i, r := range batch {
@@ -147,7 +149,8 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	})
 }
 
-// Depth sums the counts of the three queues. SQS returns approximate counts and no Oldest.
+// Depth adds up the counts of the three queues. SQS returns approximate counts and no
+// Oldest.
 func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	var counts [3][3]int // by lane: visible, delayed, in flight
 	names := [...]types.QueueAttributeName{types.QueueAttributeNameApproximateNumberOfMessages, types.QueueAttributeNameApproximateNumberOfMessagesDelayed, types.QueueAttributeNameApproximateNumberOfMessagesNotVisible}

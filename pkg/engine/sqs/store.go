@@ -30,7 +30,7 @@ type Store struct {
 }
 
 // Open checks cfg and returns a Store. It does not check whether SQS answers. The caller
-// must Close the Store.
+// must call Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("sqs", &cfg); err != nil {
@@ -62,9 +62,10 @@ func (c Config) checkEndpoint() error {
 	return nil
 }
 
-// Queue returns the delay queue of a name. Each message is received at most maxReceives
-// times, 1 to 1000. All processes that share the queue must use the same number. A second
-// call with the same name returns the same queue and ignores maxReceives.
+// Queue returns the delay queue with this name. Each message is received at most
+// maxReceives times, 1 to 1000. All processes that share the queue must use the same
+// maxReceives. A second call with the same name returns the same queue and ignores
+// maxReceives.
 func (s *Store) Queue(name string, maxReceives int) (engine.Queue, error) {
 	if !queueName.MatchString(s.cfg.Prefix + name) {
 		return nil, notify.Invalid("bad_config", "sqs.prefix", "the queue name "+s.cfg.Prefix+name+" must have 1 to 72 letters, digits, - and _: change sqs.prefix")
@@ -86,8 +87,8 @@ func (s *Store) queue(name string, maxReceives int) *queue {
 	return q
 }
 
-// Close waits for requests whose caller has left, at most a second more than Wait, and
-// closes the connections.
+// Close waits for requests that still run although their Receive has returned. This takes
+// at most Wait plus one second. Then Close closes the connections.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +101,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// The lanes of a queue. Each is one queue of SQS.
+// These are the lanes of a queue. Each lane is one queue of SQS.
 const (
 	onTime = iota
 	backlog
@@ -112,8 +113,8 @@ var laneSuffixes = [...]string{onTime: "", backlog: "-backlog", dead: "-dead"}
 // retention is how long SQS keeps a message. It is the longest time that SQS allows.
 const retention = 14 * 24 * time.Hour
 
-// Migrate creates the queues of dq, which must be a Queue of this Store, and sets their
-// attributes. It may be called again. It does not change messages.
+// Migrate creates the three queues of dq and sets their attributes. dq must be a Queue of
+// this Store. Migrate may be called again. It does not change messages.
 func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	q, ok := dq.(*queue)
 	if !ok || q.s != s {
@@ -157,7 +158,7 @@ func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	return nil
 }
 
-// call runs a request with a context bounded by Timeout, and translates its error.
+// call calls fn with a context that ends after Timeout, and translates the error of fn.
 func call[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V, error)) (V, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -169,10 +170,11 @@ func call[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V,
 type lane struct {
 	name string
 	mu   sync.Mutex
-	url  string // empty: not known yet; guarded by mu
+	url  string // empty until queueURL has asked SQS; guarded by mu
 }
 
-// queueURL returns the URL of a lane's queue. The first call asks SQS for it by name.
+// queueURL returns the URL of a lane's queue. The first call requests the URL from SQS by
+// the name of the queue.
 func (q *queue) queueURL(ctx context.Context, l int) (*string, error) {
 	lane := &q.lanes[l]
 	lane.mu.Lock()
