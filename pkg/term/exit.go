@@ -17,11 +17,11 @@ const (
 	ExitError       = 1   // something failed
 	ExitUsage       = 2   // wrong flags or arguments, bad input, a missing --yes
 	ExitPartial     = 3   // some items failed
-	ExitAuth        = 4   // no valid token, or it lacks a scope
-	ExitNotFound    = 5   // no such thing
-	ExitConflict    = 6   // the state forbids it, or the plan is stale
-	ExitUnavailable = 7   // server away or too slow; safe to try again
-	ExitPending     = 8   // a wait ended before the thing it waited for
+	ExitAuth        = 4   // the token is missing or invalid, or it lacks a scope
+	ExitNotFound    = 5   // the thing does not exist
+	ExitConflict    = 6   // the state does not allow it, or the plan is stale
+	ExitUnavailable = 7   // the server is down or too slow; trying again is safe
+	ExitPending     = 8   // a wait ended before the thing that it waited for happened
 	ExitFindings    = 9   // a check found something
 	ExitGuard       = 10  // stopped by a guard
 	ExitSLO         = 99  // a threshold of a load run was missed
