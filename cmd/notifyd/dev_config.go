@@ -35,8 +35,8 @@ func writeSharedConfig(name string, extra map[string]any, apiURL string) error {
 }
 
 // devConfig returns the settings of a dev server, which make the providers use the simulators. It reads
-// the simulators' addresses and credentials from simDir. If there is no signing key, devConfig makes
-// one. The result secret is the secret with which callbacks are signed.
+// the simulators' addresses and credentials from simDir. If there is no signing key, devConfig makes a
+// new key. The result secret is the secret with which callbacks are signed.
 func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simulator.URLs, secret string, err error) {
 	var s struct {
 		URLs        simulator.URLs        `json:"urls"`

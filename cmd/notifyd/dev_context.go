@@ -84,8 +84,8 @@ func serverAnswers(ctx context.Context, server string) bool {
 }
 
 // removeIfTemporary removes the context if the server was ephemeral, or if the context was not made the
-// current one. If the removed context was current, it makes the previous context current again. If the
-// context was changed after writeContext, removeIfTemporary does not remove it.
+// current context. If the removed context was current, it makes the previous context current again. If
+// the context was changed after writeContext, removeIfTemporary does not remove it.
 func (c *devContext) removeIfTemporary(o *devOptions) {
 	if c.name == "" || !o.ephemeral && c.chosen {
 		return

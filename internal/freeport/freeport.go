@@ -14,11 +14,11 @@ import (
 	"sync"
 )
 
-// Ports are handed out in lots. A process owns a lot while it listens on the first port of the lot,
-// which it does until it ends. So two processes never hand out the same port, even if their servers
-// start to listen much later. The ports are below the range of outgoing connections, which is 32768 to
-// 60999 by default (Linux, net.ipv4.ip_local_port_range). A node of a Redis cluster also uses its own
-// port number plus 10,000.
+// A lot is a range of ports. Find returns ports of lots that this process owns. A process owns a lot
+// while it listens on the first port of the lot, and it listens there until it ends. So two processes
+// never use the same port, even if their servers start to listen much later. The ports are below the
+// range of outgoing connections, which is 32768 to 60999 by default (Linux,
+// net.ipv4.ip_local_port_range). A node of a Redis cluster also uses its own port number plus 10,000.
 const (
 	lowest = 10_000
 	lots   = 49 // the last port is 22,543
@@ -29,7 +29,7 @@ const (
 var held struct {
 	sync.Mutex
 	guards    []net.Listener // listeners on the first port of each lot; the reference keeps the collector from closing them
-	next, end int            // ports of the newest lot that were not handed out yet: next to end-1
+	next, end int            // ports of the newest lot that Find has not returned yet: next to end-1
 }
 
 // Find returns the first of n consecutive ports (1 to 255) on which a server can listen at 127.0.0.1

@@ -54,7 +54,7 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	lanes := 1 // embedded: all writes that wait for an fsync share the next one
+	lanes := 1 // embedded: all writes that wait for an fsync share the next fsync
 	if cfg.Engines == EnginesDistributed {
 		lanes = 3
 	}
@@ -168,7 +168,7 @@ func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 }
 
 // preferences combines what workers need: the snapshot, which reads profiles, and the service, which
-// suppresses addresses and tells the age of the snapshot.
+// suppresses addresses and returns the age of the snapshot.
 type preferences struct {
 	*users.Snapshot
 	*users.Service

@@ -130,9 +130,9 @@ func (n cardWriter) allAccounts(ctx context.Context) (any, error) {
 
 // worstProviders returns the most real kind of providers that any process calls. The kinds are in the
 // order of api.ProviderModes, and the last kind is the most real. A process that does not answer counts
-// with its last card. A card may name no kind, because a worker of an older release names none. Such a
-// process counts as one that calls real providers. Until the cards of all other processes are read,
-// these processes together also count as one that calls real providers.
+// with its last card. A card may name no kind, because a worker of an older release names no kind. Its
+// process counts as a process that calls real providers. Until the cards of the other processes are
+// read, these processes also count as a process that calls real providers.
 func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {

@@ -130,7 +130,7 @@ const shardsMeta = "timer_shards"
 
 // openShards reads the number of shards over which the timers of a store are spread. At the first start
 // of the store it stores the configured number. At later starts the configuration may hold the stored
-// number or an earlier one. With servers it may also hold a higher number, if Migrate has not raised
+// number or an earlier number. With servers it may also hold a higher number, if Migrate has not raised
 // the number yet. For any other number openShards returns bad_config.
 func openShards(ctx context.Context, meta engine.Meta, cfg *Config, logger *slog.Logger) (*cluster.Spread, error) {
 	want, alone := cfg.Timers.Shards, cfg.Engines != EnginesDistributed
@@ -211,7 +211,7 @@ func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error
 	return d.log.Append(ctx, recs)
 }
 
-// reconcile repairs triggers every hour: those that no timer and no message would wake any more.
+// reconcile runs every hour. It repairs triggers that no timer and no message would wake any more.
 func (n runner) reconcile(ctx context.Context) error {
 	return n.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
 		n.metrics.Reconciled(found, err)

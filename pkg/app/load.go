@@ -26,7 +26,7 @@ import (
 
 // EnvPrefix is the beginning of every environment variable that sets a value, such as
 // NOTIFYD__API__LISTEN. For a service called notifyd, Kubernetes sets environment variables that begin
-// with NOTIFYD_. The double underscore distinguishes our variables from those of Kubernetes.
+// with NOTIFYD_. The double underscore distinguishes our variables from the variables of Kubernetes.
 const EnvPrefix = "NOTIFYD__"
 
 // Loaded is a configuration together with the origin of each value.

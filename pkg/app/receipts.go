@@ -33,7 +33,7 @@ type receipts struct {
 }
 
 // webhooks returns the handlers of receipts, by the name of the provider. Only configured providers
-// have one.
+// have a handler.
 func (rs *receipts) webhooks() map[string]server.Receipt {
 	out := map[string]server.Receipt{}
 	if tw := rs.provs.twilio; tw != nil {

@@ -84,8 +84,8 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 // greatest common divisor of the numbers of partitions and of profile parts.
 const profileClasses = 36
 
-// assignPartitions returns the index of the owner of each of n partitions. Two owners differ by at most
-// one in their numbers of partitions. The owner with the highest score gets a partition (rendezvous
+// assignPartitions returns the index of the owner of each of n partitions. The numbers of partitions of
+// two owners differ by at most 1. The owner with the highest score gets a partition (rendezvous
 // hashing). Partitions whose users are in the same profile parts of the store have the same scores, so
 // an owner reads few parts. counts holds the earlier numbers of partitions. If the topic had fewer
 // partitions before, those partitions keep their owners.

@@ -126,7 +126,7 @@ func (s *sample) addEnded(what, state string, n float64) {
 }
 
 // Report returns the rates over the last minute, and a series with one point for each sample except the
-// oldest one. It returns an error if the counters cannot be read.
+// oldest sample. It returns an error if the counters cannot be read.
 func (r *Rates) Report() (out api.Rates, err error) {
 	now, err := r.readCounters(time.Now())
 	if err != nil {

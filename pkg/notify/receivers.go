@@ -154,7 +154,7 @@ func cutBytes(b []byte) (val, rest []byte, ok bool) {
 }
 
 // ColumnDigest returns a fingerprint of a column. Equal fingerprints mean equal chunks. The fingerprint
-// is not cryptographic: an attacker can construct two columns with the same one.
+// is not cryptographic: an attacker can construct two columns with the same fingerprint.
 func ColumnDigest(column []byte) uint64 { return hash64(column) }
 
 // HashUser returns the hash of a user id. History and the order of attempts use it. The hash is the

@@ -107,7 +107,7 @@ func (s Spread) Raise(part int) (before int, from time.Time) {
 	return 0, time.Time{}
 }
 
-// Counts returns the present number of parts and all earlier ones, ascending.
+// Counts returns the present number of parts and all earlier numbers, ascending.
 func (s Spread) Counts() []int {
 	out := make([]int, len(s.steps))
 	for i, step := range s.steps {

@@ -101,8 +101,8 @@ var addressRank = [States]uint8{Deferred: 1, Unknown: 2, Sent: 3, Failed: 4, Del
 // receiver's state. Delivered > Sent > Unknown > Failed.
 var receiverRank = [States]uint8{Failed: 1, Unknown: 2, Sent: 3, Delivered: 4}
 
-// BetterAddressState returns the one of two states of the same address that counts. a is the earlier
-// report and b is the later report.
+// BetterAddressState gets two states of the same address and returns the state that counts. a is the
+// earlier report and b is the later report.
 func BetterAddressState(a, b State) State {
 	if addressRank[b] > addressRank[a] {
 		return b

@@ -133,8 +133,8 @@ func (l *newestFirst) advance(ctx context.Context) error {
 	return nil
 }
 
-// readPage reads the next page of the list of: its ids below the id behind. If behind is empty, it
-// reads the first page.
+// readPage reads the next page of a list, which the parameter of holds. The page has the ids below the
+// parameter behind. If behind is empty, readPage reads the first page.
 func (l *newestFirst) readPage(ctx context.Context, of *triggerList, behind string) (err error) {
 	in := rows.Range{Prefix: of.prefix, Back: true}
 	if behind != "" {
@@ -145,8 +145,8 @@ func (l *newestFirst) readPage(ctx context.Context, of *triggerList, behind stri
 	return err
 }
 
-// findLists adds the lists of a caller and a state that have ids below behind. An empty caller means
-// all callers. State 0 means all states.
+// findLists adds the lists of a caller and a state that have ids below the parameter behind. An empty
+// caller means all callers. State 0 means all states.
 func (l *newestFirst) findLists(ctx context.Context, caller string, state engine.TriggerState, behind string) error {
 	for one := engine.TriggerState(0); one <= engine.TriggerExpired; one++ {
 		open := state == engine.TriggerOpen && (one == engine.TriggerPending || one == engine.TriggerFailed)
@@ -175,7 +175,7 @@ func (l *newestFirst) findLists(ctx context.Context, caller string, state engine
 	return nil
 }
 
-// addList adds a list if it has ids below behind.
+// addList adds a list if it has ids below the parameter behind.
 func (l *newestFirst) addList(ctx context.Context, prefix, behind string) error {
 	of := &triggerList{prefix: prefix}
 	err := l.readPage(ctx, of, behind)

@@ -77,7 +77,7 @@ func (c *Contexts) Names() []string {
 	return names
 }
 
-// Current returns the name of the context in use, or "" if none was chosen.
+// Current returns the name of the context in use, or "" if no context was chosen.
 func (c *Contexts) Current() string { return c.readState("context") }
 
 // Previous returns the name of the context that was in use before Current.

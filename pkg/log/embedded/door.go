@@ -96,8 +96,8 @@ func (d *door) serve(l net.Listener, use func(net.Conn) net.Conn) {
 	})
 }
 
-// dial connects within the process. It uses TCP, because the broker reads only one request before it
-// has answered the last one. The buffers of TCP hold the requests that the broker has not read yet.
+// dial connects within the process. While the broker works on a request, it reads only one more
+// request. So dial uses TCP: the buffers of TCP hold the requests that the broker has not read yet.
 // With a pipe or a unix socket the client's writes would time out while the disk is slow.
 func (d *door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	ours, theirs, err := connPair(ctx)

@@ -97,7 +97,7 @@ func (r *readerConn) readRequest() ([]byte, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending = append(r.pending, a) // at most two: the broker reads one request before it has answered the last one
+	r.pending = append(r.pending, a) // at most two: while the broker works on a request, it reads the next request
 	return frame, nil
 }
 

@@ -65,8 +65,8 @@ func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	return e, true
 }
 
-// finishRead publishes the records of a read, and the position behind, which follows the read. A read
-// without records is not kept.
+// finishRead publishes the records of a read, and the parameter behind, which is the position after the
+// read. A read without records is not kept.
 func (r *reads) finishRead(e *sharedRead, behind readPos, found log.Fetched) {
 	if len(found.Records) == 0 {
 		r.mu.Lock()

@@ -213,8 +213,8 @@ func Input(most int) textinput.Model {
 	return in
 }
 
-// Cursor returns the cursor of an input that stands after a name. The input is in line y of a screen of
-// w columns.
+// Cursor returns the cursor of an input line. The name is to the left of the input. Both are in line y
+// of a screen of w columns.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)
