@@ -64,9 +64,9 @@ func Hit(name string) {
 	}
 }
 
-// Clock returns how far the clock of this process is fast compared with the real time. It reads the
-// file on each call, so a test can change the clock while the process runs. It returns 0 if the file
-// cannot be read.
+// Clock returns the error that a test gives to the clock of this process. It is positive if the clock is
+// fast compared with the real time. Clock reads the file on each call, so a test can change the error
+// while the process runs. It returns 0 if the file cannot be read.
 func Clock() time.Duration {
 	text, err := os.ReadFile(os.Getenv("NOTIFYD_FAULT_CLOCK"))
 	if err != nil {

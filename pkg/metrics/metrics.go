@@ -288,7 +288,8 @@ func (m *Metrics) Reconciled(found map[string]int, err error) {
 	}
 }
 
-// Stalled records for how long the status store has been refusing outcomes.
+// Stalled sets the metric that shows how long the status store has refused outcomes. d is 0 while the
+// store accepts outcomes.
 func (m *Metrics) Stalled(d time.Duration) { m.StoreStalled.Set(d.Seconds()) }
 
 // ReceiptsStored counts the rows of receipts.

@@ -49,7 +49,7 @@ func HasHidden(name string) bool {
 	return joined
 }
 
-// RuleHidden is the rule that a name breaks if HasHidden is true for it.
+// RuleHidden is the text of the rule that a name breaks if HasHidden returns true.
 const RuleHidden = "has no control characters and none that are not seen or set the direction of text"
 
 func isHidden(r rune) bool {
@@ -60,7 +60,7 @@ func isHidden(r rune) bool {
 		!unicode.Is(unicode.Prepended_Concatenation_Mark, r) // signs before Arabic numbers are visible
 }
 
-// The rules of CheckUserID.
+// The rules that CheckUserID returns.
 const (
 	RuleUserIDSize    = "a user id has 1 to 128 bytes"
 	RuleUserIDUTF8    = "a user id is UTF-8"

@@ -219,7 +219,7 @@ func (q *queue) takeReady(max int, visibility int64) (taken []takenMessage, next
 }
 
 // nextLocked returns the message to deliver next. ok is false if no message is ready. While both lanes
-// have ready messages, every message number engine.BacklogShare is from the backlog lane.
+// have ready messages, one of engine.BacklogShare messages is from the backlog lane.
 func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	prompt, some := q.readyLocked(onTime, now)
 	late, overdue := q.readyLocked(backlog, now)
@@ -293,9 +293,9 @@ func (q *queue) delivery(t takenMessage, body []byte) engine.Delivery {
 
 // firstUncountedFrom is the lowest maxReceives for which a queue does not store the first receive of a
 // message. Nearly all messages are received only once. Storing that receive took two of the nine row
-// writes of a callback, and a wait for the disk. After a start, each message that was visible before
-// the start counts as received once. So a message that kills the process still ends up dead. Any other
-// message is received at most one time less.
+// writes of a callback, and a wait for the disk. After a start, each message that is already visible
+// counts as received once. So a message that kills the process still ends up dead. Any other message is
+// received at most one time less.
 const firstUncountedFrom = 100
 
 // skipsFirstReceive reports whether the first receive is not stored. maxReceives is set before the

@@ -38,7 +38,8 @@ const (
 	dead
 )
 
-// queueLane is the lane of a message in its queue.
+// queueLane is the lane of a message in its queue: backlog if the sender has set Message.Backlog,
+// otherwise onTime.
 type queueLane uint8
 
 const (

@@ -61,7 +61,7 @@ var (
 	tableSchedules = rows.Part{Table: 'S'}
 )
 
-// Contracts implements the contracts over rows.
+// Contracts implements the contracts of pkg/engine with rows.Rows.
 type Contracts struct {
 	rows    rows.Rows
 	prefs   *Prefs
@@ -73,7 +73,7 @@ type Contracts struct {
 	queues   queues
 }
 
-// Over returns the contracts over r.
+// Over returns the Contracts that store their data in r.
 func Over(r rows.Rows) *Contracts {
 	return &Contracts{
 		rows: r, prefs: &Prefs{rows: r}, spill: &Spill{rows: r}, letters: &letters{rows: r}, status: newStatus(r),

@@ -28,7 +28,7 @@ type Broker struct {
 	watch     *watcher
 	checked   checkResult
 	cuts      []Truncation
-	endsMu    sync.Mutex // held while ends are written, and while a trim removes the records that it wrote about in ends
+	endsMu    sync.Mutex // held while ends are written, and by a trim until it has removed the records below the new starts
 	ends      ends       // content of the last written ends file
 
 	trimming sync.Mutex // held while records are removed, or while no record may be removed

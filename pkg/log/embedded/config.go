@@ -24,7 +24,7 @@ const (
 type Config struct {
 	// Dir is the folder of the log. Open creates it. Empty: the log is in memory.
 	Dir string
-	// Durability defaults to Fsync.
+	// Durability decides when an append is acknowledged.
 	Durability Durability `default:"fsync" oneof:"fsync page-cache"`
 	// Port is the port on Host for readers such as kcat. Through it no client can write. 0: the port of
 	// the last start if that port is free; otherwise any free port.

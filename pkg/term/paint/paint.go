@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Paint holds the escapes that switch a colour or an attribute on and off. The escapes are computed
-// once, because a frame has hundreds of painted texts. When lipgloss built each text, that took most of
-// a frame's time.
+// Paint holds the terminal escapes that switch a colour or an attribute on and off. The escapes are
+// computed once, because a frame has hundreds of painted texts. When lipgloss built each text, that
+// took most of a frame's time.
 type Paint struct{ On, off string }
 
 // Render returns s in this colour.
