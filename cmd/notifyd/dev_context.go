@@ -36,10 +36,10 @@ type devContext struct {
 	previous string // name of the context that was current before
 }
 
-// writeContext writes x as a context of notifyctl and makes it the current context. It behaves
-// differently if a context of this name belongs to another server that still runs, and the user did not
-// give --context. It then does not change that context. It adds the port to the name of x, and does not
-// make x the current context.
+// writeContext writes x as a context of notifyctl and makes it the current context. There is one
+// exception: a context of this name belongs to another server that still runs, and the user did not
+// give --context. In this case writeContext does not change that context. It writes x under a name that
+// ends with the port, and does not make x the current context.
 func writeContext(ctx context.Context, p *program, o *devOptions, x term.Context) (*devContext, error) {
 	c := &devContext{getenv: p.getenv, name: o.contextName, chosen: true, written: x}
 	if o.contextName == "" {

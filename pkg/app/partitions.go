@@ -25,9 +25,9 @@ import (
 // the users of a channel are spread.
 func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
 
-// partitionsEvery is the time between two reads of the rows. partitionsSettle is a limit for the
-// difference between the clocks of two processes during a raise, in addition to the time of the longest
-// append. Within the limit the notifications of each user stay in order.
+// partitionsEvery is the time between two reads of the rows. partitionsSettle is the difference between
+// the clocks of two processes that a raise tolerates. A new partition waits for this time and for the
+// longest append. If the clocks differ by more, notifications of a user may be delivered out of order.
 const (
 	partitionsEvery  = 10 * time.Second
 	partitionsSettle = 500 * time.Millisecond

@@ -127,10 +127,10 @@ func endSpan(s *trace.Span, err error) error {
 // maxReleased is the maximum number of spans for a batch of due timers.
 const maxReleased = 64
 
-// traceRelease wraps the function to. The wrapper makes a separate span for each stored envelope of a
-// batch, because the envelopes belong to different requests. It makes no span for a trigger's timer,
-// which has no trace context. The row of the trigger has the trace context, and the call of the trigger
-// makes a span.
+// traceRelease wraps the function in the parameter to. The wrapper makes a separate span for each
+// stored envelope of a batch, because the envelopes belong to different requests. It makes no span for
+// a trigger's timer, which has no trace context. The row of the trigger has the trace context, and the
+// call of the trigger makes a span.
 func traceRelease(t *trace.Tracer, to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
 	if t == nil {
 		return to

@@ -67,8 +67,9 @@ func (a *assignment) wakeLocked() {
 	a.stateChanged = make(chan struct{})
 }
 
-// startAt sets the offset at, at which the assignment starts. It is the committed offset, or the offset
-// that replaces the committed offset. end is the end of the log, which was read after the assignment.
+// startAt sets the offset at which the assignment starts. The parameter at is this offset: the
+// committed offset, or the offset that replaces the committed offset. end is the end of the log, which
+// was read after the assignment.
 func (a *assignment) startAt(at, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

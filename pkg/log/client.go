@@ -61,8 +61,8 @@ func (c Conn) validate() error {
 const metadataAge = 15 * time.Second
 
 // dialTimeout bounds a connect, so that a client notices a dead host within a second. handshakeTimeout
-// is longer. A busy broker continues a TLS handshake even after the client has given up waiting, and a
-// client that connects again adds to the broker's load.
+// bounds the TLS handshake and is longer. A busy broker continues a handshake even after the client has
+// stopped waiting, so a client that connects again adds to the broker's load.
 const (
 	dialTimeout      = 500 * time.Millisecond
 	handshakeTimeout = 5 * time.Second

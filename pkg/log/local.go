@@ -61,8 +61,8 @@ func (a *assignment) readLocal(local Local, at int64, generation int, rejoin con
 	}
 }
 
-// readLocalFrom reads records from the offset at. It returns the offset after the last record that it
-// queued. The error is nil if the assignment has ended or was restarted.
+// readLocalFrom reads records, beginning at the offset in the parameter at. It returns the offset after
+// the last record that it queued. The error is nil if the assignment has ended or was restarted.
 func (a *assignment) readLocalFrom(local Local, at int64, generation int) (next int64, err error) {
 	tail, err := local.Open(a.tp, at)
 	if err != nil {
@@ -110,8 +110,8 @@ func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn
 	return g.Wait()
 }
 
-// readPartition calls fn with the records of tp, beginning at the offset at. It returns nil when ctx
-// ends.
+// readPartition calls fn with the records of tp, beginning at the offset in the parameter at. It
+// returns nil when ctx ends.
 func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, at int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
 	tail, err := r.conn.Local.Open(tp, at)
 	if err != nil {

@@ -204,8 +204,8 @@ type call struct {
 	onRecord   func(*kgo.Record, error)
 	onComplete func([]kgo.Record) // called when the client has reported every record, before done or answer
 	done       func(error)        // called with the result; nil: answer gets the result
-	// answer gets the result of an Append. An Append that stopped waiting does not reuse its call; the
-	// garbage collector frees the call and its answer.
+	// answer gets the result of an Append. If an Append has stopped waiting, its call is not reused,
+	// and the garbage collector frees the call.
 	answer chan error
 }
 

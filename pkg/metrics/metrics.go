@@ -251,7 +251,8 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	}
 }
 
-// Released counts timers that were published at the time at, and how late each timer was.
+// Released counts the timers in ts, and how late each timer was. The parameter at is the time at which
+// they were published.
 func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, at time.Time) {
 	m.TimersReleased.Add(float64(len(ts)))
 	for i := range ts {

@@ -7,9 +7,9 @@ import (
 )
 
 // ErrNewer reports a record or a row that a newer release wrote. The record or row is not damaged, but
-// this release cannot read it. It can occur during a rolling upgrade. The process that gets ErrNewer
-// must not delete, rewrite or put aside the record or row, and must not commit an offset after it,
-// because a process of the newer release will handle it. ErrNewer is never ErrCorrupt.
+// this release cannot read it. ErrNewer can occur during a rolling upgrade. The process that gets
+// ErrNewer must not delete, rewrite or put aside the record or row, and must not commit an offset after
+// it, because a process of the newer release will handle it. ErrNewer is never ErrCorrupt.
 var ErrNewer = errors.New("written by a newer release")
 
 // newerRetry is the RetryAfter of ErrNewer. A repeated request may reach a process of the newer

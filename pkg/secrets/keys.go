@@ -22,8 +22,8 @@ const (
 	// holds nonce, ciphertext and tag. Every later form must also begin with "sealed:"
 	// (engine.SealedPrefix).
 	version = "sealed:v1:"
-	// purpose is authenticated with every text. A text that was sealed for another purpose cannot be
-	// opened with it.
+	// purpose is authenticated with every text. If a text was sealed for another purpose, Open cannot
+	// open it.
 	purpose = "notifyd caller secret v1\x00"
 )
 

@@ -140,8 +140,9 @@ func (j *Jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobE
 	}
 }
 
-// swapJob calls the function to with the job that has this id and version, and swaps the change that to
-// returns. It returns notify.KindConflict if there is no such job or if the job has changed.
+// swapJob finds the job that has this id and version, passes it to the function in the parameter to,
+// and swaps the change that the function returns. It returns notify.KindConflict if there is no such
+// job or if the job has changed.
 func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*engine.Job) (rows.Change, error)) error {
 	end, err := j.rows.Turn(ctx, rows.Part{Table: tableJobs.Table, Name: id})
 	if err != nil {
@@ -167,8 +168,8 @@ func (j *Jobs) swapJob(ctx context.Context, id string, version uint64, to func(*
 	return err
 }
 
-// Put stores the job in and the entries in one commit. The stored version must equal in.Version.
-// Otherwise Put returns notify.KindConflict.
+// Put stores a job and its entries in one commit. The parameter in is the job. The stored version must
+// equal in.Version. Otherwise Put returns notify.KindConflict.
 func (j *Jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	err := j.swapJob(ctx, in.ID, in.Version, func(old *engine.Job) (c rows.Change, err error) {
 		in.Kind, in.Name, in.Created = old.Kind, old.Name, old.Created // the identity of a job never changes

@@ -143,8 +143,8 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-// Scan implements users.ProfileStore. It ignores the parts and reads all profiles, because the rows are
-// in the order of user ids.
+// Scan implements users.ProfileStore. The rows are in the order of user ids, so the profiles of a part
+// are not together. So Scan ignores the parts and reads all profiles.
 func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) error) error {
 	return p.scanAfter(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
 }

@@ -184,8 +184,8 @@ func (s *Seen) askFilter(ctx context.Context, ask func(ctx context.Context) erro
 }
 
 // addToFilter adds claims to the filter and reports whether it succeeded. A failure disables the
-// filter. But if the context of, which is the caller's context, has ended, the failure does not disable
-// the filter.
+// filter. The parameter of is the caller's context. If it has ended, the failure does not disable the
+// filter.
 func (s *Seen) addToFilter(ctx, of context.Context, ids []uint64) bool {
 	if s.disabled.Load() {
 		return false

@@ -150,8 +150,8 @@ func (w *triggerWrite) fill(b rows.Batch, key, row, head []byte) {
 	}
 }
 
-// planWrite returns the write that replaces the row with the header stored by x. If first is true,
-// there is no such row.
+// planWrite returns the write of x. It replaces the row whose header is the parameter stored. If first
+// is true, there is no such row.
 func (t *triggers) planWrite(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
 	w := triggerWrite{id: x.ID, row: x, old: stored, new: headerOf(x), first: first, request: true}
 	w.new.version = version

@@ -21,9 +21,9 @@ func (b *Broker) HoldTrim() (release func()) {
 	return b.trimming.Unlock
 }
 
-// CopyState copies the broker's files that are not records into the folder to. The most important of
-// them holds the commits of the groups. Call CopyRecords after CopyState. Otherwise a copied commit
-// could be after the last copied record.
+// CopyState copies the broker's files that are not records. The parameter to is the folder of the copy.
+// The most important of them holds the commits of the groups. Call CopyRecords after CopyState.
+// Otherwise a copied commit could be after the last copied record.
 func (b *Broker) CopyState(to string) error {
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		return fmt.Errorf("embedded log: %w", err)
@@ -44,10 +44,11 @@ func (b *Broker) CopyState(to string) error {
 	return nil
 }
 
-// CopyRecords copies all records that were acknowledged before it began into the folder to. It copies
-// full segments as hard links if the file system supports them. It copies the growing segment byte by
-// byte. If the end of the copy cuts a batch, the batch was not acknowledged. Open removes such a batch,
-// as it does after a crash. The caller must call HoldTrim before and must still hold it.
+// CopyRecords copies all records that were acknowledged before it began. The parameter to is the folder
+// of the copy. It copies full segments as hard links if the file system supports them. It copies the
+// growing segment byte by byte. If the end of the copy cuts a batch, the batch was not acknowledged.
+// Open removes such a batch, as it does after a crash. The caller must call HoldTrim before and must
+// still hold it.
 func (b *Broker) CopyRecords(to string) error {
 	parts, err := os.ReadDir(filepath.Join(b.cfg.Dir, "partitions"))
 	if err != nil {

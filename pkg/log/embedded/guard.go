@@ -50,7 +50,7 @@ func (g *Guard) Err() error {
 }
 
 // Bulk is Err for records of bulk lanes. Their cap is lower by an eighth, so that a campaign never uses
-// the last space, which single requests need.
+// the last space. Single requests need that space.
 func (g *Guard) Bulk() error {
 	if err := g.Err(); err != nil {
 		return err
